@@ -1,0 +1,132 @@
+//! The one place where time enters.
+//!
+//! A lease is judged by a clock that counts while the machine sleeps (rule 3): a laptop that was closed for an hour
+//! has lost its leases, whatever a timer believes. Tokio's timers do not count suspend, so everything that decides
+//! reads a [`Clock`], and timers are only ever a reason to look.
+
+use std::{
+    fmt,
+    ops::Add,
+    time::{Duration, SystemTime},
+};
+
+/// Where [`Leases`](crate::Leases) reads the time; [`SystemClock`] unless a test says otherwise.
+///
+/// Give your own to [`Builder::clock`](crate::Builder::clock) to see what your job does when the machine is
+/// suspended: a clock that jumps by an hour is a machine that slept for an hour.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// The time since some fixed moment. It must never go back, and must go on while the machine is suspended.
+    fn now(&self) -> Duration;
+}
+
+/// The machine's clock that counts suspend: `CLOCK_BOOTTIME` on Linux, the nearest that the platform has elsewhere.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[cfg(unix)]
+    fn now(&self) -> Duration {
+        use rustix::time::{ClockId, clock_gettime};
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        const COUNTS_SUSPEND: ClockId = ClockId::Boottime;
+        // On Apple's systems this clock goes on during sleep.
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        const COUNTS_SUSPEND: ClockId = ClockId::Monotonic;
+
+        let now = clock_gettime(COUNTS_SUSPEND);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+        let nanos = u32::try_from(now.tv_nsec).unwrap_or_default();
+        Duration::new(seconds, nanos)
+    }
+
+    #[cfg(not(unix))]
+    #[allow(clippy::disallowed_methods)]
+    fn now(&self) -> Duration {
+        // Windows' performance counter includes sleep.
+        use std::{sync::OnceLock, time::Instant};
+        static START: OnceLock<Instant> = OnceLock::new();
+        START.get_or_init(Instant::now).elapsed()
+    }
+}
+
+/// The wall clock, for people and for the memory node's server time; no decision about a lease reads it (F27).
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn wall() -> SystemTime {
+    SystemTime::now()
+}
+
+/// A moment on a [`Clock`], in nanoseconds: what the pure machines count in.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Time(u64);
+
+impl Time {
+    pub(crate) const ZERO: Self = Self(0);
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
+    pub(crate) fn now(clock: &dyn Clock) -> Self {
+        Self::ZERO + clock.now()
+    }
+
+    pub(crate) const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    pub(crate) const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// How long ago `earlier` was; zero if it is still to come.
+    pub(crate) const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// This moment moved back to a multiple of `grain`, so that moments close together become one.
+    pub(crate) fn floor(self, grain: Duration) -> Self {
+        match u64::try_from(grain.as_nanos()) {
+            Ok(grain) if grain > 0 => Self(self.0 - self.0 % grain),
+            _ => self,
+        }
+    }
+}
+
+impl Add<Duration> for Time {
+    type Output = Self;
+
+    fn add(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "@{:?}", Duration::from_nanos(self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_saturate_instead_of_wrapping() {
+        assert_eq!(Time::NEVER + Duration::from_secs(1), Time::NEVER);
+        assert_eq!(Time::ZERO + Duration::MAX, Time::NEVER);
+        assert_eq!(Time::ZERO.since(Time::NEVER), Duration::ZERO);
+    }
+
+    #[test]
+    fn floor_never_moves_forward() {
+        let grain = Duration::from_millis(20);
+        let moment = Time::ZERO + Duration::from_micros(59_999);
+        assert_eq!(moment.floor(grain), Time::ZERO + Duration::from_millis(40));
+        assert_eq!(moment.floor(Duration::ZERO), moment);
+    }
+
+    #[test]
+    fn the_system_clock_moves_forward() {
+        let before = SystemClock.now();
+        assert!(before > Duration::ZERO);
+        assert!(SystemClock.now() >= before);
+    }
+}

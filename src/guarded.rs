@@ -1,0 +1,83 @@
+//! Fencing at the resource, where the resource is a value in Redis.
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    error::{Error, GuardError},
+    fence::Fence,
+    node::Guarding,
+    shared::Shared,
+};
+
+/// A value in Redis that refuses writers from the past.
+///
+/// It is a hash with the fields `value` and `fence`, written by one compare-and-set script: a write whose fence is
+/// older than the newest seen changes nothing and says so. So a job that was paused past its lease cannot overwrite
+/// its successor's result, however late it wakes up. The same holder may write as often as it likes. The key has no
+/// TTL: forgetting the fence would let the past in again.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let report = leases.guarded("reports:latest");
+/// let lease = leases.lock("reports:nightly").acquire().await?;
+/// report.set(b"42 rows", lease.fence()).await?;
+/// assert_eq!(report.get().await?, Some((b"42 rows".to_vec(), lease.fence())));
+/// # lease.release().await?; Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Guarded {
+    shared: Arc<Shared>,
+    key: Arc<str>,
+}
+
+impl Guarded {
+    pub(crate) fn new(shared: Arc<Shared>, key: &str) -> Self {
+        let key = [&shared.options.prefix, key].concat().into();
+        Self { shared, key }
+    }
+
+    /// The key in Redis: the builder's prefix and what was given.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Writes the value, unless a later holder has written before.
+    ///
+    /// # Errors
+    ///
+    /// [`GuardError::Stale`] if the fence is older than the newest seen: this job is from the past. Nothing was
+    /// written. [`GuardError::Failed`] if the server cannot be reached or says no.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it may or may not have written. Writing again with the same fence is harmless.
+    pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), GuardError> {
+        let limit = self.shared.options.command_timeout;
+        match self.shared.node.guarded_set(&self.key, value.as_ref(), fence, limit).await {
+            Ok(Guarding::Written) => Ok(()),
+            Ok(Guarding::Stale { seen }) => Err(GuardError::Stale { key: self.key.to_string(), fence, seen }),
+            Err(failure) => Err(GuardError::Failed(failure.into())),
+        }
+    }
+
+    /// The value and the fence that it was written with; `None` if nothing was.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached or says no.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
+        Ok(self.shared.node.guarded_get(&self.key, self.shared.options.command_timeout).await?)
+    }
+}
+
+impl fmt::Debug for Guarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guarded").field("key", &self.key).finish_non_exhaustive()
+    }
+}

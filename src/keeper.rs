@@ -1,0 +1,101 @@
+//! Where watchdogs live: a thread of their own, so that a job that blocks its runtime keeps its lease.
+//!
+//! Everything that runs on after its caller has gone (renewals, undoing, the release of a dropped lease) is spawned
+//! here, and nothing anywhere else.
+
+use std::{future::Future, io, time::Duration};
+
+use tokio::runtime::{Builder, Handle};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// What keeps leases alive.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Keeper {
+    /// A thread of its own, with its own runtime and connection. Renewals go out while the program's own threads
+    /// compute or block.
+    #[default]
+    Thread,
+    /// Tasks on the runtime that builds the [`Leases`](crate::Leases). Saves a thread and a connection, and gives up
+    /// what the thread is for: a job that blocks the runtime for a TTL loses its lease (and finds out from
+    /// [`check`](crate::Lease::check), not from [`lost`](crate::Lease::lost), which cannot run either); a lease that
+    /// is dropped when the runtime has ended is not released but expires; and so do all leases when it ends.
+    CurrentRuntime,
+}
+
+/// The running keeper.
+#[derive(Debug, Clone)]
+pub(crate) struct Host {
+    runtime: Handle,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// Ends the keeper when it is dropped: first whatever it spawned for others, then itself.
+#[derive(Debug)]
+pub(crate) struct Stop(CancellationToken);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+impl Host {
+    /// Starts the keeper that the program asked for. Outside a runtime there is only the thread.
+    pub(crate) fn start(keeper: Keeper) -> io::Result<(Self, Stop)> {
+        let host = match (keeper, Handle::try_current()) {
+            (Keeper::CurrentRuntime, Ok(runtime)) => Self::on(runtime),
+            _ => Self::thread()?,
+        };
+        let stop = Stop(host.stop.clone());
+        Ok((host, stop))
+    }
+
+    fn on(runtime: Handle) -> Self {
+        Self { runtime, tasks: TaskTracker::new(), stop: CancellationToken::new() }
+    }
+
+    /// Nobody waits for the thread's end: a process may exit at any time.
+    fn thread() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let host = Self::on(runtime.handle().clone());
+        let kept = host.clone();
+        std::thread::Builder::new().name("leasehold-keeper".into()).spawn(move || {
+            runtime.block_on(async {
+                kept.stop.cancelled().await;
+                kept.finished().await;
+            });
+        })?;
+        Ok(host)
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Runs to its end whoever asked for it, at the latest when the keeper ends; so it must be bounded.
+    pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
+        self.tasks.spawn_on(task, &self.runtime);
+    }
+
+    /// Runs until the keeper is stopped.
+    pub(crate) fn spawn_until_stopped<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
+        let stop = self.stop.clone();
+        self.runtime.spawn(async move {
+            let _stopped = stop.run_until_cancelled(task).await;
+        });
+    }
+
+    /// Completes when every bounded task has ended.
+    pub(crate) async fn finished(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it.
+    pub(crate) fn sleep(&self, span: Duration) -> tokio::time::Sleep {
+        let _context = self.runtime.enter();
+        tokio::time::sleep(span)
+    }
+}

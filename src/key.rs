@@ -1,0 +1,158 @@
+//! Which keys a name stands for.
+
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+use crate::error::Error;
+
+/// Longest name, in bytes.
+const LONGEST: usize = 1024;
+
+/// The keys of one lock name: the lock key itself, which is exactly prefix + name, and its companions.
+#[derive(Clone)]
+pub(crate) struct Key {
+    full: Arc<str>,
+    prefix: u32,
+}
+
+impl Key {
+    /// Refuses what could not be a lock's name, before any I/O.
+    pub(crate) fn new(prefix: &str, name: &str) -> Result<Self, Error> {
+        if name.is_empty() {
+            return Err(Error::config("the lock name is empty: give the resource that the lock protects a name"));
+        }
+        if name.len() > LONGEST {
+            let length = name.len();
+            return Err(Error::config(format!(
+                "the lock name is {length} bytes long, {LONGEST} is the most: use a digest of it"
+            )));
+        }
+        let full: Arc<str> = [prefix, name].concat().into();
+        if names_a_companion(&full) {
+            return Err(Error::config(format!(
+                "the lock name {name:?} ends like the key in which a lock keeps its fence or queue: choose another ending \
+                 than \":lh:…\" or \":lht:…\""
+            )));
+        }
+        // The builder keeps prefixes far below this.
+        Ok(Self { full, prefix: u32::try_from(prefix.len()).unwrap_or_default() })
+    }
+
+    /// What the user called it.
+    pub(crate) fn name(&self) -> &str {
+        self.full.get(self.prefix as usize..).unwrap_or(&self.full)
+    }
+
+    /// The key that holds the token.
+    pub(crate) fn lock(&self) -> &str {
+        &self.full
+    }
+
+    /// The key that holds the newest fence.
+    pub(crate) fn fence(&self) -> String {
+        self.companion("fence")
+    }
+
+    /// A companion key in the lock's own slot: a name without a hash tag becomes the tag, a name with one keeps it.
+    /// The two spellings keep `a` and `{a}` apart.
+    fn companion(&self, what: &str) -> String {
+        let full = &self.full;
+        if has_hash_tag(full) { format!("{full}:lht:{what}") } else { format!("{{{full}}}:lh:{what}") }
+    }
+}
+
+/// Two keys are one lock if the server sees one key, however it was split into prefix and name.
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.full == other.full
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.full.hash(state);
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.full, f)
+    }
+}
+
+/// Redis' rule: what stands between the first `{` and the first `}` after it, unless that is nothing.
+fn has_hash_tag(key: &str) -> bool {
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    tag.is_some_and(|(tag, _)| !tag.is_empty())
+}
+
+fn names_a_companion(key: &str) -> bool {
+    let companion = |what: &str| !what.is_empty() && what.bytes().all(|byte| byte.is_ascii_lowercase());
+    match key.rsplit_once(":lh:") {
+        Some((base, what)) if base.ends_with('}') && companion(what) => true,
+        _ => key.rsplit_once(":lht:").is_some_and(|(base, what)| has_hash_tag(base) && companion(what)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(name: &str) -> Key {
+        Key::new("", name).unwrap()
+    }
+
+    #[test]
+    fn the_lock_key_is_prefix_and_name_and_nothing_else() {
+        let key = Key::new("app:", "job").unwrap();
+        assert_eq!((key.lock(), key.name()), ("app:job", "job"));
+    }
+
+    #[test]
+    fn companions_share_the_slot_and_never_meet() {
+        assert_eq!(key("a").fence(), "{a}:lh:fence");
+        assert_eq!(key("{a}").fence(), "{a}:lht:fence");
+        assert_eq!(key("x{a}y").fence(), "x{a}y:lht:fence");
+        assert_eq!(key("{}").fence(), "{{}}:lh:fence");
+    }
+
+    #[test]
+    fn empty_long_and_companion_names_are_refused_with_a_reason() {
+        for (name, says) in [
+            (String::new(), "empty"),
+            ("x".repeat(1025), "1025 bytes"),
+            ("{a}:lh:fence".into(), "ends like"),
+            ("{a}:lht:queue".into(), "ends like"),
+        ] {
+            let error = Key::new("", &name).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        assert!(Key::new("", &"x".repeat(1024)).is_ok());
+        assert!(Key::new("", "a:lh:fence").is_ok(), "no lock has this companion");
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_is_another_ones_companion(one in "[ab{}:]{1,6}", two in "[ab{}:]{1,6}(:lht?:fence)?") {
+            if let (Ok(one), Ok(two)) = (Key::new("", &one), Key::new("", &two)) {
+                prop_assert_ne!(one.fence(), two.lock());
+                if one != two {
+                    prop_assert_ne!(one.fence(), two.fence());
+                }
+            }
+        }
+
+        #[test]
+        fn any_text_is_taken_or_refused(name in ".*") {
+            if let Ok(key) = Key::new("", &name) {
+                prop_assert_eq!(key.lock(), name);
+            }
+        }
+    }
+}

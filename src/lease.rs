@@ -1,0 +1,296 @@
+//! What the holder has in its hands.
+
+use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    error::{ReleaseError, RenewError},
+    fence::Fence,
+    lost::Lost,
+    owner::Seat,
+    shared::Shared,
+    status::{Signal, Status, StatusChanges},
+    watchdog::{Answer, Hold, Leaving},
+};
+
+/// A held lock: from the acquire until [`release`](Self::release), loss or drop.
+///
+/// A watchdog extends it in the background for as long as it lives. Believe in it only while [`check`](Self::check)
+/// says so, and stop when [`lost`](Self::lost) completes: from then on somebody else may hold the lock. For what must
+/// never go wrong, hand [`fence`](Self::fence) to whatever the lock protects.
+///
+/// Dropping it releases the lock in the background and never blocks, inside a runtime, outside one or during a panic;
+/// [`release`](Self::release) tells whether that worked. A process that exits right after a drop may leave the key for
+/// one TTL.
+#[must_use = "a lease that is dropped is released"]
+pub struct Lease {
+    view: LeaseHandle,
+    /// Our place in the table of owners, shared with the other leases of a re-entrant owner.
+    _seat: Option<Arc<Seat>>,
+}
+
+/// A look at a [`Lease`] that can be cloned and handed around: all of it but the release.
+///
+/// It keeps nothing held: when the lease goes, it says so.
+#[derive(Clone)]
+pub struct LeaseHandle {
+    shared: Arc<Shared>,
+    hold: Arc<Hold>,
+    signal: Arc<Signal>,
+}
+
+impl Lease {
+    pub(crate) fn new(shared: Arc<Shared>, hold: Arc<Hold>, signal: Arc<Signal>, seat: Option<Arc<Seat>>) -> Self {
+        Self { view: LeaseHandle { shared, hold, signal }, _seat: seat }
+    }
+
+    fn view(&self) -> &LeaseHandle {
+        &self.view
+    }
+
+    /// A handle on this lease for whoever needs to look, but not to release.
+    #[must_use]
+    pub fn handle(&self) -> LeaseHandle {
+        self.view.clone()
+    }
+
+    /// Releases the lock, if this is the last lease of a re-entrant owner, and says whether it had been ours to the
+    /// end. [`lost`](Self::lost) completes with [`LossReason::Released`](crate::LossReason::Released) as soon as this begins.
+    ///
+    /// It takes at most one command time-out.
+    ///
+    /// # Errors
+    ///
+    /// - [`ReleaseError::Lost`]: the lease ended before. What the job did after [`Lost::since`] was not protected. After
+    ///   [`LossReason::MaxHold`](crate::LossReason::MaxHold) the release is `Ok` all the same.
+    /// - [`ReleaseError::Unknown`]: the server did not confirm it. It goes on in the background, and the key expires
+    ///   within its TTL.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the lease: the release goes on in the background. Nothing is left in Redis for longer
+    /// than one TTL.
+    pub async fn release(self) -> Result<(), ReleaseError> {
+        match self.view.leave() {
+            Leaving::Nothing(outcome) => outcome.map_err(ReleaseError::Lost),
+            Leaving::Release { believed_until } => self.view.shared.release(&self.view.hold, believed_until).await,
+            Leaving::Forgiven => match self.view.shared.release(&self.view.hold, self.view.shared.now()).await {
+                Err(ReleaseError::Lost(_)) => Ok(()),
+                outcome => outcome,
+            },
+        }
+    }
+
+    /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then
+    /// releases the lock.
+    ///
+    /// The primitive behind [`Lock::run`](crate::Lock::run). Work that blocks its thread cannot be stopped from
+    /// outside; let it ask [`check`](LeaseHandle::check) now and then.
+    ///
+    /// # Errors
+    ///
+    /// The loss, if the work was not started, was stopped, or ended when the lease was gone already. A release that is
+    /// merely unconfirmed is no error: the work was protected to its end.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and then the lease, which is released in the background.
+    pub async fn run<F, Fut>(self, work: F) -> Result<Fut::Output, Lost>
+    where
+        F: FnOnce(LeaseHandle) -> Fut,
+        Fut: Future,
+    {
+        self.check()?;
+        let output = {
+            let lost = pin!(self.lost());
+            let job = pin!(work(self.handle()));
+            tokio::select! {
+                biased;
+                lost = lost => return Err(lost),
+                output = job => output,
+            }
+        };
+        match self.release().await {
+            Err(ReleaseError::Lost(lost)) => Err(lost),
+            Ok(()) | Err(ReleaseError::Unknown(_)) => Ok(output),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        match self.view.leave() {
+            Leaving::Nothing(_) => {}
+            Leaving::Release { .. } | Leaving::Forgiven => self.view.shared.release_in_background(&self.view.hold),
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view.show("Lease", f)
+    }
+}
+
+impl LeaseHandle {
+    fn view(&self) -> &Self {
+        self
+    }
+
+    /// Lets go of one lease; once.
+    fn leave(&self) -> Leaving {
+        let now = self.shared.now();
+        let (leaving, orders) = self.hold.leave(now, &self.signal);
+        self.shared.watchdog.obey(&self.hold, orders);
+        if self.hold.holds() == 0 {
+            self.shared.watchdog.forget(&self.hold);
+        }
+        leaving
+    }
+
+    fn show(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("name", &self.name())
+            .field("label", &self.label())
+            .field("fence", &self.fence())
+            .field("remaining", &self.remaining())
+            .field("status", &self.signal.status())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LeaseHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show("LeaseHandle", f)
+    }
+}
+
+/// What a lease and its handles can both tell.
+macro_rules! view {
+    ($type:ident) => {
+        impl $type {
+            /// Completes when the lease ends, with the reason: by its own deadline, whatever the network does.
+            ///
+            /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of its
+            /// own (rule 2), or earlier when the server says that the key is gone or taken; it completes with
+            /// [`LossReason::Released`](crate::LossReason::Released) when the release of this lease begins.
+            ///
+            /// # Cancel safety
+            ///
+            /// Dropping it loses nothing.
+            pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
+                self.view().signal.clone().lost()
+            }
+
+            /// Whether the lease holds right now: one look at the clock, so right even when the process was stopped
+            /// and no timer has run yet.
+            ///
+            /// # Errors
+            ///
+            /// How the lease ended.
+            pub fn check(&self) -> Result<(), Lost> {
+                let LeaseHandle { shared, hold, signal } = self.view();
+                let now = shared.now();
+                if hold.remaining(now).is_zero() {
+                    let orders = hold.judge(now);
+                    shared.watchdog.obey(hold, orders);
+                }
+                match signal.ended() {
+                    None => Ok(()),
+                    Some(lost) => Err(lost),
+                }
+            }
+
+            /// Whether [`check`](Self::check) is `Ok`.
+            #[must_use]
+            pub fn is_held(&self) -> bool {
+                self.check().is_ok()
+            }
+
+            /// How long the lease is certain to last if nothing is heard from the server again; zero once it has
+            /// ended. A healthy one stays above two thirds of its TTL, less the drift.
+            #[must_use]
+            pub fn remaining(&self) -> Duration {
+                let LeaseHandle { shared, hold, signal } = self.view();
+                if signal.ended().is_some() { Duration::ZERO } else { hold.remaining(shared.now()) }
+            }
+
+            /// Where the lease stands.
+            #[must_use]
+            pub fn status(&self) -> Status {
+                // The clock may know more than the signals do.
+                let _judged = self.check();
+                self.view().signal.status()
+            }
+
+            /// The changes of the status from here on.
+            pub fn status_changes(&self) -> StatusChanges {
+                StatusChanges::new(self.view().signal.clone())
+            }
+
+            /// A token that is cancelled when the lease is lost or released: for work that knows such tokens already.
+            /// Each call makes a child, so that cancelling it cancels nobody else's.
+            #[must_use]
+            pub fn cancellation_token(&self) -> CancellationToken {
+                self.view().signal.cancellation_token()
+            }
+
+            /// The fencing token: hand it to whatever the lock protects.
+            #[must_use]
+            pub fn fence(&self) -> Fence {
+                self.view().hold.fence
+            }
+
+            /// The lock's name, without the prefix.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                self.view().hold.key.name()
+            }
+
+            /// The label under which others see this holder.
+            #[must_use]
+            pub fn label(&self) -> &str {
+                self.view().hold.token.label()
+            }
+
+            /// How many leases of a re-entrant owner share this acquisition.
+            #[must_use]
+            pub fn hold_count(&self) -> usize {
+                self.view().hold.holds()
+            }
+
+            /// Extends the lease now, instead of waiting for the watchdog: before a step that needs a full TTL.
+            ///
+            /// # Errors
+            ///
+            /// [`RenewError::Lost`] if the lease has ended; [`RenewError::Unknown`] if the server did not confirm in
+            /// time, which leaves the lease as it was, at risk.
+            ///
+            /// # Cancel safety
+            ///
+            /// Dropping it may or may not have extended the key; the lease is believed as before. Nothing is left
+            /// behind.
+            pub async fn renew(&self) -> Result<(), RenewError> {
+                self.check()?;
+                let LeaseHandle { shared, hold, .. } = self.view();
+                let sent = shared.now();
+                let limit = hold.remaining(sent).min(shared.options.command_timeout);
+                let answers = shared.node.renew(shared.node.lane(), &[hold.renewal()], limit).await;
+                let answer = answers.and_then(|answers| {
+                    let nothing = || crate::node::Failure::unknown("the server's answer is empty");
+                    answers.into_iter().next().unwrap_or_else(|| Err(nothing()))
+                });
+                shared.watchdog.answered(hold, sent, Answer::read(&answer));
+                self.check()?;
+                match answer {
+                    Ok(_) => Ok(()),
+                    Err(failure) => Err(RenewError::Unknown(failure.into())),
+                }
+            }
+        }
+    };
+}
+
+view!(Lease);
+view!(LeaseHandle);

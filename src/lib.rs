@@ -1,0 +1,40 @@
+#![doc = include_str!("../README.md")]
+
+mod attempt;
+mod clock;
+mod error;
+mod fence;
+mod guarded;
+mod holder;
+mod jitter;
+mod keeper;
+mod key;
+mod lease;
+mod leases;
+mod lock;
+mod lost;
+mod node;
+mod owner;
+mod quorum;
+mod shared;
+mod status;
+mod token;
+mod wait;
+mod watchdog;
+
+pub use tokio_util::sync::CancellationToken;
+
+pub use crate::{
+    clock::{Clock, SystemClock},
+    error::{AcquireError, Error, ErrorKind, GuardError, ReleaseError, RenewError, RunError},
+    fence::{Fence, InvalidFence},
+    guarded::Guarded,
+    holder::Holder,
+    keeper::Keeper,
+    lease::{Lease, LeaseHandle},
+    leases::{Builder, Leases},
+    lock::Lock,
+    lost::{LossReason, Lost},
+    owner::Owner,
+    status::{Status, StatusChanges},
+};

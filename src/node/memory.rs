@@ -1,0 +1,276 @@
+//! A node inside the process: the same behaviour without a server, for tests, demos and first tries.
+//!
+//! [`Store`] is pure: each step is a function of what is stored, the time and the request. Around it stand a mutex and
+//! the clock.
+
+use std::{
+    collections::HashMap,
+    future::{Future, ready},
+    pin::Pin,
+    sync::{Arc, OnceLock, Weak},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+
+use super::{Acquired, Answer, Failure, Guarding, Lane, Node, Owned, Renewal};
+use crate::{
+    clock::{Clock, SystemClock, wall},
+    fence::Fence,
+    holder::Holder,
+    key::Key,
+    quorum::tally::Denial,
+    token::Token,
+};
+
+/// How long a stored fence outlives its own time (rule 9).
+const FLOOR_LIVES: Micros = 24 * 60 * 60 * 1_000_000;
+
+/// Microseconds since 1970 on the store's own clock.
+type Micros = u64;
+
+/// What a server would hold.
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    locks: HashMap<Key, (Token, Micros)>,
+    fences: HashMap<Key, (Fence, Micros)>,
+    guarded: HashMap<String, (Vec<u8>, Fence)>,
+    /// How many fences there may be before those that have expired are looked for.
+    crowded: usize,
+}
+
+impl Store {
+    fn acquire(&mut self, now: Micros, key: &Key, token: &Token, ttl: Duration) -> Acquired {
+        let expires = now + micros(ttl);
+        match self.lock(now, key) {
+            None => {
+                self.locks.insert(key.clone(), (token.clone(), expires));
+                Acquired::Granted(self.draw(now, key))
+            }
+            Some((held, until)) if held == token => {
+                *until = expires.max(*until);
+                Acquired::Granted(self.floor(now, key).unwrap_or_else(|| self.draw(now, key)))
+            }
+            Some(_) => Acquired::Busy(self.holder(now, key).unwrap_or_default()),
+        }
+    }
+
+    fn renew(&mut self, now: Micros, renewal: &Renewal) -> Owned {
+        let until = self.owned(now, &renewal.key, &renewal.token)?;
+        *until = now + micros(renewal.ttl);
+        Ok(())
+    }
+
+    fn release(&mut self, now: Micros, key: &Key, token: &Token) -> Owned {
+        self.owned(now, key, token)?;
+        self.locks.remove(key);
+        Ok(())
+    }
+
+    fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
+        let fence = self.floor(now, key);
+        let (token, until) = self.lock(now, key)?;
+        let remaining = Duration::from_micros(until.saturating_sub(now));
+        Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence })
+    }
+
+    fn force_release(&mut self, now: Micros, key: &Key) -> bool {
+        self.lock(now, key).is_some() && self.locks.remove(key).is_some()
+    }
+
+    fn guarded_set(&mut self, key: &str, value: &[u8], fence: Fence) -> Guarding {
+        match self.guarded.get(key) {
+            Some(&(_, seen)) if fence < seen => Guarding::Stale { seen },
+            _ => {
+                self.guarded.insert(key.into(), (value.into(), fence));
+                Guarding::Written
+            }
+        }
+    }
+
+    /// The lock as the key shows it now: what has expired is gone.
+    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut (Token, Micros)> {
+        if self.locks.get(key).is_some_and(|&(_, until)| until <= now) {
+            self.locks.remove(key);
+        }
+        self.locks.get_mut(key)
+    }
+
+    fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Micros, Denial> {
+        let (held, until) = self.lock(now, key).ok_or(Denial::Gone)?;
+        if held == token { Ok(until) } else { Err(Denial::Taken) }
+    }
+
+    fn floor(&mut self, now: Micros, key: &Key) -> Option<Fence> {
+        let &(fence, until) = self.fences.get(key)?;
+        if until <= now {
+            self.fences.remove(key);
+            return None;
+        }
+        Some(fence)
+    }
+
+    fn draw(&mut self, now: Micros, key: &Key) -> Fence {
+        let floor = self.floor(now, key);
+        let drawn = floor.map_or(now, |floor| now.max(u64::from(floor) + 1));
+        // Only a clock beyond the year 294,000 could not give a fence.
+        let fence = Fence::try_from(drawn).unwrap_or_else(|_| floor.unwrap_or(Fence::ZERO));
+        self.fences.insert(key.clone(), (fence, drawn.max(now) + FLOOR_LIVES));
+        self.sweep(now);
+        fence
+    }
+
+    /// Names that nobody asks for again must not stay for ever. Doubling keeps the cost per acquire constant.
+    fn sweep(&mut self, now: Micros) {
+        if self.fences.len() > self.crowded {
+            self.fences.retain(|_, &mut (_, until)| until > now);
+            self.locks.retain(|_, &mut (_, until)| until > now);
+            self.crowded = 2 * self.fences.len().max(512);
+        }
+    }
+}
+
+fn micros(span: Duration) -> Micros {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX / 2)
+}
+
+/// The store with its lock and its clock.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    store: Mutex<Store>,
+    /// What the store's clock showed when the machine's clock showed zero.
+    epoch: Duration,
+}
+
+impl Memory {
+    /// One that nobody else sees.
+    pub(crate) fn private() -> Arc<Self> {
+        let since_1970 = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Arc::new(Self { store: Mutex::default(), epoch: since_1970.saturating_sub(SystemClock.now()) })
+    }
+
+    /// The one that everybody in this process who says the same name sees, while anybody uses it.
+    pub(crate) fn named(name: &str) -> Arc<Self> {
+        static NAMED: OnceLock<Mutex<HashMap<String, Weak<Memory>>>> = OnceLock::new();
+        let mut named = NAMED.get_or_init(Mutex::default).lock();
+        named.retain(|_, memory| memory.strong_count() > 0);
+        if let Some(memory) = named.get(name).and_then(Weak::upgrade) {
+            return memory;
+        }
+        let memory = Self::private();
+        named.insert(name.into(), Arc::downgrade(&memory));
+        memory
+    }
+
+    fn step<T: Send + 'static>(&self, step: impl FnOnce(&mut Store, Micros) -> T) -> Answer<T> {
+        let mut store = self.store.lock();
+        let answer = step(&mut store, micros(self.epoch + SystemClock.now()));
+        Box::pin(ready(Ok(answer)))
+    }
+}
+
+impl Node for Memory {
+    fn lane(&self) -> Lane {
+        Lane::Home
+    }
+
+    fn acquire(&self, _: Lane, key: &Key, token: &Token, ttl: Duration, _: Duration) -> Answer<Acquired> {
+        self.step(|store, now| store.acquire(now, key, token, ttl))
+    }
+
+    fn renew(&self, _: Lane, batch: &[Renewal], _: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
+        self.step(|store, now| batch.iter().map(|renewal| Ok(store.renew(now, renewal))).collect())
+    }
+
+    fn release(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
+        self.step(|store, now| store.release(now, key, token))
+    }
+
+    fn holder(&self, key: &Key, _: Duration) -> Answer<Option<Holder>> {
+        self.step(|store, now| store.holder(now, key))
+    }
+
+    fn force_release(&self, key: &Key, _: Duration) -> Answer<bool> {
+        self.step(|store, now| store.force_release(now, key))
+    }
+
+    fn guarded_set(&self, key: &str, value: &[u8], fence: Fence, _: Duration) -> Answer<Guarding> {
+        self.step(|store, _| store.guarded_set(key, value, fence))
+    }
+
+    fn guarded_get(&self, key: &str, _: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
+        self.step(|store, _| store.guarded.get(key).cloned())
+    }
+
+    fn reconnect(&self, _: Lane) {}
+
+    fn close(&self, _: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(ready(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_millis(100);
+
+    fn granted(acquired: &Acquired) -> Fence {
+        match acquired {
+            Acquired::Granted(fence) => *fence,
+            Acquired::Busy(holder) => panic!("busy: {holder:?}"),
+        }
+    }
+
+    fn scene() -> (Store, Key, Token, Token) {
+        (Store::default(), Key::new("", "job").unwrap(), Token::draw("one"), Token::draw("two"))
+    }
+
+    #[test]
+    fn a_lock_excludes_until_it_expires() {
+        let (mut store, key, one, two) = scene();
+        granted(&store.acquire(1_000, &key, &one, TTL));
+        assert!(matches!(store.acquire(100_999, &key, &two, TTL), Acquired::Busy(_)));
+        granted(&store.acquire(101_000, &key, &two, TTL));
+        assert_eq!(store.release(101_000, &key, &one), Err(Denial::Taken));
+        assert_eq!(store.renew(201_000, &Renewal { key, token: two, ttl: TTL }), Err(Denial::Gone));
+    }
+
+    #[test]
+    fn fences_grow_when_the_clock_stands_still_or_goes_back() {
+        let (mut store, key, one, two) = scene();
+        let first = granted(&store.acquire(5_000_000, &key, &one, TTL));
+        assert_eq!(granted(&store.acquire(5_000_001, &key, &one, TTL)), first, "a replay draws nothing");
+        store.release(5_000_001, &key, &one).unwrap();
+        let second = granted(&store.acquire(1_000, &key, &two, TTL));
+        assert!(second > first, "{second} after {first}");
+    }
+
+    #[test]
+    fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
+        let (mut store, key, one, _) = scene();
+        let first = granted(&store.acquire(1_000, &key, &one, TTL));
+        assert_eq!(store.floor(1_000 + FLOOR_LIVES - 1, &key), Some(first));
+        assert_eq!(store.floor(1_000 + FLOOR_LIVES, &key), None);
+    }
+
+    #[test]
+    fn what_has_expired_does_not_pile_up() {
+        let mut store = Store::default();
+        for day in 1..=10 {
+            for n in 0..500 {
+                let key = Key::new("", &format!("{day}:{n}")).unwrap();
+                granted(&store.acquire(day * (FLOOR_LIVES + 1), &key, &Token::draw("one"), TTL));
+            }
+        }
+        assert!(store.fences.len() <= 1_500 && store.locks.len() <= 1_500, "{}", store.fences.len());
+    }
+
+    #[test]
+    fn a_replayed_acquire_never_shortens() {
+        let (mut store, key, one, _) = scene();
+        granted(&store.acquire(0, &key, &one, TTL * 10));
+        granted(&store.acquire(0, &key, &one, TTL));
+        assert_eq!(store.holder(0, &key).unwrap().remaining, Some(TTL * 10));
+    }
+}

@@ -1,0 +1,152 @@
+//! A node: one independent place that stores keys. What it must be able to do, and nothing about how.
+
+use std::{fmt, future::Future, pin::Pin, time::Duration};
+
+use crate::{
+    error::{Error, ErrorKind},
+    fence::Fence,
+    holder::Holder,
+    key::Key,
+    quorum::tally::Denial,
+    token::Token,
+};
+
+pub(crate) mod memory;
+pub(crate) mod redis;
+mod undo;
+
+pub(crate) use self::undo::Undo;
+
+/// A node's answer, on its way. It runs to its end or its limit by itself only while it is polled; dropping it leaves
+/// the outcome unknown.
+pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+
+/// Which of a node's connections a request takes. Two requests on one lane arrive in the order in which they were
+/// handed over; across lanes nothing is promised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// The connection of the runtime on which the node was made.
+    Home,
+    /// The keeper's connection, which works from everywhere.
+    Keeper,
+}
+
+/// What an acquire found.
+#[derive(Debug)]
+pub(crate) enum Acquired {
+    Granted(Fence),
+    Busy(Holder),
+}
+
+/// One lease to be renewed; renewals travel in batches.
+#[derive(Debug, Clone)]
+pub(crate) struct Renewal {
+    pub(crate) key: Key,
+    pub(crate) token: Token,
+    pub(crate) ttl: Duration,
+}
+
+/// What a renewal or a release found under the key: ours (and it was done), or not.
+pub(crate) type Owned = Result<(), Denial>;
+
+/// What a guarded write found.
+#[derive(Debug)]
+pub(crate) enum Guarding {
+    Written,
+    Stale { seen: Fence },
+}
+
+/// Every step is atomic on the node and idempotent for its token (rule 5). `limit` bounds the wait for the answer;
+/// what the limit cuts off has an unknown outcome.
+pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
+    /// The lane that fits the caller's place: its own runtime's connection if there is one.
+    fn lane(&self) -> Lane;
+
+    fn acquire(&self, lane: Lane, key: &Key, token: &Token, ttl: Duration, limit: Duration) -> Answer<Acquired>;
+
+    /// One verdict for each, in order; an inner error means "cannot tell".
+    fn renew(&self, lane: Lane, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>>;
+
+    /// Compare and delete (rule 8).
+    fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned>;
+
+    fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>>;
+
+    /// Deletes the key whoever holds it, if it is a string. Whether there was one.
+    fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool>;
+
+    /// Writes if `fence` is not older than what the key has seen.
+    fn guarded_set(&self, key: &str, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding>;
+
+    fn guarded_get(&self, key: &str, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>>;
+
+    /// The lane's connection looks dead: make a new one, in the background.
+    fn reconnect(&self, lane: Lane);
+
+    /// Closes the connections. Ends within `limit`.
+    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// Why a node's answer says nothing about the lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    text: String,
+    kind: FailureKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FailureKind {
+    /// The node cannot serve now, and did nothing.
+    Unavailable,
+    /// The node will not serve this, and did nothing.
+    Refused,
+    /// It may have happened, or may happen later (rule 6).
+    Unknown,
+    /// It will not serve this, but may have done a part.
+    RefusedHalfway,
+}
+
+impl Failure {
+    pub(crate) fn unavailable(text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind: FailureKind::Unavailable }
+    }
+
+    pub(crate) fn refused(text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind: FailureKind::Refused }
+    }
+
+    pub(crate) fn unknown(text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind: FailureKind::Unknown }
+    }
+
+    /// The same failure, from a step that may have done a part of its work.
+    pub(crate) fn halfway(self) -> Self {
+        let kind = match self.kind {
+            FailureKind::Refused | FailureKind::RefusedHalfway => FailureKind::RefusedHalfway,
+            FailureKind::Unavailable | FailureKind::Unknown => FailureKind::Unknown,
+        };
+        Self { kind, ..self }
+    }
+
+    pub(crate) fn may_have_happened(&self) -> bool {
+        matches!(self.kind, FailureKind::Unknown | FailureKind::RefusedHalfway)
+    }
+
+    /// Whether trying again as before is pointless.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self.kind, FailureKind::Refused | FailureKind::RefusedHalfway)
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let kind = if failure.is_refusal() { ErrorKind::Refused } else { ErrorKind::Unavailable };
+        Self::new(kind, failure.text)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}

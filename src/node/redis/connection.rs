@@ -1,0 +1,294 @@
+//! One connection: made, used, given up for dead, closed.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use fred::{
+    clients::Client,
+    error::{Error as FredError, ErrorKind as FredKind},
+    interfaces::{ClientLike, EventInterface},
+    types::{
+        ClusterHash, CustomCommand, Value,
+        config::{
+            Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, ServerConfig, TcpConfig,
+        },
+    },
+};
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+
+use super::{
+    failure::{classify, is_refusal},
+    script::Script,
+    tls,
+    url::{Place, Target},
+};
+use crate::{
+    clock::{Clock, Time},
+    error::{Error, ErrorKind},
+    keeper::Host,
+    node::Failure,
+};
+
+/// Reconnection starts after this and doubles to the longest; a server that was away for a blink costs no more.
+const FIRST_RETRY_MS: u32 = 1;
+const LONGEST_RETRY_MS: u32 = 500;
+
+/// The pause between two tries to connect for the first time.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Time-outs of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) connect: Duration,
+    pub(crate) command: Duration,
+}
+
+/// A connection to one server, multiplexed, which reconnects by itself.
+pub(super) struct Connection {
+    client: Client,
+    server: Arc<str>,
+    limits: Limits,
+    /// Milliseconds that calls have waited in vain since the last answer.
+    silent: AtomicU64,
+    reconnecting: AtomicBool,
+    /// Why the last reconnection was turned down, until one succeeds.
+    turned_down: Arc<Mutex<Option<FredError>>>,
+    tasks: [AbortHandle; 2],
+}
+
+impl Connection {
+    /// Connects, trying until `limits.connect` has passed or the server refuses us. The connection's tasks live on the
+    /// runtime that this runs on.
+    pub(super) async fn open(target: &Target, limits: Limits, host: &Host, clock: &dyn Clock) -> Result<Self, Error> {
+        let config = config(target)?;
+        let until = Time::now(clock) + limits.connect;
+        loop {
+            let left = until.since(Time::now(clock));
+            let error = match Self::try_open(target, config.clone(), limits, left).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => error,
+            };
+            if is_refusal(&error) {
+                return Err(classify(&target.to_string(), &error, limits.connect).into());
+            }
+            if Time::now(clock) + CONNECT_PAUSE >= until {
+                return Err(unreachable(target, limits, &error));
+            }
+            host.sleep(CONNECT_PAUSE).await;
+        }
+    }
+
+    async fn try_open(target: &Target, config: Config, limits: Limits, left: Duration) -> Result<Self, FredError> {
+        let client = Client::new(config, Some(performance(limits)), Some(connection(limits)), Some(reconnection()));
+        let turned_down = Arc::new(Mutex::new(None));
+        let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone())).abort_handle();
+        let connected = tokio::time::timeout(left, client.init()).await;
+        let router = match connected {
+            Ok(Ok(router)) => router.abort_handle(),
+            Ok(Err(error)) => {
+                watch.abort();
+                return Err(error);
+            }
+            Err(_elapsed) => {
+                watch.abort();
+                let last = turned_down.lock().take();
+                return Err(last.unwrap_or_else(|| FredError::new(FredKind::Timeout, "no answer to the handshake")));
+            }
+        };
+        Ok(Self {
+            client,
+            server: target.to_string().into(),
+            limits,
+            silent: AtomicU64::new(0),
+            reconnecting: AtomicBool::new(false),
+            turned_down,
+            tasks: [router, watch],
+        })
+    }
+
+    /// Runs a script by its hash, once; with its text if the server does not know the hash. `limit` bounds each.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        host: Host,
+        script: &'static Script,
+        keys: usize,
+        arguments: Vec<Value>,
+        limit: Duration,
+    ) -> Result<Value, Failure> {
+        let by_hash = call(&self.client, "EVALSHA", script.hash(), keys, arguments.clone(), limit).await;
+        let outcome = match by_hash {
+            Err(error) if error.details().starts_with("NOSCRIPT") => {
+                call(&self.client, "EVAL", script.source, keys, arguments, limit).await
+            }
+            outcome => outcome,
+        };
+        match outcome {
+            Ok(value) => {
+                self.silent.store(0, Ordering::Relaxed);
+                Ok(value)
+            }
+            Err(error) if error.kind() == &FredKind::Timeout => {
+                self.note_silence(&host, limit);
+                Err(self.why_silent(&error, limit))
+            }
+            Err(error) => Err(classify(&self.server, &error, limit)),
+        }
+    }
+
+    /// The reason behind a silence, where the server gave one: it turns our reconnections down.
+    fn why_silent(&self, error: &FredError, limit: Duration) -> Failure {
+        let turned_down = self.turned_down.lock();
+        match turned_down.as_ref().filter(|reason| is_refusal(reason)) {
+            Some(reason) => classify(&self.server, reason, limit).halfway(),
+            None => classify(&self.server, error, limit),
+        }
+    }
+
+    /// fred does not notice a dead peer by itself while commands are written: a whole command time-out of silence does.
+    fn note_silence(self: &Arc<Self>, host: &Host, waited: Duration) {
+        let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+        let silent = self.silent.fetch_add(waited, Ordering::Relaxed).saturating_add(waited);
+        if u128::from(silent) >= self.limits.command.as_millis() {
+            self.silent.store(0, Ordering::Relaxed);
+            self.clone().reconnect(host);
+        }
+    }
+
+    /// Gives the connection up and makes a new one, in the background, one at a time.
+    pub(super) fn reconnect(self: Arc<Self>, host: &Host) {
+        if self.reconnecting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        host.spawn(async move {
+            // Against a frozen server this call does not return by itself.
+            let _outcome = tokio::time::timeout(self.limits.command, self.client.force_reconnection()).await;
+            self.reconnecting.store(false, Ordering::Release);
+        });
+    }
+
+    pub(super) async fn close(&self, limit: Duration) {
+        // Quitting hangs while the server is away; dropping ends what is left.
+        let _outcome = tokio::time::timeout(limit, self.client.quit()).await;
+    }
+}
+
+/// fred's tasks hold the client, and the client the connection: only ending them closes it.
+impl Drop for Connection {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+async fn call(
+    client: &Client,
+    command: &'static str,
+    script: &str,
+    keys: usize,
+    arguments: Vec<Value>,
+    limit: Duration,
+) -> Result<Value, FredError> {
+    let mut all: Vec<Value> = Vec::with_capacity(arguments.len() + 2);
+    all.push(script.into());
+    all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
+    all.extend(arguments);
+    // One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
+    let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
+    let command = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
+    client.with_options(&options).custom(command, all).await
+}
+
+/// Keeps the last reason for which the server turned us down.
+async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>) {
+    let (mut errors, mut connections) = (client.error_rx(), client.reconnect_rx());
+    loop {
+        let reason = tokio::select! {
+            error = errors.recv() => error.map(|(error, _server)| Some(error)),
+            connection = connections.recv() => connection.map(|_server| None),
+        };
+        match reason {
+            Ok(reason) => {
+                if let Some(error) = &reason {
+                    tracing::debug!(name: "connection", target: "leasehold", error = error.details());
+                }
+                *turned_down.lock() = reason;
+            }
+            Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+            Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
+        }
+    }
+}
+
+fn unreachable(target: &Target, limits: Limits, error: &FredError) -> Error {
+    let Limits { connect, .. } = limits;
+    let reason = error.details();
+    Error::new(
+        ErrorKind::Unavailable,
+        format!(
+            "cannot reach redis at {target} within {connect:?}: {reason}. Is the server running there, and is the url right?"
+        ),
+    )
+}
+
+fn config(target: &Target) -> Result<Config, Error> {
+    let (server, tls) = match &target.place {
+        Place::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
+        Place::Tcp { host, port, tls } => {
+            (ServerConfig::Centralized { server: Server::new(host.as_str(), *port) }, *tls)
+        }
+    };
+    let mut config = Config {
+        server,
+        username: target.user.clone(),
+        password: target.password.clone(),
+        database: Some(target.database).filter(|&database| database != 0),
+        ..Config::default()
+    };
+    if tls {
+        tls::enable(&mut config)?;
+    }
+    Ok(config)
+}
+
+fn performance(limits: Limits) -> PerformanceConfig {
+    PerformanceConfig { default_command_timeout: limits.command, ..PerformanceConfig::default() }
+}
+
+fn connection(limits: Limits) -> ConnectionConfig {
+    ConnectionConfig {
+        connection_timeout: limits.connect.min(limits.command),
+        internal_command_timeout: limits.connect.min(limits.command),
+        max_command_attempts: 1,
+        reconnect_on_auth_error: true,
+        // LOADING, READONLY and their like are answers, not reasons to drop the connection under everybody else.
+        reconnect_errors: Vec::new(),
+        tcp: TcpConfig {
+            nodelay: Some(true),
+            #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+            user_timeout: Some(limits.connect),
+            ..TcpConfig::default()
+        },
+        ..ConnectionConfig::default()
+    }
+}
+
+fn reconnection() -> ReconnectPolicy {
+    // Zero attempts: for ever.
+    let mut policy = ReconnectPolicy::new_exponential(0, FIRST_RETRY_MS, LONGEST_RETRY_MS, 2);
+    policy.set_jitter(0);
+    policy
+}

@@ -1,0 +1,121 @@
+//! What a failed command says about what happened on the server.
+
+use std::time::Duration;
+
+use fred::error::{Error, ErrorKind};
+
+use crate::node::Failure;
+
+/// Server replies, by their first word, that mean "not now".
+const NOT_NOW: [&str; 11] = [
+    "LOADING",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "READONLY",
+    "BUSY",
+    "OOM",
+    "MISCONF",
+    "NOREPLICAS",
+    "MOVED",
+    "ASK",
+];
+
+/// What the server or fred said, sorted by whether it was executed (the table in the module of the same concern is
+/// measured: an error reply was not executed, unless it came from a line of the script; anything else may have been).
+pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
+    let details = error.details();
+    if let Some(word) = reply_word(details) {
+        return server_said(server, word, details);
+    }
+    match error.kind() {
+        ErrorKind::Timeout => Failure::unknown(format!("redis at {server} gave no answer within {limit:?}")),
+        _ if details.starts_with("Failed to send command to router") => {
+            Failure::unavailable(format!("the connection to redis at {server} has ended"))
+        }
+        _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {details}")),
+    }
+}
+
+/// Whether a failed connection is the server's refusal of us rather than its absence.
+pub(super) fn is_refusal(error: &Error) -> bool {
+    error.kind() == &ErrorKind::Auth
+        || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !full(error.details()))
+}
+
+/// An error reply of a server starts with a word in capitals; nothing that fred says does.
+fn reply_word(details: &str) -> Option<&str> {
+    let word = details.split(' ').next()?;
+    (word.len() >= 3 && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(word)
+}
+
+fn full(details: &str) -> bool {
+    details.contains("max number of clients reached")
+}
+
+fn server_said(server: &str, word: &str, details: &str) -> Failure {
+    let advice = match word {
+        "NOAUTH" => ": give the url a password",
+        "WRONGPASS" => ": check the user and password in the url",
+        "NOPERM" => ": give the user the rights that the crate documentation lists",
+        "READONLY" => ": the url must name a primary, not a replica",
+        "OOM" => ": the server's maxmemory is reached",
+        _ => "",
+    };
+    let text = format!("redis at {server} said \"{details}\"{advice}");
+    let failure =
+        if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };
+    // Such a reply names the line of the script that failed: the lines before it were executed.
+    if details.contains(" script: ") || details.contains("The user executing the script") {
+        failure.halfway()
+    } else {
+        failure
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(kind: ErrorKind, details: &'static str) -> Failure {
+        classify("h:1", &Error::new(kind, details), Duration::from_secs(1))
+    }
+
+    #[test]
+    fn an_error_reply_was_not_executed_and_names_the_servers_reason() {
+        for (reply, refused) in [
+            ("WRONGPASS invalid username-password pair", true),
+            ("NOAUTH Authentication required.", true),
+            ("NOPERM this user has no permissions to run the 'evalsha' command", true),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", true),
+            ("LOADING Redis is loading the dataset in memory", false),
+            ("READONLY You can't write against a read only replica.", false),
+            ("MASTERDOWN Link with MASTER is down", false),
+            ("ERR max number of clients reached", false),
+        ] {
+            let failure = of(ErrorKind::Unknown, reply);
+            assert_eq!((failure.is_refusal(), failure.may_have_happened()), (refused, false), "{failure}");
+            assert!(failure.to_string().contains(reply), "{failure}");
+        }
+    }
+
+    #[test]
+    fn an_error_from_inside_a_script_may_have_done_a_part() {
+        let failure = of(ErrorKind::Unknown, "OOM command not allowed script: ab12, on @user_script:20.");
+        assert!(failure.may_have_happened() && !failure.is_refusal());
+        let failure = of(ErrorKind::Unknown, "ERR The user executing the script can't run this command or subcommand");
+        assert!(failure.may_have_happened() && failure.is_refusal());
+    }
+
+    #[test]
+    fn silence_and_a_broken_connection_tell_nothing() {
+        for (kind, details) in [
+            (ErrorKind::Timeout, "Request timed out."),
+            (ErrorKind::IO, "Connection reset by peer (os error 104)"),
+            (ErrorKind::Canceled, "channel closed"),
+        ] {
+            assert!(of(kind, details).may_have_happened(), "{details}");
+        }
+        assert!(!of(ErrorKind::Unknown, "Failed to send command to router.").may_have_happened());
+    }
+}

@@ -1,0 +1,171 @@
+//! A Redis or Valkey server as a node. fred is named in this room and nowhere else.
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use fred::types::Value;
+use tokio::runtime::{Handle, Id};
+
+use self::{connection::Connection, script::Script};
+use super::{Acquired, Answer, Failure, Guarding, Lane, Node, Owned, Renewal};
+use crate::{
+    clock::Clock,
+    error::{Error, ErrorKind},
+    fence::Fence,
+    holder::Holder,
+    keeper::Host,
+    key::Key,
+    token::Token,
+};
+
+mod connection;
+mod failure;
+mod reply;
+mod script;
+mod tls;
+mod url;
+
+pub(crate) use self::{connection::Limits, url::Target};
+
+/// One server, and our two connections to it: one on the runtime that made us, for speed, and one on the keeper, for
+/// everything that must not depend on that runtime.
+#[derive(Debug)]
+pub(crate) struct Redis {
+    /// On a clone of that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
+    home: Option<(Id, Arc<Connection>)>,
+    keeper: Arc<Connection>,
+    host: Host,
+}
+
+impl Redis {
+    /// Connects. The home connection is made on the runtime that this is called on, if there is one.
+    pub(crate) async fn connect(
+        target: Target,
+        limits: Limits,
+        host: Host,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        let opened = {
+            let (target, host, clock) = (target.clone(), host.clone(), clock.clone());
+            host.runtime().clone().spawn(async move { Connection::open(&target, limits, &host, &*clock).await })
+        };
+        let here = Handle::try_current().ok().map(|runtime| runtime.id()).filter(|&id| id != host.runtime().id());
+        let home = match here {
+            Some(id) => Some((id, Arc::new(Connection::open(&target, limits, &host, &*clock).await?))),
+            None => None,
+        };
+        let keeper =
+            opened.await.map_err(|_| Error::new(ErrorKind::Unavailable, "the keeper's runtime has ended"))??;
+        Ok(Self { home, keeper: Arc::new(keeper), host })
+    }
+
+    fn connection(&self, lane: Lane) -> Arc<Connection> {
+        match (lane, &self.home) {
+            (Lane::Home, Some((_, home))) => home.clone(),
+            _ => self.keeper.clone(),
+        }
+    }
+
+    /// Runs a script and reads its reply.
+    fn run<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        script: &'static Script,
+        keys: Vec<&str>,
+        arguments: Vec<Value>,
+        limit: Duration,
+        read: impl FnOnce(Value) -> Option<T> + Send + 'static,
+    ) -> Answer<T> {
+        let count = keys.len();
+        let mut all: Vec<Value> = keys.into_iter().map(Value::from).collect();
+        all.extend(arguments);
+        let reply = self.connection(lane).run(self.host.clone(), script, count, all, limit);
+        let answer = async move {
+            let value = reply.await?;
+            let unreadable =
+                || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
+            read(value).ok_or_else(unreadable)
+        };
+        self.from_anywhere(lane, answer)
+    }
+
+    /// The keeper's lane serves callers on any executor: from outside its runtime they get a task of it.
+    fn from_anywhere<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        answer: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> Answer<T> {
+        let keeper = self.host.runtime();
+        let inline = match Handle::try_current() {
+            Ok(here) => lane == Lane::Home || here.id() == keeper.id(),
+            Err(_) => false,
+        };
+        if inline {
+            return Box::pin(answer);
+        }
+        let task = keeper.spawn(answer);
+        Box::pin(async move { task.await.unwrap_or_else(|_| Err(Failure::unknown("the keeper's runtime has ended"))) })
+    }
+}
+
+impl Node for Redis {
+    fn lane(&self) -> Lane {
+        match (&self.home, Handle::try_current()) {
+            (Some((home, _)), Ok(here)) if here.id() == *home => Lane::Home,
+            _ => Lane::Keeper,
+        }
+    }
+
+    fn acquire(&self, lane: Lane, key: &Key, token: &Token, ttl: Duration, limit: Duration) -> Answer<Acquired> {
+        let arguments = vec![token.as_str().into(), millis(ttl)];
+        self.run(lane, &script::ACQUIRE, vec![key.lock(), &key.fence()], arguments, limit, reply::acquired)
+    }
+
+    fn renew(&self, lane: Lane, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
+        let keys = batch.iter().map(|renewal| renewal.key.lock()).collect();
+        let arguments = batch.iter().flat_map(|renewal| [renewal.token.as_str().into(), millis(renewal.ttl)]).collect();
+        self.run(lane, &script::RENEW, keys, arguments, limit, reply::renewed)
+    }
+
+    fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
+        self.run(lane, &script::RELEASE, vec![key.lock()], vec![token.as_str().into()], limit, reply::released)
+    }
+
+    fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {
+        self.run(self.lane(), &script::HOLDER, vec![key.lock(), &key.fence()], vec![], limit, reply::holder)
+    }
+
+    fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {
+        self.run(self.lane(), &script::FORCE_RELEASE, vec![key.lock()], vec![], limit, reply::flag)
+    }
+
+    fn guarded_set(&self, key: &str, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
+        let arguments = vec![value.into(), fence.to_string().into()];
+        self.run(self.lane(), &script::GUARDED_SET, vec![key], arguments, limit, reply::guarding)
+    }
+
+    fn guarded_get(&self, key: &str, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
+        self.run(self.lane(), &script::GUARDED_GET, vec![key], vec![], limit, reply::guarded)
+    }
+
+    fn reconnect(&self, lane: Lane) {
+        self.connection(lane).reconnect(&self.host);
+    }
+
+    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let connections = [Some(self.keeper.clone()), self.home.as_ref().map(|(_, home)| home.clone())];
+        let close = async move {
+            for connection in connections.into_iter().flatten() {
+                connection.close(limit).await;
+            }
+            Ok(())
+        };
+        let closed = self.from_anywhere(Lane::Keeper, close);
+        Box::pin(async move {
+            let _always = closed.await;
+        })
+    }
+}
+
+fn millis(span: Duration) -> Value {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX).into()
+}

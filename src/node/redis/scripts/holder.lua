@@ -1,0 +1,17 @@
+-- Who holds a lock.
+--
+-- KEYS   1 lock   2 fence
+-- Reply  {0}                            nobody
+--        {1, PTTL in ms, value, fence}  somebody; value is nil for another type than a string
+--
+-- Atomic so that the value, its TTL and its fence belong together. Writes nothing.
+local value = redis.pcall('GET', KEYS[1])
+if value == false then
+  return {0}
+elseif type(value) ~= 'string' then
+  if not string.find(value.err, 'WRONGTYPE', 1, true) then
+    return value
+  end
+  value = false
+end
+return {1, redis.call('PTTL', KEYS[1]), value, redis.call('GET', KEYS[2])}

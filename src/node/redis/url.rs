@@ -1,0 +1,194 @@
+//! Reads a Redis URL into what a connection needs.
+
+use std::{fmt, path::PathBuf};
+
+use percent_encoding::percent_decode_str;
+use url::{Host, Url};
+
+use crate::error::Error;
+
+const DEFAULT_PORT: u16 = 6379;
+
+/// Where a server is and who we are there.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) place: Place,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: u8,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    Tcp { host: String, port: u16, tls: bool },
+    Unix(PathBuf),
+}
+
+impl Target {
+    /// `redis://[user[:password]@]host[:port][/database]`, the same with `rediss`, and
+    /// `unix:///path[?db=…&user=…&password=…]`. The text of an error never contains the password.
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
+        let url = Url::parse(text).map_err(|error| {
+            Error::config(format!("the url is not a URL ({error}): write it like redis://user:password@host:6379/0"))
+        })?;
+        match url.scheme() {
+            "redis" | "valkey" => Self::tcp(&url, false),
+            "rediss" | "valkeys" => Self::tcp(&url, true),
+            "unix" | "redis+unix" => Self::unix(&url),
+            scheme @ ("redis-cluster" | "rediss-cluster" | "redis-sentinel" | "rediss-sentinel" | "redis+sentinel"
+            | "redis+cluster") => Err(Error::config(format!(
+                "the url's scheme {scheme} is not supported yet: give the redis:// URL of one stand-alone server"
+            ))),
+            scheme => Err(Error::config(format!(
+                "the url's scheme {scheme:?} is unknown: use redis://, rediss://, unix:// or memory://"
+            ))),
+        }
+    }
+
+    fn tcp(url: &Url, tls: bool) -> Result<Self, Error> {
+        let host = match url.host() {
+            Some(Host::Domain(name)) if !name.is_empty() => decode("host", name)?,
+            Some(Host::Ipv4(address)) => address.to_string(),
+            Some(Host::Ipv6(address)) => address.to_string(),
+            _ => return Err(Error::config("the url names no host: write it like redis://host:6379")),
+        };
+        if let Some((parameter, _)) = url.query_pairs().next() {
+            return Err(unknown_parameter(&parameter, "none is known for TCP; the database is the path, /0"));
+        }
+        if url.fragment().is_some() {
+            return Err(Error::config(
+                "the url has a fragment (#…), which means nothing here: a # in a password is %23",
+            ));
+        }
+        let database = match url.path().trim_start_matches('/') {
+            "" => 0,
+            number => database(number)?,
+        };
+        Ok(Self {
+            place: Place::Tcp { host, port: url.port().unwrap_or(DEFAULT_PORT), tls },
+            user: non_empty(decode("user", url.username())?),
+            password: url.password().map(|password| decode("password", password)).transpose()?,
+            database,
+        })
+    }
+
+    fn unix(url: &Url) -> Result<Self, Error> {
+        if url.host().is_some() {
+            return Err(Error::config("a unix url has three slashes: unix:///run/redis/redis.sock"));
+        }
+        let path = decode("path", url.path())?;
+        if path.trim_start_matches('/').is_empty() {
+            return Err(Error::config("the url names no socket: write it like unix:///run/redis/redis.sock"));
+        }
+        let mut target = Self { place: Place::Unix(path.into()), user: None, password: None, database: 0 };
+        for (parameter, value) in url.query_pairs() {
+            match &*parameter {
+                "db" => target.database = database(&value)?,
+                "user" => target.user = non_empty(value.into_owned()),
+                "password" => target.password = non_empty(value.into_owned()),
+                _ => return Err(unknown_parameter(&parameter, "known are db, user and password")),
+            }
+        }
+        Ok(target)
+    }
+}
+
+/// Where the server is, without who we are: for errors and `Debug`.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Place::Tcp { host, port, .. } => write!(f, "{host}:{port}"),
+            Place::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+fn decode(part: &str, text: &str) -> Result<String, Error> {
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(Into::into).map_err(|_| Error::config(format!("the url's {part} is not UTF-8 after percent-decoding")))
+}
+
+fn non_empty(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn database(number: &str) -> Result<u8, Error> {
+    number.parse().map_err(|_| Error::config(format!("the url's database {number:?} is not a number from 0 to 255")))
+}
+
+fn unknown_parameter(parameter: &str, known: &str) -> Error {
+    Error::config(format!("the url's parameter {parameter:?} is unknown: {known}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tcp(host: &str, port: u16, tls: bool) -> Place {
+        Place::Tcp { host: host.into(), port, tls }
+    }
+
+    #[test]
+    fn the_usual_urls() {
+        let plain = Target::parse("redis://localhost").unwrap();
+        assert_eq!((&plain.place, plain.database, plain.user), (&tcp("localhost", 6379, false), 0, None));
+
+        let full = Target::parse("rediss://worker:p%40ss@redis.example:7000/3").unwrap();
+        assert_eq!(full.place, tcp("redis.example", 7000, true));
+        assert_eq!((full.user.as_deref(), full.password.as_deref(), full.database), (Some("worker"), Some("p@ss"), 3));
+
+        let default_user = Target::parse("redis://:secret@[::1]:7000").unwrap();
+        assert_eq!((default_user.user, default_user.place.clone()), (None, tcp("::1", 7000, false)));
+
+        let socket = Target::parse("unix:///run/redis.sock?db=2&user=worker&password=p%26").unwrap();
+        assert_eq!(socket.place, Place::Unix("/run/redis.sock".into()));
+        assert_eq!((socket.database, socket.password.as_deref()), (2, Some("p&")));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (url, says) in [
+            ("localhost:6379", "scheme \"localhost\""),
+            ("http://localhost", "scheme \"http\""),
+            ("redis://", "host"),
+            ("redis://localhost:99999", "not a URL"),
+            ("redis://localhost/first", "database \"first\""),
+            ("redis://localhost/256", "database \"256\""),
+            ("redis://localhost?timeout=3", "parameter \"timeout\""),
+            ("redis://:a#b@localhost", "host"),
+            ("unix://run/redis.sock", "three slashes"),
+            ("unix:///", "no socket"),
+            ("unix:///run/redis.sock?dbb=1", "parameter \"dbb\""),
+            ("redis-cluster://localhost", "not supported yet"),
+            ("redis-sentinel://localhost", "not supported yet"),
+        ] {
+            let error = Target::parse(url).map(|_| ()).expect_err(url).to_string();
+            assert!(error.contains(says), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn nothing_shows_the_password() {
+        let target = Target::parse("redis://worker:sesame@localhost/1").unwrap();
+        assert!(!format!("{target:?} {target}").contains("sesame"));
+        for wrong in ["redis://worker:sesame@localhost/x", "redis://worker:sesame@", "foo://worker:sesame@localhost"] {
+            let error = Target::parse(wrong).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("sesame"), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(redis|rediss|unix|redis-cluster)?(://)?.*") {
+            let _outcome = Target::parse(&text).map(|target| target.to_string());
+        }
+    }
+}

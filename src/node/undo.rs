@@ -1,0 +1,54 @@
+//! Taking back what may have happened (rule 6).
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Lane, Node};
+use crate::{
+    clock::{Clock, Time},
+    keeper::Host,
+    key::Key,
+    token::Token,
+};
+
+/// The pause after the first release that got no answer; it doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Takes one token off one node: a token-checked release, repeated until the node has answered it, or until what was
+/// there has expired by itself. What a node executes after that is believed by nobody, and gone within one TTL.
+#[derive(Debug)]
+pub(crate) struct Undo {
+    /// The lane of what is undone: on it the release arrives later than that.
+    pub(crate) lane: Lane,
+    pub(crate) key: Key,
+    pub(crate) token: Token,
+    /// The TTL that the key was given.
+    pub(crate) for_at_most: Duration,
+    /// How long one release is waited for.
+    pub(crate) limit: Duration,
+}
+
+impl Undo {
+    pub(crate) async fn run(self, node: Arc<dyn Node>, host: Host, clock: Arc<dyn Clock>) {
+        let until = Time::now(&*clock) + self.for_at_most;
+        let mut pause = FIRST_PAUSE;
+        // The first lane may have died with its runtime, so the keeper's takes turns with it.
+        for lane in [self.lane, Lane::Keeper].into_iter().cycle() {
+            let outcome = node.release(lane, &self.key, &self.token, self.limit).await;
+            let (lock, label) = (self.key.name(), self.token.label());
+            match outcome {
+                Ok(found) => {
+                    tracing::debug!(name: "undo", target: "leasehold", lock, label, was_ours = found.is_ok());
+                    return;
+                }
+                Err(failure) if failure.is_refusal() || Time::now(&*clock) >= until => {
+                    tracing::warn!(name: "undo", target: "leasehold", lock, label, %failure, "left to expire");
+                    return;
+                }
+                Err(failure) => tracing::debug!(name: "undo", target: "leasehold", lock, label, %failure),
+            }
+            host.sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}

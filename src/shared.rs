@@ -1,0 +1,210 @@
+//! What `Leases`, `Lock` and `Lease` share: one attempt, one release, and everything that they run on.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    attempt::{Attempt, Verdict},
+    clock::{Clock, Time},
+    error::ReleaseError,
+    holder::Holder,
+    jitter::Jitter,
+    keeper::{Host, Stop},
+    key::Key,
+    lost::LossReason,
+    node::{Failure, Lane, Node, Undo},
+    owner::Owners,
+    quorum::tally::Denial,
+    status::Signal,
+    token::Token,
+    wait::Lines,
+    watchdog::{Core, Hold, Terms, Watchdog},
+};
+
+/// What `build` settled.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) ttl: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) prefix: String,
+    pub(crate) label: String,
+    pub(crate) command_timeout: Duration,
+}
+
+/// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) host: Host,
+    pub(crate) node: Arc<dyn Node>,
+    pub(crate) watchdog: Arc<Watchdog>,
+    pub(crate) owners: Arc<Owners>,
+    pub(crate) lines: Lines,
+    pub(crate) closed: CancellationToken,
+    _stop: Stop,
+}
+
+/// What to acquire, settled before any I/O.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) key: Key,
+    pub(crate) ttl: Duration,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+/// How one attempt went.
+pub(crate) enum Outcome {
+    Won(Arc<Hold>, Arc<Signal>),
+    Busy(Holder),
+    Failed(Failure),
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: Options,
+        clock: Arc<dyn Clock>,
+        host: Host,
+        stop: Stop,
+        node: Arc<dyn Node>,
+    ) -> Arc<Self> {
+        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), node.clone(), options.command_timeout));
+        host.spawn_until_stopped(watchdog.clone().run());
+        Arc::new(Self {
+            options,
+            clock,
+            host,
+            node,
+            watchdog,
+            owners: Arc::default(),
+            lines: Lines::default(),
+            closed: CancellationToken::new(),
+            _stop: stop,
+        })
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        Time::now(&*self.clock)
+    }
+
+    /// One attempt: one token, one sending (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
+    pub(crate) async fn attempt(&self, wanted: &Wanted, limit: Duration) -> Outcome {
+        let Wanted { key, ttl, max_hold } = wanted;
+        let (lane, token, sent) = (self.node.lane(), Token::draw(&self.options.label), self.now());
+        let mut pending = Pending { shared: self, wanted, lane, token: &token, attempt: Attempt::new(sent, *ttl) };
+        let answer = self.node.acquire(lane, key, &token, *ttl, limit).await;
+        match pending.attempt.decide(self.now(), answer) {
+            Verdict::Won { fence, tally } => {
+                let terms = Terms { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
+                let core = Core::new(terms, tally, Jitter::new());
+                drop(pending);
+                let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, lane, sent, core);
+                self.watchdog.guard(&hold);
+                Outcome::Won(hold, signal)
+            }
+            Verdict::Busy(holder) => Outcome::Busy(holder),
+            Verdict::Failed(failure) => Outcome::Failed(failure),
+        }
+    }
+
+    /// Releases a hold that its last lease has left (rule 8). Dropped half way, it goes on in the background.
+    pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, believed_until: Time) -> Result<(), ReleaseError> {
+        let background = Dropped { shared: self, hold };
+        let limit = self.options.command_timeout / 2;
+        let send = |lane| self.node.release(lane, &hold.key, &hold.token, limit);
+
+        let first = send(self.node.lane()).await;
+        let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
+        let outcome = match first {
+            Err(failure) if !failure.is_refusal() => send(Lane::Keeper).await,
+            definite => definite,
+        };
+        let denial = match outcome {
+            Err(failure) => return Err(ReleaseError::Unknown(failure.into())),
+            Ok(found) => {
+                background.is_done();
+                self.lines.freed(&hold.key);
+                found.err()
+            }
+        };
+        let now = self.now();
+        let lost = |since, reason| Err(ReleaseError::Lost(hold.lost(now, since, reason)));
+        match denial {
+            None => Ok(()),
+            Some(Denial::Gone) if only_sending => lost(now, LossReason::Deleted),
+            Some(Denial::Taken) if only_sending => lost(now, LossReason::Taken),
+            // Our own replay: the sending before it did it, while the lease was good.
+            Some(_) if now < believed_until => Ok(()),
+            Some(_) => lost(believed_until, LossReason::Expired),
+        }
+    }
+
+    /// Releases a hold without anybody waiting for it.
+    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold) {
+        let shared = self.clone();
+        let undo = Undo {
+            lane: self.node.lane(),
+            key: hold.key.clone(),
+            token: hold.token.clone(),
+            for_at_most: hold.ttl,
+            limit: self.options.command_timeout,
+        };
+        self.host.spawn(async move {
+            let key = undo.key.clone();
+            undo.run(shared.node.clone(), shared.host.clone(), shared.clock.clone()).await;
+            shared.lines.freed(&key);
+        });
+    }
+
+    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out.
+    pub(crate) async fn close(self: &Arc<Self>) {
+        self.closed.cancel();
+        let now = self.now();
+        for hold in self.watchdog.holds() {
+            if hold.close(now).news {
+                self.release_in_background(&hold);
+            }
+        }
+        tokio::select! {
+            () = self.host.finished() => {}
+            () = self.host.sleep(self.options.command_timeout) => {}
+        }
+        self.node.close(self.options.command_timeout).await;
+    }
+}
+
+/// An attempt that has not been won: dropping it takes back what it may have done.
+struct Pending<'a> {
+    shared: &'a Shared,
+    wanted: &'a Wanted,
+    lane: Lane,
+    token: &'a Token,
+    attempt: Attempt,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if self.attempt.must_undo() {
+            self.shared.watchdog.undo(self.lane, self.wanted.key.clone(), self.token.clone(), self.wanted.ttl);
+        }
+    }
+}
+
+/// A release under way: dropping it carries on in the background.
+struct Dropped<'a> {
+    shared: &'a Arc<Shared>,
+    hold: &'a Hold,
+}
+
+impl Dropped<'_> {
+    fn is_done(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Dropped<'_> {
+    fn drop(&mut self) {
+        self.shared.release_in_background(self.hold);
+    }
+}

@@ -1,0 +1,161 @@
+//! What one holder is told about its lease, and how it hears of changes.
+
+use std::{
+    future::Future,
+    sync::{Arc, OnceLock},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::lost::{LossReason, Lost};
+
+/// Where a lease stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Status {
+    /// Valid, and the last renewal was confirmed.
+    Held,
+    /// Valid still, but a renewal went wrong: start nothing new. It recovers, or it is lost at its deadline.
+    AtRisk,
+    /// Over. Final.
+    Lost(Lost),
+    /// Released or dropped by its holder. Final.
+    Released,
+}
+
+/// The signals of one [`Lease`](crate::Lease): its status, whoever waits for it to change, and its cancellation.
+///
+/// Kept small: ten thousand leases have ten thousand of them.
+pub(crate) struct Signal {
+    state: Mutex<State>,
+    changed: Notify,
+    cancel: OnceLock<CancellationToken>,
+}
+
+struct State {
+    status: Status,
+    /// What `lost()` answers: set with the final status, for a release too.
+    end: Option<Lost>,
+    version: u64,
+}
+
+impl Signal {
+    pub(crate) fn new() -> Arc<Self> {
+        let state = State { status: Status::Held, end: None, version: 0 };
+        Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() })
+    }
+
+    /// The lease is held, surely or at risk. Ignored once it has ended.
+    pub(crate) fn set(&self, status: Status) {
+        self.update(|state| {
+            let news = state.end.is_none() && state.status != status;
+            if news {
+                state.status = status;
+            }
+            news
+        });
+    }
+
+    /// The lease has ended: wakes every waiter and cancels. The first end stands.
+    pub(crate) fn end(&self, lost: &Lost) {
+        let ended = self.update(|state| {
+            let news = state.end.is_none();
+            if news {
+                let released = lost.reason() == LossReason::Released;
+                state.status = if released { Status::Released } else { Status::Lost(lost.clone()) };
+                state.end = Some(lost.clone());
+            }
+            news
+        });
+        if ended {
+            if let Some(cancel) = self.cancel.get() {
+                cancel.cancel();
+            }
+        }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut State) -> bool) -> bool {
+        let mut state = self.state.lock();
+        let news = change(&mut state);
+        if news {
+            state.version += 1;
+            drop(state);
+            self.changed.notify_waiters();
+        }
+        news
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.state.lock().status.clone()
+    }
+
+    pub(crate) fn ended(&self) -> Option<Lost> {
+        self.state.lock().end.clone()
+    }
+
+    /// Completes when the lease ends.
+    pub(crate) fn lost(self: Arc<Self>) -> impl Future<Output = Lost> + Send + Sync + use<> {
+        async move {
+            loop {
+                let changed = self.changed.notified();
+                if let Some(lost) = self.ended() {
+                    return lost;
+                }
+                changed.await;
+            }
+        }
+    }
+
+    pub(crate) fn cancellation_token(&self) -> CancellationToken {
+        let parent = self.cancel.get_or_init(CancellationToken::new);
+        // An end that came between the look and the set has found no token to cancel.
+        if self.state.lock().end.is_some() {
+            parent.cancel();
+        }
+        parent.child_token()
+    }
+}
+
+/// The changes of one lease's [`Status`], the newest only: what lies between two looks is skipped.
+#[must_use = "call `next` to hear of changes"]
+pub struct StatusChanges {
+    signal: Arc<Signal>,
+    seen: u64,
+}
+
+impl StatusChanges {
+    pub(crate) fn new(signal: Arc<Signal>) -> Self {
+        let seen = signal.state.lock().version;
+        Self { signal, seen }
+    }
+
+    /// Waits for the next change. `None` after the final status was returned.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call loses no change.
+    pub async fn next(&mut self) -> Option<Status> {
+        loop {
+            let changed = self.signal.changed.notified();
+            {
+                let state = self.signal.state.lock();
+                if state.version != self.seen {
+                    self.seen = state.version;
+                    return Some(state.status.clone());
+                }
+                if state.end.is_some() {
+                    return None;
+                }
+            }
+            changed.await;
+        }
+    }
+}
+
+impl std::fmt::Debug for StatusChanges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StatusChanges").field("status", &self.signal.status()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,52 @@
+//! How long to leave the server alone between two looks.
+
+use std::time::Duration;
+
+use crate::jitter::Jitter;
+
+/// Exponential backoff with full jitter (Brooker, *Exponential Backoff And Jitter*, 2015): a pause between nothing and
+/// a bound that doubles from 10 ms to 1 s.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    bound: Duration,
+    jitter: Jitter,
+}
+
+const FIRST: Duration = Duration::from_millis(10);
+const CAP: Duration = Duration::from_secs(1);
+/// No pause is shorter, or full jitter would now and then make it a hot loop.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+impl Backoff {
+    pub(crate) fn new(jitter: Jitter) -> Self {
+        Self { bound: FIRST, jitter }
+    }
+
+    /// The next pause; never past the moment when the holder's key expires.
+    pub(crate) fn next(&mut self, holder_expires_in: Option<Duration>) -> Duration {
+        let pause = self.jitter.below(self.bound).max(SHORTEST);
+        self.bound = (self.bound * 2).min(CAP);
+        // Redis rounds a PTTL down, so the key is gone a millisecond later.
+        holder_expires_in.map_or(pause, |expires_in| pause.min(expires_in + SHORTEST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_pause_is_within_its_bound_and_before_the_holders_expiry(seed: u64, expires_ms in 0_u64..5_000) {
+            let expires = Duration::from_millis(expires_ms);
+            let mut backoff = Backoff::new(Jitter::from_seed(seed));
+            let mut bound = FIRST;
+            for _ in 0..12 {
+                let pause = backoff.next(Some(expires));
+                prop_assert!(pause >= SHORTEST && pause <= bound.min(expires + SHORTEST), "{pause:?}");
+                bound = (bound * 2).min(CAP);
+            }
+        }
+    }
+}

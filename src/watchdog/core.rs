@@ -1,0 +1,256 @@
+//! The life of one held lease as a pure machine: the time and events go in, orders and the next moment to look come
+//! out. No clock, no I/O, no runtime: the driver beside it feeds it, and so can a test or a model checker.
+//!
+//! # Invariants
+//!
+//! 1. The deadline is the majority-th largest send that nodes confirmed, plus TTL, minus drift; it never moves back
+//!    (rule 1).
+//! 2. Every event first asks whether the time is up. From the deadline on the lease is over, whatever the event says,
+//!    and nothing revives it (rule 2).
+//! 3. Only a definite "not yours" ends a lease before its deadline. Silence and errors put it at risk (rule 7).
+//! 4. A confirmation counts for the round that it answers, however late it comes; rounds go out side by side (rule 7).
+//! 5. After the end, whichever it was, no renewal is ordered (rule 8).
+//! 6. An end by loss orders the release of what may be left on the nodes, once. `MaxHold` orders nothing: the key runs
+//!    out, and the job has that long to stop (rule 8).
+//! 7. An unfinished lease always has a next moment to look, and it is never after the deadline; a renewal is never
+//!    ordered twice for the same moment (no hot loop).
+
+use std::time::Duration;
+
+use crate::{
+    clock::Time,
+    jitter::Jitter,
+    lost::LossReason,
+    quorum::tally::{Denial, Tally},
+};
+
+/// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
+pub(crate) fn drift(ttl: Duration) -> Duration {
+    ttl / 100 + Duration::from_millis(2)
+}
+
+/// Renewals of many leases that are due within this much of each other go together.
+const GRAIN: Duration = Duration::from_millis(20);
+
+/// A round that stays unanswered for this many times the patience makes the connection suspect.
+const SUSPECT_AFTER: u32 = 3;
+
+/// What the life of a lease is bounded by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    /// The most that a round is waited for before the next goes out beside it.
+    pub(crate) patience: Duration,
+}
+
+/// Where the lease stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Held,
+    AtRisk,
+    Over { reason: LossReason, since: Time },
+}
+
+/// What a node said to a renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Confirmed,
+    Denied(Denial),
+    /// No answer, or one that tells nothing about the key.
+    Unclear,
+}
+
+/// What the driver has to do now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[must_use = "orders are there to be carried out"]
+pub(crate) struct Orders {
+    /// Send a renewal to every node; its send is the time of this event.
+    pub(crate) renew: bool,
+    /// The connections look dead: make new ones.
+    pub(crate) reconnect: bool,
+    /// Take the token off every node (token-checked).
+    pub(crate) undo: bool,
+    /// The phase has changed.
+    pub(crate) news: bool,
+}
+
+/// One held lease.
+#[derive(Debug)]
+pub(crate) struct Core {
+    terms: Terms,
+    tally: Tally,
+    deadline: Time,
+    hold_ends: Time,
+    phase: Phase,
+    next_round: Time,
+    /// When the oldest round went out that nobody has answered.
+    unanswered_since: Option<Time>,
+    suspect_at: Time,
+    failures: u32,
+    jitter: Jitter,
+}
+
+impl Core {
+    /// A lease as the winning attempt left it: `tally` has the nodes that granted, with the attempt's send.
+    pub(crate) fn new(terms: Terms, tally: Tally, jitter: Jitter) -> Self {
+        let sent = tally.confirmed();
+        let mut core = Self {
+            terms,
+            tally,
+            deadline: sent + terms.ttl.saturating_sub(drift(terms.ttl)),
+            hold_ends: terms.max_hold.map_or(Time::NEVER, |max| sent + max),
+            phase: Phase::Held,
+            next_round: Time::NEVER,
+            unanswered_since: None,
+            suspect_at: Time::NEVER,
+            failures: 0,
+            jitter,
+        };
+        core.next_round = core.third_after(sent);
+        core
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Until when the holder may believe in the lease; zero once it is over.
+    pub(crate) fn believed_until(&self) -> Time {
+        match self.phase {
+            Phase::Over { .. } => Time::ZERO,
+            Phase::Held | Phase::AtRisk => self.deadline.min(self.hold_ends),
+        }
+    }
+
+    /// When to call [`tick`](Self::tick) next; `None` once it is over.
+    pub(crate) fn next_look(&self) -> Option<Time> {
+        match self.phase {
+            Phase::Over { .. } => None,
+            Phase::Held | Phase::AtRisk => Some(self.next_round.min(self.believed_until())),
+        }
+    }
+
+    /// Is the time up? (Invariant 2.)
+    pub(crate) fn judge(&mut self, now: Time) -> Orders {
+        let end = self.believed_until();
+        if self.is_over() || now < end {
+            return Orders::default();
+        }
+        let reason = if self.hold_ends <= self.deadline { LossReason::MaxHold } else { LossReason::Expired };
+        self.end(reason, end)
+    }
+
+    /// Time has passed: judge, and renew if it is due.
+    pub(crate) fn tick(&mut self, now: Time) -> Orders {
+        let mut orders = self.judge(now);
+        if self.is_over() || now < self.next_round {
+            return orders;
+        }
+        orders.renew = true;
+        let oldest = *self.unanswered_since.get_or_insert(now);
+        if oldest < now {
+            // The round before this one has outlasted our patience.
+            orders.news |= self.move_to(Phase::AtRisk);
+        } else {
+            self.suspect_at = now + self.patience() * SUSPECT_AFTER;
+        }
+        if now >= self.suspect_at {
+            orders.reconnect = true;
+            self.suspect_at = now + self.patience() * SUSPECT_AFTER;
+        }
+        self.next_round = now + self.patience();
+        orders
+    }
+
+    /// `node` has said something about the renewal that was sent at `sent`.
+    pub(crate) fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        let orders = self.judge(now);
+        if self.is_over() {
+            return orders;
+        }
+        match answer {
+            Answer::Confirmed => self.confirmed(node, sent),
+            Answer::Denied(denial) => self.denied(now, node, sent, denial),
+            Answer::Unclear => self.unclear(now),
+        }
+    }
+
+    /// The holder lets go, or its `Leases` closes. `Some(now)`-like: orders nothing but the news.
+    pub(crate) fn finish(&mut self, now: Time, reason: LossReason) -> Orders {
+        let orders = self.judge(now);
+        if self.is_over() {
+            return orders;
+        }
+        Orders { undo: false, ..self.end(reason, now) }
+    }
+
+    fn confirmed(&mut self, node: usize, sent: Time) -> Orders {
+        let before = self.tally.confirmed();
+        self.tally.confirm(node, sent);
+        let confirmed = self.tally.confirmed();
+        if confirmed <= before {
+            return Orders::default();
+        }
+        let deadline = confirmed + self.terms.ttl.saturating_sub(drift(self.terms.ttl));
+        self.deadline = self.deadline.max(deadline);
+        self.unanswered_since = None;
+        self.failures = 0;
+        self.next_round = self.third_after(confirmed);
+        Orders { news: self.move_to(Phase::Held), ..Orders::default() }
+    }
+
+    fn denied(&mut self, now: Time, node: usize, sent: Time, denial: Denial) -> Orders {
+        self.tally.deny(node, sent, denial);
+        match self.tally.denied() {
+            Some(Denial::Gone) => self.end(LossReason::Deleted, now),
+            Some(Denial::Taken) => self.end(LossReason::Taken, now),
+            None => Orders::default(),
+        }
+    }
+
+    fn unclear(&mut self, now: Time) -> Orders {
+        self.unanswered_since = None;
+        self.failures = self.failures.saturating_add(1);
+        let pause = self.backoff();
+        self.next_round = self.next_round.min(now + pause);
+        Orders { news: self.move_to(Phase::AtRisk), ..Orders::default() }
+    }
+
+    fn end(&mut self, reason: LossReason, since: Time) -> Orders {
+        self.phase = Phase::Over { reason, since };
+        Orders { news: true, undo: reason != LossReason::MaxHold, ..Orders::default() }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over { .. })
+    }
+
+    fn move_to(&mut self, phase: Phase) -> bool {
+        std::mem::replace(&mut self.phase, phase) != phase
+    }
+
+    fn third(&self) -> Duration {
+        self.terms.ttl / 3
+    }
+
+    fn patience(&self) -> Duration {
+        self.terms.patience.min(self.third() / 2)
+    }
+
+    /// A third of the TTL after `sent`, up to a tenth earlier so that a fleet does not beat in step, and rounded down
+    /// so that neighbours meet.
+    fn third_after(&mut self, sent: Time) -> Time {
+        let third = self.third();
+        let early = self.jitter.below(third / 10);
+        (sent + third.saturating_sub(early)).floor(GRAIN.min(third / 8))
+    }
+
+    /// Doubles from a small part of the TTL up to the patience; between half and all of that.
+    fn backoff(&mut self) -> Duration {
+        let first = (self.third() / 64).max(Duration::from_millis(2));
+        let doubled = first.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
+        let most = doubled.min(self.patience());
+        most / 2 + self.jitter.below(most / 2)
+    }
+}

@@ -1,0 +1,210 @@
+//! One acquisition: what its leases, its watchdog and the table of owners share.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::core::{Answer, Core, Orders, Phase};
+use crate::{
+    clock::{Time, wall},
+    fence::Fence,
+    key::Key,
+    lost::{LossReason, Lost},
+    node::{Lane, Renewal},
+    status::{Signal, Status},
+    token::Token,
+};
+
+/// One acquisition, held by one or more leases of one owner.
+pub(crate) struct Hold {
+    pub(crate) key: Key,
+    pub(crate) token: Token,
+    pub(crate) fence: Fence,
+    pub(crate) ttl: Duration,
+    /// The lane of its acquire; its release takes the same.
+    pub(crate) lane: Lane,
+    /// When the winning attempt was sent.
+    acquired: Time,
+    /// A copy of the core's answer, so that `check` is one load and one look at the clock.
+    believed_until: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    core: Core,
+    leases: Vec<Arc<Signal>>,
+    end: Option<Lost>,
+}
+
+/// What an owner that asks again finds.
+pub(crate) enum Entry {
+    /// Another lease on the same acquisition.
+    Shared(Arc<Signal>),
+    /// Not before a renewal has gone through.
+    AtRisk,
+    /// It has ended, or is being released.
+    Over,
+}
+
+/// What a lease leaves behind when it lets go.
+pub(crate) enum Leaving {
+    /// Others hold on; or there is nothing left to release. The lease had been lost if there is a `Lost`.
+    Nothing(Result<(), Lost>),
+    /// The key has to be released, and it matters whether it was still there: the lease was believed until the moment
+    /// given.
+    Release { believed_until: Time },
+    /// The key has to be released, and whatever the server says is fine (after `MaxHold`).
+    Forgiven,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        key: Key,
+        token: Token,
+        fence: Fence,
+        ttl: Duration,
+        lane: Lane,
+        acquired: Time,
+        core: Core,
+    ) -> (Arc<Self>, Arc<Signal>) {
+        let signal = Signal::new();
+        let believed_until = AtomicU64::new(core.believed_until().as_nanos());
+        let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None });
+        (Arc::new(Self { key, token, fence, ttl, lane, acquired, believed_until, state }), signal)
+    }
+
+    pub(crate) fn renewal(&self) -> Renewal {
+        Renewal { key: self.key.clone(), token: self.token.clone(), ttl: self.ttl }
+    }
+
+    /// How long the holder may still believe in it: from the clock, so right even when every timer is late (rule 2).
+    pub(crate) fn remaining(&self, now: Time) -> Duration {
+        Time::from_nanos(self.believed_until.load(Ordering::Acquire)).since(now)
+    }
+
+    pub(crate) fn next_look(&self) -> Option<Time> {
+        self.state.lock().core.next_look()
+    }
+
+    pub(crate) fn end(&self) -> Option<Lost> {
+        self.state.lock().end.clone()
+    }
+
+    pub(crate) fn holds(&self) -> usize {
+        self.state.lock().leases.len()
+    }
+
+    pub(crate) fn judge(&self, now: Time) -> Orders {
+        self.feed(now, |core| core.judge(now))
+    }
+
+    pub(crate) fn tick(&self, now: Time) -> Orders {
+        self.feed(now, |core| core.tick(now))
+    }
+
+    pub(crate) fn answer(&self, now: Time, sent: Time, answer: Answer) -> Orders {
+        self.feed(now, |core| core.answer(now, 0, sent, answer))
+    }
+
+    /// `Leases::close`: every lease ends.
+    pub(crate) fn close(&self, now: Time) -> Orders {
+        self.feed(now, |core| core.finish(now, LossReason::Closed))
+    }
+
+    /// The owner of this hold asks again.
+    pub(crate) fn enter(&self, now: Time) -> (Entry, Orders) {
+        let orders = self.judge(now);
+        let mut state = self.state.lock();
+        let entry = match state.core.phase() {
+            Phase::Held => {
+                let signal = Signal::new();
+                state.leases.push(signal.clone());
+                Entry::Shared(signal)
+            }
+            Phase::AtRisk => Entry::AtRisk,
+            Phase::Over { .. } => Entry::Over,
+        };
+        (entry, orders)
+    }
+
+    /// One lease lets go. From here on no renewal goes out if it was the last (rule 8).
+    pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Orders) {
+        let orders = self.judge(now);
+        let mut state = self.state.lock();
+        state.leases.retain(|lease| !Arc::ptr_eq(lease, signal));
+        let last = state.leases.is_empty();
+        let leaving = match &state.end {
+            Some(lost) if last && lost.reason() == LossReason::MaxHold => Leaving::Forgiven,
+            Some(lost) if lost.reason() == LossReason::MaxHold => Leaving::Nothing(Ok(())),
+            Some(lost) => Leaving::Nothing(Err(lost.clone())),
+            None if last => {
+                let believed_until = state.core.believed_until();
+                let _released = state.core.finish(now, LossReason::Released);
+                self.believed_until.store(0, Ordering::Release);
+                state.end = Some(self.lost(now, now, LossReason::Released));
+                Leaving::Release { believed_until }
+            }
+            None => Leaving::Nothing(Ok(())),
+        };
+        drop(state);
+        signal.end(&self.lost(now, now, LossReason::Released));
+        (leaving, orders)
+    }
+
+    pub(crate) fn lost(&self, now: Time, since: Time, reason: LossReason) -> Lost {
+        let since_wall = wall().checked_sub(now.since(since)).unwrap_or(std::time::UNIX_EPOCH);
+        Lost::new(self.key.name(), self.fence, reason, since_wall, since.since(self.acquired))
+    }
+
+    fn feed(&self, now: Time, event: impl FnOnce(&mut Core) -> Orders) -> Orders {
+        let mut state = self.state.lock();
+        let orders = event(&mut state.core);
+        self.believed_until.store(state.core.believed_until().as_nanos(), Ordering::Release);
+        if !orders.news {
+            return orders;
+        }
+        let phase = state.core.phase();
+        if let Phase::Over { reason, since } = phase {
+            state.end = Some(self.lost(now, since, reason));
+        }
+        let end = state.end.clone();
+        // Waking runs foreign code, which may ask this hold something: not under its lock.
+        let leases = state.leases.clone();
+        drop(state);
+        self.tell(phase, end.as_ref(), &leases);
+        orders
+    }
+
+    fn tell(&self, phase: Phase, end: Option<&Lost>, leases: &[Arc<Signal>]) {
+        let (lock, label) = (self.key.name(), self.token.label());
+        match end {
+            Some(lost) => {
+                tracing::warn!(name: "lost", target: "leasehold", lock, label, reason = ?lost.reason(), "{lost}");
+            }
+            None if phase == Phase::AtRisk => {
+                tracing::warn!(name: "at_risk", target: "leasehold", lock, label, "a renewal is not confirmed");
+            }
+            None => tracing::info!(name: "recovered", target: "leasehold", lock, label, "a renewal is confirmed again"),
+        }
+        for lease in leases {
+            match (end, phase) {
+                (Some(lost), _) => lease.end(lost),
+                (None, Phase::AtRisk) => lease.set(Status::AtRisk),
+                (None, _) => lease.set(Status::Held),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("key", &self.key).field("token", &self.token).field("fence", &self.fence).finish()
+    }
+}

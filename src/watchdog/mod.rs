@@ -1,0 +1,249 @@
+//! Renews leases and tells their holders the truth: a short driver around the pure [`core`].
+//!
+//! The loop never waits for the network. It sleeps until the next moment that some lease asks for, at most 250 ms while
+//! anything is held (rule 3: timers do not count suspend), lets every due core decide, and sends what falls due
+//! together in one batch. Answers are fed back from tasks of their own.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::{
+    clock::{Clock, Time},
+    keeper::Host,
+    key::Key,
+    node::{Failure, Lane, Node, Owned, Undo},
+    token::Token,
+};
+
+pub(crate) mod core;
+mod hold;
+
+pub(crate) use self::{
+    core::{Answer, Core, Orders, Terms, drift},
+    hold::{Entry, Hold, Leaving},
+};
+
+/// The longest the loop sleeps while anything is held.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// How long the loop goes on looking after the last lease: a program that takes locks one after the other must not pay
+/// for waking the keeper each time.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The most leases that one batch renews: a script call that long keeps a server about a millisecond.
+const BATCH: usize = 500;
+
+/// Every hold of one `Leases`, and the loop that looks after them.
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    clock: Arc<dyn Clock>,
+    host: Host,
+    node: Arc<dyn Node>,
+    command_timeout: Duration,
+    table: Mutex<Table>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    holds: HashMap<Id, Kept>,
+    /// Acquired since the last look. Most short leases leave from here and never reach `due`.
+    fresh: Vec<Id>,
+    /// When to look at which hold next. An entry that is not its hold's `look` is out of date, and skipped.
+    due: BinaryHeap<Reverse<(Time, Id)>>,
+    /// When the loop will look next.
+    planned: Time,
+    empty_since: Option<Time>,
+}
+
+/// A hold's address, which is its own for as long as the table keeps it.
+type Id = usize;
+
+fn id(hold: &Arc<Hold>) -> Id {
+    Arc::as_ptr(hold).addr()
+}
+
+#[derive(Debug)]
+struct Kept {
+    hold: Arc<Hold>,
+    look: Time,
+}
+
+impl Table {
+    /// Looks at a hold no later than it asks for.
+    fn schedule(&mut self, id: Id) {
+        let Some(kept) = self.holds.get_mut(&id) else { return };
+        let Some(next) = kept.hold.next_look() else { return };
+        if next < kept.look {
+            kept.look = next;
+            self.due.push(Reverse((next, id)));
+        }
+    }
+
+    fn first_due(&self) -> Time {
+        self.due.peek().map_or(Time::NEVER, |Reverse((at, _))| *at)
+    }
+}
+
+impl Watchdog {
+    pub(crate) fn new(clock: Arc<dyn Clock>, host: Host, node: Arc<dyn Node>, command_timeout: Duration) -> Self {
+        Self { clock, host, node, command_timeout, table: Mutex::default(), wake: Notify::new() }
+    }
+
+    fn now(&self) -> Time {
+        Time::now(&*self.clock)
+    }
+
+    /// Looks after a hold from now on. Costs a table entry; the loop is only woken when it would look too late.
+    pub(crate) fn guard(&self, hold: &Arc<Hold>) {
+        let first = hold.next_look();
+        let mut table = self.table.lock();
+        table.holds.insert(id(hold), Kept { hold: hold.clone(), look: Time::NEVER });
+        table.fresh.push(id(hold));
+        let too_late = first.is_some_and(|first| first < table.planned);
+        drop(table);
+        if too_late {
+            self.wake.notify_one();
+        }
+    }
+
+    /// The last lease of this hold has gone.
+    pub(crate) fn forget(&self, hold: &Arc<Hold>) {
+        let kept = self.table.lock().holds.remove(&id(hold));
+        drop(kept);
+    }
+
+    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
+        self.table.lock().holds.values().map(|kept| kept.hold.clone()).collect()
+    }
+
+    /// Carries out what a core ordered, but for renewals, which the loop sends in batches.
+    pub(crate) fn obey(&self, hold: &Hold, orders: Orders) {
+        if orders.reconnect {
+            tracing::debug!(name: "reconnect", target: "leasehold", lock = hold.key.name(), "renewals go unanswered");
+            self.node.reconnect(Lane::Keeper);
+        }
+        if orders.undo {
+            self.undo(hold.lane, hold.key.clone(), hold.token.clone(), hold.ttl);
+        }
+    }
+
+    /// Takes a token off the node in the background: after a loss, a drop, or an attempt of unknown outcome.
+    pub(crate) fn undo(&self, lane: Lane, key: Key, token: Token, ttl: Duration) {
+        let undo = Undo { lane, key, token, for_at_most: ttl, limit: self.command_timeout };
+        self.host.spawn(undo.run(self.node.clone(), self.host.clone(), self.clock.clone()));
+    }
+
+    /// The loop: until the keeper stops.
+    pub(crate) async fn run(self: Arc<Self>) {
+        loop {
+            let now = self.now();
+            let mut batch = Vec::new();
+            for hold in self.due(now) {
+                let orders = hold.tick(now);
+                self.obey(&hold, orders);
+                self.table.lock().schedule(id(&hold));
+                if orders.renew {
+                    batch.push(hold);
+                }
+            }
+            for part in batch.chunks(BATCH) {
+                self.host.spawn_until_stopped(self.clone().renew(now, part.to_vec()));
+            }
+            let planned = self.plan();
+            if planned == Time::NEVER {
+                self.wake.notified().await;
+            } else {
+                tokio::select! {
+                    () = self.host.sleep(planned.since(self.now())) => {}
+                    () = self.wake.notified() => {}
+                }
+            }
+        }
+    }
+
+    /// The holds whose time to be looked at has come.
+    fn due(&self, now: Time) -> Vec<Arc<Hold>> {
+        let mut table = self.table.lock();
+        for id in std::mem::take(&mut table.fresh) {
+            table.schedule(id);
+        }
+        let mut due = Vec::new();
+        while table.first_due() <= now {
+            let Some(Reverse((at, id))) = table.due.pop() else { break };
+            if let Some(kept) = table.holds.get_mut(&id).filter(|kept| kept.look == at) {
+                kept.look = Time::NEVER;
+                due.push(kept.hold.clone());
+            }
+        }
+        due
+    }
+
+    /// Decides when to look next.
+    fn plan(&self) -> Time {
+        let now = self.now();
+        let mut table = self.table.lock();
+        // What was acquired during this look is not in `due` yet.
+        for id in std::mem::take(&mut table.fresh) {
+            table.schedule(id);
+        }
+        if table.holds.is_empty() {
+            let since = *table.empty_since.get_or_insert(now);
+            table.planned = if now.since(since) < LINGER { now + LOOK_EVERY } else { Time::NEVER };
+            table.due.clear();
+        } else {
+            table.empty_since = None;
+            table.planned = table.first_due().min(now + LOOK_EVERY);
+        }
+        table.planned
+    }
+
+    /// One batch: sends it, and feeds the answers to the cores. They are awaited until the last deadline among them
+    /// (rule 7).
+    async fn renew(self: Arc<Self>, sent: Time, batch: Vec<Arc<Hold>>) {
+        let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
+        let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
+        let answers = self.node.renew(Lane::Keeper, &requests, patience).await;
+        for (at, hold) in batch.iter().enumerate() {
+            let answer = match &answers {
+                Ok(answers) => answers.get(at).map_or(Answer::Unclear, Answer::read),
+                Err(failure) => {
+                    tracing::debug!(name: "renew", target: "leasehold", lock = hold.key.name(), %failure);
+                    Answer::Unclear
+                }
+            };
+            self.answered(hold, sent, answer);
+        }
+    }
+
+    /// An answer to the renewal that was sent at `sent`, for its core.
+    pub(crate) fn answered(&self, hold: &Arc<Hold>, sent: Time, answer: Answer) {
+        let now = self.now();
+        let (lock, label) = (hold.key.name(), hold.token.label());
+        tracing::debug!(name: "renew", target: "leasehold", lock, label, ?answer, took = ?now.since(sent));
+        let orders = hold.answer(now, sent, answer);
+        self.obey(hold, orders);
+        let mut table = self.table.lock();
+        table.schedule(id(hold));
+        if table.first_due() < table.planned {
+            self.wake.notify_one();
+        }
+    }
+}
+
+impl Answer {
+    pub(crate) fn read(answer: &Result<Owned, Failure>) -> Self {
+        match answer {
+            Ok(Ok(())) => Self::Confirmed,
+            Ok(Err(denial)) => Self::Denied(*denial),
+            Err(_) => Self::Unclear,
+        }
+    }
+}

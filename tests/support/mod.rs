@@ -1,0 +1,40 @@
+//! What the integration tests share: real servers, a raw client that is not
+//! ours, a proxy that damages traffic, and patience with a limit.
+//!
+//! Nothing here knows the library under test. A test that fails therefore says
+//! something about the library, and these tools can be trusted before it works.
+
+// Every test file compiles its own copy of this module and uses a part of it;
+// and `pub` marks what is for the tests, though nothing is visible beyond them.
+#![allow(dead_code, unused_imports, unreachable_pub)]
+// A test's tool that cannot do its work has to stop the test and say why.
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing)]
+// The library's doors for time, threads and tasks are not those of its tests.
+#![allow(clippy::disallowed_methods)]
+
+mod binary;
+mod clock_shim;
+mod lag;
+mod proxy;
+mod proxy_conn;
+mod proxy_rule;
+mod resp;
+mod server;
+mod sha1;
+mod spawner;
+mod temp_dir;
+mod tls;
+mod wait;
+mod wire;
+
+pub use binary::Version;
+pub use clock_shim::ClockShim;
+pub use lag::Lag;
+pub use proxy::{Proxy, Seen};
+pub use proxy_rule::{Action, Match, RuleHandle};
+pub use resp::Value;
+pub use server::{NoTls, Server, ServerBuilder};
+pub use sha1::sha1_hex;
+pub use temp_dir::TempDir;
+pub use wait::{eventually, eventually_async, within};
+pub use wire::Wire;

@@ -1,0 +1,37 @@
+//! Waiting with a limit and a name, so that a test that would hang fails and
+//! says what did not happen.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+/// Fine enough to be exact for a test, coarse enough to leave it the processor.
+const POLL: Duration = Duration::from_millis(2);
+
+/// Blocks until `holds` is true; panics with `what` once `limit` has passed.
+#[track_caller]
+pub fn eventually(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// As [`eventually`], leaving the runtime free between two looks.
+pub async fn eventually_async(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// The output of `future`; panics with `what` if it takes longer than `limit`.
+///
+/// The limit is measured by tokio's clock, so a paused clock applies to it.
+pub async fn within<F: Future>(limit: Duration, what: &str, future: F) -> F::Output {
+    let Ok(output) = tokio::time::timeout(limit, future).await else {
+        panic!("not within {limit:?}: {what}");
+    };
+    output
+}
