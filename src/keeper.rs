@@ -27,6 +27,7 @@ pub enum Keeper {
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
     runtime: Handle,
+    own_thread: bool,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -45,21 +46,21 @@ impl Host {
     /// Starts the keeper that the program asked for. Outside a runtime there is only the thread.
     pub(crate) fn start(keeper: Keeper) -> io::Result<(Self, Stop)> {
         let host = match (keeper, Handle::try_current()) {
-            (Keeper::CurrentRuntime, Ok(runtime)) => Self::on(runtime),
+            (Keeper::CurrentRuntime, Ok(runtime)) => Self::on(runtime, false),
             _ => Self::thread()?,
         };
         let stop = Stop(host.stop.clone());
         Ok((host, stop))
     }
 
-    fn on(runtime: Handle) -> Self {
-        Self { runtime, tasks: TaskTracker::new(), stop: CancellationToken::new() }
+    fn on(runtime: Handle, own_thread: bool) -> Self {
+        Self { runtime, own_thread, tasks: TaskTracker::new(), stop: CancellationToken::new() }
     }
 
     /// Nobody waits for the thread's end: a process may exit at any time.
     fn thread() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let host = Self::on(runtime.handle().clone());
+        let host = Self::on(runtime.handle().clone(), true);
         let kept = host.clone();
         std::thread::Builder::new().name("leasehold-keeper".into()).spawn(move || {
             runtime.block_on(async {
@@ -93,9 +94,11 @@ impl Host {
         self.tasks.wait().await;
     }
 
-    /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it.
+    /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it. Without a thread of
+    /// its own the keeper may have ended before the caller, whose own runtime then serves.
     pub(crate) fn sleep(&self, span: Duration) -> tokio::time::Sleep {
-        let _context = self.runtime.enter();
+        let here = if self.own_thread { None } else { Handle::try_current().ok() };
+        let _context = here.as_ref().unwrap_or(&self.runtime).enter();
         tokio::time::sleep(span)
     }
 }

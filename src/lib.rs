@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod acquire;
 mod attempt;
 mod clock;
 mod error;

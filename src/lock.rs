@@ -1,31 +1,21 @@
 //! What to acquire, and how long to wait for it.
 
-use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use tokio::sync::SemaphorePermit;
 use tracing::Instrument as _;
 
 use crate::{
-    clock::Time,
+    acquire::{Acquire, OnWait, Patience},
     error::{AcquireError, Error, RunError},
-    fence::Fence,
     holder::Holder,
-    jitter::Jitter,
     key::Key,
     lease::{Lease, LeaseHandle},
-    node::Failure,
-    owner::{Claim, Owner, Seat},
-    shared::{Outcome, Shared, Wanted},
-    status::Signal,
-    wait::{Backoff, Look, Waiter},
-    watchdog::{Answer, Entry, Hold},
+    owner::Owner,
+    shared::{Shared, Wanted},
 };
 
 /// Shortest and longest TTL.
 const TTL: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
-
-/// What is left of a wait may be too short for any server's answer; a look gets at least this.
-const SHORTEST_LOOK: Duration = Duration::from_millis(15);
 
 /// A named lock with its options. It holds nothing yet: [`acquire`](Self::acquire) gives a [`Lease`].
 ///
@@ -41,17 +31,6 @@ pub struct Lock {
     reentrant: bool,
     owner: Owner,
     on_wait: Option<OnWait>,
-}
-
-type OnWait = Arc<dyn Fn(&Holder) + Send + Sync>;
-
-/// How long an acquire waits.
-#[derive(Debug, Clone, Copy)]
-enum Patience {
-    /// One try.
-    None,
-    Within(Duration),
-    Unlimited,
 }
 
 impl Lock {
@@ -222,13 +201,7 @@ impl Lock {
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, AcquireError> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let wanted = self.wanted()?;
-        let started = self.shared.now();
-        let until = match patience {
-            Patience::Unlimited => Time::NEVER,
-            Patience::Within(limit) => started + limit,
-            Patience::None => started,
-        };
-        let acquire = Acquire { lock: &self, wanted, started, until, waits: !matches!(patience, Patience::None) };
+        let acquire = Acquire::new(self.shared, wanted, self.owner, self.reentrant, patience, self.on_wait);
         acquire.run().instrument(span).await
     }
 
@@ -254,265 +227,6 @@ pub(crate) fn check_times(ttl: Duration, max_hold: Option<Duration>) -> Result<(
             Err(Error::config(format!("max_hold is {max_hold:?}: it must be at least the ttl, {ttl:?}")))
         }
         _ => Ok(()),
-    }
-}
-
-/// One acquire under way.
-struct Acquire<'a> {
-    lock: &'a Lock,
-    wanted: Wanted,
-    started: Time,
-    until: Time,
-    waits: bool,
-}
-
-impl Acquire<'_> {
-    async fn run(self) -> Result<Lease, AcquireError> {
-        let shared = &self.lock.shared;
-        let Some(owner) = self.lock.owner.resolve() else { return self.compete(None).await };
-        loop {
-            match shared.owners.claim(owner, &self.wanted.key, self.lock.reentrant) {
-                Claim::Free(seat) => return self.compete(Some(seat)).await,
-                Claim::Held(hold, seat) => {
-                    if let Some(lease) = self.enter(hold, seat).await? {
-                        return Ok(lease);
-                    }
-                }
-                Claim::Pending(changed) if self.waits => {
-                    let ended = tokio::select! {
-                        biased;
-                        () = changed => continue,
-                        ended = self.end() => ended,
-                    };
-                    return Err(ended.unwrap_or_else(|| self.already_held(true)));
-                }
-                Claim::Pending(_) => return Err(self.already_held(true)),
-                Claim::Refused { pending } => return Err(self.already_held(pending)),
-            }
-        }
-    }
-
-    /// Shares an acquisition of our own. `None`: it has ended, start over.
-    async fn enter(&self, hold: Arc<Hold>, seat: Arc<Seat>) -> Result<Option<Lease>, AcquireError> {
-        let shared = &self.lock.shared;
-        let mut backoff = Backoff::new(Jitter::new());
-        loop {
-            let now = shared.now();
-            let (entry, orders) = hold.enter(now);
-            shared.watchdog.obey(&hold, orders);
-            match entry {
-                Entry::Shared(signal) => return Ok(Some(Lease::new(shared.clone(), hold, signal, Some(seat)))),
-                Entry::Over => return Ok(None),
-                Entry::AtRisk => {}
-            }
-            // At risk: not before a renewal has gone through.
-            let limit = self.limit(now);
-            let answers = shared.node.renew(shared.node.lane(), &[hold.renewal()], limit).await;
-            let answer =
-                answers.as_ref().ok().and_then(|answers| answers.first()).map_or(Answer::Unclear, Answer::read);
-            shared.watchdog.answered(&hold, now, answer);
-            match answers {
-                Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
-                Err(_) => self.pause(None, &mut backoff).await?,
-                Ok(_) => {}
-            }
-        }
-    }
-
-    /// Competes with everybody else: asks at once unless others of this process wait already.
-    async fn compete(&self, seat: Option<Arc<Seat>>) -> Result<Lease, AcquireError> {
-        let shared = &self.lock.shared;
-        let mut look = Look::NotYet;
-        if !self.waits || !shared.lines.has(&self.wanted.key) {
-            look = match self.try_once().await? {
-                Ok(lease) => return Ok(lease.seated(seat)),
-                Err(look) => look,
-            };
-            if self.is_over() {
-                return Err(self.over(look));
-            }
-        }
-        let waiter = shared.lines.join(&self.wanted.key);
-        let mut told = Told::default();
-        if !matches!(look, Look::NotYet) {
-            self.tell(&look, &mut told);
-            waiter.saw(look);
-        }
-        let _turn = self.stand_in_line(&waiter, &mut told).await?;
-        let mut backoff = Backoff::new(Jitter::new());
-        loop {
-            let look = match self.try_once().await? {
-                Ok(lease) => return Ok(lease.seated(seat)),
-                Err(look) => look,
-            };
-            self.tell(&look, &mut told);
-            waiter.saw(look.clone());
-            if self.is_over() {
-                return Err(self.over(look));
-            }
-            tokio::select! {
-                biased;
-                () = waiter.freed() => {}
-                paused = self.pause(look.expires_in(), &mut backoff) => paused?,
-            }
-        }
-    }
-}
-
-impl Acquire<'_> {
-    /// One attempt. The inner error is what it saw instead of a lease; the outer one ends the acquire.
-    async fn try_once(&self) -> Result<Result<Won, Look>, AcquireError> {
-        let shared = &self.lock.shared;
-        let closed = shared.closed.cancelled();
-        let outcome = tokio::select! {
-            biased;
-            outcome = shared.attempt(&self.wanted, self.limit(shared.now())) => outcome,
-            () = closed => return Err(AcquireError::Closed),
-        };
-        match outcome {
-            Outcome::Won(hold, signal) => {
-                let won = Won { shared: shared.clone(), hold, signal };
-                // `close` has seen every hold that was there before it was called, and this sees that it was.
-                if shared.closed.is_cancelled() {
-                    drop(won.seated(None));
-                    return Err(AcquireError::Closed);
-                }
-                Ok(Ok(won))
-            }
-            Outcome::Busy(holder) => Ok(Err(Look::Held(holder))),
-            Outcome::Failed(failure) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
-            Outcome::Failed(failure) => Ok(Err(Look::Failed(failure))),
-        }
-    }
-
-    /// Waits until everybody before us has gone, telling what they see.
-    async fn stand_in_line<'w>(
-        &self,
-        waiter: &'w Waiter<'_>,
-        told: &mut Told,
-    ) -> Result<SemaphorePermit<'w>, AcquireError> {
-        let mut looks = waiter.looks();
-        let mut turn = pin!(waiter.turn());
-        let mut end = pin!(self.end());
-        loop {
-            tokio::select! {
-                biased;
-                turn = &mut turn => return Ok(turn),
-                ended = &mut end => {
-                    let look = looks.borrow_and_update().clone();
-                    return Err(ended.unwrap_or_else(|| self.over(look)));
-                }
-                Ok(()) = looks.changed() => {
-                    let look = looks.borrow_and_update().clone();
-                    self.tell(&look, told);
-                }
-            }
-        }
-    }
-
-    /// Leaves the server alone for a while; an error if the acquire ends meanwhile.
-    async fn pause(&self, expires_in: Option<Duration>, backoff: &mut Backoff) -> Result<(), AcquireError> {
-        let shared = &self.lock.shared;
-        let left = self.until.since(shared.now());
-        let pause = backoff.next(expires_in).min(left);
-        tokio::select! {
-            biased;
-            () = shared.closed.cancelled() => Err(AcquireError::Closed),
-            () = shared.host.sleep(pause) => Ok(()),
-        }
-    }
-
-    /// Completes when the acquire must end without its turn having come: `None` when its time is over.
-    async fn end(&self) -> Option<AcquireError> {
-        let shared = &self.lock.shared;
-        let over = async {
-            while !self.is_over() {
-                shared.host.sleep(self.until.since(shared.now())).await;
-            }
-        };
-        tokio::select! {
-            biased;
-            () = shared.closed.cancelled() => Some(AcquireError::Closed),
-            () = over => None,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.lock.shared.now() >= self.until
-    }
-
-    /// How long one look may take: a command time-out, less when the wait ends before.
-    fn limit(&self, now: Time) -> Duration {
-        let most = self.lock.shared.options.command_timeout;
-        if self.until == self.started { most } else { self.until.since(now).max(SHORTEST_LOOK).min(most) }
-    }
-
-    /// The end of a wait, from its last look.
-    fn over(&self, look: Look) -> AcquireError {
-        match look {
-            Look::Failed(failure) => AcquireError::Unavailable(failure.into()),
-            Look::NotYet => {
-                AcquireError::Unavailable(Failure::unavailable("the wait ended before the server had answered").into())
-            }
-            Look::Held(holder) => AcquireError::TimedOut {
-                name: self.lock.name.to_string(),
-                waited: self.lock.shared.now().since(self.started),
-                holder: Box::new(holder),
-            },
-        }
-    }
-
-    fn already_held(&self, pending: bool) -> AcquireError {
-        AcquireError::AlreadyHeld { name: self.lock.name.to_string(), pending }
-    }
-
-    /// Tells the log and the program whom we wait for, when that is news.
-    fn tell(&self, look: &Look, told: &mut Told) {
-        let lock = &*self.lock.name;
-        match look {
-            Look::NotYet => {}
-            Look::Failed(failure) => {
-                tracing::warn!(name: "wait", target: "leasehold", lock, %failure, "waiting for the server");
-                *told = Told::default();
-            }
-            Look::Held(holder) if told.is(holder) => {}
-            Look::Held(holder) => {
-                tracing::info!(name: "wait", target: "leasehold", lock, holder = holder.label(), remaining = ?holder.remaining(), "waiting for {holder}");
-                if let Some(on_wait) = &self.lock.on_wait {
-                    on_wait(holder);
-                }
-                *told = Told(Some((holder.token().map(Into::into), holder.fence())));
-            }
-        }
-    }
-}
-
-/// The holder that was last told about.
-#[derive(Debug, Default)]
-struct Told(Option<(Option<Box<str>>, Option<Fence>)>);
-
-impl Told {
-    fn is(&self, holder: &Holder) -> bool {
-        self.0.as_ref().is_some_and(|(token, fence)| token.as_deref() == holder.token() && *fence == holder.fence())
-    }
-}
-
-/// A won attempt on its way to be a lease.
-struct Won {
-    shared: Arc<Shared>,
-    hold: Arc<Hold>,
-    signal: Arc<Signal>,
-}
-
-impl Won {
-    fn seated(self, seat: Option<Arc<Seat>>) -> Lease {
-        let Self { shared, hold, signal } = self;
-        if let Some(seat) = &seat {
-            seat.hold(&hold);
-        }
-        let (lock, label) = (hold.key.name(), hold.token.label());
-        tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence = u64::from(hold.fence));
-        Lease::new(shared, hold, signal, seat)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     keeper::{Host, Stop},
     key::Key,
     lost::LossReason,
-    node::{Failure, Lane, Node, Undo},
+    node::{Failure, Lane, Node},
     owner::Owners,
     quorum::tally::Denial,
     status::Signal,
@@ -99,7 +99,7 @@ impl Shared {
                 let terms = Terms { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
                 let core = Core::new(terms, tally, Jitter::new());
                 drop(pending);
-                let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, lane, sent, core);
+                let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, sent, core);
                 self.watchdog.guard(&hold);
                 Outcome::Won(hold, signal)
             }
@@ -114,6 +114,7 @@ impl Shared {
         let limit = self.options.command_timeout / 2;
         let send = |lane| self.node.release(lane, &hold.key, &hold.token, limit);
 
+        let (lock, label) = (hold.key.name(), hold.token.label());
         let first = send(self.node.lane()).await;
         let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
         let outcome = match first {
@@ -121,9 +122,13 @@ impl Shared {
             definite => definite,
         };
         let denial = match outcome {
-            Err(failure) => return Err(ReleaseError::Unknown(failure.into())),
+            Err(failure) => {
+                tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "not confirmed");
+                return Err(ReleaseError::Unknown(failure.into()));
+            }
             Ok(found) => {
-                background.is_done();
+                tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = found.is_ok());
+                background.disarm();
                 self.lines.freed(&hold.key);
                 found.err()
             }
@@ -142,17 +147,10 @@ impl Shared {
 
     /// Releases a hold without anybody waiting for it.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold) {
-        let shared = self.clone();
-        let undo = Undo {
-            lane: self.node.lane(),
-            key: hold.key.clone(),
-            token: hold.token.clone(),
-            for_at_most: hold.ttl,
-            limit: self.options.command_timeout,
-        };
+        let undo = self.watchdog.undoing(Lane::Keeper, hold.key.clone(), hold.token.clone(), hold.ttl);
+        let (shared, key) = (self.clone(), hold.key.clone());
         self.host.spawn(async move {
-            let key = undo.key.clone();
-            undo.run(shared.node.clone(), shared.host.clone(), shared.clock.clone()).await;
+            undo.await;
             shared.lines.freed(&key);
         });
     }
@@ -198,7 +196,7 @@ struct Dropped<'a> {
 }
 
 impl Dropped<'_> {
-    fn is_done(self) {
+    fn disarm(self) {
         std::mem::forget(self);
     }
 }

@@ -1,9 +1,6 @@
 //! What one holder is told about its lease, and how it hears of changes.
 
-use std::{
-    future::Future,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -96,15 +93,14 @@ impl Signal {
     }
 
     /// Completes when the lease ends.
-    pub(crate) fn lost(self: Arc<Self>) -> impl Future<Output = Lost> + Send + Sync + use<> {
-        async move {
-            loop {
-                let changed = self.changed.notified();
-                if let Some(lost) = self.ended() {
-                    return lost;
-                }
-                changed.await;
+    pub(crate) async fn lost(self: Arc<Self>) -> Lost {
+        loop {
+            // Made before the look, it hears of every change after it.
+            let changed = self.changed.notified();
+            if let Some(lost) = self.ended() {
+                return lost;
             }
+            changed.await;
         }
     }
 

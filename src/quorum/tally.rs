@@ -42,12 +42,11 @@ impl Tally {
         }
     }
 
-    /// `node` answered "not yours" to a request sent at `sent`. It stands unless a newer request was confirmed.
-    pub(crate) fn deny(&mut self, node: usize, sent: Time, denial: Denial) {
+    /// `node` answered "not yours". Whatever it confirmed before, and to whichever request this is the answer: nodes
+    /// execute requests in another order than they were sent, and none gives back what it has lost.
+    pub(crate) fn deny(&mut self, node: usize, denial: Denial) {
         if let Some(seat) = self.seats.get_mut(node) {
-            if sent >= seat.sent {
-                seat.denial = Some(denial);
-            }
+            seat.denial = Some(denial);
         }
     }
 
@@ -82,7 +81,7 @@ mod tests {
         assert_eq!(tally.confirmed(), Time::ZERO);
         tally.confirm(0, at(5));
         assert_eq!((tally.confirmed(), tally.denied()), (at(5), None));
-        tally.deny(0, at(6), Denial::Gone);
+        tally.deny(0, Denial::Gone);
         assert_eq!(tally.denied(), Some(Denial::Gone));
     }
 
@@ -93,26 +92,26 @@ mod tests {
         assert_eq!(tally.confirmed(), Time::ZERO);
         tally.confirm(1, at(7));
         assert_eq!(tally.confirmed(), at(7));
-        tally.deny(0, at(10), Denial::Gone);
+        tally.deny(0, Denial::Gone);
         assert_eq!(tally.denied(), None);
-        tally.deny(2, at(10), Denial::Taken);
+        tally.deny(2, Denial::Taken);
         assert_eq!(tally.denied(), Some(Denial::Taken));
     }
 
     #[test]
-    fn an_answer_to_an_older_request_changes_nothing() {
+    fn an_older_confirmation_takes_nothing_back() {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(9));
-        tally.deny(0, at(8), Denial::Gone);
+        tally.deny(0, Denial::Gone);
         tally.confirm(0, at(3));
-        assert_eq!((tally.confirmed(), tally.denied()), (at(9), None));
+        assert_eq!((tally.confirmed(), tally.denied()), (at(9), Some(Denial::Gone)));
     }
 
     #[test]
     fn a_node_that_is_not_there_has_no_vote() {
         let mut tally = Tally::new(1);
         tally.confirm(1, at(9));
-        tally.deny(1, at(9), Denial::Taken);
+        tally.deny(1, Denial::Taken);
         assert_eq!((tally.confirmed(), tally.denied()), (Time::ZERO, None));
     }
 

@@ -87,6 +87,11 @@ impl Lines {
 }
 
 impl Waiter<'_> {
+    /// Our turn, if nobody is before us.
+    pub(crate) fn turn_now(&self) -> Option<SemaphorePermit<'_>> {
+        self.line.turn.try_acquire().ok()
+    }
+
     /// Completes when everybody before us has gone.
     pub(crate) async fn turn(&self) -> SemaphorePermit<'_> {
         match self.line.turn.acquire().await {

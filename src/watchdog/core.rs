@@ -171,12 +171,12 @@ impl Core {
         }
         match answer {
             Answer::Confirmed => self.confirmed(node, sent),
-            Answer::Denied(denial) => self.denied(now, node, sent, denial),
+            Answer::Denied(denial) => self.denied(now, node, denial),
             Answer::Unclear => self.unclear(now),
         }
     }
 
-    /// The holder lets go, or its `Leases` closes. `Some(now)`-like: orders nothing but the news.
+    /// The holder lets go, or its `Leases` closes. What is left on the nodes is for the caller to release.
     pub(crate) fn finish(&mut self, now: Time, reason: LossReason) -> Orders {
         let orders = self.judge(now);
         if self.is_over() {
@@ -200,8 +200,8 @@ impl Core {
         Orders { news: self.move_to(Phase::Held), ..Orders::default() }
     }
 
-    fn denied(&mut self, now: Time, node: usize, sent: Time, denial: Denial) -> Orders {
-        self.tally.deny(node, sent, denial);
+    fn denied(&mut self, now: Time, node: usize, denial: Denial) -> Orders {
+        self.tally.deny(node, denial);
         match self.tally.denied() {
             Some(Denial::Gone) => self.end(LossReason::Deleted, now),
             Some(Denial::Taken) => self.end(LossReason::Taken, now),
@@ -254,3 +254,6 @@ impl Core {
         most / 2 + self.jitter.below(most / 2)
     }
 }
+
+#[cfg(test)]
+mod tests;

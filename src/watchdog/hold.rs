@@ -17,7 +17,7 @@ use crate::{
     fence::Fence,
     key::Key,
     lost::{LossReason, Lost},
-    node::{Lane, Renewal},
+    node::Renewal,
     status::{Signal, Status},
     token::Token,
 };
@@ -28,8 +28,6 @@ pub(crate) struct Hold {
     pub(crate) token: Token,
     pub(crate) fence: Fence,
     pub(crate) ttl: Duration,
-    /// The lane of its acquire; its release takes the same.
-    pub(crate) lane: Lane,
     /// When the winning attempt was sent.
     acquired: Time,
     /// A copy of the core's answer, so that `check` is one load and one look at the clock.
@@ -70,14 +68,13 @@ impl Hold {
         token: Token,
         fence: Fence,
         ttl: Duration,
-        lane: Lane,
         acquired: Time,
         core: Core,
     ) -> (Arc<Self>, Arc<Signal>) {
         let signal = Signal::new();
         let believed_until = AtomicU64::new(core.believed_until().as_nanos());
         let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None });
-        (Arc::new(Self { key, token, fence, ttl, lane, acquired, believed_until, state }), signal)
+        (Arc::new(Self { key, token, fence, ttl, acquired, believed_until, state }), signal)
     }
 
     pub(crate) fn renewal(&self) -> Renewal {
@@ -134,27 +131,30 @@ impl Hold {
         (entry, orders)
     }
 
-    /// One lease lets go. From here on no renewal goes out if it was the last (rule 8).
+    /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
+    /// last (rule 8).
     pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Orders) {
         let orders = self.judge(now);
+        let released = self.lost(now, now, LossReason::Released);
         let mut state = self.state.lock();
+        let before = state.leases.len();
         state.leases.retain(|lease| !Arc::ptr_eq(lease, signal));
-        let last = state.leases.is_empty();
+        let (gone, last) = (state.leases.len() == before, state.leases.is_empty());
         let leaving = match &state.end {
-            Some(lost) if last && lost.reason() == LossReason::MaxHold => Leaving::Forgiven,
-            Some(lost) if lost.reason() == LossReason::MaxHold => Leaving::Nothing(Ok(())),
-            Some(lost) => Leaving::Nothing(Err(lost.clone())),
+            _ if gone => Leaving::Nothing(Ok(())),
+            Some(end) if end.reason() != LossReason::MaxHold => Leaving::Nothing(Err(end.clone())),
+            Some(_) if last => Leaving::Forgiven,
             None if last => {
                 let believed_until = state.core.believed_until();
-                let _released = state.core.finish(now, LossReason::Released);
+                let _news_for_nobody = state.core.finish(now, LossReason::Released);
                 self.believed_until.store(0, Ordering::Release);
-                state.end = Some(self.lost(now, now, LossReason::Released));
+                state.end = Some(released.clone());
                 Leaving::Release { believed_until }
             }
-            None => Leaving::Nothing(Ok(())),
+            Some(_) | None => Leaving::Nothing(Ok(())),
         };
         drop(state);
-        signal.end(&self.lost(now, now, LossReason::Released));
+        signal.end(&released);
         (leaving, orders)
     }
 
@@ -205,6 +205,10 @@ impl Hold {
 
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("key", &self.key).field("token", &self.token).field("fence", &self.fence).finish()
+        f.debug_struct("Hold")
+            .field("key", &self.key)
+            .field("token", &self.token)
+            .field("fence", &self.fence)
+            .finish_non_exhaustive()
     }
 }

@@ -7,6 +7,7 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
+    future::Future,
     sync::Arc,
     time::Duration,
 };
@@ -131,14 +132,25 @@ impl Watchdog {
             self.node.reconnect(Lane::Keeper);
         }
         if orders.undo {
-            self.undo(hold.lane, hold.key.clone(), hold.token.clone(), hold.ttl);
+            self.undo(Lane::Keeper, hold.key.clone(), hold.token.clone(), hold.ttl);
         }
     }
 
-    /// Takes a token off the node in the background: after a loss, a drop, or an attempt of unknown outcome.
+    /// Takes a token off the node in the background: after a loss, or an attempt of unknown outcome.
     pub(crate) fn undo(&self, lane: Lane, key: Key, token: Token, ttl: Duration) {
+        self.host.spawn(self.undoing(lane, key, token, ttl));
+    }
+
+    /// The same, for whoever has to know when it is done.
+    pub(crate) fn undoing(
+        &self,
+        lane: Lane,
+        key: Key,
+        token: Token,
+        ttl: Duration,
+    ) -> impl Future<Output = ()> + Send + use<> {
         let undo = Undo { lane, key, token, for_at_most: ttl, limit: self.command_timeout };
-        self.host.spawn(undo.run(self.node.clone(), self.host.clone(), self.clock.clone()));
+        undo.run(self.node.clone(), self.host.clone(), self.clock.clone())
     }
 
     /// The loop: until the keeper stops.

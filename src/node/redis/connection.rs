@@ -85,6 +85,10 @@ impl Connection {
         }
     }
 
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "like fred's own tasks it belongs to this runtime and this connection"
+    )]
     async fn try_open(target: &Target, config: Config, limits: Limits, left: Duration) -> Result<Self, FredError> {
         let client = Client::new(config, Some(performance(limits)), Some(connection(limits)), Some(reconnection()));
         let turned_down = Arc::new(Mutex::new(None));
@@ -151,11 +155,11 @@ impl Connection {
         }
     }
 
-    /// fred does not notice a dead peer by itself while commands are written: a whole command time-out of silence does.
+    /// fred does not notice a dead peer by itself while commands are written: half a command time-out of silence does.
     fn note_silence(self: &Arc<Self>, host: &Host, waited: Duration) {
         let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
         let silent = self.silent.fetch_add(waited, Ordering::Relaxed).saturating_add(waited);
-        if u128::from(silent) >= self.limits.command.as_millis() {
+        if u128::from(silent) >= self.limits.command.as_millis() / 2 {
             self.silent.store(0, Ordering::Relaxed);
             self.clone().reconnect(host);
         }

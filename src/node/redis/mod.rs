@@ -73,7 +73,7 @@ impl Redis {
         keys: Vec<&str>,
         arguments: Vec<Value>,
         limit: Duration,
-        read: impl FnOnce(Value) -> Option<T> + Send + 'static,
+        read: impl FnOnce(&Value) -> Option<T> + Send + 'static,
     ) -> Answer<T> {
         let count = keys.len();
         let mut all: Vec<Value> = keys.into_iter().map(Value::from).collect();
@@ -83,13 +83,13 @@ impl Redis {
             let value = reply.await?;
             let unreadable =
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
-            read(value).ok_or_else(unreadable)
+            read(&value).ok_or_else(unreadable)
         };
-        self.from_anywhere(lane, answer)
+        self.on_any_executor(lane, answer)
     }
 
     /// The keeper's lane serves callers on any executor: from outside its runtime they get a task of it.
-    fn from_anywhere<T: Send + 'static>(
+    fn on_any_executor<T: Send + 'static>(
         &self,
         lane: Lane,
         answer: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -159,7 +159,7 @@ impl Node for Redis {
             }
             Ok(())
         };
-        let closed = self.from_anywhere(Lane::Keeper, close);
+        let closed = self.on_any_executor(Lane::Keeper, close);
         Box::pin(async move {
             let _always = closed.await;
         })

@@ -9,15 +9,15 @@ use crate::{
     quorum::tally::Denial,
 };
 
-pub(super) fn acquired(reply: Value) -> Option<Acquired> {
-    match &*array(reply) {
+pub(super) fn acquired(reply: &Value) -> Option<Acquired> {
+    match array(reply) {
         [granted, drawn] if granted.as_i64() == Some(1) => fence(drawn).map(Acquired::Granted),
         [busy, pttl, value, stored] if busy.as_i64() == Some(0) => Some(Acquired::Busy(found(pttl, value, stored)?)),
         _ => None,
     }
 }
 
-pub(super) fn renewed(reply: Value) -> Option<Vec<Result<Owned, Failure>>> {
+pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
     let verdict = |code: &Value| {
         let unclear = || Failure::unknown("redis could not extend this key");
         owned(code.as_i64()?).map_or_else(|| Some(Err(unclear())), |owned| Some(Ok(owned)))
@@ -25,19 +25,19 @@ pub(super) fn renewed(reply: Value) -> Option<Vec<Result<Owned, Failure>>> {
     array(reply).iter().map(verdict).collect()
 }
 
-pub(super) fn released(reply: Value) -> Option<Owned> {
+pub(super) fn released(reply: &Value) -> Option<Owned> {
     owned(reply.as_i64()?)
 }
 
-pub(super) fn holder(reply: Value) -> Option<Option<Holder>> {
-    match &*array(reply) {
+pub(super) fn holder(reply: &Value) -> Option<Option<Holder>> {
+    match array(reply) {
         [none] if none.as_i64() == Some(0) => Some(None),
         [some, pttl, value, stored] if some.as_i64() == Some(1) => Some(Some(found(pttl, value, stored)?)),
         _ => None,
     }
 }
 
-pub(super) fn flag(reply: Value) -> Option<bool> {
+pub(super) fn flag(reply: &Value) -> Option<bool> {
     match reply.as_i64()? {
         0 => Some(false),
         1 => Some(true),
@@ -45,16 +45,16 @@ pub(super) fn flag(reply: Value) -> Option<bool> {
     }
 }
 
-pub(super) fn guarding(reply: Value) -> Option<Guarding> {
-    match &*array(reply) {
+pub(super) fn guarding(reply: &Value) -> Option<Guarding> {
+    match array(reply) {
         [written] if written.as_i64() == Some(1) => Some(Guarding::Written),
         [stale, seen] if stale.as_i64() == Some(0) => Some(Guarding::Stale { seen: fence(seen)? }),
         _ => None,
     }
 }
 
-pub(super) fn guarded(reply: Value) -> Option<Option<(Vec<u8>, Fence)>> {
-    match &*array(reply) {
+pub(super) fn guarded(reply: &Value) -> Option<Option<(Vec<u8>, Fence)>> {
+    match array(reply) {
         [none] if none.as_i64() == Some(0) => Some(None),
         [some, value, stored] if some.as_i64() == Some(1) => Some(Some((value.as_bytes()?.to_vec(), fence(stored)?))),
         _ => None,
@@ -78,10 +78,11 @@ fn fence(value: &Value) -> Option<Fence> {
     value.as_i64().and_then(|number| Fence::try_from(number).ok())
 }
 
-fn array(reply: Value) -> Vec<Value> {
+/// fred gives an array of one as what is in it.
+fn array(reply: &Value) -> &[Value] {
     match reply {
         Value::Array(values) => values,
-        other => vec![other],
+        other => std::slice::from_ref(other),
     }
 }
 
@@ -106,28 +107,28 @@ mod tests {
     proptest! {
         #[test]
         fn no_reply_makes_a_reader_panic(reply in anything()) {
-            let _ = acquired(reply.clone());
-            let _ = renewed(reply.clone());
-            let _ = released(reply.clone());
-            let _ = holder(reply.clone());
-            let _ = flag(reply.clone());
-            let _ = guarding(reply.clone());
-            let _ = guarded(reply);
+            let _ = acquired(&reply);
+            let _ = renewed(&reply);
+            let _ = released(&reply);
+            let _ = holder(&reply);
+            let _ = flag(&reply);
+            let _ = guarding(&reply);
+            let _ = guarded(&reply);
         }
     }
 
     #[test]
     fn a_reply_of_another_shape_is_nobodys_verdict() {
-        assert!(acquired(Value::from(1)).is_none());
-        assert!(acquired(Value::Array(vec![1.into(), "x".into()])).is_none());
-        assert!(released(Value::from(7)).is_none());
-        assert!(released(Value::Null).is_none());
+        assert!(acquired(&Value::from(1)).is_none());
+        assert!(acquired(&Value::Array(vec![1.into(), "x".into()])).is_none());
+        assert!(released(&Value::from(7)).is_none());
+        assert!(released(&Value::Null).is_none());
     }
 
     #[test]
     fn a_holder_of_another_type_has_no_value() {
         let reply = Value::Array(vec![0.into(), 1_500.into(), Value::Null, Value::Null]);
-        let Some(Acquired::Busy(holder)) = acquired(reply) else { panic!("busy was said") };
+        let Some(Acquired::Busy(holder)) = acquired(&reply) else { panic!("busy was said") };
         assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
         assert!(holder.token().is_none());
     }
