@@ -133,14 +133,15 @@ impl Acquire {
         }
         let waiter = shared.lines.join(&self.wanted.key);
         let mut told = Told::default();
-        self.tell(&seen, &mut told);
-        let at_once = waiter.turn_now();
-        let stood_in_line = at_once.is_none();
-        let _turn = if let Some(turn) = at_once { turn } else { self.stand_in_line(&waiter, &mut told).await? };
-        if stood_in_line {
-            // What we saw before is out of date.
+        // Whoever is told that we wait may rely on our place, so take it first.
+        let _turn = if let Some(turn) = waiter.turn_now() {
+            self.tell(&seen, &mut told);
+            turn
+        } else {
+            // By then what we saw ourselves is out of date.
             seen = Look::NotYet;
-        }
+            self.stand_in_line(&waiter, &mut told).await?
+        };
         let mut backoff = Backoff::new(Jitter::new());
         loop {
             if !matches!(seen, Look::NotYet) {
@@ -194,6 +195,7 @@ impl Acquire {
         told: &mut Told,
     ) -> Result<SemaphorePermit<'w>, AcquireError> {
         let mut looks = waiter.looks();
+        looks.mark_changed();
         let mut turn = pin!(waiter.turn());
         let mut end = pin!(self.end());
         loop {

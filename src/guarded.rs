@@ -54,6 +54,7 @@ impl Guarded {
     ///
     /// Dropping it may or may not have written. Writing again with the same fence is harmless.
     pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), GuardError> {
+        self.shared.check_open().map_err(GuardError::Failed)?;
         let limit = self.shared.options.command_timeout;
         match self.shared.node.guarded_set(&self.key, value.as_ref(), fence, limit).await {
             Ok(Guarding::Written) => Ok(()),
@@ -72,6 +73,7 @@ impl Guarded {
     ///
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
+        self.shared.check_open()?;
         Ok(self.shared.node.guarded_get(&self.key, self.shared.options.command_timeout).await?)
     }
 }

@@ -192,9 +192,7 @@ impl Lock {
     }
 
     fn key(&self) -> Result<Key, Error> {
-        if self.shared.closed.is_cancelled() {
-            return Err(Error::closed());
-        }
+        self.shared.check_open()?;
         Key::new(&self.shared.options.prefix, &self.name)
     }
 
@@ -207,9 +205,7 @@ impl Lock {
 
     /// Everything that can be refused without asking anybody.
     fn wanted(&self) -> Result<Wanted, AcquireError> {
-        if self.shared.closed.is_cancelled() {
-            return Err(AcquireError::Closed);
-        }
+        self.shared.check_open().map_err(|_| AcquireError::Closed)?;
         check_times(self.ttl, self.max_hold).map_err(AcquireError::Refused)?;
         let key = Key::new(&self.shared.options.prefix, &self.name).map_err(AcquireError::Refused)?;
         Ok(Wanted { key, ttl: self.ttl, max_hold: self.max_hold })

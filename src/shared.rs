@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     attempt::{Attempt, Verdict},
     clock::{Clock, Time},
-    error::ReleaseError,
+    error::{Error, ReleaseError},
     holder::Holder,
     jitter::Jitter,
     keeper::{Host, Stop},
@@ -86,6 +86,11 @@ impl Shared {
 
     pub(crate) fn now(&self) -> Time {
         Time::now(&*self.clock)
+    }
+
+    /// An error once `close` was called.
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.closed.is_cancelled() { Err(Error::closed()) } else { Ok(()) }
     }
 
     /// One attempt: one token, one sending (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).

@@ -1,0 +1,787 @@
+//! What every deployment does, to the last detail: one function per behaviour, run against each kind of node.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
+
+mod support;
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use leasehold::{
+    AcquireError, Builder, Error, ErrorKind, Fence, GuardError, Holder, Leases, LossReason, Owner, ReleaseError,
+    RenewError, RunError, Status,
+};
+use support::{Lag, Server, eventually_async, within};
+use tokio::sync::{mpsc, oneshot};
+
+const TTL: Duration = Duration::from_millis(600);
+/// For what must happen, but not at once.
+const SOON: Duration = Duration::from_secs(10);
+
+/// One deployment, on which a test stands for several programs by building several `Leases`.
+struct Place {
+    url: String,
+    /// Keeps a shared memory store alive between two programs.
+    _first: Leases,
+    _server: Option<Server>,
+}
+
+impl Place {
+    async fn memory(test: &str) -> Self {
+        let url = format!("memory://conformance-{test}");
+        Self { _first: Leases::connect(&url).await.unwrap(), url, _server: None }
+    }
+
+    async fn redis(_test: &str) -> Self {
+        let server = Server::start();
+        let url = server.url();
+        Self { _first: Leases::connect(&url).await.unwrap(), url, _server: Some(server) }
+    }
+
+    fn builder(&self) -> Builder {
+        Leases::builder().url(&self.url).ttl(TTL)
+    }
+
+    /// One program's `Leases`.
+    async fn program(&self, label: &str) -> Leases {
+        self.builder().label(label).build().await.unwrap()
+    }
+
+    async fn two_programs(&self) -> (Leases, Leases) {
+        (self.program("one").await, self.program("two").await)
+    }
+}
+
+macro_rules! conformance {
+    ($($behaviour:ident)*) => {
+        mod memory {$(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $behaviour() {
+                super::$behaviour(super::Place::memory(stringify!($behaviour)).await).await;
+            }
+        )*}
+        mod redis {$(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $behaviour() {
+                super::$behaviour(super::Place::redis(stringify!($behaviour)).await).await;
+            }
+        )*}
+    };
+}
+
+conformance! {
+    a_free_lock_is_acquired
+    a_held_lock_is_busy_for_others
+    a_wait_of_zero_is_one_try
+    a_wait_that_ends_says_who_holds_it
+    a_release_frees_the_lock
+    a_drop_frees_the_lock
+    a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+    waiters_of_one_process_come_in_order
+    a_lease_outlives_many_ttls
+    fences_grow
+    renewing_by_hand_extends
+    a_deleted_key_is_told_everywhere
+    a_taken_key_is_left_to_its_taker
+    max_hold_tells_and_lets_the_key_run_out
+    release_after_max_hold_deletes_and_is_ok
+    a_release_is_told_as_such
+    status_changes_end_with_the_last_status
+    a_cancelled_child_cancels_nobody_else
+    a_handle_outlives_its_lease_and_says_so
+    the_same_task_is_refused_instead_of_deadlocked
+    an_acquire_under_way_counts_as_held
+    re_entry_shares_the_acquisition
+    re_entry_must_be_asked_for_both_times
+    re_entry_waits_for_an_acquire_under_way
+    re_entry_after_a_loss_is_a_new_acquisition
+    re_entry_lets_all_branches_of_a_join_in
+    re_entry_lets_a_dispatcher_hand_out_many_leases
+    the_owner_stays_when_the_lease_moves
+    an_identity_spans_tasks
+    the_anonymous_wait_even_for_themselves
+    outside_a_task_the_thread_is_the_owner
+    one_at_a_time
+    holder_reads_what_the_key_says
+    force_release_takes_the_lock_from_whoever_has_it
+    run_returns_what_the_work_returned
+    run_fits_spawn_borrows_boxes_and_local_sets
+    run_stops_the_work_when_the_lease_is_lost
+    run_drops_the_work_before_the_lock_is_free
+    run_that_could_not_acquire_never_starts_the_work
+    a_guarded_value_refuses_the_past
+    a_prefix_keeps_programs_apart
+    closing_ends_waiters_and_leases
+    nothing_works_after_closing
+    debug_shows_state_and_no_secret
+}
+
+async fn a_free_lock_is_acquired(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    assert_eq!((lease.name(), lease.label(), lease.hold_count()), ("job", "one", 1));
+    assert_eq!(lease.status(), Status::Held);
+    lease.check().unwrap();
+    let drift = TTL / 100 + Duration::from_millis(2);
+    assert!(lease.remaining() <= TTL - drift && !lease.remaining().is_zero(), "{:?}", lease.remaining());
+    lease.release().await.unwrap();
+    assert!(leases.lock("job").try_acquire().await.unwrap().is_some());
+}
+
+async fn a_held_lock_is_busy_for_others(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let _lease = one.lock("job").acquire().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none());
+    assert!(two.lock("another job").try_acquire().await.unwrap().is_some());
+}
+
+async fn a_wait_of_zero_is_one_try(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire_within(Duration::ZERO).await.unwrap();
+    let refused = two.lock("job").acquire_within(Duration::ZERO).await.unwrap_err();
+    assert!(matches!(refused, AcquireError::TimedOut { .. }), "{refused}");
+    lease.release().await.unwrap();
+    drop(two.lock("job").acquire_within(Duration::ZERO).await.unwrap());
+}
+
+async fn a_wait_that_ends_says_who_holds_it(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let patience = Duration::from_millis(150);
+
+    let (lag, started) = (Lag::start(), Instant::now());
+    let error = two.lock("job").acquire_within(patience).await.unwrap_err();
+    let took = started.elapsed();
+    assert!(took >= patience, "{took:?}");
+    let exact = Duration::from_millis(20) + lag.worst();
+    assert!(took <= patience + exact, "{took:?}, exact to {exact:?}");
+
+    assert!(error.is_transient());
+    let text = error.to_string();
+    assert!(text.contains("\"job\"") && text.contains("one"), "{text}");
+    let AcquireError::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
+    assert!(waited >= patience && waited <= took);
+    assert_eq!((holder.label(), holder.fence()), (Some("one"), Some(lease.fence())));
+    assert!(holder.remaining().is_some_and(|remaining| remaining <= TTL));
+}
+
+async fn a_release_frees_the_lock(place: Place) {
+    let (one, two) = place.two_programs().await;
+    one.lock("job").acquire().await.unwrap().release().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+}
+
+async fn a_drop_frees_the_lock(place: Place) {
+    let (one, two) = place.two_programs().await;
+    drop(one.lock("job").acquire().await.unwrap());
+    // Well before the TTL.
+    drop(within(TTL / 2, "the dropped lease's lock", two.lock("job").acquire()).await.unwrap());
+}
+
+async fn a_waiter_gets_the_lock_and_was_told_whom_it_waits_for(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let lock = two.lock("job").on_wait(move |holder: &Holder| tell.send(holder.label().map(str::to_owned)).unwrap());
+    let waiter = tokio::spawn(lock.acquire());
+    assert_eq!(within(SOON, "on_wait", told.recv()).await, Some(Some("one".into())));
+
+    let fence = lease.fence();
+    lease.release().await.unwrap();
+    let second = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
+    assert!(second.fence() > fence);
+    assert!(told.try_recv().is_err(), "the same holder is told once");
+}
+
+async fn waiters_of_one_process_come_in_order(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let (came, mut order) = mpsc::unbounded_channel();
+    for n in 0..5 {
+        let (tell, came) = (tell.clone(), came.clone());
+        let lock = two.lock("job").on_wait(move |_| tell.send(n).unwrap());
+        tokio::spawn(async move {
+            let lease = lock.acquire().await.unwrap();
+            came.send(n).unwrap();
+            lease.release().await.unwrap();
+        });
+        assert_eq!(within(SOON, "on_wait", told.recv()).await, Some(n), "it waits before the next one comes");
+    }
+    lease.release().await.unwrap();
+    for n in 0..5 {
+        assert_eq!(within(SOON, "the next waiter", order.recv()).await, Some(n));
+    }
+}
+
+async fn a_lease_outlives_many_ttls(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").ttl(Duration::from_millis(150)).acquire().await.unwrap();
+    let mut changes = lease.status_changes();
+    let ended = tokio::time::timeout(Duration::from_millis(900), lease.lost()).await;
+    assert!(ended.is_err(), "held for six TTLs, not {ended:?}");
+    lease.check().unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none());
+    lease.release().await.unwrap();
+    // Whatever it went through, it was not lost.
+    while let Some(status) = within(SOON, "the last status", changes.next()).await {
+        assert!(!matches!(status, Status::Lost(_)), "{status:?}");
+    }
+}
+
+async fn fences_grow(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let mut last = Fence::try_from(0_u64).unwrap();
+    for _ in 0..20 {
+        for leases in [&one, &two] {
+            let lease = leases.lock("job").acquire().await.unwrap();
+            assert!(lease.fence() > last, "{} after {last}", lease.fence());
+            last = lease.fence();
+            lease.release().await.unwrap();
+        }
+    }
+}
+
+async fn renewing_by_hand_extends(place: Place) {
+    let leases = place.program("one").await;
+    // Its first third is far away, so that nobody else renews it.
+    let lease = leases.lock("job").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let acquired = lease.remaining();
+    eventually_async(SOON, "some time to pass", || lease.remaining() + Duration::from_millis(20) < acquired).await;
+    let before = lease.remaining();
+    lease.renew().await.unwrap();
+    assert!(lease.remaining() > before, "{:?} after {before:?}", lease.remaining());
+    let handle = lease.handle();
+    lease.release().await.unwrap();
+    let error = handle.renew().await.unwrap_err();
+    assert!(matches!(&error, RenewError::Lost(lost) if lost.reason() == LossReason::Released), "{error}");
+}
+
+async fn a_deleted_key_is_told_everywhere(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let (lost, token, mut changes) = (tokio::spawn(lease.lost()), lease.cancellation_token(), lease.status_changes());
+
+    assert!(two.lock("job").force_release().await.unwrap());
+    let lost = within(SOON, "lost()", lost).await.unwrap();
+    assert_eq!((lost.reason(), lost.name(), lost.fence()), (LossReason::Deleted, "job", lease.fence()));
+    within(SOON, "the cancellation", token.cancelled()).await;
+    assert_eq!(within(SOON, "the status", changes.next()).await, Some(Status::Lost(lost.clone())));
+    assert_eq!(changes.next().await, None);
+
+    assert_eq!(lease.check(), Err(lost.clone()));
+    assert_eq!((lease.is_held(), lease.remaining()), (false, Duration::ZERO));
+    assert_eq!(lease.status(), Status::Lost(lost.clone()));
+    assert!(lease.cancellation_token().is_cancelled(), "asked for after the loss");
+    assert_eq!(lease.lost().await, lost, "asked for after the loss");
+    assert!(matches!(lease.renew().await, Err(RenewError::Lost(again)) if again == lost));
+    assert!(matches!(lease.release().await, Err(ReleaseError::Lost(again)) if again == lost));
+}
+
+async fn a_taken_key_is_left_to_its_taker(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    two.lock("job").force_release().await.unwrap();
+    let taker = two.lock("job").acquire().await.unwrap();
+
+    let lost = within(SOON, "lost()", lease.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Taken);
+    assert!(matches!(lease.release().await, Err(ReleaseError::Lost(_))));
+    let holder = one.lock("job").holder().await.unwrap().unwrap();
+    assert_eq!((holder.label(), holder.fence()), (Some("two"), Some(taker.fence())));
+    taker.check().unwrap();
+    taker.release().await.unwrap();
+}
+
+async fn max_hold_tells_and_lets_the_key_run_out(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let max_hold = TTL * 2;
+    let lease = one.lock("job").max_hold(max_hold).acquire().await.unwrap();
+    let lost = within(SOON, "lost()", lease.lost()).await;
+    assert_eq!((lost.reason(), lost.held_for()), (LossReason::MaxHold, max_hold));
+    assert!(lease.check().is_err());
+    // The job has until then to stop.
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none(), "the key is still there");
+    drop(within(TTL + SOON, "the key's end", two.lock("job").acquire()).await.unwrap());
+}
+
+async fn release_after_max_hold_deletes_and_is_ok(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").max_hold(TTL).acquire().await.unwrap();
+    lease.renew().await.unwrap();
+    within(SOON, "lost()", lease.lost()).await;
+    lease.release().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+
+    let lease = one.lock("another").max_hold(TTL).acquire().await.unwrap();
+    lease.renew().await.unwrap();
+    within(SOON, "lost()", lease.lost()).await;
+    drop(lease);
+    drop(within(TTL / 2, "the dropped lease's lock", two.lock("another").acquire()).await.unwrap());
+}
+
+async fn a_release_is_told_as_such(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let (lost, token) = (lease.lost(), lease.cancellation_token());
+    lease.release().await.unwrap();
+    assert_eq!(lost.await.reason(), LossReason::Released);
+    assert!(token.is_cancelled());
+
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let lost = lease.lost();
+    drop(lease);
+    assert_eq!(lost.await.reason(), LossReason::Released);
+}
+
+async fn status_changes_end_with_the_last_status(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let (mut early, handle) = (lease.status_changes(), lease.handle());
+    lease.release().await.unwrap();
+    assert_eq!(early.next().await, Some(Status::Released));
+    assert_eq!(early.next().await, None);
+    assert_eq!(handle.status_changes().next().await, None, "nothing changes from here on");
+}
+
+async fn a_cancelled_child_cancels_nobody_else(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let (mine, yours) = (lease.cancellation_token(), lease.cancellation_token());
+    mine.cancel();
+    assert!(!yours.is_cancelled() && lease.is_held());
+}
+
+async fn a_handle_outlives_its_lease_and_says_so(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let handle = lease.handle();
+    handle.clone().check().unwrap();
+    assert_eq!((handle.name(), handle.fence(), handle.hold_count()), ("job", lease.fence(), 1));
+    lease.release().await.unwrap();
+    assert_eq!(handle.check().unwrap_err().reason(), LossReason::Released);
+    assert_eq!((handle.status(), handle.remaining(), handle.hold_count()), (Status::Released, Duration::ZERO, 0));
+}
+
+async fn the_same_task_is_refused_instead_of_deadlocked(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+    let lease = lock.acquire().await.unwrap();
+    for refused in [lock.acquire().await.map(drop), lock.try_acquire().await.map(drop)] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, AcquireError::AlreadyHeld { pending: false, .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("reentrant(true)") && text.contains("Owner::anonymous()"), "names both ways out: {text}");
+        assert!(!error.is_transient());
+    }
+    lease.release().await.unwrap();
+    drop(lock.acquire().await.unwrap());
+}
+
+async fn an_acquire_under_way_counts_as_held(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let held = one.lock("job").acquire().await.unwrap();
+    let lock = two.lock("job");
+    let mut waiting = Box::pin(lock.acquire());
+    assert!(poll_once(&mut waiting).await.is_none());
+    let error = lock.try_acquire().await.unwrap_err();
+    assert!(matches!(error, AcquireError::AlreadyHeld { pending: true, .. }), "{error}");
+    drop(waiting);
+    assert!(lock.try_acquire().await.unwrap().is_none(), "a dropped acquire is no longer under way");
+    drop(held);
+}
+
+async fn re_entry_shares_the_acquisition(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lock = one.lock("job").reentrant(true);
+    let outer = lock.acquire().await.unwrap();
+    let inner = lock.try_acquire().await.unwrap().unwrap();
+    let third = lock.acquire_within(Duration::ZERO).await.unwrap();
+    assert_eq!((inner.fence(), third.fence()), (outer.fence(), outer.fence()));
+    assert_eq!((outer.hold_count(), inner.hold_count()), (3, 3));
+    drop(third);
+    assert_eq!(outer.hold_count(), 2);
+
+    // Signals are per lease, the key goes with the last, in whichever order.
+    let (outer_lost, inner_lost) = (outer.lost(), inner.lost());
+    outer.release().await.unwrap();
+    assert_eq!(outer_lost.await.reason(), LossReason::Released);
+    inner.check().unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none());
+    inner.release().await.unwrap();
+    assert_eq!(inner_lost.await.reason(), LossReason::Released);
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+}
+
+async fn re_entry_must_be_asked_for_both_times(place: Place) {
+    let leases = place.program("one").await;
+    let (plain, reentrant) = (leases.lock("job"), leases.lock("job").reentrant(true));
+    let held = plain.acquire().await.unwrap();
+    assert!(matches!(reentrant.acquire().await, Err(AcquireError::AlreadyHeld { .. })));
+    held.release().await.unwrap();
+    let _held = reentrant.acquire().await.unwrap();
+    assert!(matches!(plain.acquire().await, Err(AcquireError::AlreadyHeld { .. })));
+}
+
+async fn re_entry_waits_for_an_acquire_under_way(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let held = one.lock("job").acquire().await.unwrap();
+    let lock = two.lock("job").reentrant(true);
+    let (mut first, mut second) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
+    assert!(poll_once(&mut first).await.is_none() && poll_once(&mut second).await.is_none());
+    held.release().await.unwrap();
+    let (first, second) = within(SOON, "both", async { tokio::join!(first, second) }).await;
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert_eq!((first.fence(), first.hold_count()), (second.fence(), 2));
+}
+
+async fn re_entry_after_a_loss_is_a_new_acquisition(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lock = one.lock("job").reentrant(true);
+    let lost = lock.acquire().await.unwrap();
+    two.lock("job").force_release().await.unwrap();
+    within(SOON, "lost()", lost.lost()).await;
+    let again = lock.acquire().await.unwrap();
+    assert!(again.fence() > lost.fence());
+    assert_eq!((again.hold_count(), lost.hold_count()), (1, 1));
+    drop(lost);
+    again.renew().await.unwrap();
+    assert!(matches!(lock.acquire().await, Ok(third) if third.fence() == again.fence()));
+}
+
+/// What the documentation warns of: branches of `join!` are one task.
+async fn re_entry_lets_all_branches_of_a_join_in(place: Place) {
+    let leases = place.program("one").await;
+    let inside = AtomicU32::new(0);
+    let most = AtomicU32::new(0);
+    let branch = |lock: leasehold::Lock| {
+        let (inside, most) = (&inside, &most);
+        async move {
+            let lease = lock.acquire().await?;
+            most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            eventually_async(Duration::from_millis(100), "company", || most.load(Ordering::SeqCst) == 3).await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            lease.release().await.unwrap();
+            Ok::<(), AcquireError>(())
+        }
+    };
+    let lock = leases.lock("job").reentrant(true);
+    let (a, b, c) = tokio::join!(branch(lock.clone()), branch(lock.clone()), branch(lock));
+    (a.unwrap(), b.unwrap(), c.unwrap());
+    assert_eq!(most.into_inner(), 3, "all were inside at once");
+}
+
+/// What the documentation warns of: who acquires and hands out is one owner, whoever works with the leases.
+async fn re_entry_lets_a_dispatcher_hand_out_many_leases(place: Place) {
+    let leases = place.program("one").await;
+    let careless = leases.lock("job").reentrant(true);
+    let mut workers = Vec::new();
+    for _ in 0..5 {
+        let lease = careless.acquire().await.unwrap();
+        workers.push(tokio::spawn(async move { lease.hold_count() }));
+    }
+    let careful = leases.lock("another job");
+    let lease = careful.acquire().await.unwrap();
+    assert!(matches!(careful.acquire().await, Err(AcquireError::AlreadyHeld { .. })), "unless it does not ask for it");
+    drop(lease);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+}
+
+async fn the_owner_stays_when_the_lease_moves(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+    let lease = lock.acquire().await.unwrap();
+    let (lock_there, done) = (lock.clone(), oneshot::channel::<()>());
+    let worker = tokio::spawn(async move {
+        let busy = lock_there.try_acquire().await.unwrap().is_none();
+        done.1.await.unwrap();
+        drop(lease);
+        busy
+    });
+    assert!(matches!(lock.try_acquire().await, Err(AcquireError::AlreadyHeld { .. })), "the lease is still ours");
+    done.0.send(()).unwrap();
+    assert!(worker.await.unwrap(), "the task that has the lease is not its owner");
+}
+
+async fn an_identity_spans_tasks(place: Place) {
+    let leases = place.program("one").await;
+    let owner = Owner::new();
+    assert_eq!(owner, owner.clone());
+    assert_ne!(owner, Owner::new());
+    let lock = leases.lock("job").owner(owner).reentrant(true);
+    let outer = lock.acquire().await.unwrap();
+    let there = lock.clone();
+    let inner = tokio::spawn(async move { there.acquire().await }).await.unwrap().unwrap();
+    assert_eq!((inner.fence(), inner.hold_count()), (outer.fence(), 2));
+    assert!(leases.lock("job").owner(Owner::new()).try_acquire().await.unwrap().is_none());
+}
+
+async fn the_anonymous_wait_even_for_themselves(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job").owner(Owner::anonymous()).reentrant(true);
+    let lease = lock.acquire().await.unwrap();
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    let patience = Duration::from_millis(30);
+    assert!(matches!(lock.acquire_within(patience).await, Err(AcquireError::TimedOut { .. })));
+    lease.release().await.unwrap();
+    drop(lock.acquire().await.unwrap());
+}
+
+async fn outside_a_task_the_thread_is_the_owner(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+    let runtime = tokio::runtime::Handle::current();
+    let there = lock.clone();
+    let (first, second) = tokio::task::spawn_blocking(move || {
+        let first = runtime.block_on(there.acquire());
+        let second = runtime.block_on(there.try_acquire());
+        (first, second.map(drop))
+    })
+    .await
+    .unwrap();
+    assert!(matches!(second, Err(AcquireError::AlreadyHeld { .. })), "{second:?}");
+    assert!(lock.try_acquire().await.unwrap().is_none(), "another owner is told that it is busy");
+    drop(first.unwrap());
+}
+
+async fn one_at_a_time(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let inside = Arc::new(AtomicBool::new(false));
+    let mut tasks = Vec::new();
+    for n in 0..24 {
+        let lock = if n % 2 == 0 { &one } else { &two }.lock("job");
+        let inside = inside.clone();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..4 {
+                let lease = lock.acquire().await.unwrap();
+                assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
+                tokio::task::yield_now().await;
+                inside.store(false, Ordering::SeqCst);
+                lease.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        within(Duration::from_secs(60), "every task", task).await.unwrap();
+    }
+}
+
+async fn holder_reads_what_the_key_says(place: Place) {
+    let (one, two) = place.two_programs().await;
+    assert_eq!(two.lock("job").holder().await.unwrap(), None);
+    let lease = one.lock("job").acquire().await.unwrap();
+    let holder = two.lock("job").holder().await.unwrap().unwrap();
+    assert_eq!((holder.label(), holder.fence()), (Some("one"), Some(lease.fence())));
+    assert!(holder.remaining().is_some_and(|remaining| remaining <= TTL));
+    assert!(holder.token().is_some_and(|token| token.starts_with("lh1:") && token.ends_with("@one")));
+    lease.release().await.unwrap();
+    assert_eq!(two.lock("job").holder().await.unwrap(), None);
+}
+
+async fn force_release_takes_the_lock_from_whoever_has_it(place: Place) {
+    let (one, two) = place.two_programs().await;
+    assert!(!two.lock("job").force_release().await.unwrap(), "nobody has it");
+    let lease = one.lock("job").acquire().await.unwrap();
+    assert!(two.lock("job").force_release().await.unwrap());
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+    drop(lease);
+}
+
+async fn run_returns_what_the_work_returned(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let work = |lease: leasehold::LeaseHandle| async move {
+        lease.check()?;
+        Ok::<Fence, Error>(lease.fence())
+    };
+    let fence = one.lock("job").run(work).await.unwrap().unwrap();
+    assert!(fence > Fence::try_from(0_u64).unwrap());
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some(), "released");
+}
+
+async fn run_fits_spawn_borrows_boxes_and_local_sets(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+
+    let spawned = lock.clone();
+    let spawned = tokio::spawn(async move { spawned.run(|lease| async move { lease.fence() }).await });
+    spawned.await.unwrap().unwrap();
+
+    let mut log = Vec::new();
+    lock.run(async |lease| log.push(lease.fence())).await.unwrap();
+    assert_eq!(log.len(), 1);
+
+    type Work<'a> = Box<dyn FnOnce(leasehold::LeaseHandle) -> Pin<Box<dyn Future<Output = u64> + 'a>> + 'a>;
+    let boxed: Work<'_> = Box::new(|lease| Box::pin(async move { lease.fence().into() }));
+    lock.run(boxed).await.unwrap();
+
+    let local = tokio::task::LocalSet::new();
+    let not_send = std::rc::Rc::new(7);
+    let answer = local.run_until(lock.run(|_| async move { *not_send })).await.unwrap();
+    assert_eq!(answer, 7);
+}
+
+async fn run_stops_the_work_when_the_lease_is_lost(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let (started, running) = oneshot::channel();
+    let lock = one.lock("job");
+    let run = tokio::spawn(async move {
+        lock.run(|_| async move {
+            started.send(()).unwrap();
+            std::future::pending::<()>().await;
+        })
+        .await
+    });
+    within(SOON, "the work", running).await.unwrap();
+    two.lock("job").force_release().await.unwrap();
+    let error = within(SOON, "the end of run", run).await.unwrap().unwrap_err();
+    assert!(matches!(&error, RunError::Lost(lost) if lost.reason() == LossReason::Deleted), "{error}");
+}
+
+async fn run_drops_the_work_before_the_lock_is_free(place: Place) {
+    struct Witness(Arc<AtomicBool>);
+    impl Drop for Witness {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let (one, two) = place.two_programs().await;
+    let dropped = Arc::new(AtomicBool::new(false));
+    let witness = Witness(dropped.clone());
+    let (started, running) = oneshot::channel();
+    let lock = one.lock("job").max_hold(TTL);
+    let run = tokio::spawn(async move {
+        lock.run(|_| async move {
+            let _witness = witness;
+            started.send(()).unwrap();
+            std::future::pending::<()>().await;
+        })
+        .await
+    });
+    within(SOON, "the work", running).await.unwrap();
+    // The loss is by `max_hold`, which deletes the key only when the lease goes.
+    let after = within(SOON, "the lock", two.lock("job").acquire()).await.unwrap();
+    assert!(dropped.load(Ordering::SeqCst), "the work was still there when the lock was free");
+    drop(after);
+    assert!(matches!(run.await.unwrap(), Err(RunError::Lost(_))));
+}
+
+async fn run_that_could_not_acquire_never_starts_the_work(place: Place) {
+    let leases = place.program("one").await;
+    let started = AtomicBool::new(false);
+    let refused = leases.lock("").run(async |_| started.store(true, Ordering::SeqCst)).await;
+    assert!(matches!(refused, Err(RunError::Acquire(AcquireError::Refused(_)))), "{refused:?}");
+    assert!(!started.into_inner());
+}
+
+async fn a_guarded_value_refuses_the_past(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let (report, seen_there) = (one.guarded("report"), two.guarded("report"));
+    assert_eq!(report.get().await.unwrap(), None);
+
+    let past = one.lock("job").acquire().await.unwrap();
+    report.set("first", past.fence()).await.unwrap();
+    report.set("first, again", past.fence()).await.unwrap();
+    two.lock("job").force_release().await.unwrap();
+    let present = two.lock("job").acquire().await.unwrap();
+    seen_there.set([0_u8, 255, 7], present.fence()).await.unwrap();
+
+    let error = report.set("late", past.fence()).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("report") && text.contains("later holder"), "{text}");
+    let GuardError::Stale { fence, seen, .. } = error else { panic!("{error}") };
+    assert_eq!((fence, seen), (past.fence(), present.fence()));
+    assert_eq!(report.get().await.unwrap(), Some((vec![0, 255, 7], present.fence())));
+
+    // Exact where a double is not.
+    let largest = Fence::try_from(i64::MAX).unwrap();
+    let one_less = Fence::try_from(i64::MAX - 1).unwrap();
+    report.set("end", largest).await.unwrap();
+    assert!(matches!(report.set("late", one_less).await, Err(GuardError::Stale { .. })));
+    assert_eq!(report.get().await.unwrap(), Some((b"end".to_vec(), largest)));
+}
+
+async fn a_prefix_keeps_programs_apart(place: Place) {
+    let test = place.builder().prefix("test:").build().await.unwrap();
+    let live = place.builder().prefix("live:").build().await.unwrap();
+    let bare = place.program("bare").await;
+    let lease = test.lock("job").acquire().await.unwrap();
+    assert_eq!(lease.name(), "job");
+    assert!(live.lock("job").try_acquire().await.unwrap().is_some());
+    assert!(bare.lock("job").try_acquire().await.unwrap().is_some());
+    assert!(bare.lock("test:job").try_acquire().await.unwrap().is_none(), "the key is prefix and name");
+}
+
+async fn closing_ends_waiters_and_leases(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("held").acquire().await.unwrap();
+    let theirs = two.lock("theirs").acquire().await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let waiting = one.lock("theirs").on_wait(move |_| tell.send(()).unwrap());
+    let waiter = tokio::spawn(waiting.acquire());
+    within(SOON, "the waiter to wait", told.recv()).await;
+
+    within(SOON, "close", one.close()).await;
+    assert!(matches!(within(SOON, "the waiter", waiter).await.unwrap(), Err(AcquireError::Closed)));
+    assert_eq!(lease.check().unwrap_err().reason(), LossReason::Closed);
+    assert_eq!(lease.lost().await.reason(), LossReason::Closed);
+    assert!(two.lock("held").try_acquire().await.unwrap().is_some(), "released");
+    assert!(matches!(lease.release().await, Err(ReleaseError::Lost(lost)) if lost.reason() == LossReason::Closed));
+    theirs.check().unwrap();
+}
+
+async fn nothing_works_after_closing(place: Place) {
+    let leases = place.program("one").await;
+    let (lock, guarded) = (leases.lock("job"), leases.guarded("report"));
+    leases.close().await;
+    within(SOON, "a second close", leases.close()).await;
+    assert!(matches!(lock.acquire().await, Err(AcquireError::Closed)));
+    assert!(matches!(lock.try_acquire().await, Err(AcquireError::Closed)));
+    let ran = lock.run(async |_| ()).await.map_err(Error::from);
+    let fence = Fence::try_from(1_u64).unwrap();
+    let errors = [
+        ran.unwrap_err(),
+        lock.holder().await.map(drop).unwrap_err(),
+        lock.force_release().await.map(drop).unwrap_err(),
+        guarded.set("x", fence).await.map_err(Error::from).unwrap_err(),
+        guarded.get().await.map(drop).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    }
+}
+
+async fn debug_shows_state_and_no_secret(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+    let lease = lock.acquire().await.unwrap();
+    let holder = lock.holder().await.unwrap().unwrap();
+    let token = holder.token().unwrap().to_owned();
+    let secret = token.trim_start_matches("lh1:").split('@').next().unwrap().to_owned();
+    let shown = format!("{leases:?} {lock:?} {lease:?} {:?} {holder:?} {holder}", lease.handle());
+    assert!(!shown.contains(&secret), "{shown}");
+    for part in ["job", "one", "Held", &lease.fence().to_string()] {
+        assert!(shown.contains(part), "{part} in {shown}");
+    }
+}
+
+/// Polls a future once, within this task.
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|context| {
+        std::task::Poll::Ready(match Pin::new(&mut *future).poll(context) {
+            std::task::Poll::Ready(output) => Some(output),
+            std::task::Poll::Pending => None,
+        })
+    })
+    .await
+}
