@@ -1,0 +1,139 @@
+//! What a waiting fleet costs the server, and when a waiter looks.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use leasehold::{AcquireError, Leases};
+use support::{Action, Lag, Match, Proxy, Server, within};
+use tokio::sync::mpsc;
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn acquires() -> Match {
+    Match::script(include_str!("../src/node/redis/scripts/acquire.lua"))
+}
+
+async fn program(url: String) -> Leases {
+    Leases::builder().url(url).build().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_waiters_of_one_process_ask_like_one() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (holder, waiters) = (program(server.url()).await, program(proxy.url()).await);
+    let lease = holder.lock("job").acquire().await.unwrap();
+
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for _ in 0..100 {
+        let tell = tell.clone();
+        tasks.push(tokio::spawn(waiters.lock("job").on_wait(move |_| tell.send(()).unwrap()).acquire()));
+    }
+    for _ in 0..100 {
+        within(SOON, "everybody to wait", told.recv()).await;
+    }
+    proxy.forget();
+    // The time over which looks are counted.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let looks = proxy.count(acquires());
+    // One waiter's backoff in 1.5 s: its bounds are 10, 20, … 1,000 ms, its pauses half of that on average. A hundred
+    // waiters that each asked would be at several hundred.
+    assert!((1..=40).contains(&looks), "{looks} looks in 1.5 s");
+
+    for task in &tasks {
+        task.abort();
+    }
+    lease.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_looks_again_when_the_holders_key_runs_out() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let mut wire = server.wire();
+    let ttl = Duration::from_millis(300);
+    let lag = Lag::start();
+    for _ in 0..5 {
+        // Nobody renews this one: it is another library's, whose process has died.
+        wire.must(&["SET", "job", "somebody", "PX", "300"]);
+        let set = Instant::now();
+        let lease = within(SOON, "the lock", leases.lock("job").acquire()).await.unwrap();
+        let took = set.elapsed();
+        assert!(took + Duration::from_millis(2) >= ttl, "{took:?}");
+        // A pause ends a millisecond after the expiry that the look before it saw; 20 ms for the look itself.
+        assert!(took <= ttl + Duration::from_millis(20) + lag.worst(), "{took:?}");
+        lease.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_in_the_same_process_hands_over_at_once() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let lag = Lag::start();
+    for _ in 0..20 {
+        let lease = leases.lock("job").acquire().await.unwrap();
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let waiter = tokio::spawn(leases.lock("job").on_wait(move |_| tell.send(()).unwrap()).acquire());
+        within(SOON, "the waiter to wait", told.recv()).await;
+        let released = Instant::now();
+        lease.release().await.unwrap();
+        let next = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
+        let took = released.elapsed();
+        // Two round trips, not the rest of a pause.
+        assert!(took <= Duration::from_millis(10) + lag.worst(), "{took:?}");
+        next.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everybody_in_line_keeps_its_own_deadline() {
+    let server = Server::start();
+    let (one, two) = (program(server.url()).await, program(server.url()).await);
+    let lease = one.lock("job").acquire().await.unwrap();
+    let (lag, started) = (Lag::start(), Instant::now());
+    let patience: Vec<_> = [400, 100, 250, 50].map(Duration::from_millis).into();
+    let waiters: Vec<_> = patience.iter().map(|&limit| tokio::spawn(two.lock("job").acquire_within(limit))).collect();
+    let mut ends = Vec::new();
+    for (limit, waiter) in patience.iter().zip(waiters) {
+        let error = within(SOON, "its deadline", waiter).await.unwrap().unwrap_err();
+        let AcquireError::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
+        assert!(
+            waited >= *limit && waited <= *limit + Duration::from_millis(20) + lag.worst(),
+            "{waited:?} of {limit:?}"
+        );
+        assert_eq!(holder.fence(), Some(lease.fence()));
+        ends.push(waited);
+    }
+    assert!(started.elapsed() < Duration::from_secs(2), "{ends:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_goes_away_passes_its_turn_on() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (one, two) = (program(server.url()).await, program(proxy.url()).await);
+    let lease = one.lock("job").acquire().await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let mut waiters = Vec::new();
+    for n in 0..3 {
+        let tell = tell.clone();
+        waiters.push(tokio::spawn(two.lock("job").on_wait(move |_| tell.send(n).unwrap()).acquire()));
+        within(SOON, "the waiter to wait", told.recv()).await;
+    }
+    // The first is asking the server right now, and never hears the answer.
+    let asking = proxy.on(acquires(), 1, Action::HoldReply);
+    within(SOON, "a look", asking.hit()).await;
+    waiters[0].abort();
+    asking.release();
+    waiters[1].abort();
+    lease.release().await.unwrap();
+    let last = waiters.pop().unwrap();
+    let lease = within(SOON, "the third", last).await.unwrap().unwrap();
+    lease.release().await.unwrap();
+}
