@@ -64,14 +64,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects, trying until `limits.connect` has passed or the server refuses us. The connection's tasks live on the
-    /// runtime that this runs on.
+    /// Connects, trying until `limits.connect` has passed or the server refuses us. The connection lives on the runtime
+    /// that this runs on. Not cancel safe: fred goes on connecting, so this must be run to its end.
     pub(super) async fn open(target: &Target, limits: Limits, host: &Host, clock: &dyn Clock) -> Result<Self, Error> {
         let config = config(target)?;
         let until = Time::now(clock) + limits.connect;
         loop {
-            let left = until.since(Time::now(clock));
-            let error = match Self::try_open(target, config.clone(), limits, left).await {
+            let error = match Self::try_open(target, config.clone(), limits).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };
@@ -79,7 +78,7 @@ impl Connection {
                 return Err(classify(&target.to_string(), &error, limits.connect).into());
             }
             if Time::now(clock) + CONNECT_PAUSE >= until {
-                return Err(unreachable(target, limits, &error));
+                return Err(unreachable(target, limits, error.details()));
             }
             host.sleep(CONNECT_PAUSE).await;
         }
@@ -89,23 +88,12 @@ impl Connection {
         clippy::disallowed_methods,
         reason = "like fred's own tasks it belongs to this runtime and this connection"
     )]
-    async fn try_open(target: &Target, config: Config, limits: Limits, left: Duration) -> Result<Self, FredError> {
+    async fn try_open(target: &Target, config: Config, limits: Limits) -> Result<Self, FredError> {
         let client = Client::new(config, Some(performance(limits)), Some(connection(limits)), Some(reconnection()));
+        // fred bounds this itself, by the time-outs of `connection`.
+        let router = client.init().await?.abort_handle();
         let turned_down = Arc::new(Mutex::new(None));
         let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone())).abort_handle();
-        let connected = tokio::time::timeout(left, client.init()).await;
-        let router = match connected {
-            Ok(Ok(router)) => router.abort_handle(),
-            Ok(Err(error)) => {
-                watch.abort();
-                return Err(error);
-            }
-            Err(_elapsed) => {
-                watch.abort();
-                let last = turned_down.lock().take();
-                return Err(last.unwrap_or_else(|| FredError::new(FredKind::Timeout, "no answer to the handshake")));
-            }
-        };
         Ok(Self {
             client,
             server: target.to_string().into(),
@@ -237,15 +225,12 @@ async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>) {
     }
 }
 
-fn unreachable(target: &Target, limits: Limits, error: &FredError) -> Error {
+pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
     let Limits { connect, .. } = limits;
-    let reason = error.details();
-    Error::new(
-        ErrorKind::Unavailable,
-        format!(
-            "cannot reach redis at {target} within {connect:?}: {reason}. Is the server running there, and is the url right?"
-        ),
-    )
+    let text = format!(
+        "cannot reach redis at {target} within {connect:?}: {reason}. Is the server running there, and is the url right?"
+    );
+    Error::new(ErrorKind::Unavailable, text)
 }
 
 fn config(target: &Target) -> Result<Config, Error> {

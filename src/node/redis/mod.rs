@@ -44,18 +44,16 @@ impl Redis {
         host: Host,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
-        let opened = {
-            let (target, host, clock) = (target.clone(), host.clone(), clock.clone());
-            host.runtime().clone().spawn(async move { Connection::open(&target, limits, &host, &*clock).await })
+        let here = Handle::try_current().ok().filter(|runtime| runtime.id() != host.runtime().id());
+        let open = |runtime| open(runtime, target.clone(), limits, host.clone(), clock.clone());
+        let (home, keeper) = match here {
+            Some(runtime) => {
+                let (home, keeper) = tokio::join!(open(runtime.clone()), open(host.runtime().clone()));
+                (Some((runtime.id(), home?)), keeper?)
+            }
+            None => (None, open(host.runtime().clone()).await?),
         };
-        let here = Handle::try_current().ok().map(|runtime| runtime.id()).filter(|&id| id != host.runtime().id());
-        let home = match here {
-            Some(id) => Some((id, Arc::new(Connection::open(&target, limits, &host, &*clock).await?))),
-            None => None,
-        };
-        let keeper =
-            opened.await.map_err(|_| Error::new(ErrorKind::Unavailable, "the keeper's runtime has ended"))??;
-        Ok(Self { home, keeper: Arc::new(keeper), host })
+        Ok(Self { home, keeper, host })
     }
 
     fn connection(&self, lane: Lane) -> Arc<Connection> {
@@ -104,6 +102,28 @@ impl Redis {
         }
         let task = keeper.spawn(answer);
         Box::pin(async move { task.await.unwrap_or_else(|_| Err(Failure::unknown("the keeper's runtime has ended"))) })
+    }
+}
+
+/// Opens a connection that lives on `runtime`, in a task that nobody cancels: a connection that comes too late is
+/// dropped, and so closed.
+async fn open(
+    runtime: Handle,
+    target: Target,
+    limits: Limits,
+    host: Host,
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<Connection>, Error> {
+    // A name server's silence is the one thing that fred does not bound.
+    let too_late = host.sleep(limits.connect + limits.command);
+    let late = connection::unreachable(&target, limits, "no answer");
+    let opening = runtime.spawn(async move { Connection::open(&target, limits, &host, &*clock).await });
+    tokio::select! {
+        opened = opening => match opened {
+            Ok(connection) => connection.map(Arc::new),
+            Err(_ended) => Err(Error::new(ErrorKind::Unavailable, "the runtime of the connection has ended")),
+        },
+        () = too_late => Err(late),
     }
 }
 

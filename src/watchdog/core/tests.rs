@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const TTL: Duration = Duration::from_millis(3_000);
+const TTL: Duration = Duration::from_secs(3);
 /// TTL less 1 % and 2 ms.
 const VALID: Duration = Duration::from_millis(2_968);
 
