@@ -11,7 +11,7 @@ use crate::{
     holder::Holder,
     jitter::Jitter,
     lease::Lease,
-    node::Failure,
+    node::{Failure, only},
     owner::{Claim, Owner, Seat},
     shared::{Outcome, Shared, Wanted},
     status::Signal,
@@ -106,11 +106,9 @@ impl Acquire {
             }
             // At risk: not before a renewal has gone through.
             let limit = self.limit(now);
-            let answers = shared.node.renew(shared.node.lane(), &[hold.renewal()], limit).await;
-            let answer =
-                answers.as_ref().ok().and_then(|answers| answers.first()).map_or(Answer::Unclear, Answer::read);
-            shared.watchdog.answered(&hold, now, answer);
-            match answers {
+            let answer = shared.node.renew(shared.node.lane(), &[hold.renewal()], limit).await.and_then(only);
+            shared.watchdog.answered(&hold, now, Answer::read(&answer));
+            match answer {
                 Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
                 Err(_) => self.pause(None, &mut backoff).await?,
                 Ok(_) => {}

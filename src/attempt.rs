@@ -39,26 +39,22 @@ pub(crate) struct Attempt {
 impl Attempt {
     /// `sent` is the time before the first request is handed to the transport.
     pub(crate) fn new(sent: Time, ttl: Duration) -> Self {
-        // Invariant 2 from the start: an attempt that is dropped has an unknown outcome too.
-        Self { sent, deadline: sent + ttl.saturating_sub(drift(ttl)), must_undo: true }
+        Self { sent, deadline: sent + ttl.saturating_sub(drift(ttl)), must_undo: false }
     }
 
     /// The node has answered, or will not.
     pub(crate) fn decide(&mut self, now: Time, answer: Result<Acquired, Failure>) -> Verdict {
         match answer {
             Ok(Acquired::Granted(fence)) if now < self.deadline => {
-                self.must_undo = false;
                 let mut tally = Tally::new(1);
                 tally.confirm(0, self.sent);
                 Verdict::Won { fence, tally }
             }
             Ok(Acquired::Granted(_)) => {
+                self.must_undo = true;
                 Verdict::Failed(Failure::unavailable("the grant arrived after the lease that it was for had run out"))
             }
-            Ok(Acquired::Busy(holder)) => {
-                self.must_undo = false;
-                Verdict::Busy(holder)
-            }
+            Ok(Acquired::Busy(holder)) => Verdict::Busy(holder),
             Err(failure) => {
                 self.must_undo = failure.may_have_happened();
                 Verdict::Failed(failure)
@@ -69,6 +65,15 @@ impl Attempt {
     /// Whether the node may hold a token that nobody will use.
     pub(crate) fn must_undo(&self) -> bool {
         self.must_undo
+    }
+
+    /// The same, after an answer that came when the attempt had been given up: then a grant is for nobody either.
+    pub(crate) fn given_up(answer: &Result<Acquired, Failure>) -> bool {
+        match answer {
+            Ok(Acquired::Granted(_)) => true,
+            Ok(Acquired::Busy(_)) => false,
+            Err(failure) => failure.may_have_happened(),
+        }
     }
 }
 
@@ -112,10 +117,17 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_a_drop_are_undone() {
+    fn silence_is_undone() {
         let mut attempt = Attempt::new(at(0), TTL);
-        assert!(attempt.must_undo(), "nothing was heard yet");
         let verdict = attempt.decide(at(1), Err(Failure::unknown("no answer")));
         assert!(matches!(verdict, Verdict::Failed(_)) && attempt.must_undo());
+    }
+
+    #[test]
+    fn when_it_was_given_up_a_grant_is_undone_too() {
+        assert!(Attempt::given_up(&Ok(Acquired::Granted(fence()))));
+        assert!(Attempt::given_up(&Err(Failure::unknown("no answer"))));
+        assert!(!Attempt::given_up(&Ok(Acquired::Busy(Holder::default()))));
+        assert!(!Attempt::given_up(&Err(Failure::refused("NOPERM"))));
     }
 }

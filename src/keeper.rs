@@ -3,7 +3,12 @@
 //! Everything that runs on after its caller has gone (renewals, undoing, the release of a dropped lease) is spawned
 //! here, and nothing anywhere else.
 
-use std::{future::Future, io, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    io,
+    pin::Pin,
+    time::Duration,
+};
 
 use tokio::runtime::{Builder, Handle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -92,6 +97,15 @@ impl Host {
     pub(crate) async fn finished(&self) {
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// A future whose timers are the keeper's: it can be polled by any executor, and by another one later.
+    pub(crate) fn keep_time<F: Future + Unpin>(&self, mut future: F) -> impl Future<Output = F::Output> + use<F> {
+        let runtime = self.runtime.clone();
+        poll_fn(move |context| {
+            let _keeper = runtime.enter();
+            Pin::new(&mut future).poll(context)
+        })
     }
 
     /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it. Without a thread of

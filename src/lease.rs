@@ -8,6 +8,7 @@ use crate::{
     error::{ReleaseError, RenewError},
     fence::Fence,
     lost::Lost,
+    node::{Parting, only},
     owner::Seat,
     shared::Shared,
     status::{Signal, Status, StatusChanges},
@@ -72,10 +73,31 @@ impl Lease {
     /// Dropping the future drops the lease: the release goes on in the background. Nothing is left in Redis for longer
     /// than one TTL.
     pub async fn release(self) -> Result<(), ReleaseError> {
+        self.part(Parting::Delete).await
+    }
+
+    /// As [`release`](Self::release), but the key stays for `keep` (1 ms to a day, else the nearer of them), so that
+    /// nobody acquires the lock before that. For a job that must not run again too soon, such as a cron job that is
+    /// started on many machines whose clocks differ.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release); after an unknown outcome the key may also go after what was left of its TTL.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`release`](Self::release). The key is left in Redis for `keep`.
+    pub async fn release_after(self, keep: Duration) -> Result<(), ReleaseError> {
+        let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
+        self.part(Parting::KeepFor(keep.clamp(bounds.0, bounds.1))).await
+    }
+
+    async fn part(self, parting: Parting) -> Result<(), ReleaseError> {
+        let LeaseHandle { shared, hold, .. } = &self.view;
         match self.view.leave() {
             Leaving::Nothing(outcome) => outcome.map_err(ReleaseError::Lost),
-            Leaving::Release { believed_until } => self.view.shared.release(&self.view.hold, believed_until).await,
-            Leaving::Forgiven => match self.view.shared.release(&self.view.hold, self.view.shared.now()).await {
+            Leaving::Release { believed_until } => shared.release(hold, parting, believed_until).await,
+            Leaving::Forgiven => match shared.release(hold, parting, shared.now()).await {
                 Err(ReleaseError::Lost(_)) => Ok(()),
                 outcome => outcome,
             },
@@ -122,7 +144,9 @@ impl Drop for Lease {
     fn drop(&mut self) {
         match self.view.leave() {
             Leaving::Nothing(_) => {}
-            Leaving::Release { .. } | Leaving::Forgiven => self.view.shared.release_in_background(&self.view.hold),
+            Leaving::Release { .. } | Leaving::Forgiven => {
+                self.view.shared.release_in_background(&self.view.hold, Parting::Delete);
+            }
         }
     }
 }
@@ -277,10 +301,7 @@ macro_rules! view {
                 let sent = shared.now();
                 let limit = hold.remaining(sent).min(shared.options.command_timeout);
                 let answers = shared.node.renew(shared.node.lane(), &[hold.renewal()], limit).await;
-                let answer = answers.and_then(|answers| {
-                    let nothing = || crate::node::Failure::unknown("the server's answer is empty");
-                    answers.into_iter().next().unwrap_or_else(|| Err(nothing()))
-                });
+                let answer = answers.and_then(only);
                 shared.watchdog.answered(hold, sent, Answer::read(&answer));
                 self.check()?;
                 match answer {

@@ -13,7 +13,7 @@ use crate::{
     keeper::{Host, Stop},
     key::Key,
     lost::LossReason,
-    node::{Failure, Lane, Node},
+    node::{Acquired, Answer, Failure, Lane, Node, Parting},
     owner::Owners,
     quorum::tally::Denial,
     status::Signal,
@@ -97,13 +97,18 @@ impl Shared {
     pub(crate) async fn attempt(&self, wanted: &Wanted, limit: Duration) -> Outcome {
         let Wanted { key, ttl, max_hold } = wanted;
         let (lane, token, sent) = (self.node.lane(), Token::draw(&self.options.label), self.now());
-        let mut pending = Pending { shared: self, wanted, lane, token: &token, attempt: Attempt::new(sent, *ttl) };
-        let answer = self.node.acquire(lane, key, &token, *ttl, limit).await;
-        match pending.attempt.decide(self.now(), answer) {
+        let mut attempt = Attempt::new(sent, *ttl);
+        let answer = self.node.acquire(lane, key, &token, *ttl, limit);
+        let mut asked = Asked { shared: self, lane, wanted, token: token.clone(), answer: Some(answer) };
+        let answer = asked.answer().await;
+        let verdict = attempt.decide(self.now(), answer);
+        if attempt.must_undo() {
+            self.watchdog.undo(lane, key.clone(), token.clone(), *ttl);
+        }
+        match verdict {
             Verdict::Won { fence, tally } => {
                 let terms = Terms { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
                 let core = Core::new(terms, tally, Jitter::new());
-                drop(pending);
                 let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, sent, core);
                 self.watchdog.guard(&hold);
                 Outcome::Won(hold, signal)
@@ -114,10 +119,15 @@ impl Shared {
     }
 
     /// Releases a hold that its last lease has left (rule 8). Dropped half way, it goes on in the background.
-    pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, believed_until: Time) -> Result<(), ReleaseError> {
-        let background = Dropped { shared: self, hold };
+    pub(crate) async fn release(
+        self: &Arc<Self>,
+        hold: &Hold,
+        parting: Parting,
+        believed_until: Time,
+    ) -> Result<(), ReleaseError> {
+        let background = Dropped { shared: self, hold, parting };
         let limit = self.options.command_timeout / 2;
-        let send = |lane| self.node.release(lane, &hold.key, &hold.token, limit);
+        let send = |lane| parting.send(&*self.node, lane, &hold.key, &hold.token, limit);
 
         let (lock, label) = (hold.key.name(), hold.token.label());
         let first = send(self.node.lane()).await;
@@ -151,8 +161,8 @@ impl Shared {
     }
 
     /// Releases a hold without anybody waiting for it.
-    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold) {
-        let undo = self.watchdog.undoing(Lane::Keeper, hold.key.clone(), hold.token.clone(), hold.ttl);
+    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: Parting) {
+        let undo = self.watchdog.undoing(Lane::Keeper, hold.key.clone(), hold.token.clone(), hold.ttl, parting);
         let (shared, key) = (self.clone(), hold.key.clone());
         self.host.spawn(async move {
             undo.await;
@@ -166,7 +176,7 @@ impl Shared {
         let now = self.now();
         for hold in self.watchdog.holds() {
             if hold.close(now).news {
-                self.release_in_background(&hold);
+                self.release_in_background(&hold, Parting::Delete);
             }
         }
         tokio::select! {
@@ -177,20 +187,40 @@ impl Shared {
     }
 }
 
-/// An attempt that has not been won: dropping it takes back what it may have done.
-struct Pending<'a> {
+/// An acquire that the node has been asked for. Dropped before the answer, it waits for that in the background, for
+/// fred would send a queued request even when nobody waits for it any more, and then undoes what was granted.
+struct Asked<'a> {
     shared: &'a Shared,
-    wanted: &'a Wanted,
     lane: Lane,
-    token: &'a Token,
-    attempt: Attempt,
+    wanted: &'a Wanted,
+    token: Token,
+    answer: Option<Answer<Acquired>>,
 }
 
-impl Drop for Pending<'_> {
+impl Asked<'_> {
+    async fn answer(&mut self) -> Result<Acquired, Failure> {
+        let Some(answer) = &mut self.answer else { return Err(Failure::unknown("the answer was heard before")) };
+        let answered = answer.await;
+        self.answer = None;
+        answered
+    }
+}
+
+impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        if self.attempt.must_undo() {
-            self.shared.watchdog.undo(self.lane, self.wanted.key.clone(), self.token.clone(), self.wanted.ttl);
-        }
+        let Some(answer) = self.answer.take() else { return };
+        let undoing = self.shared.watchdog.undoing(
+            self.lane,
+            self.wanted.key.clone(),
+            self.token.clone(),
+            self.wanted.ttl,
+            Parting::Delete,
+        );
+        self.shared.host.spawn(async move {
+            if Attempt::given_up(&answer.await) {
+                undoing.await;
+            }
+        });
     }
 }
 
@@ -198,6 +228,7 @@ impl Drop for Pending<'_> {
 struct Dropped<'a> {
     shared: &'a Arc<Shared>,
     hold: &'a Hold,
+    parting: Parting,
 }
 
 impl Dropped<'_> {
@@ -208,6 +239,6 @@ impl Dropped<'_> {
 
 impl Drop for Dropped<'_> {
     fn drop(&mut self) {
-        self.shared.release_in_background(self.hold);
+        self.shared.release_in_background(self.hold, self.parting);
     }
 }

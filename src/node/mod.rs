@@ -87,6 +87,33 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
+/// How a holder parts with its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parting {
+    Delete,
+    /// The key stays for so long, and nobody renews it.
+    KeepFor(Duration),
+}
+
+impl Parting {
+    /// Asks a node for it, token-checked and idempotent either way.
+    pub(crate) fn send(self, node: &dyn Node, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
+        match self {
+            Self::Delete => node.release(lane, key, token, limit),
+            Self::KeepFor(ttl) => {
+                let last = [Renewal { key: key.clone(), token: token.clone(), ttl }];
+                let answer = node.renew(lane, &last, limit);
+                Box::pin(async move { only(answer.await?) })
+            }
+        }
+    }
+}
+
+/// The answer to a batch of one.
+pub(crate) fn only(answers: Vec<Result<Owned, Failure>>) -> Result<Owned, Failure> {
+    answers.into_iter().next().unwrap_or_else(|| Err(Failure::unknown("the server's answer is empty")))
+}
+
 /// Why a node's answer says nothing about the lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {

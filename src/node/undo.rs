@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Lane, Node};
+use super::{Lane, Node, Parting};
 use crate::{
     clock::{Clock, Time},
     keeper::Host,
@@ -22,6 +22,7 @@ pub(crate) struct Undo {
     pub(crate) lane: Lane,
     pub(crate) key: Key,
     pub(crate) token: Token,
+    pub(crate) parting: Parting,
     /// The TTL that the key was given.
     pub(crate) for_at_most: Duration,
     /// How long one release is waited for.
@@ -34,7 +35,7 @@ impl Undo {
         let mut pause = FIRST_PAUSE;
         // The first lane may have died with its runtime, so the keeper's takes turns with it.
         for lane in [self.lane, Lane::Keeper].into_iter().cycle() {
-            let outcome = node.release(lane, &self.key, &self.token, self.limit).await;
+            let outcome = self.parting.send(&*node, lane, &self.key, &self.token, self.limit).await;
             let (lock, label) = (self.key.name(), self.token.label());
             match outcome {
                 Ok(found) => {

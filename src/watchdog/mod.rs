@@ -19,7 +19,7 @@ use crate::{
     clock::{Clock, Time},
     keeper::Host,
     key::Key,
-    node::{Failure, Lane, Node, Owned, Undo},
+    node::{Failure, Lane, Node, Owned, Parting, Undo},
     token::Token,
 };
 
@@ -138,18 +138,19 @@ impl Watchdog {
 
     /// Takes a token off the node in the background: after a loss, or an attempt of unknown outcome.
     pub(crate) fn undo(&self, lane: Lane, key: Key, token: Token, ttl: Duration) {
-        self.host.spawn(self.undoing(lane, key, token, ttl));
+        self.host.spawn(self.undoing(lane, key, token, ttl, Parting::Delete));
     }
 
-    /// The same, for whoever has to know when it is done.
+    /// The same, for whoever has to know when it is done, or parts in another way.
     pub(crate) fn undoing(
         &self,
         lane: Lane,
         key: Key,
         token: Token,
         ttl: Duration,
+        parting: Parting,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let undo = Undo { lane, key, token, for_at_most: ttl, limit: self.command_timeout };
+        let undo = Undo { lane, key, token, parting, for_at_most: ttl, limit: self.command_timeout };
         undo.run(self.node.clone(), self.host.clone(), self.clock.clone())
     }
 

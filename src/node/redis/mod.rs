@@ -77,31 +77,13 @@ impl Redis {
         let mut all: Vec<Value> = keys.into_iter().map(Value::from).collect();
         all.extend(arguments);
         let reply = self.connection(lane).run(self.host.clone(), script, count, all, limit);
-        let answer = async move {
+        let answer: Answer<T> = Box::pin(async move {
             let value = reply.await?;
             let unreadable =
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
             read(&value).ok_or_else(unreadable)
-        };
-        self.on_any_executor(lane, answer)
-    }
-
-    /// The keeper's lane serves callers on any executor: from outside its runtime they get a task of it.
-    fn on_any_executor<T: Send + 'static>(
-        &self,
-        lane: Lane,
-        answer: impl Future<Output = Result<T, Failure>> + Send + 'static,
-    ) -> Answer<T> {
-        let keeper = self.host.runtime();
-        let inline = match Handle::try_current() {
-            Ok(here) => lane == Lane::Home || here.id() == keeper.id(),
-            Err(_) => false,
-        };
-        if inline {
-            return Box::pin(answer);
-        }
-        let task = keeper.spawn(answer);
-        Box::pin(async move { task.await.unwrap_or_else(|_| Err(Failure::unknown("the keeper's runtime has ended"))) })
+        });
+        Box::pin(self.host.keep_time(answer))
     }
 }
 
@@ -173,16 +155,12 @@ impl Node for Redis {
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         let connections = [Some(self.keeper.clone()), self.home.as_ref().map(|(_, home)| home.clone())];
-        let close = async move {
+        let close = Box::pin(async move {
             for connection in connections.into_iter().flatten() {
                 connection.close(limit).await;
             }
-            Ok(())
-        };
-        let closed = self.on_any_executor(Lane::Keeper, close);
-        Box::pin(async move {
-            let _always = closed.await;
-        })
+        });
+        Box::pin(self.host.keep_time(close))
     }
 }
 
