@@ -21,7 +21,6 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 
 /// The machine's clock that counts suspend: `CLOCK_BOOTTIME` on Linux, the nearest that the platform has elsewhere.
 #[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
 pub struct SystemClock;
 
 impl Clock for SystemClock {

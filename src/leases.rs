@@ -88,7 +88,8 @@ impl Leases {
 
     /// Ends everything that came from this and its clones: refuses new work, ends waiters with
     /// [`Closed`](crate::AcquireError::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease and
-    /// releases it. Waits for the releases, at most a command time-out each for them and for the connections.
+    /// releases it. Waits for the releases, at most a command time-out in all; what is not confirmed by then goes on in
+    /// the background.
     ///
     /// Call it before the process exits: what was not released by then stays locked for a TTL.
     ///

@@ -94,7 +94,7 @@ impl Shared {
     }
 
     /// One attempt: one token, one sending (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
-    pub(crate) async fn attempt(&self, wanted: &Wanted, limit: Duration) -> Outcome {
+    pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, limit: Duration) -> Outcome {
         let Wanted { key, ttl, max_hold } = wanted;
         let (lane, token, sent) = (self.node.lane(), Token::draw(&self.options.label), self.now());
         let mut attempt = Attempt::new(sent, *ttl);
@@ -170,7 +170,7 @@ impl Shared {
         });
     }
 
-    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out.
+    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all.
     pub(crate) async fn close(self: &Arc<Self>) {
         self.closed.cancel();
         let now = self.now();
@@ -179,18 +179,22 @@ impl Shared {
                 self.release_in_background(&hold, Parting::Delete);
             }
         }
+        let limit = self.options.command_timeout;
+        let ended = async {
+            self.host.finished().await;
+            self.node.close(limit).await;
+        };
         tokio::select! {
-            () = self.host.finished() => {}
-            () = self.host.sleep(self.options.command_timeout) => {}
+            () = ended => {}
+            () = self.host.sleep(limit) => {}
         }
-        self.node.close(self.options.command_timeout).await;
     }
 }
 
 /// An acquire that the node has been asked for. Dropped before the answer, it waits for that in the background, for
 /// fred would send a queued request even when nobody waits for it any more, and then undoes what was granted.
 struct Asked<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     lane: Lane,
     wanted: &'a Wanted,
     token: Token,
@@ -216,9 +220,11 @@ impl Drop for Asked<'_> {
             self.wanted.ttl,
             Parting::Delete,
         );
+        let (shared, key) = (self.shared.clone(), self.wanted.key.clone());
         self.shared.host.spawn(async move {
             if Attempt::given_up(&answer.await) {
                 undoing.await;
+                shared.lines.freed(&key);
             }
         });
     }

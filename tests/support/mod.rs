@@ -13,6 +13,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod binary;
+mod child;
 mod clock_shim;
 mod lag;
 mod proxy;
@@ -28,6 +29,7 @@ mod wait;
 mod wire;
 
 pub use binary::Version;
+pub use child::{Child, Part};
 pub use clock_shim::ClockShim;
 pub use lag::Lag;
 pub use proxy::{Proxy, Seen};

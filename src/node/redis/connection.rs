@@ -66,7 +66,13 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects, trying until `limits.connect` has passed or the server refuses us. The connection lives on the runtime
     /// that this runs on. Not cancel safe: fred goes on connecting, so this must be run to its end.
-    pub(super) async fn open(target: &Target, limits: Limits, host: &Host, clock: &dyn Clock) -> Result<Self, Error> {
+    pub(super) async fn open(
+        target: &Target,
+        limits: Limits,
+        host: &Host,
+        clock: &dyn Clock,
+        last_reason: &Mutex<String>,
+    ) -> Result<Self, Error> {
         let config = config(target)?;
         let until = Time::now(clock) + limits.connect;
         loop {
@@ -80,6 +86,7 @@ impl Connection {
             if Time::now(clock) + CONNECT_PAUSE >= until {
                 return Err(unreachable(target, limits, error.details()));
             }
+            *last_reason.lock() = error.details().into();
             host.sleep(CONNECT_PAUSE).await;
         }
     }

@@ -25,7 +25,7 @@ const NOT_NOW: [&str; 11] = [
 /// measured: an error reply was not executed, unless it came from a line of the script; anything else may have been).
 pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
     let details = error.details();
-    if let Some(word) = reply_word(details) {
+    if let Some(word) = reply_word(own_words(details)) {
         return server_said(server, word, details);
     }
     match error.kind() {
@@ -49,24 +49,53 @@ fn reply_word(details: &str) -> Option<&str> {
     (word.len() >= 3 && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(word)
 }
 
+/// Redis before 7.0 wraps what a command inside a script said:
+/// `ERR Error running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`.
+fn own_words(details: &str) -> &str {
+    let inner = details.strip_prefix(WRAPPED).and_then(|text| text.split_once("@user_script: "));
+    inner.and_then(|(_, text)| text.split_once(": ")).map_or(details, |(_line, said)| said.trim_start_matches('-'))
+}
+
+const WRAPPED: &str = "ERR Error running script";
+
 fn full(details: &str) -> bool {
     details.contains("max number of clients reached")
 }
 
-fn server_said(server: &str, word: &str, details: &str) -> Failure {
-    let advice = match word {
+/// An ACL's refusal of a command inside a script does not begin with NOPERM: Redis 7.0, and newer servers.
+fn lacks_a_right(word: &str, details: &str) -> bool {
+    word == "NOPERM" || ["The user executing the script", "ACL failure in script"].iter().any(|no| details.contains(no))
+}
+
+/// One key of a batch of renewals met an error; the lease is at risk, whatever it was.
+pub(super) fn not_extended(details: &str) -> Failure {
+    let advice = advice(reply_word(details).unwrap_or_default(), details);
+    Failure::unknown(format!("redis could not extend this key: \"{details}\"{advice}"))
+}
+
+/// What to do about it.
+fn advice(word: &str, details: &str) -> &'static str {
+    match word {
+        _ if lacks_a_right(word, details) => ": give the user the rights that the crate documentation lists",
         "NOAUTH" => ": give the url a password",
         "WRONGPASS" => ": check the user and password in the url",
-        "NOPERM" => ": give the user the rights that the crate documentation lists",
-        "READONLY" => ": the url must name a primary, not a replica",
+        "LOADING" => ": it answers once its data is loaded",
+        "READONLY" | "MASTERDOWN" => ": the url must name a primary, not a replica",
         "OOM" => ": the server's maxmemory is reached",
         _ => "",
-    };
+    }
+}
+
+fn server_said(server: &str, word: &str, details: &str) -> Failure {
+    let advice = advice(word, details);
     let text = format!("redis at {server} said \"{details}\"{advice}");
     let failure =
         if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };
     // Such a reply names the line of the script that failed: the lines before it were executed.
-    if details.contains(" script: ") || details.contains("The user executing the script") {
+    if details.contains(" script: ")
+        || details.starts_with(WRAPPED)
+        || (word != "NOPERM" && lacks_a_right(word, details))
+    {
         failure.halfway()
     } else {
         failure

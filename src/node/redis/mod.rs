@@ -3,6 +3,7 @@
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use fred::types::Value;
+use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
 use self::{connection::Connection, script::Script};
@@ -96,16 +97,20 @@ async fn open(
     host: Host,
     clock: Arc<dyn Clock>,
 ) -> Result<Arc<Connection>, Error> {
-    // A name server's silence is the one thing that fred does not bound.
-    let too_late = host.sleep(limits.connect + limits.command);
-    let late = connection::unreachable(&target, limits, "no answer");
-    let opening = runtime.spawn(async move { Connection::open(&target, limits, &host, &*clock).await });
+    // The last try, or a name server's silence, may take longer.
+    let too_late = host.sleep(limits.connect);
+    let reason = Arc::new(Mutex::new("no answer".to_owned()));
+    let opening = {
+        let (target, reason) = (target.clone(), reason.clone());
+        runtime.spawn(async move { Connection::open(&target, limits, &host, &*clock, &reason).await })
+    };
     tokio::select! {
+        biased;
         opened = opening => match opened {
             Ok(connection) => connection.map(Arc::new),
             Err(_ended) => Err(Error::new(ErrorKind::Unavailable, "the runtime of the connection has ended")),
         },
-        () = too_late => Err(late),
+        () = too_late => Err(connection::unreachable(&target, limits, &reason.lock())),
     }
 }
 
@@ -154,11 +159,14 @@ impl Node for Redis {
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        let connections = [Some(self.keeper.clone()), self.home.as_ref().map(|(_, home)| home.clone())];
+        let (keeper, home) = (self.keeper.clone(), self.home.as_ref().map(|(_, home)| home.clone()));
         let close = Box::pin(async move {
-            for connection in connections.into_iter().flatten() {
-                connection.close(limit).await;
-            }
+            let close_home = async {
+                if let Some(home) = home {
+                    home.close(limit).await;
+                }
+            };
+            tokio::join!(keeper.close(limit), close_home);
         });
         Box::pin(self.host.keep_time(close))
     }

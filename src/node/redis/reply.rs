@@ -2,6 +2,7 @@
 
 use fred::types::Value;
 
+use super::failure::not_extended;
 use crate::{
     fence::Fence,
     holder::Holder,
@@ -18,9 +19,12 @@ pub(super) fn acquired(reply: &Value) -> Option<Acquired> {
 }
 
 pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
-    let verdict = |code: &Value| {
-        let unclear = || Failure::unknown("redis could not extend this key");
-        owned(code.as_i64()?).map_or_else(|| Some(Err(unclear())), |owned| Some(Ok(owned)))
+    let verdict = |one: &Value| match one {
+        Value::Array(error) => match &**error {
+            [code, text] if code.as_i64() == Some(-2) => Some(Err(not_extended(&text.as_str()?))),
+            _ => None,
+        },
+        code => owned(code.as_i64()?).map(Ok),
     };
     array(reply).iter().map(verdict).collect()
 }
