@@ -11,20 +11,27 @@
 local lock, fence, token, ttl = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 
 local stored = redis.call('GET', fence)
-local floor = tonumber(stored or '0')
--- Above 2^53 a Lua number skips integers, and the next fence would not be larger.
-if not floor or floor < 0 or floor >= 9007199254740992 then
+local floor = 0
+if stored then
+  floor = tonumber(stored)
+end
+-- From 2^53 on a Lua number skips integers, and the next fence would not be larger; NaN is no multiple of anything.
+if not floor or floor < 0 or floor % 1 ~= 0 or floor >= 9007199254740992 then
   return redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
 end
-local time = redis.call('TIME')
 
 local function draw()
-  local now = time[1] * 1000000 + time[2]
-  local drawn = math.max(floor + 1, now)
-  -- 24 h after the fence's own time; a number argument keeps all 16 digits, tostring would not.
-  local expires = math.floor(math.max(drawn, now) / 1000) + 86400000
-  redis.call('SET', fence, string.format('%.0f', drawn), 'PXAT', string.format('%.0f', expires))
-  return drawn
+  local time = redis.call('TIME')
+  -- Text all the way: a number would be printed and parsed again, which costs more than the call.
+  local now = time[1] .. string.sub('00000' .. time[2], -6)
+  if tonumber(now) > floor then
+    redis.call('SET', fence, now, 'PX', '86400000')
+    return tonumber(now)
+  end
+  -- The clock stands behind what was drawn before: 24 h after the fence's own time (a number argument keeps its 16
+  -- digits; tostring would not).
+  redis.call('SET', fence, floor + 1, 'PXAT', math.floor((floor + 1) / 1000) + 86400000)
+  return floor + 1
 end
 
 if redis.call('SET', lock, token, 'NX', 'PX', ttl) then

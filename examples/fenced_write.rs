@@ -1,0 +1,104 @@
+//! The write that no lock can prevent, and the fence that refuses it.
+//!
+//! A writer is paused for longer than its lease, as a suspended machine or a long garbage collection does it. When it
+//! goes on it still believes in its lease, and writes. The lock passed to another meanwhile, which has written already.
+//! The database compares their fences, and the late write changes nothing.
+//!
+//! ```text
+//! cargo run --example fenced_write
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example fenced_write
+//! ```
+
+use std::{env, error::Error, fs, path::Path, sync::Barrier, thread, time::Duration};
+
+use leasehold::{Fence, Keeper, Lease, Leases};
+use rusqlite::Connection;
+
+type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+const TTL: Duration = Duration::from_secs(1);
+
+const CREATE: &str = "CREATE TABLE report (id INTEGER PRIMARY KEY, body TEXT NOT NULL, fence INTEGER NOT NULL)";
+
+/// Writes, unless a later holder has. Compare and write are one statement: nothing comes between them.
+const WRITE: &str = "\
+INSERT INTO report (id, body, fence) VALUES (1, ?1, ?2)
+ON CONFLICT (id) DO UPDATE SET body = excluded.body, fence = excluded.fence
+WHERE report.fence <= excluded.fence";
+
+fn main() -> Result<()> {
+    let path = env::temp_dir().join(format!("leasehold-fenced-write-{}.sqlite", std::process::id()));
+    let outcome = two_writers(&path);
+    fs::remove_file(&path)?;
+    outcome
+}
+
+fn two_writers(path: &Path) -> Result<()> {
+    let db = Connection::open(path)?;
+    db.execute(CREATE, ())?;
+    println!("{WRITE};\n");
+
+    // Each on a thread and a runtime of its own, as if they were two processes.
+    let first_holds = Barrier::new(2);
+    thread::scope(|threads| {
+        let paused = threads.spawn(|| paused_writer(path, &first_holds));
+        let prompt = threads.spawn(|| prompt_writer(path, &first_holds));
+        for writer in [paused, prompt] {
+            writer.join().map_err(|_| "a writer panicked")??;
+        }
+        Ok::<(), Box<dyn Error + Send + Sync>>(())
+    })?;
+
+    let body: String = db.query_row("SELECT body FROM report", (), |row| row.get(0))?;
+    println!("\nin the table: {body:?}");
+    Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn paused_writer(path: &Path, holds: &Barrier) -> Result<()> {
+    let (leases, lease) = acquire("paused").await?;
+    holds.wait();
+
+    // Blocks the only thread of this runtime, renewals included: nothing of this "process" runs.
+    println!("paused: stands still for {:?}", 3 * TTL);
+    thread::sleep(3 * TTL);
+
+    // The mistake: `lease.check()` would say no here. But a pause can come after any check, too.
+    println!("paused: goes on where it was, and writes");
+    write(path, "paused", lease.fence())?;
+    if let Err(error) = lease.release().await {
+        println!("paused: {error}");
+    }
+    leases.close().await;
+    Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn prompt_writer(path: &Path, first_holds: &Barrier) -> Result<()> {
+    first_holds.wait();
+    let (leases, lease) = acquire("prompt").await?;
+    write(path, "prompt", lease.fence())?;
+    lease.release().await?;
+    leases.close().await;
+    Ok(())
+}
+
+async fn acquire(who: &'static str) -> Result<(Leases, Lease)> {
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://fenced-write".into());
+    // Without a thread of its own the keeper stands still with the program: the worst case. With one it would renew,
+    // and only a pause of the whole process could do this.
+    let leases = Leases::builder().url(url).ttl(TTL).label(who).keeper(Keeper::CurrentRuntime).build().await?;
+    let lock = leases.lock("examples:fenced_write").on_wait(move |holder| println!("{who}: waits for {holder}"));
+    let lease = lock.acquire().await?;
+    println!("{who}: acquired, fence {}", lease.fence());
+    Ok((leases, lease))
+}
+
+fn write(path: &Path, who: &str, fence: Fence) -> Result<()> {
+    let rows = Connection::open(path)?.execute(WRITE, (who, i64::from(fence)))?;
+    match rows {
+        0 => println!("{who}: REFUSED, the table has seen a later fence than {fence}"),
+        _ => println!("{who}: written with fence {fence}"),
+    }
+    Ok(())
+}

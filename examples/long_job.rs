@@ -1,0 +1,66 @@
+//! The main job: nobody knows how long it takes, and nobody else may do it meanwhile.
+//!
+//! ```text
+//! cargo run --example long_job
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example long_job    # in two terminals: the second waits
+//! ```
+
+use std::{
+    env,
+    error::Error,
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::{LeaseHandle, Leases};
+
+/// Much shorter than the job: it is how long the others wait if this process dies.
+const TTL: Duration = Duration::from_secs(2);
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
+    let leases = Leases::builder().url(url).ttl(TTL).build().await?;
+    let lock = leases.lock("examples:long_job").on_wait(|holder| println!("waiting for {holder}"));
+
+    // `run` drops the job the moment the lease is lost, and dropping `run` drops the job and releases.
+    let outcome = tokio::select! {
+        outcome = lock.run(job) => Some(outcome),
+        _ctrl_c = tokio::signal::ctrl_c() => None,
+    };
+    // Waits for the release: a process that just exits may leave the key for a TTL.
+    leases.close().await;
+
+    match outcome {
+        Some(outcome) => println!("done after {} steps, released", outcome??),
+        None => println!("interrupted, released"),
+    }
+    Ok(())
+}
+
+/// Four to eight seconds of work in small steps.
+async fn job(lease: LeaseHandle) -> Result<u64, Box<dyn Error>> {
+    println!("acquired as {}, fence {}, for {TTL:?} at a time", lease.label(), lease.fence());
+    let steps = 80 + RandomState::new().hash_one("length") % 81;
+    let bar = ProgressBar::new(steps).with_style(ProgressStyle::with_template("{bar:40} {percent:>3} %  {msg}")?);
+
+    let (mut before, mut renewals) = (lease.remaining(), 0);
+    for step in 1..=steps {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+
+        let remaining = lease.remaining();
+        if remaining > before {
+            renewals += 1;
+            // Not a terminal: a line now and then instead of a bar.
+            if bar.is_hidden() {
+                println!("{:>3} %  renewed, good for another {remaining:.2?}", step * 100 / steps);
+            }
+        }
+        before = remaining;
+        bar.set_message(format!("good for {remaining:<8.2?} renewed {renewals} times"));
+        bar.set_position(step);
+    }
+    bar.finish();
+    Ok(steps)
+}

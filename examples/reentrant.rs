@@ -1,0 +1,59 @@
+//! Functions that take the same lock and call each other: one task may enter again, another waits.
+//!
+//! ```text
+//! cargo run --example reentrant
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example reentrant
+//! ```
+
+use std::{env, time::Duration};
+
+use leasehold::{AcquireError, Error, Leases, Lock};
+use tokio::task::JoinSet;
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
+    let leases = Leases::connect(url).await?;
+    let lock = leases.lock("examples:reentrant");
+
+    println!("with `reentrant(true)`, two tasks at once:");
+    let mut tasks = JoinSet::new();
+    for task in ["red", "blue"] {
+        tasks.spawn(import(lock.clone().reentrant(true), task));
+    }
+    // A task ends in an error only if it panicked or was cancelled.
+    for outcome in tasks.join_all().await {
+        outcome?;
+    }
+
+    println!("without it, an answer instead of a deadlock:");
+    let lease = lock.acquire().await?;
+    match lock.acquire().await {
+        Err(error @ AcquireError::AlreadyHeld { .. }) => println!("  {error}"),
+        Err(error) => return Err(error.into()),
+        Ok(_second) => println!("  let in?"),
+    }
+    lease.release().await?;
+    leases.close().await;
+    Ok(())
+}
+
+/// Needs the lock for all of its rows: nobody may come between two of them.
+async fn import(lock: Lock, task: &'static str) -> Result<(), Error> {
+    let lease = lock.acquire().await?;
+    println!("  {task}: import   holds {}, fence {}", lease.hold_count(), lease.fence());
+    for row in 1..=3 {
+        add(&lock, task, row).await?;
+    }
+    println!("  {task}: imported holds {}", lease.hold_count());
+    // The last of them releases the key.
+    Ok(lease.release().await?)
+}
+
+/// Needs the lock for its one row, whoever calls it.
+async fn add(lock: &Lock, task: &str, row: u32) -> Result<(), Error> {
+    let lease = lock.acquire().await?;
+    println!("  {task}:   row {row}  holds {}, fence {}", lease.hold_count(), lease.fence());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    Ok(lease.release().await?)
+}
