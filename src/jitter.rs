@@ -1,17 +1,28 @@
 //! Randomness that nobody needs to guess, and that a test can repeat.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use crate::token::random_u64;
+
+/// The generator's odd constant: 2^64 divided by the golden ratio.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A stream of random spans: splitmix64 (Steele, Lea, Flood 2014).
 #[derive(Debug)]
 pub(crate) struct Jitter(u64);
 
 impl Jitter {
-    /// One that differs every time.
+    /// One that differs every time, in every process.
     pub(crate) fn new() -> Self {
-        Self(random_u64())
+        static SEEDS: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(random_u64()));
+        // Mixed once, so that two streams in a row are not the same one a step apart.
+        Self(mix(SEEDS.fetch_add(STEP, Ordering::Relaxed)))
     }
 
     /// One that is the same every time.
@@ -21,13 +32,16 @@ impl Jitter {
     }
     /// A span from nothing to just below `bound`.
     pub(crate) fn below(&mut self, bound: Duration) -> Duration {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let share = u128::from((z ^ (z >> 31)) >> 32);
+        self.0 = self.0.wrapping_add(STEP);
+        let share = u128::from(mix(self.0) >> 32);
         Duration::from_nanos(u64::try_from((bound.as_nanos() * share) >> 32).unwrap_or(u64::MAX))
     }
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]

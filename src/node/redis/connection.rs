@@ -40,6 +40,9 @@ use crate::{
 const FIRST_RETRY_MS: u32 = 1;
 const LONGEST_RETRY_MS: u32 = 500;
 
+/// Script, number of keys, and as many keys and arguments as a lone acquire has.
+const ARGUMENTS: usize = 6;
+
 /// The pause between two tries to connect for the first time.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -113,20 +116,32 @@ impl Connection {
     }
 
     /// Runs a script by its hash, once; with its text if the server does not know the hash. `limit` bounds each.
+    ///
+    /// `arguments` gives the keys and the arguments, and is asked again for the second sending: a copy kept for that
+    /// would cost every call.
     pub(super) async fn run(
         self: Arc<Self>,
         host: Host,
         script: &'static Script,
         keys: usize,
-        arguments: Vec<Value>,
+        arguments: impl Fn(&mut Vec<Value>) + Send,
         limit: Duration,
     ) -> Result<Value, Failure> {
-        let by_hash = call(&self.client, "EVALSHA", script.hash(), keys, arguments.clone(), limit).await;
-        let outcome = match by_hash {
-            Err(error) if error.details().starts_with("NOSCRIPT") => {
-                call(&self.client, "EVAL", script.source, keys, arguments, limit).await
+        // One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
+        let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
+        let client = self.client.with_options(&options);
+        let mut by_hash = true;
+        let outcome = loop {
+            let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
+            let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
+            all.push(text.into());
+            all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
+            arguments(&mut all);
+            let command = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
+            match client.custom(command, all).await {
+                Err(error) if by_hash && unknown_script(&error) => by_hash = false,
+                outcome => break outcome,
             }
-            outcome => outcome,
         };
         match outcome {
             Ok(value) => {
@@ -193,22 +208,8 @@ impl fmt::Debug for Connection {
     }
 }
 
-async fn call(
-    client: &Client,
-    command: &'static str,
-    script: &str,
-    keys: usize,
-    arguments: Vec<Value>,
-    limit: Duration,
-) -> Result<Value, FredError> {
-    let mut all: Vec<Value> = Vec::with_capacity(arguments.len() + 2);
-    all.push(script.into());
-    all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
-    all.extend(arguments);
-    // One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
-    let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
-    let command = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
-    client.with_options(&options).custom(command, all).await
+fn unknown_script(error: &FredError) -> bool {
+    error.details().starts_with("NOSCRIPT")
 }
 
 /// Keeps the last reason for which the server turned us down.

@@ -39,12 +39,18 @@ pub(crate) struct Redis {
 
 impl Redis {
     /// Connects. The home connection is made on the runtime that this is called on, if there is one.
-    pub(crate) async fn connect(
+    ///
+    /// Boxed, so that the transport is compiled into this crate once, and not again into every program that connects.
+    pub(crate) fn connect(
         target: Target,
         limits: Limits,
         host: Host,
         clock: Arc<dyn Clock>,
-    ) -> Result<Self, Error> {
+    ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
+        Box::pin(Self::connect_both(target, limits, host, clock))
+    }
+
+    async fn connect_both(target: Target, limits: Limits, host: Host, clock: Arc<dyn Clock>) -> Result<Self, Error> {
         let here = Handle::try_current().ok().filter(|runtime| runtime.id() != host.runtime().id());
         let open = |runtime| open(runtime, target.clone(), limits, host.clone(), clock.clone());
         let (home, keeper) = match here {
@@ -64,22 +70,19 @@ impl Redis {
         }
     }
 
-    /// Runs a script and reads its reply.
+    /// Runs a script and reads its reply. `arguments` gives `keys` keys and then the arguments.
     fn run<T: Send + 'static>(
         &self,
         lane: Lane,
         script: &'static Script,
-        keys: Vec<&str>,
-        arguments: Vec<Value>,
+        keys: usize,
+        arguments: impl Fn(&mut Vec<Value>) + Send + 'static,
         limit: Duration,
         read: impl FnOnce(&Value) -> Option<T> + Send + 'static,
     ) -> Answer<T> {
-        let count = keys.len();
-        let mut all: Vec<Value> = keys.into_iter().map(Value::from).collect();
-        all.extend(arguments);
-        let reply = self.connection(lane).run(self.host.clone(), script, count, all, limit);
+        let (connection, host) = (self.connection(lane), self.host.clone());
         let answer: Answer<T> = Box::pin(async move {
-            let value = reply.await?;
+            let value = connection.run(host, script, keys, arguments, limit).await?;
             let unreadable =
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
             read(&value).ok_or_else(unreadable)
@@ -123,35 +126,53 @@ impl Node for Redis {
     }
 
     fn acquire(&self, lane: Lane, key: &Key, token: &Token, ttl: Duration, limit: Duration) -> Answer<Acquired> {
-        let arguments = vec![token.as_str().into(), millis(ttl)];
-        self.run(lane, &script::ACQUIRE, vec![key.lock(), &key.fence()], arguments, limit, reply::acquired)
+        let (key, token) = (key.clone(), token.clone());
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(ttl)]);
+        };
+        self.run(lane, &script::ACQUIRE, 2, arguments, limit, reply::acquired)
     }
 
     fn renew(&self, lane: Lane, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
-        let keys = batch.iter().map(|renewal| renewal.key.lock()).collect();
-        let arguments = batch.iter().flat_map(|renewal| [renewal.token.as_str().into(), millis(renewal.ttl)]).collect();
+        let batch = batch.to_vec();
+        let keys = batch.len();
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend(batch.iter().map(|renewal| renewal.key.lock().into()));
+            all.extend(batch.iter().flat_map(|renewal| [renewal.token.as_str().into(), millis(renewal.ttl)]));
+        };
         self.run(lane, &script::RENEW, keys, arguments, limit, reply::renewed)
     }
 
     fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
-        self.run(lane, &script::RELEASE, vec![key.lock()], vec![token.as_str().into()], limit, reply::released)
+        let (key, token) = (key.clone(), token.clone());
+        let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), token.as_str().into()]);
+        self.run(lane, &script::RELEASE, 1, arguments, limit, reply::released)
     }
 
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {
-        self.run(self.lane(), &script::HOLDER, vec![key.lock(), &key.fence()], vec![], limit, reply::holder)
+        let key = key.clone();
+        let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.fence().into()]);
+        self.run(self.lane(), &script::HOLDER, 2, arguments, limit, reply::holder)
     }
 
     fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {
-        self.run(self.lane(), &script::FORCE_RELEASE, vec![key.lock()], vec![], limit, reply::flag)
+        let key = key.clone();
+        let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
+        self.run(self.lane(), &script::FORCE_RELEASE, 1, arguments, limit, reply::flag)
     }
 
     fn guarded_set(&self, key: &str, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
-        let arguments = vec![value.into(), fence.to_string().into()];
-        self.run(self.lane(), &script::GUARDED_SET, vec![key], arguments, limit, reply::guarding)
+        let (key, value) = (key.to_owned(), value.to_owned());
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend([(&*key).into(), (&*value).into(), fence.to_string().into()]);
+        };
+        self.run(self.lane(), &script::GUARDED_SET, 1, arguments, limit, reply::guarding)
     }
 
     fn guarded_get(&self, key: &str, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
-        self.run(self.lane(), &script::GUARDED_GET, vec![key], vec![], limit, reply::guarded)
+        let key = key.to_owned();
+        let arguments = move |all: &mut Vec<Value>| all.push((&*key).into());
+        self.run(self.lane(), &script::GUARDED_GET, 1, arguments, limit, reply::guarded)
     }
 
     fn reconnect(&self, lane: Lane) {

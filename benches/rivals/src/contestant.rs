@@ -1,0 +1,179 @@
+//! Who is compared: each with its library's defaults, and the TTL in common.
+
+use std::{future::Future, pin::Pin};
+
+use fred::{
+    clients::Client,
+    interfaces::{ClientLike as _, KeysInterface as _},
+    types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value},
+};
+use leasehold::{Lease, Leases};
+use rlock::{
+    AcquireOptions,
+    async_lock::{RLock, RLockGuard},
+};
+use rslock::{LockGuard, LockManager};
+
+use crate::{Result, Server, TTL};
+
+/// Boxed, so that the libraries are compiled into this one and not again into each benchmark. The allocation is the
+/// same for all of them.
+pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+/// The library under test, on the calling runtime.
+///
+/// # Errors
+///
+/// The server cannot be reached.
+#[must_use]
+pub fn leases(server: &Server) -> Boxed<'_, Leases> {
+    Box::pin(async { Ok(Leases::builder().url(server.url()).ttl(TTL).build().await?) })
+}
+
+/// One way to take a lock, connected on the runtime that made it.
+#[derive(Clone)]
+pub enum Contestant {
+    Leasehold(Leases),
+    InMemory(Leases),
+    Rslock(LockManager),
+    Rlock(RLock, AcquireOptions),
+    /// No library: `SET NX PX`, and a script that compares and deletes, sent by the same client on the same runtime.
+    Plain(Client, String),
+}
+
+/// A lock taken.
+pub enum Guard {
+    Leasehold(Lease),
+    Rslock(LockGuard),
+    Rlock(RLockGuard),
+    Plain(String),
+}
+
+const COMPARE_AND_DELETE: &str = "\
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0";
+
+/// A plain lock needs some value to compare with; drawing a random one is no round trip.
+const VALUE: &str = "lh1:00000000-0000-4000-8000-000000000000@the-host-name:12345";
+
+impl Contestant {
+    /// All of them, in the order of the tables: ours, ours without a server, the rivals, the baseline.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub fn all(server: &Server) -> Boxed<'_, Vec<Self>> {
+        Box::pin(async {
+            Ok(vec![
+                Self::leasehold(server).await?,
+                Self::InMemory(Leases::in_memory()),
+                Self::rslock(server),
+                Self::rlock(server).await?,
+                Self::plain(server).await?,
+            ])
+        })
+    }
+
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub fn leasehold(server: &Server) -> Boxed<'_, Self> {
+        Box::pin(async { Ok(Self::Leasehold(leases(server).await?)) })
+    }
+
+    #[must_use]
+    pub fn rslock(server: &Server) -> Self {
+        Self::Rslock(LockManager::new(vec![server.url()]))
+    }
+
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub fn rlock(server: &Server) -> Boxed<'_, Self> {
+        Box::pin(async {
+            let options = AcquireOptions::builder().ttl(TTL).build().map_err(|error| format!("{error:?}"))?;
+            Ok(Self::Rlock(RLock::new(server.url()).await?, options))
+        })
+    }
+
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub async fn plain(server: &Server) -> Result<Self> {
+        let client = server.client().await?;
+        let load = CustomCommand::new_static("SCRIPT", ClusterHash::FirstKey, false);
+        let hash = client.custom(load, vec!["LOAD", COMPARE_AND_DELETE]).await?;
+        Ok(Self::Plain(client, hash))
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Leasehold(_) => "leasehold",
+            Self::InMemory(_) => "leasehold in memory",
+            Self::Rslock(_) => "rslock",
+            Self::Rlock(..) => "rlock",
+            Self::Plain(..) => "two plain round trips",
+        }
+    }
+
+    /// Waits for the lock as the library does it by default.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the library says.
+    pub fn acquire<'a>(&'a self, name: &'a str) -> Boxed<'a, Guard> {
+        Box::pin(self.acquire_now(name))
+    }
+
+    async fn acquire_now(&self, name: &str) -> Result<Guard> {
+        Ok(match self {
+            Self::Leasehold(leases) | Self::InMemory(leases) => Guard::Leasehold(leases.lock(name).acquire().await?),
+            Self::Rslock(manager) => Guard::Rslock(manager.acquire(name, TTL).await?),
+            Self::Rlock(locks, options) => Guard::Rlock(locks.acquire_mutex_with_options(name, options.clone()).await?),
+            Self::Plain(client, _) => {
+                let ttl = i64::try_from(TTL.as_millis())?;
+                let set: Value =
+                    client.set(name, VALUE, Some(Expiration::PX(ttl)), Some(SetOptions::NX), false).await?;
+                if set.is_null() {
+                    return Err("the plain lock does not wait".into());
+                }
+                Guard::Plain(name.to_owned())
+            }
+        })
+    }
+
+    /// # Errors
+    ///
+    /// Whatever the library says.
+    pub fn release(&self, guard: Guard) -> Boxed<'_, ()> {
+        Box::pin(self.release_now(guard))
+    }
+
+    async fn release_now(&self, guard: Guard) -> Result<()> {
+        match (self, guard) {
+            (_, Guard::Leasehold(lease)) => lease.release().await?,
+            (_, Guard::Rslock(guard)) => guard.release().await,
+            (_, Guard::Rlock(mut guard)) => guard.release().await?,
+            (Self::Plain(client, hash), Guard::Plain(name)) => {
+                let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::FirstKey, false);
+                let deleted: i64 = client.custom(evalsha, vec![hash.as_str(), "1", &name, VALUE]).await?;
+                if deleted != 1 {
+                    return Err("the plain lock was lost".into());
+                }
+            }
+            (_, Guard::Plain(..)) => return Err("another contestant's guard".into()),
+        }
+        Ok(())
+    }
+
+    /// One acquire and one release.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the library says.
+    pub async fn cycle(&self, name: &str) -> Result<()> {
+        let guard = self.acquire(name).await?;
+        self.release(guard).await
+    }
+}

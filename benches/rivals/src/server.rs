@@ -1,0 +1,120 @@
+//! A redis-server of one benchmark run.
+
+use std::{
+    env, fs,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use fred::{
+    clients::Client,
+    interfaces::ClientLike as _,
+    types::{
+        Builder, ClusterHash, CustomCommand,
+        config::{Config, ServerConfig},
+    },
+};
+
+use crate::{Boxed, Result};
+
+/// Runs until it is dropped, on a free port of this machine, and keeps nothing on disk.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    port: u16,
+    directory: PathBuf,
+}
+
+impl Server {
+    /// # Errors
+    ///
+    /// `redis-server` is not installed, or does not answer.
+    pub fn start() -> Result<Self> {
+        // Somebody else may take the port before the server does.
+        (0..5).find_map(|_| Self::try_start().ok()).ok_or_else(|| "redis-server cannot be started".into())
+    }
+
+    fn try_start() -> Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let directory = env::temp_dir().join(format!("leasehold-bench-{}-{port}", std::process::id()));
+        fs::create_dir_all(&directory)?;
+        let child = Command::new("redis-server")
+            .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
+            .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+            .arg("--dir")
+            .arg(&directory)
+            .stdout(Stdio::null())
+            .spawn()?;
+        let mut server = Self { child, port, directory };
+        for _ in 0..200 {
+            if server.child.try_wait()?.is_some() {
+                return Err("redis-server ended at once".into());
+            }
+            if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                return Ok(server);
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Err("redis-server does not answer".into())
+    }
+
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// A plain client on the calling runtime.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub fn client(&self) -> Boxed<'_, Client> {
+        Box::pin(self.connect())
+    }
+
+    async fn connect(&self) -> Result<Client> {
+        let server = ServerConfig::new_centralized("127.0.0.1", self.port);
+        let client = Builder::from_config(Config { server, ..Config::default() })
+            .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
+            .build()?;
+        client.init().await?;
+        Ok(client)
+    }
+
+    /// How often the server has carried out this command, inside scripts included.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub fn calls<'a>(&self, client: &'a Client, command: &'a str) -> Boxed<'a, u64> {
+        Box::pin(Self::count(client, command))
+    }
+
+    async fn count(client: &Client, command: &str) -> Result<u64> {
+        let info = CustomCommand::new_static("INFO", ClusterHash::FirstKey, false);
+        let stats: String = client.custom(info, vec!["commandstats"]).await?;
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        let calls = line.and_then(|line| line.split(',').next());
+        Ok(calls.map(str::parse).transpose()?.unwrap_or_default())
+    }
+
+    /// Seconds of processor time that the server has used.
+    ///
+    /// # Errors
+    ///
+    /// It has ended, or this is not Linux.
+    pub fn cpu(&self) -> Result<f64> {
+        crate::usage::cpu_of(self.child.id())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
