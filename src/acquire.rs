@@ -11,11 +11,11 @@ use crate::{
     holder::Holder,
     jitter::Jitter,
     lease::Lease,
-    node::{Failure, only},
+    node::{Failure, Lane, only},
     owner::{Claim, Owner, Seat},
     shared::{Outcome, Shared, Wanted},
     status::Signal,
-    wait::{Backoff, Look, Waiter},
+    wait::{Backoff, LONGEST_PAUSE, Look, Waiter},
     watchdog::{Answer, Entry, Hold},
 };
 
@@ -43,7 +43,6 @@ pub(crate) struct Acquire {
     on_wait: Option<OnWait>,
     started: Time,
     until: Time,
-    waits: bool,
 }
 
 impl Acquire {
@@ -61,8 +60,7 @@ impl Acquire {
             Patience::Within(limit) => started + limit,
             Patience::None => started,
         };
-        let waits = !matches!(patience, Patience::None);
-        Self { shared, wanted, owner, reentrant, on_wait, started, until, waits }
+        Self { shared, wanted, owner, reentrant, on_wait, started, until }
     }
 
     /// Runs it to its end. The owner is whoever polls this first.
@@ -70,22 +68,13 @@ impl Acquire {
         let shared = &self.shared;
         let Some(owner) = self.owner.resolve() else { return self.compete(None).await };
         loop {
-            match shared.owners.claim(owner, &self.wanted.key, self.reentrant) {
+            match shared.owners.claim(owner, &self.wanted.key, self.reentrant, shared.now()) {
                 Claim::Free(seat) => return self.compete(Some(seat)).await,
                 Claim::Held(hold, seat) => {
                     if let Some(lease) = self.enter(hold, seat).await? {
                         return Ok(lease);
                     }
                 }
-                Claim::Pending(changed) if self.waits => {
-                    let ended = tokio::select! {
-                        biased;
-                        () = changed => continue,
-                        ended = self.end() => ended,
-                    };
-                    return Err(ended.unwrap_or_else(|| self.already_held(true)));
-                }
-                Claim::Pending(_) => return Err(self.already_held(true)),
                 Claim::Refused { pending } => return Err(self.already_held(pending)),
             }
         }
@@ -110,8 +99,8 @@ impl Acquire {
             shared.watchdog.answered(&hold, now, Answer::read(&answer));
             match answer {
                 Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
-                Err(_) => self.pause(None, &mut backoff).await?,
-                Ok(_) => {}
+                // Even a confirmation brings nothing while the clock stands still.
+                Err(_) | Ok(_) => self.pause(None, &mut backoff).await?,
             }
         }
     }
@@ -120,8 +109,8 @@ impl Acquire {
     async fn compete(&self, seat: Option<Arc<Seat>>) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
         let mut seen = Look::NotYet;
-        if !self.waits || !shared.lines.has(&self.wanted.key) {
-            seen = match self.try_once().await? {
+        if self.until == self.started || !shared.lines.has(&self.wanted.key) {
+            seen = match self.try_once(&seen).await? {
                 Ok(won) => return Ok(won.seated(seat)),
                 Err(look) => look,
             };
@@ -134,7 +123,7 @@ impl Acquire {
         // Whoever is told that we wait may rely on our place, so take it first.
         let _turn = if let Some(turn) = waiter.turn_now() {
             self.tell(&seen, &mut told);
-            turn
+            Some(turn)
         } else {
             // By then what we saw ourselves is out of date.
             seen = Look::NotYet;
@@ -150,7 +139,7 @@ impl Acquire {
                     paused = self.pause(seen.expires_in(), &mut backoff) => paused?,
                 }
             }
-            seen = match self.try_once().await? {
+            seen = match self.try_once(&seen).await? {
                 Ok(won) => return Ok(won.seated(seat)),
                 Err(look) => look,
             };
@@ -162,12 +151,16 @@ impl Acquire {
     }
 
     /// One attempt. The inner error is what it saw instead of a lease; the outer one ends the acquire.
-    async fn try_once(&self) -> Result<Result<Won, Look>, AcquireError> {
+    async fn try_once(&self, before: &Look) -> Result<Result<Won, Look>, AcquireError> {
         let shared = &self.shared;
+        // A look that failed may have failed because our own runtime's tasks are not polled.
+        let lane = if matches!(before, Look::Failed(_)) { Lane::Keeper } else { shared.node.lane() };
+        // `close` waits for what is under way, and for its undoing.
+        let _under_way = shared.host.token();
         let closed = shared.closed.cancelled();
         let outcome = tokio::select! {
             biased;
-            outcome = shared.attempt(&self.wanted, self.limit(shared.now())) => outcome,
+            outcome = shared.attempt(&self.wanted, lane, self.limit(shared.now())) => outcome,
             () = closed => return Err(AcquireError::Closed),
         };
         match outcome {
@@ -186,12 +179,15 @@ impl Acquire {
         }
     }
 
-    /// Waits until everybody before us has gone, telling what they see.
+    /// Waits until everybody before us has gone, telling what they see. `None`: whose turn it is does not look any more,
+    /// so we go on without it. It may stand on a runtime that nobody polls, and must not hang us.
     async fn stand_in_line<'w>(
         &self,
         waiter: &'w Waiter<'_>,
         told: &mut Told,
-    ) -> Result<SemaphorePermit<'w>, AcquireError> {
+    ) -> Result<Option<SemaphorePermit<'w>>, AcquireError> {
+        // Twice what anybody takes who is polled: a pause and a look.
+        let deaf = (LONGEST_PAUSE + self.shared.options.command_timeout) * 2;
         let mut looks = waiter.looks();
         looks.mark_changed();
         let mut turn = pin!(waiter.turn());
@@ -199,7 +195,7 @@ impl Acquire {
         loop {
             tokio::select! {
                 biased;
-                turn = &mut turn => return Ok(turn),
+                turn = &mut turn => return Ok(Some(turn)),
                 ended = &mut end => {
                     let look = looks.borrow_and_update().clone();
                     return Err(ended.unwrap_or_else(|| self.over(look)));
@@ -208,6 +204,7 @@ impl Acquire {
                     let look = looks.borrow_and_update().clone();
                     self.tell(&look, told);
                 }
+                () = self.shared.host.sleep(deaf) => return Ok(None),
             }
         }
     }
@@ -279,7 +276,6 @@ impl Acquire {
             Look::NotYet => {}
             Look::Failed(failure) => {
                 tracing::warn!(name: "wait", target: "leasehold", lock, %failure, "waiting for the server");
-                *told = Told::default();
             }
             Look::Held(holder) if told.is(holder) => {}
             Look::Held(holder) => {
@@ -316,8 +312,10 @@ impl Won {
         if let Some(seat) = &seat {
             seat.hold(&hold);
         }
-        let (lock, label) = (hold.key.name(), hold.token.label());
-        tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence = u64::from(hold.fence));
-        Lease::new(shared, hold, signal, seat)
+        // A lease before anything foreign runs: a subscriber that panics must not leave a hold that nobody owns.
+        let lease = Lease::new(shared, hold, signal, seat);
+        let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
+        tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence);
+        lease
     }
 }

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use crate::{
     error::{Error, GuardError},
     fence::Fence,
+    key::Key,
     node::Guarding,
     shared::Shared,
 };
@@ -28,19 +29,23 @@ use crate::{
 #[derive(Clone)]
 pub struct Guarded {
     shared: Arc<Shared>,
-    key: Arc<str>,
+    name: Arc<str>,
 }
 
 impl Guarded {
     pub(crate) fn new(shared: Arc<Shared>, key: &str) -> Self {
-        let key = [&shared.options.prefix, key].concat().into();
-        Self { shared, key }
+        Self { shared, name: key.into() }
     }
 
-    /// The key in Redis: the builder's prefix and what was given.
+    /// What it was called. The key in Redis is the builder's prefix and this; the rules for lock names hold here too.
     #[must_use]
-    pub fn key(&self) -> &str {
-        &self.key
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn key(&self) -> Result<Key, Error> {
+        self.shared.check_open()?;
+        Key::new(&self.shared.options.prefix, &self.name)
     }
 
     /// Writes the value, unless a later holder has written before.
@@ -54,11 +59,11 @@ impl Guarded {
     ///
     /// Dropping it may or may not have written. Writing again with the same fence is harmless.
     pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), GuardError> {
-        self.shared.check_open().map_err(GuardError::Failed)?;
+        let key = self.key().map_err(GuardError::Failed)?;
         let limit = self.shared.options.command_timeout;
-        match self.shared.node.guarded_set(&self.key, value.as_ref(), fence, limit).await {
+        match self.shared.node.guarded_set(&key, value.as_ref(), fence, limit).await {
             Ok(Guarding::Written) => Ok(()),
-            Ok(Guarding::Stale { seen }) => Err(GuardError::Stale { key: self.key.to_string(), fence, seen }),
+            Ok(Guarding::Stale { seen }) => Err(GuardError::Stale { key: key.lock().to_owned(), fence, seen }),
             Err(failure) => Err(GuardError::Failed(failure.into())),
         }
     }
@@ -73,13 +78,13 @@ impl Guarded {
     ///
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
-        self.shared.check_open()?;
-        Ok(self.shared.node.guarded_get(&self.key, self.shared.options.command_timeout).await?)
+        let key = self.key()?;
+        Ok(self.shared.node.guarded_get(&key, self.shared.options.command_timeout).await?)
     }
 }
 
 impl fmt::Debug for Guarded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guarded").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("Guarded").field("name", &self.name).finish_non_exhaustive()
     }
 }

@@ -11,7 +11,10 @@ use std::{
 };
 
 use tokio::runtime::{Builder, Handle};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 
 /// What keeps leases alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,7 +27,9 @@ pub enum Keeper {
     /// Tasks on the runtime that builds the [`Leases`](crate::Leases). Saves a thread and a connection, and gives up
     /// what the thread is for: a job that blocks the runtime for a TTL loses its lease (and finds out from
     /// [`check`](crate::Lease::check), not from [`lost`](crate::Lease::lost), which cannot run either); a lease that
-    /// is dropped when the runtime has ended is not released but expires; and so do all leases when it ends.
+    /// is dropped when the runtime has ended is not released but expires, and so do all leases when it ends; calls from
+    /// another runtime wait for this one to be polled, and fail once it has ended. Outside of any runtime it is
+    /// [`Thread`](Self::Thread) after all.
     CurrentRuntime,
 }
 
@@ -91,6 +96,11 @@ impl Host {
         self.runtime.spawn(async move {
             let _stopped = stop.run_until_cancelled(task).await;
         });
+    }
+
+    /// Counts as a bounded task for as long as it lives.
+    pub(crate) fn token(&self) -> TaskTrackerToken {
+        self.tasks.token()
     }
 
     /// Completes when every bounded task has ended.

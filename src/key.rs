@@ -22,18 +22,18 @@ impl Key {
     /// Refuses what could not be a lock's name, before any I/O.
     pub(crate) fn new(prefix: &str, name: &str) -> Result<Self, Error> {
         if name.is_empty() {
-            return Err(Error::config("the lock name is empty: give the resource that the lock protects a name"));
+            return Err(Error::config("the name is empty: name the resource that is to be protected"));
         }
         if name.len() > LONGEST {
             let length = name.len();
             return Err(Error::config(format!(
-                "the lock name is {length} bytes long, {LONGEST} is the most: use a digest of it"
+                "the name is {length} bytes long, {LONGEST} is the most: use a digest of it"
             )));
         }
         let full: Arc<str> = [prefix, name].concat().into();
         if names_a_companion(&full) {
             return Err(Error::config(format!(
-                "the lock name {name:?} ends like the key in which a lock keeps its fence or queue: choose another ending \
+                "the name {name:?} ends like the key in which a lock keeps its fence or queue: choose another ending \
                  than \":lh:…\" or \":lht:…\""
             )));
         }

@@ -12,6 +12,7 @@ use crate::{
     owner::Seat,
     shared::Shared,
     status::{Signal, Status, StatusChanges},
+    token::Token,
     watchdog::{Answer, Hold, Leaving},
 };
 
@@ -89,7 +90,8 @@ impl Lease {
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
     pub async fn release_after(self, keep: Duration) -> Result<(), ReleaseError> {
         let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
-        self.part(Parting::KeepFor(keep.clamp(bounds.0, bounds.1))).await
+        let stays = Token::draw(self.label());
+        self.part(Parting::KeepFor(keep.clamp(bounds.0, bounds.1), stays)).await
     }
 
     async fn part(self, parting: Parting) -> Result<(), ReleaseError> {
@@ -219,6 +221,10 @@ macro_rules! view {
                 if hold.remaining(now).is_zero() {
                     let orders = hold.judge(now);
                     shared.watchdog.obey(hold, orders);
+                    // Whoever ended it may not have come to our signal yet.
+                    if let Some(lost) = hold.end() {
+                        signal.end(&lost);
+                    }
                 }
                 match signal.ended() {
                     None => Ok(()),

@@ -10,9 +10,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{sync::Notify, task};
+use tokio::task;
 
-use crate::{key::Key, watchdog::Hold};
+use crate::{clock::Time, key::Key, watchdog::Hold};
 
 /// Who acquires, for [re-entrancy](crate::Lock::reentrant) and for the answer
 /// [`AlreadyHeld`](crate::AcquireError::AlreadyHeld) instead of a deadlock with oneself.
@@ -89,9 +89,9 @@ struct Entry {
     /// Which seat's entry this is.
     seat_id: u64,
     seat: Weak<Seat>,
+    /// What was won; an acquire still under way has nothing yet.
     hold: Option<Weak<Hold>>,
     reentrant: bool,
-    changed: Arc<Notify>,
 }
 
 /// One owner's place at one lock, from the start of its acquire until the last of its leases has gone.
@@ -108,35 +108,34 @@ pub(crate) enum Claim {
     Free(Arc<Seat>),
     /// It holds the lock, and both times it was asked to be re-entrant.
     Held(Arc<Hold>, Arc<Seat>),
-    /// It is acquiring the lock; both are re-entrant. Completes when that has changed.
-    Pending(tokio::sync::futures::OwnedNotified),
     /// It would wait for itself.
     Refused { pending: bool },
 }
 
 impl Owners {
-    pub(crate) fn claim(self: &Arc<Self>, owner: OwnerId, key: &Key, reentrant: bool) -> Claim {
+    pub(crate) fn claim(self: &Arc<Self>, owner: OwnerId, key: &Key, reentrant: bool, now: Time) -> Claim {
         let at = (owner, key.clone());
+        // Declared before the guard, so dropped after it: a seat's last reference locks the table.
+        let seat;
         let mut table = self.table.lock();
         if let Some(entry) = table.get(&at) {
-            let may_share = reentrant && entry.reentrant;
-            match (&entry.hold, entry.seat.upgrade()) {
+            seat = entry.seat.upgrade();
+            // Lost, expired or being released: a new acquisition.
+            let live = |hold: &Arc<Hold>| !hold.remaining(now).is_zero();
+            match (&seat, &entry.hold) {
                 // The seat is being given up on another thread.
-                (_, None) => {}
-                (None, Some(_)) if may_share => return Claim::Pending(entry.changed.clone().notified_owned()),
-                (None, Some(_)) => return Claim::Refused { pending: true },
-                (Some(hold), Some(seat)) => match hold.upgrade().filter(|hold| hold.end().is_none()) {
-                    // Lost, or being released: a new acquisition.
+                (None, _) => {}
+                (Some(_), None) => return Claim::Refused { pending: true },
+                (Some(seat), Some(hold)) => match hold.upgrade().filter(live) {
                     None => {}
-                    Some(hold) if may_share => return Claim::Held(hold, seat),
+                    Some(hold) if reentrant && entry.reentrant => return Claim::Held(hold, seat.clone()),
                     Some(_) => return Claim::Refused { pending: false },
                 },
             }
         }
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let seat = Arc::new(Seat { owners: self.clone(), at: at.clone(), id });
-        let changed = Arc::new(Notify::new());
-        table.insert(at, Entry { seat_id: id, seat: Arc::downgrade(&seat), hold: None, reentrant, changed });
+        table.insert(at, Entry { seat_id: id, seat: Arc::downgrade(&seat), hold: None, reentrant });
         Claim::Free(seat)
     }
 }
@@ -147,7 +146,6 @@ impl Seat {
         let mut table = self.owners.table.lock();
         if let Some(entry) = table.get_mut(&self.at).filter(|entry| entry.seat_id == self.id) {
             entry.hold = Some(Arc::downgrade(hold));
-            entry.changed.notify_waiters();
         }
     }
 }
@@ -156,9 +154,36 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut table = self.owners.table.lock();
         if table.get(&self.at).is_some_and(|entry| entry.seat_id == self.id) {
-            if let Some(entry) = table.remove(&self.at) {
-                entry.changed.notify_waiters();
-            }
+            table.remove(&self.at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_seat_that_dies_elsewhere_during_a_claim_does_not_lock_the_table_twice() {
+        let (owners, key) = (Arc::<Owners>::default(), Key::new("", "job").unwrap());
+        let id = OwnerId::Identity(1);
+        let (done, all_done) = std::sync::mpsc::channel();
+        for _ in 0..3 {
+            let (owners, key, done) = (owners.clone(), key.clone(), done.clone());
+            std::thread::Builder::new()
+                .spawn(move || {
+                    for _ in 0..100_000 {
+                        drop(owners.claim(id, &key, false, Time::ZERO));
+                    }
+                    done.send(()).unwrap();
+                })
+                .unwrap();
+        }
+        for _ in 0..3 {
+            all_done.recv_timeout(Duration::from_secs(60)).expect("no thread is stuck in the table");
+        }
+        assert!(owners.table.lock().is_empty());
     }
 }

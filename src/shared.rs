@@ -94,9 +94,9 @@ impl Shared {
     }
 
     /// One attempt: one token, one sending (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
-    pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, limit: Duration) -> Outcome {
+    pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, lane: Lane, limit: Duration) -> Outcome {
         let Wanted { key, ttl, max_hold } = wanted;
-        let (lane, token, sent) = (self.node.lane(), Token::draw(&self.options.label), self.now());
+        let (token, sent) = (Token::draw(&self.options.label), self.now());
         let mut attempt = Attempt::new(sent, *ttl);
         let answer = self.node.acquire(lane, key, &token, *ttl, limit);
         let mut asked = Asked { shared: self, lane, wanted, token: token.clone(), answer: Some(answer) };
@@ -125,7 +125,9 @@ impl Shared {
         parting: Parting,
         believed_until: Time,
     ) -> Result<(), ReleaseError> {
-        let background = Dropped { shared: self, hold, parting };
+        // `close` must not take the connection away from under it.
+        let _under_way = self.host.token();
+        let background = Dropped { shared: self, hold, parting: parting.clone() };
         let limit = self.options.command_timeout / 2;
         let send = |lane| parting.send(&*self.node, lane, &hold.key, &hold.token, limit);
 
@@ -245,6 +247,6 @@ impl Dropped<'_> {
 
 impl Drop for Dropped<'_> {
     fn drop(&mut self) {
-        self.shared.release_in_background(self.hold, self.parting);
+        self.shared.release_in_background(self.hold, self.parting.clone());
     }
 }

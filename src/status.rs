@@ -44,44 +44,39 @@ impl Signal {
         Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() })
     }
 
-    /// The lease is held, surely or at risk. Ignored once it has ended.
-    pub(crate) fn set(&self, status: Status) {
-        self.update(|state| {
-            let news = state.end.is_none() && state.status != status;
-            if news {
-                state.status = status;
-            }
-            news
-        });
-    }
-
-    /// The lease has ended: wakes every waiter and cancels. The first end stands.
-    pub(crate) fn end(&self, lost: &Lost) {
-        let ended = self.update(|state| {
-            let news = state.end.is_none();
-            if news {
-                let released = lost.reason() == LossReason::Released;
-                state.status = if released { Status::Released } else { Status::Lost(lost.clone()) };
-                state.end = Some(lost.clone());
-            }
-            news
-        });
-        if ended {
-            if let Some(cancel) = self.cancel.get() {
-                cancel.cancel();
-            }
-        }
-    }
-
-    fn update(&self, change: impl FnOnce(&mut State) -> bool) -> bool {
+    /// The lease is held, surely or at risk. Ignored once it has ended. Wakes nobody: see [`wake`](Self::wake).
+    pub(crate) fn note(&self, status: Status) {
         let mut state = self.state.lock();
-        let news = change(&mut state);
-        if news {
+        if state.end.is_none() && state.status != status {
+            state.status = status;
             state.version += 1;
-            drop(state);
-            self.changed.notify_waiters();
         }
-        news
+    }
+
+    /// The lease has ended. The first end stands. Wakes nobody: see [`wake`](Self::wake).
+    pub(crate) fn note_end(&self, lost: &Lost) {
+        let mut state = self.state.lock();
+        if state.end.is_none() {
+            let released = lost.reason() == LossReason::Released;
+            state.status = if released { Status::Released } else { Status::Lost(lost.clone()) };
+            state.end = Some(lost.clone());
+            state.version += 1;
+        }
+    }
+
+    /// Wakes every waiter after a change, and cancels after the end. Runs foreign code.
+    pub(crate) fn wake(&self) {
+        let ended = self.state.lock().end.is_some();
+        self.changed.notify_waiters();
+        if let Some(cancel) = self.cancel.get().filter(|_| ended) {
+            cancel.cancel();
+        }
+    }
+
+    /// The lease has ended: notes it, and wakes.
+    pub(crate) fn end(&self, lost: &Lost) {
+        self.note_end(lost);
+        self.wake();
     }
 
     pub(crate) fn status(&self) -> Status {

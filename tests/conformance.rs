@@ -10,7 +10,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -102,7 +102,7 @@ conformance! {
     an_acquire_under_way_counts_as_held
     re_entry_shares_the_acquisition
     re_entry_must_be_asked_for_both_times
-    re_entry_waits_for_an_acquire_under_way
+    re_entry_does_not_wait_for_an_acquire_under_way
     re_entry_after_a_loss_is_a_new_acquisition
     re_entry_lets_all_branches_of_a_join_in
     re_entry_lets_a_dispatcher_hand_out_many_leases
@@ -119,6 +119,7 @@ conformance! {
     run_drops_the_work_before_the_lock_is_free
     run_that_could_not_acquire_never_starts_the_work
     a_guarded_value_refuses_the_past
+    a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
     a_prefix_keeps_programs_apart
     closing_ends_waiters_and_leases
     nothing_works_after_closing
@@ -448,16 +449,18 @@ async fn re_entry_must_be_asked_for_both_times(place: Place) {
     assert!(matches!(plain.acquire().await, Err(AcquireError::AlreadyHeld { .. })));
 }
 
-async fn re_entry_waits_for_an_acquire_under_way(place: Place) {
+async fn re_entry_does_not_wait_for_an_acquire_under_way(place: Place) {
     let (one, two) = place.two_programs().await;
     let held = one.lock("job").acquire().await.unwrap();
     let lock = two.lock("job").reentrant(true);
-    let (mut first, mut second) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
-    assert!(poll_once(&mut first).await.is_none() && poll_once(&mut second).await.is_none());
+    let mut first = Box::pin(lock.acquire());
+    assert!(poll_once(&mut first).await.is_none());
+    // Nobody polls the first while we wait for the second: waiting for it would never end.
+    let error = within(SOON, "an answer", lock.acquire()).await.unwrap_err();
+    assert!(matches!(error, AcquireError::AlreadyHeld { pending: true, .. }), "{error}");
     held.release().await.unwrap();
-    let (first, second) = within(SOON, "both", async { tokio::join!(first, second) }).await;
-    let (first, second) = (first.unwrap(), second.unwrap());
-    assert_eq!((first.fence(), first.hold_count()), (second.fence(), 2));
+    let first = within(SOON, "the first", first).await.unwrap();
+    assert_eq!(lock.acquire().await.unwrap().fence(), first.fence());
 }
 
 async fn re_entry_after_a_loss_is_a_new_acquisition(place: Place) {
@@ -477,24 +480,19 @@ async fn re_entry_after_a_loss_is_a_new_acquisition(place: Place) {
 /// What the documentation warns of: branches of `join!` are one task.
 async fn re_entry_lets_all_branches_of_a_join_in(place: Place) {
     let leases = place.program("one").await;
-    let inside = AtomicU32::new(0);
-    let most = AtomicU32::new(0);
-    let branch = |lock: leasehold::Lock| {
-        let (inside, most) = (&inside, &most);
-        async move {
-            let lease = lock.acquire().await?;
-            most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            tokio::task::yield_now().await;
-            eventually_async(Duration::from_millis(100), "company", || most.load(Ordering::SeqCst) == 3).await;
-            inside.fetch_sub(1, Ordering::SeqCst);
-            lease.release().await.unwrap();
-            Ok::<(), AcquireError>(())
-        }
-    };
     let lock = leases.lock("job").reentrant(true);
-    let (a, b, c) = tokio::join!(branch(lock.clone()), branch(lock.clone()), branch(lock));
-    a.and(b).and(c).unwrap();
-    assert_eq!(most.into_inner(), 3, "all were inside at once");
+    let inside = tokio::sync::watch::Sender::new(0);
+    // Each acquires when the one before it is inside, and stays until all are.
+    let branch = async |n: u32| {
+        let mut others = inside.subscribe();
+        others.wait_for(|&count| count == n).await.unwrap();
+        let lease = lock.acquire().await.unwrap();
+        inside.send_modify(|count| *count += 1);
+        others.wait_for(|&count| count == 3).await.unwrap();
+        lease.fence()
+    };
+    let (a, b, c) = within(SOON, "all inside at once", async { tokio::join!(branch(0), branch(1), branch(2)) }).await;
+    assert_eq!((a, b), (b, c));
 }
 
 /// What the documentation warns of: who acquires and hands out is one owner, whoever works with the leases.
@@ -727,6 +725,24 @@ async fn a_guarded_value_refuses_the_past(place: Place) {
     report.set("end", largest).await.unwrap();
     assert!(matches!(report.set("late", one_less).await, Err(GuardError::Stale { .. })));
     assert_eq!(report.get().await.unwrap(), Some((b"end".to_vec(), largest)));
+}
+
+async fn a_guarded_value_is_no_lock_and_a_lock_no_guarded_value(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("a lock").acquire().await.unwrap();
+    let guarded = two.guarded("a lock");
+    let set = guarded.set("x", lease.fence()).await.map_err(Error::from).unwrap_err();
+    let get = guarded.get().await.unwrap_err();
+    let companion = two.guarded("{a lock}:lh:fence").get().await.unwrap_err();
+    assert_eq!((set.kind(), get.kind(), companion.kind()), (ErrorKind::Refused, ErrorKind::Refused, ErrorKind::Config));
+    lease.check().unwrap();
+
+    one.guarded("a value").set("x", lease.fence()).await.unwrap();
+    let lock = two.lock("a value");
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    assert_eq!(lock.holder().await.unwrap().unwrap().token(), None);
+    assert_eq!(lock.force_release().await.unwrap_err().kind(), ErrorKind::Refused);
+    assert!(one.guarded("a value").get().await.unwrap().is_some(), "nothing was lost");
 }
 
 async fn a_prefix_keeps_programs_apart(place: Place) {

@@ -34,13 +34,17 @@ type Micros = u64;
 pub(crate) struct Store {
     locks: HashMap<Key, (Token, Micros)>,
     fences: HashMap<Key, (Fence, Micros)>,
-    guarded: HashMap<String, (Vec<u8>, Fence)>,
+    /// Guarded values; a key is this or a lock, never both.
+    guarded: HashMap<Key, (Vec<u8>, Fence)>,
     /// How many fences there may be before those that have expired are looked for.
     crowded: usize,
 }
 
 impl Store {
     fn acquire(&mut self, now: Micros, key: &Key, token: &Token, ttl: Duration) -> Acquired {
+        if self.guarded.contains_key(key) {
+            return Acquired::Busy(Holder::default());
+        }
         let expires = now + micros(ttl);
         match self.lock(now, key) {
             None => {
@@ -67,25 +71,46 @@ impl Store {
         Ok(())
     }
 
+    fn keep(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
+        if self.owned(now, key, stays).is_err() {
+            self.owned(now, key, token)?;
+            self.locks.insert(key.clone(), (stays.clone(), now + micros(keep)));
+        }
+        Ok(())
+    }
+
     fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
+        if self.guarded.contains_key(key) {
+            return Some(Holder::default());
+        }
         let fence = self.floor(now, key);
         let (token, until) = self.lock(now, key)?;
         let remaining = Duration::from_micros(until.saturating_sub(now));
         Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence })
     }
 
-    fn force_release(&mut self, now: Micros, key: &Key) -> bool {
-        self.lock(now, key).is_some() && self.locks.remove(key).is_some()
+    fn force_release(&mut self, now: Micros, key: &Key) -> Result<bool, Failure> {
+        if self.guarded.contains_key(key) {
+            return Err(wrong_type(key, "a guarded value, not a lock"));
+        }
+        Ok(self.lock(now, key).is_some() && self.locks.remove(key).is_some())
     }
 
-    fn guarded_set(&mut self, key: &str, value: &[u8], fence: Fence) -> Guarding {
-        match self.guarded.get(key) {
-            Some(&(_, seen)) if fence < seen => Guarding::Stale { seen },
-            _ => {
-                self.guarded.insert(key.into(), (value.into(), fence));
-                Guarding::Written
+    fn guarded_set(&mut self, now: Micros, key: &Key, value: &[u8], fence: Fence) -> Result<Guarding, Failure> {
+        if let Some((_, seen)) = self.guarded_get(now, key)? {
+            if fence < seen {
+                return Ok(Guarding::Stale { seen });
             }
         }
+        self.guarded.insert(key.clone(), (value.into(), fence));
+        Ok(Guarding::Written)
+    }
+
+    fn guarded_get(&mut self, now: Micros, key: &Key) -> Result<Option<(Vec<u8>, Fence)>, Failure> {
+        if self.lock(now, key).is_some() {
+            return Err(wrong_type(key, "a lock, not a guarded value"));
+        }
+        Ok(self.guarded.get(key).cloned())
     }
 
     /// The lock as the key shows it now: what has expired is gone.
@@ -97,6 +122,9 @@ impl Store {
     }
 
     fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Micros, Denial> {
+        if self.guarded.contains_key(key) {
+            return Err(Denial::Taken);
+        }
         let (held, until) = self.lock(now, key).ok_or(Denial::Gone)?;
         if held == token { Ok(until) } else { Err(Denial::Taken) }
     }
@@ -128,6 +156,10 @@ impl Store {
             self.crowded = 2 * self.fences.len().max(512);
         }
     }
+}
+
+fn wrong_type(key: &Key, what: &str) -> Failure {
+    Failure::refused(format!("WRONGTYPE the key {key:?} holds {what}"))
 }
 
 fn micros(span: Duration) -> Micros {
@@ -162,10 +194,9 @@ impl Memory {
         memory
     }
 
-    fn step<T: Send + 'static>(&self, step: impl FnOnce(&mut Store, Micros) -> T) -> Answer<T> {
+    fn step<T: Send + 'static>(&self, step: impl FnOnce(&mut Store, Micros) -> Result<T, Failure>) -> Answer<T> {
         let mut store = self.store.lock();
-        let answer = step(&mut store, micros(self.epoch + SystemClock.now()));
-        Box::pin(ready(Ok(answer)))
+        Box::pin(ready(step(&mut store, micros(self.epoch + SystemClock.now()))))
     }
 }
 
@@ -175,31 +206,35 @@ impl Node for Memory {
     }
 
     fn acquire(&self, _: Lane, key: &Key, token: &Token, ttl: Duration, _: Duration) -> Answer<Acquired> {
-        self.step(|store, now| store.acquire(now, key, token, ttl))
+        self.step(|store, now| Ok(store.acquire(now, key, token, ttl)))
     }
 
     fn renew(&self, _: Lane, batch: &[Renewal], _: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
-        self.step(|store, now| batch.iter().map(|renewal| Ok(store.renew(now, renewal))).collect())
+        self.step(|store, now| Ok(batch.iter().map(|renewal| Ok(store.renew(now, renewal))).collect()))
     }
 
     fn release(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
-        self.step(|store, now| store.release(now, key, token))
+        self.step(|store, now| Ok(store.release(now, key, token)))
+    }
+
+    fn keep(&self, _: Lane, key: &Key, token: &Token, keep: Duration, stays: &Token, _: Duration) -> Answer<Owned> {
+        self.step(|store, now| Ok(store.keep(now, key, token, keep, stays)))
     }
 
     fn holder(&self, key: &Key, _: Duration) -> Answer<Option<Holder>> {
-        self.step(|store, now| store.holder(now, key))
+        self.step(|store, now| Ok(store.holder(now, key)))
     }
 
     fn force_release(&self, key: &Key, _: Duration) -> Answer<bool> {
         self.step(|store, now| store.force_release(now, key))
     }
 
-    fn guarded_set(&self, key: &str, value: &[u8], fence: Fence, _: Duration) -> Answer<Guarding> {
-        self.step(|store, _| store.guarded_set(key, value, fence))
+    fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, _: Duration) -> Answer<Guarding> {
+        self.step(|store, now| store.guarded_set(now, key, value, fence))
     }
 
-    fn guarded_get(&self, key: &str, _: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
-        self.step(|store, _| store.guarded.get(key).cloned())
+    fn guarded_get(&self, key: &Key, _: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
+        self.step(|store, now| store.guarded_get(now, key))
     }
 
     fn reconnect(&self, _: Lane) {}

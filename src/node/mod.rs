@@ -70,15 +70,26 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Compare and delete (rule 8).
     fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned>;
 
+    /// Compare and set: the key stays for `keep` with the value `stays`.
+    fn keep(
+        &self,
+        lane: Lane,
+        key: &Key,
+        token: &Token,
+        keep: Duration,
+        stays: &Token,
+        limit: Duration,
+    ) -> Answer<Owned>;
+
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>>;
 
     /// Deletes the key whoever holds it, if it is a string. Whether there was one.
     fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool>;
 
     /// Writes if `fence` is not older than what the key has seen.
-    fn guarded_set(&self, key: &str, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding>;
+    fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding>;
 
-    fn guarded_get(&self, key: &str, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>>;
+    fn guarded_get(&self, key: &Key, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>>;
 
     /// The lane's connection looks dead: make a new one, in the background.
     fn reconnect(&self, lane: Lane);
@@ -88,23 +99,19 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 }
 
 /// How a holder parts with its key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Parting {
     Delete,
-    /// The key stays for so long, and nobody renews it.
-    KeepFor(Duration),
+    /// The key stays for so long, under a value of its own, and nobody renews it.
+    KeepFor(Duration, Token),
 }
 
 impl Parting {
     /// Asks a node for it, token-checked and idempotent either way.
-    pub(crate) fn send(self, node: &dyn Node, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
+    pub(crate) fn send(&self, node: &dyn Node, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         match self {
             Self::Delete => node.release(lane, key, token, limit),
-            Self::KeepFor(ttl) => {
-                let last = [Renewal { key: key.clone(), token: token.clone(), ttl }];
-                let answer = node.renew(lane, &last, limit);
-                Box::pin(async move { only(answer.await?) })
-            }
+            Self::KeepFor(keep, stays) => node.keep(lane, key, token, *keep, stays, limit),
         }
     }
 }

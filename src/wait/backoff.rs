@@ -13,7 +13,7 @@ pub(crate) struct Backoff {
 }
 
 const FIRST: Duration = Duration::from_millis(10);
-const CAP: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// No pause is shorter, or full jitter would now and then make it a hot loop.
 const SHORTEST: Duration = Duration::from_millis(1);
 
@@ -25,7 +25,7 @@ impl Backoff {
     /// The next pause; never past the moment when the holder's key expires.
     pub(crate) fn next(&mut self, holder_expires_in: Option<Duration>) -> Duration {
         let pause = self.jitter.below(self.bound).max(SHORTEST);
-        self.bound = (self.bound * 2).min(CAP);
+        self.bound = (self.bound * 2).min(LONGEST_PAUSE);
         // Redis rounds a PTTL down, so the key is gone a millisecond later.
         holder_expires_in.map_or(pause, |expires_in| pause.min(expires_in + SHORTEST))
     }
@@ -45,7 +45,7 @@ mod tests {
             for _ in 0..12 {
                 let pause = backoff.next(Some(expires));
                 prop_assert!(pause >= SHORTEST && pause <= bound.min(expires + SHORTEST), "{pause:?}");
-                bound = (bound * 2).min(CAP);
+                bound = (bound * 2).min(LONGEST_PAUSE);
             }
         }
     }

@@ -1,11 +1,7 @@
 //! Who waits for what, and who is woken. One waiter of a name polls for all of this process; the others stand in line
 //! behind it, in order, and cost the server nothing.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
@@ -14,11 +10,14 @@ use crate::{holder::Holder, key::Key, node::Failure};
 
 mod backoff;
 
-pub(crate) use self::backoff::Backoff;
+pub(crate) use self::backoff::{Backoff, LONGEST_PAUSE};
 
 /// Every line of one `Leases`, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Lines(Mutex<HashMap<Key, Weak<Line>>>);
+pub(crate) struct Lines(Mutex<HashMap<Key, (Arc<Line>, Waiters)>>);
+
+/// How many stand in a line.
+type Waiters = usize;
 
 /// The waiters of one name.
 #[derive(Debug)]
@@ -65,21 +64,18 @@ impl Lines {
 
     pub(crate) fn join(&self, key: &Key) -> Waiter<'_> {
         let mut lines = self.0.lock();
-        let line = lines.get(key).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let line = Arc::new(Line {
-                turn: Semaphore::new(1),
-                freed: Notify::new(),
-                seen: watch::Sender::new(Look::NotYet),
-            });
-            lines.insert(key.clone(), Arc::downgrade(&line));
-            line
+        let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| {
+            let line = Line { turn: Semaphore::new(1), freed: Notify::new(), seen: watch::Sender::new(Look::NotYet) };
+            (Arc::new(line), 0)
         });
+        *waiters += 1;
+        let line = line.clone();
         Waiter { lines: self, key: key.clone(), line }
     }
 
     /// The lock was let go of in this process: whoever's turn it is looks at once.
     pub(crate) fn freed(&self, key: &Key) {
-        let line = self.0.lock().get(key).and_then(Weak::upgrade);
+        let line = self.0.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
             line.freed.notify_one();
         }
@@ -118,9 +114,11 @@ impl Waiter<'_> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut lines = self.lines.0.lock();
-        // Joining takes the same lock: nobody can come between the count and the removal.
-        if Arc::strong_count(&self.line) == 1 {
-            lines.remove(&self.key);
+        if let Some((_, waiters)) = lines.get_mut(&self.key) {
+            *waiters -= 1;
+            if *waiters == 0 {
+                lines.remove(&self.key);
+            }
         }
     }
 }

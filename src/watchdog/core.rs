@@ -14,6 +14,8 @@
 //!    out, and the job has that long to stop (rule 8).
 //! 7. An unfinished lease always has a next moment to look, and it is never after the deadline; a renewal is never
 //!    ordered twice for the same moment (no hot loop).
+//! 8. Rounds that nobody answers go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests
+//!    under way, however long the outage.
 
 use std::time::Duration;
 
@@ -84,8 +86,8 @@ pub(crate) struct Core {
     hold_ends: Time,
     phase: Phase,
     next_round: Time,
-    /// When the oldest round went out that nobody has answered.
-    unanswered_since: Option<Time>,
+    /// How many rounds went out since the last answer.
+    unanswered: u32,
     suspect_at: Time,
     failures: u32,
     jitter: Jitter,
@@ -102,7 +104,7 @@ impl Core {
             hold_ends: terms.max_hold.map_or(Time::NEVER, |max| sent + max),
             phase: Phase::Held,
             next_round: Time::NEVER,
-            unanswered_since: None,
+            unanswered: 0,
             suspect_at: Time::NEVER,
             failures: 0,
             jitter,
@@ -148,18 +150,20 @@ impl Core {
             return orders;
         }
         orders.renew = true;
-        let oldest = *self.unanswered_since.get_or_insert(now);
-        if oldest < now {
+        if self.unanswered == 0 {
+            self.suspect_at = now + self.patience() * SUSPECT_AFTER;
+        } else {
             // The round before this one has outlasted our patience.
             orders.news |= self.move_to(Phase::AtRisk);
-        } else {
-            self.suspect_at = now + self.patience() * SUSPECT_AFTER;
         }
         if now >= self.suspect_at {
             orders.reconnect = true;
             self.suspect_at = now + self.patience() * SUSPECT_AFTER;
         }
-        self.next_round = now + self.patience();
+        // Every round waits for its answer until the deadline: during an outage they must not pile up (invariant 8).
+        let gap = self.patience().saturating_mul(1 << self.unanswered.min(16));
+        self.next_round = now + gap.min(self.third());
+        self.unanswered = self.unanswered.saturating_add(1);
         orders
     }
 
@@ -172,6 +176,8 @@ impl Core {
         match answer {
             Answer::Confirmed => self.confirmed(node, sent),
             Answer::Denied(denial) => self.denied(now, node, denial),
+            // A later round was confirmed: the fate of this one is of no interest.
+            Answer::Unclear if sent <= self.tally.confirmed() => Orders::default(),
             Answer::Unclear => self.unclear(now),
         }
     }
@@ -194,7 +200,7 @@ impl Core {
         }
         let deadline = confirmed + self.terms.ttl.saturating_sub(drift(self.terms.ttl));
         self.deadline = self.deadline.max(deadline);
-        self.unanswered_since = None;
+        self.unanswered = 0;
         self.failures = 0;
         self.next_round = self.third_after(confirmed);
         Orders { news: self.move_to(Phase::Held), ..Orders::default() }
@@ -210,7 +216,7 @@ impl Core {
     }
 
     fn unclear(&mut self, now: Time) -> Orders {
-        self.unanswered_since = None;
+        self.unanswered = 0;
         self.failures = self.failures.saturating_add(1);
         let pause = self.backoff();
         self.next_round = self.next_round.min(now + pause);

@@ -175,14 +175,25 @@ impl Hold {
             state.end = Some(self.lost(now, since, reason));
         }
         let end = state.end.clone();
-        // Waking runs foreign code, which may ask this hold something: not under its lock.
+        // Noted under the lock, so that news reach every signal in their order; waking runs foreign code, which may ask
+        // this hold something, and logging may block: both after it, and waking first.
+        for lease in &state.leases {
+            match (&end, phase) {
+                (Some(lost), _) => lease.note_end(lost),
+                (None, Phase::AtRisk) => lease.note(Status::AtRisk),
+                (None, _) => lease.note(Status::Held),
+            }
+        }
         let leases = state.leases.clone();
         drop(state);
-        self.tell(phase, end.as_ref(), &leases);
+        for lease in &leases {
+            lease.wake();
+        }
+        self.log(phase, end.as_ref());
         orders
     }
 
-    fn tell(&self, phase: Phase, end: Option<&Lost>, leases: &[Arc<Signal>]) {
+    fn log(&self, phase: Phase, end: Option<&Lost>) {
         let (lock, label) = (self.key.name(), self.token.label());
         match end {
             Some(lost) => {
@@ -192,13 +203,6 @@ impl Hold {
                 tracing::warn!(name: "at_risk", target: "leasehold", lock, label, "a renewal is not confirmed");
             }
             None => tracing::info!(name: "recovered", target: "leasehold", lock, label, "a renewal is confirmed again"),
-        }
-        for lease in leases {
-            match (end, phase) {
-                (Some(lost), _) => lease.end(lost),
-                (None, Phase::AtRisk) => lease.set(Status::AtRisk),
-                (None, _) => lease.set(Status::Held),
-            }
         }
     }
 }

@@ -108,6 +108,7 @@ impl Watchdog {
         let mut table = self.table.lock();
         table.holds.insert(id(hold), Kept { hold: hold.clone(), look: Time::NEVER });
         table.fresh.push(id(hold));
+        table.empty_since = None;
         let too_late = first.is_some_and(|first| first < table.planned);
         drop(table);
         if too_late {
@@ -220,7 +221,12 @@ impl Watchdog {
 
     /// One batch: sends it, and feeds the answers to the cores. They are awaited until the last deadline among them
     /// (rule 7).
-    async fn renew(self: Arc<Self>, sent: Time, batch: Vec<Arc<Hold>>) {
+    async fn renew(self: Arc<Self>, sent: Time, mut batch: Vec<Arc<Hold>>) {
+        // What was let go of since it fell due is not renewed any more (rule 8), and a wait of zero is fred's "for ever".
+        batch.retain(|hold| !hold.remaining(sent).is_zero());
+        if batch.is_empty() {
+            return;
+        }
         let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
         let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
         let answers = self.node.renew(Lane::Keeper, &requests, patience).await;

@@ -72,7 +72,6 @@ impl Connection {
     pub(super) async fn open(
         target: &Target,
         limits: Limits,
-        host: &Host,
         clock: &dyn Clock,
         last_reason: &Mutex<String>,
     ) -> Result<Self, Error> {
@@ -90,7 +89,8 @@ impl Connection {
                 return Err(unreachable(target, limits, error.details()));
             }
             *last_reason.lock() = error.details().into();
-            host.sleep(CONNECT_PAUSE).await;
+            // On this runtime's own timers: the keeper's end with a `build` that is given up.
+            tokio::time::sleep(CONNECT_PAUSE).await;
         }
     }
 

@@ -105,12 +105,15 @@ async fn open(
     let reason = Arc::new(Mutex::new("no answer".to_owned()));
     let opening = {
         let (target, reason) = (target.clone(), reason.clone());
-        runtime.spawn(async move { Connection::open(&target, limits, &host, &*clock, &reason).await })
+        runtime.spawn(async move { Connection::open(&target, limits, &*clock, &reason).await })
     };
     tokio::select! {
         biased;
         opened = opening => match opened {
             Ok(connection) => connection.map(Arc::new),
+            Err(error) if error.is_panic() => Err(Error::config(
+                "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
+            )),
             Err(_ended) => Err(Error::new(ErrorKind::Unavailable, "the runtime of the connection has ended")),
         },
         () = too_late => Err(connection::unreachable(&target, limits, &reason.lock())),
@@ -149,6 +152,22 @@ impl Node for Redis {
         self.run(lane, &script::RELEASE, 1, arguments, limit, reply::released)
     }
 
+    fn keep(
+        &self,
+        lane: Lane,
+        key: &Key,
+        token: &Token,
+        keep: Duration,
+        stays: &Token,
+        limit: Duration,
+    ) -> Answer<Owned> {
+        let (key, token, stays) = (key.clone(), token.clone(), stays.clone());
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend([key.lock().into(), token.as_str().into(), millis(keep), stays.as_str().into()]);
+        };
+        self.run(lane, &script::KEEP, 1, arguments, limit, reply::released)
+    }
+
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.fence().into()]);
@@ -161,17 +180,17 @@ impl Node for Redis {
         self.run(self.lane(), &script::FORCE_RELEASE, 1, arguments, limit, reply::flag)
     }
 
-    fn guarded_set(&self, key: &str, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
-        let (key, value) = (key.to_owned(), value.to_owned());
+    fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
+        let (key, value) = (key.clone(), value.to_owned());
         let arguments = move |all: &mut Vec<Value>| {
-            all.extend([(&*key).into(), (&*value).into(), fence.to_string().into()]);
+            all.extend([key.lock().into(), (&*value).into(), fence.to_string().into()]);
         };
         self.run(self.lane(), &script::GUARDED_SET, 1, arguments, limit, reply::guarding)
     }
 
-    fn guarded_get(&self, key: &str, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
-        let key = key.to_owned();
-        let arguments = move |all: &mut Vec<Value>| all.push((&*key).into());
+    fn guarded_get(&self, key: &Key, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
+        let key = key.clone();
+        let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
         self.run(self.lane(), &script::GUARDED_GET, 1, arguments, limit, reply::guarded)
     }
 
@@ -194,5 +213,6 @@ impl Node for Redis {
 }
 
 fn millis(span: Duration) -> Value {
-    i64::try_from(span.as_millis()).unwrap_or(i64::MAX).into()
+    // Rounded up: a key must not end before the lease that counts on it.
+    i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX).into()
 }

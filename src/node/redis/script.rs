@@ -22,6 +22,7 @@ scripts! {
     ACQUIRE = "acquire";
     RENEW = "renew";
     RELEASE = "release";
+    KEEP = "keep";
     HOLDER = "holder";
     FORCE_RELEASE = "force_release";
     GUARDED_SET = "guarded_set";

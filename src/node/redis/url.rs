@@ -120,10 +120,22 @@ fn non_empty(text: String) -> Option<String> {
 }
 
 fn database(number: &str) -> Result<u8, Error> {
+    refuse_a_torn_password(number)?;
     number.parse().map_err(|_| Error::config(format!("the url's database {number:?} is not a number from 0 to 255")))
 }
 
+/// A password with a bare / or ? ends up in the path or the query, and must not be repeated from there.
+fn refuse_a_torn_password(part: &str) -> Result<(), Error> {
+    if part.contains('@') {
+        return Err(Error::config("the url has an @ after its host: in a password, / is %2F, ? is %3F and @ is %40"));
+    }
+    Ok(())
+}
+
 fn unknown_parameter(parameter: &str, known: &str) -> Error {
+    if let Err(torn) = refuse_a_torn_password(parameter) {
+        return torn;
+    }
     Error::config(format!("the url's parameter {parameter:?} is unknown: {known}"))
 }
 
@@ -179,7 +191,14 @@ mod tests {
     fn nothing_shows_the_password() {
         let target = Target::parse("redis://worker:sesame@localhost/1").unwrap();
         assert!(!format!("{target:?} {target}").contains("sesame"));
-        for wrong in ["redis://worker:sesame@localhost/x", "redis://worker:sesame@", "foo://worker:sesame@localhost"] {
+        for wrong in [
+            "redis://worker:123/sesame@localhost",
+            "redis://worker:12?sesame@localhost",
+            "redis://worker:12?a=b/sesame@localhost",
+            "redis://worker:sesame@localhost/x",
+            "redis://worker:sesame@",
+            "foo://worker:sesame@localhost",
+        ] {
             let error = Target::parse(wrong).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("sesame"), "{error}");
         }

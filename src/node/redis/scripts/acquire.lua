@@ -11,31 +11,29 @@
 local lock, fence, token, ttl = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 
 local stored = redis.call('GET', fence)
-local floor = 0
-if stored then
-  floor = tonumber(stored)
-end
--- From 2^53 on a Lua number skips integers, and the next fence would not be larger; NaN is no multiple of anything.
-if not floor or floor < 0 or floor % 1 ~= 0 or floor >= 9007199254740992 then
-  return redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
-end
+local time = redis.call('TIME')
+-- Text all the way: a number would be printed and parsed again, which costs more than the calls. The fence's own 24 h
+-- are 24 h from now, when it is the time.
+local drawn = time[1] .. string.sub('00000' .. time[2], -6)
+local option, expires = 'PX', '86400000'
 
-local function draw()
-  local time = redis.call('TIME')
-  -- Text all the way: a number would be printed and parsed again, which costs more than the call.
-  local now = time[1] .. string.sub('00000' .. time[2], -6)
-  if tonumber(now) > floor then
-    redis.call('SET', fence, now, 'PX', '86400000')
-    return tonumber(now)
+if stored and not (#stored == #drawn and stored < drawn and not string.find(stored, '%D')) then
+  -- Something else than an earlier time. From 2^53 on a Lua number skips integers, and the next fence would not be
+  -- larger; NaN is no multiple of anything.
+  local floor = tonumber(stored)
+  if not floor or floor < 0 or floor % 1 ~= 0 or floor >= 9007199254740992 then
+    return redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
   end
-  -- The clock stands behind what was drawn before: 24 h after the fence's own time (a number argument keeps its 16
-  -- digits; tostring would not).
-  redis.call('SET', fence, floor + 1, 'PXAT', math.floor((floor + 1) / 1000) + 86400000)
-  return floor + 1
+  if floor >= tonumber(drawn) then
+    -- The clock stands behind what was drawn before. tostring would print 14 digits.
+    drawn = string.format('%.0f', floor + 1)
+    option, expires = 'PXAT', string.format('%.0f', math.floor((floor + 1) / 1000) + 86400000)
+  end
 end
 
 if redis.call('SET', lock, token, 'NX', 'PX', ttl) then
-  return {1, draw()}
+  redis.call('SET', fence, drawn, option, expires)
+  return {1, drawn}
 end
 
 local value = redis.pcall('GET', lock)
@@ -47,6 +45,9 @@ if value == token then
   if pttl < tonumber(ttl) then
     redis.call('PEXPIRE', lock, ttl)
   end
-  return {1, stored and floor or draw()}
+  if not stored then
+    redis.call('SET', fence, drawn, option, expires)
+  end
+  return {1, stored or drawn}
 end
 return {0, pttl, value, stored}
