@@ -7,7 +7,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireError, Leases};
+use leasehold::{AcquireError, Leases, Owner};
 use support::{Action, Lag, Match, Proxy, Server, within};
 use tokio::sync::mpsc;
 
@@ -136,4 +136,40 @@ async fn a_waiter_that_goes_away_passes_its_turn_on() {
     let last = waiters.pop().unwrap();
     let lease = within(SOON, "the third", last).await.unwrap().unwrap();
     lease.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_nobody_polls_does_not_stop_the_others() {
+    let leases = Leases::builder().url("memory://").command_timeout(Duration::from_millis(200)).build().await.unwrap();
+    let lock = leases.lock("job").owner(Owner::anonymous());
+    let lease = lock.acquire().await.unwrap();
+    // It is first in line, and then nobody polls it any more.
+    let mut half = Box::pin(lock.acquire());
+    let waiting = tokio::time::timeout(Duration::from_millis(50), &mut half).await;
+    assert!(waiting.is_err());
+    lease.release().await.unwrap();
+    // Two pauses of a second and two looks, at the most, and then our own look.
+    let limit = Duration::from_secs(4);
+    let lease = within(limit, "the lock", tokio::spawn(lock.acquire())).await.unwrap().unwrap();
+    lease.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_of_zero_asks_even_when_others_wait() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let mut wire = server.wire();
+    wire.must(&["SET", "job", "somebody", "PX", "60000"]);
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let lock = leases.lock("job").owner(Owner::anonymous());
+    let waiter = tokio::spawn(lock.clone().on_wait(move |_| tell.send(()).unwrap()).acquire());
+    within(SOON, "the waiter to wait", told.recv()).await;
+    wire.del("job");
+    // Whoever looks first: one of the two has it, and the other one was told by the server.
+    match lock.acquire_within(Duration::ZERO).await {
+        Ok(lease) => lease.release().await.unwrap(),
+        Err(AcquireError::TimedOut { holder, .. }) => assert!(holder.label().is_some(), "the waiter's: {holder:?}"),
+        Err(error) => panic!("{error}"),
+    }
+    within(SOON, "the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
 }

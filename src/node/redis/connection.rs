@@ -2,10 +2,13 @@
 
 use std::{
     fmt,
+    future::{Future, poll_fn},
+    panic::resume_unwind,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -100,8 +103,7 @@ impl Connection {
     )]
     async fn try_open(target: &Target, config: Config, limits: Limits) -> Result<Self, FredError> {
         let client = Client::new(config, Some(performance(limits)), Some(connection(limits)), Some(reconnection()));
-        // fred bounds this itself, by the time-outs of `connection`.
-        let router = client.init().await?.abort_handle();
+        let router = connect(&client).await?;
         let turned_down = Arc::new(Mutex::new(None));
         let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone())).abort_handle();
         Ok(Self {
@@ -210,6 +212,26 @@ impl fmt::Debug for Connection {
 
 fn unknown_script(error: &FredError) -> bool {
     error.details().starts_with("NOSCRIPT")
+}
+
+/// Connects for the first time. The handle ends fred's task, and with it the connection.
+async fn connect(client: &Client) -> Result<AbortHandle, FredError> {
+    let mut connected = Box::pin(client.wait_for_connect());
+    // Its first poll subscribes to the outcome, so connecting must not begin before.
+    let early = poll_fn(|context| Poll::Ready(connected.as_mut().poll(context).is_ready())).await;
+    let mut connecting = client.connect();
+    let router = connecting.abort_handle();
+    // fred bounds this itself, by the time-outs of `connection`.
+    tokio::select! {
+        biased;
+        outcome = &mut connected, if !early => outcome?,
+        ended = &mut connecting => match ended {
+            // A runtime without timers or I/O.
+            Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
+            _ => connected.await?,
+        },
+    }
+    Ok(router)
 }
 
 /// Keeps the last reason for which the server turned us down.

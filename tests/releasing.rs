@@ -1,0 +1,98 @@
+//! What is left behind: by a release, by a close, by a start that was given up.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
+
+mod support;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::{AcquireError, Leases};
+use support::{Action, Match, Proxy, Server, eventually, eventually_async, within};
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_in_the_middle_of_everything_leaves_no_key() {
+    let server = Server::start();
+    for _ in 0..5 {
+        let leases = Leases::connect(server.url()).await.unwrap();
+        let cycles = Arc::new(AtomicUsize::new(0));
+        let tasks: Vec<_> = (0..200)
+            .map(|n| {
+                let (lock, cycles) = (leases.lock(format!("job:{n}")), cycles.clone());
+                tokio::spawn(async move {
+                    loop {
+                        match lock.acquire().await {
+                            Ok(lease) => drop(lease.release().await),
+                            Err(error) => break error,
+                        }
+                        cycles.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        eventually_async(SOON, "everybody to be busy", || cycles.load(Ordering::Relaxed) > 400).await;
+        leases.close().await;
+        for task in tasks {
+            let error = within(SOON, "the task's end", task).await.unwrap();
+            assert!(matches!(error, AcquireError::Closed), "{error}");
+        }
+        assert_eq!(server.wire().keys("job:*"), Vec::<String>::new());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_renewal_cannot_shorten_a_key_that_is_kept() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::connect(proxy.url()).await.unwrap();
+    let lease = leases.lock("job").ttl(Duration::from_secs(2)).acquire().await.unwrap();
+    let renew = Match::script(include_str!("../src/node/redis/scripts/renew.lua"));
+    let renewal = proxy.on(renew, 1, Action::Hold);
+    within(SOON, "a renewal on its way", renewal.hit()).await;
+    let hour = Duration::from_secs(3_600);
+    lease.release_after(hour).await.unwrap();
+    let calls = |server: &Server| server.wire().info_field("commandstats", "cmdstat_evalsha").unwrap_or_default();
+    let before = calls(&server);
+    renewal.release();
+    eventually(SOON, "the renewal to be executed", || calls(&server) != before);
+    let left = Duration::from_millis(server.wire().pttl("job").try_into().unwrap());
+    assert!(left > hour / 2, "{left:?}");
+}
+
+#[test]
+fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
+    let panics = Arc::new(AtomicUsize::new(0));
+    let counted = panics.clone();
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        report(panic);
+    }));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let connect_timeout = Duration::from_millis(400);
+    runtime.block_on(async {
+        for _ in 0..3 {
+            let nobody_there = Leases::builder().url("redis://127.0.0.1:1").connect_timeout(connect_timeout).build();
+            tokio::time::timeout(Duration::from_millis(100), nobody_there).await.unwrap_err();
+        }
+    });
+    let tasks = || runtime.metrics().num_alive_tasks();
+    eventually(SOON, "every task to end", || tasks() == 0);
+    assert_eq!(panics.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_runtime_that_cannot_connect_is_named_as_the_cause() {
+    let server = Server::start();
+    let bare = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let error = bare.block_on(Leases::connect(server.url())).unwrap_err();
+    assert!(error.to_string().contains("enable_all()"), "{error}");
+}

@@ -1,0 +1,181 @@
+//! The holder is told the truth, whatever else in the process is slow, stopped or racing.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
+
+mod support;
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use leasehold::{Clock, Leases, LossReason, Owner, Status, SystemClock};
+use support::{Action, Lag, Match, Proxy, Server, eventually, within};
+use tokio::runtime::{Builder, Runtime};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::{
+    Layer, Registry,
+    layer::{Context, SubscriberExt as _},
+};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// A log that takes its time over one event. The keeper writes to it from a thread of its own, so it is the process's.
+struct SlowLog;
+
+type Slow = Box<dyn Fn(&str) + Send>;
+
+fn slowness() -> &'static Mutex<Option<Slow>> {
+    static SLOWNESS: OnceLock<Mutex<Option<Slow>>> = OnceLock::new();
+    SLOWNESS.get_or_init(|| {
+        tracing::subscriber::set_global_default(Registry::default().with(SlowLog)).unwrap();
+        Mutex::default()
+    })
+}
+
+impl<S: Subscriber> Layer<S> for SlowLog {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == "leasehold" {
+            if let Some(slow) = &*slowness().lock().unwrap_or_else(PoisonError::into_inner) {
+                slow(event.metadata().name());
+            }
+        }
+    }
+}
+
+/// The log is one: tests that slow it down take turns when they share a process.
+fn slow_log(slow: impl Fn(&str) + Send + 'static) -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    *slowness().lock().unwrap() = Some(Box::new(slow));
+    turn
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+#[test]
+fn a_slow_subscriber_delays_no_signal() {
+    let _turn = slow_log(|name| {
+        if name == "lost" {
+            thread::sleep(Duration::from_millis(400));
+        }
+    });
+    let server = Server::start();
+    let runtime = runtime();
+    let leases = runtime.block_on(Leases::connect(server.url())).unwrap();
+    let lock = leases.lock("job").ttl(Duration::from_millis(600));
+    let lease = runtime.block_on(lock.acquire()).unwrap();
+    let (tell, told) = mpsc::channel();
+    let lost = lease.lost();
+    runtime.spawn(async move {
+        let lost = lost.await;
+        tell.send((Instant::now(), lost)).unwrap();
+    });
+
+    let lag = Lag::start();
+    server.stop();
+    let mut last_ok = Instant::now();
+    let limit = last_ok + SOON;
+    while lease.check().is_ok() {
+        last_ok = Instant::now();
+        assert!(last_ok < limit, "no end");
+        thread::sleep(Duration::from_micros(200));
+    }
+    let (at, lost) = told.recv_timeout(SOON).unwrap();
+    assert_eq!(lost.reason(), LossReason::Expired);
+    assert_eq!(lease.remaining(), Duration::ZERO);
+    // The last look that was good came before the deadline.
+    let late = at.saturating_duration_since(last_ok);
+    assert!(late <= Duration::from_millis(50) + lag.worst(), "{late:?}");
+    server.cont();
+}
+
+#[test]
+fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
+    let logging = Arc::new(AtomicBool::new(false));
+    let seen = logging.clone();
+    let _turn = slow_log(move |name| {
+        if name == "at_risk" && !seen.swap(true, Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(500));
+        }
+    });
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let runtime = runtime();
+    let leases = runtime.block_on(Leases::connect(proxy.url())).unwrap();
+    let lease = runtime.block_on(leases.lock("job").ttl(Duration::from_secs(5)).acquire()).unwrap();
+    proxy.on(Match::script(include_str!("../src/node/redis/scripts/renew.lua")), 1, Action::CutBefore);
+    eventually(SOON, "the keeper to log the risk", || logging.load(Ordering::SeqCst));
+    // While it does, the holder's own renewal is confirmed.
+    eventually(SOON, "a renewal by hand", || runtime.block_on(lease.renew()).is_ok());
+    eventually(SOON, "the status to be right", || lease.status() == Status::Held);
+    let changes = runtime.block_on(async {
+        let mut changes = lease.status_changes();
+        // Longer than the log takes.
+        tokio::time::timeout(Duration::from_millis(800), changes.next()).await.ok()
+    });
+    assert_eq!(changes, None, "and to stay right");
+}
+
+#[test]
+fn no_look_finds_a_lease_without_time_and_yet_good() {
+    let runtime = runtime();
+    let leases = Leases::in_memory();
+    let started = Instant::now();
+    let mut looks = 0_u32;
+    while started.elapsed() < Duration::from_secs(2) {
+        let held: Vec<_> = runtime.block_on(async {
+            let mut held = Vec::new();
+            for n in 0..200 {
+                held.push(leases.lock(n.to_string()).owner(Owner::anonymous()).acquire().await.unwrap());
+            }
+            held
+        });
+        let handles: Vec<_> = held.iter().map(leasehold::Lease::handle).collect();
+        let released = thread::Builder::new().spawn(move || drop(held)).unwrap();
+        for handle in &handles {
+            while !handle.remaining().is_zero() {
+                std::hint::spin_loop();
+            }
+            assert!(handle.check().is_err() && !handle.is_held(), "{handle:?}");
+            looks += 1;
+        }
+        released.join().unwrap();
+    }
+    assert!(looks > 1_000, "{looks}");
+}
+
+/// A machine that can be suspended.
+#[derive(Debug, Clone, Default)]
+struct Suspending(Arc<AtomicU64>);
+
+impl Clock for Suspending {
+    fn now(&self) -> Duration {
+        SystemClock.now() + Duration::from_secs(self.0.load(Ordering::SeqCst))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_suspend_the_same_task_competes_anew() {
+    let clock = Suspending::default();
+    let leases = Leases::builder().url("memory://").clock(clock.clone()).build().await.unwrap();
+    for _ in 0..50 {
+        let lock = leases.lock("job");
+        let before = lock.acquire().await.unwrap();
+        clock.0.fetch_add(3_600, Ordering::SeqCst);
+        // The store has not slept: the key is still there, but nobody's.
+        let answer = lock.try_acquire().await;
+        assert!(matches!(answer, Ok(None)), "{answer:?}");
+        assert_eq!(before.check().unwrap_err().reason(), LossReason::Expired);
+        drop(before);
+        within(SOON, "the key to be undone", lock.acquire()).await.unwrap().release().await.unwrap();
+    }
+}
