@@ -81,13 +81,10 @@ pub(crate) enum OwnerId {
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
     table: Mutex<HashMap<(OwnerId, Key), Entry>>,
-    last: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Which seat's entry this is.
-    seat_id: u64,
     seat: Weak<Seat>,
     /// What was won; an acquire still under way has nothing yet.
     hold: Option<Weak<Hold>>,
@@ -99,7 +96,6 @@ struct Entry {
 pub(crate) struct Seat {
     owners: Arc<Owners>,
     at: (OwnerId, Key),
-    id: u64,
 }
 
 /// What an owner finds that wants a lock.
@@ -133,10 +129,16 @@ impl Owners {
                 },
             }
         }
-        let id = self.last.fetch_add(1, Ordering::Relaxed);
-        let seat = Arc::new(Seat { owners: self.clone(), at: at.clone(), id });
-        table.insert(at, Entry { seat_id: id, seat: Arc::downgrade(&seat), hold: None, reentrant });
+        let seat = Arc::new(Seat { owners: self.clone(), at: at.clone() });
+        table.insert(at, Entry { seat: Arc::downgrade(&seat), hold: None, reentrant });
         Claim::Free(seat)
+    }
+}
+
+impl Entry {
+    /// Or of another seat, which has taken the place of a dying one.
+    fn is_of(&self, seat: &Seat) -> bool {
+        std::ptr::eq(self.seat.as_ptr(), seat)
     }
 }
 
@@ -144,7 +146,7 @@ impl Seat {
     /// The acquire was won.
     pub(crate) fn hold(&self, hold: &Arc<Hold>) {
         let mut table = self.owners.table.lock();
-        if let Some(entry) = table.get_mut(&self.at).filter(|entry| entry.seat_id == self.id) {
+        if let Some(entry) = table.get_mut(&self.at).filter(|entry| entry.is_of(self)) {
             entry.hold = Some(Arc::downgrade(hold));
         }
     }
@@ -153,7 +155,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut table = self.owners.table.lock();
-        if table.get(&self.at).is_some_and(|entry| entry.seat_id == self.id) {
+        if table.get(&self.at).is_some_and(|entry| entry.is_of(self)) {
             table.remove(&self.at);
         }
     }
