@@ -64,7 +64,8 @@ impl Lock {
     /// Lets the same [`Owner`] in again while it holds the lock: another [`Lease`] on the same acquisition, with the same
     /// fence and TTL. The key goes with the last of them.
     ///
-    /// It must be asked for both times. It is not the default because an owner is a *task*: all branches of `join!`,
+    /// It must be asked for both times, and while the first acquire is still under way the second is
+    /// [`AlreadyHeld`](AcquireError::AlreadyHeld) all the same. It is not the default because an owner is a *task*: all branches of `join!`,
     /// `select!` and `buffer_unordered`, and a dispatcher that acquires and hands the leases to workers, would be let in
     /// together.
     pub fn reentrant(mut self, reentrant: bool) -> Self {
