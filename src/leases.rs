@@ -25,7 +25,7 @@ const LONGEST_PREFIX: usize = 256;
 /// Connections to where the locks are, and the keeper that renews them. Cheap to clone: make one per process.
 ///
 /// It works from any runtime, and from none: a clone may be used on another Tokio runtime than the one that built it,
-/// or outside of all. Dropping the last clone ends nothing while a lease lives.
+/// or outside of all. Only a runtime that it is built on must have timers and I/O (`enable_all`). Dropping the last clone ends nothing while a lease lives.
 #[derive(Clone)]
 pub struct Leases {
     shared: Arc<Shared>,

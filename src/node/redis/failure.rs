@@ -21,8 +21,8 @@ const NOT_NOW: [&str; 11] = [
     "ASK",
 ];
 
-/// What the server or fred said, sorted by whether it was executed (the table in the module of the same concern is
-/// measured: an error reply was not executed, unless it came from a line of the script; anything else may have been).
+/// What the server or fred said, sorted by whether it was executed: a request that was answered by an error was not,
+/// unless the error came from a line of the script; anything else may have been.
 pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
     let details = error.details();
     if let Some(word) = reply_word(own_words(details)) {
