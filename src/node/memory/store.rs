@@ -1,0 +1,227 @@
+//! What a server would hold, as a pure function: of what is stored, the time and the request.
+
+use std::{collections::HashMap, time::Duration};
+
+use crate::{
+    fence::Fence,
+    holder::Holder,
+    key::Key,
+    node::{Acquired, Failure, Guarding, Owned, Renewal},
+    quorum::tally::Denial,
+    token::Token,
+};
+
+/// How long a stored fence outlives its own time (rule 9).
+const FLOOR_LIVES: Micros = 24 * 60 * 60 * 1_000_000;
+
+/// Microseconds since 1970 on the store's own clock.
+pub(super) type Micros = u64;
+
+/// What a server would hold.
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    locks: HashMap<Key, (Token, Micros)>,
+    fences: HashMap<Key, (Fence, Micros)>,
+    /// Guarded values; a key is this or a lock, never both.
+    guarded: HashMap<Key, (Vec<u8>, Fence)>,
+    /// How many fences there may be before those that have expired are looked for.
+    crowded: usize,
+}
+
+impl Store {
+    pub(super) fn acquire(&mut self, now: Micros, key: &Key, token: &Token, ttl: Duration) -> Acquired {
+        if self.guarded.contains_key(key) {
+            return Acquired::Busy(Holder::default());
+        }
+        let expires = now + micros(ttl);
+        match self.lock(now, key) {
+            None => {
+                self.locks.insert(key.clone(), (token.clone(), expires));
+                Acquired::Granted(self.draw(now, key))
+            }
+            Some((held, until)) if held == token => {
+                *until = expires.max(*until);
+                Acquired::Granted(self.floor(now, key).unwrap_or_else(|| self.draw(now, key)))
+            }
+            Some(_) => Acquired::Busy(self.holder(now, key).unwrap_or_default()),
+        }
+    }
+
+    pub(super) fn renew(&mut self, now: Micros, renewal: &Renewal) -> Owned {
+        let until = self.owned(now, &renewal.key, &renewal.token)?;
+        *until = now + micros(renewal.ttl);
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, now: Micros, key: &Key, token: &Token) -> Owned {
+        self.owned(now, key, token)?;
+        self.locks.remove(key);
+        Ok(())
+    }
+
+    pub(super) fn keep(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
+        if self.owned(now, key, stays).is_err() {
+            self.owned(now, key, token)?;
+            self.locks.insert(key.clone(), (stays.clone(), now + micros(keep)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
+        if self.guarded.contains_key(key) {
+            return Some(Holder::default());
+        }
+        let fence = self.floor(now, key);
+        let (token, until) = self.lock(now, key)?;
+        let remaining = Duration::from_micros(until.saturating_sub(now));
+        Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence })
+    }
+
+    pub(super) fn force_release(&mut self, now: Micros, key: &Key) -> Result<bool, Failure> {
+        if self.guarded.contains_key(key) {
+            return Err(wrong_type(key, "a guarded value, not a lock"));
+        }
+        Ok(self.lock(now, key).is_some() && self.locks.remove(key).is_some())
+    }
+
+    pub(super) fn guarded_set(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        value: &[u8],
+        fence: Fence,
+    ) -> Result<Guarding, Failure> {
+        if let Some((_, seen)) = self.guarded_get(now, key)? {
+            if fence < seen {
+                return Ok(Guarding::Stale { seen });
+            }
+        }
+        self.guarded.insert(key.clone(), (value.into(), fence));
+        Ok(Guarding::Written)
+    }
+
+    pub(super) fn guarded_get(&mut self, now: Micros, key: &Key) -> Result<Option<(Vec<u8>, Fence)>, Failure> {
+        if self.lock(now, key).is_some() {
+            return Err(wrong_type(key, "a lock, not a guarded value"));
+        }
+        Ok(self.guarded.get(key).cloned())
+    }
+
+    /// The lock as the key shows it now: what has expired is gone.
+    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut (Token, Micros)> {
+        if self.locks.get(key).is_some_and(|&(_, until)| until <= now) {
+            self.locks.remove(key);
+        }
+        self.locks.get_mut(key)
+    }
+
+    fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Micros, Denial> {
+        if self.guarded.contains_key(key) {
+            return Err(Denial::Taken);
+        }
+        let (held, until) = self.lock(now, key).ok_or(Denial::Gone)?;
+        if held == token { Ok(until) } else { Err(Denial::Taken) }
+    }
+
+    fn floor(&mut self, now: Micros, key: &Key) -> Option<Fence> {
+        let &(fence, until) = self.fences.get(key)?;
+        if until <= now {
+            self.fences.remove(key);
+            return None;
+        }
+        Some(fence)
+    }
+
+    fn draw(&mut self, now: Micros, key: &Key) -> Fence {
+        let floor = self.floor(now, key);
+        let drawn = floor.map_or(now, |floor| now.max(u64::from(floor) + 1));
+        // Only a clock beyond the year 294,000 could not give a fence.
+        let fence = Fence::try_from(drawn).unwrap_or_else(|_| floor.unwrap_or(Fence::ZERO));
+        self.fences.insert(key.clone(), (fence, drawn.max(now) + FLOOR_LIVES));
+        self.sweep(now);
+        fence
+    }
+
+    /// Names that nobody asks for again must not stay for ever. Doubling keeps the cost per acquire constant.
+    fn sweep(&mut self, now: Micros) {
+        if self.fences.len() > self.crowded {
+            self.fences.retain(|_, &mut (_, until)| until > now);
+            self.locks.retain(|_, &mut (_, until)| until > now);
+            self.crowded = 2 * self.fences.len().max(512);
+        }
+    }
+}
+
+fn wrong_type(key: &Key, what: &str) -> Failure {
+    Failure::refused(format!("WRONGTYPE the key {key:?} holds {what}"))
+}
+
+pub(super) fn micros(span: Duration) -> Micros {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_millis(100);
+
+    fn granted(acquired: &Acquired) -> Fence {
+        match acquired {
+            Acquired::Granted(fence) => *fence,
+            Acquired::Busy(holder) => panic!("busy: {holder:?}"),
+        }
+    }
+
+    fn scene() -> (Store, Key, Token, Token) {
+        (Store::default(), Key::new("", "job").unwrap(), Token::draw("one"), Token::draw("two"))
+    }
+
+    #[test]
+    fn a_lock_excludes_until_it_expires() {
+        let (mut store, key, one, two) = scene();
+        granted(&store.acquire(1_000, &key, &one, TTL));
+        assert!(matches!(store.acquire(100_999, &key, &two, TTL), Acquired::Busy(_)));
+        granted(&store.acquire(101_000, &key, &two, TTL));
+        assert_eq!(store.release(101_000, &key, &one), Err(Denial::Taken));
+        assert_eq!(store.renew(201_000, &Renewal { key, token: two, ttl: TTL }), Err(Denial::Gone));
+    }
+
+    #[test]
+    fn fences_grow_when_the_clock_stands_still_or_goes_back() {
+        let (mut store, key, one, two) = scene();
+        let first = granted(&store.acquire(5_000_000, &key, &one, TTL));
+        assert_eq!(granted(&store.acquire(5_000_001, &key, &one, TTL)), first, "a replay draws nothing");
+        store.release(5_000_001, &key, &one).unwrap();
+        let second = granted(&store.acquire(1_000, &key, &two, TTL));
+        assert!(second > first, "{second} after {first}");
+    }
+
+    #[test]
+    fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
+        let (mut store, key, one, _) = scene();
+        let first = granted(&store.acquire(1_000, &key, &one, TTL));
+        assert_eq!(store.floor(1_000 + FLOOR_LIVES - 1, &key), Some(first));
+        assert_eq!(store.floor(1_000 + FLOOR_LIVES, &key), None);
+    }
+
+    #[test]
+    fn what_has_expired_does_not_pile_up() {
+        let mut store = Store::default();
+        for day in 1..=10 {
+            for n in 0..500 {
+                let key = Key::new("", &format!("{day}:{n}")).unwrap();
+                granted(&store.acquire(day * (FLOOR_LIVES + 1), &key, &Token::draw("one"), TTL));
+            }
+        }
+        assert!(store.fences.len() <= 1_500 && store.locks.len() <= 1_500, "{}", store.fences.len());
+    }
+
+    #[test]
+    fn a_replayed_acquire_never_shortens() {
+        let (mut store, key, one, _) = scene();
+        granted(&store.acquire(0, &key, &one, TTL * 10));
+        granted(&store.acquire(0, &key, &one, TTL));
+        assert_eq!(store.holder(0, &key).unwrap().remaining, Some(TTL * 10));
+    }
+}
