@@ -100,7 +100,7 @@ impl Acquire {
             match answer {
                 Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
                 // Even a confirmation brings nothing while the clock stands still.
-                Err(_) | Ok(_) => self.pause(None, &mut backoff).await?,
+                Err(_) | Ok(_) => self.pause(backoff.next(None)).await?,
             }
         }
     }
@@ -110,7 +110,7 @@ impl Acquire {
         let shared = &self.shared;
         let mut seen = Look::NotYet;
         if self.until == self.started || !shared.lines.has(&self.wanted.key) {
-            seen = match self.try_once(&seen).await? {
+            seen = match self.try_once(shared.node.lane()).await? {
                 Ok(won) => return Ok(won.seated(seat)),
                 Err(look) => look,
             };
@@ -130,31 +130,45 @@ impl Acquire {
             self.stand_in_line(&waiter, &mut told).await?
         };
         let mut backoff = Backoff::new(Jitter::new());
+        // Without being watched, the first try was not in vain only if nothing can be watched.
+        let mut pause = match &seen {
+            Look::NotYet => None,
+            look if shared.node.room() == 0 => Some(backoff.after(look)),
+            _ => None,
+        };
         loop {
-            if !matches!(seen, Look::NotYet) {
-                waiter.saw(seen.clone());
-                tokio::select! {
+            let mut alerted = false;
+            if let Some(pause) = pause {
+                waiter.saw(seen.clone(), shared.now() + pause);
+                alerted = tokio::select! {
                     biased;
-                    () = waiter.freed() => {}
-                    paused = self.pause(seen.expires_in(), &mut backoff) => paused?,
-                }
+                    () = waiter.alerted() => true,
+                    paused = self.pause(pause) => { paused?; false }
+                };
             }
-            seen = match self.try_once(&seen).await? {
-                Ok(won) => return Ok(won.seated(seat)),
-                Err(look) => look,
+            // What is held here ends here, with an alert; until then there is nothing to ask the server.
+            seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
+                Look::Held { holder, watched: true }
+            } else {
+                let lane = if matches!(seen, Look::Failed(_)) { Lane::Keeper } else { Lane::Watched };
+                let now = shared.now();
+                waiter.looks_by(now + self.limit(now));
+                match self.try_once(lane).await? {
+                    Ok(won) => return Ok(won.seated(seat)),
+                    Err(look) => look,
+                }
             };
             self.tell(&seen, &mut told);
             if self.is_over() {
                 return Err(self.over(seen));
             }
+            pause = Some(backoff.after(&seen));
         }
     }
 
     /// One attempt. The inner error is what it saw instead of a lease; the outer one ends the acquire.
-    async fn try_once(&self, before: &Look) -> Result<Result<Won, Look>, AcquireError> {
+    async fn try_once(&self, lane: Lane) -> Result<Result<Won, Look>, AcquireError> {
         let shared = &self.shared;
-        // A look that failed may have failed because our own runtime's tasks are not polled.
-        let lane = if matches!(before, Look::Failed(_)) { Lane::Keeper } else { shared.node.lane() };
         // `close` waits for what is under way, and for its undoing.
         let _under_way = shared.host.token();
         let closed = shared.closed.cancelled();
@@ -173,7 +187,7 @@ impl Acquire {
                 }
                 Ok(Ok(won))
             }
-            Outcome::Busy(holder) => Ok(Err(Look::Held(holder))),
+            Outcome::Busy { holder, watched } => Ok(Err(Look::Held { holder, watched })),
             Outcome::Failed(failure) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
             Outcome::Failed(failure) => Ok(Err(Look::Failed(failure))),
         }
@@ -186,8 +200,8 @@ impl Acquire {
         waiter: &'w Waiter<'_>,
         told: &mut Told,
     ) -> Result<Option<SemaphorePermit<'w>>, AcquireError> {
-        // Twice what anybody takes who is polled: a pause and a look.
-        let deaf = (LONGEST_PAUSE + self.shared.options.command_timeout) * 2;
+        // Who is polled is not as late as that.
+        let deaf = LONGEST_PAUSE + self.shared.options.command_timeout;
         let mut looks = waiter.looks();
         looks.mark_changed();
         let mut turn = pin!(waiter.turn());
@@ -204,16 +218,17 @@ impl Acquire {
                     let look = looks.borrow_and_update().clone();
                     self.tell(&look, told);
                 }
-                () = self.shared.host.sleep(deaf) => return Ok(None),
+                () = self.shared.host.sleep(deaf) => if self.shared.now() > waiter.due() + deaf {
+                    return Ok(None);
+                },
             }
         }
     }
 
-    /// Leaves the server alone for a while; an error if the acquire ends meanwhile.
-    async fn pause(&self, expires_in: Option<Duration>, backoff: &mut Backoff) -> Result<(), AcquireError> {
+    /// Leaves the server alone for a while, not beyond our time; an error if the acquire ends meanwhile.
+    async fn pause(&self, pause: Duration) -> Result<(), AcquireError> {
         let shared = &self.shared;
-        let left = self.until.since(shared.now());
-        let pause = backoff.next(expires_in).min(left);
+        let pause = pause.min(self.until.since(shared.now()));
         tokio::select! {
             biased;
             () = shared.closed.cancelled() => Err(AcquireError::Closed),
@@ -253,7 +268,7 @@ impl Acquire {
             Look::NotYet => {
                 AcquireError::Unavailable(Failure::unavailable("the wait ended before the server had answered").into())
             }
-            Look::Held(holder) => AcquireError::TimedOut {
+            Look::Held { holder, .. } => AcquireError::TimedOut {
                 name: self.name(),
                 waited: self.shared.now().since(self.started),
                 holder: Box::new(holder),
@@ -277,8 +292,8 @@ impl Acquire {
             Look::Failed(failure) => {
                 tracing::warn!(name: "wait", target: "leasehold", lock, %failure, "waiting for the server");
             }
-            Look::Held(holder) if told.is(holder) => {}
-            Look::Held(holder) => {
+            Look::Held { holder, .. } if told.is(holder) => {}
+            Look::Held { holder, .. } => {
                 tracing::info!(name: "wait", target: "leasehold", lock, holder = holder.label(), remaining = ?holder.remaining(), "waiting for {holder}");
                 if let Some(on_wait) = &self.on_wait {
                     on_wait(holder);

@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
     /// The lease is ours; the watchdog goes on from the tally.
     Won { fence: Fence, tally: Tally },
     /// Somebody holds it.
-    Busy(Holder),
+    Busy { holder: Holder, watched: bool },
     /// The node could not tell, or said no.
     Failed(Failure),
 }
@@ -54,7 +54,7 @@ impl Attempt {
                 self.must_undo = true;
                 Verdict::Failed(Failure::unavailable("the grant arrived after the lease that it was for had run out"))
             }
-            Ok(Acquired::Busy(holder)) => Verdict::Busy(holder),
+            Ok(Acquired::Busy { holder, watched }) => Verdict::Busy { holder, watched },
             Err(failure) => {
                 self.must_undo = failure.may_have_happened();
                 Verdict::Failed(failure)
@@ -71,7 +71,7 @@ impl Attempt {
     pub(crate) fn given_up(answer: &Result<Acquired, Failure>) -> bool {
         match answer {
             Ok(Acquired::Granted(_)) => true,
-            Ok(Acquired::Busy(_)) => false,
+            Ok(Acquired::Busy { .. }) => false,
             Err(failure) => failure.may_have_happened(),
         }
     }
@@ -85,6 +85,10 @@ mod tests {
 
     fn fence() -> Fence {
         Fence::try_from(7_u64).unwrap()
+    }
+
+    fn busy() -> Acquired {
+        Acquired::Busy { holder: Holder::default(), watched: false }
     }
 
     fn at(millis: u64) -> Time {
@@ -109,7 +113,7 @@ mod tests {
 
     #[test]
     fn busy_and_a_definite_no_leave_nothing_to_undo() {
-        for answer in [Ok(Acquired::Busy(Holder::default())), Err(Failure::refused("NOPERM"))] {
+        for answer in [Ok(busy()), Err(Failure::refused("NOPERM"))] {
             let mut attempt = Attempt::new(at(0), TTL);
             let _ = attempt.decide(at(1), answer);
             assert!(!attempt.must_undo());
@@ -127,7 +131,7 @@ mod tests {
     fn when_it_was_given_up_a_grant_is_undone_too() {
         assert!(Attempt::given_up(&Ok(Acquired::Granted(fence()))));
         assert!(Attempt::given_up(&Err(Failure::unknown("no answer"))));
-        assert!(!Attempt::given_up(&Ok(Acquired::Busy(Holder::default()))));
+        assert!(!Attempt::given_up(&Ok(busy())));
         assert!(!Attempt::given_up(&Err(Failure::refused("NOPERM"))));
     }
 }

@@ -25,6 +25,11 @@ impl Holder {
         Self { token, remaining: u64::try_from(pttl).ok().map(Duration::from_millis), fence }
     }
 
+    /// Whether it is the same acquisition, seen at another moment.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (&self.token, self.fence) == (&other.token, other.fence)
+    }
+
     /// The readable name that the holder gave itself, `host:pid` unless it chose another.
     #[must_use]
     pub fn label(&self) -> Option<&str> {

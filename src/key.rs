@@ -1,6 +1,7 @@
 //! Which keys a name stands for.
 
 use std::{
+    borrow::Borrow,
     fmt,
     hash::{Hash, Hasher},
     sync::Arc,
@@ -72,6 +73,13 @@ impl PartialEq for Key {
 }
 
 impl Eq for Key {}
+
+/// By its full text, so that a table of keys can be asked with what a server says.
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.full
+    }
+}
 
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {

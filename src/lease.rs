@@ -8,7 +8,7 @@ use crate::{
     error::{ReleaseError, RenewError},
     fence::Fence,
     lost::Lost,
-    node::{Parting, only},
+    node::{Lane, Parting, only},
     owner::Seat,
     shared::Shared,
     status::{Signal, Status, StatusChanges},
@@ -306,7 +306,7 @@ macro_rules! view {
                 let LeaseHandle { shared, hold, .. } = self.view();
                 let sent = shared.now();
                 let limit = hold.remaining(sent).min(shared.options.command_timeout);
-                let answers = shared.node.renew(shared.node.lane(), &[hold.renewal()], limit).await;
+                let answers = shared.node.renew(Lane::Watched, &[hold.renewal()], limit).await;
                 let answer = answers.and_then(only);
                 shared.watchdog.answered(hold, sent, Answer::read(&answer));
                 self.check()?;

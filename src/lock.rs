@@ -188,7 +188,7 @@ impl Lock {
     pub async fn force_release(&self) -> Result<bool, Error> {
         let key = self.key()?;
         let released = self.shared.node.force_release(&key, self.shared.options.command_timeout).await?;
-        self.shared.lines.freed(&key);
+        self.shared.freed(&key);
         Ok(released)
     }
 

@@ -1,6 +1,9 @@
 //! What `Leases`, `Lock` and `Lease` share: one attempt, one release, and everything that they run on.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -13,7 +16,7 @@ use crate::{
     keeper::{Host, Stop},
     key::Key,
     lost::LossReason,
-    node::{Acquired, Answer, Failure, Lane, Node, Parting},
+    node::{Acquired, Answer, Ear, Failure, Lane, Node, Parting},
     owner::Owners,
     quorum::tally::Denial,
     status::Signal,
@@ -41,10 +44,39 @@ pub(crate) struct Shared {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) owners: Arc<Owners>,
-    pub(crate) lines: Lines,
+    pub(crate) lines: Arc<Lines>,
     pub(crate) closed: CancellationToken,
+    _ear: Arc<Listener>,
     _stop: Stop,
 }
+
+/// What the node notices by itself goes to whoever waits for that lock, and to whoever holds it.
+#[derive(Debug)]
+struct Listener {
+    lines: Arc<Lines>,
+    watchdog: Arc<Watchdog>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Ear for Listener {
+    fn touched(&self, key: &str) {
+        self.watchdog.hint(key);
+        self.lines.alert(key, Time::now(&*self.clock));
+    }
+
+    fn missed(&self) {
+        self.watchdog.hint_all();
+        self.lines.alert_all(Time::now(&*self.clock));
+    }
+
+    fn is_needed(&self) -> bool {
+        !self.lines.is_empty() || !self.watchdog.is_empty()
+    }
+}
+
+/// A lease that lives for so long is renewed then, and not only at a third of its TTL: from there on the node tells when
+/// the key is touched.
+const WATCH_AFTER: Duration = Duration::from_millis(250);
 
 /// What to acquire, settled before any I/O.
 #[derive(Debug, Clone)]
@@ -57,7 +89,7 @@ pub(crate) struct Wanted {
 /// How one attempt went.
 pub(crate) enum Outcome {
     Won(Arc<Hold>, Arc<Signal>),
-    Busy(Holder),
+    Busy { holder: Holder, watched: bool },
     Failed(Failure),
 }
 
@@ -69,7 +101,11 @@ impl Shared {
         stop: Stop,
         node: Arc<dyn Node>,
     ) -> Arc<Self> {
-        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), node.clone(), options.command_timeout));
+        let lines = Arc::<Lines>::default();
+        let limit = options.command_timeout;
+        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), node.clone(), lines.clone(), limit));
+        let ear = Arc::new(Listener { lines: lines.clone(), watchdog: watchdog.clone(), clock: clock.clone() });
+        node.listen(Arc::downgrade(&ear) as Weak<dyn Ear>);
         host.spawn_until_stopped(watchdog.clone().run());
         Arc::new(Self {
             options,
@@ -78,14 +114,20 @@ impl Shared {
             node,
             watchdog,
             owners: Arc::default(),
-            lines: Lines::default(),
+            lines,
             closed: CancellationToken::new(),
+            _ear: ear,
             _stop: stop,
         })
     }
 
     pub(crate) fn now(&self) -> Time {
         Time::now(&*self.clock)
+    }
+
+    /// The lock was let go of here: whoever waits for it here looks at once.
+    pub(crate) fn freed(&self, key: &Key) {
+        self.lines.alert(key.lock(), self.now());
     }
 
     /// An error once `close` was called.
@@ -108,12 +150,15 @@ impl Shared {
         match verdict {
             Verdict::Won { fence, tally } => {
                 let terms = Terms { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
-                let core = Core::new(terms, tally, Jitter::new());
+                let mut core = Core::new(terms, tally, Jitter::new());
+                if self.node.room() > 0 {
+                    core.hint(sent + WATCH_AFTER);
+                }
                 let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, sent, core);
                 self.watchdog.guard(&hold);
                 Outcome::Won(hold, signal)
             }
-            Verdict::Busy(holder) => Outcome::Busy(holder),
+            Verdict::Busy { holder, watched } => Outcome::Busy { holder, watched },
             Verdict::Failed(failure) => Outcome::Failed(failure),
         }
     }
@@ -132,7 +177,10 @@ impl Shared {
         let send = |lane| parting.send(&*self.node, lane, &hold.key, &hold.token, limit);
 
         let (lock, label) = (hold.key.name(), hold.token.label());
-        let first = send(self.node.lane()).await;
+        // On the connection that our own waiter of this name has watched, the server keeps the news from us: the alert
+        // below is enough.
+        let lane = if self.lines.has(&hold.key) { Lane::Keeper } else { self.node.lane() };
+        let first = send(lane).await;
         let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
         let outcome = match first {
             Err(failure) if !failure.is_refusal() => send(Lane::Keeper).await,
@@ -146,7 +194,7 @@ impl Shared {
             Ok(found) => {
                 tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = found.is_ok());
                 background.disarm();
-                self.lines.freed(&hold.key);
+                self.freed(&hold.key);
                 found.err()
             }
         };
@@ -168,7 +216,7 @@ impl Shared {
         let (shared, key) = (self.clone(), hold.key.clone());
         self.host.spawn(async move {
             undo.await;
-            shared.lines.freed(&key);
+            shared.freed(&key);
         });
     }
 
@@ -226,7 +274,7 @@ impl Drop for Asked<'_> {
         self.shared.host.spawn(async move {
             if Attempt::given_up(&answer.await) {
                 undoing.await;
-                shared.lines.freed(&key);
+                shared.freed(&key);
             }
         });
     }

@@ -308,10 +308,13 @@ async fn f22_password_introduced_while_connected() {
 
 /// All that the library needs on a server: a user of the key prefix `app:` with no right beyond this line. A companion
 /// key begins with a brace unless the name has a hash tag of its own.
-const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +set +del +pexpire +pttl +time \
-                         +hget +hset +hmget";
-/// Asked by the client library on connecting, which goes on without an answer; the server's ACL log has the attempts.
-const FOR_A_QUIET_LOG: &str = "+info +client|id";
+const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
+                         +pttl +time +hget +hset +hmget";
+/// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
+const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +config|get \
+                        &__redis__:invalidate";
+/// Asked by the client library on connecting, which goes on without an answer.
+const FOR_A_QUIET_LOG: &str = "+info";
 /// For a URL with a database number.
 const FOR_A_DATABASE: &str = "+select";
 
@@ -346,7 +349,10 @@ async fn do_everything(server: &Server) -> Result<(), Error> {
         lock.acquire().await?.release().await?;
         let left = lock.try_acquire().await?.expect("it is free again");
         assert!(lock.force_release().await?);
-        drop(left);
+        match left.renew().await {
+            Err(RenewError::Lost(lost)) => assert_eq!(lost.reason(), leasehold::LossReason::Deleted),
+            outcome => outcome?,
+        }
     }
     leases.close().await;
     Ok(())
@@ -376,7 +382,7 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     assert_eq!(denied(&mut wire), [client_id, "info"], "what the client library asks on connecting");
 
     wire.must(&["ACL", "LOG", "RESET"]);
-    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_A_QUIET_LOG}"));
+    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
     within(PATIENCE, "everything", do_everything(&server)).await.unwrap();
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
 }

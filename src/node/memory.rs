@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     future::{Future, ready},
     pin::Pin,
     sync::{Arc, OnceLock, Weak},
@@ -14,7 +15,7 @@ use std::{
 use parking_lot::Mutex;
 
 use self::store::{Micros, Store, micros};
-use super::{Acquired, Answer, Failure, Guarding, Lane, Node, Owned, Renewal};
+use super::{Acquired, Answer, Ear, Failure, Guarding, Lane, Node, Owned, Renewal};
 use crate::{
     clock::{Clock, SystemClock, wall},
     fence::Fence,
@@ -26,9 +27,9 @@ use crate::{
 mod store;
 
 /// The store with its lock and its clock.
-#[derive(Debug)]
 pub(crate) struct Memory {
     store: Mutex<Store>,
+    ears: Mutex<Vec<Weak<dyn Ear>>>,
     /// What the store's clock showed when the machine's clock showed zero.
     epoch: Duration,
 }
@@ -37,7 +38,11 @@ impl Memory {
     /// One that nobody else sees.
     pub(crate) fn private() -> Arc<Self> {
         let since_1970 = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Arc::new(Self { store: Mutex::default(), epoch: since_1970.saturating_sub(SystemClock.now()) })
+        Arc::new(Self {
+            store: Mutex::default(),
+            ears: Mutex::default(),
+            epoch: since_1970.saturating_sub(SystemClock.now()),
+        })
     }
 
     /// The one that everybody in this process who says the same name sees, while anybody uses it.
@@ -54,14 +59,37 @@ impl Memory {
     }
 
     fn step<T: Send + 'static>(&self, step: impl FnOnce(&mut Store, Micros) -> Result<T, Failure>) -> Answer<T> {
-        let mut store = self.store.lock();
-        Box::pin(ready(step(&mut store, micros(self.epoch + SystemClock.now()))))
+        Box::pin(ready(step(&mut self.store.lock(), micros(self.epoch + SystemClock.now()))))
+    }
+
+    /// Tells everybody who listens, outside of the store's lock: they run foreign code.
+    fn touched(&self, key: &Key) {
+        let ears: Vec<_> = self.ears.lock().iter().filter_map(Weak::upgrade).collect();
+        for ear in ears {
+            ear.touched(key.lock());
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("store", &self.store).finish_non_exhaustive()
     }
 }
 
 impl Node for Memory {
     fn lane(&self) -> Lane {
         Lane::Home
+    }
+
+    fn listen(&self, ear: Weak<dyn Ear>) {
+        let mut ears = self.ears.lock();
+        ears.retain(|ear| ear.strong_count() > 0);
+        ears.push(ear);
+    }
+
+    fn room(&self) -> usize {
+        usize::MAX
     }
 
     fn acquire(&self, _: Lane, key: &Key, token: &Token, ttl: Duration, _: Duration) -> Answer<Acquired> {
@@ -73,11 +101,15 @@ impl Node for Memory {
     }
 
     fn release(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
-        self.step(|store, now| Ok(store.release(now, key, token)))
+        let answer = self.step(|store, now| Ok(store.release(now, key, token)));
+        self.touched(key);
+        answer
     }
 
     fn keep(&self, _: Lane, key: &Key, token: &Token, keep: Duration, stays: &Token, _: Duration) -> Answer<Owned> {
-        self.step(|store, now| Ok(store.keep(now, key, token, keep, stays)))
+        let answer = self.step(|store, now| Ok(store.keep(now, key, token, keep, stays)));
+        self.touched(key);
+        answer
     }
 
     fn holder(&self, key: &Key, _: Duration) -> Answer<Option<Holder>> {
@@ -85,7 +117,9 @@ impl Node for Memory {
     }
 
     fn force_release(&self, key: &Key, _: Duration) -> Answer<bool> {
-        self.step(|store, now| store.force_release(now, key))
+        let answer = self.step(|store, now| store.force_release(now, key));
+        self.touched(key);
+        answer
     }
 
     fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, _: Duration) -> Answer<Guarding> {

@@ -1,6 +1,6 @@
 //! A node: one independent place that stores keys. What it must be able to do, and nothing about how.
 
-use std::{fmt, future::Future, pin::Pin, time::Duration};
+use std::{fmt, future::Future, pin::Pin, sync::Weak, time::Duration};
 
 use crate::{
     error::{Error, ErrorKind},
@@ -29,13 +29,32 @@ pub(crate) enum Lane {
     Home,
     /// The keeper's connection, which works from everywhere.
     Keeper,
+    /// The same; and where the node is able to, it tells its [`Ear`] once when a key changes that the request has found
+    /// held, whoever changes it.
+    Watched,
+}
+
+/// Who is told what a node notices by itself. Nothing of it is a verdict: it only says where to look.
+pub(crate) trait Ear: Send + Sync + 'static {
+    /// Something was done to a watched key.
+    fn touched(&self, key: &str);
+
+    /// What was watched is not any more, or was not for a while: anything may have happened.
+    fn missed(&self);
+
+    /// Whether there is anything left to listen for.
+    fn is_needed(&self) -> bool;
 }
 
 /// What an acquire found.
 #[derive(Debug)]
 pub(crate) enum Acquired {
     Granted(Fence),
-    Busy(Holder),
+    Busy {
+        holder: Holder,
+        /// Whether the node will tell when the key changes.
+        watched: bool,
+    },
 }
 
 /// One lease to be renewed; renewals travel in batches.
@@ -61,6 +80,12 @@ pub(crate) enum Guarding {
 pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// The lane that fits the caller's place: its own runtime's connection if there is one.
     fn lane(&self) -> Lane;
+
+    /// Who hears of changes; set once, before the first request.
+    fn listen(&self, ear: Weak<dyn Ear>);
+
+    /// How many keys may be watched at a time; zero when the node has turned watching down.
+    fn room(&self) -> usize;
 
     fn acquire(&self, lane: Lane, key: &Key, token: &Token, ttl: Duration, limit: Duration) -> Answer<Acquired>;
 

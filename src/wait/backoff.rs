@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::Look;
 use crate::jitter::Jitter;
 
 /// Exponential backoff with full jitter (Brooker, *Exponential Backoff And Jitter*, 2015): a pause between nothing and
@@ -17,9 +18,27 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// No pause is shorter, or full jitter would now and then make it a hot loop.
 const SHORTEST: Duration = Duration::from_millis(1);
 
+/// How often a key is looked at that is watched, but has no TTL.
+const SLOW_LOOK: Duration = Duration::from_secs(5);
+/// Over how long those who wait in many processes spread when a key expires that nobody renewed.
+const EXPIRY_SPREAD: Duration = Duration::from_millis(4);
+
 impl Backoff {
     pub(crate) fn new(jitter: Jitter) -> Self {
         Self { bound: FIRST, jitter }
+    }
+
+    /// The pause after such a look. Whoever will be told of changes only has to be there when the key expires.
+    pub(crate) fn after(&mut self, look: &Look) -> Duration {
+        match look {
+            Look::Held { holder, watched: true } => {
+                self.bound = FIRST;
+                let expiry = holder.remaining().map_or(SLOW_LOOK, |remaining| remaining + SHORTEST);
+                expiry + self.jitter.below(EXPIRY_SPREAD)
+            }
+            Look::Held { holder, watched: false } => self.next(holder.remaining()),
+            Look::NotYet | Look::Failed(_) => self.next(None),
+        }
     }
 
     /// The next pause; never past the moment when the holder's key expires.

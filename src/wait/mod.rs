@@ -1,12 +1,26 @@
-//! Who waits for what, and who is woken. One waiter of a name polls for all of this process; the others stand in line
-//! behind it, in order, and cost the server nothing.
+//! Who waits for what, and who is woken. One waiter of a name asks the server for all of this process; the others stand
+//! in line behind it, in order, and cost the server nothing.
+//!
+//! # Invariants
+//!
+//! 1. An alert wakes one waiter of its name: the one whose turn it is. It is kept until that one looks, so none is lost
+//!    on a waiter that is busy looking.
+//! 2. Whoever has the turn says by when it will look. When it does not, for it may stand on a runtime that nobody
+//!    polls, the others go on without it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
-use crate::{holder::Holder, key::Key, node::Failure};
+use crate::{clock::Time, holder::Holder, key::Key, node::Failure};
 
 mod backoff;
 
@@ -25,8 +39,10 @@ pub(crate) struct Line {
     /// Whose turn it is to ask the server. Tokio's semaphore is first come, first served, and a waiter that goes away
     /// passes it on.
     turn: Semaphore,
-    /// Somebody in this process has let go of the lock.
-    freed: Notify,
+    /// Something may have happened to the lock.
+    alert: Notify,
+    /// By when whoever has the turn will have looked.
+    due: AtomicU64,
     seen: watch::Sender<Look>,
 }
 
@@ -34,16 +50,20 @@ pub(crate) struct Line {
 #[derive(Debug, Clone)]
 pub(crate) enum Look {
     NotYet,
-    Held(Holder),
+    Held {
+        holder: Holder,
+        /// Whether we shall be told when that changes.
+        watched: bool,
+    },
     Failed(Failure),
 }
 
 impl Look {
-    /// When the key that was seen expires, if nobody renews it.
-    pub(crate) fn expires_in(&self) -> Option<Duration> {
-        match self {
-            Self::Held(holder) => holder.remaining(),
-            Self::NotYet | Self::Failed(_) => None,
+    /// Whether it found the same holder, who may have renewed.
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Held { holder: one, .. }, Self::Held { holder: other, .. }) => one.is_same(other),
+            _ => false,
         }
     }
 }
@@ -62,23 +82,44 @@ impl Lines {
         self.0.lock().contains_key(key)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
     pub(crate) fn join(&self, key: &Key) -> Waiter<'_> {
         let mut lines = self.0.lock();
-        let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| {
-            let line = Line { turn: Semaphore::new(1), freed: Notify::new(), seen: watch::Sender::new(Look::NotYet) };
-            (Arc::new(line), 0)
-        });
+        let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| (Arc::new(Line::new()), 0));
         *waiters += 1;
         let line = line.clone();
         Waiter { lines: self, key: key.clone(), line }
     }
 
-    /// The lock was let go of in this process: whoever's turn it is looks at once.
-    pub(crate) fn freed(&self, key: &Key) {
+    /// Something may have happened to the lock with this key: whoever's turn it is looks at once.
+    pub(crate) fn alert(&self, key: &str, now: Time) {
         let line = self.0.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
-            line.freed.notify_one();
+            line.alert(now);
         }
+    }
+
+    /// The same for every name.
+    pub(crate) fn alert_all(&self, now: Time) {
+        let lines: Vec<_> = self.0.lock().values().map(|(line, _)| line.clone()).collect();
+        for line in lines {
+            line.alert(now);
+        }
+    }
+}
+
+impl Line {
+    fn new() -> Self {
+        let (turn, alert) = (Semaphore::new(1), Notify::new());
+        Self { turn, alert, due: AtomicU64::new(Time::NEVER.as_nanos()), seen: watch::Sender::new(Look::NotYet) }
+    }
+
+    fn alert(&self, now: Time) {
+        self.due.fetch_min(now.as_nanos(), Ordering::AcqRel);
+        self.alert.notify_one();
     }
 }
 
@@ -97,13 +138,30 @@ impl Waiter<'_> {
         }
     }
 
-    pub(crate) async fn freed(&self) {
-        self.line.freed.notified().await;
+    /// Completes when something may have happened to the lock since the last [`looks_by`](Self::looks_by).
+    pub(crate) async fn alerted(&self) {
+        self.line.alert.notified().await;
     }
 
-    /// Tells everybody in line what a look found.
-    pub(crate) fn saw(&self, look: Look) {
-        self.line.seen.send_replace(look);
+    /// We look now, and shall have looked at this moment. What we were alerted to before is dealt with by that.
+    pub(crate) fn looks_by(&self, at: Time) {
+        let _alerted_before = pin!(self.line.alert.notified()).enable();
+        self.line.due.store(at.as_nanos(), Ordering::Release);
+    }
+
+    /// By when whoever has the turn will have looked.
+    pub(crate) fn due(&self) -> Time {
+        Time::from_nanos(self.line.due.load(Ordering::Acquire))
+    }
+
+    /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
+    pub(crate) fn saw(&self, look: Look, next: Time) {
+        self.line.due.store(next.as_nanos(), Ordering::Release);
+        self.line.seen.send_if_modified(|seen| {
+            let news = !look.is_like(seen);
+            *seen = look;
+            news
+        });
     }
 
     pub(crate) fn looks(&self) -> watch::Receiver<Look> {
@@ -125,6 +183,8 @@ impl Drop for Waiter<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn key() -> Key {
@@ -158,8 +218,54 @@ mod tests {
     async fn a_release_in_this_process_is_not_lost_on_a_busy_waiter() {
         let lines = Lines::default();
         let waiter = lines.join(&key());
-        lines.freed(&key());
-        waiter.freed().await;
+        lines.alert("job", Time::ZERO);
+        waiter.alerted().await;
+    }
+
+    #[tokio::test]
+    async fn a_look_deals_with_the_alerts_before_it_and_keeps_those_after() {
+        let lines = Lines::default();
+        let waiter = lines.join(&key());
+        lines.alert("job", Time::ZERO);
+        waiter.looks_by(Time::NEVER);
+        assert!(futures_now(&mut Box::pin(waiter.alerted())).is_none());
+        lines.alert_all(Time::ZERO);
+        waiter.alerted().await;
+    }
+
+    #[test]
+    fn an_alert_is_due_at_once() {
+        let lines = Lines::default();
+        let waiter = lines.join(&key());
+        let later = Time::ZERO + Duration::from_secs(30);
+        waiter.saw(Look::NotYet, later);
+        assert_eq!(waiter.due(), later);
+        lines.alert("another", Time::ZERO);
+        assert_eq!(waiter.due(), later);
+        lines.alert("job", Time::ZERO);
+        assert_eq!(waiter.due(), Time::ZERO);
+    }
+
+    #[test]
+    fn only_another_holder_is_news_to_those_in_line() {
+        let lines = Lines::default();
+        let waiter = lines.join(&key());
+        let held = |label: &str, secs| Look::Held {
+            holder: Holder {
+                token: crate::token::Token::parse(&format!("lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@{label}")),
+                remaining: Some(Duration::from_secs(secs)),
+                fence: None,
+            },
+            watched: true,
+        };
+        let mut looks = waiter.looks();
+        waiter.saw(held("one", 3), Time::NEVER);
+        assert!(looks.has_changed().unwrap());
+        drop(looks.borrow_and_update());
+        waiter.saw(held("one", 30), Time::NEVER);
+        assert!(!looks.has_changed().unwrap(), "it has renewed");
+        waiter.saw(held("two", 30), Time::NEVER);
+        assert!(looks.has_changed().unwrap());
     }
 
     fn futures_now<F: std::future::Future + Unpin>(future: &mut F) -> Option<F::Output> {

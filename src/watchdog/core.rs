@@ -16,6 +16,8 @@
 //!    ordered twice for the same moment (no hot loop).
 //! 8. Rounds that nobody answers go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests
 //!    under way, however long the outage.
+//! 9. A [hint](Core::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds, whose
+//!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
 
 use std::time::Duration;
 
@@ -86,6 +88,10 @@ pub(crate) struct Core {
     hold_ends: Time,
     phase: Phase,
     next_round: Time,
+    /// When a hint is to be followed.
+    ask_at: Time,
+    /// No hint is followed before.
+    ask_not_before: Time,
     /// How many rounds went out since the last answer.
     unanswered: u32,
     suspect_at: Time,
@@ -104,6 +110,8 @@ impl Core {
             hold_ends: terms.max_hold.map_or(Time::NEVER, |max| sent + max),
             phase: Phase::Held,
             next_round: Time::NEVER,
+            ask_at: Time::NEVER,
+            ask_not_before: Time::ZERO,
             unanswered: 0,
             suspect_at: Time::NEVER,
             failures: 0,
@@ -129,7 +137,7 @@ impl Core {
     pub(crate) fn next_look(&self) -> Option<Time> {
         match self.phase {
             Phase::Over { .. } => None,
-            Phase::Held | Phase::AtRisk => Some(self.next_round.min(self.believed_until())),
+            Phase::Held | Phase::AtRisk => Some(self.next_round.min(self.ask_at).min(self.believed_until())),
         }
     }
 
@@ -143,10 +151,23 @@ impl Core {
         self.end(reason, end)
     }
 
+    /// Something may have happened to the key: ask at this moment, or as soon after it as invariant 9 allows.
+    pub(crate) fn hint(&mut self, at: Time) {
+        self.ask_at = self.ask_at.min(at.max(self.ask_not_before));
+    }
+
     /// Time has passed: judge, and renew if it is due.
     pub(crate) fn tick(&mut self, now: Time) -> Orders {
         let mut orders = self.judge(now);
-        if self.is_over() || now < self.next_round {
+        if self.is_over() {
+            return orders;
+        }
+        if now >= self.ask_at {
+            self.ask_at = Time::NEVER;
+            self.ask_not_before = now + GRAIN;
+            orders.renew = true;
+        }
+        if now < self.next_round {
             return orders;
         }
         orders.renew = true;

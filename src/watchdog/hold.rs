@@ -102,6 +102,10 @@ impl Hold {
         self.feed(now, |core| core.judge(now))
     }
 
+    pub(crate) fn hint(&self, at: Time) {
+        self.state.lock().core.hint(at);
+    }
+
     pub(crate) fn tick(&self, now: Time) -> Orders {
         self.feed(now, |core| core.tick(now))
     }

@@ -8,7 +8,10 @@ use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
     future::Future,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,10 +20,13 @@ use tokio::sync::Notify;
 
 use crate::{
     clock::{Clock, Time},
+    holder::Holder,
+    jitter::Jitter,
     keeper::Host,
     key::Key,
     node::{Failure, Lane, Node, Owned, Parting, Undo},
     token::Token,
+    wait::Lines,
 };
 
 pub(crate) mod core;
@@ -38,6 +44,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// for waking the keeper each time.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Questions about everything that is held are spread by this much each.
+const ASK_EACH: Duration = Duration::from_micros(10);
+
 /// The most leases that one batch renews: a script call that long keeps a server about a millisecond.
 const BATCH: usize = 500;
 
@@ -48,13 +57,18 @@ pub(crate) struct Watchdog {
     host: Host,
     node: Arc<dyn Node>,
     command_timeout: Duration,
+    lines: Arc<Lines>,
     table: Mutex<Table>,
     wake: Notify,
+    /// More is held than the node watches, and that was said.
+    crowded: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     holds: HashMap<Id, Kept>,
+    /// The newest hold of each key: the only one that can be a good one.
+    newest: HashMap<Key, Id>,
     /// Acquired since the last look. Most short leases leave from here and never reach `due`.
     fresh: Vec<Id>,
     /// When to look at which hold next. An entry that is not its hold's `look` is out of date, and skipped.
@@ -88,14 +102,26 @@ impl Table {
         }
     }
 
+    fn newest(&self, key: &str) -> Option<Arc<Hold>> {
+        let kept = self.holds.get(self.newest.get(key)?)?;
+        Some(kept.hold.clone())
+    }
+
     fn first_due(&self) -> Time {
         self.due.peek().map_or(Time::NEVER, |Reverse((at, _))| *at)
     }
 }
 
 impl Watchdog {
-    pub(crate) fn new(clock: Arc<dyn Clock>, host: Host, node: Arc<dyn Node>, command_timeout: Duration) -> Self {
-        Self { clock, host, node, command_timeout, table: Mutex::default(), wake: Notify::new() }
+    pub(crate) fn new(
+        clock: Arc<dyn Clock>,
+        host: Host,
+        node: Arc<dyn Node>,
+        lines: Arc<Lines>,
+        command_timeout: Duration,
+    ) -> Self {
+        let (table, wake) = (Mutex::default(), Notify::new());
+        Self { clock, host, node, command_timeout, lines, table, wake, crowded: AtomicBool::new(false) }
     }
 
     fn now(&self) -> Time {
@@ -107,6 +133,7 @@ impl Watchdog {
         let first = hold.next_look();
         let mut table = self.table.lock();
         table.holds.insert(id(hold), Kept { hold: hold.clone(), look: Time::NEVER });
+        table.newest.insert(hold.key.clone(), id(hold));
         table.fresh.push(id(hold));
         table.empty_since = None;
         let too_late = first.is_some_and(|first| first < table.planned);
@@ -118,8 +145,43 @@ impl Watchdog {
 
     /// The last lease of this hold has gone.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
-        let kept = self.table.lock().holds.remove(&id(hold));
+        let mut table = self.table.lock();
+        let kept = table.holds.remove(&id(hold));
+        if table.newest.get(&hold.key) == Some(&id(hold)) {
+            table.newest.remove(&hold.key);
+        }
+        drop(table);
         drop(kept);
+    }
+
+    /// Whether a lock is held here, by whom, and for how long that is certain.
+    pub(crate) fn held(&self, key: &Key) -> Option<Holder> {
+        let hold = self.table.lock().newest(key.lock())?;
+        let remaining = hold.remaining(self.now());
+        let holder = || Holder { token: Some(hold.token.clone()), remaining: Some(remaining), fence: Some(hold.fence) };
+        (!remaining.is_zero()).then(holder)
+    }
+
+    /// Something may have happened to this key: asks about it at once. The answer decides, not the hint.
+    pub(crate) fn hint(&self, key: &str) {
+        let Some(hold) = self.table.lock().newest(key) else { return };
+        hold.hint(self.now());
+        self.reschedule(&hold);
+    }
+
+    /// Something may have happened to any key. So many questions are spread, or they would come all at once.
+    pub(crate) fn hint_all(&self) {
+        let (now, mut jitter) = (self.now(), Jitter::new());
+        let holds = self.holds();
+        let spread = ASK_EACH * u32::try_from(holds.len()).unwrap_or(u32::MAX);
+        for hold in holds {
+            hold.hint(now + jitter.below(spread));
+            self.reschedule(&hold);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.lock().holds.is_empty()
     }
 
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
@@ -139,7 +201,13 @@ impl Watchdog {
 
     /// Takes a token off the node in the background: after a loss, or an attempt of unknown outcome.
     pub(crate) fn undo(&self, lane: Lane, key: Key, token: Token, ttl: Duration) {
-        self.host.spawn(self.undoing(lane, key, token, ttl, Parting::Delete));
+        let undoing = self.undoing(lane, key.clone(), token, ttl, Parting::Delete);
+        let (lines, clock) = (self.lines.clone(), self.clock.clone());
+        self.host.spawn(async move {
+            undoing.await;
+            // Whoever waits here may have relied on that it is held here.
+            lines.alert(key.lock(), Time::now(&*clock));
+        });
     }
 
     /// The same, for whoever has to know when it is done, or parts in another way.
@@ -229,7 +297,7 @@ impl Watchdog {
         }
         let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
         let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
-        let answers = self.node.renew(Lane::Keeper, &requests, patience).await;
+        let answers = self.node.renew(self.lane(), &requests, patience).await;
         for (at, hold) in batch.iter().enumerate() {
             let answer = match &answers {
                 Ok(answers) => answers.get(at).map_or(Answer::Unclear, Answer::read),
@@ -249,11 +317,33 @@ impl Watchdog {
         tracing::debug!(name: "renew", target: "leasehold", lock, label, ?answer, took = ?now.since(sent));
         let orders = hold.answer(now, sent, answer);
         self.obey(hold, orders);
+        self.reschedule(hold);
+    }
+
+    /// A hold asks to be looked at earlier than before.
+    fn reschedule(&self, hold: &Arc<Hold>) {
         let mut table = self.table.lock();
         table.schedule(id(hold));
         if table.first_due() < table.planned {
             self.wake.notify_one();
         }
+    }
+
+    /// Renewals have the node watch what they renew, as far as it has room: a full table would evict, each eviction be
+    /// a hint, and each hint a renewal.
+    fn lane(&self) -> Lane {
+        let (held, room) = (self.table.lock().holds.len(), self.node.room());
+        if held <= room {
+            self.crowded.store(false, Ordering::Relaxed);
+            return Lane::Watched;
+        }
+        if room > 0 && !self.crowded.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                name: "crowded", target: "leasehold", held, room,
+                "more leases than half of the server's tracking-table-max-keys: a loss is told by the next renewal only"
+            );
+        }
+        Lane::Keeper
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Store {
 impl Store {
     pub(super) fn acquire(&mut self, now: Micros, key: &Key, token: &Token, ttl: Duration) -> Acquired {
         if self.guarded.contains_key(key) {
-            return Acquired::Busy(Holder::default());
+            return busy(Holder::default());
         }
         let expires = now + micros(ttl);
         match self.lock(now, key) {
@@ -43,7 +43,7 @@ impl Store {
                 *until = expires.max(*until);
                 Acquired::Granted(self.floor(now, key).unwrap_or_else(|| self.draw(now, key)))
             }
-            Some(_) => Acquired::Busy(self.holder(now, key).unwrap_or_default()),
+            Some(_) => busy(self.holder(now, key).unwrap_or_default()),
         }
     }
 
@@ -152,6 +152,11 @@ impl Store {
     }
 }
 
+/// Every key is watched for everybody.
+fn busy(holder: Holder) -> Acquired {
+    Acquired::Busy { holder, watched: true }
+}
+
 fn wrong_type(key: &Key, what: &str) -> Failure {
     Failure::refused(format!("WRONGTYPE the key {key:?} holds {what}"))
 }
@@ -169,7 +174,7 @@ mod tests {
     fn granted(acquired: &Acquired) -> Fence {
         match acquired {
             Acquired::Granted(fence) => *fence,
-            Acquired::Busy(holder) => panic!("busy: {holder:?}"),
+            Acquired::Busy { holder, .. } => panic!("busy: {holder:?}"),
         }
     }
 
@@ -181,7 +186,7 @@ mod tests {
     fn a_lock_excludes_until_it_expires() {
         let (mut store, key, one, two) = scene();
         granted(&store.acquire(1_000, &key, &one, TTL));
-        assert!(matches!(store.acquire(100_999, &key, &two, TTL), Acquired::Busy(_)));
+        assert!(matches!(store.acquire(100_999, &key, &two, TTL), Acquired::Busy { .. }));
         granted(&store.acquire(101_000, &key, &two, TTL));
         assert_eq!(store.release(101_000, &key, &one), Err(Denial::Taken));
         assert_eq!(store.renew(201_000, &Renewal { key, token: two, ttl: TTL }), Err(Denial::Gone));

@@ -13,17 +13,18 @@ use std::{
 };
 
 use fred::{
-    clients::Client,
+    clients::{Client, Pipeline, WithOptions},
     error::{Error as FredError, ErrorKind as FredKind},
     interfaces::{ClientLike, EventInterface},
     types::{
-        ClusterHash, CustomCommand, Value,
+        ClusterHash, ConnectHandle, CustomCommand, Value,
         config::{
             Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, ServerConfig, TcpConfig,
         },
     },
 };
 use parking_lot::Mutex;
+use socket2::TcpKeepalive;
 use tokio::task::AbortHandle;
 
 use super::{
@@ -48,6 +49,13 @@ const ARGUMENTS: usize = 6;
 
 /// The pause between two tries to connect for the first time.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How many pushed messages may wait for us; more at a time count as missed.
+const BACKLOG: usize = 4096;
+
+/// A peer that has gone without a word is noticed by the kernel: this long after the last one, and as many times more.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const KEEPALIVE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Time-outs of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -103,7 +111,7 @@ impl Connection {
     )]
     async fn try_open(target: &Target, config: Config, limits: Limits) -> Result<Self, FredError> {
         let client = Client::new(config, Some(performance(limits)), Some(connection(limits)), Some(reconnection()));
-        let router = connect(&client).await?;
+        let router = connect(&client).await?.abort_handle();
         let turned_down = Arc::new(Mutex::new(None));
         let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone())).abort_handle();
         Ok(Self {
@@ -117,7 +125,8 @@ impl Connection {
         })
     }
 
-    /// Runs a script by its hash, once; with its text if the server does not know the hash. `limit` bounds each.
+    /// Runs a script by its hash, once; with its text if the server does not know the hash. `limit` bounds each. With
+    /// `watch` the server is asked to tell when a key changes that the script reads; the answer says whether it will.
     ///
     /// `arguments` gives the keys and the arguments, and is asked again for the second sending: a copy kept for that
     /// would cost every call.
@@ -128,10 +137,9 @@ impl Connection {
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send,
         limit: Duration,
-    ) -> Result<Value, Failure> {
-        // One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
-        let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
-        let client = self.client.with_options(&options);
+        watch: bool,
+    ) -> Result<(Value, bool), Failure> {
+        let client = once(&self.client, limit);
         let mut by_hash = true;
         let outcome = loop {
             let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
@@ -139,16 +147,20 @@ impl Connection {
             all.push(text.into());
             all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
             arguments(&mut all);
-            let command = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
-            match client.custom(command, all).await {
+            let outcome = if watch {
+                send_watched(&client, command, all).await
+            } else {
+                client.custom(custom(command), all).await.map(|value| (value, false))
+            };
+            match outcome {
                 Err(error) if by_hash && unknown_script(&error) => by_hash = false,
                 outcome => break outcome,
             }
         };
         match outcome {
-            Ok(value) => {
+            Ok(answer) => {
                 self.silent.store(0, Ordering::Relaxed);
-                Ok(value)
+                Ok(answer)
             }
             Err(error) if error.kind() == &FredKind::Timeout => {
                 self.note_silence(&host, limit);
@@ -156,6 +168,21 @@ impl Connection {
             }
             Err(error) => Err(classify(&self.server, &error, limit)),
         }
+    }
+
+    /// Sends a command that is no script.
+    pub(super) async fn command(
+        &self,
+        command: &'static str,
+        arguments: Vec<Value>,
+        limit: Duration,
+    ) -> Result<Value, FredError> {
+        ask(&self.client, command, arguments, limit).await
+    }
+
+    /// Hears of each new connection to the server, which knows nothing of the one before.
+    pub(super) fn reconnections(&self) -> tokio::sync::broadcast::Receiver<Server> {
+        self.client.reconnect_rx()
     }
 
     /// The reason behind a silence, where the server gave one: it turns our reconnections down.
@@ -210,17 +237,53 @@ impl fmt::Debug for Connection {
     }
 }
 
+/// Sends a command that is no script.
+pub(super) async fn ask(
+    client: &Client,
+    command: &'static str,
+    arguments: Vec<Value>,
+    limit: Duration,
+) -> Result<Value, FredError> {
+    once(client, limit).custom(custom(command), arguments).await
+}
+
+/// One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
+fn once(client: &Client, limit: Duration) -> WithOptions<Client> {
+    let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
+    client.with_options(&options)
+}
+
+fn custom(command: &'static str) -> CustomCommand {
+    CustomCommand::new_static(command, ClusterHash::FirstKey, false)
+}
+
+/// Sends a command right behind the one that has the keys it reads watched. fred does not call back what it has queued
+/// of a pipeline when the time is over; but it keeps the order, so whoever undoes it comes later if it takes the same
+/// way.
+async fn send_watched(
+    client: &WithOptions<Client>,
+    command: &'static str,
+    arguments: Vec<Value>,
+) -> Result<(Value, bool), FredError> {
+    let pipeline = Pipeline::from(client.clone());
+    let _queued: Value = pipeline.custom(custom("CLIENT"), vec!["CACHING", "YES"]).await?;
+    let _queued: Value = pipeline.custom(custom(command), arguments).await?;
+    let mut answers = pipeline.try_all::<Value>().await;
+    let answer = answers.pop().unwrap_or_else(|| Err(FredError::new(FredKind::Protocol, "no answer to a pipeline")))?;
+    // Refused on a connection that does not track, or not any more: the next command runs all the same.
+    Ok((answer, answers.pop().is_some_and(|caching| caching.is_ok())))
+}
+
 fn unknown_script(error: &FredError) -> bool {
     error.details().starts_with("NOSCRIPT")
 }
 
-/// Connects for the first time. The handle ends fred's task, and with it the connection.
-async fn connect(client: &Client) -> Result<AbortHandle, FredError> {
+/// Connects for the first time. The handle is of fred's task, which ends with the connection, and it with that.
+pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError> {
     let mut connected = Box::pin(client.wait_for_connect());
     // Its first poll subscribes to the outcome, so connecting must not begin before.
     let early = poll_fn(|context| Poll::Ready(connected.as_mut().poll(context).is_ready())).await;
     let mut connecting = client.connect();
-    let router = connecting.abort_handle();
     // fred bounds this itself, by the time-outs of `connection`.
     tokio::select! {
         biased;
@@ -231,7 +294,7 @@ async fn connect(client: &Client) -> Result<AbortHandle, FredError> {
             _ => connected.await?,
         },
     }
-    Ok(router)
+    Ok(connecting)
 }
 
 /// Keeps the last reason for which the server turned us down.
@@ -263,7 +326,7 @@ pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Erro
     Error::new(ErrorKind::Unavailable, text)
 }
 
-fn config(target: &Target) -> Result<Config, Error> {
+pub(super) fn config(target: &Target) -> Result<Config, Error> {
     let (server, tls) = match &target.place {
         Place::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
         Place::Tcp { host, port, tls } => {
@@ -283,11 +346,16 @@ fn config(target: &Target) -> Result<Config, Error> {
     Ok(config)
 }
 
-fn performance(limits: Limits) -> PerformanceConfig {
+pub(super) fn performance(limits: Limits) -> PerformanceConfig {
     PerformanceConfig { default_command_timeout: limits.command, ..PerformanceConfig::default() }
 }
 
-fn connection(limits: Limits) -> ConnectionConfig {
+/// As [`performance`], for a connection that is pushed to: room for what comes in a burst.
+pub(super) fn receiving(limits: Limits) -> PerformanceConfig {
+    PerformanceConfig { broadcast_channel_capacity: BACKLOG, ..performance(limits) }
+}
+
+pub(super) fn connection(limits: Limits) -> ConnectionConfig {
     ConnectionConfig {
         connection_timeout: limits.connect.min(limits.command),
         internal_command_timeout: limits.connect.min(limits.command),
@@ -297,6 +365,7 @@ fn connection(limits: Limits) -> ConnectionConfig {
         reconnect_errors: Vec::new(),
         tcp: TcpConfig {
             nodelay: Some(true),
+            keepalive: Some(TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_AGAIN)),
             #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
             user_timeout: Some(limits.connect),
             ..TcpConfig::default()

@@ -1,13 +1,19 @@
 //! A Redis or Valkey server as a node. fred is named in this room and nowhere else.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use fred::types::Value;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
-use self::{connection::Connection, script::Script};
-use super::{Acquired, Answer, Failure, Guarding, Lane, Node, Owned, Renewal};
+use self::{connection::Connection, push::Push, script::Script};
+use super::{Acquired, Answer, Ear, Failure, Guarding, Lane, Node, Owned, Renewal};
 use crate::{
     clock::Clock,
     error::{Error, ErrorKind},
@@ -20,6 +26,7 @@ use crate::{
 
 mod connection;
 mod failure;
+mod push;
 mod reply;
 mod script;
 mod tls;
@@ -27,13 +34,13 @@ mod url;
 
 pub(crate) use self::{connection::Limits, url::Target};
 
-/// One server, and our two connections to it: one on the runtime that made us, for speed, and one on the keeper, for
-/// everything that must not depend on that runtime.
-#[derive(Debug)]
+/// One server, and our connections to it: one on the runtime that made us, for speed; one on the keeper, for everything
+/// that must not depend on that runtime; and while there is something to hear, one on which the server pushes.
 pub(crate) struct Redis {
     /// On a clone of that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
     home: Option<(Id, Arc<Connection>)>,
     keeper: Arc<Connection>,
+    push: Arc<Push>,
     host: Host,
 }
 
@@ -60,7 +67,9 @@ impl Redis {
             }
             None => (None, open(host.runtime().clone()).await?),
         };
-        Ok(Self { home, keeper, host })
+        let push = Push::new();
+        host.spawn_until_stopped(push.clone().serve(target.clone(), limits, keeper.clone()));
+        Ok(Self { home, keeper, push, host })
     }
 
     fn connection(&self, lane: Lane) -> Arc<Connection> {
@@ -70,7 +79,7 @@ impl Redis {
         }
     }
 
-    /// Runs a script and reads its reply. `arguments` gives `keys` keys and then the arguments.
+    /// Runs a script and reads its reply, with whether what it read is watched. `arguments` gives `keys` keys and then the arguments.
     fn run<T: Send + 'static>(
         &self,
         lane: Lane,
@@ -78,14 +87,16 @@ impl Redis {
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + 'static,
         limit: Duration,
-        read: impl FnOnce(&Value) -> Option<T> + Send + 'static,
+        read: impl FnOnce(&Value, bool) -> Option<T> + Send + 'static,
     ) -> Answer<T> {
         let (connection, host) = (self.connection(lane), self.host.clone());
+        let push = (lane == Lane::Watched).then(|| self.push.clone());
         let answer: Answer<T> = Box::pin(async move {
-            let value = connection.run(host, script, keys, arguments, limit).await?;
+            let watch = push.is_some_and(|push| push.is_on());
+            let (value, watched) = connection.run(host, script, keys, arguments, limit, watch).await?;
             let unreadable =
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
-            read(&value).ok_or_else(unreadable)
+            read(&value, watched).ok_or_else(unreadable)
         });
         Box::pin(self.host.keep_time(answer))
     }
@@ -120,6 +131,12 @@ async fn open(
     }
 }
 
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis").field("keeper", &self.keeper).finish_non_exhaustive()
+    }
+}
+
 impl Node for Redis {
     fn lane(&self) -> Lane {
         match (&self.home, Handle::try_current()) {
@@ -136,20 +153,31 @@ impl Node for Redis {
         self.run(lane, &script::ACQUIRE, 2, arguments, limit, reply::acquired)
     }
 
+    fn listen(&self, ear: Weak<dyn Ear>) {
+        self.push.listen(ear);
+    }
+
+    fn room(&self) -> usize {
+        self.push.room()
+    }
+
     fn renew(&self, lane: Lane, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
-        let batch = batch.to_vec();
+        let (batch, watch) = (batch.to_vec(), lane == Lane::Watched);
         let keys = batch.len();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(batch.iter().map(|renewal| renewal.key.lock().into()));
             all.extend(batch.iter().flat_map(|renewal| [renewal.token.as_str().into(), millis(renewal.ttl)]));
+            if watch {
+                all.push("watch".into());
+            }
         };
-        self.run(lane, &script::RENEW, keys, arguments, limit, reply::renewed)
+        self.run(lane, &script::RENEW, keys, arguments, limit, |reply, _| reply::renewed(reply))
     }
 
     fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         let (key, token) = (key.clone(), token.clone());
         let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), token.as_str().into()]);
-        self.run(lane, &script::RELEASE, 1, arguments, limit, reply::released)
+        self.run(lane, &script::RELEASE, 1, arguments, limit, |reply, _| reply::released(reply))
     }
 
     fn keep(
@@ -165,19 +193,19 @@ impl Node for Redis {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), token.as_str().into(), millis(keep), stays.as_str().into()]);
         };
-        self.run(lane, &script::KEEP, 1, arguments, limit, reply::released)
+        self.run(lane, &script::KEEP, 1, arguments, limit, |reply, _| reply::released(reply))
     }
 
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.fence().into()]);
-        self.run(self.lane(), &script::HOLDER, 2, arguments, limit, reply::holder)
+        self.run(self.lane(), &script::HOLDER, 2, arguments, limit, |reply, _| reply::holder(reply))
     }
 
     fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-        self.run(self.lane(), &script::FORCE_RELEASE, 1, arguments, limit, reply::flag)
+        self.run(self.lane(), &script::FORCE_RELEASE, 1, arguments, limit, |reply, _| reply::flag(reply))
     }
 
     fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
@@ -185,13 +213,13 @@ impl Node for Redis {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), (&*value).into(), fence.to_string().into()]);
         };
-        self.run(self.lane(), &script::GUARDED_SET, 1, arguments, limit, reply::guarding)
+        self.run(self.lane(), &script::GUARDED_SET, 1, arguments, limit, |reply, _| reply::guarding(reply))
     }
 
     fn guarded_get(&self, key: &Key, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-        self.run(self.lane(), &script::GUARDED_GET, 1, arguments, limit, reply::guarded)
+        self.run(self.lane(), &script::GUARDED_GET, 1, arguments, limit, |reply, _| reply::guarded(reply))
     }
 
     fn reconnect(&self, lane: Lane) {
@@ -199,6 +227,7 @@ impl Node for Redis {
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.push.close();
         let (keeper, home) = (self.keeper.clone(), self.home.as_ref().map(|(_, home)| home.clone()));
         let close = Box::pin(async move {
             let close_home = async {

@@ -10,10 +10,12 @@ use crate::{
     quorum::tally::Denial,
 };
 
-pub(super) fn acquired(reply: &Value) -> Option<Acquired> {
+pub(super) fn acquired(reply: &Value, watched: bool) -> Option<Acquired> {
     match array(reply) {
         [granted, drawn] if granted.as_i64() == Some(1) => fence(drawn).map(Acquired::Granted),
-        [busy, pttl, value, stored] if busy.as_i64() == Some(0) => Some(Acquired::Busy(found(pttl, value, stored)?)),
+        [busy, pttl, value, stored] if busy.as_i64() == Some(0) => {
+            Some(Acquired::Busy { holder: found(pttl, value, stored)?, watched })
+        }
         _ => None,
     }
 }
@@ -111,7 +113,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_reply_makes_a_reader_panic(reply in anything()) {
-            let _ = acquired(&reply);
+            let _ = acquired(&reply, false);
             let _ = renewed(&reply);
             let _ = released(&reply);
             let _ = holder(&reply);
@@ -123,8 +125,8 @@ mod tests {
 
     #[test]
     fn a_reply_of_another_shape_is_nobodys_verdict() {
-        assert!(acquired(&Value::from(1)).is_none());
-        assert!(acquired(&Value::Array(vec![1.into(), "x".into()])).is_none());
+        assert!(acquired(&Value::from(1), false).is_none());
+        assert!(acquired(&Value::Array(vec![1.into(), "x".into()]), false).is_none());
         assert!(released(&Value::from(7)).is_none());
         assert!(released(&Value::Null).is_none());
     }
@@ -132,7 +134,7 @@ mod tests {
     #[test]
     fn a_holder_of_another_type_has_no_value() {
         let reply = Value::Array(vec![0.into(), 1_500.into(), Value::Null, Value::Null]);
-        let Some(Acquired::Busy(holder)) = acquired(&reply) else { panic!("busy was said") };
+        let Some(Acquired::Busy { holder, .. }) = acquired(&reply, false) else { panic!("busy was said") };
         assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
         assert!(holder.token().is_none());
     }

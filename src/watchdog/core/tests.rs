@@ -130,6 +130,42 @@ fn invariant_2_nothing_revives_it() {
 }
 
 #[test]
+fn invariant_9_a_hint_asks_once_and_moves_no_round() {
+    let mut core = core();
+    let round = core.next_look().unwrap();
+    core.hint(at(1_100));
+    assert_eq!(core.next_look(), Some(at(1_100)));
+    assert_eq!(core.tick(at(1_100)), Orders { renew: true, ..NOTHING });
+    assert_eq!((core.phase(), core.next_look()), (Phase::Held, Some(round)));
+    assert_eq!(core.tick(at(1_101)), NOTHING);
+    assert_eq!(core.answer(at(1_102), 0, at(1_100), Answer::Denied(Denial::Gone)), LOST);
+}
+
+#[test]
+fn invariant_9_a_flood_of_hints_is_a_renewal_in_twenty_milliseconds_and_none_is_forgotten() {
+    let mut core = core();
+    let mut renewals = 0;
+    for tenth in 0..1_000 {
+        let now = at(1_100) + Duration::from_micros(100 * tenth);
+        core.hint(now);
+        renewals += u32::from(core.tick(now).renew);
+    }
+    assert_eq!(renewals, 5, "in 100 ms");
+    // The last hint came after the last renewal.
+    let due = core.next_look().unwrap();
+    assert!(due <= at(1_200) && core.tick(due).renew, "{due:?}");
+}
+
+#[test]
+fn invariant_9_a_hint_beside_an_unanswered_round_says_nothing_about_risk() {
+    let mut core = core();
+    assert!(core.tick(at(2_000)).renew);
+    core.hint(at(2_001));
+    assert_eq!(core.tick(at(2_001)), Orders { renew: true, ..NOTHING });
+    assert_eq!(core.phase(), Phase::Held);
+}
+
+#[test]
 fn invariant_3_a_definite_no_ends_it_at_once() {
     for (denial, reason) in [(Denial::Gone, LossReason::Deleted), (Denial::Taken, LossReason::Taken)] {
         let mut core = core();
@@ -264,6 +300,7 @@ enum Event {
     Answer(Answer),
     /// An answer to a round of long ago.
     Late(Answer),
+    Hint,
     Finish,
 }
 
@@ -281,6 +318,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         8 => (0_u64..1_500).prop_map(Event::Wait),
         5 => answers().prop_map(Event::Answer),
         2 => answers().prop_map(Event::Late),
+        2 => Just(Event::Hint),
         1 => Just(Event::Finish),
     ];
     prop::collection::vec(event, 1..80)
@@ -330,6 +368,10 @@ proptest! {
                 Event::Late(answer) => {
                     let Some(&round) = answered.first() else { continue };
                     answer_both(&mut core, &mut model, now, round, answer)
+                }
+                Event::Hint => {
+                    core.hint(now);
+                    Orders::default()
                 }
                 Event::Finish => {
                     let orders = core.finish(now, LossReason::Released);

@@ -1,28 +1,37 @@
 -- Extends leases that are still ours; never creates a key (rule 7).
 --
 -- KEYS   the locks
--- ARGV   for each lock: token, TTL in ms
+-- ARGV   for each lock: token, TTL in ms; then "watch" if the caller has asked to be told of changes
 -- Reply  for each lock: 1 extended, 0 the key is gone, -1 it holds something else, or {-2, the text of an error}
 --
 -- Atomic per lock because between the compare and the extension the lock could change hands; the locks are in one
 -- call only to travel together. Idempotent: a replay extends again.
-local replies = {}
-for i, lock in ipairs(KEYS) do
-  local token, ttl = ARGV[2 * i - 1], ARGV[2 * i]
-  local value = redis.pcall('GET', lock)
-  local reply
-  if value == token then
-    reply = redis.pcall('PEXPIRE', lock, ttl)
-    if type(reply) ~= 'number' then
-      reply = {-2, reply.err}
-    end
-  elseif value == false then
-    reply = 0
-  elseif type(value) == 'string' or string.find(value.err, 'WRONGTYPE', 1, true) then
-    reply = -1
+--
+-- All keys are read by one command: up to Redis 7.0 every read registers all keys of the script for tracking.
+local replies, unread = {}, {}
+for i, value in ipairs(redis.call('MGET', unpack(KEYS))) do
+  if value == ARGV[2 * i - 1] then
+    local extended = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i])
+    replies[i] = type(extended) == 'number' and extended or {-2, extended.err}
+  elseif value then
+    replies[i] = -1
   else
-    reply = {-2, value.err}
+    replies[i] = 0
+    unread[#unread + 1] = KEYS[i]
   end
-  replies[i] = reply
+end
+
+-- A key of another type has no value either.
+if #unread > 0 and redis.call('EXISTS', unpack(unread)) > 0 then
+  for i, lock in ipairs(KEYS) do
+    if replies[i] == 0 then
+      replies[i] = -redis.call('EXISTS', lock)
+    end
+  end
+end
+
+-- The extension has used up what the first read registered.
+if ARGV[2 * #KEYS + 1] == 'watch' then
+  redis.call('MGET', unpack(KEYS))
 end
 return replies

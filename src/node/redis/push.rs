@@ -1,0 +1,297 @@
+//! What the server tells by itself: a connection of its own, on which it pushes that a watched key has changed
+//! (server-assisted client-side caching, `CLIENT TRACKING … REDIRECT`).
+//!
+//! # Invariants
+//!
+//! 1. A request counts as watched only if pushes were on before it was sent, and the server accepted the
+//!    `CLIENT CACHING YES` before it.
+//! 2. Whenever something watched may have been missed, the ear hears so, and after pushes are marked as off: when a
+//!    session starts or ends, when the keeper has a new connection, when the receiver lags, when the server flushes.
+//! 3. The connection is there only while somebody needs it.
+//! 4. What the server refuses is tried once and warned about once, until the keeper has connected anew.
+
+use std::{
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use fred::{
+    clients::Client,
+    error::Error as FredError,
+    interfaces::{EventInterface, PubsubInterface},
+    types::{ConnectHandle, Message, Value, config::Server},
+};
+use parking_lot::Mutex;
+use tokio::sync::{
+    Notify,
+    broadcast::{Receiver, error::RecvError},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    connection::{self, Connection, Limits, ask},
+    failure::is_refusal,
+    url::Target,
+};
+use crate::node::Ear;
+
+const INVALIDATIONS: &str = "__redis__:invalidate";
+
+/// A connection that nobody needs any more is closed within this.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The pause after a session that failed; it doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How many keys a server tracks when it does not tell.
+const USUAL_TABLE: usize = 1_000_000;
+
+/// Whether the server pushes, and to whom it goes.
+pub(super) struct Push {
+    on: AtomicBool,
+    room: AtomicUsize,
+    /// Why the server does not push.
+    refused: Mutex<Option<String>>,
+    wanted: Notify,
+    ear: OnceLock<Weak<dyn Ear>>,
+    closed: CancellationToken,
+}
+
+/// How a session ended.
+enum End {
+    /// Nobody needs it.
+    Idle,
+    Refused(String),
+    Failed(String),
+}
+
+impl Push {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            on: AtomicBool::new(false),
+            room: AtomicUsize::new(USUAL_TABLE / 2),
+            refused: Mutex::default(),
+            wanted: Notify::new(),
+            ear: OnceLock::new(),
+            closed: CancellationToken::new(),
+        })
+    }
+
+    pub(super) fn listen(&self, ear: Weak<dyn Ear>) {
+        let _first_stays = self.ear.set(ear);
+    }
+
+    /// How many keys may be watched: half of the server's table, which evicts at random when it is full.
+    pub(super) fn room(&self) -> usize {
+        self.room.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request can be watched now; if not, pushes are on their way.
+    pub(super) fn is_on(&self) -> bool {
+        let on = self.on.load(Ordering::Acquire);
+        if !on {
+            self.wanted.notify_one();
+        }
+        on
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.cancel();
+    }
+
+    /// One session after the other, for as long as the keeper lives.
+    pub(super) async fn serve(self: Arc<Self>, target: Target, limits: Limits, keeper: Arc<Connection>) {
+        let closed = self.closed.clone();
+        let _closed = closed.run_until_cancelled(self.sessions(&target, limits, &keeper)).await;
+        self.on.store(false, Ordering::Release);
+    }
+
+    async fn sessions(&self, target: &Target, limits: Limits, keeper: &Connection) {
+        let mut reconnections = keeper.reconnections();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            self.wanted.notified().await;
+            let end = match Session::open(target, limits).await {
+                Ok(session) => self.listen_to(session, keeper, limits, &mut reconnections).await,
+                Err(end) => end,
+            };
+            if self.on.swap(false, Ordering::AcqRel) {
+                pause = FIRST_PAUSE;
+                self.missed();
+            }
+            match end {
+                End::Idle => {}
+                End::Failed(reason) => {
+                    tracing::debug!(name: "push", target: "leasehold", reason, "pushes are interrupted");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    self.wanted.notify_one();
+                }
+                End::Refused(reason) => {
+                    self.refuse(&reason);
+                    // It may be another server then, or have learnt it.
+                    while let Err(RecvError::Lagged(_)) = reconnections.recv().await {}
+                    self.room.store(USUAL_TABLE / 2, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn refuse(&self, reason: &str) {
+        self.room.store(0, Ordering::Relaxed);
+        let known = self.refused.lock().replace(reason.into());
+        if known.is_none() {
+            tracing::warn!(
+                name: "push", target: "leasehold", reason,
+                "the server does not tell of changes: waiters poll, and a loss is told by the next renewal"
+            );
+        }
+    }
+
+    /// Hears until it ends.
+    async fn listen_to(
+        &self,
+        mut session: Session,
+        keeper: &Connection,
+        limits: Limits,
+        reconnections: &mut Receiver<Server>,
+    ) -> End {
+        loop {
+            // What came before the tracking below is dealt with by it.
+            while reconnections.try_recv().is_ok() {}
+            if let Err(end) = session.track(keeper, limits).await {
+                return end;
+            }
+            self.room.store(room(keeper, limits).await, Ordering::Relaxed);
+            *self.refused.lock() = None;
+            self.on.store(true, Ordering::Release);
+            self.missed();
+            let Session { router, errors, messages, .. } = &mut session;
+            loop {
+                tokio::select! {
+                    message = messages.recv() => match message {
+                        Ok(message) => self.hear(&message),
+                        Err(RecvError::Lagged(_)) => self.missed(),
+                        Err(RecvError::Closed) => return End::Failed("the receiver has ended".into()),
+                    },
+                    reconnection = reconnections.recv() => match reconnection {
+                        Err(RecvError::Closed) => return End::Failed("the keeper's connection has ended".into()),
+                        _ => break,
+                    },
+                    reason = broken(router, errors) => return End::Failed(reason),
+                    () = tokio::time::sleep(IDLE) => if !self.ear().is_some_and(|ear| ear.is_needed()) {
+                        let off = vec!["TRACKING".into(), "OFF".into()];
+                        let _outcome = keeper.command("CLIENT", off, limits.command).await;
+                        return End::Idle;
+                    },
+                }
+            }
+            self.on.store(false, Ordering::Release);
+        }
+    }
+
+    fn hear(&self, message: &Message) {
+        let Some(ear) = self.ear() else { return };
+        if message.channel != INVALIDATIONS {
+            return;
+        }
+        match &message.value {
+            Value::Null => ear.missed(),
+            Value::Array(keys) => {
+                for key in keys.iter().filter_map(Value::as_bytes).filter_map(|key| std::str::from_utf8(key).ok()) {
+                    ear.touched(key);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn missed(&self) {
+        if let Some(ear) = self.ear() {
+            ear.missed();
+        }
+    }
+
+    fn ear(&self) -> Option<Arc<dyn Ear>> {
+        self.ear.get().and_then(Weak::upgrade)
+    }
+}
+
+/// The receiving connection. It speaks RESP2, in which a flush arrives too; it is not repaired but replaced.
+struct Session {
+    client: Client,
+    id: i64,
+    router: ConnectHandle,
+    errors: Receiver<(FredError, Option<Server>)>,
+    messages: Receiver<Message>,
+}
+
+impl Session {
+    async fn open(target: &Target, limits: Limits) -> Result<Self, End> {
+        let config = connection::config(target).map_err(|error| End::Refused(error.to_string()))?;
+        let client =
+            Client::new(config, Some(connection::receiving(limits)), Some(connection::connection(limits)), None);
+        let (errors, messages) = (client.error_rx(), client.message_rx());
+        let router = connection::connect(&client).await.map_err(|error| ended(&error))?;
+        let mut session = Self { client, id: 0, router, errors, messages };
+        let id =
+            ask(&session.client, "CLIENT", vec!["ID".into()], limits.command).await.map_err(|error| ended(&error))?;
+        session.id = id.as_i64().ok_or_else(|| End::Refused("CLIENT ID gave no number".into()))?;
+        session.client.subscribe(INVALIDATIONS).await.map_err(|error| ended(&error))?;
+        // A barrier; and only a connection that subscribes gets an array for an answer.
+        match ask(&session.client, "PING", Vec::new(), limits.command).await.map_err(|error| ended(&error))? {
+            Value::Array(_) => Ok(session),
+            _ => Err(End::Refused(format!("this user may not subscribe to {INVALIDATIONS}"))),
+        }
+    }
+
+    /// Has the keeper's reads tracked, and told here.
+    async fn track(&self, keeper: &Connection, limits: Limits) -> Result<(), End> {
+        let id = self.id.to_string();
+        let on = ["TRACKING", "ON", "REDIRECT", &id, "OPTIN", "NOLOOP"].map(Value::from).to_vec();
+        keeper.command("CLIENT", on, limits.command).await.map(drop).map_err(|error| ended(&error))
+    }
+}
+
+/// fred's task holds the client, and the client the connection.
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.router.abort();
+    }
+}
+
+/// Completes when the connection has ended.
+async fn broken(router: &mut ConnectHandle, errors: &mut Receiver<(FredError, Option<Server>)>) -> String {
+    tokio::select! {
+        error = errors.recv() => match error {
+            Ok((error, _)) => error.details().into(),
+            Err(_) => "its connection has ended".into(),
+        },
+        _ = router => "its connection has ended".into(),
+    }
+}
+
+/// Why a step of a session failed: refused for good, or worth another try.
+fn ended(error: &FredError) -> End {
+    let reason = error.details().to_owned();
+    // The receiver may have gone meanwhile, which the server calls an error of ours.
+    if is_refusal(error) && !reason.contains("does not exist") { End::Refused(reason) } else { End::Failed(reason) }
+}
+
+/// Half of what the server is set to track; it need not tell.
+async fn room(keeper: &Connection, limits: Limits) -> usize {
+    let setting = vec!["GET".into(), "tracking-table-max-keys".into()];
+    let table = match keeper.command("CONFIG", setting, limits.command).await {
+        Ok(Value::Array(pair)) => pair.get(1).and_then(Value::as_usize),
+        _ => None,
+    };
+    match table {
+        // No bound.
+        Some(0) => usize::MAX,
+        table => table.unwrap_or(USUAL_TABLE) / 2,
+    }
+}
