@@ -23,6 +23,9 @@ use crate::{
     token::Token,
 };
 
+#[cfg(test)]
+mod fairness;
+mod queue;
 mod store;
 
 /// The store with its lock and its clock.
@@ -73,7 +76,7 @@ impl Node for Memory {
     }
 
     fn release(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
-        self.step(|store, now| Ok(store.release(now, key, token)))
+        self.step(|store, now| Ok(store.release(now, key, token, &|_| false).0))
     }
 
     fn keep(&self, _: Lane, key: &Key, token: &Token, keep: Duration, stays: &Token, _: Duration) -> Answer<Owned> {
@@ -85,7 +88,7 @@ impl Node for Memory {
     }
 
     fn force_release(&self, key: &Key, _: Duration) -> Answer<bool> {
-        self.step(|store, now| store.force_release(now, key))
+        self.step(|store, now| store.force_release(now, key, &|_| false).map(|(held, _)| held))
     }
 
     fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, _: Duration) -> Answer<Guarding> {
