@@ -57,6 +57,16 @@ impl Key {
         self.companion("fence")
     }
 
+    /// The key that holds the line of those who wait.
+    pub(crate) fn queue(&self) -> String {
+        self.companion("queue")
+    }
+
+    /// The key that holds how to reach them.
+    pub(crate) fn wait(&self) -> String {
+        self.companion("wait")
+    }
+
     /// A companion key in the lock's own slot: a name without a hash tag becomes the tag, a name with one keeps it.
     /// The two spellings keep `a` and `{a}` apart.
     fn companion(&self, what: &str) -> String {
@@ -128,6 +138,7 @@ mod tests {
         assert_eq!(key("{a}").fence(), "{a}:lht:fence");
         assert_eq!(key("x{a}y").fence(), "x{a}y:lht:fence");
         assert_eq!(key("{}").fence(), "{{}}:lh:fence");
+        assert_eq!((key("a").queue(), key("a").wait()), ("{a}:lh:queue".into(), "{a}:lh:wait".into()));
     }
 
     #[test]

@@ -11,7 +11,7 @@ const MARK: &str = "lh1:";
 ///
 /// The UUID is a v4 from the operating system's random source. Neither `Debug` nor anything else prints it: whoever
 /// knows it can release the lock.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Token(Arc<str>);
 
 impl Token {

@@ -22,10 +22,11 @@ use leasehold::{
     AcquireError, Builder, Error, ErrorKind, Lease, Leases, Lock, LossReason, Lost, Owner, ReleaseError, RenewError,
     RunError, Status,
 };
-use support::{Action, Lag, Match, Proxy, Server, Wire, eventually_async, within};
-
-const RENEW: &str = include_str!("../src/node/redis/scripts/renew.lua");
-const RELEASE: &str = include_str!("../src/node/redis/scripts/release.lua");
+use support::{
+    Action, Lag, Match, Proxy, Server, Wire, eventually_async,
+    scripts::{RELEASE, RENEW},
+    within,
+};
 
 /// Long enough that a renewal is never missed on a busy machine, short enough to wait for a third of it.
 const TTL: Duration = Duration::from_millis(1_200);

@@ -25,12 +25,12 @@ use std::{
 use leasehold::{
     AcquireError, ErrorKind, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, ReleaseError, Status, StatusChanges,
 };
-use support::{Action, Lag, Match, Proxy, RuleHandle, Server, eventually, eventually_async, within};
+use support::{
+    Action, Lag, Match, Proxy, RuleHandle, Server, eventually, eventually_async,
+    scripts::{ACQUIRE, RELEASE, RENEW},
+    within,
+};
 use tokio::task::{JoinHandle, spawn_blocking};
-
-const ACQUIRE: &str = include_str!("../src/node/redis/scripts/acquire.lua");
-const RENEW: &str = include_str!("../src/node/redis/scripts/renew.lua");
-const RELEASE: &str = include_str!("../src/node/redis/scripts/release.lua");
 
 const NAME: &str = "job";
 

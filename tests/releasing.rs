@@ -54,7 +54,7 @@ async fn a_late_renewal_cannot_shorten_a_key_that_is_kept() {
     let proxy = Proxy::to(&server);
     let leases = Leases::connect(proxy.url()).await.unwrap();
     let lease = leases.lock("job").ttl(Duration::from_secs(2)).acquire().await.unwrap();
-    let renew = Match::script(include_str!("../src/node/redis/scripts/renew.lua"));
+    let renew = Match::script(support::scripts::RENEW);
     let renewal = proxy.on(renew, 1, Action::Hold);
     within(SOON, "a renewal on its way", renewal.hit()).await;
     let hour = Duration::from_secs(3_600);

@@ -112,7 +112,7 @@ fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
     let runtime = runtime();
     let leases = runtime.block_on(Leases::connect(proxy.url())).unwrap();
     let lease = runtime.block_on(leases.lock("job").ttl(Duration::from_secs(5)).acquire()).unwrap();
-    proxy.on(Match::script(include_str!("../src/node/redis/scripts/renew.lua")), 1, Action::CutBefore);
+    proxy.on(Match::script(support::scripts::RENEW), 1, Action::CutBefore);
     eventually(SOON, "the keeper to log the risk", || logging.load(Ordering::SeqCst));
     // While it does, the holder's own renewal is confirmed.
     eventually(SOON, "a renewal by hand", || runtime.block_on(lease.renew()).is_ok());

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 const SOON: Duration = Duration::from_secs(10);
 
 fn acquires() -> Match {
-    Match::script(include_str!("../src/node/redis/scripts/acquire.lua"))
+    Match::script(support::scripts::ACQUIRE)
 }
 
 async fn program(url: String) -> Leases {

@@ -24,6 +24,9 @@ use crate::{
     token::Token,
 };
 
+#[cfg(test)]
+mod fairness;
+mod queue;
 mod store;
 
 /// The store with its lock and its clock.
@@ -101,7 +104,7 @@ impl Node for Memory {
     }
 
     fn release(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
-        let answer = self.step(|store, now| Ok(store.release(now, key, token)));
+        let answer = self.step(|store, now| Ok(store.release(now, key, token, &|_| false).0));
         self.touched(key);
         answer
     }
@@ -117,7 +120,7 @@ impl Node for Memory {
     }
 
     fn force_release(&self, key: &Key, _: Duration) -> Answer<bool> {
-        let answer = self.step(|store, now| store.force_release(now, key));
+        let answer = self.step(|store, now| store.force_release(now, key, &|_| false).map(|(held, _)| held));
         self.touched(key);
         answer
     }

@@ -1,7 +1,7 @@
 //! What the integration tests share: real servers, a raw client that is not
 //! ours, a proxy that damages traffic, and patience with a limit.
 //!
-//! Nothing here knows the library under test. A test that fails therefore says
+//! Nothing here but the texts in `scripts` knows the library under test. A test that fails therefore says
 //! something about the library, and these tools can be trusted before it works.
 
 // Every test file compiles its own copy of this module and uses a part of it;
@@ -20,6 +20,7 @@ mod proxy;
 mod proxy_conn;
 mod proxy_rule;
 mod resp;
+pub mod scripts;
 mod server;
 mod sha1;
 mod spawner;

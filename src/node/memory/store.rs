@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use super::queue::{Knock, Knocked, Queue, Told, Turn};
 use crate::{
     fence::Fence,
     holder::Holder,
@@ -24,6 +25,7 @@ pub(crate) struct Store {
     fences: HashMap<Key, (Fence, Micros)>,
     /// Guarded values; a key is this or a lock, never both.
     guarded: HashMap<Key, (Vec<u8>, Fence)>,
+    queues: HashMap<Key, Queue>,
     /// How many fences there may be before those that have expired are looked for.
     crowded: usize,
 }
@@ -35,10 +37,7 @@ impl Store {
         }
         let expires = now + micros(ttl);
         match self.lock(now, key) {
-            None => {
-                self.locks.insert(key.clone(), (token.clone(), expires));
-                Acquired::Granted(self.draw(now, key))
-            }
+            None => Acquired::Granted(self.grant(now, key, token.clone(), ttl)),
             Some((held, until)) if held == token => {
                 *until = expires.max(*until);
                 Acquired::Granted(self.floor(now, key).unwrap_or_else(|| self.draw(now, key)))
@@ -53,10 +52,79 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn release(&mut self, now: Micros, key: &Key, token: &Token) -> Owned {
-        self.owned(now, key, token)?;
-        self.locks.remove(key);
-        Ok(())
+    /// Parts with a lock that is still ours: to the first of its queue, or to nobody. `reached` tells whether somebody
+    /// listens on a channel; the answer says what they are to be told.
+    pub(super) fn release(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        token: &Token,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> (Owned, Vec<Told>) {
+        match self.owned(now, key, token) {
+            Ok(_) => (Ok(()), self.pass_on(now, key, reached)),
+            Err(denial) => (Err(denial), Vec::new()),
+        }
+    }
+
+    /// Takes a token out of the queue, and releases the lock if it is that token's.
+    #[allow(dead_code, reason = "no client of the fair queue yet")]
+    pub(super) fn leave(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        token: &Token,
+        channel: Option<&str>,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> (Owned, Vec<Told>) {
+        if let Some(queue) = self.live_queue(now, key) {
+            queue.leave(token, channel);
+        }
+        self.release(now, key, token, reached)
+    }
+
+    /// Takes the lock when it is the token's turn, and enters the queue, if it shall, when it is not.
+    #[allow(dead_code, reason = "no client of the fair queue yet")]
+    pub(super) fn knock(&mut self, now: Micros, knock: &Knock, reached: &dyn Fn(&str) -> bool) -> (Knocked, Vec<Told>) {
+        let Knock { key, token, .. } = knock;
+        let mut told = Vec::new();
+        let free = !self.guarded.contains_key(key)
+            && match self.lock(now, key) {
+                Some((held, until)) if held == token => {
+                    *until = (now + micros(knock.ttl)).max(*until);
+                    self.leave_queue(now, knock);
+                    let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key));
+                    return (Knocked::Granted(fence), told);
+                }
+                Some(_) => false,
+                None => true,
+            };
+        let entered = knock.enter && {
+            self.live_queue(now, key);
+            self.queues.entry(key.clone()).or_default().enter(now, knock)
+        };
+        if free {
+            let turn = self.live_queue(now, key);
+            match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, reached, &mut told)) {
+                Turn::Granted { token, grant } => drop(self.grant(now, key, token, grant)),
+                Turn::Mine | Turn::Nobodys => {
+                    self.leave_queue(now, knock);
+                    return (Knocked::Granted(self.grant(now, key, token.clone(), knock.ttl)), told);
+                }
+            }
+        }
+        let holder = self.holder(now, key).unwrap_or_default();
+        let queue = self.live_queue(now, key);
+        let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| knock.enter);
+        let rank = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, rank)| rank);
+        (Knocked::Waits { holder, ticket: place.map(|(ticket, _)| ticket), rank, entered }, told)
+    }
+
+    /// How many wait, and the first of them with their tickets.
+    #[allow(dead_code, reason = "no client of the fair queue yet")]
+    pub(super) fn queue(&mut self, now: Micros, key: &Key, limit: usize) -> (usize, Vec<(Token, u64)>) {
+        let Some(queue) = self.live_queue(now, key) else { return (0, Vec::new()) };
+        (queue.len(), queue.line().take(limit).map(|(token, ticket)| (token.clone(), ticket)).collect())
     }
 
     pub(super) fn keep(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
@@ -77,11 +145,17 @@ impl Store {
         Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence })
     }
 
-    pub(super) fn force_release(&mut self, now: Micros, key: &Key) -> Result<bool, Failure> {
+    pub(super) fn force_release(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> Result<(bool, Vec<Told>), Failure> {
         if self.guarded.contains_key(key) {
             return Err(wrong_type(key, "a guarded value, not a lock"));
         }
-        Ok(self.lock(now, key).is_some() && self.locks.remove(key).is_some())
+        let held = self.lock(now, key).is_some();
+        Ok((held, if held { self.pass_on(now, key, reached) } else { Vec::new() }))
     }
 
     pub(super) fn guarded_set(
@@ -113,6 +187,36 @@ impl Store {
             self.locks.remove(key);
         }
         self.locks.get_mut(key)
+    }
+
+    /// The queue as its keys would show it now: what has expired is gone.
+    fn live_queue(&mut self, now: Micros, key: &Key) -> Option<&mut Queue> {
+        if self.queues.get(key).is_some_and(|queue| queue.is_over(now)) {
+            self.queues.remove(key);
+        }
+        self.queues.get_mut(key)
+    }
+
+    fn leave_queue(&mut self, now: Micros, knock: &Knock) {
+        if let Some(queue) = self.live_queue(now, &knock.key) {
+            queue.leave(&knock.token, knock.channel.as_deref());
+        }
+    }
+
+    /// Parts with a lock that is there. It is never free while somebody in its queue can be reached.
+    fn pass_on(&mut self, now: Micros, key: &Key, reached: &dyn Fn(&str) -> bool) -> Vec<Told> {
+        let mut told = Vec::new();
+        let queue = self.live_queue(now, key);
+        match queue.map(|queue| queue.promote(None, now, reached, &mut told)) {
+            Some(Turn::Granted { token, grant }) => drop(self.grant(now, key, token, grant)),
+            Some(Turn::Mine | Turn::Nobodys) | None => drop(self.locks.remove(key)),
+        }
+        told
+    }
+
+    fn grant(&mut self, now: Micros, key: &Key, token: Token, span: Duration) -> Fence {
+        self.locks.insert(key.clone(), (token, now + micros(span)));
+        self.draw(now, key)
     }
 
     fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Micros, Denial> {
@@ -147,6 +251,7 @@ impl Store {
         if self.fences.len() > self.crowded {
             self.fences.retain(|_, &mut (_, until)| until > now);
             self.locks.retain(|_, &mut (_, until)| until > now);
+            self.queues.retain(|_, queue| !queue.is_over(now));
             self.crowded = 2 * self.fences.len().max(512);
         }
     }
@@ -188,7 +293,7 @@ mod tests {
         granted(&store.acquire(1_000, &key, &one, TTL));
         assert!(matches!(store.acquire(100_999, &key, &two, TTL), Acquired::Busy { .. }));
         granted(&store.acquire(101_000, &key, &two, TTL));
-        assert_eq!(store.release(101_000, &key, &one), Err(Denial::Taken));
+        assert_eq!(store.release(101_000, &key, &one, &|_| true).0, Err(Denial::Taken));
         assert_eq!(store.renew(201_000, &Renewal { key, token: two, ttl: TTL }), Err(Denial::Gone));
     }
 
@@ -197,7 +302,7 @@ mod tests {
         let (mut store, key, one, two) = scene();
         let first = granted(&store.acquire(5_000_000, &key, &one, TTL));
         assert_eq!(granted(&store.acquire(5_000_001, &key, &one, TTL)), first, "a replay draws nothing");
-        store.release(5_000_001, &key, &one).unwrap();
+        store.release(5_000_001, &key, &one, &|_| true).0.unwrap();
         let second = granted(&store.acquire(1_000, &key, &two, TTL));
         assert!(second > first, "{second} after {first}");
     }

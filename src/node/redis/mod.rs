@@ -176,8 +176,11 @@ impl Node for Redis {
 
     fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         let (key, token) = (key.clone(), token.clone());
-        let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), token.as_str().into()]);
-        self.run(lane, &script::RELEASE, 1, arguments, limit, |reply, _| reply::released(reply))
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend(line_keys(&key));
+            all.push(token.as_str().into());
+        };
+        self.run(lane, &script::RELEASE, 4, arguments, limit, |reply, _| reply::released(reply))
     }
 
     fn keep(
@@ -204,8 +207,8 @@ impl Node for Redis {
 
     fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {
         let key = key.clone();
-        let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-        self.run(self.lane(), &script::FORCE_RELEASE, 1, arguments, limit, |reply, _| reply::flag(reply))
+        let arguments = move |all: &mut Vec<Value>| all.extend(line_keys(&key));
+        self.run(self.lane(), &script::FORCE_RELEASE, 4, arguments, limit, |reply, _| reply::flag(reply))
     }
 
     fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
@@ -239,6 +242,11 @@ impl Node for Redis {
         });
         Box::pin(self.host.keep_time(close))
     }
+}
+
+/// The keys of every script that may pass a lock on.
+fn line_keys(key: &Key) -> [Value; 4] {
+    [key.lock().into(), key.fence().into(), key.queue().into(), key.wait().into()]
 }
 
 fn millis(span: Duration) -> Value {

@@ -10,23 +10,31 @@ pub(crate) struct Script {
 }
 
 macro_rules! scripts {
-    ($($name:ident = $file:literal;)*) => {$(
+    ($($(#[$attribute:meta])* $name:ident = $($file:literal)+;)*) => {$(
+        $(#[$attribute])*
         pub(crate) static $name: Script = Script {
-            source: include_str!(concat!("scripts/", $file, ".lua")),
-            hash: LazyLock::new(|| fred::util::sha1_hash(include_str!(concat!("scripts/", $file, ".lua")))),
+            source: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
+            hash: LazyLock::new(|| fred::util::sha1_hash($name.source)),
         };
     )*};
 }
 
+// A script may need parts before it; its header says which.
 scripts! {
-    ACQUIRE = "acquire";
+    ACQUIRE = "draw" "acquire";
     RENEW = "renew";
-    RELEASE = "release";
+    RELEASE = "draw" "promote" "pass_on" "release";
     KEEP = "keep";
     HOLDER = "holder";
-    FORCE_RELEASE = "force_release";
+    FORCE_RELEASE = "draw" "promote" "pass_on" "force_release";
     GUARDED_SET = "guarded_set";
     GUARDED_GET = "guarded_get";
+    #[allow(dead_code, reason = "no client of the fair queue yet")]
+    KNOCK = "draw" "promote" "knock";
+    #[allow(dead_code, reason = "no client of the fair queue yet")]
+    LEAVE = "draw" "promote" "pass_on" "leave";
+    #[allow(dead_code, reason = "no client of the fair queue yet")]
+    QUEUE = "queue";
 }
 
 impl Script {

@@ -1,5 +1,6 @@
 -- Takes a free lock and draws its fence, in one step (rule 9).
 --
+-- Needs  draw.lua before it
 -- KEYS   1 lock   2 fence
 -- ARGV   1 token  2 TTL in ms
 -- Reply  {1, fence}                     granted
@@ -10,25 +11,10 @@
 -- Everything that can be refused is read before the first write, so an error leaves nothing behind.
 local lock, fence, token, ttl = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 
-local stored = redis.call('GET', fence)
-local time = redis.call('TIME')
--- Text all the way: a number would be printed and parsed again, which costs more than the calls. The fence's own 24 h
--- are 24 h from now, when it is the time.
-local drawn = time[1] .. string.sub('00000' .. time[2], -6)
-local option, expires = 'PX', '86400000'
-
-if stored and not (#stored == #drawn and stored < drawn and not string.find(stored, '%D')) then
-  -- Something else than an earlier time. From 2^53 on a Lua number skips integers, and the next fence would not be
-  -- larger; NaN is no multiple of anything.
-  local floor = tonumber(stored)
-  if not floor or floor < 0 or floor % 1 ~= 0 or floor >= 9007199254740992 then
-    return redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
-  end
-  if floor >= tonumber(drawn) then
-    -- The clock stands behind what was drawn before. tostring would print 14 digits.
-    drawn = string.format('%.0f', floor + 1)
-    option, expires = 'PXAT', string.format('%.0f', math.floor((floor + 1) / 1000) + 86400000)
-  end
+local stored = redis.pcall('GET', fence)
+local drawn, option, expires = draw(fence, stored, redis.call('TIME'))
+if not drawn then
+  return option
 end
 
 if redis.call('SET', lock, token, 'NX', 'PX', ttl) then

@@ -1,14 +1,15 @@
--- Deletes a lock that is still ours (rule 8).
+-- Parts with a lock that is still ours (rule 8): to the first of its queue, or to nobody.
 --
--- KEYS   1 lock
+-- Needs  draw.lua, promote.lua and pass_on.lua before it
+-- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token
--- Reply  1 deleted, 0 the key is gone, -1 it holds something else
+-- Reply  1 deleted or passed on, 0 the key is gone, -1 it holds something else
 --
--- Atomic because between the compare and the deletion the lock could change hands. Idempotent: a replay finds the key
--- gone, or somebody else's, and leaves it alone.
-local value = redis.pcall('GET', KEYS[1])
+-- Atomic because between the compare and the deletion the lock could change hands, and so that it is never free while
+-- somebody is queued. Idempotent: a replay finds the key gone, or somebody else's, and leaves it alone.
+local value = redis.pcall('GET', lock)
 if value == ARGV[1] then
-  return redis.call('DEL', KEYS[1])
+  return pass_on()
 elseif value == false then
   return 0
 elseif type(value) == 'string' or string.find(value.err, 'WRONGTYPE', 1, true) then

@@ -1,0 +1,310 @@
+//! The queue of one lock, pure: who is first, and who of those can still be told.
+//!
+//! It knows no lock. [`Store`](super::store::Store) asks it whose turn it is whenever a lock is free, or about to be.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::store::{Micros, micros};
+use crate::{fence::Fence, holder::Holder, key::Key, token::Token};
+
+/// One waiter's knock: it enters, says that it still waits, takes the lock when it is its turn, and confirms a grant.
+#[derive(Debug, Clone)]
+pub(crate) struct Knock {
+    pub(crate) key: Key,
+    pub(crate) token: Token,
+    pub(crate) ttl: Duration,
+    /// That of an earlier answer, which gives it its place back.
+    pub(crate) ticket: Option<u64>,
+    /// How long the lock may wait for its confirmation.
+    pub(crate) grant: Duration,
+    /// How long a waiter without a channel counts as alive, and half of what the queue outlives its last knock by.
+    pub(crate) window: Duration,
+    /// Where its process listens.
+    pub(crate) channel: Option<Arc<str>>,
+    /// Or only look: a try never enters, and never overtakes.
+    pub(crate) enter: bool,
+}
+
+/// What a knock found.
+#[allow(dead_code, reason = "no client of the fair queue yet")]
+#[derive(Debug)]
+pub(crate) enum Knocked {
+    /// The lock is the token's, for its TTL.
+    Granted(Fence),
+    Waits {
+        holder: Holder,
+        /// `None` for who only looked.
+        ticket: Option<u64>,
+        /// How many wait before it.
+        rank: usize,
+        /// Whether it was not in the queue before.
+        entered: bool,
+    },
+}
+
+/// What a process has to be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// The lock is this token's; a knock confirms it.
+    Granted { channel: Arc<str>, token: Token },
+    /// The first of the queue is now this token, and should look when the grant before it may have lapsed.
+    Next { channel: Arc<str>, token: Token, within: Duration },
+}
+
+/// Whose turn it is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    Mine,
+    Nobodys,
+    /// That of a waiter who is no longer in the queue.
+    Granted {
+        token: Token,
+        grant: Duration,
+    },
+}
+
+/// Those who wait for one lock.
+///
+/// 1. Who has the smaller ticket is first; a ticket drawn here is larger than all in the queue.
+/// 2. Who cannot be reached loses its place only when it is its turn, and has it back with its ticket.
+/// 3. A process has at most one grant since which it has not said anything: a stopped one costs a single grant.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    line: BTreeSet<(u64, Token)>,
+    waiters: HashMap<Token, Waiter>,
+    /// The grants that nobody has confirmed, by channel.
+    unconfirmed: HashMap<Arc<str>, Token>,
+    expires: Micros,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    ticket: u64,
+    grant: Duration,
+    alive_until: Micros,
+    channel: Option<Arc<str>>,
+}
+
+impl Queue {
+    /// Enters, or says that one still waits. Whether it was not there before.
+    pub(super) fn enter(&mut self, now: Micros, knock: &Knock) -> bool {
+        if let Some(channel) = &knock.channel {
+            self.unconfirmed.remove(channel);
+        }
+        let window = micros(knock.window);
+        self.expires = now + 2 * window;
+        let known = self.waiters.get(&knock.token).map(|waiter| waiter.ticket);
+        // A clock that went back puts nobody before those who came first.
+        let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
+        let ticket = known.or(knock.ticket).unwrap_or_else(|| now.max(last + 1));
+        let waiter = Waiter { ticket, grant: knock.grant, alive_until: now + window, channel: knock.channel.clone() };
+        self.waiters.insert(knock.token.clone(), waiter);
+        self.line.insert((ticket, knock.token.clone()))
+    }
+
+    /// Takes a token out; its process has said something.
+    pub(super) fn leave(&mut self, token: &Token, channel: Option<&str>) {
+        self.remove(token);
+        if let Some(channel) = channel {
+            self.unconfirmed.remove(channel);
+        }
+    }
+
+    /// Finds whose turn it is. `reached` tells whether somebody listens on a channel; what they are to hear is `told`.
+    pub(super) fn promote(
+        &mut self,
+        me: Option<&Token>,
+        now: Micros,
+        reached: &dyn Fn(&str) -> bool,
+        told: &mut Vec<Told>,
+    ) -> Turn {
+        while let Some(token) = self.head() {
+            if me == Some(&token) {
+                return Turn::Mine;
+            }
+            let Some(waiter) = self.remove(&token).filter(|waiter| self.reaches(waiter, now, reached)) else {
+                continue;
+            };
+            if let Some(channel) = &waiter.channel {
+                told.push(Told::Granted { channel: channel.clone(), token: token.clone() });
+            }
+            // Before the mark, which keeps a grant from this process, but not the message.
+            self.tell_understudy(me, waiter.grant, now, reached, told);
+            if let Some(channel) = waiter.channel {
+                self.unconfirmed.insert(channel, token.clone());
+            }
+            return Turn::Granted { token, grant: waiter.grant };
+        }
+        Turn::Nobodys
+    }
+
+    fn tell_understudy(
+        &mut self,
+        me: Option<&Token>,
+        within: Duration,
+        now: Micros,
+        reached: &dyn Fn(&str) -> bool,
+        told: &mut Vec<Told>,
+    ) {
+        while let Some(token) = self.head().filter(|token| me != Some(token)) {
+            if let Some(waiter) = self.waiters.get(&token).filter(|waiter| self.reaches(waiter, now, reached)) {
+                if let Some(channel) = waiter.channel.clone() {
+                    told.push(Told::Next { channel, token, within });
+                }
+                return;
+            }
+            self.remove(&token);
+        }
+    }
+
+    fn reaches(&self, waiter: &Waiter, now: Micros, reached: &dyn Fn(&str) -> bool) -> bool {
+        match &waiter.channel {
+            Some(channel) => !self.unconfirmed.contains_key(channel) && reached(channel),
+            None => waiter.alive_until > now,
+        }
+    }
+
+    fn head(&self) -> Option<Token> {
+        self.line.first().map(|(_, token)| token.clone())
+    }
+
+    fn remove(&mut self, token: &Token) -> Option<Waiter> {
+        let waiter = self.waiters.remove(token)?;
+        self.line.remove(&(waiter.ticket, token.clone()));
+        Some(waiter)
+    }
+
+    /// A waiter's ticket, and how many are before it.
+    pub(super) fn place(&self, token: &Token) -> Option<(u64, usize)> {
+        let ticket = self.waiters.get(token)?.ticket;
+        Some((ticket, self.line.range(..(ticket, token.clone())).count()))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.line.len()
+    }
+
+    /// The tokens and their tickets, the first one first.
+    pub(super) fn line(&self) -> impl Iterator<Item = (&Token, u64)> {
+        self.line.iter().map(|(ticket, token)| (token, *ticket))
+    }
+
+    /// Whether nothing of it needs to be kept.
+    pub(super) fn is_over(&self, now: Micros) -> bool {
+        self.expires <= now || self.line.is_empty() && self.unconfirmed.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Micros = 60_000_000;
+
+    fn knock(token: &Token, channel: &str) -> Knock {
+        Knock {
+            key: Key::new("", "job").unwrap(),
+            token: token.clone(),
+            ttl: Duration::from_secs(30),
+            ticket: None,
+            grant: Duration::from_secs(1),
+            window: Duration::from_secs(60),
+            channel: (!channel.is_empty()).then(|| channel.into()),
+            enter: true,
+        }
+    }
+
+    fn tokens<const N: usize>() -> [Token; N] {
+        std::array::from_fn(|n| Token::draw(&n.to_string()))
+    }
+
+    fn turn(queue: &mut Queue, now: Micros, silent: &str) -> (Option<Token>, Vec<Told>) {
+        let mut told = Vec::new();
+        match queue.promote(None, now, &|channel| channel != silent, &mut told) {
+            Turn::Granted { token, .. } => (Some(token), told),
+            Turn::Mine | Turn::Nobodys => (None, told),
+        }
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_changes_no_order() {
+        let (mut queue, [a, b, c]) = (Queue::default(), tokens());
+        assert!(queue.enter(10 * MINUTE, &knock(&a, "a")));
+        assert!(queue.enter(5 * MINUTE, &knock(&b, "b")));
+        assert!(!queue.enter(6 * MINUTE, &knock(&a, "a")), "it was there before");
+        assert!(queue.enter(7 * MINUTE, &knock(&c, "c")));
+        let line: Vec<_> = queue.line().collect();
+        assert_eq!(line, [(&a, 10 * MINUTE), (&b, 10 * MINUTE + 1), (&c, 10 * MINUTE + 2)]);
+        assert_eq!(queue.place(&c), Some((10 * MINUTE + 2, 2)));
+    }
+
+    #[test]
+    fn a_ticket_gives_a_lost_place_back() {
+        let (mut queue, [a, b]) = (Queue::default(), tokens());
+        queue.enter(1, &knock(&a, "a"));
+        queue.enter(2, &knock(&b, "b"));
+        queue.leave(&a, None);
+        queue.enter(3, &Knock { ticket: Some(1), ..knock(&a, "a") });
+        assert_eq!(queue.line().map(|(token, _)| token).collect::<Vec<_>>(), [&a, &b]);
+    }
+
+    #[test]
+    fn who_cannot_be_reached_is_passed_over() {
+        let (mut queue, [dead, poller, alive, next]) = (Queue::default(), tokens());
+        queue.enter(1, &knock(&dead, "dead"));
+        queue.enter(2, &Knock { window: Duration::ZERO, ..knock(&poller, "") });
+        queue.enter(3, &knock(&alive, "alive"));
+        queue.enter(4, &knock(&next, "next"));
+        let within = Duration::from_secs(1);
+        let expected = vec![
+            Told::Granted { channel: "alive".into(), token: alive.clone() },
+            Told::Next { channel: "next".into(), token: next, within },
+        ];
+        assert_eq!(turn(&mut queue, 5, "dead"), (Some(alive), expected));
+        assert_eq!(queue.len(), 1);
+    }
+
+    #[test]
+    fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
+        let (mut queue, [a, b, c]) = (Queue::default(), tokens());
+        for token in [&a, &b] {
+            queue.enter(1, &knock(token, ""));
+        }
+        queue.enter(1, &knock(&c, "c"));
+        assert_eq!(turn(&mut queue, MINUTE, ""), (Some(a), vec![]));
+        assert_eq!(turn(&mut queue, 2 * MINUTE, "").0, Some(c), "the other one was not heard of for its window");
+    }
+
+    #[test]
+    fn a_process_that_says_nothing_costs_one_grant() {
+        let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
+        for token in [&s1, &s2, &s3] {
+            queue.enter(1, &knock(token, "stopped"));
+        }
+        queue.enter(1, &knock(&a, "a"));
+        assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
+        assert_eq!(turn(&mut queue, 3, "").0, Some(a));
+        assert_eq!((turn(&mut queue, 4, "").0, queue.len()), (None, 0));
+        assert!(!queue.is_over(5), "the mark is kept");
+
+        queue.enter(5, &Knock { ticket: Some(1), ..knock(&s2, "stopped") });
+        assert_eq!(turn(&mut queue, 6, "").0, Some(s2), "it has said something");
+        queue.leave(&s3, Some("stopped"));
+        queue.leave(&s3, Some("a"));
+        assert!(queue.is_over(7));
+    }
+
+    #[test]
+    fn the_head_that_asks_is_told_that_it_is_its_turn() {
+        let (mut queue, [a, b]) = (Queue::default(), tokens());
+        queue.enter(1, &knock(&a, "gone"));
+        queue.enter(1, &knock(&b, "gone"));
+        let mut told = Vec::new();
+        assert_eq!(queue.promote(Some(&b), 2, &|_| false, &mut told), Turn::Mine);
+        assert_eq!((queue.len(), told), (1, vec![]));
+    }
+}

@@ -1,0 +1,25 @@
+-- Takes a token out of the queue, and parts with the lock if it is that token's: what a waiter that gives up sends,
+-- and a holder that came through the queue.
+--
+-- Needs  draw.lua, promote.lua and pass_on.lua before it
+-- KEYS   1 lock   2 fence   3 queue   4 wait
+-- ARGV   1 token  2 channel of its process, or ""
+-- Reply  1 the lock is deleted or passed on, 0 the key is gone, -1 it holds something else
+--
+-- Atomic because a waiter may be granted the lock at the instant in which it gives up: then the next one gets it.
+-- Idempotent: a replay finds the token nowhere. As in a release, the queue's keys can make nothing fail.
+local token, channel = ARGV[1], ARGV[2]
+
+redis.pcall('ZREM', queue, token)
+-- The process has said something, so its other waiters may be granted the lock.
+redis.pcall('HDEL', wait, token, '!' .. channel)
+
+local value = redis.pcall('GET', lock)
+if value == token then
+  return pass_on()
+elseif value == false then
+  return 0
+elseif type(value) == 'string' or string.find(value.err, 'WRONGTYPE', 1, true) then
+  return -1
+end
+return value

@@ -1,0 +1,35 @@
+-- Part of a script: parts with a lock that is known to be there.
+--
+-- Needs  draw.lua and promote.lua before it
+--
+-- pass_on() grants it to the first of the queue who can be reached, and deletes it if there is nobody: so it is never
+-- free while somebody waits. It gives 1, and fails only where DEL fails.
+local function pass_on()
+  local waiting = redis.pcall('ZCARD', queue)
+  if type(waiting) ~= 'number' or waiting == 0 then
+    return redis.call('DEL', lock)
+  end
+  local outcome = 'nobody'
+  local time = redis.pcall('TIME')
+  if time[2] then
+    local drawn, option, expires = draw(fence, redis.pcall('GET', fence), time)
+    if drawn then
+      outcome = promote('', time[1] * 1000000 + time[2], drawn, option, expires)
+    end
+  end
+  if outcome == 'granted' then
+    return 1
+  end
+  local deleted = redis.call('DEL', lock)
+  if outcome == 'full' then
+    -- Whoever is first now goes on with the work by knocking.
+    local head = redis.pcall('ZRANGE', queue, 0, 0)[1]
+    local entry = head and redis.pcall('HGET', wait, head)
+    local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|(.+)$')
+    if channel then
+      redis.pcall('PUBLISH', channel, 'next 0 ' .. head)
+    end
+  end
+  return deleted
+end
+

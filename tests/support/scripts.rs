@@ -1,0 +1,15 @@
+//! The texts that the library sends, put together as it puts them together.
+
+macro_rules! script {
+    ($($file:literal)+) => {
+        concat!($(include_str!(concat!("../../src/node/redis/scripts/", $file, ".lua"))),+)
+    };
+}
+
+pub const ACQUIRE: &str = script!("draw" "acquire");
+pub const RENEW: &str = script!("renew");
+pub const RELEASE: &str = script!("draw" "promote" "pass_on" "release");
+pub const FORCE_RELEASE: &str = script!("draw" "promote" "pass_on" "force_release");
+pub const KNOCK: &str = script!("draw" "promote" "knock");
+pub const LEAVE: &str = script!("draw" "promote" "pass_on" "leave");
+pub const QUEUE: &str = script!("queue");
