@@ -19,6 +19,7 @@ use crate::{
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
+const DEFAULT_GRANT: Duration = Duration::from_secs(1);
 const LONGEST_LABEL: usize = 128;
 const LONGEST_PREFIX: usize = 256;
 
@@ -68,6 +69,8 @@ impl Leases {
             prefix: String::new(),
             label: default_label(),
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
+            fair: false,
+            grant: DEFAULT_GRANT,
         };
         let clock = Arc::new(SystemClock);
         Builder { url: None, options, connect_timeout: DEFAULT_CONNECT_TIMEOUT, keeper: Keeper::default(), clock }
@@ -166,6 +169,21 @@ impl Builder {
         self
     }
 
+    /// Whether locks are acquired first come, first served, unless the lock [says otherwise](crate::Lock::fair). Default
+    /// no.
+    pub fn fair(mut self, fair: bool) -> Self {
+        self.options.fair = fair;
+        self
+    }
+
+    /// How long a [fair](crate::Lock::fair) waiter whose turn has come has to take the lock before it goes to the next
+    /// one, 50 ms to an hour; at most the TTL. Default 1 s. Waiters take it within a round trip: it is what one costs
+    /// the others whose process is stopped.
+    pub fn grant(mut self, grant: Duration) -> Self {
+        self.options.grant = grant;
+        self
+    }
+
     /// Where leases are kept alive. Default: a thread of its own.
     pub fn keeper(mut self, keeper: Keeper) -> Self {
         self.keeper = keeper;
@@ -205,10 +223,12 @@ impl Builder {
     }
 
     fn check(&self) -> Result<Place, Error> {
-        let Options { ttl, max_hold, prefix, label, command_timeout } = &self.options;
+        let Options { ttl, max_hold, prefix, label, command_timeout, grant, fair: _ } = &self.options;
         check_times(*ttl, *max_hold)?;
-        check_limit("connect_timeout", self.connect_timeout)?;
-        check_limit("command_timeout", *command_timeout)?;
+        let least = Duration::from_millis(1);
+        check_limit("connect_timeout", self.connect_timeout, least)?;
+        check_limit("command_timeout", *command_timeout, least)?;
+        check_limit("grant", *grant, Duration::from_millis(50))?;
         if prefix.len() > LONGEST_PREFIX {
             let length = prefix.len();
             return Err(Error::config(format!("prefix is {length} bytes long: {LONGEST_PREFIX} is the most")));
@@ -244,12 +264,11 @@ enum Place {
     Redis(Target),
 }
 
-fn check_limit(name: &str, limit: Duration) -> Result<(), Error> {
-    let bounds = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
-    if bounds.contains(&limit) {
+fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error> {
+    let most = Duration::from_secs(60 * 60);
+    if (least..=most).contains(&limit) {
         return Ok(());
     }
-    let (least, most) = (bounds.start(), bounds.end());
     Err(Error::config(format!("{name} is {limit:?}: it must be from {least:?} to {most:?}")))
 }
 

@@ -30,7 +30,7 @@ pub use crate::{
     error::{AcquireError, Error, ErrorKind, GuardError, ReleaseError, RenewError, RunError},
     fence::{Fence, InvalidFence},
     guarded::Guarded,
-    holder::Holder,
+    holder::{Holder, Waiting},
     keeper::Keeper,
     lease::{Lease, LeaseHandle},
     leases::{Builder, Leases},

@@ -7,7 +7,7 @@ use tracing::Instrument as _;
 use crate::{
     acquire::{Acquire, OnWait, Patience},
     error::{AcquireError, Error, RunError},
-    holder::Holder,
+    holder::{Holder, Waiting},
     key::Key,
     lease::{Lease, LeaseHandle},
     owner::Owner,
@@ -29,14 +29,16 @@ pub struct Lock {
     ttl: Duration,
     max_hold: Option<Duration>,
     reentrant: bool,
+    fair: bool,
     owner: Owner,
     on_wait: Option<OnWait>,
 }
 
 impl Lock {
     pub(crate) fn new(shared: Arc<Shared>, name: &str) -> Self {
-        let (ttl, max_hold) = (shared.options.ttl, shared.options.max_hold);
-        Self { shared, name: name.into(), ttl, max_hold, reentrant: false, owner: Owner::task(), on_wait: None }
+        let (ttl, max_hold, fair) = (shared.options.ttl, shared.options.max_hold, shared.options.fair);
+        let (name, owner) = (name.into(), Owner::task());
+        Self { shared, name, ttl, max_hold, reentrant: false, fair, owner, on_wait: None }
     }
 
     /// The lock's name, without the prefix.
@@ -70,6 +72,22 @@ impl Lock {
     /// together.
     pub fn reentrant(mut self, reentrant: bool) -> Self {
         self.reentrant = reentrant;
+        self
+    }
+
+    /// First come, first served, across processes: the acquire takes a place in a queue on the server, and the lock
+    /// goes to the first of it at the very moment when it is released. The builder's, no, unless set here.
+    ///
+    /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. One whose process
+    ///   is stopped costs them one [grant](crate::Builder::grant).
+    /// - [`try_acquire`](Self::try_acquire) does not overtake the queue either.
+    /// - It is up to everybody who locks this name: others, and other libraries, stay excluded as long as the lock is
+    ///   held or granted, and every release by this library passes it on to the queue. But a lock that becomes *free*,
+    ///   because its holder died and its key expired, or because somebody deleted the key, goes to whoever asks
+    ///   first: that may be one of those who do not ask for fairness.
+    /// - After the server has lost the queue with all else, the waiters take their places again in the old order.
+    pub fn fair(mut self, fair: bool) -> Self {
+        self.fair = fair;
         self
     }
 
@@ -174,6 +192,22 @@ impl Lock {
         Ok(self.shared.node.holder(&key, self.shared.options.command_timeout).await?)
     }
 
+    /// Who waits for the lock in its [fair](Self::fair) queue, the first in line first; at most ten thousand of them.
+    /// Waiters that did not ask for fairness are known to their own process only.
+    ///
+    /// # Errors
+    ///
+    /// As [`holder`](Self::holder), and if the queue's key holds something else.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn waiters(&self) -> Result<Vec<Waiting>, Error> {
+        let key = self.key()?;
+        let line = self.shared.node.line(&key, MOST_WAITERS, self.shared.options.command_timeout).await?;
+        Ok(line.into_iter().map(|(token, waited)| Waiting { token, waited }).collect())
+    }
+
     /// Deletes the lock's key **whoever holds it**, and says whether there was one. Its holder finds out by its next
     /// renewal at the latest; until then two may believe that they hold the lock. For operators, after a holder that
     /// will certainly not come back.
@@ -209,9 +243,12 @@ impl Lock {
         self.shared.check_open().map_err(|_| AcquireError::Closed)?;
         check_times(self.ttl, self.max_hold).map_err(AcquireError::Refused)?;
         let key = Key::new(&self.shared.options.prefix, &self.name).map_err(AcquireError::Refused)?;
-        Ok(Wanted { key, ttl: self.ttl, max_hold: self.max_hold })
+        Ok(Wanted { key, ttl: self.ttl, max_hold: self.max_hold, fair: self.fair })
     }
 }
+
+/// The most that [`Lock::waiters`] tells of.
+const MOST_WAITERS: usize = 10_000;
 
 /// The bounds that hold for a lock as for the builder.
 pub(crate) fn check_times(ttl: Duration, max_hold: Option<Duration>) -> Result<(), Error> {
@@ -234,6 +271,7 @@ impl fmt::Debug for Lock {
             .field("ttl", &self.ttl)
             .field("max_hold", &self.max_hold)
             .field("reentrant", &self.reentrant)
+            .field("fair", &self.fair)
             .field("owner", &self.owner)
             .finish_non_exhaustive()
     }

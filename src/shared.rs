@@ -11,6 +11,7 @@ use crate::{
     attempt::{Attempt, Verdict},
     clock::{Clock, Time},
     error::{Error, ReleaseError},
+    fence::Fence,
     holder::Holder,
     jitter::Jitter,
     keeper::{Host, Stop},
@@ -18,10 +19,10 @@ use crate::{
     lost::LossReason,
     node::{Acquired, Answer, Ear, Failure, Lane, Node, Parting},
     owner::Owners,
-    quorum::tally::Denial,
+    quorum::tally::{Denial, Tally},
     status::Signal,
     token::Token,
-    wait::Lines,
+    wait::{Calls, Lines},
     watchdog::{Core, Hold, Terms, Watchdog},
 };
 
@@ -33,6 +34,9 @@ pub(crate) struct Options {
     pub(crate) prefix: String,
     pub(crate) label: String,
     pub(crate) command_timeout: Duration,
+    pub(crate) fair: bool,
+    /// How long a fair waiter has to take what was granted to it.
+    pub(crate) grant: Duration,
 }
 
 /// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
@@ -45,33 +49,12 @@ pub(crate) struct Shared {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) owners: Arc<Owners>,
     pub(crate) lines: Arc<Lines>,
+    /// The lines of fair waiters, who have places on the server as well.
+    pub(crate) queues: Arc<Lines>,
+    pub(crate) calls: Arc<Calls>,
     pub(crate) closed: CancellationToken,
     _ear: Arc<Listener>,
     _stop: Stop,
-}
-
-/// What the node notices by itself goes to whoever waits for that lock, and to whoever holds it.
-#[derive(Debug)]
-struct Listener {
-    lines: Arc<Lines>,
-    watchdog: Arc<Watchdog>,
-    clock: Arc<dyn Clock>,
-}
-
-impl Ear for Listener {
-    fn touched(&self, key: &str) {
-        self.watchdog.hint(key);
-        self.lines.alert(key, Time::now(&*self.clock));
-    }
-
-    fn missed(&self) {
-        self.watchdog.hint_all();
-        self.lines.alert_all(Time::now(&*self.clock));
-    }
-
-    fn is_needed(&self) -> bool {
-        !self.lines.is_empty() || !self.watchdog.is_empty()
-    }
 }
 
 /// A lease that lives for so long is renewed then, and not only at a third of its TTL: from there on the node tells when
@@ -84,6 +67,7 @@ pub(crate) struct Wanted {
     pub(crate) key: Key,
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) fair: bool,
 }
 
 /// How one attempt went.
@@ -104,7 +88,14 @@ impl Shared {
         let lines = Arc::<Lines>::default();
         let limit = options.command_timeout;
         let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), node.clone(), lines.clone(), limit));
-        let ear = Arc::new(Listener { lines: lines.clone(), watchdog: watchdog.clone(), clock: clock.clone() });
+        let (queues, calls) = (Arc::<Lines>::default(), Arc::<Calls>::default());
+        let ear = Arc::new(Listener {
+            lines: lines.clone(),
+            queues: queues.clone(),
+            calls: calls.clone(),
+            watchdog: watchdog.clone(),
+            clock: clock.clone(),
+        });
         node.listen(Arc::downgrade(&ear) as Weak<dyn Ear>);
         host.spawn_until_stopped(watchdog.clone().run());
         Arc::new(Self {
@@ -115,6 +106,8 @@ impl Shared {
             watchdog,
             owners: Arc::default(),
             lines,
+            queues,
+            calls,
             closed: CancellationToken::new(),
             _ear: ear,
             _stop: stop,
@@ -125,7 +118,7 @@ impl Shared {
         Time::now(&*self.clock)
     }
 
-    /// The lock was let go of here: whoever waits for it here looks at once.
+    /// The lock was let go of here: whoever waits for it here looks at once. (Fair waiters are called.)
     pub(crate) fn freed(&self, key: &Key) {
         self.lines.alert(key.lock(), self.now());
     }
@@ -137,7 +130,7 @@ impl Shared {
 
     /// One attempt: one token, one sending (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
     pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, lane: Lane, limit: Duration) -> Outcome {
-        let Wanted { key, ttl, max_hold } = wanted;
+        let Wanted { key, ttl, .. } = wanted;
         let (token, sent) = (Token::draw(&self.options.label), self.now());
         let mut attempt = Attempt::new(sent, *ttl);
         let answer = self.node.acquire(lane, key, &token, *ttl, limit);
@@ -148,19 +141,23 @@ impl Shared {
             self.watchdog.undo(lane, key.clone(), token.clone(), *ttl);
         }
         match verdict {
-            Verdict::Won { fence, tally } => {
-                let terms = Terms { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
-                let mut core = Core::new(terms, tally, Jitter::new());
-                if self.node.room() > 0 {
-                    core.hint(sent + WATCH_AFTER);
-                }
-                let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, sent, core);
-                self.watchdog.guard(&hold);
-                Outcome::Won(hold, signal)
-            }
+            Verdict::Won { fence, tally } => self.hold(wanted, token, sent, fence, tally),
             Verdict::Busy { holder, watched } => Outcome::Busy { holder, watched },
             Verdict::Failed(failure) => Outcome::Failed(failure),
         }
+    }
+
+    /// A won attempt, whose request was sent at `sent`: from now on the watchdog looks after it.
+    pub(crate) fn hold(&self, wanted: &Wanted, token: Token, sent: Time, fence: Fence, tally: Tally) -> Outcome {
+        let Wanted { key, ttl, max_hold, .. } = wanted;
+        let terms = Terms { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
+        let mut core = Core::new(terms, tally, Jitter::new());
+        if self.node.room() > 0 {
+            core.hint(sent + WATCH_AFTER);
+        }
+        let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, sent, core);
+        self.watchdog.guard(&hold);
+        Outcome::Won(hold, signal)
     }
 
     /// Releases a hold that its last lease has left (rule 8). Dropped half way, it goes on in the background.
@@ -296,5 +293,58 @@ impl Dropped<'_> {
 impl Drop for Dropped<'_> {
     fn drop(&mut self) {
         self.shared.release_in_background(self.hold, self.parting.clone());
+    }
+}
+
+/// What the node notices by itself goes to whoever waits for that lock, and to whoever holds it.
+#[derive(Debug)]
+struct Listener {
+    lines: Arc<Lines>,
+    queues: Arc<Lines>,
+    calls: Arc<Calls>,
+    watchdog: Arc<Watchdog>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Listener {
+    fn now(&self) -> Time {
+        Time::now(&*self.clock)
+    }
+}
+
+impl Ear for Listener {
+    fn touched(&self, key: &str) {
+        self.watchdog.hint(key);
+        self.lines.alert(key, self.now());
+        self.queues.alert(key, self.now());
+    }
+
+    fn missed(&self) {
+        self.watchdog.hint_all();
+        self.lines.alert_all(self.now());
+        self.queues.alert_all(self.now());
+        self.calls.call_all(self.now());
+    }
+
+    fn is_needed(&self) -> bool {
+        !self.lines.is_empty() || !self.calls.is_empty() || !self.watchdog.is_empty()
+    }
+
+    fn granted(&self, key: &str, token: &str) {
+        if self.calls.call(token, self.now()) {
+            return;
+        }
+        // It has gone meanwhile, and what it left behind must not hold the others up.
+        if let (Ok(key), Some(token)) = (Key::new("", key), Token::parse(token)) {
+            self.watchdog.leave(key, token);
+        }
+    }
+
+    fn next(&self, token: &str, within: Duration) {
+        let _gone_otherwise = self.calls.call(token, self.now() + within);
+    }
+
+    fn has_waiter(&self, token: &str) -> bool {
+        self.calls.has(token)
     }
 }

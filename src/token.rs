@@ -1,6 +1,6 @@
 //! The value that proves ownership.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Borrow, fmt, sync::Arc};
 
 use uuid::Uuid;
 
@@ -34,6 +34,13 @@ impl Token {
     /// The readable part, which names the holder.
     pub(crate) fn label(&self) -> &str {
         self.0.split_once('@').map_or("", |(_secret, label)| label)
+    }
+}
+
+/// So that a table of tokens can be asked with what a server says.
+impl Borrow<str> for Token {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 

@@ -29,6 +29,8 @@ const SOON: Duration = Duration::from_secs(10);
 /// One deployment, on which a test stands for several programs by building several `Leases`.
 struct Place {
     url: String,
+    /// Whether every lock is a fair one.
+    fair: bool,
     /// Keeps a shared memory store alive between two programs.
     _first: Leases,
     _server: Option<Server>,
@@ -37,17 +39,47 @@ struct Place {
 impl Place {
     async fn memory(test: &str) -> Self {
         let url = format!("memory://conformance-{test}");
-        Self { _first: Leases::connect(&url).await.unwrap(), url, _server: None }
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, _server: None }
     }
 
     async fn redis(_test: &str) -> Self {
         let server = Server::start();
         let url = server.url();
-        Self { _first: Leases::connect(&url).await.unwrap(), url, _server: Some(server) }
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, _server: Some(server) }
+    }
+
+    /// As a user who may not have changes told, and so has to poll.
+    async fn redis_without_push(_test: &str) -> Self {
+        let server = Server::start();
+        server.wire().must(&[
+            "ACL",
+            "SETUSER",
+            "poller",
+            "on",
+            ">secret",
+            "allkeys",
+            "allcommands",
+            "-client",
+            "-subscribe",
+        ]);
+        let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, _server: Some(server) }
+    }
+
+    async fn memory_fair(test: &str) -> Self {
+        Self { fair: true, ..Self::memory(&format!("{test}-fair")).await }
+    }
+
+    async fn redis_fair(test: &str) -> Self {
+        Self { fair: true, ..Self::redis(test).await }
+    }
+
+    async fn redis_fair_without_push(test: &str) -> Self {
+        Self { fair: true, ..Self::redis_without_push(test).await }
     }
 
     fn builder(&self) -> Builder {
-        Leases::builder().url(&self.url).ttl(TTL)
+        Leases::builder().url(&self.url).ttl(TTL).fair(self.fair)
     }
 
     /// One program's `Leases`.
@@ -62,16 +94,18 @@ impl Place {
 
 macro_rules! conformance {
     ($($behaviour:ident)*) => {
-        mod memory {$(
+        conformance! { @ memory: $($behaviour)* }
+        conformance! { @ memory_fair: $($behaviour)* }
+        conformance! { @ redis: $($behaviour)* }
+        conformance! { @ redis_without_push: $($behaviour)* }
+        conformance! { @ redis_fair: $($behaviour)* }
+        conformance! { @ redis_fair_without_push: $($behaviour)* }
+    };
+    (@ $place:ident: $($behaviour:ident)*) => {
+        mod $place {$(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $behaviour() {
-                super::$behaviour(super::Place::memory(stringify!($behaviour)).await).await;
-            }
-        )*}
-        mod redis {$(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $behaviour() {
-                super::$behaviour(super::Place::redis(stringify!($behaviour)).await).await;
+                super::$behaviour(super::Place::$place(stringify!($behaviour)).await).await;
             }
         )*}
     };

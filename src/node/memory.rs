@@ -14,8 +14,11 @@ use std::{
 
 use parking_lot::Mutex;
 
-use self::store::{Micros, Store, micros};
-use super::{Acquired, Answer, Ear, Failure, Guarding, Lane, Node, Owned, Renewal};
+use self::{
+    queue::Told,
+    store::{Micros, Store, micros},
+};
+use super::{Acquired, Answer, Ear, Failure, Guarding, Knock, Knocked, Lane, Line, Node, Owned, Renewal};
 use crate::{
     clock::{Clock, SystemClock, wall},
     fence::Fence,
@@ -65,7 +68,30 @@ impl Memory {
         Box::pin(ready(step(&mut self.store.lock(), micros(self.epoch + SystemClock.now()))))
     }
 
-    /// Tells everybody who listens, outside of the store's lock: they run foreign code.
+    /// A step that may change who has the lock; whether it did, it says. Everybody who listens is told, outside of the
+    /// store's lock, for they run foreign code. Every waiter is a channel of its own, and reached while it is there.
+    fn passing<T: Send + 'static>(
+        &self,
+        key: &Key,
+        step: impl FnOnce(&mut Store, Micros, &dyn Fn(&str) -> bool) -> (Result<T, Failure>, bool, Vec<Told>),
+    ) -> Answer<T> {
+        let ears: Vec<_> = self.ears.lock().iter().filter_map(Weak::upgrade).collect();
+        let reached = |token: &str| ears.iter().any(|ear| ear.has_waiter(token));
+        let (answer, changed, told) = step(&mut self.store.lock(), micros(self.epoch + SystemClock.now()), &reached);
+        for ear in ears.iter().filter(|_| changed || !told.is_empty()) {
+            ear.touched(key.lock());
+        }
+        for told in told {
+            let (Told::Granted { token, .. } | Told::Next { token, .. }) = &told;
+            let Some(ear) = ears.iter().find(|ear| ear.has_waiter(token.as_str())) else { continue };
+            match &told {
+                Told::Granted { token, .. } => ear.granted(key.lock(), token.as_str()),
+                Told::Next { token, within, .. } => ear.next(token.as_str(), *within),
+            }
+        }
+        Box::pin(ready(answer))
+    }
+
     fn touched(&self, key: &Key) {
         let ears: Vec<_> = self.ears.lock().iter().filter_map(Weak::upgrade).collect();
         for ear in ears {
@@ -104,9 +130,10 @@ impl Node for Memory {
     }
 
     fn release(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
-        let answer = self.step(|store, now| Ok(store.release(now, key, token, &|_| false).0));
-        self.touched(key);
-        answer
+        self.passing(key, |store, now, reached| {
+            let (owned, told) = store.release(now, key, token, reached);
+            (Ok(owned), owned.is_ok(), told)
+        })
     }
 
     fn keep(&self, _: Lane, key: &Key, token: &Token, keep: Duration, stays: &Token, _: Duration) -> Answer<Owned> {
@@ -115,14 +142,37 @@ impl Node for Memory {
         answer
     }
 
+    fn knock(&self, _: Lane, knock: &Knock, _: Duration) -> Answer<Knocked> {
+        self.passing(&knock.key, |store, now, reached| {
+            let (knocked, told) = store.knock(now, &queue::Knock::of(knock), reached);
+            let changed = matches!(knocked, queue::Knocked::Granted(_));
+            (Ok(knocked.into()), changed, told)
+        })
+    }
+
+    fn leave(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
+        self.passing(key, |store, now, reached| {
+            let (owned, told) = store.leave(now, key, token, Some(token.as_str()), reached);
+            (Ok(owned), owned.is_ok(), told)
+        })
+    }
+
+    fn line(&self, key: &Key, most: usize, _: Duration) -> Answer<Line> {
+        self.step(|store, now| {
+            let waited = |ticket| Duration::from_micros(now.saturating_sub(ticket));
+            Ok(store.queue(now, key, most).1.into_iter().map(|(token, ticket)| (token, waited(ticket))).collect())
+        })
+    }
+
     fn holder(&self, key: &Key, _: Duration) -> Answer<Option<Holder>> {
         self.step(|store, now| Ok(store.holder(now, key)))
     }
 
     fn force_release(&self, key: &Key, _: Duration) -> Answer<bool> {
-        let answer = self.step(|store, now| store.force_release(now, key, &|_| false).map(|(held, _)| held));
-        self.touched(key);
-        answer
+        self.passing(key, |store, now, reached| match store.force_release(now, key, reached) {
+            Ok((held, told)) => (Ok(held), held, told),
+            Err(failure) => (Err(failure), false, Vec::new()),
+        })
     }
 
     fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, _: Duration) -> Answer<Guarding> {

@@ -44,7 +44,56 @@ pub(crate) trait Ear: Send + Sync + 'static {
 
     /// Whether there is anything left to listen for.
     fn is_needed(&self) -> bool;
+
+    /// The lock is this fair waiter's, for its grant, once it knocks.
+    fn granted(&self, key: &str, token: &str);
+
+    /// This fair waiter comes next, and should look after this time: the one before it may be stopped.
+    fn next(&self, token: &str, within: Duration);
+
+    /// Whether a waiter with this token is there to be told.
+    fn has_waiter(&self, token: &str) -> bool;
 }
+
+/// A fair waiter's knock: it enters the queue, says that it still waits, takes the lock when it is its turn, and
+/// confirms a grant.
+#[derive(Debug, Clone)]
+pub(crate) struct Knock {
+    pub(crate) key: Key,
+    pub(crate) token: Token,
+    pub(crate) ttl: Duration,
+    /// That of an earlier answer, which gives it its place back.
+    pub(crate) ticket: Option<u64>,
+    /// How long the lock may wait for its confirmation.
+    pub(crate) grant: Duration,
+    /// How long a waiter that cannot be called counts as alive, and half of what the queue outlives its last knock by.
+    pub(crate) window: Duration,
+    /// Or only look: a try never enters, and never overtakes.
+    pub(crate) enter: bool,
+}
+
+/// What a knock found.
+#[derive(Debug)]
+pub(crate) enum Knocked {
+    /// The lock is the token's, for its TTL.
+    Granted(Fence),
+    Waits {
+        holder: Holder,
+        /// `None` for who only looked.
+        ticket: Option<u64>,
+        /// How many wait before it.
+        ahead: u32,
+        /// Whether it was not in the queue before.
+        entered: bool,
+        /// Whether the node will tell when the lock's key changes.
+        watched: bool,
+        /// Whether the node can call this waiter when it is its turn.
+        called: bool,
+    },
+}
+
+/// Who waits for a lock, in order: tokens, and how long each has waited.
+pub(crate) type Line = Vec<(Token, Duration)>;
 
 /// What an acquire found.
 #[derive(Debug)]
@@ -106,6 +155,15 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         limit: Duration,
     ) -> Answer<Owned>;
 
+    /// Replayed, it keeps its place.
+    fn knock(&self, lane: Lane, knock: &Knock, limit: Duration) -> Answer<Knocked>;
+
+    /// Out of the queue; and if the lock is this token's, it passes on.
+    fn leave(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned>;
+
+    /// The first so many of the queue.
+    fn line(&self, key: &Key, most: usize, limit: Duration) -> Answer<Line>;
+
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>>;
 
     /// Deletes the key whoever holds it, if it is a string. Whether there was one.
@@ -127,6 +185,8 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug, Clone)]
 pub(crate) enum Parting {
     Delete,
+    /// Out of the queue too.
+    Leave,
     /// The key stays for so long, under a value of its own, and nobody renews it.
     KeepFor(Duration, Token),
 }
@@ -136,6 +196,7 @@ impl Parting {
     pub(crate) fn send(&self, node: &dyn Node, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         match self {
             Self::Delete => node.release(lane, key, token, limit),
+            Self::Leave => node.leave(lane, key, token, limit),
             Self::KeepFor(keep, stays) => node.keep(lane, key, token, *keep, stays, limit),
         }
     }

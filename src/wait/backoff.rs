@@ -33,19 +33,23 @@ impl Backoff {
         match look {
             Look::Held { holder, watched: true } => {
                 self.bound = FIRST;
-                let expiry = holder.remaining().map_or(SLOW_LOOK, |remaining| remaining + SHORTEST);
-                expiry + self.jitter.below(EXPIRY_SPREAD)
+                self.after_expiry(holder.remaining())
             }
             Look::Held { holder, watched: false } => self.next(holder.remaining()),
             Look::NotYet | Look::Failed(_) => self.next(None),
         }
     }
 
+    /// Until a key expires for certain.
+    pub(crate) fn after_expiry(&mut self, remaining: Option<Duration>) -> Duration {
+        // Redis rounds a PTTL down, so the key is gone a millisecond later.
+        remaining.map_or(SLOW_LOOK, |remaining| remaining + SHORTEST) + self.jitter.below(EXPIRY_SPREAD)
+    }
+
     /// The next pause; never past the moment when the holder's key expires.
     pub(crate) fn next(&mut self, holder_expires_in: Option<Duration>) -> Duration {
         let pause = self.jitter.below(self.bound).max(SHORTEST);
         self.bound = (self.bound * 2).min(LONGEST_PAUSE);
-        // Redis rounds a PTTL down, so the key is gone a millisecond later.
         holder_expires_in.map_or(pause, |expires_in| pause.min(expires_in + SHORTEST))
     }
 }

@@ -23,8 +23,12 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use crate::{clock::Time, holder::Holder, key::Key, node::Failure};
 
 mod backoff;
+mod queue;
 
-pub(crate) use self::backoff::{Backoff, LONGEST_PAUSE};
+pub(crate) use self::{
+    backoff::{Backoff, LONGEST_PAUSE},
+    queue::{Called, Calls, Place, WINDOW},
+};
 
 /// Every line of one `Leases`, by name.
 #[derive(Debug, Default)]

@@ -90,8 +90,8 @@ pub(crate) struct Core {
     next_round: Time,
     /// When a hint is to be followed.
     ask_at: Time,
-    /// No hint is followed before.
-    ask_not_before: Time,
+    /// When the last renewal was ordered.
+    last_sent: Time,
     /// How many rounds went out since the last answer.
     unanswered: u32,
     suspect_at: Time,
@@ -111,7 +111,7 @@ impl Core {
             phase: Phase::Held,
             next_round: Time::NEVER,
             ask_at: Time::NEVER,
-            ask_not_before: Time::ZERO,
+            last_sent: Time::ZERO,
             unanswered: 0,
             suspect_at: Time::NEVER,
             failures: 0,
@@ -153,7 +153,7 @@ impl Core {
 
     /// Something may have happened to the key: ask at this moment, or as soon after it as invariant 9 allows.
     pub(crate) fn hint(&mut self, at: Time) {
-        self.ask_at = self.ask_at.min(at.max(self.ask_not_before));
+        self.ask_at = self.ask_at.min(at.max(self.last_sent + self.grain()));
     }
 
     /// Time has passed: judge, and renew if it is due.
@@ -164,12 +164,19 @@ impl Core {
         }
         if now >= self.ask_at {
             self.ask_at = Time::NEVER;
-            self.ask_not_before = now + GRAIN;
             orders.renew = true;
         }
-        if now < self.next_round {
-            return orders;
+        if now >= self.next_round {
+            self.begin_round(now, &mut orders);
         }
+        if orders.renew {
+            self.last_sent = now;
+        }
+        orders
+    }
+
+    /// Its round is due: one renewal, watched over until it is answered.
+    fn begin_round(&mut self, now: Time, orders: &mut Orders) {
         orders.renew = true;
         if self.unanswered == 0 {
             self.suspect_at = now + self.patience() * SUSPECT_AFTER;
@@ -185,7 +192,6 @@ impl Core {
         let gap = self.patience().saturating_mul(1 << self.unanswered.min(16));
         self.next_round = now + gap.min(self.third());
         self.unanswered = self.unanswered.saturating_add(1);
-        orders
     }
 
     /// `node` has said something about the renewal that was sent at `sent`.
@@ -223,7 +229,8 @@ impl Core {
         self.deadline = self.deadline.max(deadline);
         self.unanswered = 0;
         self.failures = 0;
-        self.next_round = self.third_after(confirmed);
+        // It may be the late answer to a round after which others went out.
+        self.next_round = self.third_after(confirmed).max(self.last_sent + self.patience());
         Orders { news: self.move_to(Phase::Held), ..Orders::default() }
     }
 
@@ -261,6 +268,10 @@ impl Core {
         self.terms.ttl / 3
     }
 
+    fn grain(&self) -> Duration {
+        GRAIN.min(self.third() / 8)
+    }
+
     fn patience(&self) -> Duration {
         self.terms.patience.min(self.third() / 2)
     }
@@ -270,7 +281,7 @@ impl Core {
     fn third_after(&mut self, sent: Time) -> Time {
         let third = self.third();
         let early = self.jitter.below(third / 10);
-        (sent + third.saturating_sub(early)).floor(GRAIN.min(third / 8))
+        (sent + third.saturating_sub(early)).floor(self.grain())
     }
 
     /// Doubles from a small part of the TTL up to the patience; between half and all of that.

@@ -210,6 +210,12 @@ impl Watchdog {
         });
     }
 
+    /// A grant that has come for somebody who is gone: passes it on.
+    pub(crate) fn leave(&self, key: Key, token: Token) {
+        // Nobody renews a grant.
+        self.host.spawn(self.undoing(Lane::Keeper, key, token, self.command_timeout, Parting::Leave));
+    }
+
     /// The same, for whoever has to know when it is done, or parts in another way.
     pub(crate) fn undoing(
         &self,

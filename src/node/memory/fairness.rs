@@ -144,7 +144,7 @@ impl Scene {
             }
             Op::Acquire(at) => match self.store.acquire(now, &key, &self.tokens[at], TTL) {
                 Acquired::Granted(_) => ("granted".into(), vec![]),
-                Acquired::Busy(_) => ("busy".into(), vec![]),
+                Acquired::Busy { .. } => ("busy".into(), vec![]),
             },
             Op::Release(at) => {
                 // Who has left begins anew, behind the others.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::store::{Micros, micros};
-use crate::{fence::Fence, holder::Holder, key::Key, token::Token};
+use crate::{fence::Fence, holder::Holder, key::Key, node, token::Token};
 
 /// One waiter's knock: it enters, says that it still waits, takes the lock when it is its turn, and confirms a grant.
 #[derive(Debug, Clone)]
@@ -27,6 +27,27 @@ pub(crate) struct Knock {
     pub(crate) channel: Option<Arc<str>>,
     /// Or only look: a try never enters, and never overtakes.
     pub(crate) enter: bool,
+}
+
+impl Knock {
+    /// Every waiter of this process is its own channel.
+    pub(super) fn of(knock: &node::Knock) -> Self {
+        let node::Knock { key, token, ttl, ticket, grant, window, enter } = knock.clone();
+        let channel = Some(token.as_str().into());
+        Self { key, token, ttl, ticket, grant, window, channel, enter }
+    }
+}
+
+impl From<Knocked> for node::Knocked {
+    fn from(knocked: Knocked) -> Self {
+        match knocked {
+            Knocked::Granted(fence) => Self::Granted(fence),
+            Knocked::Waits { holder, ticket, rank, entered } => {
+                let ahead = u32::try_from(rank).unwrap_or(u32::MAX);
+                Self::Waits { holder, ticket, ahead, entered, watched: true, called: true }
+            }
+        }
+    }
 }
 
 /// What a knock found.

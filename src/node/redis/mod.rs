@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
 use self::{connection::Connection, push::Push, script::Script};
-use super::{Acquired, Answer, Ear, Failure, Guarding, Lane, Node, Owned, Renewal};
+use super::{Acquired, Answer, Ear, Failure, Guarding, Knock, Knocked, Lane, Line, Node, Owned, Renewal};
 use crate::{
     clock::Clock,
     error::{Error, ErrorKind},
@@ -197,6 +197,40 @@ impl Node for Redis {
             all.extend([key.lock().into(), token.as_str().into(), millis(keep), stays.as_str().into()]);
         };
         self.run(lane, &script::KEEP, 1, arguments, limit, |reply, _| reply::released(reply))
+    }
+
+    fn knock(&self, lane: Lane, knock: &Knock, limit: Duration) -> Answer<Knocked> {
+        let knock = knock.clone();
+        let channel = self.push.channel().map(ToOwned::to_owned);
+        let called = channel.is_some();
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend(line_keys(&knock.key));
+            all.extend([knock.token.as_str().into(), millis(knock.ttl)]);
+            all.push(knock.ticket.unwrap_or_default().to_string().into());
+            all.extend([millis(knock.grant), millis(knock.window)]);
+            all.extend([channel.as_deref().unwrap_or_default().into(), i64::from(knock.enter).into()]);
+        };
+        let read = move |reply: &Value, watched| reply::knocked(reply, watched, called);
+        self.run(lane, &script::KNOCK, 4, arguments, limit, read)
+    }
+
+    fn leave(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
+        let (key, token) = (key.clone(), token.clone());
+        let channel = self.push.channel().unwrap_or_default().to_owned();
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend(line_keys(&key));
+            all.extend([token.as_str().into(), channel.as_str().into()]);
+        };
+        self.run(lane, &script::LEAVE, 4, arguments, limit, |reply, _| reply::released(reply))
+    }
+
+    fn line(&self, key: &Key, most: usize, limit: Duration) -> Answer<Line> {
+        let key = key.clone();
+        let arguments = move |all: &mut Vec<Value>| {
+            all.push(key.queue().into());
+            all.push(i64::try_from(most).unwrap_or(i64::MAX).into());
+        };
+        self.run(self.lane(), &script::QUEUE, 1, arguments, limit, |reply, _| reply::line(reply))
     }
 
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {

@@ -1,5 +1,5 @@
-//! What the server tells by itself: a connection of its own, on which it pushes that a watched key has changed
-//! (server-assisted client-side caching, `CLIENT TRACKING … REDIRECT`).
+//! What the server tells by itself, on a connection of its own: that a watched key has changed (server-assisted
+//! client-side caching, `CLIENT TRACKING … REDIRECT`), and whose turn it is in a fair queue (a channel of this process).
 //!
 //! # Invariants
 //!
@@ -36,7 +36,7 @@ use super::{
     failure::is_refusal,
     url::Target,
 };
-use crate::node::Ear;
+use crate::{node::Ear, token::random_u64};
 
 const INVALIDATIONS: &str = "__redis__:invalidate";
 
@@ -52,6 +52,11 @@ const USUAL_TABLE: usize = 1_000_000;
 
 /// Whether the server pushes, and to whom it goes.
 pub(super) struct Push {
+    /// Where fair waiters of this process are called.
+    channel: String,
+    /// Whether a call on it arrives.
+    called: AtomicBool,
+    /// Whether reads can be watched.
     on: AtomicBool,
     room: AtomicUsize,
     /// Why the server does not push.
@@ -72,6 +77,8 @@ enum End {
 impl Push {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
+            channel: format!("leasehold:{:016x}", random_u64()),
+            called: AtomicBool::new(false),
             on: AtomicBool::new(false),
             room: AtomicUsize::new(USUAL_TABLE / 2),
             refused: Mutex::default(),
@@ -99,6 +106,15 @@ impl Push {
         on
     }
 
+    /// Where the server can call us now; if it cannot, that is on its way.
+    pub(super) fn channel(&self) -> Option<&str> {
+        let called = self.called.load(Ordering::Acquire);
+        if !called {
+            self.wanted.notify_one();
+        }
+        called.then_some(&self.channel)
+    }
+
     pub(super) fn close(&self) {
         self.closed.cancel();
     }
@@ -107,7 +123,13 @@ impl Push {
     pub(super) async fn serve(self: Arc<Self>, target: Target, limits: Limits, keeper: Arc<Connection>) {
         let closed = self.closed.clone();
         let _closed = closed.run_until_cancelled(self.sessions(&target, limits, &keeper)).await;
-        self.on.store(false, Ordering::Release);
+        self.off();
+    }
+
+    /// Whether anything had been on.
+    fn off(&self) -> bool {
+        let (on, called) = (self.on.swap(false, Ordering::AcqRel), self.called.swap(false, Ordering::AcqRel));
+        on || called
     }
 
     async fn sessions(&self, target: &Target, limits: Limits, keeper: &Connection) {
@@ -115,11 +137,11 @@ impl Push {
         let mut pause = FIRST_PAUSE;
         loop {
             self.wanted.notified().await;
-            let end = match Session::open(target, limits).await {
+            let end = match Session::open(target, limits, &self.channel).await {
                 Ok(session) => self.listen_to(session, keeper, limits, &mut reconnections).await,
                 Err(end) => end,
             };
-            if self.on.swap(false, Ordering::AcqRel) {
+            if self.off() {
                 pause = FIRST_PAUSE;
                 self.missed();
             }
@@ -163,12 +185,20 @@ impl Push {
         loop {
             // What came before the tracking below is dealt with by it.
             while reconnections.try_recv().is_ok() {}
-            if let Err(end) = session.track(keeper, limits).await {
-                return end;
+            let called = match self.hears_itself(keeper, limits).await {
+                Ok(called) => called,
+                Err(end) => return end,
+            };
+            match session.track(keeper, limits).await {
+                Ok(()) => {
+                    self.room.store(room(keeper, limits).await, Ordering::Relaxed);
+                    *self.refused.lock() = None;
+                    self.on.store(true, Ordering::Release);
+                }
+                Err(End::Refused(reason)) if called => self.refuse(&reason),
+                Err(end) => return end,
             }
-            self.room.store(room(keeper, limits).await, Ordering::Relaxed);
-            *self.refused.lock() = None;
-            self.on.store(true, Ordering::Release);
+            self.called.store(called, Ordering::Release);
             self.missed();
             let Session { router, errors, messages, .. } = &mut session;
             loop {
@@ -190,23 +220,36 @@ impl Push {
                     },
                 }
             }
-            self.on.store(false, Ordering::Release);
+            self.off();
+        }
+    }
+
+    /// Whether a call would arrive; only the server can tell.
+    async fn hears_itself(&self, keeper: &Connection, limits: Limits) -> Result<bool, End> {
+        let message = vec![self.channel.as_str().into(), "".into()];
+        match keeper.command("PUBLISH", message, limits.command).await {
+            Ok(receivers) => Ok(receivers.as_i64().is_some_and(|receivers| receivers > 0)),
+            Err(error) => match ended(&error) {
+                End::Refused(_) => Ok(false),
+                end => Err(end),
+            },
         }
     }
 
     fn hear(&self, message: &Message) {
         let Some(ear) = self.ear() else { return };
-        if message.channel != INVALIDATIONS {
-            return;
-        }
         match &message.value {
             Value::Null => ear.missed(),
             Value::Array(keys) => {
-                for key in keys.iter().filter_map(Value::as_bytes).filter_map(|key| std::str::from_utf8(key).ok()) {
+                for key in keys.iter().filter_map(text) {
                     ear.touched(key);
                 }
             }
-            _ => {}
+            call => match text(call).and_then(Call::read) {
+                Some(Call::Granted { key, token }) => ear.granted(key, token),
+                Some(Call::Next { token, within }) => ear.next(token, within),
+                None => {}
+            },
         }
     }
 
@@ -221,37 +264,83 @@ impl Push {
     }
 }
 
+/// What a script calls out to one waiter; promote.lua has the format.
+#[derive(Debug, PartialEq, Eq)]
+enum Call<'a> {
+    Granted { key: &'a str, token: &'a str },
+    Next { token: &'a str, within: Duration },
+}
+
+impl<'a> Call<'a> {
+    fn read(text: &'a str) -> Option<Self> {
+        let (word, rest) = text.split_once(' ')?;
+        let (number, rest) = rest.split_once(' ')?;
+        match word {
+            "granted" => {
+                let (token, key) = rest.split_at_checked(number.parse().ok()?)?;
+                Some(Self::Granted { key, token })
+            }
+            "next" => Some(Self::Next { token: rest, within: Duration::from_millis(number.parse().ok()?) }),
+            _ => None,
+        }
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    value.as_bytes().and_then(|bytes| std::str::from_utf8(bytes).ok())
+}
+
 /// The receiving connection. It speaks RESP2, in which a flush arrives too; it is not repaired but replaced.
 struct Session {
     client: Client,
-    id: i64,
+    /// For the redirection; or why there can be none.
+    id: Result<i64, String>,
     router: ConnectHandle,
     errors: Receiver<(FredError, Option<Server>)>,
     messages: Receiver<Message>,
 }
 
 impl Session {
-    async fn open(target: &Target, limits: Limits) -> Result<Self, End> {
+    async fn open(target: &Target, limits: Limits, channel: &str) -> Result<Self, End> {
         let config = connection::config(target).map_err(|error| End::Refused(error.to_string()))?;
-        let client =
-            Client::new(config, Some(connection::receiving(limits)), Some(connection::connection(limits)), None);
+        let (receiving, settings) = (connection::receiving(limits), connection::connection(limits));
+        let client = Client::new(config, Some(receiving), Some(settings), None);
         let (errors, messages) = (client.error_rx(), client.message_rx());
         let router = connection::connect(&client).await.map_err(|error| ended(&error))?;
-        let mut session = Self { client, id: 0, router, errors, messages };
+        let mut session = Self { client, id: Err(String::new()), router, errors, messages };
+        session.id = session.subscribe(limits).await?;
+        session.client.subscribe(channel).await.map_err(|error| ended(&error))?;
+        session.ping(limits).await?;
+        Ok(session)
+    }
+
+    /// Our number, once invalidations arrive here.
+    async fn subscribe(&self, limits: Limits) -> Result<Result<i64, String>, End> {
         let id =
-            ask(&session.client, "CLIENT", vec!["ID".into()], limits.command).await.map_err(|error| ended(&error))?;
-        session.id = id.as_i64().ok_or_else(|| End::Refused("CLIENT ID gave no number".into()))?;
-        session.client.subscribe(INVALIDATIONS).await.map_err(|error| ended(&error))?;
-        // A barrier; and only a connection that subscribes gets an array for an answer.
-        match ask(&session.client, "PING", Vec::new(), limits.command).await.map_err(|error| ended(&error))? {
-            Value::Array(_) => Ok(session),
-            _ => Err(End::Refused(format!("this user may not subscribe to {INVALIDATIONS}"))),
+            match ask(&self.client, "CLIENT", vec!["ID".into()], limits.command).await.map_err(|error| ended(&error)) {
+                Ok(id) => id.as_i64().ok_or_else(|| "CLIENT ID is no number".to_owned()),
+                Err(End::Refused(reason)) => Err(reason),
+                Err(end) => return Err(end),
+            };
+        self.client.subscribe(INVALIDATIONS).await.map_err(|error| ended(&error))?;
+        // Only a connection that subscribes to something gets an array for an answer.
+        match self.ping(limits).await? {
+            Value::Array(_) => Ok(id),
+            _ => Ok(Err(format!("this user may not subscribe to {INVALIDATIONS}"))),
+        }
+    }
+
+    /// A barrier: what was sent before has been dealt with.
+    async fn ping(&self, limits: Limits) -> Result<Value, End> {
+        match ask(&self.client, "PING", Vec::new(), limits.command).await.map_err(|error| ended(&error)) {
+            Err(End::Refused(_)) => Ok(Value::Null),
+            answer => answer,
         }
     }
 
     /// Has the keeper's reads tracked, and told here.
     async fn track(&self, keeper: &Connection, limits: Limits) -> Result<(), End> {
-        let id = self.id.to_string();
+        let id = self.id.as_ref().map_err(|reason| End::Refused(reason.clone()))?.to_string();
         let on = ["TRACKING", "ON", "REDIRECT", &id, "OPTIN", "NOLOOP"].map(Value::from).to_vec();
         keeper.command("CLIENT", on, limits.command).await.map(drop).map_err(|error| ended(&error))
     }
@@ -293,5 +382,32 @@ async fn room(keeper: &Connection, limits: Limits) -> usize {
         // No bound.
         Some(0) => usize::MAX,
         table => table.unwrap_or(USUAL_TABLE) / 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_token_and_a_key_may_hold_anything() {
+        assert_eq!(Call::read("granted 9 lh1:…@ a jo b"), Some(Call::Granted { token: "lh1:…@", key: " a jo b" }),);
+        let within = Duration::from_millis(250);
+        assert_eq!(Call::read("next 250 lh1:x@two words"), Some(Call::Next { token: "lh1:x@two words", within }));
+    }
+
+    #[test]
+    fn anything_else_calls_nobody() {
+        for text in ["", "granted", "granted 5 abc", "granted x abc", "next -1 abc", "taken 3 abc", "granted 2 …"] {
+            assert_eq!(Call::read(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_message_makes_it_panic(text in "(granted|next)? ?[0-9]* ?.*") {
+            let _call = Call::read(&text);
+        }
     }
 }

@@ -1,13 +1,16 @@
 //! Reads what the scripts answer. Each script's header says what that is; `None` means it was something else.
 
+use std::time::Duration;
+
 use fred::types::Value;
 
 use super::failure::not_extended;
 use crate::{
     fence::Fence,
     holder::Holder,
-    node::{Acquired, Failure, Guarding, Owned},
+    node::{Acquired, Failure, Guarding, Knocked, Line, Owned},
     quorum::tally::Denial,
+    token::Token,
 };
 
 pub(super) fn acquired(reply: &Value, watched: bool) -> Option<Acquired> {
@@ -18,6 +21,36 @@ pub(super) fn acquired(reply: &Value, watched: bool) -> Option<Acquired> {
         }
         _ => None,
     }
+}
+
+pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knocked> {
+    match array(reply) {
+        [granted, drawn] if granted.as_i64() == Some(1) => fence(drawn).map(Knocked::Granted),
+        [waits, pttl, value, stored, ticket, ahead, entered] if waits.as_i64() == Some(0) => {
+            let mut holder = found(pttl, value, stored)?;
+            if pttl.as_i64() == Some(NO_KEY) {
+                // Free already: nothing to wait for.
+                holder.remaining = Some(Duration::ZERO);
+            }
+            let ticket = Some(ticket.as_u64()?).filter(|&ticket| ticket != 0);
+            let ahead = u32::try_from(ahead.as_i64()?).ok()?;
+            Some(Knocked::Waits { holder, ticket, ahead, entered: flag(entered)?, watched, called })
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn line(reply: &Value) -> Option<Line> {
+    let [now, _length, line @ ..] = array(reply) else { return None };
+    let now = now.as_u64()?;
+    let mut waiting = Line::new();
+    for pair in line.chunks(2) {
+        let [token, ticket] = pair else { return None };
+        let waited = Duration::from_micros(now.saturating_sub(ticket.as_u64()?));
+        // Who writes something else there is none of us.
+        waiting.extend(token.as_str().and_then(|token| Token::parse(&token)).map(|token| (token, waited)));
+    }
+    Some(waiting)
 }
 
 pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
@@ -84,6 +117,9 @@ fn fence(value: &Value) -> Option<Fence> {
     value.as_i64().and_then(|number| Fence::try_from(number).ok())
 }
 
+/// What PTTL says of no key.
+const NO_KEY: i64 = -2;
+
 /// fred gives an array of one as what is in it.
 fn array(reply: &Value) -> &[Value] {
     match reply {
@@ -94,8 +130,6 @@ fn array(reply: &Value) -> &[Value] {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use proptest::prelude::*;
 
@@ -114,6 +148,8 @@ mod tests {
         #[test]
         fn no_reply_makes_a_reader_panic(reply in anything()) {
             let _ = acquired(&reply, false);
+            let _ = knocked(&reply, true, true);
+            let _ = line(&reply);
             let _ = renewed(&reply);
             let _ = released(&reply);
             let _ = holder(&reply);

@@ -29,11 +29,8 @@ scripts! {
     FORCE_RELEASE = "draw" "promote" "pass_on" "force_release";
     GUARDED_SET = "guarded_set";
     GUARDED_GET = "guarded_get";
-    #[allow(dead_code, reason = "no client of the fair queue yet")]
     KNOCK = "draw" "promote" "knock";
-    #[allow(dead_code, reason = "no client of the fair queue yet")]
     LEAVE = "draw" "promote" "pass_on" "leave";
-    #[allow(dead_code, reason = "no client of the fair queue yet")]
     QUEUE = "queue";
 }
 

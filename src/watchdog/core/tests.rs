@@ -130,6 +130,16 @@ fn invariant_2_nothing_revives_it() {
 }
 
 #[test]
+fn invariant_7_a_late_confirmation_does_not_order_a_round_twice_for_one_moment() {
+    let mut core = core();
+    assert!(core.tick(at(2_000)).renew);
+    assert!(core.tick(at(3_000)).renew);
+    let _ = core.answer(at(3_000), 0, at(2_000), Answer::Confirmed);
+    assert_eq!(core.tick(at(3_000)), NOTHING);
+    assert!(core.next_look().unwrap() > at(3_000));
+}
+
+#[test]
 fn invariant_9_a_hint_asks_once_and_moves_no_round() {
     let mut core = core();
     let round = core.next_look().unwrap();
@@ -161,7 +171,8 @@ fn invariant_9_a_hint_beside_an_unanswered_round_says_nothing_about_risk() {
     let mut core = core();
     assert!(core.tick(at(2_000)).renew);
     core.hint(at(2_001));
-    assert_eq!(core.tick(at(2_001)), Orders { renew: true, ..NOTHING });
+    assert_eq!(core.tick(at(2_019)), NOTHING);
+    assert_eq!(core.tick(at(2_020)), Orders { renew: true, ..NOTHING });
     assert_eq!(core.phase(), Phase::Held);
 }
 

@@ -49,7 +49,7 @@ local function promote(me, now, drawn, option, expires)
     if type(entry) == 'string' then
       grant, alive_until, channel = string.match(entry, '^(%d+)|(%d+)|(.*)$')
     end
-    local message = granted and 'next ' .. granted .. ' ' .. head or 'granted ' .. head
+    local message = granted and 'next ' .. granted .. ' ' .. head or 'granted ' .. #head .. ' ' .. head .. lock
     local reached = grant and reaches(alive_until, channel, message)
     if granted then
       if reached then

@@ -19,6 +19,8 @@ use crate::{
     watchdog::{Answer, Entry, Hold},
 };
 
+mod fair;
+
 /// What is left of a wait may be too short for any server's answer; a look gets at least this.
 const SHORTEST_LOOK: Duration = Duration::from_millis(15);
 
@@ -107,6 +109,9 @@ impl Acquire {
 
     /// Competes with everybody else: asks at once unless others of this process wait already.
     async fn compete(&self, seat: Option<Arc<Seat>>) -> Result<Lease, AcquireError> {
+        if self.wanted.fair {
+            return self.queue_up(seat).await;
+        }
         let shared = &self.shared;
         let mut seen = Look::NotYet;
         if self.until == self.started || !shared.lines.has(&self.wanted.key) {
@@ -177,11 +182,15 @@ impl Acquire {
             outcome = shared.attempt(&self.wanted, lane, self.limit(shared.now())) => outcome,
             () = closed => return Err(AcquireError::Closed),
         };
+        self.judge(outcome)
+    }
+
+    fn judge(&self, outcome: Outcome) -> Result<Result<Won, Look>, AcquireError> {
         match outcome {
             Outcome::Won(hold, signal) => {
-                let won = Won { shared: shared.clone(), hold, signal };
+                let won = Won { shared: self.shared.clone(), hold, signal };
                 // `close` has seen every hold that was there before it was called, and this sees that it was.
-                if shared.closed.is_cancelled() {
+                if self.shared.closed.is_cancelled() {
                     drop(won.seated(None));
                     return Err(AcquireError::Closed);
                 }

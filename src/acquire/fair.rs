@@ -1,0 +1,229 @@
+//! The fair way to acquire: with a place in the queue on the server, and no barging.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::{Acquire, Told, Won};
+use crate::{
+    attempt::{Attempt, Verdict},
+    error::AcquireError,
+    jitter::Jitter,
+    lease::Lease,
+    node::{Acquired, Answer, Knock, Knocked, Lane, Parting},
+    owner::Seat,
+    shared::{Outcome, Shared, Wanted},
+    token::Token,
+    wait::{Backoff, Called, LONGEST_PAUSE, Look, Place, WINDOW},
+};
+
+impl Acquire {
+    /// Takes a place in the queue, and knocks until the lock is ours.
+    pub(super) async fn queue_up(&self, seat: Option<Arc<Seat>>) -> Result<Lease, AcquireError> {
+        let shared = &self.shared;
+        let mut standing = Standing::new(shared, &self.wanted);
+        let one_try = self.until == self.started;
+        let mut seen = match self.knock(&mut standing, shared.node.lane(), !one_try).await? {
+            Ok(won) => return Ok(won.seated(seat)),
+            Err(look) => look,
+        };
+        if self.is_over() {
+            return Err(self.over(seen));
+        }
+        let waiter = shared.queues.join(&self.wanted.key);
+        // Whoever has the turn leads: it knocks for those of this process who only wait to be called.
+        let mut turn = waiter.turn_now();
+        let mut leader_is_deaf = false;
+        let deaf = LONGEST_PAUSE + shared.options.command_timeout;
+        let (mut looks, mut backoff, mut told) = (waiter.looks(), Backoff::new(Jitter::new()), Told::default());
+        self.tell(&seen, &mut told);
+        loop {
+            let leads = turn.is_some() || leader_is_deaf;
+            let now = shared.now();
+            let pause = standing.next_knock(&seen, leads, &mut backoff).min(standing.called.due().since(now));
+            if leads {
+                waiter.saw(seen.clone(), now + pause);
+            }
+            let knocks = tokio::select! {
+                biased;
+                paused = self.pause(pause) => { paused?; true }
+                () = standing.called.heard() => false,
+                () = waiter.alerted(), if leads => true,
+                got = waiter.turn(), if turn.is_none() => {
+                    // What the one before was alerted to has been looked at.
+                    waiter.looks_by(shared.now());
+                    turn = Some(got);
+                    false
+                }
+                Ok(()) = looks.changed(), if !leads => {
+                    seen = looks.borrow_and_update().clone();
+                    self.tell(&seen, &mut told);
+                    false
+                }
+                () = shared.host.sleep(deaf), if !leads => {
+                    leader_is_deaf = shared.now() > waiter.due() + deaf;
+                    false
+                }
+            };
+            if !knocks {
+                continue;
+            }
+            if self.is_over() && !leads {
+                return Err(self.over(seen));
+            }
+            if leads {
+                let now = shared.now();
+                waiter.looks_by(now + self.limit(now));
+            }
+            let lane = standing.lane(&seen);
+            seen = match self.knock(&mut standing, lane, true).await? {
+                Ok(won) => return Ok(won.seated(seat)),
+                Err(look) => look,
+            };
+            if standing.had_been_lost {
+                // The others have to take their places again too.
+                shared.calls.call_line(&self.wanted.key, shared.now());
+            }
+            self.tell(&seen, &mut told);
+            if self.is_over() {
+                return Err(self.over(seen));
+            }
+        }
+    }
+
+    /// One knock. The inner error is what it saw instead of a lease; the outer one ends the acquire.
+    async fn knock(
+        &self,
+        standing: &mut Standing<'_>,
+        lane: Lane,
+        enter: bool,
+    ) -> Result<Result<Won, Look>, AcquireError> {
+        let limit = self.limit(self.shared.now());
+        let outcome = tokio::select! {
+            biased;
+            outcome = standing.knock(lane, enter, limit) => outcome,
+            () = self.shared.closed.cancelled() => return Err(AcquireError::Closed),
+        };
+        self.judge(outcome)
+    }
+}
+
+/// What a fair acquire has on the server: one token from the first knock to the lease, and perhaps a place. Dropped
+/// without a lease, it leaves in the background: a grant that is on its way passes on.
+struct Standing<'a> {
+    shared: &'a Arc<Shared>,
+    wanted: &'a Wanted,
+    token: Token,
+    place: Place,
+    called: Called,
+    /// How the last knock went.
+    lane: Lane,
+    answer: Option<Answer<Knocked>>,
+    had_been_lost: bool,
+    may_be_there: bool,
+    /// `close` waits for our leaving.
+    _under_way: TaskTrackerToken,
+}
+
+impl<'a> Standing<'a> {
+    fn new(shared: &'a Arc<Shared>, wanted: &'a Wanted) -> Self {
+        let token = Token::draw(&shared.options.label);
+        // Before the first knock, which may be answered by a call before it is answered.
+        let called = shared.calls.listen(&wanted.key, &token);
+        Self {
+            shared,
+            wanted,
+            token,
+            place: Place::default(),
+            called,
+            lane: Lane::Keeper,
+            answer: None,
+            had_been_lost: false,
+            may_be_there: false,
+            _under_way: shared.host.token(),
+        }
+    }
+
+    fn grant(&self) -> Duration {
+        self.shared.options.grant.min(self.wanted.ttl)
+    }
+
+    /// Only the first has the lock watched: it takes what becomes free otherwise than by a release.
+    fn is_first(&self) -> bool {
+        self.place.ticket.is_some() && self.place.ahead == 0
+    }
+
+    fn lane(&self, seen: &Look) -> Lane {
+        if self.is_first() && !matches!(seen, Look::Failed(_)) { Lane::Watched } else { Lane::Keeper }
+    }
+
+    /// When to knock without being called.
+    fn next_knock(&self, seen: &Look, leads: bool, backoff: &mut Backoff) -> Duration {
+        if leads && self.lane(seen) == Lane::Watched && self.lane != Lane::Watched && self.shared.node.room() > 0 {
+            return Duration::ZERO;
+        }
+        self.place.next_knock(seen, leads, self.grant(), backoff).unwrap_or(Duration::MAX)
+    }
+
+    /// A lease is believed from the sending of the knock that confirms it (rule 1), so a grant that is late for that is
+    /// confirmed by the next one.
+    async fn knock(&mut self, lane: Lane, enter: bool, limit: Duration) -> Outcome {
+        let Wanted { key, ttl, .. } = self.wanted;
+        let knock = Knock {
+            key: key.clone(),
+            token: self.token.clone(),
+            ttl: *ttl,
+            ticket: self.place.ticket,
+            grant: self.grant(),
+            window: WINDOW,
+            enter,
+        };
+        self.called.knocks();
+        self.lane = lane;
+        let was_there = std::mem::replace(&mut self.may_be_there, true);
+        let sent = self.shared.now();
+        let answer = self.answer.insert(self.shared.node.knock(lane, &knock, limit));
+        let answered = answer.await;
+        self.answer = None;
+        match answered {
+            Ok(Knocked::Granted(fence)) => {
+                match Attempt::new(sent, *ttl).decide(self.shared.now(), Ok(Acquired::Granted(fence))) {
+                    Verdict::Won { fence, tally } => {
+                        self.may_be_there = false;
+                        self.shared.hold(self.wanted, self.token.clone(), sent, fence, tally)
+                    }
+                    Verdict::Busy { holder, watched } => Outcome::Busy { holder, watched },
+                    Verdict::Failed(failure) => Outcome::Failed(failure),
+                }
+            }
+            Ok(Knocked::Waits { holder, ticket, ahead, entered, watched, called }) => {
+                self.may_be_there = enter;
+                self.had_been_lost = entered && self.place.ticket.is_some();
+                self.place = Place { ticket, ahead, called };
+                Outcome::Busy { holder, watched }
+            }
+            Err(failure) => {
+                self.may_be_there = was_there || failure.may_have_happened();
+                Outcome::Failed(failure)
+            }
+        }
+    }
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        if !self.may_be_there {
+            return;
+        }
+        let Wanted { key, ttl, .. } = self.wanted;
+        let leaving = self.shared.watchdog.undoing(self.lane, key.clone(), self.token.clone(), *ttl, Parting::Leave);
+        let (shared, key, answer) = (self.shared.clone(), key.clone(), self.answer.take());
+        self.shared.host.spawn(async move {
+            if let Some(answer) = answer {
+                let _too_late = answer.await;
+            }
+            leaving.await;
+            shared.freed(&key);
+        });
+    }
+}

@@ -1,0 +1,157 @@
+//! The fair queue as its waiters see it: when to knock, and who is called.
+//!
+//! Every fair waiter has a place of its own on the server, so that they come in order whatever process they are in. One
+//! of each process and name leads: it knocks for all of them, so that the queue does not expire. The others say nothing
+//! until they are called.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::{Backoff, Look};
+use crate::{clock::Time, key::Key, token::Token};
+
+/// How often a process says at least that it waits.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// How long a waiter that cannot be called counts as alive. The queue lives twice as long after the last knock.
+pub(crate) const WINDOW: Duration = Duration::from_secs(15);
+
+/// Those who are not the first leave it to those before them to notice that the holder's key has expired.
+const STAGGER: Duration = Duration::from_millis(4);
+const LONGEST_STAGGER: Duration = Duration::from_millis(40);
+
+/// A place in the queue, as the last knock found it.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// What gives the place back after the queue was lost.
+    pub(crate) ticket: Option<u64>,
+    /// How many come before.
+    pub(crate) ahead: u32,
+    /// Whether the server can call us.
+    pub(crate) called: bool,
+}
+
+impl Place {
+    /// When to knock next without being called; `None` if only a call brings us there.
+    pub(crate) fn next_knock(
+        &self,
+        look: &Look,
+        leads: bool,
+        grant: Duration,
+        backoff: &mut Backoff,
+    ) -> Option<Duration> {
+        let (Look::Held { holder, watched }, true) = (look, self.ticket.is_some()) else {
+            return Some(backoff.after(look));
+        };
+        let first = self.ahead == 0;
+        let stagger = if first { Duration::ZERO } else { (STAGGER * self.ahead).min(LONGEST_STAGGER) };
+        let expiry = backoff.after_expiry(holder.remaining()) + stagger;
+        if first && !(*watched && self.called) || self.ahead == 1 && !self.called {
+            // Nothing tells us of a grant, or of a lock that became free.
+            Some(expiry.min(grant / 3))
+        } else if leads || !self.called {
+            Some(expiry.min(HEARTBEAT))
+        } else {
+            None
+        }
+    }
+}
+
+/// Everybody in this process who waits in a queue, by token: what a server calls out is for one of them.
+#[derive(Debug, Default)]
+pub(crate) struct Calls(Mutex<HashMap<Token, Arc<Call>>>);
+
+#[derive(Debug)]
+struct Call {
+    key: Key,
+    /// When to knock.
+    due: AtomicU64,
+    heard: Notify,
+}
+
+/// An ear for one's calls; gone when dropped.
+#[derive(Debug)]
+pub(crate) struct Called {
+    calls: Arc<Calls>,
+    token: Token,
+    call: Arc<Call>,
+}
+
+impl Calls {
+    pub(crate) fn listen(self: &Arc<Self>, key: &Key, token: &Token) -> Called {
+        let due = AtomicU64::new(Time::NEVER.as_nanos());
+        let call = Arc::new(Call { key: key.clone(), due, heard: Notify::new() });
+        self.0.lock().insert(token.clone(), call.clone());
+        Called { calls: self.clone(), token: token.clone(), call }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    pub(crate) fn has(&self, token: &str) -> bool {
+        self.0.lock().contains_key(token)
+    }
+
+    /// This one is to knock at the moment given. False if nobody here has the token.
+    pub(crate) fn call(&self, token: &str, at: Time) -> bool {
+        let call = self.0.lock().get(token).cloned();
+        call.inspect(|call| call.ring(at)).is_some()
+    }
+
+    /// All who wait for this lock are to knock: the queue was lost.
+    pub(crate) fn call_line(&self, key: &Key, at: Time) {
+        self.call_those(at, |call| call.key == *key);
+    }
+
+    /// Everybody is to knock: calls may have been missed.
+    pub(crate) fn call_all(&self, at: Time) {
+        self.call_those(at, |_| true);
+    }
+
+    fn call_those(&self, at: Time, wanted: impl Fn(&Call) -> bool) {
+        let calls: Vec<_> = self.0.lock().values().filter(|call| wanted(call)).cloned().collect();
+        for call in calls {
+            call.ring(at);
+        }
+    }
+}
+
+impl Call {
+    fn ring(&self, at: Time) {
+        self.due.fetch_min(at.as_nanos(), Ordering::AcqRel);
+        self.heard.notify_one();
+    }
+}
+
+impl Called {
+    /// Completes when a call has come since the last [`knocks`](Self::knocks).
+    pub(crate) async fn heard(&self) {
+        self.call.heard.notified().await;
+    }
+
+    /// When the calls want us to knock.
+    pub(crate) fn due(&self) -> Time {
+        Time::from_nanos(self.call.due.load(Ordering::Acquire))
+    }
+
+    /// We knock now, which deals with all calls before.
+    pub(crate) fn knocks(&self) {
+        self.call.due.store(Time::NEVER.as_nanos(), Ordering::Release);
+    }
+}
+
+impl Drop for Called {
+    fn drop(&mut self) {
+        self.calls.0.lock().remove(&self.token);
+    }
+}
