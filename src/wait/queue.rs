@@ -55,10 +55,13 @@ impl Place {
         let first = self.ahead == 0;
         let stagger = if first { Duration::ZERO } else { (STAGGER * self.ahead).min(LONGEST_STAGGER) };
         let expiry = backoff.after_expiry(holder.remaining()) + stagger;
-        if first && !(*watched && self.called) || self.ahead == 1 && !self.called {
-            // Nothing tells us of a grant, or of a lock that became free.
+        if !self.called {
+            // Nobody tells us of a grant: we have to come while it is there.
+            Some(expiry.min(if self.ahead <= 1 { grant / 3 } else { grant * 2 / 3 }))
+        } else if first && !watched {
+            // Nobody tells us of a lock that became free otherwise than by a release.
             Some(expiry.min(grant / 3))
-        } else if leads || !self.called {
+        } else if leads {
             Some(expiry.min(HEARTBEAT))
         } else {
             None
