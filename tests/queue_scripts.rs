@@ -1,6 +1,7 @@
 //! The fair queue's scripts, at the wire: what each leaves in the server's keys and tells the waiters' processes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has to stop and say why")]
+#![allow(clippy::indexing_slicing, reason = "an answer that is too short fails the test, as it should")]
 #![allow(clippy::disallowed_methods, reason = "the library's doors for time and threads are not those of its tests")]
 
 mod support;
@@ -325,14 +326,17 @@ fn a_waiter_that_gives_up_at_the_instant_of_its_grant_passes_it_on() {
     knock("a", "a").send(&mut wire);
     knock("b", "b").send(&mut wire);
     knock("c", "b").send(&mut wire);
+    knock("d", "b").send(&mut wire);
     assert_eq!(leave(&mut wire, "c", "b"), -1, "one that only waited");
-    assert_eq!(line(&mut wire), ["a", "b"]);
+    assert_eq!(line(&mut wire), ["a", "b", "d"]);
     assert_eq!(release(&mut wire, "holder"), 1);
     assert_eq!(leave(&mut wire, "a", "a"), 1);
     assert_eq!(wire.get(LOCK).as_deref(), Some("b"));
     assert_eq!(leave(&mut wire, "b", "b"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("d"), "its process is not silent: it has just said so");
+    assert_eq!(leave(&mut wire, "d", "b"), 1);
     assert!(!wire.exists(LOCK), "there is nobody left");
-    assert_eq!(leave(&mut wire, "b", "b"), 0);
+    assert_eq!(leave(&mut wire, "d", "b"), 0);
 }
 
 #[test]
@@ -474,7 +478,7 @@ fn keys_that_hold_something_else_are_named_before_any_write() {
 fn a_release_works_whatever_is_wrong_with_the_queue() {
     let server = Server::start();
     let mut wire = server.wire();
-    let _a = Process::start(&server, "a");
+    let mut a = Process::start(&server, "a");
     for spoil in [
         &["SET", LINE, "x"][..],
         &["SET", WAIT, "x"],
@@ -490,6 +494,10 @@ fn a_release_works_whatever_is_wrong_with_the_queue() {
             wire.must(spoil);
             assert_eq!(eval(&mut wire, script, &["holder", ""]), Value::Int(1), "{spoil:?}");
             assert!(!wire.exists(LOCK), "{spoil:?}");
+            if spoil[1] == FENCE {
+                assert_eq!(line(&mut wire), ["a"], "nobody loses a place for it");
+                assert!(a.told().is_empty());
+            }
         }
     }
 }
@@ -594,13 +602,14 @@ fn ten_thousand_dead_waiters_are_worked_through() {
         let mut knocks = 0;
         let fence = loop {
             knocks += 1;
+            assert!(knocks <= 10, "a thousand in each, and one to find that it is first");
             match knock("me", "alive").send(&mut wire) {
                 Knocked::Granted(fence) => break fence,
                 Knocked::Waits { pttl: -2, value: None, entered, .. } => assert_eq!(entered, i64::from(knocks == 1)),
-                other => panic!("{other:?}"),
+                waits @ Knocked::Waits { .. } => panic!("{waits:?}"),
             }
         };
-        assert_eq!(knocks, 10, "a thousand in each, and one to find that it is first");
+        assert_eq!(knocks, 10, "one call is bounded");
         assert!(fence > 0);
         assert_eq!(wire.keys("*"), [LOCK, FENCE]);
     }

@@ -270,7 +270,8 @@ mod tests {
         queue.enter(2, &knock(&b, "b"));
         queue.leave(&a, None);
         queue.enter(3, &Knock { ticket: Some(1), ..knock(&a, "a") });
-        assert_eq!(queue.line().map(|(token, _)| token).collect::<Vec<_>>(), [&a, &b]);
+        queue.enter(4, &Knock { ticket: Some(9), ..knock(&a, "a") });
+        assert_eq!(queue.line().collect::<Vec<_>>(), [(&a, 1), (&b, 2)], "one place for each, the one it has");
     }
 
     #[test]
