@@ -311,8 +311,10 @@ async fn f22_password_introduced_while_connected() {
 const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
                          +pttl +time +hget +hset +hmget";
 /// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
-const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +config|get \
-                        &__redis__:invalidate";
+const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \
+                        &__redis__:invalidate &leasehold:*";
+/// For fair locks.
+const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel";
 /// Asked by the client library on connecting, and by a release whether there is a queue; both go on without an answer.
 const FOR_A_QUIET_LOG: &str = "+info +zcard";
 /// For a URL with a database number.
@@ -379,12 +381,46 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     };
     let version = Server::version();
     let client_id = if version.at_least(7, 0) { "client|id" } else { "client" };
-    assert_eq!(denied(&mut wire), [client_id, "info", "zcard"], "what is asked and may stay unanswered");
+    let unanswered = [client_id, "info", "ping", "publish", "subscribe", "zcard"];
+    assert_eq!(denied(&mut wire), unanswered, "what is asked and may stay unanswered");
 
     wire.must(&["ACL", "LOG", "RESET"]);
     set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
     within(PATIENCE, "everything", do_everything(&server)).await.unwrap();
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
+}
+
+/// One waits for the other in a fair queue, and gives up; then it waits again, and has its turn.
+async fn queue_up(server: &Server) -> Result<(), Error> {
+    let url = url_of("worker", SECRET, server.port());
+    let (one, two) = (builder(&url).prefix("app:").build().await?, builder(&url).prefix("app:").build().await?);
+    let (mine, theirs) = (one.lock("job").fair(true), two.lock("job").fair(true));
+    let lease = mine.acquire().await?;
+    assert!(theirs.acquire_within(Duration::from_millis(100)).await.is_err());
+    let (waiter, released) = tokio::join!(theirs.acquire(), async {
+        while mine.waiters().await?.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        lease.release().await.map_err(Error::from)
+    });
+    released?;
+    Ok(waiter?.release().await?)
+}
+
+#[tokio::test]
+async fn f22_a_fair_lock_needs_its_own_rights_and_says_so() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let all = format!("{LEAST_ACL} {FOR_PUSH} {FOR_FAIR} {FOR_A_QUIET_LOG}");
+    set_user(&mut wire, &all);
+    within(PATIENCE, "the queue", queue_up(&server)).await.unwrap();
+    let log = wire.must(&["ACL", "LOG"]);
+    assert!(log.array().is_empty(), "{log:?}");
+
+    set_user(&mut wire, LEAST_ACL);
+    let error = within(PATIENCE, "a refusal", queue_up(&server)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    names(&said(&error), &["give the user the rights"]);
 }
 
 #[tokio::test]

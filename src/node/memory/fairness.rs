@@ -176,7 +176,9 @@ impl Scene {
 
     fn message(&self, told: Told) -> String {
         let (channel, token, message) = match told {
-            Told::Granted { channel, token } => (channel, token.clone(), format!("granted {}", token.as_str())),
+            Told::Granted { channel, token } => {
+                (channel, token.clone(), format!("granted {} {}job", token.as_str().len(), token.as_str()))
+            }
             Told::Next { channel, token, within } => {
                 (channel, token.clone(), format!("next {} {}", within.as_millis(), token.as_str()))
             }

@@ -51,7 +51,6 @@ impl From<Knocked> for node::Knocked {
 }
 
 /// What a knock found.
-#[allow(dead_code, reason = "no client of the fair queue yet")]
 #[derive(Debug)]
 pub(crate) enum Knocked {
     /// The lock is the token's, for its TTL.
@@ -75,6 +74,9 @@ pub(crate) enum Told {
     /// The first of the queue is now this token, and should look when the grant before it may have lapsed.
     Next { channel: Arc<str>, token: Token, within: Duration },
 }
+
+/// Among how many of the next ones somebody to be told is looked for.
+const NEXT: usize = 32;
 
 /// Whose turn it is.
 #[derive(Debug, PartialEq, Eq)]
@@ -154,7 +156,7 @@ impl Queue {
                 told.push(Told::Granted { channel: channel.clone(), token: token.clone() });
             }
             // Before the mark, which keeps a grant from this process, but not the message.
-            self.tell_understudy(me, waiter.grant, now, reached, told);
+            self.tell_next(me, &waiter, now, reached, told);
             if let Some(channel) = waiter.channel {
                 self.unconfirmed.insert(channel, token.clone());
             }
@@ -163,22 +165,38 @@ impl Queue {
         Turn::Nobodys
     }
 
-    fn tell_understudy(
+    /// Who comes next should look when the grant may have lapsed; and if that one is of the same process, so should the
+    /// next of another.
+    fn tell_next(
         &mut self,
         me: Option<&Token>,
-        within: Duration,
+        granted: &Waiter,
         now: Micros,
         reached: &dyn Fn(&str) -> bool,
         told: &mut Vec<Told>,
     ) {
-        while let Some(token) = self.head().filter(|token| me != Some(token)) {
-            if let Some(waiter) = self.waiters.get(&token).filter(|waiter| self.reaches(waiter, now, reached)) {
-                if let Some(channel) = waiter.channel.clone() {
-                    told.push(Told::Next { channel, token, within });
-                }
+        let mut told_it = false;
+        let heads: Vec<_> = self.line.iter().take(NEXT).map(|(_, token)| token.clone()).collect();
+        for token in heads {
+            if me == Some(&token) {
                 return;
             }
-            self.remove(&token);
+            let Some(waiter) = self.waiters.get(&token) else { continue };
+            let same = waiter.channel.is_some() && waiter.channel == granted.channel;
+            if same && told_it {
+                continue;
+            }
+            if !self.reaches(waiter, now, reached) {
+                self.remove(&token);
+                continue;
+            }
+            if let Some(channel) = waiter.channel.clone() {
+                told.push(Told::Next { channel, token, within: granted.grant });
+            }
+            if !same {
+                return;
+            }
+            told_it = true;
         }
     }
 

@@ -67,8 +67,7 @@ impl Store {
         }
     }
 
-    /// Takes a token out of the queue, and releases the lock if it is that token's.
-    #[allow(dead_code, reason = "no client of the fair queue yet")]
+    /// Takes a token out of the queue, and releases the lock if it is that token's. What it finds free is passed on too.
     pub(super) fn leave(
         &mut self,
         now: Micros,
@@ -80,11 +79,13 @@ impl Store {
         if let Some(queue) = self.live_queue(now, key) {
             queue.leave(token, channel);
         }
+        if self.lock(now, key).is_none() && !self.guarded.contains_key(key) {
+            return (Err(Denial::Gone), self.pass_on(now, key, reached));
+        }
         self.release(now, key, token, reached)
     }
 
     /// Takes the lock when it is the token's turn, and enters the queue, if it shall, when it is not.
-    #[allow(dead_code, reason = "no client of the fair queue yet")]
     pub(super) fn knock(&mut self, now: Micros, knock: &Knock, reached: &dyn Fn(&str) -> bool) -> (Knocked, Vec<Told>) {
         let Knock { key, token, .. } = knock;
         let mut told = Vec::new();
@@ -121,7 +122,6 @@ impl Store {
     }
 
     /// How many wait, and the first of them with their tickets.
-    #[allow(dead_code, reason = "no client of the fair queue yet")]
     pub(super) fn queue(&mut self, now: Micros, key: &Key, limit: usize) -> (usize, Vec<(Token, u64)>) {
         let Some(queue) = self.live_queue(now, key) else { return (0, Vec::new()) };
         (queue.len(), queue.line().take(limit).map(|(token, ticket)| (token.clone(), ticket)).collect())

@@ -122,7 +122,7 @@ impl Push {
     /// One session after the other, for as long as the keeper lives.
     pub(super) async fn serve(self: Arc<Self>, target: Target, limits: Limits, keeper: Arc<Connection>) {
         let closed = self.closed.clone();
-        let _closed = closed.run_until_cancelled(self.sessions(&target, limits, &keeper)).await;
+        let _closed = closed.run_until_cancelled(Box::pin(self.sessions(&target, limits, &keeper))).await;
         self.off();
     }
 
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_token_and_a_key_may_hold_anything() {
-        assert_eq!(Call::read("granted 9 lh1:…@ a jo b"), Some(Call::Granted { token: "lh1:…@", key: " a jo b" }),);
+        assert_eq!(Call::read("granted 8 lh1:…@ a jo b"), Some(Call::Granted { token: "lh1:…@", key: " a jo b" }),);
         let within = Duration::from_millis(250);
         assert_eq!(Call::read("next 250 lh1:x@two words"), Some(Call::Next { token: "lh1:x@two words", within }));
     }

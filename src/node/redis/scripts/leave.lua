@@ -1,5 +1,5 @@
--- Takes a token out of the queue, and parts with the lock if it is that token's: what a waiter that gives up sends,
--- and a holder that came through the queue.
+-- Takes a token out of the queue, and parts with the lock if it is that token's: what a waiter that gives up sends. A
+-- lock that it finds free goes to the first of the queue too: the one who leaves may have been the one to look.
 --
 -- Needs  draw.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
@@ -18,6 +18,7 @@ local value = redis.pcall('GET', lock)
 if value == token then
   return pass_on()
 elseif value == false then
+  pass_on()
   return 0
 elseif type(value) == 'string' or string.find(value.err, 'WRONGTYPE', 1, true) then
   return -1

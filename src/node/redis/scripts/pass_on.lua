@@ -22,12 +22,13 @@ local function pass_on()
   end
   local deleted = redis.call('DEL', lock)
   if outcome == 'full' then
-    -- Whoever is first now goes on with the work by knocking.
-    local head = redis.pcall('ZRANGE', queue, 0, 0)[1]
-    local entry = head and redis.pcall('HGET', wait, head)
-    local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|(.+)$')
-    if channel then
-      redis.pcall('PUBLISH', channel, 'next 0 ' .. head)
+    -- Somebody else goes on with the work by knocking. Among the last there may be one who is not dead as well.
+    for _, token in ipairs(redis.pcall('ZRANGE', queue, -16, -1)) do
+      local entry = redis.pcall('HGET', wait, token)
+      local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|(.+)$')
+      if channel and redis.pcall('PUBLISH', channel, 'next 0 ' .. token) ~= 0 then
+        break
+      end
     end
   end
   return deleted

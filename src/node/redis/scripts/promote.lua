@@ -9,16 +9,20 @@
 -- rest what draw answered. It gives
 --   'me'       the head of the queue is `me`, and nothing is granted
 --   'nobody'   there is nobody to grant to, or no right to do it
---   'granted'  the lock is the old head's for its grant, with a fence, and it was told; the next one was told too
+--   'granted'  the lock is the old head's for its grant, with a fence, and it was called; so was who comes next
 --   'full'     so many could not be reached that the rest is for another call
 -- Who cannot be reached loses its place, and has it back when it knocks with its ticket. Of a process that is stopped,
 -- and so still counts as a receiver, only the first waiter is given a grant: its mark keeps the others from it.
 -- Nothing here raises an error, since a release must not fail for its queue's sake. The first write is one that
 -- `maxmemory` does not refuse, and a server that has allowed the first write of a script allows the others.
+--
+-- Calls are "granted <length of the token> <token><lock>" and "next <ms> <token>": look after so long, for who was
+-- granted the lock may be stopped. The next in line hears the latter, and if that one is of the same process, so does
+-- the next of another.
 local lock, fence, queue, wait = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 local function promote(me, now, drawn, option, expires)
-  local silent, granted = {}, nil
+  local silent = {}
 
   local function reaches(alive_until, channel, message)
     if channel == '' then
@@ -35,40 +39,58 @@ local function promote(me, now, drawn, option, expires)
     return not silent[channel]
   end
 
+  local function entry(token)
+    local text = redis.pcall('HGET', wait, token)
+    if type(text) == 'string' then
+      return string.match(text, '^(%d+)|(%d+)|(.*)$')
+    end
+  end
+
+  local function tell_next(grant, granted_to)
+    local told_it = false
+    for _, token in ipairs(redis.pcall('ZRANGE', queue, 0, 31)) do
+      if token == me then
+        return
+      end
+      local known, alive_until, channel = entry(token)
+      local same = known and channel ~= '' and channel == granted_to
+      if not (same and told_it) then
+        if not known or not reaches(alive_until, channel, 'next ' .. grant .. ' ' .. token) then
+          redis.pcall('ZREM', queue, token)
+          redis.pcall('HDEL', wait, token)
+        elseif not same then
+          return
+        else
+          told_it = true
+        end
+      end
+    end
+  end
+
   for _ = 1, 1000 do
     -- An error has no first element either.
     local head = redis.pcall('ZRANGE', queue, 0, 0)[1]
     if not head or head == me then
-      return granted and 'granted' or head and 'me' or 'nobody'
+      return head and 'me' or 'nobody'
     end
-    if not granted and redis.pcall('ZREM', queue, head) ~= 1 then
+    if redis.pcall('ZREM', queue, head) ~= 1 then
       return 'nobody'
     end
-    local entry = redis.pcall('HGET', wait, head)
-    local grant, alive_until, channel
-    if type(entry) == 'string' then
-      grant, alive_until, channel = string.match(entry, '^(%d+)|(%d+)|(.*)$')
-    end
-    local message = granted and 'next ' .. granted .. ' ' .. head or 'granted ' .. #head .. ' ' .. head .. lock
-    local reached = grant and reaches(alive_until, channel, message)
-    if granted then
-      if reached then
-        return 'granted'
-      end
-      redis.pcall('ZREM', queue, head)
-    elseif reached then
+    local grant, alive_until, channel = entry(head)
+    if grant and reaches(alive_until, channel, 'granted ' .. #head .. ' ' .. head .. lock) then
       -- The fence first: without a lock it is a gap, and a lock without it would be given the last holder's.
       if redis.pcall('SET', fence, drawn, option, expires).err or redis.pcall('SET', lock, head, 'PX', grant).err then
         return 'nobody'
       end
-      granted = grant
       if channel ~= '' then
         -- Before the entry goes: a hash that was empty in between would have lost its expiry.
         redis.pcall('HSET', wait, '!' .. channel, head)
       end
+      redis.pcall('HDEL', wait, head)
+      tell_next(grant, channel)
+      return 'granted'
     end
     redis.pcall('HDEL', wait, head)
   end
-  return granted and 'granted' or 'full'
+  return 'full'
 end
-
