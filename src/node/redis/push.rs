@@ -160,15 +160,21 @@ impl Push {
         limits: Limits,
         reconnections: &mut Receiver<Server>,
     ) -> End {
+        let mut was_on = false;
         loop {
             // What came before the tracking below is dealt with by it.
             while reconnections.try_recv().is_ok() {}
             if let Err(end) = session.track(keeper, limits).await {
+                // Nothing is watched any more, and it may be long until it is again.
+                if was_on {
+                    self.missed();
+                }
                 return end;
             }
             self.room.store(room(keeper, limits).await, Ordering::Relaxed);
             *self.refused.lock() = None;
             self.on.store(true, Ordering::Release);
+            was_on = true;
             self.missed();
             let Session { router, errors, messages, .. } = &mut session;
             loop {
