@@ -150,7 +150,7 @@ impl Acquire {
             seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
                 Look::Held { holder, watched: true }
             } else {
-                let lane = if matches!(seen, Look::Failed(_)) { Lane::Keeper } else { Lane::Watched };
+                let lane = if matches!(seen, Look::Failed(_)) { Lane::Keeper } else { shared.watchdog.lane() };
                 let now = shared.now();
                 waiter.looks_by(now + self.limit(now));
                 match self.try_once(lane).await? {
