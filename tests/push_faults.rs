@@ -112,8 +112,8 @@ enum Ends {
 impl Ends {
     const ALL: [Self; 3] = [Self::Receiver, Self::Keeper, Self::Both];
 
-    /// Ends them, and runs one more command at once behind that.
-    fn now(self, wire: &mut Wire, and: &[&str]) {
+    /// Ends them, and runs one more command at once behind that. Answers when it began to.
+    fn now(self, wire: &mut Wire, and: &[&str]) -> Instant {
         let trackers = wire.trackers();
         assert_eq!(trackers.len(), 1, "{trackers:?}");
         let mut kills = Vec::new();
@@ -123,6 +123,7 @@ impl Ends {
         if !matches!(self, Self::Receiver) {
             kills.push(&*trackers[0].reads);
         }
+        let began = Instant::now();
         for id in &kills {
             wire.send(&["CLIENT", "KILL", "ID", id]).unwrap();
         }
@@ -130,6 +131,7 @@ impl Ends {
         for _ in 0..=kills.len() {
             wire.reply().unwrap();
         }
+        began
     }
 }
 
@@ -159,17 +161,22 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
                     ends.now(&mut wire, &["PING"]);
                     eventually_async(SOON, "pushes are on again", || wire.trackers().len() == 1).await;
                 }
-                let freed = Instant::now();
+                let mut freed = Instant::now();
+                let mut limit = PUSHED;
                 if state == 2 {
                     // Between registration and release, with no time between the end and the release.
-                    ends.now(&mut wire, &["DEL", "job"]);
+                    freed = ends.now(&mut wire, &["DEL", "job"]);
+                    if !matches!(ends, Ends::Receiver) {
+                        // Connecting anew takes a few pauses.
+                        limit *= 5;
+                    }
                 } else {
                     wire.del("job");
                 }
                 let (lease, at) = within(SOON, "the waiter", waiter).await.unwrap();
                 let took = at.duration_since(freed);
                 *worst = took.max(*worst);
-                assert!(took <= PUSHED + lag.worst(), "{ends:?} in state {state}: {took:?}");
+                assert!(took <= limit + lag.worst(), "{ends:?} in state {state}: {took:?}");
                 lease.unwrap().release().await.unwrap();
             }
         }
