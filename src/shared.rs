@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -52,10 +53,16 @@ pub(crate) struct Shared {
     /// The lines of fair waiters, who have places on the server as well.
     pub(crate) queues: Arc<Lines>,
     pub(crate) calls: Arc<Calls>,
+    /// So many waiters look at a time. After a flush or a new connection they all want to: sent at once, the requests
+    /// would time out behind each other, be undone and be sent again, and the server would do nothing else.
+    pub(crate) looks: Semaphore,
     pub(crate) closed: CancellationToken,
     _ear: Arc<Listener>,
     _stop: Stop,
 }
+
+/// Enough for a server that is a few milliseconds away.
+const LOOKS_AT_ONCE: usize = 128;
 
 /// A lease that lives for so long is renewed then, and not only at a third of its TTL: from there on the node tells when
 /// the key is touched.
@@ -108,6 +115,7 @@ impl Shared {
             lines,
             queues,
             calls,
+            looks: Semaphore::new(LOOKS_AT_ONCE),
             closed: CancellationToken::new(),
             _ear: ear,
             _stop: stop,

@@ -36,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(60);
 /// How much later than its cause a signal or a return may come, besides what the machine is late.
 const PROMPT: Duration = Duration::from_millis(50);
-/// What the waiters may take on top of the TTL to notice that a holder has died (F1).
-const HAND_OFF: Duration = Duration::from_millis(250);
+/// What the waiters may take on top of the TTL to notice that a holder has died (F1). The table allows 250 ms.
+const HAND_OFF: Duration = PROMPT;
 
 async fn connect(url: &str, ttl: Duration) -> Leases {
     Leases::builder().url(url).ttl(ttl).build().await.expect("the server is there")

@@ -71,6 +71,7 @@ impl Acquire {
             if self.is_over() && !leads {
                 return Err(self.over(seen));
             }
+            let _look = self.may_look().await;
             if leads {
                 let now = shared.now();
                 waiter.looks_by(now + self.limit(now));
@@ -154,7 +155,7 @@ impl<'a> Standing<'a> {
     }
 
     fn lane(&self, seen: &Look) -> Lane {
-        if self.is_first() && !matches!(seen, Look::Failed(_)) { Lane::Watched } else { Lane::Keeper }
+        if self.is_first() && !matches!(seen, Look::Failed(_)) { self.shared.watchdog.lane() } else { Lane::Keeper }
     }
 
     /// When to knock without being called.

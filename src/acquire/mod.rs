@@ -155,7 +155,8 @@ impl Acquire {
             seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
                 Look::Held { holder, watched: true }
             } else {
-                let lane = if matches!(seen, Look::Failed(_)) { Lane::Keeper } else { Lane::Watched };
+                let lane = if matches!(seen, Look::Failed(_)) { Lane::Keeper } else { shared.watchdog.lane() };
+                let _look = self.may_look().await;
                 let now = shared.now();
                 waiter.looks_by(now + self.limit(now));
                 match self.try_once(lane).await? {
@@ -231,6 +232,21 @@ impl Acquire {
                     return Ok(None);
                 },
             }
+        }
+    }
+
+    /// One of the few looks that this process makes at a time. A look in the hands of somebody whom nobody polls keeps
+    /// its place, so there is a limit to this wait.
+    async fn may_look(&self) -> Option<SemaphorePermit<'_>> {
+        let shared = &self.shared;
+        if let Ok(look) = shared.looks.try_acquire() {
+            return Some(look);
+        }
+        tokio::select! {
+            biased;
+            look = shared.looks.acquire() => look.ok(),
+            () = shared.closed.cancelled() => None,
+            () = shared.host.sleep(self.limit(shared.now())) => None,
         }
     }
 

@@ -90,6 +90,11 @@ impl Lines {
         self.0.lock().is_empty()
     }
 
+    /// How many names are waited for.
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
     pub(crate) fn join(&self, key: &Key) -> Waiter<'_> {
         let mut lines = self.0.lock();
         let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| (Arc::new(Line::new()), 0));

@@ -335,18 +335,21 @@ impl Watchdog {
         }
     }
 
-    /// Renewals have the node watch what they renew, as far as it has room: a full table would evict, each eviction be
-    /// a hint, and each hint a renewal.
-    fn lane(&self) -> Lane {
-        let (held, room) = (self.table.lock().holds.len(), self.node.room());
-        if held <= room {
+    /// Renewals have the node watch what they renew, and waiters what they wait for, as far as it has room. A full table
+    /// would evict: each eviction be a hint, and each hint a renewal; or it would not be told, for a server keeps to
+    /// itself what a connection's own command evicts.
+    pub(crate) fn lane(&self) -> Lane {
+        // A waiter's look reads the lock and its fence.
+        let (held, awaited, room) = (self.table.lock().holds.len(), self.lines.len(), self.node.room());
+        if held + 2 * awaited <= room {
             self.crowded.store(false, Ordering::Relaxed);
             return Lane::Watched;
         }
         if room > 0 && !self.crowded.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                name: "crowded", target: "leasehold", held, room,
-                "more leases than half of the server's tracking-table-max-keys: a loss is told by the next renewal only"
+                name: "crowded", target: "leasehold", held, awaited, room,
+                "more leases and waiters than half of the server's tracking-table-max-keys allows: waiters poll, and a \
+                 loss is told by the next renewal only"
             );
         }
         Lane::Keeper

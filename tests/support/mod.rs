@@ -26,6 +26,7 @@ mod sha1;
 mod spawner;
 mod temp_dir;
 mod tls;
+mod tracking;
 mod wait;
 mod wire;
 
@@ -33,7 +34,7 @@ pub use binary::Version;
 pub use child::{Child, Part};
 pub use clock_shim::ClockShim;
 pub use lag::Lag;
-pub use proxy::{Proxy, Seen};
+pub use proxy::{Messages, Proxy, Seen};
 pub use proxy_rule::{Action, Match, RuleHandle};
 pub use resp::Value;
 pub use server::{NoTls, Server, ServerBuilder};

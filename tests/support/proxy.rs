@@ -42,6 +42,21 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What becomes of the messages that a server sends unasked, on connections
+/// that have subscribed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Messages {
+    /// They pass.
+    #[default]
+    Pass,
+    /// They are lost; replies to commands pass.
+    Lose,
+    /// Each comes twice.
+    Twice,
+    /// Each comes this much later, and so does what is behind it.
+    Late(Duration),
+}
+
 /// A command that a client sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
@@ -114,6 +129,16 @@ impl Proxy {
     /// Commands that arrive are recorded, but no rule applies to them.
     pub fn black_hole(&self, on: bool) {
         self.shared.change(|state| state.black_hole = on);
+    }
+
+    /// Decides about the messages that arrive from the server from now on.
+    pub fn messages(&self, fate: Messages) {
+        self.shared.change(|state| state.messages = fate);
+    }
+
+    /// How many messages the server has sent, whatever became of them.
+    pub fn messages_seen(&self) -> usize {
+        self.shared.lock().messages_seen
     }
 
     /// Keeps everything back, ends and resets included, and delivers it in order
@@ -231,6 +256,10 @@ pub struct State {
     pub black_hole: bool,
     /// See [`Proxy::freeze`].
     pub frozen: bool,
+    /// See [`Proxy::messages`].
+    pub messages: Messages,
+    /// See [`Proxy::messages_seen`].
+    pub messages_seen: usize,
     /// Connections of an earlier epoch than this have been cut.
     pub cut_done: u64,
     cut_wanted: u64,

@@ -14,7 +14,7 @@ use rustix::net::{Shutdown, shutdown, sockopt::set_socket_linger};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::proxy::Shared;
+use super::proxy::{Messages, Shared};
 use super::proxy_rule::{Action, Rule};
 use super::resp::{self, Value};
 
@@ -292,7 +292,7 @@ impl Traffic {
         self.down.push_unread();
     }
 
-    fn command(&mut self, frame: Vec<u8>, args: &[Vec<u8>]) {
+    fn command(&mut self, mut frame: Vec<u8>, args: &[Vec<u8>]) {
         let rule = {
             let mut state = self.shared.lock();
             state.note(self.connection, args);
@@ -319,6 +319,10 @@ impl Traffic {
                     fate = Fate::LoseFor(rule);
                 }
                 Action::CutAfter => fate = Fate::CutFor(rule),
+                Action::Mangle => {
+                    frame = resp::encode(&["MANGLED"]);
+                    rule.fire();
+                }
                 Action::HoldReply if self.muted => {}
                 Action::HoldReply => fate = Fate::HoldFor(rule),
                 Action::Hold => hold = Some(rule),
@@ -344,8 +348,10 @@ impl Traffic {
     }
 
     fn reply(&mut self, frame: Vec<u8>) {
-        let unasked = self.subscribed && is_message(&frame);
-        let fate = match self.pending.front_mut().filter(|_| !unasked) {
+        if self.subscribed && is_message(&frame) {
+            return self.message(&frame);
+        }
+        let fate = match self.pending.front_mut() {
             Some(pending) => {
                 pending.replies -= 1;
                 let (fate, done) = (pending.fate.clone(), pending.replies == 0);
@@ -363,6 +369,27 @@ impl Traffic {
             Fate::LoseFor(rule) => rule.fire(),
             Fate::CutFor(rule) => self.down.push(What::Cut(Some(rule)), None),
             Fate::HoldFor(rule) => self.down.push(What::bytes(frame), Some(rule)),
+        }
+    }
+
+    fn message(&mut self, frame: &[u8]) {
+        let fate = {
+            let mut state = self.shared.lock();
+            state.messages_seen += 1;
+            state.messages
+        };
+        let (copies, late) = match fate {
+            _ if self.muted => return,
+            Messages::Lose => return,
+            Messages::Pass => (1, Duration::ZERO),
+            Messages::Twice => (2, Duration::ZERO),
+            Messages::Late(by) => (1, by),
+        };
+        for _ in 0..copies {
+            self.down.push(What::bytes(frame.to_owned()), None);
+            if let Some(item) = self.down.queue.back_mut() {
+                item.arrived += late;
+            }
         }
     }
 }

@@ -97,6 +97,9 @@ pub enum Action {
     /// The command never reaches the server; the connection stays. Hit when the
     /// command has arrived from the client.
     DropRequest,
+    /// The server gets a command in its place that it does not know, and says
+    /// so. Hit as it happens.
+    Mangle,
     /// The command, and all behind it on that connection, wait for
     /// [`RuleHandle::release`]. Hit when it would have been forwarded.
     Hold,

@@ -182,23 +182,20 @@ impl Push {
         limits: Limits,
         reconnections: &mut Receiver<Server>,
     ) -> End {
+        let mut was_on = false;
         loop {
             // What came before the tracking below is dealt with by it.
             while reconnections.try_recv().is_ok() {}
-            let called = match self.hears_itself(keeper, limits).await {
-                Ok(called) => called,
-                Err(end) => return end,
-            };
-            match session.track(keeper, limits).await {
-                Ok(()) => {
-                    self.room.store(room(keeper, limits).await, Ordering::Relaxed);
-                    *self.refused.lock() = None;
-                    self.on.store(true, Ordering::Release);
+            match self.set_up(&session, keeper, limits).await {
+                Ok(()) => was_on = true,
+                Err(end) => {
+                    // Nothing is watched any more, and it may be long until it is again.
+                    if was_on {
+                        self.missed();
+                    }
+                    return end;
                 }
-                Err(End::Refused(reason)) if called => self.refuse(&reason),
-                Err(end) => return end,
             }
-            self.called.store(called, Ordering::Release);
             self.missed();
             let Session { router, errors, messages, .. } = &mut session;
             loop {
@@ -222,6 +219,22 @@ impl Push {
             }
             self.off();
         }
+    }
+
+    /// On a new connection of the keeper: has its reads tracked, and finds out whether we can be called.
+    async fn set_up(&self, session: &Session, keeper: &Connection, limits: Limits) -> Result<(), End> {
+        let called = self.hears_itself(keeper, limits).await?;
+        match session.track(keeper, limits).await {
+            Ok(()) => {
+                self.room.store(room(keeper, limits).await, Ordering::Relaxed);
+                *self.refused.lock() = None;
+                self.on.store(true, Ordering::Release);
+            }
+            Err(End::Refused(reason)) if called => self.refuse(&reason),
+            Err(end) => return Err(end),
+        }
+        self.called.store(called, Ordering::Release);
+        Ok(())
     }
 
     /// Whether a call would arrive; only the server can tell.

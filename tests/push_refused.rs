@@ -1,0 +1,243 @@
+//! Servers that do not push, or not as much as would be needed: waiters poll, locks work, and it is said once.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
+
+mod support;
+
+use std::{
+    future::Future,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+use leasehold::{Leases, Status};
+use support::{Action, Lag, Match, Proxy, Server, Wire, eventually_async, within};
+use tokio::task::{JoinHandle, JoinSet};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::{
+    Layer, Registry,
+    layer::{Context, SubscriberExt as _},
+};
+
+const RENEW: &str = include_str!("../src/node/redis/scripts/renew.lua");
+const ACQUIRE: &str = include_str!("../src/node/redis/scripts/acquire.lua");
+
+/// Ends a test that would hang.
+const SOON: Duration = Duration::from_secs(10);
+/// What the fault table allows a signal that is pushed.
+const PUSHED: Duration = Duration::from_millis(50);
+/// The longest pause between two looks of a waiter that is not told of changes.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Writes down the names of all warnings. The keeper has a thread of its own, so it is the process's.
+struct Warnings;
+
+fn warned() -> &'static Mutex<Vec<&'static str>> {
+    static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+    &WARNED
+}
+
+impl<S: Subscriber> Layer<S> for Warnings {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == "leasehold" && *event.metadata().level() <= Level::WARN {
+            warned().lock().unwrap_or_else(PoisonError::into_inner).push(event.metadata().name());
+        }
+    }
+}
+
+/// The warnings since then, of this test alone: those that count them take turns when they share a process.
+struct Log {
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Log {
+    fn start() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        static INSTALLED: OnceLock<()> = OnceLock::new();
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        INSTALLED.get_or_init(|| {
+            tracing::subscriber::set_global_default(Registry::default().with(Warnings)).unwrap();
+        });
+        let log = Self { _turn: turn };
+        log.forget();
+        log
+    }
+
+    #[allow(clippy::unused_self, reason = "only whose turn it is may ask")]
+    fn all(&self) -> Vec<&'static str> {
+        warned().lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    #[allow(clippy::unused_self, reason = "only whose turn it is may ask")]
+    fn forget(&self) {
+        warned().lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// The output of a task, and when it was there.
+fn timed<F: Future<Output: Send> + Send + 'static>(future: F) -> JoinHandle<(F::Output, Instant)> {
+    tokio::spawn(async move { (future.await, Instant::now()) })
+}
+
+fn client(word: &'static str) -> Match {
+    let is = move |args: &[Vec<u8>]| args.get(1).is_some_and(|arg| arg.eq_ignore_ascii_case(word.as_bytes()));
+    Match::command("CLIENT").and(Match::with(is))
+}
+
+/// Waiters poll: the lock is theirs within their longest pause. They cannot be quicker than a pause of nothing.
+async fn locks_work_by_polling(leases: &Leases, wire: &mut Wire, lag: &Lag) {
+    for round in 0..2 {
+        let name = format!("job:{round}");
+        wire.must(&["SET", &name, "somebody", "PX", "60000"]);
+        let mut waiters = JoinSet::new();
+        for _ in 0..2 {
+            let acquire = leases.lock(&name).acquire();
+            waiters.spawn(async move { (acquire.await, Instant::now()) });
+        }
+        // Some pauses, of which each is longer than the one before: the last is not longer than a second.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let mut freed = Instant::now();
+        wire.del(&name);
+        while let Some(next) = within(SOON, "the next waiter", waiters.join_next()).await {
+            let (lease, at) = next.unwrap();
+            let took = at.saturating_duration_since(freed);
+            assert!(took <= LONGEST_PAUSE + PUSHED + lag.worst(), "{took:?}");
+            let lease = lease.unwrap();
+            lease.renew().await.unwrap();
+            freed = Instant::now();
+            lease.release().await.unwrap();
+        }
+    }
+}
+
+/// With whatever makes the server refuse, and whatever ends that, on a connection that was made before.
+async fn is_told_once_and_not_asked_again(
+    how: &str,
+    log: &Log,
+    proxy: &Proxy,
+    wire: &mut Wire,
+    url: String,
+    relent: impl FnOnce(&mut Wire),
+) {
+    log.forget();
+    let lag = Lag::start();
+    let leases = Leases::connect(url).await.unwrap();
+    locks_work_by_polling(&leases, wire, &lag).await;
+    assert_eq!(log.all(), ["push"], "{how}: exactly one warning");
+    assert!(proxy.count(Match::command("SUBSCRIBE")) <= 1, "{how}: it is tried once");
+    assert!(proxy.count(client("TRACKING")) <= 1, "{how}: it is tried once");
+    assert_eq!(proxy.count(client("CACHING")), 0, "{how}: nothing is armed");
+    assert_eq!(wire.receivers(), 0, "{how}: the connection for it is closed");
+
+    relent(wire);
+    // The connection is the one that was refused: what it was told stands.
+    locks_work_by_polling(&leases, wire, &lag).await;
+    assert!(proxy.count(Match::command("SUBSCRIBE")) <= 1, "{how}: not on the same connection");
+
+    // A new one may do more.
+    proxy.cut();
+    wire.must(&["SET", "job", "somebody", "PX", "60000"]);
+    let waiter = timed(leases.lock("job").acquire());
+    eventually_async(SOON, "pushes work", || wire.trackers().len() == 1 && wire.tracked_keys() >= 2).await;
+    let freed = Instant::now();
+    wire.del("job");
+    let (lease, at) = within(SOON, "the waiter", waiter).await.unwrap();
+    let took = at.duration_since(freed);
+    assert!(took <= PUSHED + lag.worst(), "{how}: {took:?}");
+    lease.unwrap().release().await.unwrap();
+    assert_eq!(log.all().iter().filter(|name| **name == "push").count(), 1, "{how}");
+    leases.close().await;
+    wire.must(&["FLUSHALL"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::await_holding_lock, reason = "tests take turns")]
+async fn a_server_that_does_not_push_is_told_of_once_and_polled() {
+    let log = Log::start();
+    let server = Server::start();
+    let mut wire = server.wire();
+    for without in ["-client|tracking", "resetchannels", "-subscribe"] {
+        let proxy = Proxy::to(&server);
+        wire.must(&["ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all", without]);
+        let url = format!("redis://worker:secret@127.0.0.1:{}", proxy.port());
+        let relent = |wire: &mut Wire| drop(wire.must(&["ACL", "SETUSER", "worker", "&*", "+@all"]));
+        is_told_once_and_not_asked_again(without, &log, &proxy, &mut wire, url, relent).await;
+    }
+    for (unknown, wanted) in [("SUBSCRIBE", Match::command("SUBSCRIBE")), ("CLIENT TRACKING", client("TRACKING"))] {
+        let proxy = Proxy::to(&server);
+        let mangled = proxy.on_each(wanted, Action::Mangle);
+        let relent = |_: &mut Wire| mangled.disarm();
+        is_told_once_and_not_asked_again(unknown, &log, &proxy, &mut wire, proxy.url(), relent).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::await_holding_lock, reason = "tests take turns")]
+async fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
+    const LEASES: usize = 20;
+    const TTL: Duration = Duration::from_millis(1_200);
+    const SPAN: Duration = Duration::from_secs(3);
+    let log = Log::start();
+    let server = Server::builder().arg("--tracking-table-max-keys", "10").start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+    let mut held = Vec::new();
+    for n in 0..LEASES {
+        held.push(leases.lock(format!("job:{n}")).acquire().await.unwrap());
+    }
+    eventually_async(SOON, "it is said", || log.all().contains(&"crowded")).await;
+    proxy.forget();
+    // The time over which renewals are counted.
+    tokio::time::sleep(SPAN).await;
+    let names = |args: &[Vec<u8>]| String::from_utf8_lossy(&args[2]).parse::<usize>().unwrap();
+    let renewals = Match::script(RENEW);
+    let renewed: usize =
+        proxy.seen().iter().filter(|seen| renewals.matches(&seen.args)).map(|seen| names(&seen.args)).sum();
+    // A round is at most a tenth and 20 ms earlier than a third of the TTL.
+    let round = (TTL / 3).saturating_sub(TTL / 30 + Duration::from_millis(20));
+    let rounds = usize::try_from(SPAN.as_millis() / round.as_millis()).unwrap() + 2;
+    assert!(renewed <= LEASES * rounds, "{renewed} renewals of {LEASES} leases in {SPAN:?}");
+    for lease in &held {
+        assert_eq!(lease.status(), Status::Held);
+    }
+    assert_eq!(log.all(), ["crowded"]);
+    leases.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::await_holding_lock, reason = "tests take turns")]
+async fn more_waiters_than_half_the_servers_table_wait_without_a_storm() {
+    const NAMES: usize = 40;
+    const SPAN: Duration = Duration::from_secs(2);
+    let _log = Log::start();
+    let server = Server::builder().arg("--tracking-table-max-keys", "10").start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::connect(proxy.url()).await.unwrap();
+    let (lag, mut wire) = (Lag::start(), server.wire());
+    let mut waiters = Vec::new();
+    for n in 0..NAMES {
+        wire.must(&["SET", &format!("job:{n}"), "somebody", "PX", "60000"]);
+        waiters.push(timed(leases.lock(format!("job:{n}")).acquire()));
+    }
+    eventually_async(SOON, "everybody looks", || proxy.count(Match::script(ACQUIRE)) >= 2 * NAMES).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    proxy.forget();
+    // The time over which looks are counted.
+    tokio::time::sleep(SPAN).await;
+    let looks = proxy.count(Match::script(ACQUIRE));
+    println!("{looks} looks of {NAMES} waiters in {SPAN:?}");
+    // Whoever polls looks twice a second on average once its pauses are a second at the most; the first are shorter.
+    assert!((NAMES..=10 * NAMES).contains(&looks), "{looks} looks of {NAMES} waiters in {SPAN:?}");
+    let freed = Instant::now();
+    for n in 0..NAMES {
+        wire.del(&format!("job:{n}"));
+    }
+    for waiter in waiters {
+        let (lease, at) = within(SOON, "the waiter", waiter).await.unwrap();
+        let took = at.saturating_duration_since(freed);
+        assert!(took <= LONGEST_PAUSE + PUSHED + lag.worst(), "{took:?}");
+        drop(lease.unwrap());
+    }
+    leases.close().await;
+}
