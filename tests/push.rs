@@ -15,7 +15,7 @@ use leasehold::{AcquireError, Leases, LossReason, Owner, Status};
 use support::{Action, ClockShim, Lag, Match, Proxy, Server, Wire, eventually_async, within};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-const ACQUIRE: &str = include_str!("../src/node/redis/scripts/acquire.lua");
+use support::scripts::ACQUIRE;
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(10);

@@ -17,8 +17,8 @@ use leasehold::{Fence, Leases, Owner};
 use support::{Lag, Match, Proxy, Server, Wire, eventually_async, within};
 use tokio::{sync::mpsc, task::JoinSet};
 
-const RENEW: &str = include_str!("../src/node/redis/scripts/renew.lua");
-const ACQUIRE: &str = include_str!("../src/node/redis/scripts/acquire.lua");
+use support::scripts::ACQUIRE;
+use support::scripts::RENEW;
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(30);

@@ -20,8 +20,8 @@ use tracing_subscriber::{
     layer::{Context, SubscriberExt as _},
 };
 
-const RENEW: &str = include_str!("../src/node/redis/scripts/renew.lua");
-const ACQUIRE: &str = include_str!("../src/node/redis/scripts/acquire.lua");
+use support::scripts::ACQUIRE;
+use support::scripts::RENEW;
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(10);
