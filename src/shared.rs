@@ -352,6 +352,10 @@ impl Ear for Listener {
         let _gone_otherwise = self.calls.call(token, self.now() + within);
     }
 
+    fn has_waiters(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
     fn has_waiter(&self, token: &str) -> bool {
         self.calls.has(token)
     }

@@ -51,6 +51,9 @@ pub(crate) trait Ear: Send + Sync + 'static {
     /// This fair waiter comes next, and should look after this time: the one before it may be stopped.
     fn next(&self, token: &str, within: Duration);
 
+    /// Whether anybody waits in a fair queue.
+    fn has_waiters(&self) -> bool;
+
     /// Whether a waiter with this token is there to be told.
     fn has_waiter(&self, token: &str) -> bool;
 }

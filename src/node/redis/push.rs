@@ -8,7 +8,7 @@
 //! 2. Whenever something watched may have been missed, the ear hears so, and after pushes are marked as off: when a
 //!    session starts or ends, when the keeper has a new connection, when the receiver lags, when the server flushes.
 //! 3. The connection is there only while somebody needs it.
-//! 4. What the server refuses is tried once and warned about once, until the keeper has connected anew.
+//! 4. What the server refuses is tried once, until the keeper has connected anew, and warned about once.
 
 use std::{
     sync::{
@@ -56,6 +56,8 @@ pub(super) struct Push {
     channel: String,
     /// Whether a call on it arrives.
     called: AtomicBool,
+    /// Whether it never will, on this connection.
+    deaf: AtomicBool,
     /// Whether reads can be watched.
     on: AtomicBool,
     room: AtomicUsize,
@@ -79,6 +81,7 @@ impl Push {
         Arc::new(Self {
             channel: format!("leasehold:{:016x}", random_u64()),
             called: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
             on: AtomicBool::new(false),
             room: AtomicUsize::new(USUAL_TABLE / 2),
             refused: Mutex::default(),
@@ -100,7 +103,7 @@ impl Push {
     /// Whether a request can be watched now; if not, pushes are on their way.
     pub(super) fn is_on(&self) -> bool {
         let on = self.on.load(Ordering::Acquire);
-        if !on {
+        if !on && self.room() > 0 {
             self.wanted.notify_one();
         }
         on
@@ -109,7 +112,7 @@ impl Push {
     /// Where the server can call us now; if it cannot, that is on its way.
     pub(super) fn channel(&self) -> Option<&str> {
         let called = self.called.load(Ordering::Acquire);
-        if !called {
+        if !called && !self.deaf.load(Ordering::Acquire) {
             self.wanted.notify_one();
         }
         called.then_some(&self.channel)
@@ -136,10 +139,23 @@ impl Push {
         let mut reconnections = keeper.reconnections();
         let mut pause = FIRST_PAUSE;
         loop {
-            self.wanted.notified().await;
+            tokio::select! {
+                () = self.wanted.notified() => {}
+                Ok(_) | Err(RecvError::Lagged(_)) = reconnections.recv() => {
+                    self.forgive();
+                    continue;
+                }
+            }
+            // What was wanted before it was refused.
+            if self.room() == 0 && !self.has_callers() {
+                continue;
+            }
             let end = match Session::open(target, limits, &self.channel).await {
                 Ok(session) => self.listen_to(session, keeper, limits, &mut reconnections).await,
-                Err(end) => end,
+                Err(end) => {
+                    self.deaf.store(matches!(end, End::Refused(_)), Ordering::Release);
+                    end
+                }
             };
             if self.off() {
                 pause = FIRST_PAUSE;
@@ -153,14 +169,15 @@ impl Push {
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     self.wanted.notify_one();
                 }
-                End::Refused(reason) => {
-                    self.refuse(&reason);
-                    // It may be another server then, or have learnt it.
-                    while let Err(RecvError::Lagged(_)) = reconnections.recv().await {}
-                    self.room.store(USUAL_TABLE / 2, Ordering::Relaxed);
-                }
+                End::Refused(reason) => self.refuse(&reason),
             }
         }
+    }
+
+    /// The keeper's connection is a new one: the server may be another, or have learnt it.
+    fn forgive(&self) {
+        self.deaf.store(false, Ordering::Release);
+        self.room.store(USUAL_TABLE / 2, Ordering::Relaxed);
     }
 
     fn refuse(&self, reason: &str) {
@@ -185,7 +202,9 @@ impl Push {
         let mut was_on = false;
         loop {
             // What came before the tracking below is dealt with by it.
-            while reconnections.try_recv().is_ok() {}
+            while reconnections.try_recv().is_ok() {
+                self.forgive();
+            }
             match self.set_up(&session, keeper, limits).await {
                 Ok(()) => was_on = true,
                 Err(end) => {
@@ -205,10 +224,10 @@ impl Push {
                         Err(RecvError::Lagged(_)) => self.missed(),
                         Err(RecvError::Closed) => return End::Failed("the receiver has ended".into()),
                     },
-                    reconnection = reconnections.recv() => match reconnection {
-                        Err(RecvError::Closed) => return End::Failed("the keeper's connection has ended".into()),
-                        _ => break,
-                    },
+                    Ok(_) | Err(RecvError::Lagged(_)) = reconnections.recv() => {
+                        self.forgive();
+                        break;
+                    }
                     reason = broken(router, errors) => return End::Failed(reason),
                     () = tokio::time::sleep(IDLE) => if !self.ear().is_some_and(|ear| ear.is_needed()) {
                         let off = vec!["TRACKING".into(), "OFF".into()];
@@ -224,17 +243,25 @@ impl Push {
     /// On a new connection of the keeper: has its reads tracked, and finds out whether we can be called.
     async fn set_up(&self, session: &Session, keeper: &Connection, limits: Limits) -> Result<(), End> {
         let called = self.hears_itself(keeper, limits).await?;
-        match session.track(keeper, limits).await {
-            Ok(()) => {
-                self.room.store(room(keeper, limits).await, Ordering::Relaxed);
-                *self.refused.lock() = None;
-                self.on.store(true, Ordering::Release);
+        self.deaf.store(!called, Ordering::Release);
+        if self.room() > 0 || !called {
+            match session.track(keeper, limits).await {
+                Ok(()) => {
+                    self.room.store(room(keeper, limits).await, Ordering::Relaxed);
+                    *self.refused.lock() = None;
+                    self.on.store(true, Ordering::Release);
+                }
+                Err(End::Refused(reason)) if called && self.has_callers() => self.refuse(&reason),
+                Err(end) => return Err(end),
             }
-            Err(End::Refused(reason)) if called => self.refuse(&reason),
-            Err(end) => return Err(end),
         }
         self.called.store(called, Ordering::Release);
         Ok(())
+    }
+
+    /// Whether there are fair waiters to be called, as far as we know that they can be.
+    fn has_callers(&self) -> bool {
+        !self.deaf.load(Ordering::Acquire) && self.ear().is_some_and(|ear| ear.has_waiters())
     }
 
     /// Whether a call would arrive; only the server can tell.
