@@ -3,6 +3,7 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use crate::{
+    capabilities::Capabilities,
     clock::{Clock, SystemClock},
     error::{Error, ErrorKind},
     guarded::Guarded,
@@ -87,6 +88,23 @@ impl Leases {
     #[must_use]
     pub fn guarded(&self, key: impl AsRef<str>) -> Guarded {
         Guarded::new(self.shared.clone(), key.as_ref())
+    }
+
+    /// What the server can do for waiters and holders, and what it tells of itself. For a look at a deployment; nothing
+    /// has to be asked before locks are used.
+    ///
+    /// It asks the server to push if that was not done yet, and waits for at most two command time-outs.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached, or this was closed. What it refuses to tell is no error.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn capabilities(&self) -> Result<Capabilities, Error> {
+        self.shared.check_open()?;
+        Ok(self.shared.node.capabilities(self.shared.options.command_timeout).await?)
     }
 
     /// Ends everything that came from this and its clones: refuses new work, ends waiters with

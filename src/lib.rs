@@ -2,6 +2,7 @@
 
 mod acquire;
 mod attempt;
+mod capabilities;
 mod clock;
 mod error;
 mod fence;
@@ -26,6 +27,7 @@ mod watchdog;
 pub use tokio_util::sync::CancellationToken;
 
 pub use crate::{
+    capabilities::{Capabilities, Push},
     clock::{Clock, SystemClock},
     error::{AcquireError, Error, ErrorKind, GuardError, ReleaseError, RenewError, RunError},
     fence::{Fence, InvalidFence},

@@ -16,7 +16,7 @@ use std::{
 };
 
 use leasehold::{
-    AcquireError, Builder, Error, ErrorKind, Fence, GuardError, Holder, Leases, LossReason, Owner, ReleaseError,
+    AcquireError, Builder, Error, ErrorKind, Fence, GuardError, Holder, Leases, LossReason, Owner, Push, ReleaseError,
     RenewError, RunError, Status,
 };
 use support::{Lag, Server, eventually_async, within};
@@ -31,6 +31,7 @@ struct Place {
     url: String,
     /// Whether every lock is a fair one.
     fair: bool,
+    pushes: bool,
     /// Keeps a shared memory store alive between two programs.
     _first: Leases,
     _server: Option<Server>,
@@ -39,13 +40,13 @@ struct Place {
 impl Place {
     async fn memory(test: &str) -> Self {
         let url = format!("memory://conformance-{test}");
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, _server: None }
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: true, _server: None }
     }
 
     async fn redis(_test: &str) -> Self {
         let server = Server::start();
         let url = server.url();
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, _server: Some(server) }
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: true, _server: Some(server) }
     }
 
     /// As a user who may not have changes told, and so has to poll.
@@ -63,7 +64,7 @@ impl Place {
             "-subscribe",
         ]);
         let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, _server: Some(server) }
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: false, _server: Some(server) }
     }
 
     async fn memory_fair(test: &str) -> Self {
@@ -158,6 +159,7 @@ conformance! {
     closing_ends_waiters_and_leases
     nothing_works_after_closing
     debug_shows_state_and_no_secret
+    what_the_server_can_do_is_told
 }
 
 async fn a_free_lock_is_acquired(place: Place) {
@@ -841,6 +843,25 @@ async fn debug_shows_state_and_no_secret(place: Place) {
     for part in ["job", "one", "Held", &lease.fence().to_string()] {
         assert!(shown.contains(part), "{part} in {shown}");
     }
+}
+
+async fn what_the_server_can_do_is_told(place: Place) {
+    let leases = place.program("one").await;
+    for _ in 0..2 {
+        let told = leases.capabilities().await.unwrap();
+        assert_eq!(*told.push() == Push::On, place.pushes, "{told}");
+        assert_eq!(matches!(told.push(), Push::Refused(reason) if !reason.is_empty()), !place.pushes, "{told}");
+        assert_eq!(told.calls_waiters(), place.pushes, "{told}");
+        let server = told.server().unwrap();
+        assert!(["memory", "redis 6", "redis 7", "valkey 9"].iter().any(|known| server.starts_with(known)), "{server}");
+        if place._server.is_some() {
+            assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
+            assert_eq!((told.role(), told.replicas()), (Some("master"), Some(0)), "{told}");
+            assert!(told.watched_keys().is_some_and(|keys| !place.pushes || keys > 0), "{told}");
+        }
+    }
+    leases.close().await;
+    assert_eq!(leases.capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
 }
 
 /// Polls a future once, within this task.

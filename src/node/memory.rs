@@ -20,6 +20,7 @@ use self::{
 };
 use super::{Acquired, Answer, Ear, Failure, Guarding, Knock, Knocked, Lane, Line, Node, Owned, Renewal};
 use crate::{
+    capabilities::{Capabilities, Push},
     clock::{Clock, SystemClock, wall},
     fence::Fence,
     holder::Holder,
@@ -181,6 +182,11 @@ impl Node for Memory {
 
     fn guarded_get(&self, key: &Key, _: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
         self.step(|store, now| store.guarded_get(now, key))
+    }
+
+    fn capabilities(&self, _: Duration) -> Answer<Capabilities> {
+        let server = Some("memory".into());
+        Box::pin(ready(Ok(Capabilities { server, push: Push::On, calls: true, ..Capabilities::default() })))
     }
 
     fn reconnect(&self, _: Lane) {}

@@ -3,6 +3,7 @@
 use std::{fmt, future::Future, pin::Pin, sync::Weak, time::Duration};
 
 use crate::{
+    capabilities::Capabilities,
     error::{Error, ErrorKind},
     fence::Fence,
     holder::Holder,
@@ -176,6 +177,9 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding>;
 
     fn guarded_get(&self, key: &Key, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>>;
+
+    /// What it can do, and is willing to tell.
+    fn capabilities(&self, limit: Duration) -> Answer<Capabilities>;
 
     /// The lane's connection looks dead: make a new one, in the background.
     fn reconnect(&self, lane: Lane);

@@ -180,6 +180,17 @@ impl Connection {
         ask(&self.client, command, arguments, limit).await
     }
 
+    /// What the server says of itself; nothing if it keeps that to itself.
+    pub(super) async fn info(&self, limit: Duration) -> Result<String, Failure> {
+        match self.command("INFO", Vec::new(), limit).await {
+            Ok(info) => Ok(info.as_string().unwrap_or_default()),
+            Err(error) => {
+                let failure = classify(&self.server, &error, limit);
+                if failure.is_refusal() { Ok(String::new()) } else { Err(failure) }
+            }
+        }
+    }
+
     /// Hears of each new connection to the server, which knows nothing of the one before.
     pub(super) fn reconnections(&self) -> tokio::sync::broadcast::Receiver<Server> {
         self.client.reconnect_rx()

@@ -15,6 +15,7 @@ use tokio::runtime::{Handle, Id};
 use self::{connection::Connection, push::Push, script::Script};
 use super::{Acquired, Answer, Ear, Failure, Guarding, Knock, Knocked, Lane, Line, Node, Owned, Renewal};
 use crate::{
+    capabilities::Capabilities,
     clock::Clock,
     error::{Error, ErrorKind},
     fence::Fence,
@@ -257,6 +258,18 @@ impl Node for Redis {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
         self.run(self.lane(), &script::GUARDED_GET, 1, arguments, limit, |reply, _| reply::guarded(reply))
+    }
+
+    fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
+        let (keeper, push, host) = (self.keeper.clone(), self.push.clone(), self.host.clone());
+        let answer: Answer<Capabilities> = Box::pin(async move {
+            // A server that keeps it to itself can be a good one.
+            let info = keeper.info(limit).await?;
+            let (push, calls, room) = push.settled(host.sleep(limit)).await;
+            let watched_keys = Some(room).filter(|&room| room != usize::MAX);
+            Ok(Capabilities { push, calls, watched_keys, ..Capabilities::read(&info) })
+        });
+        Box::pin(self.host.keep_time(answer))
     }
 
     fn reconnect(&self, lane: Lane) {

@@ -11,6 +11,7 @@
 //! 4. What the server refuses is tried once, until the keeper has connected anew, and warned about once.
 
 use std::{
+    pin::pin,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -36,7 +37,7 @@ use super::{
     failure::is_refusal,
     url::Target,
 };
-use crate::{node::Ear, token::random_u64};
+use crate::{capabilities, node::Ear, token::random_u64};
 
 const INVALIDATIONS: &str = "__redis__:invalidate";
 
@@ -64,6 +65,8 @@ pub(super) struct Push {
     /// Why the server does not push.
     refused: Mutex<Option<String>>,
     wanted: Notify,
+    /// It is known whether the server pushes.
+    known: Notify,
     ear: OnceLock<Weak<dyn Ear>>,
     closed: CancellationToken,
 }
@@ -86,6 +89,7 @@ impl Push {
             room: AtomicUsize::new(USUAL_TABLE / 2),
             refused: Mutex::default(),
             wanted: Notify::new(),
+            known: Notify::new(),
             ear: OnceLock::new(),
             closed: CancellationToken::new(),
         })
@@ -116,6 +120,33 @@ impl Push {
             self.wanted.notify_one();
         }
         called.then_some(&self.channel)
+    }
+
+    /// Whether the server pushes and calls, and how many keys it watches; waits for that if need be, but not beyond
+    /// `limit`.
+    pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (capabilities::Push, bool, usize) {
+        let mut limit = pin!(limit);
+        loop {
+            // Made before the look, it hears of every change after it.
+            let known = self.known.notified();
+            let on = self.is_on();
+            let refused = self.refused.lock().clone().filter(|_| self.room() == 0);
+            let push = match refused {
+                _ if on => capabilities::Push::On,
+                Some(reason) => capabilities::Push::Refused(reason),
+                None => capabilities::Push::Unknown,
+            };
+            let is_settled = push != capabilities::Push::Unknown;
+            let answer = (push, self.called.load(Ordering::Acquire), self.room());
+            if is_settled {
+                return answer;
+            }
+            tokio::select! {
+                biased;
+                () = known => {}
+                () = &mut limit => return answer,
+            }
+        }
     }
 
     pub(super) fn close(&self) {
@@ -167,7 +198,9 @@ impl Push {
                     tracing::debug!(name: "push", target: "leasehold", reason, "pushes are interrupted");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
-                    self.wanted.notify_one();
+                    if self.ear().is_some_and(|ear| ear.is_needed()) {
+                        self.wanted.notify_one();
+                    }
                 }
                 End::Refused(reason) => self.refuse(&reason),
             }
@@ -183,6 +216,7 @@ impl Push {
     fn refuse(&self, reason: &str) {
         self.room.store(0, Ordering::Relaxed);
         let known = self.refused.lock().replace(reason.into());
+        self.known.notify_waiters();
         if known.is_none() {
             tracing::warn!(
                 name: "push", target: "leasehold", reason,
@@ -244,6 +278,7 @@ impl Push {
     async fn set_up(&self, session: &Session, keeper: &Connection, limits: Limits) -> Result<(), End> {
         let called = self.hears_itself(keeper, limits).await?;
         self.deaf.store(!called, Ordering::Release);
+        self.called.store(called, Ordering::Release);
         if self.room() > 0 || !called {
             match session.track(keeper, limits).await {
                 Ok(()) => {
@@ -255,7 +290,7 @@ impl Push {
                 Err(end) => return Err(end),
             }
         }
-        self.called.store(called, Ordering::Release);
+        self.known.notify_waiters();
         Ok(())
     }
 

@@ -1,0 +1,153 @@
+//! What a server can do for us, as far as it tells.
+
+use std::fmt;
+
+/// What a server can do for waiters and holders, and some facts about it that matter to locks.
+///
+/// Everything that the server keeps to itself, because the user lacks a right or a proxy stands between, is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    pub(crate) server: Option<String>,
+    pub(crate) push: Push,
+    pub(crate) calls: bool,
+    pub(crate) watched_keys: Option<usize>,
+    pub(crate) eviction: Option<String>,
+    pub(crate) append_only: Option<bool>,
+    pub(crate) role: Option<String>,
+    pub(crate) replicas: Option<usize>,
+}
+
+/// Whether the server tells of changes by itself (client-side caching, `CLIENT TRACKING`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Push {
+    /// Waiters are woken and losses told within a round trip.
+    On,
+    /// It does not, for this reason: waiters poll, and a loss is told by the next renewal.
+    Refused(String),
+    /// It has not answered yet, and is asked again when somebody waits.
+    #[default]
+    Unknown,
+}
+
+impl Capabilities {
+    /// What it calls itself, with its version: `redis 7.0.15`, `valkey 9.1.2`, `memory`.
+    #[must_use]
+    pub fn server(&self) -> Option<&str> {
+        self.server.as_deref()
+    }
+
+    /// Whether it tells of changes by itself.
+    #[must_use]
+    pub fn push(&self) -> &Push {
+        &self.push
+    }
+
+    /// Whether it can call [fair](crate::Lock::fair) waiters when it is their turn. If not, they poll.
+    #[must_use]
+    pub fn calls_waiters(&self) -> bool {
+        self.calls
+    }
+
+    /// How many leases and waited-for names of this `Leases` it will watch: half of its `tracking-table-max-keys`, and
+    /// a waited-for name counts twice. `None` if there is no bound.
+    #[must_use]
+    pub fn watched_keys(&self) -> Option<usize> {
+        self.watched_keys
+    }
+
+    /// Its `maxmemory-policy`. Anything but `noeviction` may take a lock away.
+    #[must_use]
+    pub fn eviction(&self) -> Option<&str> {
+        self.eviction.as_deref()
+    }
+
+    /// Whether it keeps an append-only file, without which a restart forgets the locks.
+    #[must_use]
+    pub fn append_only(&self) -> Option<bool> {
+        self.append_only
+    }
+
+    /// `master` or `slave`, in its own words.
+    #[must_use]
+    pub fn role(&self) -> Option<&str> {
+        self.role.as_deref()
+    }
+
+    /// How many replicas are connected to it.
+    #[must_use]
+    pub fn replicas(&self) -> Option<usize> {
+        self.replicas
+    }
+
+    /// Reads what `INFO` says.
+    pub(crate) fn read(info: &str) -> Self {
+        let field = |name: &str| {
+            let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
+            info.lines().find_map(value).filter(|value| !value.is_empty())
+        };
+        let valkey = field("valkey_version").map(|version| format!("valkey {version}"));
+        Self {
+            server: valkey.or_else(|| field("redis_version").map(|version| format!("redis {version}"))),
+            eviction: field("maxmemory_policy"),
+            append_only: field("aof_enabled").map(|enabled| enabled == "1"),
+            role: field("role"),
+            replicas: field("connected_slaves").and_then(|number| number.parse().ok()),
+            ..Self::default()
+        }
+    }
+}
+
+/// A line for each fact.
+impl fmt::Display for Capabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let told = |fact: Option<&str>| fact.unwrap_or("not told").to_owned();
+        writeln!(f, "server: {}", told(self.server()))?;
+        writeln!(f, "push: {}", self.push)?;
+        writeln!(f, "fair waiters: {}", if self.calls { "called" } else { "poll" })?;
+        match self.watched_keys {
+            Some(keys) => writeln!(f, "watched keys: at most {keys}")?,
+            None => writeln!(f, "watched keys: no bound")?,
+        }
+        writeln!(f, "eviction: {}", told(self.eviction()))?;
+        writeln!(f, "append-only file: {}", told(self.append_only.map(|on| if on { "yes" } else { "no" })))?;
+        writeln!(f, "role: {}", told(self.role()))?;
+        write!(f, "replicas: {}", told(self.replicas.map(|number| number.to_string()).as_deref()))
+    }
+}
+
+impl fmt::Display for Push {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::On => f.write_str("on"),
+            Self::Refused(reason) => write!(f, "refused ({reason})"),
+            Self::Unknown => f.write_str("not answered yet"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_info_says_is_read_and_what_it_keeps_is_not_made_up() {
+        let info = "# Server\r\nredis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\naof_enabled:0\r\nrole:master\r\n\
+                    connected_slaves:2\r\n";
+        let read = Capabilities::read(info);
+        assert_eq!((read.server(), read.eviction()), (Some("redis 7.0.15"), Some("noeviction")));
+        assert_eq!((read.append_only(), read.role(), read.replicas()), (Some(false), Some("master"), Some(2)));
+        assert_eq!(Capabilities::read("redis_version:7.2.4\nvalkey_version:9.1.2\n").server(), Some("valkey 9.1.2"));
+        assert_eq!(Capabilities::read(""), Capabilities::default());
+        assert!(Capabilities::default().to_string().contains("server: not told"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_makes_it_panic(info in "((role|aof_enabled|redis_version|connected_slaves)?:?.*\n)*") {
+            let _facts = Capabilities::read(&info).to_string();
+        }
+    }
+}
