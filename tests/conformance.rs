@@ -34,19 +34,19 @@ struct Place {
     pushes: bool,
     /// Keeps a shared memory store alive between two programs.
     _first: Leases,
-    _server: Option<Server>,
+    server: Option<Server>,
 }
 
 impl Place {
     async fn memory(test: &str) -> Self {
         let url = format!("memory://conformance-{test}");
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: true, _server: None }
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: true, server: None }
     }
 
     async fn redis(_test: &str) -> Self {
         let server = Server::start();
         let url = server.url();
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: true, _server: Some(server) }
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: true, server: Some(server) }
     }
 
     /// As a user who may not have changes told, and so has to poll.
@@ -64,7 +64,7 @@ impl Place {
             "-subscribe",
         ]);
         let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: false, _server: Some(server) }
+        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: false, server: Some(server) }
     }
 
     async fn memory_fair(test: &str) -> Self {
@@ -854,7 +854,7 @@ async fn what_the_server_can_do_is_told(place: Place) {
         assert_eq!(told.calls_waiters(), place.pushes, "{told}");
         let server = told.server().unwrap();
         assert!(["memory", "redis 6", "redis 7", "valkey 9"].iter().any(|known| server.starts_with(known)), "{server}");
-        if place._server.is_some() {
+        if place.server.is_some() {
             assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
             assert_eq!((told.role(), told.replicas()), (Some("master"), Some(0)), "{told}");
             assert!(told.watched_keys().is_some_and(|keys| !place.pushes || keys > 0), "{told}");

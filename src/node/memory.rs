@@ -145,9 +145,9 @@ impl Node for Memory {
 
     fn knock(&self, _: Lane, knock: &Knock, _: Duration) -> Answer<Knocked> {
         self.passing(&knock.key, |store, now, reached| {
-            let (knocked, told) = store.knock(now, &queue::Knock::of(knock), reached);
-            let changed = matches!(knocked, queue::Knocked::Granted(_));
-            (Ok(knocked.into()), changed, told)
+            let (knocked, told) = store.knock(now, knock, Some(knock.token.as_str()), reached);
+            let changed = matches!(knocked, Knocked::Granted(_));
+            (Ok(knocked), changed, told)
         })
     }
 

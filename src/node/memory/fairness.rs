@@ -3,15 +3,20 @@
 // Helpers of tests may fail like tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
 use proptest::prelude::*;
 
 use super::{
-    queue::{Knock, Knocked, Told},
+    queue::Told,
     store::{Micros, Store, micros},
 };
-use crate::{fence::Fence, key::Key, node::Acquired, token::Token};
+use crate::{
+    fence::Fence,
+    key::Key,
+    node::{Acquired, Knock, Knocked},
+    token::Token,
+};
 
 #[path = "../../../tests/support/mod.rs"]
 mod support;
@@ -115,7 +120,6 @@ impl Scene {
             ticket: self.tickets[at],
             grant: GRANT,
             window: WINDOW,
-            channel: Self::channel(at).map(Arc::from),
             enter,
         }
     }
@@ -128,16 +132,16 @@ impl Scene {
         let (reply, told) = match op {
             Op::Knock(at) | Op::Look(at) => {
                 let enter = matches!(op, Op::Knock(_));
-                let (knocked, told) = self.store.knock(now, &self.knock(at, enter), &reached);
+                let (knocked, told) = self.store.knock(now, &self.knock(at, enter), Self::channel(at), &reached);
                 let reply = match knocked {
                     Knocked::Granted(fence) => {
                         assert_eq!(self.holder(), Some((at, fence)));
                         "granted".into()
                     }
-                    Knocked::Waits { ticket, rank, entered, .. } => {
+                    Knocked::Waits { ticket, ahead, entered, .. } => {
                         assert_eq!(ticket.is_some(), enter);
                         self.tickets[at] = ticket.or(self.tickets[at]);
-                        format!("waits {rank} {entered}")
+                        format!("waits {ahead} {entered}")
                     }
                 };
                 (reply, told)

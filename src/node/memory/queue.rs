@@ -9,62 +9,7 @@ use std::{
 };
 
 use super::store::{Micros, micros};
-use crate::{fence::Fence, holder::Holder, key::Key, node, token::Token};
-
-/// One waiter's knock: it enters, says that it still waits, takes the lock when it is its turn, and confirms a grant.
-#[derive(Debug, Clone)]
-pub(crate) struct Knock {
-    pub(crate) key: Key,
-    pub(crate) token: Token,
-    pub(crate) ttl: Duration,
-    /// That of an earlier answer, which gives it its place back.
-    pub(crate) ticket: Option<u64>,
-    /// How long the lock may wait for its confirmation.
-    pub(crate) grant: Duration,
-    /// How long a waiter without a channel counts as alive, and half of what the queue outlives its last knock by.
-    pub(crate) window: Duration,
-    /// Where its process listens.
-    pub(crate) channel: Option<Arc<str>>,
-    /// Or only look: a try never enters, and never overtakes.
-    pub(crate) enter: bool,
-}
-
-impl Knock {
-    /// Every waiter of this process is its own channel.
-    pub(super) fn of(knock: &node::Knock) -> Self {
-        let node::Knock { key, token, ttl, ticket, grant, window, enter } = knock.clone();
-        let channel = Some(token.as_str().into());
-        Self { key, token, ttl, ticket, grant, window, channel, enter }
-    }
-}
-
-impl From<Knocked> for node::Knocked {
-    fn from(knocked: Knocked) -> Self {
-        match knocked {
-            Knocked::Granted(fence) => Self::Granted(fence),
-            Knocked::Waits { holder, ticket, rank, entered } => {
-                let ahead = u32::try_from(rank).unwrap_or(u32::MAX);
-                Self::Waits { holder, ticket, ahead, entered, watched: true, called: true }
-            }
-        }
-    }
-}
-
-/// What a knock found.
-#[derive(Debug)]
-pub(crate) enum Knocked {
-    /// The lock is the token's, for its TTL.
-    Granted(Fence),
-    Waits {
-        holder: Holder,
-        /// `None` for who only looked.
-        ticket: Option<u64>,
-        /// How many wait before it.
-        rank: usize,
-        /// Whether it was not in the queue before.
-        entered: bool,
-    },
-}
+use crate::{node::Knock, token::Token};
 
 /// What a process has to be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,8 +59,8 @@ struct Waiter {
 
 impl Queue {
     /// Enters, or says that one still waits. Whether it was not there before.
-    pub(super) fn enter(&mut self, now: Micros, knock: &Knock) -> bool {
-        if let Some(channel) = &knock.channel {
+    pub(super) fn enter(&mut self, now: Micros, knock: &Knock, channel: Option<&str>) -> bool {
+        if let Some(channel) = channel {
             self.unconfirmed.remove(channel);
         }
         let window = micros(knock.window);
@@ -124,7 +69,7 @@ impl Queue {
         // A clock that went back puts nobody before those who came first.
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
         let ticket = known.or(knock.ticket).unwrap_or_else(|| now.max(last + 1));
-        let waiter = Waiter { ticket, grant: knock.grant, alive_until: now + window, channel: knock.channel.clone() };
+        let waiter = Waiter { ticket, grant: knock.grant, alive_until: now + window, channel: channel.map(Into::into) };
         self.waiters.insert(knock.token.clone(), waiter);
         self.line.insert((ticket, knock.token.clone()))
     }
@@ -241,10 +186,11 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Key;
 
     const MINUTE: Micros = 60_000_000;
 
-    fn knock(token: &Token, channel: &str) -> Knock {
+    fn knock(token: &Token) -> Knock {
         Knock {
             key: Key::new("", "job").unwrap(),
             token: token.clone(),
@@ -252,9 +198,12 @@ mod tests {
             ticket: None,
             grant: Duration::from_secs(1),
             window: Duration::from_secs(60),
-            channel: (!channel.is_empty()).then(|| channel.into()),
             enter: true,
         }
+    }
+
+    fn channel(name: &str) -> Option<&str> {
+        Some(name).filter(|name| !name.is_empty())
     }
 
     fn tokens<const N: usize>() -> [Token; N] {
@@ -272,10 +221,10 @@ mod tests {
     #[test]
     fn a_clock_that_goes_back_changes_no_order() {
         let (mut queue, [a, b, c]) = (Queue::default(), tokens());
-        assert!(queue.enter(10 * MINUTE, &knock(&a, "a")));
-        assert!(queue.enter(5 * MINUTE, &knock(&b, "b")));
-        assert!(!queue.enter(6 * MINUTE, &knock(&a, "a")), "it was there before");
-        assert!(queue.enter(7 * MINUTE, &knock(&c, "c")));
+        assert!(queue.enter(10 * MINUTE, &knock(&a), channel("a")));
+        assert!(queue.enter(5 * MINUTE, &knock(&b), channel("b")));
+        assert!(!queue.enter(6 * MINUTE, &knock(&a), channel("a")), "it was there before");
+        assert!(queue.enter(7 * MINUTE, &knock(&c), channel("c")));
         let line: Vec<_> = queue.line().collect();
         assert_eq!(line, [(&a, 10 * MINUTE), (&b, 10 * MINUTE + 1), (&c, 10 * MINUTE + 2)]);
         assert_eq!(queue.place(&c), Some((10 * MINUTE + 2, 2)));
@@ -284,21 +233,21 @@ mod tests {
     #[test]
     fn a_ticket_gives_a_lost_place_back() {
         let (mut queue, [a, b]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&a, "a"));
-        queue.enter(2, &knock(&b, "b"));
+        queue.enter(1, &knock(&a), channel("a"));
+        queue.enter(2, &knock(&b), channel("b"));
         queue.leave(&a, None);
-        queue.enter(3, &Knock { ticket: Some(1), ..knock(&a, "a") });
-        queue.enter(4, &Knock { ticket: Some(9), ..knock(&a, "a") });
+        queue.enter(3, &Knock { ticket: Some(1), ..knock(&a) }, channel("a"));
+        queue.enter(4, &Knock { ticket: Some(9), ..knock(&a) }, channel("a"));
         assert_eq!(queue.line().collect::<Vec<_>>(), [(&a, 1), (&b, 2)], "one place for each, the one it has");
     }
 
     #[test]
     fn who_cannot_be_reached_is_passed_over() {
         let (mut queue, [dead, poller, alive, next]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&dead, "dead"));
-        queue.enter(2, &Knock { window: Duration::ZERO, ..knock(&poller, "") });
-        queue.enter(3, &knock(&alive, "alive"));
-        queue.enter(4, &knock(&next, "next"));
+        queue.enter(1, &knock(&dead), channel("dead"));
+        queue.enter(2, &Knock { window: Duration::ZERO, ..knock(&poller) }, channel(""));
+        queue.enter(3, &knock(&alive), channel("alive"));
+        queue.enter(4, &knock(&next), channel("next"));
         let within = Duration::from_secs(1);
         let expected = vec![
             Told::Granted { channel: "alive".into(), token: alive.clone() },
@@ -312,9 +261,9 @@ mod tests {
     fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
         let (mut queue, [a, b, c]) = (Queue::default(), tokens());
         for token in [&a, &b] {
-            queue.enter(1, &knock(token, ""));
+            queue.enter(1, &knock(token), channel(""));
         }
-        queue.enter(1, &knock(&c, "c"));
+        queue.enter(1, &knock(&c), channel("c"));
         assert_eq!(turn(&mut queue, MINUTE, ""), (Some(a), vec![]));
         assert_eq!(turn(&mut queue, 2 * MINUTE, "").0, Some(c), "the other one was not heard of for its window");
     }
@@ -323,15 +272,15 @@ mod tests {
     fn a_process_that_says_nothing_costs_one_grant() {
         let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
         for token in [&s1, &s2, &s3] {
-            queue.enter(1, &knock(token, "stopped"));
+            queue.enter(1, &knock(token), channel("stopped"));
         }
-        queue.enter(1, &knock(&a, "a"));
+        queue.enter(1, &knock(&a), channel("a"));
         assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
         assert_eq!(turn(&mut queue, 3, "").0, Some(a));
         assert_eq!((turn(&mut queue, 4, "").0, queue.len()), (None, 0));
         assert!(!queue.is_over(5), "the mark is kept");
 
-        queue.enter(5, &Knock { ticket: Some(1), ..knock(&s2, "stopped") });
+        queue.enter(5, &Knock { ticket: Some(1), ..knock(&s2) }, channel("stopped"));
         assert_eq!(turn(&mut queue, 6, "").0, Some(s2), "it has said something");
         queue.leave(&s3, Some("stopped"));
         queue.leave(&s3, Some("a"));
@@ -341,8 +290,8 @@ mod tests {
     #[test]
     fn the_head_that_asks_is_told_that_it_is_its_turn() {
         let (mut queue, [a, b]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&a, "gone"));
-        queue.enter(1, &knock(&b, "gone"));
+        queue.enter(1, &knock(&a), channel("gone"));
+        queue.enter(1, &knock(&b), channel("gone"));
         let mut told = Vec::new();
         assert_eq!(queue.promote(Some(&b), 2, &|_| false, &mut told), Turn::Mine);
         assert_eq!((queue.len(), told), (1, vec![]));

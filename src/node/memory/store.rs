@@ -2,12 +2,12 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::queue::{Knock, Knocked, Queue, Told, Turn};
+use super::queue::{Queue, Told, Turn};
 use crate::{
     fence::Fence,
     holder::Holder,
     key::Key,
-    node::{Acquired, Failure, Guarding, Owned, Renewal},
+    node::{Acquired, Failure, Guarding, Knock, Knocked, Owned, Renewal},
     quorum::tally::Denial,
     token::Token,
 };
@@ -86,14 +86,20 @@ impl Store {
     }
 
     /// Takes the lock when it is the token's turn, and enters the queue, if it shall, when it is not.
-    pub(super) fn knock(&mut self, now: Micros, knock: &Knock, reached: &dyn Fn(&str) -> bool) -> (Knocked, Vec<Told>) {
+    pub(super) fn knock(
+        &mut self,
+        now: Micros,
+        knock: &Knock,
+        channel: Option<&str>,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> (Knocked, Vec<Told>) {
         let Knock { key, token, .. } = knock;
         let mut told = Vec::new();
         let free = !self.guarded.contains_key(key)
             && match self.lock(now, key) {
                 Some((held, until)) if held == token => {
                     *until = (now + micros(knock.ttl)).max(*until);
-                    self.leave_queue(now, knock);
+                    self.leave_queue(now, knock, channel);
                     let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key));
                     return (Knocked::Granted(fence), told);
                 }
@@ -102,14 +108,14 @@ impl Store {
             };
         let entered = knock.enter && {
             self.live_queue(now, key);
-            self.queues.entry(key.clone()).or_default().enter(now, knock)
+            self.queues.entry(key.clone()).or_default().enter(now, knock, channel)
         };
         if free {
             let turn = self.live_queue(now, key);
             match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, reached, &mut told)) {
                 Turn::Granted { token, grant } => drop(self.grant(now, key, token, grant)),
                 Turn::Mine | Turn::Nobodys => {
-                    self.leave_queue(now, knock);
+                    self.leave_queue(now, knock, channel);
                     return (Knocked::Granted(self.grant(now, key, token.clone(), knock.ttl)), told);
                 }
             }
@@ -117,8 +123,9 @@ impl Store {
         let holder = self.holder(now, key).unwrap_or_default();
         let queue = self.live_queue(now, key);
         let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| knock.enter);
-        let rank = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, rank)| rank);
-        (Knocked::Waits { holder, ticket: place.map(|(ticket, _)| ticket), rank, entered }, told)
+        let ahead = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, ahead)| ahead);
+        let (ticket, ahead) = (place.map(|(ticket, _)| ticket), u32::try_from(ahead).unwrap_or(u32::MAX));
+        (Knocked::Waits { holder, ticket, ahead, entered, watched: true, called: true }, told)
     }
 
     /// How many wait, and the first of them with their tickets.
@@ -197,9 +204,9 @@ impl Store {
         self.queues.get_mut(key)
     }
 
-    fn leave_queue(&mut self, now: Micros, knock: &Knock) {
+    fn leave_queue(&mut self, now: Micros, knock: &Knock, channel: Option<&str>) {
         if let Some(queue) = self.live_queue(now, &knock.key) {
-            queue.leave(&knock.token, knock.channel.as_deref());
+            queue.leave(&knock.token, channel);
         }
     }
 
