@@ -79,6 +79,8 @@ impl Acquire {
             let lane = standing.lane(&seen);
             seen = match self.knock(&mut standing, lane, true).await? {
                 Ok(won) => return Ok(won.seated(seat)),
+                // Alerts go to whoever has the turn.
+                Err(Look::Held { holder, watched }) => Look::Held { holder, watched: watched && turn.is_some() },
                 Err(look) => look,
             };
             if standing.had_been_lost {

@@ -126,7 +126,7 @@ impl Acquire {
         let waiter = shared.lines.join(&self.wanted.key);
         let mut told = Told::default();
         // Whoever is told that we wait may rely on our place, so take it first.
-        let _turn = if let Some(turn) = waiter.turn_now() {
+        let turn = if let Some(turn) = waiter.turn_now() {
             self.tell(&seen, &mut told);
             Some(turn)
         } else {
@@ -134,8 +134,22 @@ impl Acquire {
             seen = Look::NotYet;
             self.stand_in_line(&waiter, &mut told).await?
         };
+        let won = self.watch(&waiter, turn.is_some(), seen, &mut told).await?;
+        Ok(won.seated(seat))
+    }
+
+    /// Looks whenever something may have happened, until the lock is ours. Without the turn nobody alerts us, and we
+    /// have to poll.
+    async fn watch(
+        &self,
+        waiter: &Waiter<'_>,
+        has_turn: bool,
+        mut seen: Look,
+        told: &mut Told,
+    ) -> Result<Won, AcquireError> {
+        let shared = &self.shared;
         let mut backoff = Backoff::new(Jitter::new());
-        // Without being watched, the first try was not in vain only if nothing can be watched.
+        // The first try does not pay for being watched, so look again at once; unless that brings nothing.
         let mut pause = match &seen {
             Look::NotYet => None,
             look if shared.node.room() == 0 => Some(backoff.after(look)),
@@ -153,18 +167,22 @@ impl Acquire {
             }
             // What is held here ends here, with an alert; until then there is nothing to ask the server.
             seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
-                Look::Held { holder, watched: true }
+                Look::Held { holder, watched: has_turn }
             } else {
-                let lane = if matches!(seen, Look::Failed(_)) { Lane::Keeper } else { shared.watchdog.lane() };
+                let lane = match &seen {
+                    Look::Failed(_) => Lane::Keeper,
+                    Look::Held { .. } | Look::NotYet => shared.watchdog.lane(),
+                };
                 let _look = self.may_look().await;
                 let now = shared.now();
                 waiter.looks_by(now + self.limit(now));
                 match self.try_once(lane).await? {
-                    Ok(won) => return Ok(won.seated(seat)),
+                    Ok(won) => return Ok(won),
+                    Err(Look::Held { holder, watched }) => Look::Held { holder, watched: watched && has_turn },
                     Err(look) => look,
                 }
             };
-            self.tell(&seen, &mut told);
+            self.tell(&seen, told);
             if self.is_over() {
                 return Err(self.over(seen));
             }
