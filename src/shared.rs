@@ -342,7 +342,8 @@ impl Ear for Listener {
         if self.calls.call(token, self.now()) {
             return;
         }
-        // It has gone meanwhile, and what it left behind must not hold the others up.
+        // It has gone meanwhile, and what it left behind must not hold the others up; unless it has become a lease, and
+        // the call is a late one.
         if let (Ok(key), Some(token)) = (Key::new("", key), Token::parse(token)) {
             self.watchdog.leave(key, token);
         }

@@ -158,3 +158,83 @@ impl Drop for Called {
         self.calls.0.lock().remove(&self.token);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{holder::Holder, jitter::Jitter};
+
+    const GRANT: Duration = Duration::from_millis(900);
+
+    fn held(remaining: Option<Duration>, watched: bool) -> Look {
+        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched }
+    }
+
+    fn next(place: &Place, look: &Look, leads: bool) -> Option<Duration> {
+        place.next_knock(look, leads, GRANT, &mut Backoff::new(Jitter::from_seed(7)))
+    }
+
+    fn place(ahead: u32, called: bool) -> Place {
+        Place { ticket: Some(1), ahead, called }
+    }
+
+    #[test]
+    fn who_is_called_says_nothing_unless_it_leads() {
+        let look = held(Some(Duration::from_secs(30)), true);
+        assert_eq!(next(&place(3, true), &look, false), None);
+        assert_eq!(next(&place(3, true), &look, true), Some(HEARTBEAT));
+        assert_eq!(next(&place(0, true), &look, true), Some(HEARTBEAT));
+    }
+
+    #[test]
+    fn whoever_leads_is_there_when_the_key_expires_and_the_first_before_the_others() {
+        let remaining = Duration::from_millis(500);
+        let look = held(Some(remaining), true);
+        let first = next(&place(0, true), &look, true).unwrap();
+        let third = next(&place(2, true), &look, true).unwrap();
+        let last = next(&place(500, true), &look, true).unwrap();
+        assert!(first > remaining && first < third && third < last, "{first:?} {third:?} {last:?}");
+        assert!(last <= remaining + Duration::from_millis(50), "{last:?}");
+    }
+
+    #[test]
+    fn who_cannot_be_called_is_there_while_a_grant_lasts() {
+        for (ahead, leads) in [(0, true), (1, false), (2, false), (99, true)] {
+            let knock = next(&place(ahead, false), &held(None, true), leads).unwrap();
+            assert!(knock < GRANT, "{ahead}: {knock:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_looks_often_when_nobody_watches_the_lock_for_it() {
+        assert_eq!(next(&place(0, true), &held(None, false), true), Some(GRANT / 3));
+    }
+
+    #[test]
+    fn who_has_no_place_yet_tries_again() {
+        let failed = Look::Failed(crate::node::Failure::unknown("no answer"));
+        assert!(next(&Place::default(), &failed, false).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_call_is_for_its_token_and_kept_until_it_knocks() {
+        let (calls, key) = (Arc::<Calls>::default(), Key::new("", "job").unwrap());
+        let (one, two) = (Token::draw("one"), Token::draw("two"));
+        let (first, second) = (calls.listen(&key, &one), calls.listen(&key, &two));
+        let (soon, later) = (Time::ZERO + GRANT, Time::ZERO + GRANT * 2);
+        assert!(calls.call(one.as_str(), later) && calls.call(one.as_str(), soon));
+        first.heard().await;
+        assert_eq!((first.due(), second.due()), (soon, Time::NEVER));
+        first.knocks();
+        assert_eq!(first.due(), Time::NEVER);
+        drop(first);
+        assert!(!calls.call(one.as_str(), soon) && calls.has(two.as_str()));
+        calls.call_line(&Key::new("", "other").unwrap(), soon);
+        assert_eq!(second.due(), Time::NEVER);
+        calls.call_line(&key, later);
+        calls.call_all(soon);
+        assert_eq!(second.due(), soon);
+        drop(second);
+        assert!(calls.is_empty());
+    }
+}

@@ -210,8 +210,12 @@ impl Watchdog {
         });
     }
 
-    /// A grant that has come for somebody who is gone: passes it on.
+    /// A grant that has come for somebody who is gone: passes it on. Not what is held here: a grant that was confirmed
+    /// is a lease.
     pub(crate) fn leave(&self, key: Key, token: Token) {
+        if self.table.lock().newest(key.lock()).is_some_and(|hold| hold.token == token) {
+            return;
+        }
         // Nobody renews a grant.
         self.host.spawn(self.undoing(Lane::Keeper, key, token, self.command_timeout, Parting::Leave));
     }

@@ -19,12 +19,7 @@ use std::{
     time::Duration,
 };
 
-use fred::{
-    clients::Client,
-    error::Error as FredError,
-    interfaces::{EventInterface, PubsubInterface},
-    types::{ConnectHandle, Message, Value, config::Server},
-};
+use fred::types::{Message, Value, config::Server};
 use parking_lot::Mutex;
 use tokio::sync::{
     Notify,
@@ -32,14 +27,18 @@ use tokio::sync::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::{
+    call::Call,
+    session::{Session, ended},
+};
 use super::{
-    connection::{self, Connection, Limits, ask},
-    failure::is_refusal,
+    connection::{Connection, Limits},
     url::Target,
 };
 use crate::{capabilities, node::Ear, token::random_u64};
 
-const INVALIDATIONS: &str = "__redis__:invalidate";
+mod call;
+mod session;
 
 /// A connection that nobody needs any more is closed within this.
 const IDLE: Duration = Duration::from_secs(10);
@@ -250,19 +249,17 @@ impl Push {
                 }
             }
             self.missed();
-            let Session { router, errors, messages, .. } = &mut session;
             loop {
                 tokio::select! {
-                    message = messages.recv() => match message {
-                        Ok(message) => self.hear(&message),
-                        Err(RecvError::Lagged(_)) => self.missed(),
-                        Err(RecvError::Closed) => return End::Failed("the receiver has ended".into()),
+                    heard = session.next() => match heard {
+                        Ok(Some(message)) => self.hear(&message),
+                        Ok(None) => self.missed(),
+                        Err(reason) => return End::Failed(reason),
                     },
                     Ok(_) | Err(RecvError::Lagged(_)) = reconnections.recv() => {
                         self.forgive();
                         break;
                     }
-                    reason = broken(router, errors) => return End::Failed(reason),
                     () = tokio::time::sleep(IDLE) => if !self.ear().is_some_and(|ear| ear.is_needed()) {
                         let off = vec!["TRACKING".into(), "OFF".into()];
                         let _outcome = keeper.command("CLIENT", off, limits.command).await;
@@ -282,7 +279,7 @@ impl Push {
         if self.room() > 0 || !called {
             match session.track(keeper, limits).await {
                 Ok(()) => {
-                    self.room.store(room(keeper, limits).await, Ordering::Relaxed);
+                    self.room.store(session::room(keeper, limits).await, Ordering::Relaxed);
                     *self.refused.lock() = None;
                     self.on.store(true, Ordering::Release);
                 }
@@ -339,150 +336,6 @@ impl Push {
     }
 }
 
-/// What a script calls out to one waiter; promote.lua has the format.
-#[derive(Debug, PartialEq, Eq)]
-enum Call<'a> {
-    Granted { key: &'a str, token: &'a str },
-    Next { token: &'a str, within: Duration },
-}
-
-impl<'a> Call<'a> {
-    fn read(text: &'a str) -> Option<Self> {
-        let (word, rest) = text.split_once(' ')?;
-        let (number, rest) = rest.split_once(' ')?;
-        match word {
-            "granted" => {
-                let (token, key) = rest.split_at_checked(number.parse().ok()?)?;
-                Some(Self::Granted { key, token })
-            }
-            "next" => Some(Self::Next { token: rest, within: Duration::from_millis(number.parse().ok()?) }),
-            _ => None,
-        }
-    }
-}
-
 fn text(value: &Value) -> Option<&str> {
     value.as_bytes().and_then(|bytes| std::str::from_utf8(bytes).ok())
-}
-
-/// The receiving connection. It speaks RESP2, in which a flush arrives too; it is not repaired but replaced.
-struct Session {
-    client: Client,
-    /// For the redirection; or why there can be none.
-    id: Result<i64, String>,
-    router: ConnectHandle,
-    errors: Receiver<(FredError, Option<Server>)>,
-    messages: Receiver<Message>,
-}
-
-impl Session {
-    async fn open(target: &Target, limits: Limits, channel: &str) -> Result<Self, End> {
-        let config = connection::config(target).map_err(|error| End::Refused(error.to_string()))?;
-        let (receiving, settings) = (connection::receiving(limits), connection::connection(limits));
-        let client = Client::new(config, Some(receiving), Some(settings), None);
-        let (errors, messages) = (client.error_rx(), client.message_rx());
-        let router = connection::connect(&client).await.map_err(|error| ended(&error))?;
-        let mut session = Self { client, id: Err(String::new()), router, errors, messages };
-        session.id = session.subscribe(limits).await?;
-        session.client.subscribe(channel).await.map_err(|error| ended(&error))?;
-        session.ping(limits).await?;
-        Ok(session)
-    }
-
-    /// Our number, once invalidations arrive here.
-    async fn subscribe(&self, limits: Limits) -> Result<Result<i64, String>, End> {
-        let id =
-            match ask(&self.client, "CLIENT", vec!["ID".into()], limits.command).await.map_err(|error| ended(&error)) {
-                Ok(id) => id.as_i64().ok_or_else(|| "CLIENT ID is no number".to_owned()),
-                Err(End::Refused(reason)) => Err(reason),
-                Err(end) => return Err(end),
-            };
-        self.client.subscribe(INVALIDATIONS).await.map_err(|error| ended(&error))?;
-        // Only a connection that subscribes to something gets an array for an answer.
-        match self.ping(limits).await? {
-            Value::Array(_) => Ok(id),
-            _ => Ok(Err(format!("this user may not subscribe to {INVALIDATIONS}"))),
-        }
-    }
-
-    /// A barrier: what was sent before has been dealt with.
-    async fn ping(&self, limits: Limits) -> Result<Value, End> {
-        match ask(&self.client, "PING", Vec::new(), limits.command).await.map_err(|error| ended(&error)) {
-            Err(End::Refused(_)) => Ok(Value::Null),
-            answer => answer,
-        }
-    }
-
-    /// Has the keeper's reads tracked, and told here.
-    async fn track(&self, keeper: &Connection, limits: Limits) -> Result<(), End> {
-        let id = self.id.as_ref().map_err(|reason| End::Refused(reason.clone()))?.to_string();
-        let on = ["TRACKING", "ON", "REDIRECT", &id, "OPTIN", "NOLOOP"].map(Value::from).to_vec();
-        keeper.command("CLIENT", on, limits.command).await.map(drop).map_err(|error| ended(&error))
-    }
-}
-
-/// fred's task holds the client, and the client the connection.
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.router.abort();
-    }
-}
-
-/// Completes when the connection has ended.
-async fn broken(router: &mut ConnectHandle, errors: &mut Receiver<(FredError, Option<Server>)>) -> String {
-    tokio::select! {
-        error = errors.recv() => match error {
-            Ok((error, _)) => error.details().into(),
-            Err(_) => "its connection has ended".into(),
-        },
-        _ = router => "its connection has ended".into(),
-    }
-}
-
-/// Why a step of a session failed: refused for good, or worth another try.
-fn ended(error: &FredError) -> End {
-    let reason = error.details().to_owned();
-    // The receiver may have gone meanwhile, which the server calls an error of ours.
-    if is_refusal(error) && !reason.contains("does not exist") { End::Refused(reason) } else { End::Failed(reason) }
-}
-
-/// Half of what the server is set to track; it need not tell.
-async fn room(keeper: &Connection, limits: Limits) -> usize {
-    let setting = vec!["GET".into(), "tracking-table-max-keys".into()];
-    let table = match keeper.command("CONFIG", setting, limits.command).await {
-        Ok(Value::Array(pair)) => pair.get(1).and_then(Value::as_usize),
-        _ => None,
-    };
-    match table {
-        // No bound.
-        Some(0) => usize::MAX,
-        table => table.unwrap_or(USUAL_TABLE) / 2,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn a_token_and_a_key_may_hold_anything() {
-        assert_eq!(Call::read("granted 8 lh1:…@ a jo b"), Some(Call::Granted { token: "lh1:…@", key: " a jo b" }),);
-        let within = Duration::from_millis(250);
-        assert_eq!(Call::read("next 250 lh1:x@two words"), Some(Call::Next { token: "lh1:x@two words", within }));
-    }
-
-    #[test]
-    fn anything_else_calls_nobody() {
-        for text in ["", "granted", "granted 5 abc", "granted x abc", "next -1 abc", "taken 3 abc", "granted 2 …"] {
-            assert_eq!(Call::read(text), None, "{text}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_message_makes_it_panic(text in "(granted|next)? ?[0-9]* ?.*") {
-            let _call = Call::read(&text);
-        }
-    }
 }
