@@ -33,8 +33,11 @@ impl Undo {
     pub(crate) async fn run(self, node: Arc<dyn Node>, host: Host, clock: Arc<dyn Clock>) {
         let until = Time::now(&*clock) + self.for_at_most;
         let mut pause = FIRST_PAUSE;
-        // The first lane may have died with its runtime, so the keeper's takes turns with it.
-        for lane in [self.lane, Lane::Keeper].into_iter().cycle() {
+        // The first lane may have died with its runtime, so the keeper's takes turns with it. What is to be watched cannot
+        // be called back when its time is over, so once behind the request that is undone is enough.
+        let again = if self.lane == Lane::Watched { Lane::Keeper } else { self.lane };
+        let later = [Lane::Keeper, again].into_iter().cycle();
+        for lane in std::iter::once(self.lane).chain(later) {
             let outcome = self.parting.send(&*node, lane, &self.key, &self.token, self.limit).await;
             let (lock, label) = (self.key.name(), self.token.label());
             match outcome {
