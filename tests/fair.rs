@@ -24,7 +24,7 @@ use support::{
     scripts::{KNOCK, RENEW},
     within,
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, task::JoinHandle};
 
 /// How often each program knocks for those of its waiters who share a name.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -294,7 +294,7 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
     }
     let (lag, released) = (Lag::start(), Instant::now());
     lease.release().await.unwrap();
-    eventually_async(SOON, "the next holder", || waiters.iter().any(|waiter| waiter.is_finished())).await;
+    eventually_async(SOON, "the next holder", || waiters.iter().any(JoinHandle::is_finished)).await;
     let knocks = |of: Match| processes.iter().map(|(_, proxy)| proxy.count(of.clone())).sum::<usize>();
     let (all, its) = (knocks(Match::script(KNOCK)), knocks(Match::script(KNOCK).and(Match::containing(&first))));
     let (lease, at) = had(waiters.remove(0)).await;
@@ -337,7 +337,7 @@ async fn a_thousand_fair_waiters_cost_a_heartbeat_for_each_process() {
     tokio::time::sleep(SPAN).await;
     let (scripts, renewals) = (scripts(&mut wire) - before, proxy.count(Match::script(RENEW)) - renewed);
     // One more than fits, for a heartbeat may stand at each end; and the first one looks when it sees a renewal.
-    let heartbeats = PROCESSES * (SPAN.div_duration_f64(HEARTBEAT) as usize + 1);
+    let heartbeats = PROCESSES * (usize::try_from(SPAN.as_secs() / HEARTBEAT.as_secs()).unwrap() + 1);
     println!("{scripts} scripts, {renewals} renewals of the holder, {heartbeats} heartbeats at most");
     assert!((3..=6).contains(&renewals), "{renewals}");
     assert!(scripts <= 2 * renewals + 1 + heartbeats, "{scripts} scripts, {renewals} renewals");
@@ -370,9 +370,9 @@ async fn ten_thousand_wait_in_order_and_leave_nothing() {
     for next in &line[..20] {
         let released = Instant::now();
         lease.release().await.unwrap();
-        eventually_async(SOON, "the next one", || waiters.iter().any(|waiter| waiter.is_finished())).await;
+        eventually_async(SOON, "the next one", || waiters.iter().any(JoinHandle::is_finished)).await;
         worst = worst.max(released.elapsed());
-        let at = waiters.iter().position(tokio::task::JoinHandle::is_finished).unwrap();
+        let at = waiters.iter().position(JoinHandle::is_finished).unwrap();
         lease = waiters.swap_remove(at).await.unwrap().unwrap();
         assert_eq!(wire.get("job").as_ref(), Some(next));
     }

@@ -354,8 +354,8 @@ async fn f36_there_are_never_two_fair_holders() {
 /// have their old places.
 async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<Waiter>, mut line: Vec<String>) {
     let (lag, began) = (Lag::start(), Instant::now());
-    eventually_async(SOON, "somebody has it", || waiters.iter().any(|waiter| waiter.is_finished())).await;
-    let first = waiters.iter().position(|waiter| waiter.is_finished()).unwrap();
+    eventually_async(SOON, "somebody has it", || waiters.iter().any(Waiter::is_finished)).await;
+    let first = waiters.iter().position(Waiter::is_finished).unwrap();
     assert_eq!(line.remove(first), wire.get(name).unwrap());
     let (mut lease, _) = had(waiters.remove(first)).await;
     eventually_async(HEARTBEAT + PROMPT + lag.worst(), "all have knocked", || tokens(wire, name).len() == line.len())
@@ -534,7 +534,7 @@ async fn f19_connections_that_end_while_a_fair_queue_waits() {
             }
             let released = Instant::now();
             lease.release().await.unwrap();
-            eventually_async(SOON, "the next one", || waiters.iter().any(|waiter| waiter.is_finished())).await;
+            eventually_async(SOON, "the next one", || waiters.iter().any(Waiter::is_finished)).await;
             let took = released.elapsed();
             println!("{kinds:?}, at once {at_once}: {took:?}");
             // Connecting anew takes a few pauses.
