@@ -144,7 +144,13 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        match self.view.leave() {
+        let leaving = self.view.leave();
+        let LeaseHandle { shared, hold, .. } = &self.view;
+        // Not before the release is answered: a grant that is called out late for a token that nobody knows is passed on.
+        if hold.holds() == 0 {
+            shared.watchdog.forget(hold);
+        }
+        match leaving {
             Leaving::Nothing(_) => {}
             Leaving::Release { .. } | Leaving::Forgiven => {
                 self.view.shared.release_in_background(&self.view.hold, Parting::Delete);
@@ -169,9 +175,6 @@ impl LeaseHandle {
         let now = self.shared.now();
         let (leaving, orders) = self.hold.leave(now, &self.signal);
         self.shared.watchdog.obey(&self.hold, orders);
-        if self.hold.holds() == 0 {
-            self.shared.watchdog.forget(&self.hold);
-        }
         leaving
     }
 

@@ -210,8 +210,8 @@ impl Watchdog {
         });
     }
 
-    /// A grant that has come for somebody who is gone: passes it on. Not what is held here: a grant that was confirmed
-    /// is a lease.
+    /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
+    /// call may come after the knock that confirmed it, or twice.
     pub(crate) fn leave(&self, key: Key, token: Token) {
         if self.table.lock().newest(key.lock()).is_some_and(|hold| hold.token == token) {
             return;

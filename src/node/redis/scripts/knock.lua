@@ -9,7 +9,7 @@
 -- Reply  {1, fence}  the lock is the token's, for its TTL
 --        {0, PTTL in ms, value, fence, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: knock
 --          again at once. value is nil for another type than a string; ticket is decimal text, "0" if it only looked;
---          rank is how many wait before it; entered is 1 if it was not in the queue before, else 0
+--          rank is how many wait before it; entered is 1 if it was not in the queue and the hash before, else 0
 --        or an error about a queue key that holds no queue, or a fence key that holds no fence
 --
 -- Atomic because between the look at the queue and the taking of the lock somebody else could do the same.
@@ -70,7 +70,9 @@ if not outcome then
     end
     entered = redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), token)
     redis.call('HDEL', wait, '!' .. channel)
-    redis.call('HSET', wait, token, ARGV[4] .. '|' .. alive_until .. '|' .. channel)
+    -- The hash alone may have been lost, and the entries of this process's other waiters with it.
+    local missing = redis.call('HSET', wait, token, ARGV[4] .. '|' .. alive_until .. '|' .. channel)
+    entered = math.max(entered, missing)
     redis.call('PEXPIRE', queue, 2 * ARGV[5])
     redis.call('PEXPIRE', wait, 2 * ARGV[5])
   end

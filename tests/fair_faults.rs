@@ -1,0 +1,555 @@
+//! What becomes of a fair queue when its waiters, their connections, its keys or the server's clock fail: rows F1, F15,
+//! F17, F19, F28, F29, F35 and F36 of the fault table.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
+
+mod fair_line;
+mod support;
+
+use std::time::{Duration, Instant};
+
+use fair_line::{
+    History, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place, queue_key, tokens,
+    wait_key,
+};
+use leasehold::{AcquireError, Leases, LossReason, Owner};
+use support::{
+    Action, Child, ClockShim, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
+    scripts::{LEAVE, RELEASE},
+    within,
+};
+use tokio::runtime::Runtime;
+
+const GRANT: Duration = Duration::from_millis(200);
+/// How often each program knocks for those of its waiters who share a name.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+fn two_workers() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+async fn program(url: &str, ttl: Duration) -> Leases {
+    Leases::builder().url(url).ttl(ttl).grant(GRANT).build().await.unwrap()
+}
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// Notes on the server that somebody is in the lock, or out of it, and when.
+const NOTE: &str = "local t = redis.call('TIME') \
+    return redis.call('RPUSH', 'history', ARGV[1] .. ' ' .. string.format('%.0f', t[1] * 1000000 + t[2]))";
+
+fn note(wire: &mut Wire, what: &str) {
+    wire.must(&["EVAL", NOTE, "0", what]);
+}
+
+/// A process that takes a place in the queue whenever it is told to, with a number; when the turn of that one comes,
+/// it notes so.
+fn waits_when_told(part: &Part) {
+    two_workers().block_on(async {
+        let lock = program(&part.url, LONG).await.lock("job");
+        loop {
+            let word = part.hear();
+            let waiter = place(&lock).await;
+            part.say("waits");
+            let mut wire = Wire::to_port(part.port());
+            tokio::spawn(async move {
+                let (lease, _) = waiter.await.unwrap();
+                let lease = lease.unwrap();
+                note(&mut wire, &format!("{word} in"));
+                lease.check().unwrap();
+                note(&mut wire, &format!("{word} out"));
+                lease.release().await.unwrap();
+            });
+        }
+    });
+}
+
+/// Number, whether it came in, and when, in µs.
+fn history(wire: &mut Wire) -> Vec<(usize, bool, i64)> {
+    let lines = wire.must(&["LRANGE", "history", "0", "-1"]);
+    let read = |line: &Value| {
+        let text = line.text();
+        let words: Vec<_> = text.split(' ').collect();
+        (words[0].parse().unwrap(), words[1] == "in", words[2].parse().unwrap())
+    };
+    lines.array().iter().map(read).collect()
+}
+
+fn enter(child: &mut Child, n: usize) {
+    child.tell(&n.to_string());
+    child.says("waits");
+}
+
+#[test]
+fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_killed() {
+    const TEST: &str = "f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_killed";
+    const WAITERS: usize = 64;
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let mut children: Vec<_> = (0..8).map(|n| Child::start(TEST, &n.to_string(), &server.url())).collect();
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let holder = program(&server.url(), LONG).await;
+        // One after the other; and in runs, so that the killed are the head, some in the middle, and several together.
+        let (in_turn, in_runs): (fn(usize) -> usize, fn(usize) -> usize) = (|n| n % 8, |n| n / 3 % 8);
+        for (killed, process_of) in [(&[][..], in_turn), (&[0, 3, 4][..], in_runs)] {
+            let lease = holder.lock("job").acquire().await.unwrap();
+            for n in 0..WAITERS {
+                enter(&mut children[process_of(n)], n);
+            }
+            all_can_be_called(&mut wire, "job", WAITERS).await;
+            assert_eq!(holder.lock("job").waiters().await.unwrap().len(), WAITERS);
+            let line = tokens(&mut wire, "job");
+            for &process in killed {
+                children[process].kill();
+            }
+            // A round trip, by whose end the server has seen it.
+            wire.must(&["PING"]);
+            let expected: Vec<_> = (0..WAITERS).filter(|&n| !killed.contains(&process_of(n))).collect();
+            wire.del("history");
+            note(&mut wire, "1000 out");
+            lease.release().await.unwrap();
+            eventually_async(SOON, "everybody has had it", || {
+                wire.must(&["LLEN", "history"]).int() == 2 * expected.len() as i64 + 1
+            })
+            .await;
+            let history = history(&mut wire);
+            let order: Vec<_> = history.iter().skip(1).step_by(2).map(|&(n, ..)| n).collect();
+            assert_eq!(order, expected, "{line:?}");
+            // The list is in the server's order: nobody came in before the one before was out.
+            assert!(history.chunks(2).all(|pair| !pair[0].1 && pair.get(1).is_none_or(|next| next.1)), "{history:?}");
+            let (mut usual, mut past_the_dead) = (Vec::new(), Vec::new());
+            for pair in history.chunks_exact(2) {
+                let (before, next) = (pair[0].0.wrapping_add(1) % 1001, pair[1].0);
+                (if before == next { &mut usual } else { &mut past_the_dead }).push(pair[1].2 - pair[0].2);
+            }
+            usual.sort_unstable();
+            let median = usual[usual.len() / 2];
+            let added: i64 = past_the_dead.iter().map(|gap| gap - median).sum();
+            println!("{killed:?}: {median} µs each, {added} µs for {} times past the dead", past_the_dead.len());
+            assert!(Duration::from_micros(added.max(0) as u64) <= PROMPT + lag.worst(), "{added} µs");
+            wire.del("history");
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
+fn f35_the_head_killed_cancelled_or_stopped() {
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let start = || Child::start("f35_the_head_killed_cancelled_or_stopped", "wait", &server.url());
+    let (mut killed, mut stopped) = (start(), start());
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let (holder, ours) = (program(&server.url(), LONG).await, program(&server.url(), LONG).await);
+        let lock = ours.lock("job");
+        for case in ["killed", "cancelled", "stopped"] {
+            let lease = holder.lock("job").acquire().await.unwrap();
+            let mut first = None;
+            match case {
+                "killed" => (0..3).for_each(|n| enter(&mut killed, n)),
+                "cancelled" => first = Some(place(&lock).await),
+                _ => (0..3).for_each(|n| enter(&mut stopped, n)),
+            }
+            let next = place(&lock).await;
+            let count = tokens(&mut wire, "job").len();
+            all_can_be_called(&mut wire, "job", count).await;
+            match first {
+                Some(first) => first.abort(),
+                None if case == "killed" => killed.kill(),
+                None => stopped.stop(),
+            }
+            wire.must(&["PING"]);
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            println!("{case}: {took:?}");
+            let limit = if case == "stopped" { GRANT } else { Duration::ZERO };
+            assert!(took >= limit, "{case}: nobody was granted it before: {took:?}");
+            assert!(took <= limit + PROMPT + lag.worst(), "{case}: {took:?}");
+            if case == "stopped" {
+                stopped.cont();
+                eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == 3).await;
+                lease.release().await.unwrap();
+                eventually_async(SOON, "they have it", || history(&mut wire).len() == 6).await;
+                let order: Vec<_> = history(&mut wire).iter().step_by(2).map(|&(n, ..)| n).collect();
+                assert_eq!(order, [0, 1, 2], "with their old places");
+            } else {
+                lease.release().await.unwrap();
+            }
+            wire.del("history");
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
+fn f1_holder_killed_with_a_fair_queue_behind_it() {
+    const TTL: Duration = Duration::from_millis(400);
+    if let Some(part) = Part::mine() {
+        return two_workers().block_on(async {
+            let _lease = program(&part.url, TTL).await.lock("job").fair(true).acquire().await.unwrap();
+            part.say("holds");
+            part.hear();
+        });
+    }
+    let server = Server::start();
+    let mut child = Child::start("f1_holder_killed_with_a_fair_queue_behind_it", "hold", &server.url());
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let all = [program(&server.url(), LONG).await, program(&server.url(), LONG).await];
+        child.says("holds");
+        let mut waiters = Vec::new();
+        for n in 0..4 {
+            waiters.push(place(&all[n % 2].lock("job")).await);
+        }
+        all_can_be_called(&mut wire, "job", 4).await;
+        let killed = Instant::now();
+        child.kill();
+        let mut before = killed;
+        for (n, waiter) in waiters.into_iter().enumerate() {
+            let (lease, at) = had(waiter).await;
+            let took = at.saturating_duration_since(before);
+            println!("{n}: {took:?}");
+            let limit = if n == 0 { TTL } else { Duration::ZERO } + PROMPT + lag.worst();
+            assert!(took <= limit, "{n}: {took:?}");
+            before = Instant::now();
+            lease.release().await.unwrap();
+        }
+        nothing_is_left(&mut wire).await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_heartbeat() {
+    const LATE: Duration = Duration::from_millis(700);
+    let server = Server::start();
+    let holder = program(&server.url(), LONG).await;
+    let mut cases = Vec::new();
+    for fate in [Messages::Lose, Messages::Late(LATE), Messages::Twice] {
+        let (lease, others) = (holder.lock(format!("{fate:?}")).acquire().await.unwrap(), holder.clone());
+        let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
+        cases.push(tokio::spawn(async move {
+            let (lag, name) = (Lag::start(), format!("{fate:?}"));
+            let theirs = program(&proxy.url(), LONG).await;
+            let unlucky = place(&theirs.lock(&name)).await;
+            let next = place(&others.lock(&name)).await;
+            all_can_be_called(&mut wire, &name, 2).await;
+            proxy.messages(fate);
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            let (grant, call) = match fate {
+                Messages::Lose => (GRANT, HEARTBEAT),
+                Messages::Late(by) => (GRANT, by),
+                _ => (Duration::ZERO, Duration::ZERO),
+            };
+            if fate == Messages::Twice {
+                let (lease, at) = had(unlucky).await;
+                assert!(at.duration_since(released) <= PROMPT + lag.worst());
+                let released = Instant::now();
+                lease.release().await.unwrap();
+                let (lease, at) = had(next).await;
+                assert!(at.duration_since(released) <= PROMPT + lag.worst());
+                lease.release().await.unwrap();
+                return;
+            }
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            assert!(took <= grant + PROMPT + lag.worst(), "{name}: the next one after {took:?}");
+            lease.release().await.unwrap();
+            let (lease, at) = had(unlucky).await;
+            let its = at.duration_since(released);
+            println!("{name}: the next one after {took:?}, itself after {its:?}");
+            assert!(its <= call + PROMPT + lag.worst(), "{name}: itself after {its:?}");
+            lease.release().await.unwrap();
+        }));
+    }
+    for case in cases {
+        case.await.unwrap();
+    }
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f36_a_call_that_comes_when_the_lock_is_held_already_is_no_reason_to_pass_it_on() {
+    let server = Server::start();
+    let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
+    let (holder, ours) = (program(&server.url(), LONG).await, program(&proxy.url(), LONG).await);
+    let lease = holder.lock("job").acquire().await.unwrap();
+    let waiter = place(&ours.lock("job")).await;
+    let next = place(&holder.lock("job")).await;
+    all_can_be_called(&mut wire, "job", 2).await;
+    let token = tokens(&mut wire, "job").remove(0);
+    let entry = wire.must(&["HGET", &wait_key("job"), &token]).text();
+    let channel = entry.rsplit('|').next().unwrap();
+    lease.release().await.unwrap();
+    let (lease, _) = had(waiter).await;
+    let unknown = format!("{}@who has gone", token.split_once('@').unwrap().0);
+    for token in [&token, &unknown] {
+        wire.must(&["PUBLISH", channel, &format!("granted {} {token}job", token.len())]);
+    }
+    // What was said first has been heard by then, and answered before.
+    let leaves = |token: &str| proxy.count(Match::script(LEAVE).and(Match::containing(token)));
+    eventually_async(SOON, "who has gone leaves", || leaves(&unknown) > 0).await;
+    assert_eq!(leaves(&token), 0, "it holds the lock");
+    assert_eq!(wire.get("job"), Some(token));
+    assert!(!next.is_finished(), "two holders");
+    lease.check().unwrap();
+
+    // Nor while it is released, which would then find the lock taken.
+    let (release, before) = (proxy.on(Match::script(RELEASE), 1, Action::Hold), leaves(&unknown));
+    let releasing = tokio::spawn(lease.release());
+    within(SOON, "the release is under way", release.hit()).await;
+    let token = wire.get("job").unwrap();
+    for token in [&token, &unknown] {
+        wire.must(&["PUBLISH", channel, &format!("granted {} {token}job", token.len())]);
+    }
+    eventually_async(SOON, "who has gone leaves", || leaves(&unknown) > before).await;
+    assert_eq!(leaves(&token), 0, "it is being released");
+    release.release();
+    within(SOON, "the release", releasing).await.unwrap().unwrap();
+    had(next).await.0.release().await.unwrap();
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f36_there_are_never_two_fair_holders() {
+    let server = Server::start();
+    let (mut proxies, mut tasks, history) = (Vec::new(), Vec::new(), History::new());
+    let until = Instant::now() + Duration::from_secs(3);
+    for fate in [Messages::Pass, Messages::Lose, Messages::Twice, Messages::Late(Duration::from_millis(70))] {
+        let proxy = Proxy::to(&server);
+        proxy.messages(fate);
+        // The grant is shorter than what is late.
+        let builder = Leases::builder().url(proxy.url()).ttl(Duration::from_millis(300));
+        let leases = builder.grant(Duration::from_millis(50)).build().await.unwrap();
+        proxies.push(proxy);
+        for _ in 0..3 {
+            let lock = leases.lock("job").fair(true).owner(Owner::anonymous());
+            let history = history.clone();
+            tasks.push(tokio::spawn(async move {
+                while Instant::now() < until {
+                    let lease = lock.acquire().await.unwrap();
+                    history.pass(lease, 0).await;
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        within(SOON, "everybody's end", task).await.unwrap();
+    }
+    println!("{} acquisitions", history.count());
+    assert!(history.count() > 50, "{} in 3 s", history.count());
+    nothing_is_left(&mut server.wire()).await;
+}
+
+/// After the queue was lost, whoever knocks first takes a lock that is free. Once all the others have knocked too, they
+/// have their old places.
+async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<Waiter>, mut line: Vec<String>) {
+    let (lag, began) = (Lag::start(), Instant::now());
+    eventually_async(SOON, "somebody has it", || waiters.iter().any(Waiter::is_finished)).await;
+    let first = waiters.iter().position(Waiter::is_finished).unwrap();
+    assert_eq!(line.remove(first), wire.get(name).unwrap());
+    let (mut lease, _) = had(waiters.remove(first)).await;
+    eventually_async(HEARTBEAT + PROMPT + lag.worst(), "all have knocked", || tokens(wire, name).len() == line.len())
+        .await;
+    println!("{name}: number {first} first, all are there after {:?}", began.elapsed());
+    assert_eq!(tokens(wire, name), line);
+    for waiter in waiters {
+        let (released, fence) = (Instant::now(), lease.fence());
+        lease.release().await.unwrap();
+        let (next, at) = had(waiter).await;
+        let took = at.saturating_duration_since(released);
+        assert!(took <= PROMPT + lag.worst(), "{took:?}");
+        assert!(next.fence() > fence);
+        lease = next;
+    }
+    lease.release().await.unwrap();
+}
+
+/// Waiters of several programs.
+async fn line_of(wire: &mut Wire, all: &[Leases], name: &str, count: usize) -> (Vec<Waiter>, Vec<String>) {
+    let mut waiters = Vec::new();
+    for n in 0..count {
+        waiters.push(place(&all[n % all.len()].lock(name)).await);
+    }
+    all_can_be_called(wire, name, count).await;
+    (waiters, tokens(wire, name))
+}
+
+async fn three(server: &Server, ttl: Duration) -> [Leases; 3] {
+    let url = server.url();
+    [program(&url, ttl).await, program(&url, ttl).await, program(&url, ttl).await]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_flushall_with_a_fair_queue() {
+    let server = Server::start();
+    let (holder, all) = (program(&server.url(), LONG).await, three(&server, LONG).await);
+    let (mut wire, lag) = (server.wire(), Lag::start());
+    let lease = holder.lock("job").acquire().await.unwrap();
+    let (waiters, line) = line_of(&mut wire, &all, "job", 20).await;
+    eventually_async(SOON, "all are watched", || wire.trackers().len() == 4).await;
+    let flushed = Instant::now();
+    wire.must(&["FLUSHALL"]);
+    let lost = within(SOON, "the loss", lease.lost()).await;
+    let took = flushed.elapsed();
+    // Not `Taken`, unless a waiter was quicker than its renewal.
+    assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost:?}");
+    assert!(took <= PROMPT + lag.worst(), "{took:?}");
+    come_in_their_old_order(&mut wire, "job", waiters, line).await;
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_the_queue_that_are_deleted_come_back_in_order() {
+    const TTL: Duration = Duration::from_secs(1);
+    const KEYS: [fn(&str) -> String; 2] = [queue_key, wait_key];
+    let server = Server::start();
+    let all = three(&server, TTL).await;
+    let mut cases = Vec::new();
+    for (n, keys) in [&KEYS[..1], &KEYS[1..], &KEYS].into_iter().enumerate() {
+        for at_once in [false, true] {
+            let (all, mut wire, name) = (all.clone(), server.wire(), format!("job {n} {at_once}"));
+            cases.push(tokio::spawn(async move {
+                let (lag, lease) = (Lag::start(), all[0].lock(&name).acquire().await.unwrap());
+                let (waiters, line) = line_of(&mut wire, &all, &name, 9).await;
+                let deleted = Instant::now();
+                for key in keys {
+                    wire.del(&key(&name));
+                }
+                if !at_once {
+                    // The one who leads in each program looks when the holder's key could be gone, and then calls the
+                    // others of its own.
+                    let limit = TTL + PROMPT + lag.worst();
+                    eventually_async(limit, &name, || {
+                        tokens(&mut wire, &name).len() == 9 && callable(&mut wire, &name) == 9
+                    })
+                    .await;
+                    println!("{name}: back after {:?}", deleted.elapsed());
+                    assert_eq!(tokens(&mut wire, &name), line);
+                    lease.check().unwrap();
+                }
+                lease.release().await.unwrap();
+                come_in_their_old_order(&mut wire, &name, waiters, line).await;
+            }));
+        }
+    }
+    for case in cases {
+        case.await.unwrap();
+    }
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f17_a_queue_key_of_another_type_is_refused_and_holds_no_holder_up() {
+    let server = Server::start();
+    let all = three(&server, LONG).await;
+    let mut wire = server.wire();
+    for key in [queue_key, wait_key] {
+        let key = key("job");
+        let lease = all[0].lock("job").acquire().await.unwrap();
+        let waiter = place(&all[1].lock("job")).await;
+        all_can_be_called(&mut wire, "job", 1).await;
+        wire.set(&key, "something else");
+        let outcome = all[2].lock("job").fair(true).try_acquire().await;
+        let Err(AcquireError::Refused(error)) = outcome else { panic!("{outcome:?}") };
+        assert!(error.to_string().contains(&key) && error.to_string().contains("another type"), "{error}");
+        let (lag, released) = (Lag::start(), Instant::now());
+        lease.release().await.unwrap();
+        let (outcome, at) = within(SOON, "the waiter's end", waiter).await.unwrap();
+        assert!(matches!(outcome, Err(AcquireError::Refused(_))), "{outcome:?}");
+        assert!(at.duration_since(released) <= PROMPT + lag.worst(), "{:?}", at.duration_since(released));
+        assert!(!wire.exists("job"));
+        // Who does not queue is not concerned.
+        all[2].lock("job").acquire().await.unwrap().release().await.unwrap();
+        wire.must(&["DEL", &queue_key("job"), &wait_key("job")]);
+        all[2].lock("job").fair(true).acquire().await.unwrap().release().await.unwrap();
+    }
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f29_the_servers_clock_steps_back_while_a_fair_queue_waits() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let (all, mut wire, history) = (three(&server, LONG).await, server.wire(), History::new());
+    let lease = all[0].lock("job").acquire().await.unwrap();
+    let mut tasks = Vec::new();
+    for n in 0..9 {
+        if n == 4 {
+            clock.back(Duration::from_secs(3_600));
+        }
+        tasks.push(history.enter(&all[n % 3].lock("job"), n).await);
+    }
+    all_can_be_called(&mut wire, "job", 9).await;
+    let (lag, released) = (Lag::start(), Instant::now());
+    lease.release().await.unwrap();
+    for task in tasks {
+        within(SOON, "everybody has it", task).await.unwrap();
+    }
+    assert!(released.elapsed() <= 9 * PROMPT + lag.worst(), "{:?}", released.elapsed());
+    assert_eq!(history.had(), (0..9).collect::<Vec<_>>());
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f28_the_servers_clock_steps_forward_while_a_fair_queue_waits() {
+    const TTL: Duration = Duration::from_secs(1);
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let (all, mut wire) = (three(&server, TTL).await, server.wire());
+    let lease = all[0].lock("job").acquire().await.unwrap();
+    let (waiters, line) = line_of(&mut wire, &all, "job", 9).await;
+    // Holder, queue and fence have expired.
+    clock.forward(Duration::from_secs(3_600));
+    within(SOON, "the loss", lease.lost()).await;
+    come_in_their_old_order(&mut wire, "job", waiters, line).await;
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f19_connections_that_end_while_a_fair_queue_waits() {
+    let server = Server::start();
+    let (mut wire, lag) = (server.wire(), Lag::start());
+    for kinds in [&["pubsub"][..], &["normal"], &["pubsub", "normal"]] {
+        for at_once in [false, true] {
+            let all = three(&server, LONG).await;
+            let lease = all[0].lock("job").acquire().await.unwrap();
+            let (waiters, line) = line_of(&mut wire, &all[1..], "job", 6).await;
+            eventually_async(SOON, "all are watched", || wire.trackers().len() == 3).await;
+            for kind in kinds {
+                wire.must(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+            }
+            if !at_once {
+                eventually_async(SOON, "all are back", || wire.trackers().len() == 3).await;
+                all_can_be_called(&mut wire, "job", 6).await;
+            }
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            eventually_async(SOON, "the next one", || waiters.iter().any(Waiter::is_finished)).await;
+            let took = released.elapsed();
+            println!("{kinds:?}, at once {at_once}: {took:?}");
+            // Connecting anew takes a few pauses.
+            let limit = if at_once { 5 * PROMPT } else { PROMPT };
+            assert!(took <= limit + lag.worst(), "{kinds:?}, at once {at_once}: {took:?}");
+            if !at_once {
+                assert!(waiters[0].is_finished(), "its place is kept");
+            }
+            eventually_async(SOON, "all are back", || wire.trackers().len() == 3).await;
+            come_in_their_old_order(&mut wire, "job", waiters, line).await;
+            nothing_is_left(&mut wire).await;
+            for leases in all {
+                leases.close().await;
+            }
+            eventually_async(SOON, "the connections are closed", || wire.receivers() == 0).await;
+        }
+    }
+}
