@@ -94,7 +94,7 @@ fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_k
         let (mut wire, lag) = (server.wire(), Lag::start());
         let holder = program(&server.url(), LONG).await;
         // One after the other; and in runs, so that the killed are the head, some in the middle, and several together.
-        let (in_turn, in_runs): (fn(usize) -> usize, fn(usize) -> usize) = (|n| n % 8, |n| n / 3 % 8);
+        let [in_turn, in_runs]: [fn(usize) -> usize; 2] = [|n| n % 8, |n| n / 3 % 8];
         for (killed, process_of) in [(&[][..], in_turn), (&[0, 3, 4][..], in_runs)] {
             let lease = holder.lock("job").acquire().await.unwrap();
             for n in 0..WAITERS {
@@ -112,17 +112,14 @@ fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_k
             wire.del("history");
             note(&mut wire, "1000 out");
             lease.release().await.unwrap();
-            eventually_async(SOON, "everybody has had it", || {
-                wire.must(&["LLEN", "history"]).int() == 2 * expected.len() as i64 + 1
-            })
-            .await;
-            let history = history(&mut wire);
-            let order: Vec<_> = history.iter().skip(1).step_by(2).map(|&(n, ..)| n).collect();
+            eventually_async(SOON, "everybody has had it", || history(&mut wire).len() == 2 * expected.len() + 1).await;
+            let notes = history(&mut wire);
+            let order: Vec<_> = notes.iter().skip(1).step_by(2).map(|&(n, ..)| n).collect();
             assert_eq!(order, expected, "{line:?}");
             // The list is in the server's order: nobody came in before the one before was out.
-            assert!(history.chunks(2).all(|pair| !pair[0].1 && pair.get(1).is_none_or(|next| next.1)), "{history:?}");
+            assert!(notes.chunks(2).all(|pair| !pair[0].1 && pair.get(1).is_none_or(|next| next.1)), "{notes:?}");
             let (mut usual, mut past_the_dead) = (Vec::new(), Vec::new());
-            for pair in history.chunks_exact(2) {
+            for pair in notes.chunks_exact(2) {
                 let (before, next) = (pair[0].0.wrapping_add(1) % 1001, pair[1].0);
                 (if before == next { &mut usual } else { &mut past_the_dead }).push(pair[1].2 - pair[0].2);
             }
@@ -130,7 +127,7 @@ fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_k
             let median = usual[usual.len() / 2];
             let added: i64 = past_the_dead.iter().map(|gap| gap - median).sum();
             println!("{killed:?}: {median} µs each, {added} µs for {} times past the dead", past_the_dead.len());
-            assert!(Duration::from_micros(added.max(0) as u64) <= PROMPT + lag.worst(), "{added} µs");
+            assert!(Duration::from_micros(added.try_into().unwrap_or(0)) <= PROMPT + lag.worst(), "{added} µs");
             wire.del("history");
             nothing_is_left(&mut wire).await;
         }
