@@ -111,12 +111,13 @@ async fn turn_of(contestant: &Contestant, tasks: usize, round: usize) -> Result<
 }
 
 async fn hand_offs(server: &Server) -> Result<()> {
-    let local = Contestant::leasehold(server).await?;
+    let url = &*server.url();
+    let local = Contestant::leasehold(url).await?;
     let pairs = [
-        ("leasehold", Contestant::leasehold(server).await?, Contestant::leasehold(server).await?),
+        ("leasehold", Contestant::leasehold(url).await?, Contestant::leasehold(url).await?),
         ("leasehold, both in one process", local.clone(), local),
-        ("rslock", Contestant::rslock(server), Contestant::rslock(server)),
-        ("rlock", Contestant::rlock(server).await?, Contestant::rlock(server).await?),
+        ("rslock", Contestant::rslock(url), Contestant::rslock(url)),
+        ("rlock", Contestant::rlock(url).await?, Contestant::rlock(url).await?),
     ];
     let mut short = vec![Vec::new(); pairs.len()];
     for turn in 0..HAND_OFFS {

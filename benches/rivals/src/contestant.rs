@@ -1,6 +1,6 @@
 //! Who is compared: each with its library's defaults, and the TTL in common.
 
-use std::{future::Future, pin::Pin};
+use std::{future::Future, pin::Pin, time::Duration};
 
 use fred::{
     clients::Client,
@@ -26,14 +26,26 @@ pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 ///
 /// The server cannot be reached.
 #[must_use]
-pub fn leases(server: &Server) -> Boxed<'_, Leases> {
-    Box::pin(async { Ok(Leases::builder().url(server.url()).ttl(TTL).build().await?) })
+pub fn leases(server: &Server) -> Boxed<'static, Leases> {
+    leases_at(server.url(), TTL, false)
+}
+
+/// The library under test, in another process too.
+///
+/// # Errors
+///
+/// The server cannot be reached.
+#[must_use]
+pub fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Boxed<'static, Leases> {
+    let builder = Leases::builder().url(url).ttl(ttl).fair(fair);
+    Box::pin(async { Ok(builder.build().await?) })
 }
 
 /// One way to take a lock, connected on the runtime that made it.
 #[derive(Clone)]
 pub enum Contestant {
     Leasehold(Leases),
+    Fair(Leases),
     InMemory(Leases),
     Rslock(LockManager),
     Rlock(RLock, AcquireOptions),
@@ -65,34 +77,52 @@ impl Contestant {
     pub fn all(server: &Server) -> Boxed<'_, Vec<Self>> {
         Box::pin(async {
             Ok(vec![
-                Self::leasehold(server).await?,
+                Self::leasehold(&server.url()).await?,
                 Self::InMemory(Leases::in_memory()),
-                Self::rslock(server),
-                Self::rlock(server).await?,
+                Self::rslock(&server.url()),
+                Self::rlock(&server.url()).await?,
                 Self::plain(server).await?,
             ])
+        })
+    }
+
+    /// Those that wait for a lock, in the order of the tables: ours, ours in a fair queue, the rivals.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub fn waiting(url: &str) -> Boxed<'_, Vec<Self>> {
+        Box::pin(async move {
+            Ok(vec![Self::leasehold(url).await?, Self::fair(url).await?, Self::rslock(url), Self::rlock(url).await?])
         })
     }
 
     /// # Errors
     ///
     /// The server cannot be reached.
-    pub fn leasehold(server: &Server) -> Boxed<'_, Self> {
-        Box::pin(async { Ok(Self::Leasehold(leases(server).await?)) })
-    }
-
-    #[must_use]
-    pub fn rslock(server: &Server) -> Self {
-        Self::Rslock(LockManager::new(vec![server.url()]))
+    pub fn leasehold(url: &str) -> Boxed<'_, Self> {
+        Box::pin(async move { Ok(Self::Leasehold(leases_at(url, TTL, false).await?)) })
     }
 
     /// # Errors
     ///
     /// The server cannot be reached.
-    pub fn rlock(server: &Server) -> Boxed<'_, Self> {
-        Box::pin(async {
+    pub fn fair(url: &str) -> Boxed<'_, Self> {
+        Box::pin(async move { Ok(Self::Fair(leases_at(url, TTL, true).await?)) })
+    }
+
+    #[must_use]
+    pub fn rslock(url: &str) -> Self {
+        Self::Rslock(LockManager::new(vec![url]))
+    }
+
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub fn rlock(url: &str) -> Boxed<'_, Self> {
+        Box::pin(async move {
             let options = AcquireOptions::builder().ttl(TTL).build().map_err(|error| format!("{error:?}"))?;
-            Ok(Self::Rlock(RLock::new(server.url()).await?, options))
+            Ok(Self::Rlock(RLock::new(url).await?, options))
         })
     }
 
@@ -110,6 +140,7 @@ impl Contestant {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Leasehold(_) => "leasehold",
+            Self::Fair(_) => "leasehold, fair",
             Self::InMemory(_) => "leasehold in memory",
             Self::Rslock(_) => "rslock",
             Self::Rlock(..) => "rlock",
@@ -128,7 +159,9 @@ impl Contestant {
 
     async fn acquire_now(&self, name: &str) -> Result<Guard> {
         Ok(match self {
-            Self::Leasehold(leases) | Self::InMemory(leases) => Guard::Leasehold(leases.lock(name).acquire().await?),
+            Self::Leasehold(leases) | Self::Fair(leases) | Self::InMemory(leases) => {
+                Guard::Leasehold(leases.lock(name).acquire().await?)
+            }
             Self::Rslock(manager) => Guard::Rslock(manager.acquire(name, TTL).await?),
             Self::Rlock(locks, options) => Guard::Rlock(locks.acquire_mutex_with_options(name, options.clone()).await?),
             Self::Plain(client, _) => {

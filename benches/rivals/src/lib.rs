@@ -3,12 +3,14 @@
 use std::{error::Error, time::Duration};
 
 mod contestant;
+pub mod peer;
 mod server;
+pub mod stats;
 pub mod table;
 pub mod usage;
 
-pub use contestant::{Boxed, Contestant, Guard, leases};
-pub use server::Server;
+pub use contestant::{Boxed, Contestant, Guard, leases, leases_at};
+pub use server::{Server, client_at};
 
 pub type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 

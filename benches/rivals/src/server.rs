@@ -13,12 +13,28 @@ use fred::{
     clients::Client,
     interfaces::ClientLike as _,
     types::{
-        Builder, ClusterHash, CustomCommand,
+        Builder,
         config::{Config, ServerConfig},
     },
 };
 
-use crate::{Boxed, Result};
+use crate::{Boxed, Result, stats};
+
+/// A plain client of a server on this machine, in another process too.
+///
+/// # Errors
+///
+/// The server cannot be reached.
+pub fn client_at(port: u16) -> Boxed<'static, Client> {
+    Box::pin(async move {
+        let server = ServerConfig::new_centralized("127.0.0.1", port);
+        let client = Builder::from_config(Config { server, ..Config::default() })
+            .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
+            .build()?;
+        client.init().await?;
+        Ok(client)
+    })
+}
 
 /// Runs until it is dropped, on a free port of this machine, and keeps nothing on disk.
 #[derive(Debug)]
@@ -62,6 +78,11 @@ impl Server {
     }
 
     #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -72,16 +93,7 @@ impl Server {
     ///
     /// The server cannot be reached.
     pub fn client(&self) -> Boxed<'_, Client> {
-        Box::pin(self.connect())
-    }
-
-    async fn connect(&self) -> Result<Client> {
-        let server = ServerConfig::new_centralized("127.0.0.1", self.port);
-        let client = Builder::from_config(Config { server, ..Config::default() })
-            .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
-            .build()?;
-        client.init().await?;
-        Ok(client)
+        client_at(self.port)
     }
 
     /// How often the server has carried out this command, inside scripts included.
@@ -94,8 +106,7 @@ impl Server {
     }
 
     async fn count(client: &Client, command: &str) -> Result<u64> {
-        let info = CustomCommand::new_static("INFO", ClusterHash::FirstKey, false);
-        let stats: String = client.custom(info, vec!["commandstats"]).await?;
+        let stats = stats::info(client, "commandstats").await?;
         let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
         let calls = line.and_then(|line| line.split(',').next());
         Ok(calls.map(str::parse).transpose()?.unwrap_or_default())

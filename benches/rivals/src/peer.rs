@@ -1,0 +1,98 @@
+//! A second process, which waits for locks when it is told to.
+
+use std::{
+    env,
+    io::{BufRead as _, BufReader, Write as _, stdin},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::runtime::Builder;
+
+use crate::{Contestant, Result};
+
+/// Set in a process that is a peer: the server's url.
+const PEER: &str = "LEASEHOLD_BENCH_PEER";
+
+/// Nanoseconds of the clock that all processes of this machine have in common.
+#[must_use]
+pub fn monotonic() -> i128 {
+    let now = clock_gettime(ClockId::Monotonic);
+    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+}
+
+/// This program once more, until it is dropped. It ends by itself when the program that started it is gone.
+#[derive(Debug)]
+pub struct Peer {
+    child: Child,
+    orders: ChildStdin,
+    reports: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// # Errors
+    ///
+    /// It does not start.
+    pub fn start(url: &str) -> Result<Self> {
+        let mut child =
+            Command::new(env::current_exe()?).env(PEER, url).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let orders = child.stdin.take().ok_or("no pipe")?;
+        let reports = BufReader::new(child.stdout.take().ok_or("no pipe")?);
+        let mut peer = Self { child, orders, reports };
+        peer.report()?;
+        Ok(peer)
+    }
+
+    /// Has it wait for a lock with this one of [`Contestant::waiting`].
+    ///
+    /// # Errors
+    ///
+    /// It has ended.
+    pub fn wait(&mut self, contestant: usize, name: &str) -> Result<()> {
+        Ok(writeln!(self.orders, "{contestant} {name}")?)
+    }
+
+    /// The moment when it had the lock, which it has released since.
+    ///
+    /// # Errors
+    ///
+    /// It has ended.
+    pub fn report(&mut self) -> Result<i128> {
+        let mut line = String::new();
+        self.reports.read_line(&mut line)?;
+        Ok(line.trim().parse().map_err(|_| format!("the other process says {line:?}"))?)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Does what a peer does, if this process is one; the caller has nothing left to do then.
+///
+/// # Errors
+///
+/// A lock cannot be acquired.
+pub fn serve() -> Result<bool> {
+    let Ok(url) = env::var(PEER) else { return Ok(false) };
+    let runtime = Builder::new_multi_thread().enable_all().build()?;
+    let contestants = runtime.block_on(Contestant::waiting(&url))?;
+    println!("{}", monotonic());
+    for order in stdin().lines() {
+        let order = order?;
+        let (at, name) = order.split_once(' ').ok_or("an order without a name")?;
+        let contestant = contestants.get(at.parse::<usize>()?).cloned().ok_or("no such contestant")?;
+        let name = name.to_owned();
+        // A task, as in a program: `block_on` itself runs outside the workers.
+        let waits = runtime.spawn(async move {
+            let guard = contestant.acquire(&name).await?;
+            let got = monotonic();
+            contestant.release(guard).await.map(|()| got)
+        });
+        println!("{}", runtime.block_on(waits)??);
+    }
+    Ok(true)
+}

@@ -1,0 +1,226 @@
+//! Eight processes take turns, first come, first served; one of them dies while it waits, another while it works.
+//!
+//! ```text
+//! cargo run --example queue                                          # starts a redis-server of its own
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example queue
+//! ```
+#![allow(clippy::disallowed_methods, reason = "an example may look at the clock; the library has one door for it")]
+
+use std::{
+    env,
+    error::Error,
+    io::{self, Read as _},
+    net::TcpListener,
+    process::{self, Stdio},
+    time::{Duration, Instant},
+};
+
+use leasehold::{Leases, Lock};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    process::{Child, Command},
+    sync::mpsc::{UnboundedSender, unbounded_channel},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// Set in the workers: their number. They are this program once more.
+const WORKER: &str = "QUEUE_WORKER";
+const WORKERS: usize = 8;
+/// Dies while it holds the lock.
+const DIES_WORKING: usize = 3;
+/// Dies while it waits.
+const DIES_WAITING: usize = 5;
+
+/// How long the others wait when the holder dies.
+const TTL: Duration = Duration::from_secs(2);
+const TURN: Duration = Duration::from_millis(600);
+/// It takes some ten seconds.
+const LIMIT: Duration = Duration::from_secs(25);
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    if let Ok(number) = env::var(WORKER) {
+        return work(number.parse()?).await;
+    }
+    // What is dropped here is ended: the workers, and the server if it is ours.
+    tokio::select! {
+        outcome = timeout(LIMIT, lead()) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
+        () = interrupted() => Err("interrupted".into()),
+    }
+}
+
+/// A worker: waits for its turn, works, passes the lock on.
+async fn work(number: usize) -> Result<()> {
+    end_with_parent()?;
+    let leases = leases(&env::var("REDIS_URL")?, &format!("worker {number}")).await?;
+    // `fair` is all there is to it: the others come after us, whatever process they are in.
+    let lease = leases.lock(env::var("QUEUE_LOCK")?).fair(true).acquire().await?;
+    println!("has the lock, fence {}", lease.fence());
+    tokio::select! {
+        biased;
+        lost = lease.lost() => return Err(lost.into()),
+        () = sleep(TURN) => {}
+    }
+    lease.release().await?;
+    println!("has passed it on");
+    leases.close().await;
+    Ok(())
+}
+
+async fn leases(url: &str, label: &str) -> Result<Leases> {
+    Ok(Leases::builder().url(url).label(label).ttl(TTL).build().await?)
+}
+
+/// What the first process does: has the line form, ends two of its members, watches the others take their turns.
+async fn lead() -> Result<()> {
+    let (url, _server) = server()?;
+    let name = format!("examples:queue:{}", process::id());
+    let leases = leases(&url, "the first process").await?;
+    let lock = leases.lock(&name);
+    let story = Story { started: Instant::now() };
+
+    // Held until everybody stands in line.
+    let gate = lock.acquire().await?;
+    let (tell, mut told) = unbounded_channel();
+    let (mut workers, mut readers) = (Vec::new(), JoinSet::new());
+    for number in 1..=WORKERS {
+        workers.push(start(number, &url, &name, &tell, &mut readers)?);
+        // One after the other, so that we know in which order they come.
+        while lock.waiters().await?.len() < number {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+    drop(tell);
+    story.tell(&format!("{WORKERS} processes wait for one lock"));
+    story.line(&lock).await?;
+    story.tell("the lock is released, and goes from one to the next");
+    gate.release().await?;
+
+    let mut turns = Vec::new();
+    while let Some((number, said)) = told.recv().await {
+        story.tell(&format!("worker {number} {said}"));
+        if !said.starts_with("has the lock") {
+            continue;
+        }
+        turns.push(number);
+        if number == 1 {
+            kill(&mut workers, DIES_WAITING).await?;
+            story.tell(&format!("worker {DIES_WAITING} is killed while it waits: its turn will be skipped"));
+            story.line(&lock).await?;
+        } else if number == DIES_WORKING {
+            kill(&mut workers, number).await?;
+            story.tell(&format!("worker {number} is killed while it holds the lock: its key expires within {TTL:?}"));
+            story.line(&lock).await?;
+        }
+    }
+    story.tell(&format!("nobody waits any more; the turns were {turns:?}"));
+    leases.close().await;
+
+    let expected: Vec<usize> = (1..=WORKERS).filter(|number| *number != DIES_WAITING).collect();
+    if turns == expected { Ok(()) } else { Err(format!("the turns should have been {expected:?}").into()) }
+}
+
+/// Prints what happens, and when.
+struct Story {
+    started: Instant,
+}
+
+impl Story {
+    fn tell(&self, what: &str) {
+        println!("{:5.1} s  {what}", self.started.elapsed().as_secs_f64());
+    }
+
+    /// Who stands in line, as the server knows it.
+    async fn line(&self, lock: &Lock) -> Result<()> {
+        let line = lock.waiters().await?;
+        let line: Vec<String> =
+            line.iter().map(|waiting| format!("{} ({:.1?})", waiting.label(), waiting.waited())).collect();
+        println!("         in line: {}", line.join(", "));
+        Ok(())
+    }
+}
+
+/// Starts a worker; what it prints goes to `tell`.
+fn start(
+    number: usize,
+    url: &str,
+    name: &str,
+    tell: &UnboundedSender<(usize, String)>,
+    readers: &mut JoinSet<()>,
+) -> Result<Child> {
+    let mut worker = Command::new(env::current_exe()?)
+        .env(WORKER, number.to_string())
+        .env("REDIS_URL", url)
+        .env("QUEUE_LOCK", name)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(worker.stdout.take().ok_or("the worker's output is not ours")?).lines();
+    let tell = tell.clone();
+    readers.spawn(async move {
+        while let Ok(Some(line)) = lines.next_line().await {
+            if tell.send((number, line)).is_err() {
+                break;
+            }
+        }
+    });
+    Ok(worker)
+}
+
+/// As abruptly as a crash.
+async fn kill(workers: &mut [Child], number: usize) -> Result<()> {
+    Ok(workers.get_mut(number - 1).ok_or("no such worker")?.kill().await?)
+}
+
+/// Ends this worker when the first process has gone, however that came: then the pipe to it is closed.
+fn end_with_parent() -> Result<()> {
+    std::thread::Builder::new().name("end-with-parent".into()).spawn(|| {
+        let _gone = io::stdin().read_to_end(&mut Vec::new());
+        process::exit(1);
+    })?;
+    Ok(())
+}
+
+/// Where the locks are: a server that is there, or one of our own, which ends when it is dropped.
+fn server() -> Result<(String, Option<Child>)> {
+    match env::var("REDIS_URL") {
+        Ok(url) if url.starts_with("memory:") => {
+            return Err("eight processes share no memory: REDIS_URL must name a server".into());
+        }
+        Ok(url) => return Ok((url, None)),
+        Err(_) => {}
+    }
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let server = Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
+        .arg("--dir")
+        .arg(env::temp_dir())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn();
+    match server {
+        Ok(server) => Ok((format!("redis://127.0.0.1:{port}"), Some(server))),
+        Err(error) => Err(format!(
+            "redis-server cannot be started ({error}): install it, or set REDIS_URL to a server that is there, such as \
+             redis://127.0.0.1:6379"
+        )
+        .into()),
+    }
+}
+
+/// Completes when this process is asked to end.
+async fn interrupted() {
+    #[cfg(unix)]
+    if let Ok(mut terminated) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        tokio::select! {
+            _ctrl_c = tokio::signal::ctrl_c() => {}
+            _terminated = terminated.recv() => {}
+        }
+        return;
+    }
+    let _ctrl_c = tokio::signal::ctrl_c().await;
+}
