@@ -191,6 +191,7 @@ async fn cost(contestant: Option<usize>, waiters: usize) -> Result<(f64, f64)> {
 }
 
 /// A thousand waiters in ten programs, of whom one is to have the lock.
+#[allow(clippy::cast_precision_loss, reason = "small numbers")]
 async fn one_release(title: &str, fair: bool) -> Result<()> {
     const PROGRAMS: usize = 10;
     const WAITERS: usize = 100;
@@ -293,7 +294,6 @@ fn names() -> Result<()> {
     if status.success() { Ok(()) } else { Err(format!("the process that waits for many names: {status}").into()) }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "small numbers")]
 async fn many_names(port: u16) -> Result<()> {
     const NAMES: u32 = 10_000;
     let client = client_at(port).await?;
