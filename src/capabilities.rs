@@ -51,7 +51,7 @@ impl Capabilities {
     }
 
     /// How many leases and waited-for names of this `Leases` it will watch: half of its `tracking-table-max-keys`, and
-    /// a waited-for name counts twice. `None` if there is no bound.
+    /// a waited-for name counts twice, four times for fair waiters. `None` if there is no bound.
     #[must_use]
     pub fn watched_keys(&self) -> Option<usize> {
         self.watched_keys

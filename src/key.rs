@@ -42,6 +42,11 @@ impl Key {
         Ok(Self { full, prefix: u32::try_from(prefix.len()).unwrap_or_default() })
     }
 
+    /// The lock that a server speaks of.
+    pub(crate) fn of_lock(full: &str) -> Self {
+        Self { full: full.into(), prefix: 0 }
+    }
+
     /// What the user called it.
     pub(crate) fn name(&self) -> &str {
         self.full.get(self.prefix as usize..).unwrap_or(&self.full)

@@ -81,11 +81,12 @@ impl Lock {
     /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. One whose process
     ///   is stopped costs them one [grant](crate::Builder::grant).
     /// - [`try_acquire`](Self::try_acquire) does not overtake the queue either.
-    /// - It is up to everybody who locks this name: others, and other libraries, stay excluded as long as the lock is
-    ///   held or granted, and every release by this library passes it on to the queue. But a lock that becomes *free*,
-    ///   because its holder died and its key expired, or because somebody deleted the key, goes to whoever asks
-    ///   first: that may be one of those who do not ask for fairness.
-    /// - After the server has lost the queue with all else, the waiters take their places again in the old order.
+    /// - Others, and other libraries, stay excluded while the lock is held or granted, and every release by this library
+    ///   passes it on to the queue. But a lock that becomes *free* goes to whoever asks first, who may not have asked for
+    ///   fairness: when its holder died and the key expired, after [`MaxHold`](crate::LossReason::MaxHold) or
+    ///   [`release_after`](crate::Lease::release_after), or when somebody deleted the key.
+    /// - After the server has lost the queue, and when a stopped process goes on, the waiters take their places again
+    ///   with the tickets that they had, one by one: the first to come back may be a later one.
     pub fn fair(mut self, fair: bool) -> Self {
         self.fair = fair;
         self

@@ -92,10 +92,11 @@ impl Shared {
         stop: Stop,
         node: Arc<dyn Node>,
     ) -> Arc<Self> {
-        let lines = Arc::<Lines>::default();
+        let (lines, queues) = (Arc::<Lines>::default(), Arc::<Lines>::default());
         let limit = options.command_timeout;
-        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), node.clone(), lines.clone(), limit));
-        let (queues, calls) = (Arc::<Lines>::default(), Arc::<Calls>::default());
+        let (waiting, fair) = (lines.clone(), queues.clone());
+        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), node.clone(), waiting, fair, limit));
+        let calls = Arc::<Calls>::default();
         let ear = Arc::new(Listener {
             lines: lines.clone(),
             queues: queues.clone(),
@@ -199,7 +200,7 @@ impl Shared {
             Ok(found) => {
                 tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = found.is_ok());
                 background.disarm();
-                self.freed(&hold.key);
+                self.parted(&hold.key, &parting);
                 found.err()
             }
         };
@@ -215,13 +216,22 @@ impl Shared {
         }
     }
 
+    fn parted(&self, key: &Key, parting: &Parting) {
+        self.freed(key);
+        if matches!(parting, Parting::KeepFor(..)) {
+            // Nobody is called to a key that stays, and what happens on our own connection is not told.
+            self.queues.alert(key.lock(), self.now());
+        }
+    }
+
     /// Releases a hold without anybody waiting for it.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: Parting) {
-        let undo = self.watchdog.undoing(Lane::Keeper, hold.key.clone(), hold.token.clone(), hold.ttl, parting);
-        let (shared, key) = (self.clone(), hold.key.clone());
+        let (key, token) = (hold.key.clone(), hold.token.clone());
+        let undo = self.watchdog.undoing(Lane::Keeper, key.clone(), token, hold.ttl, parting.clone());
+        let shared = self.clone();
         self.host.spawn(async move {
             undo.await;
-            shared.freed(&key);
+            shared.parted(&key, &parting);
         });
     }
 
@@ -339,13 +349,13 @@ impl Ear for Listener {
     }
 
     fn granted(&self, key: &str, token: &str) {
-        if self.calls.call(token, self.now()) {
+        if self.calls.grant(token, self.now()) {
             return;
         }
         // It has gone meanwhile, and what it left behind must not hold the others up; unless it has become a lease, and
         // the call is a late one.
-        if let (Ok(key), Some(token)) = (Key::new("", key), Token::parse(token)) {
-            self.watchdog.leave(key, token);
+        if let Some(token) = Token::parse(token) {
+            self.watchdog.leave(Key::of_lock(key), token);
         }
     }
 

@@ -83,7 +83,8 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
         kills += 1;
         tokio::time::sleep(Duration::from_millis(7 * (kills as u64 % 5))).await;
     }
-    assert!(kills > 20, "{kills}");
+    // Pushes that end again and again take longer and longer to come back.
+    assert!(kills > 8, "{kills}");
     for lease in &held {
         lease.check().unwrap();
     }

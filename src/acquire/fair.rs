@@ -7,6 +7,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::{Acquire, Told, Won};
 use crate::{
     attempt::{Attempt, Verdict},
+    clock::Time,
     error::AcquireError,
     jitter::Jitter,
     lease::Lease,
@@ -39,30 +40,36 @@ impl Acquire {
         self.tell(&seen, &mut told);
         loop {
             let leads = turn.is_some() || leader_is_deaf;
-            let now = shared.now();
-            let pause = standing.next_knock(&seen, leads, &mut backoff).min(standing.called.due().since(now));
-            if leads {
-                waiter.saw(seen.clone(), now + pause);
-            }
-            let knocks = tokio::select! {
-                biased;
-                paused = self.pause(pause) => { paused?; true }
-                () = standing.called.heard() => false,
-                () = waiter.alerted(), if leads => true,
-                got = waiter.turn(), if turn.is_none() => {
-                    // What the one before was alerted to has been looked at.
-                    waiter.looks_by(shared.now());
-                    turn = Some(got);
-                    false
+            let knock_at = standing.looked_at + standing.next_knock(&seen, leads, &mut backoff);
+            let knocks = loop {
+                let now = shared.now();
+                let pause = knock_at.min(standing.called.due()).since(now);
+                if leads {
+                    waiter.saw(seen.clone(), now + pause);
                 }
-                Ok(()) = looks.changed(), if !leads => {
-                    seen = looks.borrow_and_update().clone();
-                    self.tell(&seen, &mut told);
-                    false
-                }
-                () = shared.host.sleep(deaf), if !leads => {
-                    leader_is_deaf = shared.now() > waiter.due() + deaf;
-                    false
+                tokio::select! {
+                    biased;
+                    paused = self.pause(pause) => { paused?; break true }
+                    () = standing.called.heard() => {}
+                    () = waiter.alerted(), if leads => break true,
+                    got = waiter.turn(), if turn.is_none() => {
+                        turn = Some(got);
+                        break false;
+                    }
+                    Ok(()) = looks.changed(), if !leads => {
+                        let look = looks.borrow_and_update().clone();
+                        self.tell(&look, &mut told);
+                        // That the leader had no answer is no reason to ask as well.
+                        if matches!(look, Look::Held { .. }) {
+                            seen = look;
+                        }
+                    }
+                    () = shared.host.sleep(deaf), if !leads => {
+                        if shared.now() > waiter.due() + deaf {
+                            leader_is_deaf = true;
+                            break false;
+                        }
+                    }
                 }
             };
             if !knocks {
@@ -76,15 +83,21 @@ impl Acquire {
                 let now = shared.now();
                 waiter.looks_by(now + self.limit(now));
             }
-            let lane = standing.lane(&seen);
+            let (lane, was_called) = (standing.lane(&seen), standing.called.is_granted());
             seen = match self.knock(&mut standing, lane, true).await? {
-                Ok(won) => return Ok(won.seated(seat)),
+                Ok(won) => {
+                    if !was_called {
+                        // It had become free otherwise than by a release: perhaps the queue is gone, and who only waits
+                        // to be called has to take its place again.
+                        shared.calls.call_line(&self.wanted.key, shared.now());
+                    }
+                    return Ok(won.seated(seat));
+                }
                 // Alerts go to whoever has the turn.
                 Err(Look::Held { holder, watched }) => Look::Held { holder, watched: watched && turn.is_some() },
                 Err(look) => look,
             };
             if standing.had_been_lost {
-                // The others have to take their places again too.
                 shared.calls.call_line(&self.wanted.key, shared.now());
             }
             self.tell(&seen, &mut told);
@@ -122,6 +135,7 @@ struct Standing<'a> {
     /// How the last knock went.
     lane: Lane,
     answer: Option<Answer<Knocked>>,
+    looked_at: Time,
     had_been_lost: bool,
     may_be_there: bool,
     /// `close` waits for our leaving.
@@ -141,6 +155,7 @@ impl<'a> Standing<'a> {
             called,
             lane: Lane::Keeper,
             answer: None,
+            looked_at: shared.now(),
             had_been_lost: false,
             may_be_there: false,
             _under_way: shared.host.token(),
@@ -157,6 +172,9 @@ impl<'a> Standing<'a> {
     }
 
     fn lane(&self, seen: &Look) -> Lane {
+        if self.called.is_granted() {
+            return self.shared.node.lane();
+        }
         if self.is_first() && !matches!(seen, Look::Failed(_)) { self.shared.watchdog.lane() } else { Lane::Keeper }
     }
 
@@ -188,6 +206,7 @@ impl<'a> Standing<'a> {
         let answer = self.answer.insert(self.shared.node.knock(lane, &knock, limit));
         let answered = answer.await;
         self.answer = None;
+        self.looked_at = self.shared.now();
         match answered {
             Ok(Knocked::Granted(fence)) => {
                 match Attempt::new(sent, *ttl).decide(self.shared.now(), Ok(Acquired::Granted(fence))) {

@@ -240,7 +240,11 @@ impl Acquire {
                 turn = &mut turn => return Ok(Some(turn)),
                 ended = &mut end => {
                     let look = looks.borrow_and_update().clone();
-                    return Err(ended.unwrap_or_else(|| self.over(look)));
+                    return match ended {
+                        // Something has happened, and whoever has the turn did not look: a last look of our own.
+                        None if self.shared.now() > waiter.due() + SHORTEST_LOOK => Ok(None),
+                        ended => Err(ended.unwrap_or_else(|| self.over(look))),
+                    };
                 }
                 Ok(()) = looks.changed() => {
                     let look = looks.borrow_and_update().clone();

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::sync::Semaphore;
+
 use super::{Lane, Node, Parting};
 use crate::{
     clock::{Clock, Time},
@@ -27,6 +29,8 @@ pub(crate) struct Undo {
     pub(crate) for_at_most: Duration,
     /// How long one release is waited for.
     pub(crate) limit: Duration,
+    /// So many are under way at a time: thousands at once would time out behind each other, and try again.
+    pub(crate) turns: Arc<Semaphore>,
 }
 
 impl Undo {
@@ -38,7 +42,9 @@ impl Undo {
         let again = if self.lane == Lane::Watched { Lane::Keeper } else { self.lane };
         let later = [Lane::Keeper, again].into_iter().cycle();
         for lane in std::iter::once(self.lane).chain(later) {
+            let turn = self.turns.acquire().await;
             let outcome = self.parting.send(&*node, lane, &self.key, &self.token, self.limit).await;
+            drop(turn);
             let (lock, label) = (self.key.name(), self.token.label());
             match outcome {
                 Ok(found) => {

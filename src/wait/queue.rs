@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -78,6 +78,8 @@ struct Call {
     key: Key,
     /// When to knock.
     due: AtomicU64,
+    /// The lock is there, and has only to be taken.
+    granted: AtomicBool,
     heard: Notify,
 }
 
@@ -92,7 +94,8 @@ pub(crate) struct Called {
 impl Calls {
     pub(crate) fn listen(self: &Arc<Self>, key: &Key, token: &Token) -> Called {
         let due = AtomicU64::new(Time::NEVER.as_nanos());
-        let call = Arc::new(Call { key: key.clone(), due, heard: Notify::new() });
+        let granted = AtomicBool::new(false);
+        let call = Arc::new(Call { key: key.clone(), due, granted, heard: Notify::new() });
         self.0.lock().insert(token.clone(), call.clone());
         Called { calls: self.clone(), token: token.clone(), call }
     }
@@ -109,6 +112,16 @@ impl Calls {
     pub(crate) fn call(&self, token: &str, at: Time) -> bool {
         let call = self.0.lock().get(token).cloned();
         call.inspect(|call| call.ring(at)).is_some()
+    }
+
+    /// This one has only to take the lock.
+    pub(crate) fn grant(&self, token: &str, now: Time) -> bool {
+        let call = self.0.lock().get(token).cloned();
+        let grant = |call: &Arc<Call>| {
+            call.granted.store(true, Ordering::Release);
+            call.ring(now);
+        };
+        call.inspect(grant).is_some()
     }
 
     /// All who wait for this lock are to knock: the queue was lost.
@@ -147,8 +160,14 @@ impl Called {
         Time::from_nanos(self.call.due.load(Ordering::Acquire))
     }
 
+    /// Whether one of them says that the lock is there.
+    pub(crate) fn is_granted(&self) -> bool {
+        self.call.granted.load(Ordering::Acquire)
+    }
+
     /// We knock now, which deals with all calls before.
     pub(crate) fn knocks(&self) {
+        self.call.granted.store(false, Ordering::Release);
         self.call.due.store(Time::NEVER.as_nanos(), Ordering::Release);
     }
 }
@@ -224,10 +243,12 @@ mod tests {
         let (soon, later) = (Time::ZERO + GRANT, Time::ZERO + GRANT * 2);
         assert!(calls.call(one.as_str(), later) && calls.call(one.as_str(), soon));
         first.heard().await;
+        assert!(!first.is_granted() && calls.grant(one.as_str(), later) && first.is_granted());
         assert_eq!((first.due(), second.due()), (soon, Time::NEVER));
         first.knocks();
-        assert_eq!(first.due(), Time::NEVER);
+        assert_eq!((first.due(), first.is_granted()), (Time::NEVER, false));
         drop(first);
+        assert!(!calls.grant(one.as_str(), soon));
         assert!(!calls.call(one.as_str(), soon) && calls.has(two.as_str()));
         calls.call_line(&Key::new("", "other").unwrap(), soon);
         assert_eq!(second.due(), Time::NEVER);

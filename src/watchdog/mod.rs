@@ -16,7 +16,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::{
     clock::{Clock, Time},
@@ -44,6 +44,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// for waking the keeper each time.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// The most undoings that are under way at a time.
+const UNDOS_AT_ONCE: usize = 256;
+
 /// Questions about everything that is held are spread by this much each.
 const ASK_EACH: Duration = Duration::from_micros(10);
 
@@ -58,6 +61,8 @@ pub(crate) struct Watchdog {
     node: Arc<dyn Node>,
     command_timeout: Duration,
     lines: Arc<Lines>,
+    queues: Arc<Lines>,
+    undos: Arc<Semaphore>,
     table: Mutex<Table>,
     wake: Notify,
     /// More is held than the node watches, and that was said.
@@ -118,10 +123,12 @@ impl Watchdog {
         host: Host,
         node: Arc<dyn Node>,
         lines: Arc<Lines>,
+        queues: Arc<Lines>,
         command_timeout: Duration,
     ) -> Self {
         let (table, wake) = (Mutex::default(), Notify::new());
-        Self { clock, host, node, command_timeout, lines, table, wake, crowded: AtomicBool::new(false) }
+        let undos = Arc::new(Semaphore::new(UNDOS_AT_ONCE));
+        Self { clock, host, node, command_timeout, lines, queues, undos, table, wake, crowded: AtomicBool::new(false) }
     }
 
     fn now(&self) -> Time {
@@ -201,7 +208,11 @@ impl Watchdog {
 
     /// Takes a token off the node in the background: after a loss, or an attempt of unknown outcome.
     pub(crate) fn undo(&self, lane: Lane, key: Key, token: Token, ttl: Duration) {
-        let undoing = self.undoing(lane, key.clone(), token, ttl, Parting::Delete);
+        self.part(lane, key, token, ttl, Parting::Delete);
+    }
+
+    fn part(&self, lane: Lane, key: Key, token: Token, ttl: Duration, parting: Parting) {
+        let undoing = self.undoing(lane, key.clone(), token, ttl, parting);
         let (lines, clock) = (self.lines.clone(), self.clock.clone());
         self.host.spawn(async move {
             undoing.await;
@@ -217,7 +228,7 @@ impl Watchdog {
             return;
         }
         // Nobody renews a grant.
-        self.host.spawn(self.undoing(Lane::Keeper, key, token, self.command_timeout, Parting::Leave));
+        self.part(Lane::Keeper, key, token, self.command_timeout, Parting::Leave);
     }
 
     /// The same, for whoever has to know when it is done, or parts in another way.
@@ -229,7 +240,8 @@ impl Watchdog {
         ttl: Duration,
         parting: Parting,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let undo = Undo { lane, key, token, parting, for_at_most: ttl, limit: self.command_timeout };
+        let (limit, turns) = (self.command_timeout, self.undos.clone());
+        let undo = Undo { lane, key, token, parting, for_at_most: ttl, limit, turns };
         undo.run(self.node.clone(), self.host.clone(), self.clock.clone())
     }
 
@@ -343,15 +355,16 @@ impl Watchdog {
     /// would evict: each eviction be a hint, and each hint a renewal; or it would not be told, for a server keeps to
     /// itself what a connection's own command evicts.
     pub(crate) fn lane(&self) -> Lane {
-        // A waiter's look reads the lock and its fence.
+        // A waiter's look reads the lock and its fence, a fair waiter's the queue as well.
         let (held, awaited, room) = (self.table.lock().holds.len(), self.lines.len(), self.node.room());
-        if held + 2 * awaited <= room {
+        let queued = self.queues.len();
+        if held + 2 * awaited + 4 * queued <= room {
             self.crowded.store(false, Ordering::Relaxed);
             return Lane::Watched;
         }
         if room > 0 && !self.crowded.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                name: "crowded", target: "leasehold", held, awaited, room,
+                name: "crowded", target: "leasehold", held, awaited, queued, room,
                 "more leases and waiters than half of the server's tracking-table-max-keys allows: waiters poll, and a \
                  loss is told by the next renewal only"
             );

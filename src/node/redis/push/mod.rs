@@ -47,6 +47,9 @@ const IDLE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// A session that lives so long was no failure; others, though they came up, let the pauses grow.
+const STEADY: Duration = Duration::from_secs(1);
+
 /// How many keys a server tracks when it does not tell.
 const USUAL_TABLE: usize = 1_000_000;
 
@@ -180,15 +183,18 @@ impl Push {
             if self.room() == 0 && !self.has_callers() {
                 continue;
             }
+            let mut was_steady = false;
             let end = match Session::open(target, limits, &self.channel).await {
-                Ok(session) => self.listen_to(session, keeper, limits, &mut reconnections).await,
+                Ok(session) => self.listen_to(session, keeper, limits, &mut reconnections, &mut was_steady).await,
                 Err(end) => {
                     self.deaf.store(matches!(end, End::Refused(_)), Ordering::Release);
                     end
                 }
             };
-            if self.off() {
+            if was_steady {
                 pause = FIRST_PAUSE;
+            }
+            if self.off() {
                 self.missed();
             }
             match end {
@@ -224,15 +230,17 @@ impl Push {
         }
     }
 
-    /// Hears until it ends.
+    /// Hears until it ends, and says whether it had lasted.
     async fn listen_to(
         &self,
         mut session: Session,
         keeper: &Connection,
         limits: Limits,
         reconnections: &mut Receiver<Server>,
+        is_steady: &mut bool,
     ) -> End {
         let mut was_on = false;
+        let mut steady = pin!(tokio::time::sleep(STEADY));
         loop {
             // What came before the tracking below is dealt with by it.
             while reconnections.try_recv().is_ok() {
@@ -260,6 +268,7 @@ impl Push {
                         self.forgive();
                         break;
                     }
+                    () = &mut steady, if !*is_steady => *is_steady = true,
                     () = tokio::time::sleep(IDLE) => if !self.ear().is_some_and(|ear| ear.is_needed()) {
                         let off = vec!["TRACKING".into(), "OFF".into()];
                         let _outcome = keeper.command("CLIENT", off, limits.command).await;
