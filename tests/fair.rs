@@ -252,7 +252,9 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
         };
         let (lease, at) = had(next).await;
         let took = at.saturating_duration_since(since);
-        assert!(took <= PROMPT + lag.worst(), "round {round}: the next one had it after {took:?}");
+        // The last look has 15 ms for its answer; who leaves waits for that first.
+        let limit = PROMPT + Duration::from_millis(15) + 2 * lag.worst();
+        assert!(took <= limit, "round {round}: the next one had it after {took:?}");
         lease.release().await.unwrap();
     }
     println!("{won} won, {over} were over");

@@ -8,10 +8,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use fair_line::{
-    History, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place, queue_key, tokens,
-    wait_key,
-};
+use fair_line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key};
 use leasehold::{Leases, Owner};
 use support::{
     Action, Child, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
@@ -223,6 +220,18 @@ fn f1_holder_killed_with_a_fair_queue_behind_it() {
     });
 }
 
+/// Nobody has said anything for a while, and so nothing is under way.
+async fn is_quiet(proxy: &Proxy) {
+    let (mut commands, mut since) = (proxy.commands(), Instant::now());
+    eventually_async(SOON, "silence", || {
+        if proxy.commands() != commands {
+            (commands, since) = (proxy.commands(), Instant::now());
+        }
+        since.elapsed() > 2 * PROMPT
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_heartbeat() {
     const LATE: Duration = Duration::from_millis(700);
@@ -238,6 +247,8 @@ async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_he
             let unlucky = place(&theirs.lock(&name)).await;
             let next = place(&others.lock(&name)).await;
             all_can_be_called(&mut wire, &name, 2).await;
+            // The first one knocks once more, to have the lock watched: that one must not come upon the grant.
+            is_quiet(&proxy).await;
             proxy.messages(fate);
             let released = Instant::now();
             lease.release().await.unwrap();

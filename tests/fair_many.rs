@@ -19,6 +19,9 @@ use tokio::task::JoinHandle;
 /// How often each program knocks for those of its waiters who share a name.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
+/// The builder's default.
+const GRANT: Duration = Duration::from_secs(1);
+
 async fn program(url: String) -> Leases {
     Leases::builder().url(url).build().await.unwrap()
 }
@@ -139,9 +142,10 @@ async fn ten_thousand_wait_in_order_and_leave_nothing() {
     }
     took.sort_unstable();
     println!("entered in {entered:?}, handed over within {took:?}");
-    // Each change of hands is told to everybody in these two programs, and that takes its time on a busy machine.
+    // Each change of hands is told to everybody in these two programs, some of whom may still be on their way in: that
+    // takes its time on a busy machine.
     assert!(took[10] <= PROMPT + lag.worst(), "{took:?}");
-    assert!(took[19] <= 10 * PROMPT + lag.worst(), "{took:?}");
+    assert!(took[19] <= GRANT + PROMPT + lag.worst(), "{took:?}");
     let dropped = Instant::now();
     for waiter in &waiters {
         waiter.abort();
