@@ -99,7 +99,6 @@ impl Shared {
         let calls = Arc::<Calls>::default();
         let ear = Arc::new(Listener {
             lines: lines.clone(),
-            queues: queues.clone(),
             calls: calls.clone(),
             watchdog: watchdog.clone(),
             clock: clock.clone(),
@@ -220,7 +219,7 @@ impl Shared {
         self.freed(key);
         if matches!(parting, Parting::KeepFor(..)) {
             // Nobody is called to a key that stays, and what happens on our own connection is not told.
-            self.queues.alert(key.lock(), self.now());
+            self.calls.touched(key.lock(), self.now());
         }
     }
 
@@ -318,7 +317,6 @@ impl Drop for Dropped<'_> {
 #[derive(Debug)]
 struct Listener {
     lines: Arc<Lines>,
-    queues: Arc<Lines>,
     calls: Arc<Calls>,
     watchdog: Arc<Watchdog>,
     clock: Arc<dyn Clock>,
@@ -334,13 +332,12 @@ impl Ear for Listener {
     fn touched(&self, key: &str) {
         self.watchdog.hint(key);
         self.lines.alert(key, self.now());
-        self.queues.alert(key, self.now());
+        self.calls.touched(key, self.now());
     }
 
     fn missed(&self) {
         self.watchdog.hint_all();
         self.lines.alert_all(self.now());
-        self.queues.alert_all(self.now());
         self.calls.call_all(self.now());
     }
 

@@ -51,7 +51,6 @@ impl Acquire {
                     biased;
                     paused = self.pause(pause) => { paused?; break true }
                     () = standing.called.heard() => {}
-                    () = waiter.alerted(), if leads => break true,
                     got = waiter.turn(), if turn.is_none() => {
                         turn = Some(got);
                         break false;
@@ -93,8 +92,6 @@ impl Acquire {
                     }
                     return Ok(won.seated(seat));
                 }
-                // Alerts go to whoever has the turn.
-                Err(Look::Held { holder, watched }) => Look::Held { holder, watched: watched && turn.is_some() },
                 Err(look) => look,
             };
             if standing.had_been_lost {
@@ -180,7 +177,7 @@ impl<'a> Standing<'a> {
 
     /// When to knock without being called.
     fn next_knock(&self, seen: &Look, leads: bool, backoff: &mut Backoff) -> Duration {
-        if leads && self.lane(seen) == Lane::Watched && self.lane != Lane::Watched && self.shared.node.room() > 0 {
+        if self.lane(seen) == Lane::Watched && self.lane != Lane::Watched && self.shared.node.room() > 0 {
             return Duration::ZERO;
         }
         self.place.next_knock(seen, leads, self.grant(), backoff).unwrap_or(Duration::MAX)
@@ -222,6 +219,7 @@ impl<'a> Standing<'a> {
                 self.may_be_there = enter;
                 self.had_been_lost = entered && self.place.ticket.is_some();
                 self.place = Place { ticket, ahead, called };
+                self.called.watches(watched && ahead == 0);
                 Outcome::Busy { holder, watched }
             }
             Err(failure) => {

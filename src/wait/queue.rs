@@ -61,7 +61,7 @@ impl Place {
         } else if first && !watched {
             // Nobody tells us of a lock that became free otherwise than by a release.
             Some(expiry.min(grant / 3))
-        } else if leads {
+        } else if leads || first {
             Some(expiry.min(HEARTBEAT))
         } else {
             None
@@ -71,7 +71,14 @@ impl Place {
 
 /// Everybody in this process who waits in a queue, by token: what a server calls out is for one of them.
 #[derive(Debug, Default)]
-pub(crate) struct Calls(Mutex<HashMap<Token, Arc<Call>>>);
+pub(crate) struct Calls(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    waiters: HashMap<Token, Arc<Call>>,
+    /// Who has the lock watched: the first of this process.
+    watchers: HashMap<Key, Arc<Call>>,
+}
 
 #[derive(Debug)]
 struct Call {
@@ -96,32 +103,40 @@ impl Calls {
         let due = AtomicU64::new(Time::NEVER.as_nanos());
         let granted = AtomicBool::new(false);
         let call = Arc::new(Call { key: key.clone(), due, granted, heard: Notify::new() });
-        self.0.lock().insert(token.clone(), call.clone());
+        self.0.lock().waiters.insert(token.clone(), call.clone());
         Called { calls: self.clone(), token: token.clone(), call }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.0.lock().waiters.is_empty()
     }
 
     pub(crate) fn has(&self, token: &str) -> bool {
-        self.0.lock().contains_key(token)
+        self.0.lock().waiters.contains_key(token)
     }
 
     /// This one is to knock at the moment given. False if nobody here has the token.
     pub(crate) fn call(&self, token: &str, at: Time) -> bool {
-        let call = self.0.lock().get(token).cloned();
+        let call = self.0.lock().waiters.get(token).cloned();
         call.inspect(|call| call.ring(at)).is_some()
     }
 
     /// This one has only to take the lock.
     pub(crate) fn grant(&self, token: &str, now: Time) -> bool {
-        let call = self.0.lock().get(token).cloned();
+        let call = self.0.lock().waiters.get(token).cloned();
         let grant = |call: &Arc<Call>| {
             call.granted.store(true, Ordering::Release);
             call.ring(now);
         };
         call.inspect(grant).is_some()
+    }
+
+    /// Something was done to this lock: whoever has it watched is to knock.
+    pub(crate) fn touched(&self, key: &str, now: Time) {
+        let call = self.0.lock().watchers.get(key).cloned();
+        if let Some(call) = call {
+            call.ring(now);
+        }
     }
 
     /// All who wait for this lock are to knock: the queue was lost.
@@ -135,7 +150,7 @@ impl Calls {
     }
 
     fn call_those(&self, at: Time, wanted: impl Fn(&Call) -> bool) {
-        let calls: Vec<_> = self.0.lock().values().filter(|call| wanted(call)).cloned().collect();
+        let calls: Vec<_> = self.0.lock().waiters.values().filter(|call| wanted(call)).cloned().collect();
         for call in calls {
             call.ring(at);
         }
@@ -153,6 +168,16 @@ impl Called {
     /// Completes when a call has come since the last [`knocks`](Self::knocks).
     pub(crate) async fn heard(&self) {
         self.call.heard.notified().await;
+    }
+
+    /// Whether we have the lock watched: then we are called when something is done to it.
+    pub(crate) fn watches(&self, watched: bool) {
+        let mut table = self.calls.0.lock();
+        if watched {
+            table.watchers.insert(self.call.key.clone(), self.call.clone());
+        } else if table.watchers.get(&self.call.key).is_some_and(|call| Arc::ptr_eq(call, &self.call)) {
+            table.watchers.remove(&self.call.key);
+        }
     }
 
     /// When the calls want us to knock.
@@ -174,7 +199,8 @@ impl Called {
 
 impl Drop for Called {
     fn drop(&mut self) {
-        self.calls.0.lock().remove(&self.token);
+        self.watches(false);
+        self.calls.0.lock().waiters.remove(&self.token);
     }
 }
 
@@ -225,6 +251,12 @@ mod tests {
     }
 
     #[test]
+    fn the_first_is_there_when_the_key_expires_whoever_leads() {
+        let look = held(Some(Duration::from_millis(500)), true);
+        assert!(next(&place(0, true), &look, false).is_some_and(|knock| knock < Duration::from_millis(510)));
+    }
+
+    #[test]
     fn the_first_looks_often_when_nobody_watches_the_lock_for_it() {
         assert_eq!(next(&place(0, true), &held(None, false), true), Some(GRANT / 3));
     }
@@ -255,7 +287,16 @@ mod tests {
         calls.call_line(&key, later);
         calls.call_all(soon);
         assert_eq!(second.due(), soon);
+
+        second.knocks();
+        calls.touched("job", soon);
+        assert_eq!(second.due(), Time::NEVER, "it has not had it watched");
+        second.watches(true);
+        calls.touched("another", soon);
+        assert_eq!(second.due(), Time::NEVER);
+        calls.touched("job", soon);
+        assert_eq!(second.due(), soon);
         drop(second);
-        assert!(calls.is_empty());
+        assert!(calls.is_empty() && calls.0.lock().watchers.is_empty());
     }
 }

@@ -40,8 +40,8 @@ use crate::{capabilities, node::Ear, token::random_u64};
 mod call;
 mod session;
 
-/// A connection that nobody needs any more is closed within this.
-const IDLE: Duration = Duration::from_secs(10);
+/// How often to see whether anybody needs the connection; when nobody did twice, it is closed.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The pause after a session that failed; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -241,6 +241,8 @@ impl Push {
     ) -> End {
         let mut was_on = false;
         let mut steady = pin!(tokio::time::sleep(STEADY));
+        let mut look = pin!(tokio::time::sleep(LOOK_EVERY));
+        let mut was_idle = false;
         loop {
             // What came before the tracking below is dealt with by it.
             while reconnections.try_recv().is_ok() {
@@ -269,11 +271,17 @@ impl Push {
                         break;
                     }
                     () = &mut steady, if !*is_steady => *is_steady = true,
-                    () = tokio::time::sleep(IDLE) => if !self.ear().is_some_and(|ear| ear.is_needed()) {
-                        let off = vec!["TRACKING".into(), "OFF".into()];
-                        let _outcome = keeper.command("CLIENT", off, limits.command).await;
-                        return End::Idle;
-                    },
+                    () = &mut look => {
+                        let is_idle = !self.ear().is_some_and(|ear| ear.is_needed());
+                        // Not at once: the next one who waits would have to connect again.
+                        if is_idle && was_idle {
+                            let off = vec!["TRACKING".into(), "OFF".into()];
+                            let _outcome = keeper.command("CLIENT", off, limits.command).await;
+                            return End::Idle;
+                        }
+                        was_idle = is_idle;
+                        look.set(tokio::time::sleep(LOOK_EVERY));
+                    }
                 }
             }
             self.off();
