@@ -347,7 +347,8 @@ async fn a_taken_key_is_left_to_its_taker(place: Place) {
     let taker = two.lock("job").acquire().await.unwrap();
 
     let lost = within(SOON, "lost()", lease.lost()).await;
-    assert_eq!(lost.reason(), LossReason::Taken);
+    // The server tells at once that the key was touched, and may be asked between the two steps.
+    assert!([LossReason::Taken, LossReason::Deleted].contains(&lost.reason()), "{lost:?}");
     assert!(matches!(lease.release().await, Err(ReleaseError::Lost(_))));
     let holder = one.lock("job").holder().await.unwrap().unwrap();
     assert_eq!((holder.label(), holder.fence()), (Some("two"), Some(taker.fence())));
