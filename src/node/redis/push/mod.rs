@@ -249,7 +249,11 @@ impl Push {
                 self.forgive();
             }
             match self.set_up(&session, keeper, limits).await {
-                Ok(()) => was_on = true,
+                Ok(()) => {
+                    was_on = true;
+                    // Whoever asked for it meanwhile has it; or the next session would follow this one for nobody.
+                    let _asked_before = pin!(self.wanted.notified()).enable();
+                }
                 Err(end) => {
                     // Nothing is watched any more, and it may be long until it is again.
                     if was_on {
