@@ -47,6 +47,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// The longest after one that came up, but soon ended: waiters poll meanwhile.
+const LONGEST_FLAP: Duration = Duration::from_millis(150);
+
 /// A session that lives so long was no failure; others, though they came up, let the pauses grow.
 const STEADY: Duration = Duration::from_secs(1);
 
@@ -183,9 +186,12 @@ impl Push {
             if self.room() == 0 && !self.has_callers() {
                 continue;
             }
-            let mut was_steady = false;
+            let (mut was_steady, mut longest) = (false, LONGEST_PAUSE);
             let end = match Session::open(target, limits, &self.channel).await {
-                Ok(session) => self.listen_to(session, keeper, limits, &mut reconnections, &mut was_steady).await,
+                Ok(session) => {
+                    longest = LONGEST_FLAP;
+                    self.listen_to(session, keeper, limits, &mut reconnections, &mut was_steady).await
+                }
                 Err(end) => {
                     self.deaf.store(matches!(end, End::Refused(_)), Ordering::Release);
                     end
@@ -201,8 +207,8 @@ impl Push {
                 End::Idle => {}
                 End::Failed(reason) => {
                     tracing::debug!(name: "push", target: "leasehold", reason, "pushes are interrupted");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    tokio::time::sleep(pause.min(longest)).await;
+                    pause = (pause * 2).min(longest);
                     if self.ear().is_some_and(|ear| ear.is_needed()) {
                         self.wanted.notify_one();
                     }
