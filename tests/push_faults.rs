@@ -151,6 +151,8 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
             for (state, worst) in worst.iter_mut().enumerate() {
                 start_anew(&mut wire).await;
                 if round + state > 0 {
+                    // What ended while nobody needed it any more comes back for whoever asks.
+                    leases.capabilities().await.unwrap();
                     eventually_async(SOON, "pushes are on", || wire.trackers().len() == 1).await;
                 }
                 take(&mut wire, "job");
