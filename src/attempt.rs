@@ -1,10 +1,14 @@
-//! One attempt to acquire, as a pure machine: one token, one first send, one verdict.
+//! One attempt to acquire, as a pure machine: one token, one first send to each node, one verdict. One node is a quorum
+//! of one.
 //!
 //! # Invariants
 //!
-//! 1. Validity counts from before the first send, never from a reply (rule 1). A grant that arrives when that is used
-//!    up is no win.
-//! 2. An unknown outcome is not a no: a node that may hold our token is undone unless the attempt was won (rule 6).
+//! 1. Validity counts from before the first send, never from a reply (rule 1). A majority that is complete when that is
+//!    used up is no win.
+//! 2. An unknown outcome is not a no: every node that may hold our token is undone unless the attempt was won (rule 6).
+//! 3. A win is the only verdict with a fence, and it has one only when a majority holds our token with a floor that is
+//!    at least that fence, and a majority drew nothing larger (rule 10; the argument is in safety.md, section 3).
+//! 4. A loss is told when no majority can grant any more, and it is known whether one is there at all.
 
 use std::time::Duration;
 
@@ -12,10 +16,24 @@ use crate::{
     clock::Time,
     fence::Fence,
     holder::Holder,
-    node::{Acquired, Failure},
-    quorum::tally::Tally,
-    watchdog::drift,
+    node::{Acquired, Failure, Owned},
+    quorum::{
+        camp::Camp,
+        tally::{Denial, Nodes, Tally, drift, majority},
+    },
 };
+
+/// What is to be done after an answer.
+#[derive(Debug)]
+#[must_use = "an attempt goes on only if its steps are taken"]
+pub(crate) enum Step {
+    /// Hear the next answer.
+    Wait,
+    /// Lift the floor on these nodes, then go on hearing.
+    Raise { fence: Fence, on: Nodes },
+    /// It is decided. Answers that come now are for [`late`].
+    Over(Verdict),
+}
 
 /// How an attempt ended.
 #[derive(Debug)]
@@ -23,9 +41,17 @@ pub(crate) enum Verdict {
     /// The lease is ours; the watchdog goes on from the tally.
     Won { fence: Fence, tally: Tally },
     /// Somebody holds it.
-    Busy { holder: Holder, watched: bool },
-    /// The node could not tell, or said no.
-    Failed(Failure),
+    Busy {
+        holder: Holder,
+        /// How many nodes have to be freed until it can be ours.
+        needs: usize,
+        /// Whether so many nodes will tell when their key changes.
+        watched: bool,
+    },
+    /// Nobody has a majority: several try at once.
+    Split { holder: Holder },
+    /// Too few nodes granted it for another reason, or too late: what each said, in order.
+    Failed(Vec<Result<Acquired, Failure>>),
 }
 
 /// One attempt under way.
@@ -33,105 +59,203 @@ pub(crate) enum Verdict {
 pub(crate) struct Attempt {
     sent: Time,
     deadline: Time,
-    must_undo: bool,
+    seats: Box<[Seat]>,
+    /// The fence that floors are being raised to.
+    raising_to: Option<Fence>,
+    won: bool,
+}
+
+/// What is known of one node.
+#[derive(Debug, Clone)]
+enum Seat {
+    /// It has not answered.
+    Asked,
+    /// It holds our token, and drew this fence.
+    Granted(Fence),
+    /// The same, and its floor is being lifted.
+    Raising(Fence),
+    /// The same, and its floor was lifted.
+    Raised(Fence),
+    Busy {
+        holder: Holder,
+        watched: bool,
+    },
+    Recovering(Duration),
+    Failed(Failure),
+}
+
+impl Seat {
+    fn drawn(&self) -> Option<Fence> {
+        match self {
+            Self::Granted(fence) | Self::Raising(fence) | Self::Raised(fence) => Some(*fence),
+            _ => None,
+        }
+    }
+
+    fn may_hold(&self) -> bool {
+        match self {
+            Self::Asked | Self::Granted(_) | Self::Raising(_) | Self::Raised(_) => true,
+            Self::Failed(failure) => failure.may_have_happened(),
+            Self::Busy { .. } | Self::Recovering(_) => false,
+        }
+    }
 }
 
 impl Attempt {
     /// `sent` is the time before the first request is handed to the transport.
-    pub(crate) fn new(sent: Time, ttl: Duration) -> Self {
-        Self { sent, deadline: sent + ttl.saturating_sub(drift(ttl)), must_undo: false }
+    pub(crate) fn new(sent: Time, ttl: Duration, nodes: usize) -> Self {
+        let deadline = sent + ttl.saturating_sub(drift(ttl));
+        Self { sent, deadline, seats: vec![Seat::Asked; nodes].into(), raising_to: None, won: false }
     }
 
-    /// The node has answered, or will not.
-    pub(crate) fn decide(&mut self, now: Time, answer: Result<Acquired, Failure>) -> Verdict {
-        match answer {
-            Ok(Acquired::Granted(fence)) if now < self.deadline => {
-                let mut tally = Tally::new(1);
-                tally.confirm(0, self.sent);
-                Verdict::Won { fence, tally }
+    /// `node` has answered the bid, or will not.
+    pub(crate) fn answer(&mut self, now: Time, node: usize, answer: Result<Acquired, Failure>) -> Step {
+        let Some(seat) = self.seats.get_mut(node) else { return Step::Wait };
+        *seat = match answer {
+            Ok(Acquired::Granted(fence)) => Seat::Granted(fence),
+            Ok(Acquired::Busy { holder, watched }) => Seat::Busy { holder, watched },
+            Ok(Acquired::Recovering(left)) => Seat::Recovering(left),
+            Err(failure) => Seat::Failed(failure),
+        };
+        self.decide(now)
+    }
+
+    /// `node` has answered that its floor is lifted, or not.
+    pub(crate) fn raised(&mut self, now: Time, node: usize, answer: Result<Owned, Failure>) -> Step {
+        let Some(seat) = self.seats.get_mut(node) else { return Step::Wait };
+        let Some(drawn) = seat.drawn() else { return Step::Wait };
+        *seat = match answer {
+            Ok(Ok(())) => Seat::Raised(drawn),
+            // Neither is there anything to undo.
+            Ok(Err(Denial::Gone)) => Seat::Failed(Failure::unavailable("it has lost the key that it had just granted")),
+            Ok(Err(Denial::Taken)) => Seat::Failed(Failure::unavailable("somebody took the key that it had granted")),
+            // The token is there, whatever became of the floor.
+            Err(failure) => Seat::Failed(Failure::unknown(failure.to_string())),
+        };
+        self.decide(now)
+    }
+
+    fn decide(&mut self, now: Time) -> Step {
+        let majority = majority(self.seats.len());
+        if let Some(fence) = self.fence(majority) {
+            if now < self.deadline {
+                self.won = true;
+                return Step::Over(Verdict::Won { fence, tally: self.tally() });
             }
-            Ok(Acquired::Granted(_)) => {
-                self.must_undo = true;
-                Verdict::Failed(Failure::unavailable("the grant arrived after the lease that it was for had run out"))
-            }
-            Ok(Acquired::Busy { holder, watched }) => Verdict::Busy { holder, watched },
-            Err(failure) => {
-                self.must_undo = failure.may_have_happened();
-                Verdict::Failed(failure)
+            return Step::Over(self.failed());
+        }
+        let drawn: Vec<Fence> = self.seats.iter().filter_map(Seat::drawn).collect();
+        if drawn.len() >= majority {
+            return self.raise(&drawn);
+        }
+        let asked = self.seats.iter().filter(|seat| matches!(seat, Seat::Asked)).count();
+        if drawn.len() + asked >= majority {
+            return Step::Wait;
+        }
+        let busy = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy { .. })).count();
+        if busy > 0 && drawn.len() + busy >= majority {
+            return Step::Over(self.held(drawn.len(), majority));
+        }
+        if asked > 0 { Step::Wait } else { Step::Over(self.failed()) }
+    }
+
+    /// The fence of a win (invariant 3): what a majority drew alike, or what a majority was raised to. Either way a
+    /// majority drew nothing larger: in the second, the one whose largest draw it is.
+    fn fence(&self, majority: usize) -> Option<Fence> {
+        let alike = |fence: Fence| self.seats.iter().filter(|seat| seat.drawn() == Some(fence)).count();
+        if let Some(fence) = self.seats.iter().filter_map(Seat::drawn).find(|&fence| alike(fence) >= majority) {
+            return Some(fence);
+        }
+        let fence = self.raising_to?;
+        let is_raised = |seat: &&Seat| match seat {
+            Seat::Raised(_) => true,
+            Seat::Granted(drawn) => *drawn >= fence,
+            _ => false,
+        };
+        (self.seats.iter().filter(is_raised).count() >= majority).then_some(fence)
+    }
+
+    /// A majority has granted, each its own number: they are lifted to the largest. Who grants later is lifted too, and
+    /// may stand in for one that fails to.
+    fn raise(&mut self, drawn: &[Fence]) -> Step {
+        let Some(fence) = self.raising_to.or_else(|| drawn.iter().copied().max()) else { return Step::Wait };
+        self.raising_to = Some(fence);
+        let mut on = Nodes::NONE;
+        for (node, seat) in self.seats.iter_mut().enumerate() {
+            match *seat {
+                Seat::Granted(drawn) if drawn < fence => {
+                    *seat = Seat::Raising(drawn);
+                    on.insert(node);
+                }
+                _ => {}
             }
         }
+        if on.is_empty() { Step::Wait } else { Step::Raise { fence, on } }
     }
 
-    /// Whether the node may hold a token that nobody will use.
-    pub(crate) fn must_undo(&self) -> bool {
-        self.must_undo
-    }
-
-    /// The same, after an answer that came when the attempt had been given up: then a grant is for nobody either.
-    pub(crate) fn given_up(answer: &Result<Acquired, Failure>) -> bool {
-        match answer {
-            Ok(Acquired::Granted(_)) => true,
-            Ok(Acquired::Busy { .. }) => false,
-            Err(failure) => failure.may_have_happened(),
+    /// What the nodes hold and deny, as the first round of the lease's life.
+    fn tally(&self) -> Tally {
+        let mut tally = Tally::new(self.seats.len());
+        for (node, seat) in self.seats.iter().enumerate() {
+            match seat {
+                Seat::Granted(_) | Seat::Raising(_) | Seat::Raised(_) => tally.confirm(node, self.sent),
+                Seat::Busy { .. } => tally.deny(node, self.sent, Denial::Taken),
+                Seat::Recovering(_) => tally.deny(node, self.sent, Denial::Gone),
+                Seat::Asked | Seat::Failed(_) => {}
+            }
         }
+        tally
+    }
+
+    /// Somebody else was there first, or at the same time.
+    fn held(&self, drawn: usize, majority: usize) -> Verdict {
+        let busy = |seat: &Seat| match seat {
+            Seat::Busy { holder, watched } => Some((holder.clone(), *watched)),
+            _ => None,
+        };
+        let (busy, watched): (Vec<Holder>, Vec<bool>) = self.seats.iter().filter_map(busy).unzip();
+        let Some(Camp { mut holder, nodes }) = Camp::largest(&busy) else {
+            return Verdict::Split { holder: Holder::default() };
+        };
+        if nodes < majority {
+            return Verdict::Split { holder };
+        }
+        // So many must go until a majority is free, and the keys go by themselves in the order of their expiry.
+        let needs = majority.saturating_sub(drawn).max(1);
+        let mut expiries: Vec<Option<Duration>> = busy.iter().map(|holder| holder.remaining).collect();
+        expiries.sort_by_key(|remaining| remaining.unwrap_or(Duration::MAX));
+        holder.remaining = expiries.get(needs - 1).copied().flatten();
+        let watched = watched.iter().filter(|watched| **watched).count() >= needs;
+        Verdict::Busy { holder, needs, watched }
+    }
+
+    fn failed(&self) -> Verdict {
+        let said = |seat: &Seat| match seat {
+            Seat::Granted(fence) | Seat::Raising(fence) | Seat::Raised(fence) => Ok(Acquired::Granted(*fence)),
+            Seat::Busy { holder, watched } => Ok(Acquired::Busy { holder: holder.clone(), watched: *watched }),
+            Seat::Recovering(left) => Ok(Acquired::Recovering(*left)),
+            Seat::Failed(failure) => Err(failure.clone()),
+            Seat::Asked => Err(Failure::unknown("it has not answered yet")),
+        };
+        Verdict::Failed(self.seats.iter().map(said).collect())
+    }
+
+    /// The nodes that may hold a token that nobody will use, and have answered or never will. The others are for
+    /// [`late`].
+    pub(crate) fn must_undo(&self) -> Nodes {
+        let may_hold = |seat: &Seat| !self.won && !matches!(seat, Seat::Asked) && seat.may_hold();
+        self.seats.iter().enumerate().filter(|(_, seat)| may_hold(seat)).map(|(node, _)| node).collect()
+    }
+}
+
+/// Whether a node may hold a token that nobody will use, when its answer came after the attempt was given up or lost.
+pub(crate) fn late(answer: &Result<Acquired, Failure>) -> bool {
+    match answer {
+        Ok(Acquired::Granted(_)) => true,
+        Ok(Acquired::Busy { .. } | Acquired::Recovering(_)) => false,
+        Err(failure) => failure.may_have_happened(),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TTL: Duration = Duration::from_secs(1);
-
-    fn fence() -> Fence {
-        Fence::try_from(7_u64).unwrap()
-    }
-
-    fn busy() -> Acquired {
-        Acquired::Busy { holder: Holder::default(), watched: false }
-    }
-
-    fn at(millis: u64) -> Time {
-        Time::ZERO + Duration::from_millis(millis)
-    }
-
-    #[test]
-    fn a_grant_in_time_wins_from_the_send() {
-        let mut attempt = Attempt::new(at(100), TTL);
-        let verdict = attempt.decide(at(1_087), Ok(Acquired::Granted(fence())));
-        assert!(matches!(&verdict, Verdict::Won { fence: f, tally } if *f == fence() && tally.confirmed() == at(100)));
-        assert!(!attempt.must_undo());
-    }
-
-    #[test]
-    fn a_grant_at_the_deadline_is_undone() {
-        // 1 s less 1 % and 2 ms.
-        let mut attempt = Attempt::new(at(100), TTL);
-        assert!(matches!(attempt.decide(at(1_088), Ok(Acquired::Granted(fence()))), Verdict::Failed(_)));
-        assert!(attempt.must_undo());
-    }
-
-    #[test]
-    fn busy_and_a_definite_no_leave_nothing_to_undo() {
-        for answer in [Ok(busy()), Err(Failure::refused("NOPERM"))] {
-            let mut attempt = Attempt::new(at(0), TTL);
-            let _ = attempt.decide(at(1), answer);
-            assert!(!attempt.must_undo());
-        }
-    }
-
-    #[test]
-    fn silence_is_undone() {
-        let mut attempt = Attempt::new(at(0), TTL);
-        let verdict = attempt.decide(at(1), Err(Failure::unknown("no answer")));
-        assert!(matches!(verdict, Verdict::Failed(_)) && attempt.must_undo());
-    }
-
-    #[test]
-    fn when_it_was_given_up_a_grant_is_undone_too() {
-        assert!(Attempt::given_up(&Ok(Acquired::Granted(fence()))));
-        assert!(Attempt::given_up(&Err(Failure::unknown("no answer"))));
-        assert!(!Attempt::given_up(&Ok(busy())));
-        assert!(!Attempt::given_up(&Err(Failure::refused("NOPERM"))));
-    }
-}
+mod tests;

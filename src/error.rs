@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
-use crate::{holder::Holder, lost::Lost};
+use crate::{holder::Holder, lost::Lost, votes::Votes};
 
 /// What a caller can do about an [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,11 +36,12 @@ pub struct Error {
     kind: ErrorKind,
     text: Box<str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    votes: Option<Arc<Votes>>,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<Box<str>>) -> Self {
-        Self { kind, text: text.into(), source: None }
+        Self { kind, text: text.into(), source: None, votes: None }
     }
 
     pub(crate) fn config(text: impl Into<Box<str>>) -> Self {
@@ -49,6 +50,16 @@ impl Error {
 
     pub(crate) fn closed() -> Self {
         Self::new(ErrorKind::Closed, "this Leases was closed: build a new one")
+    }
+
+    pub(crate) fn with_votes(self, votes: Option<Arc<Votes>>) -> Self {
+        Self { votes, ..self }
+    }
+
+    /// What each node of a quorum said, when too few of them granted what was asked.
+    #[must_use]
+    pub fn votes(&self) -> Option<&Votes> {
+        self.votes.as_deref()
     }
 
     /// What kind of trouble it is.
@@ -64,7 +75,7 @@ impl Error {
     }
 
     fn wrap(kind: ErrorKind, source: impl StdError + Send + Sync + 'static) -> Self {
-        Self { kind, text: source.to_string().into(), source: Some(Arc::new(source)) }
+        Self { kind, text: source.to_string().into(), source: Some(Arc::new(source)), votes: None }
     }
 }
 

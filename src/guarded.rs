@@ -60,8 +60,9 @@ impl Guarded {
     /// Dropping it may or may not have written. Writing again with the same fence is harmless.
     pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), GuardError> {
         let key = self.key().map_err(GuardError::Failed)?;
+        let node = self.shared.sole().map_err(|failure| GuardError::Failed(failure.into()))?;
         let limit = self.shared.options.command_timeout;
-        match self.shared.node.guarded_set(&key, value.as_ref(), fence, limit).await {
+        match node.guarded_set(&key, value.as_ref(), fence, limit).await {
             Ok(Guarding::Written) => Ok(()),
             Ok(Guarding::Stale { seen }) => Err(GuardError::Stale { key: key.lock().to_owned(), fence, seen }),
             Err(failure) => Err(GuardError::Failed(failure.into())),
@@ -79,7 +80,7 @@ impl Guarded {
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
         let key = self.key()?;
-        Ok(self.shared.node.guarded_get(&key, self.shared.options.command_timeout).await?)
+        Ok(self.shared.sole()?.guarded_get(&key, self.shared.options.command_timeout).await?)
     }
 }
 

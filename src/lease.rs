@@ -8,12 +8,12 @@ use crate::{
     error::{ReleaseError, RenewError},
     fence::Fence,
     lost::Lost,
-    node::{Lane, Parting, only},
+    node::{Lane, Parting},
     owner::Seat,
     shared::Shared,
     status::{Signal, Status, StatusChanges},
     token::Token,
-    watchdog::{Answer, Hold, Leaving},
+    watchdog::{Hold, Leaving},
 };
 
 /// A held lock: from the acquire until [`release`](Self::release), loss or drop.
@@ -78,7 +78,7 @@ impl Lease {
     }
 
     /// As [`release`](Self::release), but the key stays for `keep` (1 ms to a day, else the nearer of them), so that
-    /// nobody acquires the lock before that. For a job that must not run again too soon, such as a cron job that is
+    /// nobody acquires the lock before that; on a quorum for at most its restart delay. For a job that must not run again too soon, such as a cron job that is
     /// started on many machines whose clocks differ.
     ///
     /// # Errors
@@ -91,7 +91,8 @@ impl Lease {
     pub async fn release_after(self, keep: Duration) -> Result<(), ReleaseError> {
         let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
         let stays = Token::draw(self.label());
-        self.part(Parting::KeepFor(keep.clamp(bounds.0, bounds.1), stays)).await
+        let keep = self.view.shared.quorum.bound(keep.clamp(bounds.0, bounds.1));
+        self.part(Parting::KeepFor(keep, stays)).await
     }
 
     async fn part(self, parting: Parting) -> Result<(), ReleaseError> {
@@ -309,14 +310,9 @@ macro_rules! view {
                 let LeaseHandle { shared, hold, .. } = self.view();
                 let sent = shared.now();
                 let limit = hold.remaining(sent).min(shared.options.command_timeout);
-                let answers = shared.node.renew(Lane::Watched, &[hold.renewal()], limit).await;
-                let answer = answers.and_then(only);
-                shared.watchdog.answered(hold, sent, Answer::read(&answer));
+                let renewed = shared.watchdog.renew_now(hold, Lane::Watched, limit).await;
                 self.check()?;
-                match answer {
-                    Ok(_) => Ok(()),
-                    Err(failure) => Err(RenewError::Unknown(failure.into())),
-                }
+                renewed.map_err(|failure| RenewError::Unknown(failure.into()))
             }
         }
     };

@@ -8,19 +8,22 @@ use crate::{
     error::{Error, ErrorKind},
     guarded::Guarded,
     keeper::{Host, Keeper},
-    lock::{Lock, check_times},
-    node::{
-        Node,
-        memory::Memory,
-        redis::{Limits, Redis, Target},
-    },
+    lock::{Lock, check_times, fair_quorum},
+    node::{memory::Memory, redis::Limits},
+    quorum::{Place, Quorum, Terms},
     shared::{Options, Shared},
+    votes::NodeStatus,
 };
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 const DEFAULT_GRANT: Duration = Duration::from_secs(1);
+/// As long as the default TTL, and the second that a server's uptime may be wrong by.
+const DEFAULT_RESTART_DELAY: Duration = Duration::from_secs(31);
+const LONGEST_RESTART_DELAY: Duration = Duration::from_secs(24 * 60 * 60 + 1);
+const LEAST_NODES: usize = 3;
+const MOST_NODES: usize = 9;
 const LONGEST_LABEL: usize = 128;
 const LONGEST_PREFIX: usize = 256;
 
@@ -59,7 +62,9 @@ impl Leases {
     pub fn in_memory() -> Self {
         let builder = Self::builder();
         let (host, stop) = Host::start(builder.keeper).expect("the keeper's thread starts");
-        Self { shared: Shared::new(builder.options, builder.clock, host, stop, Memory::private()) }
+        let Builder { options, clock, .. } = builder;
+        let quorum = Quorum::of_one(Memory::private(), &clock, &host, options.command_timeout);
+        Self { shared: Shared::new(options, clock, host, stop, quorum) }
     }
 
     /// Everything that can be set.
@@ -74,7 +79,15 @@ impl Leases {
             grant: DEFAULT_GRANT,
         };
         let clock = Arc::new(SystemClock);
-        Builder { url: None, options, connect_timeout: DEFAULT_CONNECT_TIMEOUT, keeper: Keeper::default(), clock }
+        Builder {
+            url: None,
+            quorum: None,
+            restart_delay: None,
+            options,
+            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            keeper: Keeper::default(),
+            clock,
+        }
     }
 
     /// The lock of this name. Nothing is sent yet.
@@ -90,7 +103,8 @@ impl Leases {
         Guarded::new(self.shared.clone(), key.as_ref())
     }
 
-    /// What the server can do for waiters and holders, and what it tells of itself. For a look at a deployment; nothing
+    /// What the server can do for waiters and holders, and what it tells of itself; over a quorum what those have in common
+    /// that answer. For a look at a deployment; nothing
     /// has to be asked before locks are used.
     ///
     /// It asks the server to push if that was not done yet, and waits for at most two command time-outs.
@@ -104,7 +118,13 @@ impl Leases {
     /// It only reads.
     pub async fn capabilities(&self) -> Result<Capabilities, Error> {
         self.shared.check_open()?;
-        Ok(self.shared.node.capabilities(self.shared.options.command_timeout).await?)
+        Ok(self.shared.quorum.capabilities(self.shared.options.command_timeout).await?)
+    }
+
+    /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeStatus> {
+        self.shared.quorum.status()
     }
 
     /// Ends everything that came from this and its clones: refuses new work, ends waiters with
@@ -125,7 +145,7 @@ impl Leases {
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leases")
-            .field("node", &self.shared.node)
+            .field("nodes", &self.shared.quorum.members().map(|(_, member)| member).collect::<Vec<_>>())
             .field("options", &self.shared.options)
             .field("closed", &self.shared.closed.is_cancelled())
             .finish_non_exhaustive()
@@ -137,6 +157,8 @@ impl fmt::Debug for Leases {
 #[must_use = "nothing is connected before `build`"]
 pub struct Builder {
     url: Option<String>,
+    quorum: Option<Vec<String>>,
+    restart_delay: Option<Duration>,
     options: Options,
     connect_timeout: Duration,
     keeper: Keeper,
@@ -144,9 +166,34 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Where the locks are; see [`Leases::connect`] for what can stand here. Required.
+    /// Where the locks are; see [`Leases::connect`] for what can stand here. This or [`quorum`](Self::quorum) is required.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
+        self
+    }
+
+    /// Keeps every lock on a majority of these servers (Redlock): 3, 5, 7 or 9 of them, that know nothing of each other.
+    /// It survives the death of the others, and fencing tokens grow all the same.
+    ///
+    /// Each must be a stand-alone server that never forgets but by a restart: `maxmemory-policy noeviction`, no replica
+    /// that takes over, no cluster. A server that was restarted gives no vote for the
+    /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks and [`Guarded`] values are for one server.
+    /// The page [`set_ups`](crate::set_ups) says when all that is worth it.
+    pub fn quorum<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.quorum = Some(urls.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// How long a server must have been up before it grants a lock: until then it may have forgotten, in a restart, who
+    /// holds it. Zero, or at most a day, rounded up to seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on
+    /// one server.
+    ///
+    /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more than
+    /// the longest TTL that anybody uses there. (A longer one than this allows is refused.) Zero is for servers that
+    /// have every write on their disk before they answer, `appendfsync always`. The servers' clocks must be right before
+    /// they start, for they measure their uptime by them.
+    pub fn restart_delay(mut self, delay: Duration) -> Self {
+        self.restart_delay = Some(delay);
         self
     }
 
@@ -220,29 +267,40 @@ impl Builder {
     ///
     /// - [`ErrorKind::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent.
     /// - [`ErrorKind::Refused`]: the server turned us down, in its own words.
-    /// - [`ErrorKind::Unavailable`]: it could not be reached for `connect_timeout`.
+    /// - [`ErrorKind::Unavailable`]: it could not be reached for `connect_timeout`. Of a quorum a majority is enough, and
+    ///   the others are connected to as they come; [`Error::votes`] says what each was like.
     ///
     /// # Cancel safety
     ///
     /// Dropping it closes what was opened.
     pub async fn build(self) -> Result<Leases, Error> {
-        let place = self.check()?;
+        let places = self.check()?;
+        let restart_delay = self.restarts_after();
         let Self { options, connect_timeout, keeper, clock, .. } = self;
         let (host, stop) = Host::start(keeper).map_err(|error| no_keeper(&error))?;
-        let node: Arc<dyn Node> = match place {
-            Place::Memory(name) if name.is_empty() => Memory::private(),
-            Place::Memory(name) => Memory::named(&name),
-            Place::Redis(target) => {
-                let limits = Limits { connect: connect_timeout, command: options.command_timeout };
-                Arc::new(Redis::connect(target, limits, host.clone(), clock.clone()).await?)
-            }
-        };
-        Ok(Leases { shared: Shared::new(options, clock, host, stop, node) })
+        let limits = Limits { connect: connect_timeout, command: options.command_timeout };
+        let terms = Terms { limits, host: host.clone(), clock: clock.clone() };
+        let quorum = Quorum::connect(places, restart_delay, terms).await?;
+        Ok(Leases { shared: Shared::new(options, clock, host, stop, quorum) })
     }
 
-    fn check(&self) -> Result<Place, Error> {
-        let Options { ttl, max_hold, prefix, label, command_timeout, grant, fair: _ } = &self.options;
-        check_times(*ttl, *max_hold)?;
+    fn restarts_after(&self) -> Duration {
+        let unless_set = if self.quorum.is_some() { DEFAULT_RESTART_DELAY } else { Duration::ZERO };
+        self.restart_delay.unwrap_or(unless_set)
+    }
+
+    fn check(&self) -> Result<Vec<Place>, Error> {
+        let Options { ttl, max_hold, prefix, label, command_timeout, grant, fair } = &self.options;
+        let restart_delay = self.restarts_after();
+        if restart_delay > LONGEST_RESTART_DELAY {
+            return Err(Error::config(format!(
+                "restart_delay is {restart_delay:?}: it must be at most {LONGEST_RESTART_DELAY:?}"
+            )));
+        }
+        check_times(*ttl, *max_hold, restart_delay)?;
+        if *fair && self.quorum.is_some() {
+            return Err(fair_quorum());
+        }
         let least = Duration::from_millis(1);
         check_limit("connect_timeout", self.connect_timeout, least)?;
         check_limit("command_timeout", *command_timeout, least)?;
@@ -256,14 +314,38 @@ impl Builder {
                 "label is {label:?}: it must have 1 to {LONGEST_LABEL} bytes and no control characters"
             )));
         }
-        let url = self.url.as_deref().ok_or_else(|| {
-            Error::config("url is not set: say where the locks are, as in `.url(\"redis://127.0.0.1:6379\")`")
-        })?;
-        match url.strip_prefix("memory://") {
-            Some(name) => Ok(Place::Memory(name.into())),
-            None => Target::parse(url).map(Place::Redis),
+        match (&self.url, &self.quorum) {
+            (Some(_), Some(_)) => Err(Error::config("url and quorum are both set: choose one of them")),
+            (Some(url), None) => Ok(vec![Place::parse(url)?]),
+            (None, Some(urls)) => check_quorum(urls),
+            (None, None) => {
+                Err(Error::config("url is not set: say where the locks are, as in `.url(\"redis://127.0.0.1:6379\")`"))
+            }
         }
     }
+}
+
+fn check_quorum(urls: &[String]) -> Result<Vec<Place>, Error> {
+    let nodes = urls.len();
+    if nodes % 2 == 0 || !(LEAST_NODES..=MOST_NODES).contains(&nodes) {
+        return Err(Error::config(format!(
+            "quorum has {nodes} urls: it must have 3, 5, 7 or 9 (an even one survives no more than one less; for one \
+             server there is `url`)"
+        )));
+    }
+    let mut places: Vec<Place> = Vec::with_capacity(nodes);
+    for (at, url) in urls.iter().enumerate() {
+        let place = Place::parse(url).map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
+        if let Some(other) = places.iter().position(|other| other.is_same(&place)) {
+            let address = place.address();
+            return Err(Error::config(format!(
+                "quorum[{other}] and quorum[{at}] are both {address}: two votes from one server are none, name \
+                 independent servers"
+            )));
+        }
+        places.push(place);
+    }
+    Ok(places)
 }
 
 impl fmt::Debug for Builder {
@@ -275,11 +357,6 @@ impl fmt::Debug for Builder {
             .field("keeper", &self.keeper)
             .finish_non_exhaustive()
     }
-}
-
-enum Place {
-    Memory(String),
-    Redis(Target),
 }
 
 fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error> {

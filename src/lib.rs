@@ -21,6 +21,7 @@ mod quorum;
 mod shared;
 mod status;
 mod token;
+mod votes;
 mod wait;
 mod watchdog;
 
@@ -40,4 +41,5 @@ pub use crate::{
     lost::{LossReason, Lost},
     owner::Owner,
     status::{Status, StatusChanges},
+    votes::{NodeAnswer, NodeState, NodeStatus, Vote, Votes},
 };

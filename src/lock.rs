@@ -190,7 +190,7 @@ impl Lock {
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
         let key = self.key()?;
-        Ok(self.shared.node.holder(&key, self.shared.options.command_timeout).await?)
+        Ok(self.shared.quorum.holder(&key, self.shared.options.command_timeout).await?)
     }
 
     /// Who waits for the lock in its [fair](Self::fair) queue, the first in line first; at most ten thousand of them.
@@ -205,7 +205,7 @@ impl Lock {
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiting>, Error> {
         let key = self.key()?;
-        let line = self.shared.node.line(&key, MOST_WAITERS, self.shared.options.command_timeout).await?;
+        let line = self.shared.sole()?.line(&key, MOST_WAITERS, self.shared.options.command_timeout).await?;
         Ok(line.into_iter().map(|(token, waited)| Waiting { token, waited }).collect())
     }
 
@@ -222,7 +222,7 @@ impl Lock {
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
         let key = self.key()?;
-        let released = self.shared.node.force_release(&key, self.shared.options.command_timeout).await?;
+        let released = self.shared.quorum.force_release(&key, self.shared.options.command_timeout).await?;
         self.shared.freed(&key);
         Ok(released)
     }
@@ -242,7 +242,10 @@ impl Lock {
     /// Everything that can be refused without asking anybody.
     fn wanted(&self) -> Result<Wanted, AcquireError> {
         self.shared.check_open().map_err(|_| AcquireError::Closed)?;
-        check_times(self.ttl, self.max_hold).map_err(AcquireError::Refused)?;
+        check_times(self.ttl, self.max_hold, self.shared.quorum.restart_delay()).map_err(AcquireError::Refused)?;
+        if self.fair {
+            self.shared.sole().map_err(|_| AcquireError::Refused(fair_quorum()))?;
+        }
         let key = Key::new(&self.shared.options.prefix, &self.name).map_err(AcquireError::Refused)?;
         Ok(Wanted { key, ttl: self.ttl, max_hold: self.max_hold, fair: self.fair })
     }
@@ -251,11 +254,24 @@ impl Lock {
 /// The most that [`Lock::waiters`] tells of.
 const MOST_WAITERS: usize = 10_000;
 
+pub(crate) fn fair_quorum() -> Error {
+    Error::config(
+        "fair is on, which works on one server only, not over a quorum: turn it off, or use the url of one server",
+    )
+}
+
 /// The bounds that hold for a lock as for the builder.
-pub(crate) fn check_times(ttl: Duration, max_hold: Option<Duration>) -> Result<(), Error> {
+pub(crate) fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
     if !TTL.contains(&ttl) {
         let (least, most) = (TTL.start(), TTL.end());
         return Err(Error::config(format!("ttl is {ttl:?}: it must be from {least:?} to {most:?}")));
+    }
+    // A server counts its uptime in whole seconds, and up to one too many.
+    if !restart_delay.is_zero() && ttl + Duration::from_secs(1) > restart_delay {
+        return Err(Error::config(format!(
+            "ttl is {ttl:?}: it must be at least 1 s less than restart_delay, {restart_delay:?}, for which a server that \
+             was restarted gives no vote because it may have forgotten a lease"
+        )));
     }
     match max_hold {
         Some(max_hold) if max_hold < ttl => {

@@ -16,6 +16,9 @@ pub enum LossReason {
     /// No renewal was confirmed before the deadline: the server was unreachable, frozen or slow, or this process
     /// stood still.
     Expired,
+    /// Of a quorum too few nodes confirmed a renewal before the deadline: the others were unreachable, frozen or slow,
+    /// or had forgotten the lease.
+    NoQuorum,
     /// The key holds somebody else's value.
     Taken,
     /// The key is gone: deleted by hand, evicted, or forgotten by a server that restarted.
@@ -32,6 +35,7 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "no renewal was confirmed before its deadline",
+            Self::NoQuorum => "too few nodes confirmed a renewal before its deadline",
             Self::Taken => "its key holds somebody else's value",
             Self::Deleted => "its key is gone from the server",
             Self::MaxHold => "it reached its max_hold",

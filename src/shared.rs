@@ -1,4 +1,4 @@
-//! What `Leases`, `Lock` and `Lease` share: one attempt, one release, and everything that they run on.
+//! What `Leases`, `Lock` and `Lease` share: everything that they run on, one attempt (`round`), and one release.
 
 use std::{
     sync::{Arc, Weak},
@@ -9,23 +9,27 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    attempt::{Attempt, Verdict},
     clock::{Clock, Time},
-    error::{Error, ReleaseError},
+    error::Error,
     fence::Fence,
-    holder::Holder,
     jitter::Jitter,
     keeper::{Host, Stop},
     key::Key,
-    lost::LossReason,
-    node::{Acquired, Answer, Ear, Failure, Lane, Node, Parting},
+    node::{Ear, Failure, Node, Parting},
     owner::Owners,
-    quorum::tally::{Denial, Tally},
+    quorum::{Quorum, tally::Tally},
     status::Signal,
     token::Token,
     wait::{Calls, Lines},
     watchdog::{Core, Hold, Terms, Watchdog},
 };
+
+mod release;
+mod round;
+mod stragglers;
+
+pub(crate) use self::round::Outcome;
+use self::stragglers::Stragglers;
 
 /// What `build` settled.
 #[derive(Debug, Clone)]
@@ -46,7 +50,7 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
-    pub(crate) node: Arc<dyn Node>,
+    pub(crate) quorum: Arc<Quorum>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) owners: Arc<Owners>,
     pub(crate) lines: Arc<Lines>,
@@ -57,7 +61,8 @@ pub(crate) struct Shared {
     /// would time out behind each other, be undone and be sent again, and the server would do nothing else.
     pub(crate) looks: Semaphore,
     pub(crate) closed: CancellationToken,
-    _ear: Arc<Listener>,
+    stragglers: Arc<Stragglers>,
+    _ears: Vec<Arc<Listener>>,
     _stop: Stop,
 }
 
@@ -77,39 +82,29 @@ pub(crate) struct Wanted {
     pub(crate) fair: bool,
 }
 
-/// How one attempt went.
-pub(crate) enum Outcome {
-    Won(Arc<Hold>, Arc<Signal>),
-    Busy { holder: Holder, watched: bool },
-    Failed(Failure),
-}
-
 impl Shared {
-    pub(crate) fn new(
-        options: Options,
-        clock: Arc<dyn Clock>,
-        host: Host,
-        stop: Stop,
-        node: Arc<dyn Node>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(options: Options, clock: Arc<dyn Clock>, host: Host, stop: Stop, quorum: Quorum) -> Arc<Self> {
+        let quorum = Arc::new(quorum);
         let (lines, queues) = (Arc::<Lines>::default(), Arc::<Lines>::default());
         let limit = options.command_timeout;
         let (waiting, fair) = (lines.clone(), queues.clone());
-        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), node.clone(), waiting, fair, limit));
+        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), quorum.clone(), waiting, fair, limit));
         let calls = Arc::<Calls>::default();
-        let ear = Arc::new(Listener {
-            lines: lines.clone(),
-            calls: calls.clone(),
-            watchdog: watchdog.clone(),
-            clock: clock.clone(),
-        });
-        node.listen(Arc::downgrade(&ear) as Weak<dyn Ear>);
+        let ear = |(node, _)| {
+            let (lines, calls, watchdog) = (lines.clone(), calls.clone(), watchdog.clone());
+            Arc::new(Listener { node, lines, calls, watchdog, clock: clock.clone() })
+        };
+        let ears: Vec<_> = quorum.members().map(ear).collect();
+        for ear in &ears {
+            quorum.listen(ear.node, Arc::downgrade(ear) as Weak<dyn Ear>);
+        }
         host.spawn_until_stopped(watchdog.clone().run());
         Arc::new(Self {
             options,
             clock,
+            stragglers: Stragglers::new(host.clone()),
             host,
-            node,
+            quorum,
             watchdog,
             owners: Arc::default(),
             lines,
@@ -117,9 +112,14 @@ impl Shared {
             calls,
             looks: Semaphore::new(LOOKS_AT_ONCE),
             closed: CancellationToken::new(),
-            _ear: ear,
+            _ears: ears,
             _stop: stop,
         })
+    }
+
+    /// The only node, for what works on one alone.
+    pub(crate) fn sole(&self) -> Result<&Arc<dyn Node>, Failure> {
+        self.quorum.sole()
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -136,102 +136,24 @@ impl Shared {
         if self.closed.is_cancelled() { Err(Error::closed()) } else { Ok(()) }
     }
 
-    /// One attempt: one token, one sending (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
-    pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, lane: Lane, limit: Duration) -> Outcome {
-        let Wanted { key, ttl, .. } = wanted;
-        let (token, sent) = (Token::draw(&self.options.label), self.now());
-        let mut attempt = Attempt::new(sent, *ttl);
-        let answer = self.node.acquire(lane, key, &token, *ttl, limit);
-        let mut asked = Asked { shared: self, lane, wanted, token: token.clone(), answer: Some(answer) };
-        let answer = asked.answer().await;
-        let verdict = attempt.decide(self.now(), answer);
-        if attempt.must_undo() {
-            self.watchdog.undo(lane, key.clone(), token.clone(), *ttl);
-        }
-        match verdict {
-            Verdict::Won { fence, tally } => self.hold(wanted, token, sent, fence, tally),
-            Verdict::Busy { holder, watched } => Outcome::Busy { holder, watched },
-            Verdict::Failed(failure) => Outcome::Failed(failure),
-        }
-    }
-
     /// A won attempt, whose request was sent at `sent`: from now on the watchdog looks after it.
-    pub(crate) fn hold(&self, wanted: &Wanted, token: Token, sent: Time, fence: Fence, tally: Tally) -> Outcome {
+    pub(crate) fn hold(
+        &self,
+        wanted: &Wanted,
+        token: Token,
+        sent: Time,
+        fence: Fence,
+        tally: Tally,
+    ) -> (Arc<Hold>, Arc<Signal>) {
         let Wanted { key, ttl, max_hold, .. } = wanted;
         let terms = Terms { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
         let mut core = Core::new(terms, tally, Jitter::new());
-        if self.node.room() > 0 {
+        if self.quorum.room() > 0 {
             core.hint(sent + WATCH_AFTER);
         }
         let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, sent, core);
         self.watchdog.guard(&hold);
-        Outcome::Won(hold, signal)
-    }
-
-    /// Releases a hold that its last lease has left (rule 8). Dropped half way, it goes on in the background.
-    pub(crate) async fn release(
-        self: &Arc<Self>,
-        hold: &Hold,
-        parting: Parting,
-        believed_until: Time,
-    ) -> Result<(), ReleaseError> {
-        // `close` must not take the connection away from under it.
-        let _under_way = self.host.token();
-        let background = Dropped { shared: self, hold, parting: parting.clone() };
-        let limit = self.options.command_timeout / 2;
-        let send = |lane| parting.send(&*self.node, lane, &hold.key, &hold.token, limit);
-
-        let (lock, label) = (hold.key.name(), hold.token.label());
-        // On the connection that our own waiter of this name has watched, the server keeps the news from us: the alert
-        // below is enough.
-        let lane = if self.lines.has(&hold.key) { Lane::Keeper } else { self.node.lane() };
-        let first = send(lane).await;
-        let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
-        let outcome = match first {
-            Err(failure) if !failure.is_refusal() => send(Lane::Keeper).await,
-            definite => definite,
-        };
-        let denial = match outcome {
-            Err(failure) => {
-                tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "not confirmed");
-                return Err(ReleaseError::Unknown(failure.into()));
-            }
-            Ok(found) => {
-                tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = found.is_ok());
-                background.disarm();
-                self.parted(&hold.key, &parting);
-                found.err()
-            }
-        };
-        let now = self.now();
-        let lost = |since, reason| Err(ReleaseError::Lost(hold.lost(now, since, reason)));
-        match denial {
-            None => Ok(()),
-            Some(Denial::Gone) if only_sending => lost(now, LossReason::Deleted),
-            Some(Denial::Taken) if only_sending => lost(now, LossReason::Taken),
-            // Our own replay: the sending before it did it, while the lease was good.
-            Some(_) if now < believed_until => Ok(()),
-            Some(_) => lost(believed_until, LossReason::Expired),
-        }
-    }
-
-    fn parted(&self, key: &Key, parting: &Parting) {
-        self.freed(key);
-        if matches!(parting, Parting::KeepFor(..)) {
-            // Nobody is called to a key that stays, and what happens on our own connection is not told.
-            self.calls.touched(key.lock(), self.now());
-        }
-    }
-
-    /// Releases a hold without anybody waiting for it.
-    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: Parting) {
-        let (key, token) = (hold.key.clone(), hold.token.clone());
-        let undo = self.watchdog.undoing(Lane::Keeper, key.clone(), token, hold.ttl, parting.clone());
-        let shared = self.clone();
-        self.host.spawn(async move {
-            undo.await;
-            shared.parted(&key, &parting);
-        });
+        (hold, signal)
     }
 
     /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all.
@@ -246,7 +168,7 @@ impl Shared {
         let limit = self.options.command_timeout;
         let ended = async {
             self.host.finished().await;
-            self.node.close(limit).await;
+            self.quorum.close(limit).await;
         };
         tokio::select! {
             () = ended => {}
@@ -255,67 +177,10 @@ impl Shared {
     }
 }
 
-/// An acquire that the node has been asked for. Dropped before the answer, it waits for that in the background, for
-/// fred would send a queued request even when nobody waits for it any more, and then undoes what was granted.
-struct Asked<'a> {
-    shared: &'a Arc<Shared>,
-    lane: Lane,
-    wanted: &'a Wanted,
-    token: Token,
-    answer: Option<Answer<Acquired>>,
-}
-
-impl Asked<'_> {
-    async fn answer(&mut self) -> Result<Acquired, Failure> {
-        let Some(answer) = &mut self.answer else { return Err(Failure::unknown("the answer was heard before")) };
-        let answered = answer.await;
-        self.answer = None;
-        answered
-    }
-}
-
-impl Drop for Asked<'_> {
-    fn drop(&mut self) {
-        let Some(answer) = self.answer.take() else { return };
-        let undoing = self.shared.watchdog.undoing(
-            self.lane,
-            self.wanted.key.clone(),
-            self.token.clone(),
-            self.wanted.ttl,
-            Parting::Delete,
-        );
-        let (shared, key) = (self.shared.clone(), self.wanted.key.clone());
-        self.shared.host.spawn(async move {
-            if Attempt::given_up(&answer.await) {
-                undoing.await;
-                shared.freed(&key);
-            }
-        });
-    }
-}
-
-/// A release under way: dropping it carries on in the background.
-struct Dropped<'a> {
-    shared: &'a Arc<Shared>,
-    hold: &'a Hold,
-    parting: Parting,
-}
-
-impl Dropped<'_> {
-    fn disarm(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Dropped<'_> {
-    fn drop(&mut self) {
-        self.shared.release_in_background(self.hold, self.parting.clone());
-    }
-}
-
 /// What the node notices by itself goes to whoever waits for that lock, and to whoever holds it.
 #[derive(Debug)]
 struct Listener {
+    node: usize,
     lines: Arc<Lines>,
     calls: Arc<Calls>,
     watchdog: Arc<Watchdog>,
@@ -331,7 +196,7 @@ impl Listener {
 impl Ear for Listener {
     fn touched(&self, key: &str) {
         self.watchdog.hint(key);
-        self.lines.alert(key, self.now());
+        self.lines.touched(key, self.node, self.now());
         self.calls.touched(key, self.now());
     }
 
@@ -352,7 +217,7 @@ impl Ear for Listener {
         // It has gone meanwhile, and what it left behind must not hold the others up; unless it has become a lease, and
         // the call is a late one.
         if let Some(token) = Token::parse(token) {
-            self.watchdog.leave(Key::of_lock(key), token);
+            self.watchdog.leave(&Key::of_lock(key), &token);
         }
     }
 

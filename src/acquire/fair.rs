@@ -6,13 +6,14 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::{Acquire, Told, Won};
 use crate::{
-    attempt::{Attempt, Verdict},
+    attempt::{Attempt, Step, Verdict},
     clock::Time,
     error::AcquireError,
     jitter::Jitter,
     lease::Lease,
-    node::{Acquired, Answer, Knock, Knocked, Lane, Parting},
+    node::{Acquired, Answer, Failure, Knock, Knocked, Lane, Node, Parting},
     owner::Seat,
+    quorum::Undo,
     shared::{Outcome, Shared, Wanted},
     token::Token,
     wait::{Backoff, Called, LONGEST_PAUSE, Look, Place, WINDOW},
@@ -22,9 +23,10 @@ impl Acquire {
     /// Takes a place in the queue, and knocks until the lock is ours.
     pub(super) async fn queue_up(&self, seat: Option<Arc<Seat>>) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
-        let mut standing = Standing::new(shared, &self.wanted);
+        let node = shared.sole().map_err(|failure| AcquireError::Refused(failure.into()))?;
+        let mut standing = Standing::new(shared, node, &self.wanted);
         let one_try = self.until == self.started;
-        let mut seen = match self.knock(&mut standing, shared.node.lane(), !one_try).await? {
+        let mut seen = match self.knock(&mut standing, shared.quorum.lane(), !one_try).await? {
             Ok(won) => return Ok(won.seated(seat)),
             Err(look) => look,
         };
@@ -45,7 +47,7 @@ impl Acquire {
                 let now = shared.now();
                 let pause = knock_at.min(standing.called.due()).since(now);
                 if leads {
-                    waiter.saw(seen.clone(), now + pause);
+                    waiter.saw(seen.clone(), now, now + pause);
                 }
                 tokio::select! {
                     biased;
@@ -125,6 +127,7 @@ impl Acquire {
 /// without a lease, it leaves in the background: a grant that is on its way passes on.
 struct Standing<'a> {
     shared: &'a Arc<Shared>,
+    node: &'a Arc<dyn Node>,
     wanted: &'a Wanted,
     token: Token,
     place: Place,
@@ -140,12 +143,13 @@ struct Standing<'a> {
 }
 
 impl<'a> Standing<'a> {
-    fn new(shared: &'a Arc<Shared>, wanted: &'a Wanted) -> Self {
+    fn new(shared: &'a Arc<Shared>, node: &'a Arc<dyn Node>, wanted: &'a Wanted) -> Self {
         let token = Token::draw(&shared.options.label);
         // Before the first knock, which may be answered by a call before it is answered.
         let called = shared.calls.listen(&wanted.key, &token);
         Self {
             shared,
+            node,
             wanted,
             token,
             place: Place::default(),
@@ -170,14 +174,14 @@ impl<'a> Standing<'a> {
 
     fn lane(&self, seen: &Look) -> Lane {
         if self.called.is_granted() {
-            return self.shared.node.lane();
+            return self.shared.quorum.lane();
         }
         if self.is_first() && !matches!(seen, Look::Failed(_)) { self.shared.watchdog.lane() } else { Lane::Keeper }
     }
 
     /// When to knock without being called.
     fn next_knock(&self, seen: &Look, leads: bool, backoff: &mut Backoff) -> Duration {
-        if self.lane(seen) == Lane::Watched && self.lane != Lane::Watched && self.shared.node.room() > 0 {
+        if self.lane(seen) == Lane::Watched && self.lane != Lane::Watched && self.shared.quorum.room() > 0 {
             return Duration::ZERO;
         }
         self.place.next_knock(seen, leads, self.grant(), backoff).unwrap_or(Duration::MAX)
@@ -200,19 +204,20 @@ impl<'a> Standing<'a> {
         self.lane = lane;
         let was_there = std::mem::replace(&mut self.may_be_there, true);
         let sent = self.shared.now();
-        let answer = self.answer.insert(self.shared.node.knock(lane, &knock, limit));
+        let answer = self.answer.insert(self.node.knock(lane, &knock, limit));
         let answered = answer.await;
         self.answer = None;
         self.looked_at = self.shared.now();
         match answered {
             Ok(Knocked::Granted(fence)) => {
-                match Attempt::new(sent, *ttl).decide(self.shared.now(), Ok(Acquired::Granted(fence))) {
-                    Verdict::Won { fence, tally } => {
+                let granted = Ok(Acquired::Granted(fence));
+                match Attempt::new(sent, *ttl, 1).answer(self.shared.now(), 0, granted) {
+                    Step::Over(Verdict::Won { fence, tally }) => {
                         self.may_be_there = false;
-                        self.shared.hold(self.wanted, self.token.clone(), sent, fence, tally)
+                        let (hold, signal) = self.shared.hold(self.wanted, self.token.clone(), sent, fence, tally);
+                        Outcome::Won(hold, signal)
                     }
-                    Verdict::Busy { holder, watched } => Outcome::Busy { holder, watched },
-                    Verdict::Failed(failure) => Outcome::Failed(failure),
+                    _ => Outcome::Failed(Failure::unavailable("the grant was confirmed after its lease had run out")),
                 }
             }
             Ok(Knocked::Waits { holder, ticket, ahead, entered, watched, called }) => {
@@ -220,7 +225,7 @@ impl<'a> Standing<'a> {
                 self.had_been_lost = entered && self.place.ticket.is_some();
                 self.place = Place { ticket, ahead, called };
                 self.called.watches(watched && ahead == 0);
-                Outcome::Busy { holder, watched }
+                Outcome::Busy { holder, needs: 1, watched }
             }
             Err(failure) => {
                 self.may_be_there = was_there || failure.may_have_happened();
@@ -236,14 +241,20 @@ impl Drop for Standing<'_> {
             return;
         }
         let Wanted { key, ttl, .. } = self.wanted;
-        let leaving = self.shared.watchdog.undoing(self.lane, key.clone(), self.token.clone(), *ttl, Parting::Leave);
-        let (shared, key, answer) = (self.shared.clone(), key.clone(), self.answer.take());
+        let undo = Undo {
+            lane: self.lane,
+            key: key.clone(),
+            token: self.token.clone(),
+            parting: Parting::Leave,
+            for_at_most: *ttl,
+        };
+        let leaving = self.shared.watchdog.undoing(0, undo);
+        let answer = self.answer.take();
         self.shared.host.spawn(async move {
             if let Some(answer) = answer {
                 let _too_late = answer.await;
             }
             leaving.await;
-            shared.freed(&key);
         });
     }
 }

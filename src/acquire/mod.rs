@@ -11,12 +11,12 @@ use crate::{
     holder::Holder,
     jitter::Jitter,
     lease::Lease,
-    node::{Failure, Lane, only},
+    node::{Failure, Lane},
     owner::{Claim, Owner, Seat},
     shared::{Outcome, Shared, Wanted},
     status::Signal,
     wait::{Backoff, LONGEST_PAUSE, Look, Waiter},
-    watchdog::{Answer, Entry, Hold},
+    watchdog::{Entry, Hold},
 };
 
 mod fair;
@@ -97,9 +97,7 @@ impl Acquire {
             }
             // At risk: not before a renewal has gone through.
             let limit = self.limit(now);
-            let answer = shared.node.renew(shared.node.lane(), &[hold.renewal()], limit).await.and_then(only);
-            shared.watchdog.answered(&hold, now, Answer::read(&answer));
-            match answer {
+            match shared.watchdog.renew_now(&hold, shared.quorum.lane(), limit).await {
                 Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
                 // Even a confirmation brings nothing while the clock stands still.
                 Err(_) | Ok(_) => self.pause(backoff.next(None)).await?,
@@ -115,7 +113,7 @@ impl Acquire {
         let shared = &self.shared;
         let mut seen = Look::NotYet;
         if self.until == self.started || !shared.lines.has(&self.wanted.key) {
-            seen = match self.try_once(shared.node.lane()).await? {
+            seen = match self.try_once(shared.quorum.lane()).await? {
                 Ok(won) => return Ok(won.seated(seat)),
                 Err(look) => look,
             };
@@ -152,13 +150,15 @@ impl Acquire {
         // The first try does not pay for being watched, so look again at once; unless that brings nothing.
         let mut pause = match &seen {
             Look::NotYet => None,
-            look if shared.node.room() == 0 => Some(backoff.after(look)),
+            Look::Split { .. } => Some(backoff.after(&seen)),
+            look if shared.quorum.room() == 0 => Some(backoff.after(look)),
             _ => None,
         };
         loop {
             let mut alerted = false;
             if let Some(pause) = pause {
-                waiter.saw(seen.clone(), shared.now() + pause);
+                let now = shared.now();
+                waiter.saw(seen.clone(), now, now + pause);
                 alerted = tokio::select! {
                     biased;
                     () = waiter.alerted() => true,
@@ -167,18 +167,20 @@ impl Acquire {
             }
             // What is held here ends here, with an alert; until then there is nothing to ask the server.
             seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
-                Look::Held { holder, watched: has_turn }
+                Look::Held { holder, watched: has_turn, needs: shared.quorum.majority() }
             } else {
                 let lane = match &seen {
                     Look::Failed(_) => Lane::Keeper,
-                    Look::Held { .. } | Look::NotYet => shared.watchdog.lane(),
+                    Look::Held { .. } | Look::Split { .. } | Look::NotYet => shared.watchdog.lane(),
                 };
                 let _look = self.may_look().await;
                 let now = shared.now();
                 waiter.looks_by(now + self.limit(now));
                 match self.try_once(lane).await? {
                     Ok(won) => return Ok(won),
-                    Err(Look::Held { holder, watched }) => Look::Held { holder, watched: watched && has_turn },
+                    Err(Look::Held { holder, watched, needs }) => {
+                        Look::Held { holder, watched: watched && has_turn, needs }
+                    }
                     Err(look) => look,
                 }
             };
@@ -215,7 +217,8 @@ impl Acquire {
                 }
                 Ok(Ok(won))
             }
-            Outcome::Busy { holder, watched } => Ok(Err(Look::Held { holder, watched })),
+            Outcome::Busy { holder, needs, watched } => Ok(Err(Look::Held { holder, watched, needs })),
+            Outcome::Split { holder, took } => Ok(Err(Look::Split { holder, took })),
             Outcome::Failed(failure) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
             Outcome::Failed(failure) => Ok(Err(Look::Failed(failure))),
         }
@@ -317,7 +320,7 @@ impl Acquire {
             Look::NotYet => {
                 AcquireError::Unavailable(Failure::unavailable("the wait ended before the server had answered").into())
             }
-            Look::Held { holder, .. } => AcquireError::TimedOut {
+            Look::Held { holder, .. } | Look::Split { holder, .. } => AcquireError::TimedOut {
                 name: self.name(),
                 waited: self.shared.now().since(self.started),
                 holder: Box::new(holder),
@@ -337,7 +340,8 @@ impl Acquire {
     fn tell(&self, look: &Look, told: &mut Told) {
         let lock = self.wanted.key.name();
         match look {
-            Look::NotYet => {}
+            // Who it will be is not known yet.
+            Look::NotYet | Look::Split { .. } => {}
             Look::Failed(failure) => {
                 tracing::warn!(name: "wait", target: "leasehold", lock, %failure, "waiting for the server");
             }

@@ -18,7 +18,9 @@ use self::{
     queue::Told,
     store::{Micros, Store, micros},
 };
-use super::{Acquired, Answer, Ear, Failure, Guarding, Knock, Knocked, Lane, Line, Node, Owned, Renewal};
+use super::{
+    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Renewal, Sign,
+};
 use crate::{
     capabilities::{Capabilities, Push},
     clock::{Clock, SystemClock, wall},
@@ -39,16 +41,22 @@ pub(crate) struct Memory {
     ears: Mutex<Vec<Weak<dyn Ear>>>,
     /// What the store's clock showed when the machine's clock showed zero.
     epoch: Duration,
+    address: String,
 }
 
 impl Memory {
     /// One that nobody else sees.
     pub(crate) fn private() -> Arc<Self> {
+        Self::at("")
+    }
+
+    fn at(name: &str) -> Arc<Self> {
         let since_1970 = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
             store: Mutex::default(),
             ears: Mutex::default(),
             epoch: since_1970.saturating_sub(SystemClock.now()),
+            address: format!("memory://{name}"),
         })
     }
 
@@ -60,7 +68,7 @@ impl Memory {
         if let Some(memory) = named.get(name).and_then(Weak::upgrade) {
             return memory;
         }
-        let memory = Self::private();
+        let memory = Self::at(name);
         named.insert(name.into(), Arc::downgrade(&memory));
         memory
     }
@@ -122,8 +130,24 @@ impl Node for Memory {
         usize::MAX
     }
 
-    fn acquire(&self, _: Lane, key: &Key, token: &Token, ttl: Duration, _: Duration) -> Answer<Acquired> {
-        self.step(|store, now| Ok(store.acquire(now, key, token, ttl)))
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn acquire(&self, _: Lane, bid: &Bid, _: Duration) -> Answer<Ballot> {
+        self.step(|store, now| Ok(store.acquire(now, bid)))
+    }
+
+    fn raise(&self, _: Lane, key: &Key, token: &Token, fence: Fence, _: Duration) -> Answer<Owned> {
+        self.step(|store, now| Ok(store.raise(now, key, token, fence)))
+    }
+
+    fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, _: Duration) -> Answer<Healed> {
+        self.step(|store, now| Ok(store.heal(now, lease, fence, restart_delay)))
+    }
+
+    fn probe(&self, _: Duration) -> Answer<Sign> {
+        self.step(|store, now| Ok(store.sign(now)))
     }
 
     fn renew(&self, _: Lane, batch: &[Renewal], _: Duration) -> Answer<Vec<Result<Owned, Failure>>> {

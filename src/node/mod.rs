@@ -1,6 +1,12 @@
 //! A node: one independent place that stores keys. What it must be able to do, and nothing about how.
 
-use std::{fmt, future::Future, pin::Pin, sync::Weak, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use crate::{
     capabilities::Capabilities,
@@ -10,13 +16,11 @@ use crate::{
     key::Key,
     quorum::tally::Denial,
     token::Token,
+    votes::{NodeAnswer, Votes},
 };
 
 pub(crate) mod memory;
 pub(crate) mod redis;
-mod undo;
-
-pub(crate) use self::undo::Undo;
 
 /// A node's answer, on its way. It runs to its end or its limit by itself only while it is polled; dropping it leaves
 /// the outcome unknown.
@@ -99,8 +103,35 @@ pub(crate) enum Knocked {
 /// Who waits for a lock, in order: tokens, and how long each has waited.
 pub(crate) type Line = Vec<(Token, Duration)>;
 
+/// What an acquire asks of a node.
+#[derive(Debug, Clone)]
+pub(crate) struct Bid {
+    pub(crate) key: Key,
+    pub(crate) token: Token,
+    pub(crate) ttl: Duration,
+    /// What it takes to be a vote; where one node decides and nobody asked for a restart delay, nothing.
+    pub(crate) voting: Option<Voting>,
+}
+
+/// Under which conditions a node votes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Voting {
+    /// A node that has been up for less may have forgotten a lease, and gives no vote (safety.md, section 4).
+    pub(crate) restart_delay: Duration,
+    /// The fence to draw, if it is large enough: where a majority draws the same, no floor has to be raised.
+    pub(crate) proposal: Option<Fence>,
+}
+
+/// What a node answered to a bid.
+#[derive(Debug, Clone)]
+pub(crate) struct Ballot {
+    pub(crate) acquired: Acquired,
+    /// Who voted, and when by its own clock. There if the bid asked for a vote, and the node knows.
+    pub(crate) sign: Option<Sign>,
+}
+
 /// What an acquire found.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Acquired {
     Granted(Fence),
     Busy {
@@ -108,6 +139,29 @@ pub(crate) enum Acquired {
         /// Whether the node will tell when the key changes.
         watched: bool,
     },
+    /// It was started too short a time ago to vote, and will for the first time after this one.
+    Recovering(Duration),
+}
+
+/// A server's own account of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Sign {
+    /// Its clock, in microseconds since 1970.
+    pub(crate) time: Option<u64>,
+    /// What tells this run of this server from every other.
+    pub(crate) run_id: Option<Box<str>>,
+    /// Whether it is part of a cluster, or watches over others: then it may forget without a restart.
+    pub(crate) is_alone: bool,
+}
+
+/// What bringing a lost key back came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Healed {
+    Done,
+    /// Somebody else has it.
+    Taken,
+    /// Not before this time is over: see [`Acquired::Recovering`].
+    Recovering(Duration),
 }
 
 /// One lease to be renewed; renewals travel in batches.
@@ -140,7 +194,20 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// How many keys may be watched at a time; zero when the node has turned watching down.
     fn room(&self) -> usize;
 
-    fn acquire(&self, lane: Lane, key: &Key, token: &Token, ttl: Duration, limit: Duration) -> Answer<Acquired>;
+    /// Where it is, without who we are there.
+    fn address(&self) -> &str;
+
+    fn acquire(&self, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Ballot>;
+
+    /// Lifts the lock's fence to at least this one, if the lock is still the token's (rule 10).
+    fn raise(&self, lane: Lane, key: &Key, token: &Token, fence: Fence, limit: Duration) -> Answer<Owned>;
+
+    /// Brings a key back that the node has lost, with its fence as the floor, unless it is somebody else's by now or the
+    /// node was started too short a time ago.
+    fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Healed>;
+
+    /// Whether it is there, and who it is.
+    fn probe(&self, limit: Duration) -> Answer<Sign>;
 
     /// One verdict for each, in order; an inner error means "cannot tell".
     fn renew(&self, lane: Lane, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>>;
@@ -219,6 +286,8 @@ pub(crate) fn only(answers: Vec<Result<Owned, Failure>>) -> Result<Owned, Failur
 pub(crate) struct Failure {
     text: String,
     kind: FailureKind,
+    /// Where it is the failure of many nodes: what each of them said.
+    votes: Option<Arc<Votes>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -235,15 +304,27 @@ enum FailureKind {
 
 impl Failure {
     pub(crate) fn unavailable(text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind: FailureKind::Unavailable }
+        Self { text: text.into(), kind: FailureKind::Unavailable, votes: None }
     }
 
     pub(crate) fn refused(text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind: FailureKind::Refused }
+        Self { text: text.into(), kind: FailureKind::Refused, votes: None }
     }
 
     pub(crate) fn unknown(text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind: FailureKind::Unknown }
+        Self { text: text.into(), kind: FailureKind::Unknown, votes: None }
+    }
+
+    /// Too few nodes granted it. What may have happened on some is dealt with already.
+    pub(crate) fn of_nodes(votes: Votes) -> Self {
+        let kind = if votes.is_refusal() { FailureKind::Refused } else { FailureKind::Unavailable };
+        Self { text: votes.to_string(), kind, votes: Some(Arc::new(votes)) }
+    }
+
+    /// A node that may have forgotten.
+    pub(crate) fn recovering(address: &str, left: Duration) -> Self {
+        let answer = NodeAnswer::Recovering { remaining: left };
+        Self::unavailable(format!("the server at {address} {answer}"))
     }
 
     /// The same failure, from a step that may have done a part of its work.
@@ -268,7 +349,7 @@ impl Failure {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let kind = if failure.is_refusal() { ErrorKind::Refused } else { ErrorKind::Unavailable };
-        Self::new(kind, failure.text)
+        Self::new(kind, failure.text).with_votes(failure.votes)
     }
 }
 

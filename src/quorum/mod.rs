@@ -1,3 +1,195 @@
-//! What the nodes say together. One node is a quorum of one: the arithmetic is the same.
+//! The nodes together. One node is a quorum of one: what is asked of many is asked of it in the same way.
 
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+pub(crate) use self::{
+    connect::{Place, Terms},
+    fan_out::FanOut,
+    member::Member,
+    undo::Undo,
+};
+use self::{roll::Roll, tally::drift};
+use crate::{
+    clock::{Clock, Time},
+    keeper::Host,
+    node::{Acquired, Bid, Ear, Failure, Lane, Node, Voting},
+    votes::{NodeAnswer, NodeStatus, Vote, Votes},
+};
+
+mod ask;
+pub(crate) mod camp;
+mod connect;
+mod fan_out;
+mod member;
+pub(crate) mod parted;
+mod roll;
 pub(crate) mod tally;
+mod undo;
+
+/// No node of a quorum is waited for any shorter, however short the TTL is.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(20);
+
+/// How often the nodes' clocks are compared.
+const COMPARE_EVERY: Duration = Duration::from_secs(1);
+
+/// Every node of one `Leases`, in the order in which the builder was given them.
+#[derive(Debug)]
+pub(crate) struct Quorum {
+    members: Box<[Arc<Member>]>,
+    roll: Arc<Roll>,
+    restart_delay: Duration,
+    compared: AtomicU64,
+    clocks_differ: AtomicBool,
+}
+
+impl Quorum {
+    pub(crate) fn new(
+        addresses: &[String],
+        restart_delay: Duration,
+        clock: &Arc<dyn Clock>,
+        host: &Host,
+        command_timeout: Duration,
+    ) -> Self {
+        let roll = Arc::new(Roll::new(addresses.len()));
+        let member = |(at, address): (usize, &String)| {
+            Member::new(at, address, roll.clone(), clock.clone(), host.clone(), command_timeout)
+        };
+        let members = addresses.iter().enumerate().map(member).collect();
+        Self { members, roll, restart_delay, compared: AtomicU64::new(0), clocks_differ: AtomicBool::new(false) }
+    }
+
+    /// One node that is there.
+    pub(crate) fn of_one(node: Arc<dyn Node>, clock: &Arc<dyn Clock>, host: &Host, command_timeout: Duration) -> Self {
+        let quorum = Self::new(&[node.address().into()], Duration::ZERO, clock, host, command_timeout);
+        quorum.install(0, node);
+        quorum
+    }
+
+    pub(crate) fn install(&self, at: usize, node: Arc<dyn Node>) {
+        if let Some(member) = self.members.get(at) {
+            member.install(node);
+        }
+    }
+
+    pub(crate) fn listen(&self, at: usize, ear: Weak<dyn Ear>) {
+        if let Some(member) = self.members.get(at) {
+            member.listen(ear);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(crate) fn is_one(&self) -> bool {
+        self.members.len() == 1
+    }
+
+    pub(crate) fn majority(&self) -> usize {
+        tally::majority(self.members.len())
+    }
+
+    pub(crate) fn members(&self) -> impl Iterator<Item = (usize, &Arc<Member>)> {
+        self.members.iter().enumerate()
+    }
+
+    pub(crate) fn member(&self, at: usize) -> Option<&Arc<Member>> {
+        self.members.get(at)
+    }
+
+    /// The only node there is.
+    pub(crate) fn sole(&self) -> Result<&Arc<dyn Node>, Failure> {
+        match &*self.members {
+            [member] => member.node().ok_or_else(|| Failure::unavailable("it is not connected yet")),
+            _ => Err(Failure::refused(
+                "this works on one server only, not over a quorum: build another Leases with the url of one server",
+            )),
+        }
+    }
+
+    pub(crate) fn restart_delay(&self) -> Duration {
+        self.restart_delay
+    }
+
+    /// How a key may be kept without a lease: a node that is restarted remembers no key, and votes after this.
+    pub(crate) fn bound(&self, keep: Duration) -> Duration {
+        if self.is_one() || self.restart_delay.is_zero() { keep } else { keep.min(self.restart_delay) }
+    }
+
+    /// The lane that fits the caller's place, on every node.
+    pub(crate) fn lane(&self) -> Lane {
+        let at_home = self.members.iter().filter_map(|member| member.node()).any(|node| node.lane() == Lane::Home);
+        if at_home { Lane::Home } else { Lane::Keeper }
+    }
+
+    /// How many keys may be watched: as many as the node can that can the least, of those that can at all.
+    pub(crate) fn room(&self) -> usize {
+        let rooms = self.members.iter().filter_map(|member| member.node()).map(|node| node.room());
+        rooms.filter(|&room| room > 0).min().unwrap_or_default()
+    }
+
+    /// What makes the nodes' answers votes. One node without a restart delay decides without.
+    pub(crate) fn voting(&self, now: Time) -> Option<Voting> {
+        let Self { restart_delay, .. } = *self;
+        match self.members.len() {
+            1 if restart_delay.is_zero() => None,
+            1 => Some(Voting { restart_delay, proposal: None }),
+            _ => Some(Voting { restart_delay, proposal: self.roll.proposal(now) }),
+        }
+    }
+
+    /// How long one node's vote is waited for: the whole limit where it is the only one, else well under the TTL.
+    pub(crate) fn limit(&self, limit: Duration, ttl: Duration) -> Duration {
+        if self.is_one() { limit } else { limit.min((ttl / 5).max(SHORTEST_LIMIT)) }
+    }
+
+    /// Asks every node at once.
+    pub(crate) fn vote(&self, lane: Lane, bid: &Bid, limit: Duration) -> FanOut<Acquired> {
+        self.members().map(|(at, member)| (at, member.vote(lane, bid, limit))).collect()
+    }
+
+    /// Why too few nodes granted something: what each said.
+    pub(crate) fn failure<T>(&self, said: &[Result<T, Failure>], answer: impl Fn(&T) -> NodeAnswer) -> Failure {
+        if let ([Err(failure)], true) = (said, self.is_one()) {
+            return failure.clone();
+        }
+        let vote = |(member, said): (&Arc<Member>, &Result<T, Failure>)| {
+            let answer = match said {
+                Ok(said) => answer(said),
+                Err(failure) if failure.is_refusal() => NodeAnswer::Refused(failure.to_string()),
+                Err(failure) => NodeAnswer::Unreachable(failure.to_string()),
+            };
+            Vote { address: member.address().into(), answer }
+        };
+        Failure::of_nodes(Votes { votes: self.members.iter().zip(said).map(vote).collect() })
+    }
+
+    pub(crate) fn status(&self) -> Vec<NodeStatus> {
+        self.members.iter().map(|member| member.status()).collect()
+    }
+
+    /// Warns when the nodes' clocks differ by more than leases of this TTL allow for; looks now and then.
+    pub(crate) fn compare_clocks(&self, now: Time, ttl: Duration) {
+        let compared = self.compared.load(Ordering::Relaxed);
+        if self.is_one() || now.since(Time::from_nanos(compared)) < COMPARE_EVERY {
+            return;
+        }
+        self.compared.store(now.as_nanos(), Ordering::Relaxed);
+        let pairs = self.members().flat_map(|(at, one)| self.members.iter().take(at).map(move |other| (one, other)));
+        let differing = pairs.filter_map(|(one, other)| Some((one.clock_differs_from(other)?, one, other)));
+        let most = differing.max_by_key(|(by, ..)| *by).filter(|(by, ..)| *by > drift(ttl));
+        let did_differ = self.clocks_differ.swap(most.is_some(), Ordering::Relaxed);
+        if let Some((by, one, other)) = most.filter(|_| !did_differ) {
+            tracing::warn!(
+                name: "clocks", target: "leasehold", node = one.address(), other = other.address(), ?by,
+                "the nodes' clocks differ by more than leases allow for: have them synchronised"
+            );
+        }
+    }
+}

@@ -1,6 +1,22 @@
 //! The arithmetic of majorities: pure, and the same for one node as for many.
+//!
+//! # Invariants
+//!
+//! 1. A deadline counts from the majority-th largest confirmed send (rule 1). What a node denies later takes nothing
+//!    back: its key lived until then, or the node forgot and gives no vote (safety.md, section 4).
+//! 2. A denial stands until the node has confirmed something that was sent later. On one node nothing brings a key back,
+//!    so there it stands for ever.
+//! 3. A node that lost the key is healed only when a majority has confirmed the round in which it said so, or a later
+//!    one, and once for each denial.
+
+use std::time::Duration;
 
 use crate::clock::Time;
+
+/// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
+pub(crate) fn drift(ttl: Duration) -> Duration {
+    ttl / 100 + Duration::from_millis(2)
+}
 
 /// A node's definite "not yours".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,8 +27,46 @@ pub(crate) enum Denial {
     Taken,
 }
 
+/// Some of the nodes, by their numbers. A quorum has nine at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Nodes(u16);
+
+impl Nodes {
+    pub(crate) const NONE: Self = Self(0);
+
+    /// The first `count`.
+    pub(crate) fn all(count: usize) -> Self {
+        (0..count).collect()
+    }
+
+    pub(crate) fn insert(&mut self, node: usize) {
+        self.0 |= 1_u16.checked_shl(u32::try_from(node).unwrap_or(u32::MAX)).unwrap_or_default();
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> + use<> {
+        (0..16).filter(move |node| self.0 & (1 << node) != 0)
+    }
+}
+
+impl FromIterator<usize> for Nodes {
+    fn from_iter<I: IntoIterator<Item = usize>>(nodes: I) -> Self {
+        let mut set = Self::NONE;
+        nodes.into_iter().for_each(|node| set.insert(node));
+        set
+    }
+}
+
+/// How many of so many nodes decide.
+pub(crate) fn majority(nodes: usize) -> usize {
+    nodes / 2 + 1
+}
+
 /// What each node last said about one token.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Tally {
     seats: Box<[Seat]>,
 }
@@ -21,7 +75,14 @@ pub(crate) struct Tally {
 struct Seat {
     /// When the newest request that this node confirmed was sent.
     sent: Time,
-    denial: Option<Denial>,
+    /// When the newest request was sent to which its answer was unclear.
+    doubted: Time,
+    /// What it denied, and when the request was sent that it denied.
+    denial: Option<(Time, Denial)>,
+    /// When the request was sent that brought a lost key back.
+    healed: Time,
+    /// The denial that a heal was ordered for.
+    heal_ordered: Time,
 }
 
 impl Tally {
@@ -29,24 +90,37 @@ impl Tally {
         Self { seats: vec![Seat::default(); nodes].into() }
     }
 
+    pub(crate) fn nodes(&self) -> usize {
+        self.seats.len()
+    }
+
     pub(crate) fn majority(&self) -> usize {
-        self.seats.len() / 2 + 1
+        majority(self.seats.len())
     }
 
     /// `node` did what a request asked that was sent at `sent`. An old confirmation takes nothing back.
     pub(crate) fn confirm(&mut self, node: usize, sent: Time) {
-        if let Some(seat) = self.seats.get_mut(node) {
-            if sent >= seat.sent {
-                *seat = Seat { sent, denial: None };
-            }
+        let Some(seat) = self.seats.get_mut(node) else { return };
+        seat.sent = seat.sent.max(sent);
+        if seat.denial.is_some_and(|(denied, _)| denied < sent) {
+            seat.denial = None;
+            seat.healed = seat.healed.max(sent);
         }
     }
 
-    /// `node` answered "not yours". Whatever it confirmed before, and to whichever request this is the answer: nodes
-    /// execute requests in another order than they were sent, and none gives back what it has lost.
-    pub(crate) fn deny(&mut self, node: usize, denial: Denial) {
+    /// `node` answered "not yours" to a request that was sent at `sent`. Whatever it confirmed before or since, for nodes
+    /// execute requests in another order than they were sent, and none gives back what it has lost; unless the key was
+    /// brought back meanwhile.
+    pub(crate) fn deny(&mut self, node: usize, sent: Time, denial: Denial) {
+        if let Some(seat) = self.seats.get_mut(node).filter(|seat| sent >= seat.healed) {
+            seat.denial = Some((sent, denial));
+        }
+    }
+
+    /// `node` gave no answer, or one that tells nothing, to a request that was sent at `sent`.
+    pub(crate) fn doubt(&mut self, node: usize, sent: Time) {
         if let Some(seat) = self.seats.get_mut(node) {
-            seat.denial = Some(denial);
+            seat.doubted = seat.doubted.max(sent);
         }
     }
 
@@ -56,13 +130,40 @@ impl Tally {
         self.seats.iter().map(|seat| seat.sent).filter(|&sent| backed(sent)).max().unwrap_or(Time::ZERO)
     }
 
+    /// Whether too many nodes have answered otherwise for a majority to confirm what was sent at `sent`.
+    pub(crate) fn is_hopeless(&self, sent: Time) -> bool {
+        let against = |seat: &&Seat| seat.sent < sent && (seat.doubted >= sent || seat.denial.is_some());
+        self.seats.iter().filter(against).count() > self.seats.len() - self.majority()
+    }
+
     /// What a majority denied, if one did. Somebody else's key says more than a missing one.
     pub(crate) fn denied(&self) -> Option<Denial> {
         let denials = || self.seats.iter().filter_map(|seat| seat.denial);
         if denials().count() < self.majority() {
             return None;
         }
-        if denials().any(|denial| denial == Denial::Taken) { Some(Denial::Taken) } else { Some(Denial::Gone) }
+        if denials().any(|(_, denial)| denial == Denial::Taken) { Some(Denial::Taken) } else { Some(Denial::Gone) }
+    }
+
+    /// The nodes that have lost the key and may have it back now (invariant 3).
+    pub(crate) fn heals(&mut self) -> Nodes {
+        let confirmed = self.confirmed();
+        let mut nodes = Nodes::NONE;
+        for (node, seat) in self.seats.iter_mut().enumerate() {
+            match seat.denial {
+                Some((denied, Denial::Gone)) if denied <= confirmed && denied > seat.heal_ordered => {
+                    seat.heal_ordered = denied;
+                    nodes.insert(node);
+                }
+                _ => {}
+            }
+        }
+        nodes
+    }
+
+    /// The nodes that have not confirmed what was sent at `sent`, or later.
+    pub(crate) fn silent_since(&self, sent: Time) -> Nodes {
+        self.seats.iter().enumerate().filter(|(_, seat)| seat.sent < sent).map(|(node, _)| node).collect()
     }
 }
 
@@ -81,7 +182,7 @@ mod tests {
         assert_eq!(tally.confirmed(), Time::ZERO);
         tally.confirm(0, at(5));
         assert_eq!((tally.confirmed(), tally.denied()), (at(5), None));
-        tally.deny(0, Denial::Gone);
+        tally.deny(0, at(6), Denial::Gone);
         assert_eq!(tally.denied(), Some(Denial::Gone));
     }
 
@@ -92,9 +193,9 @@ mod tests {
         assert_eq!(tally.confirmed(), Time::ZERO);
         tally.confirm(1, at(7));
         assert_eq!(tally.confirmed(), at(7));
-        tally.deny(0, Denial::Gone);
+        tally.deny(0, at(10), Denial::Gone);
         assert_eq!(tally.denied(), None);
-        tally.deny(2, Denial::Taken);
+        tally.deny(2, at(10), Denial::Taken);
         assert_eq!(tally.denied(), Some(Denial::Taken));
     }
 
@@ -102,17 +203,79 @@ mod tests {
     fn an_older_confirmation_takes_nothing_back() {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(9));
-        tally.deny(0, Denial::Gone);
+        tally.deny(0, at(9), Denial::Gone);
         tally.confirm(0, at(3));
         assert_eq!((tally.confirmed(), tally.denied()), (at(9), Some(Denial::Gone)));
+    }
+
+    #[test]
+    fn a_denial_of_an_old_request_counts_all_the_same() {
+        let mut tally = Tally::new(1);
+        tally.confirm(0, at(9));
+        tally.deny(0, at(3), Denial::Gone);
+        assert_eq!(tally.denied(), Some(Denial::Gone));
     }
 
     #[test]
     fn a_node_that_is_not_there_has_no_vote() {
         let mut tally = Tally::new(1);
         tally.confirm(1, at(9));
-        tally.deny(1, Denial::Taken);
+        tally.deny(1, at(9), Denial::Taken);
         assert_eq!((tally.confirmed(), tally.denied()), (Time::ZERO, None));
+    }
+
+    #[test]
+    fn a_lost_key_is_healed_once_a_majority_has_confirmed_that_round() {
+        let mut tally = Tally::new(3);
+        for node in 0..3 {
+            tally.confirm(node, at(1));
+        }
+        tally.deny(2, at(5), Denial::Gone);
+        tally.confirm(0, at(5));
+        assert_eq!(tally.heals(), Nodes::NONE, "one of three has confirmed");
+        tally.confirm(1, at(5));
+        assert_eq!(tally.heals(), [2].into_iter().collect());
+        assert_eq!(tally.heals(), Nodes::NONE, "once for each denial");
+        tally.confirm(2, at(6));
+        tally.deny(2, at(5), Denial::Gone);
+        assert_eq!(tally.heals(), Nodes::NONE, "a late answer from before the heal");
+        tally.deny(2, at(7), Denial::Gone);
+        tally.confirm(0, at(7));
+        tally.confirm(1, at(7));
+        assert_eq!(tally.heals(), [2].into_iter().collect(), "it has lost it again");
+    }
+
+    #[test]
+    fn a_taken_key_is_left_alone() {
+        let mut tally = Tally::new(3);
+        tally.deny(2, at(5), Denial::Taken);
+        tally.confirm(0, at(5));
+        tally.confirm(1, at(5));
+        assert_eq!(tally.heals(), Nodes::NONE);
+    }
+
+    #[test]
+    fn a_round_is_hopeless_when_no_majority_is_left_for_it() {
+        let mut tally = Tally::new(5);
+        tally.doubt(0, at(5));
+        tally.deny(1, at(4), Denial::Gone);
+        assert!(!tally.is_hopeless(at(5)), "three have not answered");
+        tally.confirm(2, at(5));
+        tally.doubt(3, at(4));
+        assert!(!tally.is_hopeless(at(5)), "that was another round");
+        tally.doubt(3, at(6));
+        assert!(tally.is_hopeless(at(5)));
+        tally.confirm(0, at(5));
+        assert!(!tally.is_hopeless(at(5)), "it came after all");
+    }
+
+    #[test]
+    fn sets_of_nodes() {
+        let mut some = Nodes::all(3);
+        some.insert(8);
+        some.insert(99);
+        assert_eq!(some.iter().collect::<Vec<_>>(), [0, 1, 2, 8]);
+        assert!(!some.is_empty() && Nodes::NONE.is_empty());
     }
 
     proptest! {

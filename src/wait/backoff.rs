@@ -10,6 +10,8 @@ use crate::jitter::Jitter;
 #[derive(Debug)]
 pub(crate) struct Backoff {
     bound: Duration,
+    /// How often in a row nobody had a majority.
+    splits: u32,
     jitter: Jitter,
 }
 
@@ -18,6 +20,9 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// No pause is shorter, or full jitter would now and then make it a hot loop.
 const SHORTEST: Duration = Duration::from_millis(1);
 
+/// From then on the spread after split votes does not grow.
+const MOST_SPLITS: u32 = 7;
+
 /// How often a key is looked at that is watched, but has no TTL.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
 /// Over how long those who wait in many processes spread when a key expires that nobody renewed.
@@ -25,19 +30,31 @@ const EXPIRY_SPREAD: Duration = Duration::from_millis(4);
 
 impl Backoff {
     pub(crate) fn new(jitter: Jitter) -> Self {
-        Self { bound: FIRST, jitter }
+        Self { bound: FIRST, splits: 0, jitter }
     }
 
     /// The pause after such a look. Whoever will be told of changes only has to be there when the key expires.
     pub(crate) fn after(&mut self, look: &Look) -> Duration {
+        if !matches!(look, Look::Split { .. }) {
+            self.splits = 0;
+        }
         match look {
-            Look::Held { holder, watched: true } => {
+            Look::Held { holder, watched: true, .. } => {
                 self.bound = FIRST;
                 self.after_expiry(holder.remaining())
             }
-            Look::Held { holder, watched: false } => self.next(holder.remaining()),
+            Look::Held { holder, watched: false, .. } => self.next(holder.remaining()),
+            Look::Split { took, .. } => self.after_split(*took),
             Look::NotYet | Look::Failed(_) => self.next(None),
         }
+    }
+
+    /// Longer than a round takes, so that whoever else tried has undone what it was granted; and spread over more and more
+    /// such rounds, so that one comes first.
+    fn after_split(&mut self, took: Duration) -> Duration {
+        self.splits = (self.splits + 1).min(MOST_SPLITS);
+        let spread = (took.max(SHORTEST) * (1 << self.splits)).min(LONGEST_PAUSE);
+        took + SHORTEST + self.jitter.below(spread)
     }
 
     /// Until a key expires for certain.

@@ -5,7 +5,8 @@
 //!
 //! 1. An alert wakes one waiter of its name: the one whose turn it is. It is kept until that one looks, so none is lost
 //!    on a waiter that is busy looking.
-//! 2. Whoever has the turn says by when it will look. When it does not, for it may stand on a runtime that nobody
+//! 2. A waiter that needs several nodes to be freed is alerted when so many have been touched since it last looked.
+//! 3. Whoever has the turn says by when it will look. When it does not, for it may stand on a runtime that nobody
 //!    polls, the others go on without it.
 
 use std::{
@@ -13,8 +14,9 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -45,6 +47,9 @@ pub(crate) struct Line {
     turn: Semaphore,
     /// Something may have happened to the lock.
     alert: Notify,
+    /// The nodes that were touched since the last look, one bit each, and how many have to be.
+    touched: AtomicU32,
+    needs: AtomicU32,
     /// By when whoever has the turn will have looked.
     due: AtomicU64,
     seen: watch::Sender<Look>,
@@ -58,6 +63,13 @@ pub(crate) enum Look {
         holder: Holder,
         /// Whether we shall be told when that changes.
         watched: bool,
+        /// On how many nodes it has to change.
+        needs: usize,
+    },
+    /// Several tried at once, and none got a majority of the nodes; our round took this long.
+    Split {
+        holder: Holder,
+        took: Duration,
     },
     Failed(Failure),
 }
@@ -67,6 +79,7 @@ impl Look {
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Held { holder: one, .. }, Self::Held { holder: other, .. }) => one.is_same(other),
+            (Self::Split { .. }, Self::Split { .. }) => true,
             _ => false,
         }
     }
@@ -111,6 +124,15 @@ impl Lines {
         }
     }
 
+    /// The same, but it happened on one node only.
+    pub(crate) fn touched(&self, key: &str, node: usize, now: Time) {
+        let line = self.0.lock().get(key).map(|(line, _)| line.clone());
+        if let Some(line) = line {
+            line.touched.fetch_or(1 << node, Ordering::AcqRel);
+            line.alert_if_enough(now);
+        }
+    }
+
     /// The same for every name.
     pub(crate) fn alert_all(&self, now: Time) {
         let lines: Vec<_> = self.0.lock().values().map(|(line, _)| line.clone()).collect();
@@ -123,7 +145,16 @@ impl Lines {
 impl Line {
     fn new() -> Self {
         let (turn, alert) = (Semaphore::new(1), Notify::new());
-        Self { turn, alert, due: AtomicU64::new(Time::NEVER.as_nanos()), seen: watch::Sender::new(Look::NotYet) }
+        let (touched, needs) = (AtomicU32::new(0), AtomicU32::new(1));
+        let due = AtomicU64::new(Time::NEVER.as_nanos());
+        Self { turn, alert, touched, needs, due, seen: watch::Sender::new(Look::NotYet) }
+    }
+
+    fn alert_if_enough(&self, now: Time) {
+        let touched = self.touched.load(Ordering::Acquire).count_ones();
+        if touched > 0 && touched >= self.needs.load(Ordering::Acquire) {
+            self.alert(now);
+        }
     }
 
     fn alert(&self, now: Time) {
@@ -155,6 +186,7 @@ impl Waiter<'_> {
     /// We look now, and shall have looked at this moment. What we were alerted to before is dealt with by that.
     pub(crate) fn looks_by(&self, at: Time) {
         let _alerted_before = pin!(self.line.alert.notified()).enable();
+        self.line.touched.store(0, Ordering::Release);
         self.line.due.store(at.as_nanos(), Ordering::Release);
     }
 
@@ -164,8 +196,11 @@ impl Waiter<'_> {
     }
 
     /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
-    pub(crate) fn saw(&self, look: Look, next: Time) {
+    pub(crate) fn saw(&self, look: Look, now: Time, next: Time) {
         self.line.due.store(next.as_nanos(), Ordering::Release);
+        let needs = if let Look::Held { needs, .. } = &look { *needs } else { 1 };
+        self.line.needs.store(u32::try_from(needs).unwrap_or(1), Ordering::Release);
+        self.line.alert_if_enough(now);
         self.line.seen.send_if_modified(|seen| {
             let news = !look.is_like(seen);
             *seen = look;
@@ -247,12 +282,31 @@ mod tests {
         let lines = Lines::default();
         let waiter = lines.join(&key());
         let later = Time::ZERO + Duration::from_secs(30);
-        waiter.saw(Look::NotYet, later);
+        waiter.saw(Look::NotYet, Time::ZERO, later);
         assert_eq!(waiter.due(), later);
         lines.alert("another", Time::ZERO);
         assert_eq!(waiter.due(), later);
         lines.alert("job", Time::ZERO);
         assert_eq!(waiter.due(), Time::ZERO);
+    }
+
+    #[tokio::test]
+    async fn a_waiter_for_several_nodes_is_alerted_when_so_many_were_touched() {
+        let lines = Lines::default();
+        let waiter = lines.join(&key());
+        let alerted = || futures_now(&mut Box::pin(waiter.alerted())).is_some();
+        lines.touched("job", 2, Time::ZERO);
+        waiter.looks_by(Time::NEVER);
+        lines.touched("job", 0, Time::ZERO);
+        waiter.alerted().await;
+        waiter.saw(Look::Held { holder: Holder::default(), watched: true, needs: 2 }, Time::ZERO, Time::NEVER);
+        lines.touched("job", 0, Time::ZERO);
+        assert!(!alerted(), "the same node twice");
+        lines.touched("job", 4, Time::ZERO);
+        assert!(alerted());
+        waiter.looks_by(Time::NEVER);
+        lines.touched("job", 0, Time::ZERO);
+        assert!(!alerted(), "it has looked since");
     }
 
     #[test]
@@ -266,14 +320,15 @@ mod tests {
                 fence: None,
             },
             watched: true,
+            needs: 1,
         };
         let mut looks = waiter.looks();
-        waiter.saw(held("one", 3), Time::NEVER);
+        waiter.saw(held("one", 3), Time::ZERO, Time::NEVER);
         assert!(looks.has_changed().unwrap());
         drop(looks.borrow_and_update());
-        waiter.saw(held("one", 30), Time::NEVER);
+        waiter.saw(held("one", 30), Time::ZERO, Time::NEVER);
         assert!(!looks.has_changed().unwrap(), "it has renewed");
-        waiter.saw(held("two", 30), Time::NEVER);
+        waiter.saw(held("two", 30), Time::ZERO, Time::NEVER);
         assert!(looks.has_changed().unwrap());
     }
 

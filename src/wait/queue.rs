@@ -49,7 +49,7 @@ impl Place {
         grant: Duration,
         backoff: &mut Backoff,
     ) -> Option<Duration> {
-        let (Look::Held { holder, watched }, true) = (look, self.ticket.is_some()) else {
+        let (Look::Held { holder, watched, .. }, true) = (look, self.ticket.is_some()) else {
             return Some(backoff.after(look));
         };
         let first = self.ahead == 0;
@@ -212,7 +212,7 @@ mod tests {
     const GRANT: Duration = Duration::from_millis(900);
 
     fn held(remaining: Option<Duration>, watched: bool) -> Look {
-        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched }
+        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched, needs: 1 }
     }
 
     fn next(place: &Place, look: &Look, leads: bool) -> Option<Duration> {

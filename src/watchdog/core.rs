@@ -7,7 +7,8 @@
 //!    (rule 1).
 //! 2. Every event first asks whether the time is up. From the deadline on the lease is over, whatever the event says,
 //!    and nothing revives it (rule 2).
-//! 3. Only a definite "not yours" ends a lease before its deadline. Silence and errors put it at risk (rule 7).
+//! 3. Only a definite "not yours" of a majority ends a lease before its deadline. Silence and errors put it at risk once
+//!    no majority is left to confirm a round (rule 7).
 //! 4. A confirmation counts for the round that it answers, however late it comes; rounds go out side by side (rule 7).
 //! 5. After the end, whichever it was, no renewal is ordered (rule 8).
 //! 6. An end by loss orders the release of what may be left on the nodes, once. `MaxHold` orders nothing: the key runs
@@ -18,6 +19,8 @@
 //!    under way, however long the outage.
 //! 9. A [hint](Core::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds, whose
 //!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
+//! 10. A node that lost the key while a majority confirmed it is healed, before the deadline only (safety.md, section 5).
+//!     On one node that never happens.
 
 use std::time::Duration;
 
@@ -25,13 +28,8 @@ use crate::{
     clock::Time,
     jitter::Jitter,
     lost::LossReason,
-    quorum::tally::{Denial, Tally},
+    quorum::tally::{Denial, Nodes, Tally, drift},
 };
-
-/// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
-pub(crate) fn drift(ttl: Duration) -> Duration {
-    ttl / 100 + Duration::from_millis(2)
-}
 
 /// Renewals of many leases that are due within this much of each other go together.
 const GRAIN: Duration = Duration::from_millis(20);
@@ -71,8 +69,10 @@ pub(crate) enum Answer {
 pub(crate) struct Orders {
     /// Send a renewal to every node; its send is the time of this event.
     pub(crate) renew: bool,
-    /// The connections look dead: make new ones.
-    pub(crate) reconnect: bool,
+    /// The connections to these look dead: make new ones.
+    pub(crate) reconnect: Nodes,
+    /// Bring the key back on these; its send is the time of this event.
+    pub(crate) heal: Nodes,
     /// Take the token off every node (token-checked).
     pub(crate) undo: bool,
     /// The phase has changed.
@@ -125,6 +125,11 @@ impl Core {
         self.phase
     }
 
+    /// Whether a majority has confirmed what was sent at `sent`, or later.
+    pub(crate) fn is_confirmed(&self, sent: Time) -> bool {
+        self.tally.confirmed() >= sent
+    }
+
     /// Until when the holder may believe in the lease; zero once it is over.
     pub(crate) fn believed_until(&self) -> Time {
         match self.phase {
@@ -147,7 +152,12 @@ impl Core {
         if self.is_over() || now < end {
             return Orders::default();
         }
-        let reason = if self.hold_ends <= self.deadline { LossReason::MaxHold } else { LossReason::Expired };
+        let reason = match self.phase {
+            _ if self.hold_ends <= self.deadline => LossReason::MaxHold,
+            // If no round was in doubt, it is this process that stood still.
+            Phase::AtRisk if self.tally.nodes() > 1 => LossReason::NoQuorum,
+            _ => LossReason::Expired,
+        };
         self.end(reason, end)
     }
 
@@ -185,7 +195,7 @@ impl Core {
             orders.news |= self.move_to(Phase::AtRisk);
         }
         if now >= self.suspect_at {
-            orders.reconnect = true;
+            orders.reconnect = self.tally.silent_since(self.last_sent);
             self.suspect_at = now + self.patience() * SUSPECT_AFTER;
         }
         // Every round waits for its answer until the deadline: during an outage they must not pile up (invariant 8).
@@ -200,13 +210,11 @@ impl Core {
         if self.is_over() {
             return orders;
         }
-        match answer {
+        let orders = match answer {
             Answer::Confirmed => self.confirmed(node, sent),
-            Answer::Denied(denial) => self.denied(now, node, denial),
-            // A later round was confirmed: the fate of this one is of no interest.
-            Answer::Unclear if sent <= self.tally.confirmed() => Orders::default(),
-            Answer::Unclear => self.unclear(now),
-        }
+            Answer::Denied(_) | Answer::Unclear => self.not_confirmed(now, node, sent, answer),
+        };
+        if self.is_over() { orders } else { Orders { heal: self.tally.heals(), ..orders } }
     }
 
     /// The holder lets go, or its `Leases` closes. What is left on the nodes is for the caller to release.
@@ -234,16 +242,22 @@ impl Core {
         Orders { news: self.move_to(Phase::Held), ..Orders::default() }
     }
 
-    fn denied(&mut self, now: Time, node: usize, denial: Denial) -> Orders {
-        self.tally.deny(node, denial);
-        match self.tally.denied() {
-            Some(Denial::Gone) => self.end(LossReason::Deleted, now),
-            Some(Denial::Taken) => self.end(LossReason::Taken, now),
-            None => Orders::default(),
+    fn not_confirmed(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        let was_hopeless = self.tally.is_hopeless(sent);
+        match answer {
+            Answer::Denied(denial) => self.tally.deny(node, sent, denial),
+            Answer::Unclear | Answer::Confirmed => self.tally.doubt(node, sent),
         }
-    }
-
-    fn unclear(&mut self, now: Time) -> Orders {
+        match self.tally.denied() {
+            Some(Denial::Gone) => return self.end(LossReason::Deleted, now),
+            Some(Denial::Taken) => return self.end(LossReason::Taken, now),
+            None => {}
+        }
+        // A later round was confirmed, and the fate of this one is of no interest; or it may still be confirmed; or
+        // that it cannot be was known.
+        if sent <= self.tally.confirmed() || was_hopeless || !self.tally.is_hopeless(sent) {
+            return Orders::default();
+        }
         self.unanswered = 0;
         self.failures = self.failures.saturating_add(1);
         let pause = self.backoff();

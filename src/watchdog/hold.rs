@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -17,7 +17,7 @@ use crate::{
     fence::Fence,
     key::Key,
     lost::{LossReason, Lost},
-    node::Renewal,
+    node::{Lane, Renewal},
     status::{Signal, Status},
     token::Token,
 };
@@ -30,6 +30,8 @@ pub(crate) struct Hold {
     pub(crate) ttl: Duration,
     /// When the winning attempt was sent.
     acquired: Time,
+    /// The lane of its release, once that has begun.
+    parted: OnceLock<Lane>,
     /// A copy of the core's answer, so that `check` is one load and one look at the clock.
     believed_until: AtomicU64,
     state: Mutex<State>,
@@ -74,7 +76,7 @@ impl Hold {
         let signal = Signal::new();
         let believed_until = AtomicU64::new(core.believed_until().as_nanos());
         let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None });
-        (Arc::new(Self { key, token, fence, ttl, acquired, believed_until, state }), signal)
+        (Arc::new(Self { key, token, fence, ttl, acquired, parted: OnceLock::new(), believed_until, state }), signal)
     }
 
     pub(crate) fn renewal(&self) -> Renewal {
@@ -110,8 +112,27 @@ impl Hold {
         self.feed(now, |core| core.tick(now))
     }
 
-    pub(crate) fn answer(&self, now: Time, sent: Time, answer: Answer) -> Orders {
-        self.feed(now, |core| core.answer(now, 0, sent, answer))
+    pub(crate) fn answer(&self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        self.feed(now, |core| core.answer(now, node, sent, answer))
+    }
+
+    /// Whether a renewal that was sent at `sent` is confirmed by a majority.
+    pub(crate) fn is_confirmed(&self, sent: Time) -> bool {
+        self.state.lock().core.is_confirmed(sent)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.lock().core.next_look().is_none()
+    }
+
+    /// Its release goes out on this lane now.
+    pub(crate) fn parts(&self, lane: Lane) {
+        let _first = self.parted.set(lane);
+    }
+
+    /// The lane of its release, if that has begun.
+    pub(crate) fn parted(&self) -> Option<Lane> {
+        self.parted.get().copied()
     }
 
     /// `Leases::close`: every lease ends.

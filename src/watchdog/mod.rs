@@ -7,7 +7,6 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
-    future::Future,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,7 +15,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::{
     clock::{Clock, Time},
@@ -24,7 +23,11 @@ use crate::{
     jitter::Jitter,
     keeper::Host,
     key::Key,
-    node::{Failure, Lane, Node, Owned, Parting, Undo},
+    node::{Answer as Answered, Failure, Healed, Lane, Owned, Parting, Renewal, only},
+    quorum::{
+        FanOut, Member, Quorum, Undo,
+        tally::{Denial, Nodes},
+    },
     token::Token,
     wait::Lines,
 };
@@ -33,7 +36,7 @@ pub(crate) mod core;
 mod hold;
 
 pub(crate) use self::{
-    core::{Answer, Core, Orders, Terms, drift},
+    core::{Answer, Core, Orders, Terms},
     hold::{Entry, Hold, Leaving},
 };
 
@@ -43,9 +46,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long the loop goes on looking after the last lease: a program that takes locks one after the other must not pay
 /// for waking the keeper each time.
 const LINGER: Duration = Duration::from_secs(2);
-
-/// The most undoings that are under way at a time.
-const UNDOS_AT_ONCE: usize = 256;
 
 /// Questions about everything that is held are spread by this much each.
 const ASK_EACH: Duration = Duration::from_micros(10);
@@ -58,11 +58,10 @@ const BATCH: usize = 500;
 pub(crate) struct Watchdog {
     clock: Arc<dyn Clock>,
     host: Host,
-    node: Arc<dyn Node>,
+    quorum: Arc<Quorum>,
     command_timeout: Duration,
     lines: Arc<Lines>,
     queues: Arc<Lines>,
-    undos: Arc<Semaphore>,
     table: Mutex<Table>,
     wake: Notify,
     /// More is held than the node watches, and that was said.
@@ -121,14 +120,13 @@ impl Watchdog {
     pub(crate) fn new(
         clock: Arc<dyn Clock>,
         host: Host,
-        node: Arc<dyn Node>,
+        quorum: Arc<Quorum>,
         lines: Arc<Lines>,
         queues: Arc<Lines>,
         command_timeout: Duration,
     ) -> Self {
         let (table, wake) = (Mutex::default(), Notify::new());
-        let undos = Arc::new(Semaphore::new(UNDOS_AT_ONCE));
-        Self { clock, host, node, command_timeout, lines, queues, undos, table, wake, crowded: AtomicBool::new(false) }
+        Self { clock, host, quorum, command_timeout, lines, queues, table, wake, crowded: AtomicBool::new(false) }
     }
 
     fn now(&self) -> Time {
@@ -196,53 +194,86 @@ impl Watchdog {
     }
 
     /// Carries out what a core ordered, but for renewals, which the loop sends in batches.
-    pub(crate) fn obey(&self, hold: &Hold, orders: Orders) {
-        if orders.reconnect {
+    pub(crate) fn obey(self: &Arc<Self>, hold: &Arc<Hold>, orders: Orders) {
+        if !orders.reconnect.is_empty() {
             tracing::debug!(name: "reconnect", target: "leasehold", lock = hold.key.name(), "renewals go unanswered");
-            self.node.reconnect(Lane::Keeper);
+            self.quorum.reconnect(orders.reconnect);
+        }
+        for (at, member) in orders.heal.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
+            // Its next denial brings another order.
+            if !member.is_recovering() {
+                self.host.spawn(self.clone().heal(at, member.clone(), hold.clone()));
+            }
         }
         if orders.undo {
-            self.undo(Lane::Keeper, hold.key.clone(), hold.token.clone(), hold.ttl);
+            self.undo(Nodes::all(self.quorum.len()), Lane::Keeper, &hold.key, &hold.token, hold.ttl);
         }
     }
 
-    /// Takes a token off the node in the background: after a loss, or an attempt of unknown outcome.
-    pub(crate) fn undo(&self, lane: Lane, key: Key, token: Token, ttl: Duration) {
-        self.part(lane, key, token, ttl, Parting::Delete);
+    /// Brings the key back on a node that has lost it, and counts that as a renewal.
+    async fn heal(self: Arc<Self>, at: usize, member: Arc<Member>, hold: Arc<Hold>) {
+        let sent = self.now();
+        let limit = hold.remaining(sent).min(self.command_timeout);
+        // Released meanwhile; and a wait of zero is fred's "for ever".
+        if limit.is_zero() {
+            return;
+        }
+        let (lease, delay) = (hold.renewal(), self.quorum.restart_delay());
+        let healed = member.ask(limit, |node| node.heal(&lease, hold.fence, delay, limit)).await;
+        let (lock, label) = (hold.key.name(), hold.token.label());
+        tracing::debug!(name: "heal", target: "leasehold", lock, label, node = member.address(), ?healed);
+        let may_be_there = match &healed {
+            Ok(healed) => *healed == Healed::Done,
+            Err(failure) => failure.may_have_happened(),
+        };
+        if hold.is_over() {
+            if may_be_there {
+                self.undo([at].into_iter().collect(), Lane::Keeper, &hold.key, &hold.token, hold.ttl);
+            }
+            return;
+        }
+        match healed {
+            Ok(Healed::Done) => self.answered(&hold, at, sent, Answer::Confirmed),
+            Ok(Healed::Taken) => self.answered(&hold, at, sent, Answer::Denied(Denial::Taken)),
+            Ok(Healed::Recovering(left)) => member.note_recovery(left),
+            Err(_) => {}
+        }
     }
 
-    fn part(&self, lane: Lane, key: Key, token: Token, ttl: Duration, parting: Parting) {
-        let undoing = self.undoing(lane, key.clone(), token, ttl, parting);
-        let (lines, clock) = (self.lines.clone(), self.clock.clone());
-        self.host.spawn(async move {
-            undoing.await;
-            // Whoever waits here may have relied on that it is held here.
-            lines.alert(key.lock(), Time::now(&*clock));
-        });
+    /// Takes a token off nodes in the background: after a loss, or an attempt of unknown outcome.
+    pub(crate) fn undo(&self, nodes: Nodes, lane: Lane, key: &Key, token: &Token, ttl: Duration) {
+        self.part(nodes, lane, key, token, ttl, &Parting::Delete);
+    }
+
+    /// The same, in another way.
+    pub(crate) fn part(&self, nodes: Nodes, lane: Lane, key: &Key, token: &Token, ttl: Duration, parting: &Parting) {
+        let (key, token, parting) = (key.clone(), token.clone(), parting.clone());
+        let undo = Undo { lane, key, token, parting, for_at_most: ttl };
+        for at in nodes.iter() {
+            self.host.spawn(self.undoing(at, undo.clone()));
+        }
+    }
+
+    /// Takes a token off one node. Whoever waits here may have relied on that it is held here.
+    pub(crate) fn undoing(&self, at: usize, undo: Undo) -> impl Future<Output = ()> + Send + use<> {
+        let (lines, clock, host, key) = (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.key.clone());
+        let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host, clock.clone()));
+        async move {
+            if let Some(undoing) = undoing {
+                undoing.await;
+            }
+            lines.touched(key.lock(), at, Time::now(&*clock));
+        }
     }
 
     /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
     /// call may come after the knock that confirmed it, or twice.
-    pub(crate) fn leave(&self, key: Key, token: Token) {
-        if self.table.lock().newest(key.lock()).is_some_and(|hold| hold.token == token) {
+    pub(crate) fn leave(&self, key: &Key, token: &Token) {
+        if self.table.lock().newest(key.lock()).is_some_and(|hold| hold.token == *token) {
             return;
         }
         // Nobody renews a grant.
-        self.part(Lane::Keeper, key, token, self.command_timeout, Parting::Leave);
-    }
-
-    /// The same, for whoever has to know when it is done, or parts in another way.
-    pub(crate) fn undoing(
-        &self,
-        lane: Lane,
-        key: Key,
-        token: Token,
-        ttl: Duration,
-        parting: Parting,
-    ) -> impl Future<Output = ()> + Send + use<> {
-        let (limit, turns) = (self.command_timeout, self.undos.clone());
-        let undo = Undo { lane, key, token, parting, for_at_most: ttl, limit, turns };
-        undo.run(self.node.clone(), self.host.clone(), self.clock.clone())
+        self.part(Nodes::all(self.quorum.len()), Lane::Keeper, key, token, self.command_timeout, &Parting::Leave);
     }
 
     /// The loop: until the keeper stops.
@@ -259,7 +290,7 @@ impl Watchdog {
                 }
             }
             for part in batch.chunks(BATCH) {
-                self.host.spawn_until_stopped(self.clone().renew(now, part.to_vec()));
+                self.renew(now, part.to_vec());
             }
             let planned = self.plan();
             if planned == Time::NEVER {
@@ -309,35 +340,105 @@ impl Watchdog {
         table.planned
     }
 
-    /// One batch: sends it, and feeds the answers to the cores. They are awaited until the last deadline among them
-    /// (rule 7).
-    async fn renew(self: Arc<Self>, sent: Time, mut batch: Vec<Arc<Hold>>) {
+    /// One batch: sends it to every node, and feeds the answers to the cores.
+    fn renew(self: &Arc<Self>, sent: Time, mut batch: Vec<Arc<Hold>>) {
         // What was let go of since it fell due is not renewed any more (rule 8), and a wait of zero is fred's "for ever".
         batch.retain(|hold| !hold.remaining(sent).is_zero());
         if batch.is_empty() {
             return;
         }
-        let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
-        let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
-        let answers = self.node.renew(self.lane(), &requests, patience).await;
-        for (at, hold) in batch.iter().enumerate() {
-            let answer = match &answers {
-                Ok(answers) => answers.get(at).map_or(Answer::Unclear, Answer::read),
-                Err(failure) => {
-                    tracing::debug!(name: "renew", target: "leasehold", lock = hold.key.name(), %failure);
-                    Answer::Unclear
-                }
-            };
-            self.answered(hold, sent, answer);
+        let (lane, batch) = (self.lane(), Arc::new(batch));
+        for (at, member) in self.quorum.members() {
+            self.host.spawn_until_stopped(self.clone().renew_on(at, member.clone(), lane, sent, batch.clone()));
         }
     }
 
-    /// An answer to the renewal that was sent at `sent`, for its core.
-    pub(crate) fn answered(&self, hold: &Arc<Hold>, sent: Time, answer: Answer) {
+    /// The answers are awaited until the last deadline among them (rule 7).
+    async fn renew_on(
+        self: Arc<Self>,
+        at: usize,
+        member: Arc<Member>,
+        lane: Lane,
+        sent: Time,
+        batch: Arc<Vec<Arc<Hold>>>,
+    ) {
+        let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
+        let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
+        let answers = self.renewed(&member, lane, &requests, patience).await;
+        for (place, hold) in batch.iter().enumerate() {
+            let answer = match &answers {
+                Ok(answers) => answers.get(place).map_or(Answer::Unclear, Answer::read),
+                Err(failure) => {
+                    tracing::debug!(name: "renew", target: "leasehold", lock = hold.key.name(), node = member.address(), %failure);
+                    Answer::Unclear
+                }
+            };
+            self.answered(hold, at, sent, answer);
+        }
+    }
+
+    /// Renewals are waited for long after a node must count as silent.
+    fn renewed(
+        &self,
+        member: &Arc<Member>,
+        lane: Lane,
+        requests: &[Renewal],
+        limit: Duration,
+    ) -> Answered<Vec<Result<Owned, Failure>>> {
+        let mut answer = member.ask(limit, |node| node.renew(lane, requests, limit));
+        if self.quorum.is_one() {
+            return answer;
+        }
+        let (silence, member) = (self.host.sleep(self.command_timeout), member.clone());
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                answers = &mut answer => return answers,
+                () = silence => member.silent(),
+            }
+            answer.await
+        })
+    }
+
+    /// Renews one lease at once; `Ok` if a majority confirmed it within the limit. What comes later counts too.
+    pub(crate) async fn renew_now(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        lane: Lane,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let (sent, request) = (self.now(), [hold.renewal()]);
+        let ask = |(at, member): (usize, &Arc<Member>)| (at, self.renewed(member, lane, &request, limit));
+        let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
+        let mut last = Failure::unknown("no node has answered");
+        while !answers.is_empty() {
+            let (at, answer) = answers.next().await;
+            let answer = answer.and_then(only);
+            self.answered(hold, at, sent, Answer::read(&answer));
+            if let Err(failure) = answer {
+                last = failure;
+            }
+            if hold.is_confirmed(sent) || hold.is_over() {
+                break;
+            }
+        }
+        for (at, answer) in answers.take() {
+            let (watchdog, hold) = (self.clone(), hold.clone());
+            self.host.spawn(async move {
+                let answer = answer.await.and_then(only);
+                watchdog.answered(&hold, at, sent, Answer::read(&answer));
+            });
+        }
+        if hold.is_confirmed(sent) { Ok(()) } else { Err(last) }
+    }
+
+    /// A node's answer to the renewal that was sent at `sent`, for its core.
+    pub(crate) fn answered(self: &Arc<Self>, hold: &Arc<Hold>, at: usize, sent: Time, answer: Answer) {
         let now = self.now();
         let (lock, label) = (hold.key.name(), hold.token.label());
-        tracing::debug!(name: "renew", target: "leasehold", lock, label, ?answer, took = ?now.since(sent));
-        let orders = hold.answer(now, sent, answer);
+        let node = self.quorum.member(at).map(|member| member.address());
+        tracing::debug!(name: "renew", target: "leasehold", lock, label, node, ?answer, took = ?now.since(sent));
+        let orders = hold.answer(now, at, sent, answer);
         self.obey(hold, orders);
         self.reschedule(hold);
     }
@@ -356,7 +457,7 @@ impl Watchdog {
     /// itself what a connection's own command evicts.
     pub(crate) fn lane(&self) -> Lane {
         // A waiter's look reads the lock and its fence, a fair waiter's the queue as well.
-        let (held, awaited, room) = (self.table.lock().holds.len(), self.lines.len(), self.node.room());
+        let (held, awaited, room) = (self.table.lock().holds.len(), self.lines.len(), self.quorum.room());
         let queued = self.queues.len();
         if held + 2 * awaited + 4 * queued <= room {
             self.crowded.store(false, Ordering::Relaxed);

@@ -6,7 +6,7 @@ macro_rules! script {
     };
 }
 
-pub const ACQUIRE: &str = script!("draw" "acquire");
+pub const ACQUIRE: &str = script!("draw" "may_vote" "acquire");
 pub const RENEW: &str = script!("renew");
 pub const RELEASE: &str = script!("draw" "promote" "pass_on" "release");
 pub const FORCE_RELEASE: &str = script!("draw" "promote" "pass_on" "force_release");

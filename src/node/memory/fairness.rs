@@ -14,7 +14,7 @@ use super::{
 use crate::{
     fence::Fence,
     key::Key,
-    node::{Acquired, Knock, Knocked},
+    node::{Acquired, Bid, Knock, Knocked},
     token::Token,
 };
 
@@ -146,10 +146,13 @@ impl Scene {
                 };
                 (reply, told)
             }
-            Op::Acquire(at) => match self.store.acquire(now, &key, &self.tokens[at], TTL) {
-                Acquired::Granted(_) => ("granted".into(), vec![]),
-                Acquired::Busy { .. } => ("busy".into(), vec![]),
-            },
+            Op::Acquire(at) => {
+                let bid = Bid { key, token: self.tokens[at].clone(), ttl: TTL, voting: None };
+                match self.store.acquire(now, &bid).acquired {
+                    Acquired::Granted(_) => ("granted".into(), vec![]),
+                    other => (if matches!(other, Acquired::Busy { .. }) { "busy" } else { "recovers" }.into(), vec![]),
+                }
+            }
             Op::Release(at) => {
                 // Who has left begins anew, behind the others.
                 self.tickets[at] = None;

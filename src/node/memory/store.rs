@@ -7,7 +7,7 @@ use crate::{
     fence::Fence,
     holder::Holder,
     key::Key,
-    node::{Acquired, Failure, Guarding, Knock, Knocked, Owned, Renewal},
+    node::{Acquired, Ballot, Bid, Failure, Guarding, Healed, Knock, Knocked, Owned, Renewal, Sign, Voting},
     quorum::tally::Denial,
     token::Token,
 };
@@ -16,7 +16,7 @@ use crate::{
 const FLOOR_LIVES: Micros = 24 * 60 * 60 * 1_000_000;
 
 /// Microseconds since 1970 on the store's own clock.
-pub(super) type Micros = u64;
+pub(crate) type Micros = u64;
 
 /// What a server would hold.
 #[derive(Debug, Default)]
@@ -28,25 +28,85 @@ pub(crate) struct Store {
     queues: HashMap<Key, Queue>,
     /// How many fences there may be before those that have expired are looked for.
     crowded: usize,
+    /// When it began to forget nothing.
+    up_since: Micros,
 }
 
 impl Store {
-    pub(super) fn acquire(&mut self, now: Micros, key: &Key, token: &Token, ttl: Duration) -> Acquired {
+    /// One that has just been started, and so may have forgotten what another one knew.
+    #[cfg(test)]
+    pub(crate) fn started(now: Micros) -> Self {
+        Self { up_since: now, ..Self::default() }
+    }
+
+    pub(crate) fn acquire(&mut self, now: Micros, bid: &Bid) -> Ballot {
+        let sign = bid.voting.map(|_| self.sign(now));
+        let acquired = match bid.voting.and_then(|voting| self.recovers_for(now, voting.restart_delay)) {
+            Some(left) => Acquired::Recovering(left),
+            None => self.take(now, bid),
+        };
+        Ballot { acquired, sign }
+    }
+
+    fn take(&mut self, now: Micros, Bid { key, token, ttl, voting }: &Bid) -> Acquired {
         if self.guarded.contains_key(key) {
             return busy(Holder::default());
         }
-        let expires = now + micros(ttl);
+        let expires = now + micros(*ttl);
+        let proposal = voting.and_then(|Voting { proposal, .. }| proposal);
         match self.lock(now, key) {
-            None => Acquired::Granted(self.grant(now, key, token.clone(), ttl)),
+            None => {
+                self.locks.insert(key.clone(), (token.clone(), expires));
+                Acquired::Granted(self.draw(now, key, proposal))
+            }
             Some((held, until)) if held == token => {
                 *until = expires.max(*until);
-                Acquired::Granted(self.floor(now, key).unwrap_or_else(|| self.draw(now, key)))
+                Acquired::Granted(self.floor(now, key).unwrap_or_else(|| self.draw(now, key, proposal)))
             }
             Some(_) => busy(self.holder(now, key).unwrap_or_default()),
         }
     }
 
-    pub(super) fn renew(&mut self, now: Micros, renewal: &Renewal) -> Owned {
+    /// Lifts the fence of a lock that is still the token's.
+    pub(crate) fn raise(&mut self, now: Micros, key: &Key, token: &Token, fence: Fence) -> Owned {
+        self.owned(now, key, token)?;
+        self.lift(now, key, fence);
+        Ok(())
+    }
+
+    /// Brings a lost key back.
+    pub(crate) fn heal(&mut self, now: Micros, lease: &Renewal, fence: Fence, restart_delay: Duration) -> Healed {
+        if let Some(left) = self.recovers_for(now, restart_delay) {
+            return Healed::Recovering(left);
+        }
+        let Renewal { key, token, ttl } = lease;
+        match self.owned(now, key, token) {
+            Err(Denial::Taken) => return Healed::Taken,
+            Ok(_) | Err(Denial::Gone) => {}
+        }
+        self.locks.insert(key.clone(), (token.clone(), now + micros(*ttl)));
+        self.lift(now, key, fence);
+        Healed::Done
+    }
+
+    pub(crate) fn sign(&self, now: Micros) -> Sign {
+        Sign { time: Some(now), run_id: None, is_alone: true }
+    }
+
+    /// How long it has still to be up before it may vote. Servers count in whole seconds.
+    fn recovers_for(&self, now: Micros, restart_delay: Duration) -> Option<Duration> {
+        let up = now.saturating_sub(self.up_since) / 1_000_000;
+        let delay = u64::try_from(restart_delay.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX);
+        (up < delay).then(|| Duration::from_secs(delay - up))
+    }
+
+    fn lift(&mut self, now: Micros, key: &Key, fence: Fence) {
+        if self.floor(now, key).is_none_or(|floor| floor < fence) {
+            self.fences.insert(key.clone(), (fence, u64::from(fence).max(now) + FLOOR_LIVES));
+        }
+    }
+
+    pub(crate) fn renew(&mut self, now: Micros, renewal: &Renewal) -> Owned {
         let until = self.owned(now, &renewal.key, &renewal.token)?;
         *until = now + micros(renewal.ttl);
         Ok(())
@@ -54,7 +114,7 @@ impl Store {
 
     /// Parts with a lock that is still ours: to the first of its queue, or to nobody. `reached` tells whether somebody
     /// listens on a channel; the answer says what they are to be told.
-    pub(super) fn release(
+    pub(crate) fn release(
         &mut self,
         now: Micros,
         key: &Key,
@@ -100,7 +160,7 @@ impl Store {
                 Some((held, until)) if held == token => {
                     *until = (now + micros(knock.ttl)).max(*until);
                     self.leave_queue(now, knock, channel);
-                    let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key));
+                    let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key, None));
                     return (Knocked::Granted(fence), told);
                 }
                 Some(_) => false,
@@ -223,7 +283,7 @@ impl Store {
 
     fn grant(&mut self, now: Micros, key: &Key, token: Token, span: Duration) -> Fence {
         self.locks.insert(key.clone(), (token, now + micros(span)));
-        self.draw(now, key)
+        self.draw(now, key, None)
     }
 
     fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Micros, Denial> {
@@ -243,9 +303,10 @@ impl Store {
         Some(fence)
     }
 
-    fn draw(&mut self, now: Micros, key: &Key) -> Fence {
+    fn draw(&mut self, now: Micros, key: &Key, proposal: Option<Fence>) -> Fence {
         let floor = self.floor(now, key);
-        let drawn = floor.map_or(now, |floor| now.max(u64::from(floor) + 1));
+        let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
+        let drawn = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
         // Only a clock beyond the year 294,000 could not give a fence.
         let fence = Fence::try_from(drawn).unwrap_or_else(|_| floor.unwrap_or(Fence::ZERO));
         self.fences.insert(key.clone(), (fence, drawn.max(now) + FLOOR_LIVES));
@@ -286,8 +347,57 @@ mod tests {
     fn granted(acquired: &Acquired) -> Fence {
         match acquired {
             Acquired::Granted(fence) => *fence,
-            Acquired::Busy { holder, .. } => panic!("busy: {holder:?}"),
+            other => panic!("{other:?}"),
         }
+    }
+
+    fn bid(key: &Key, token: &Token, ttl: Duration) -> Bid {
+        Bid { key: key.clone(), token: token.clone(), ttl, voting: None }
+    }
+
+    /// From 1 s on, with a restart delay of 3 s.
+    fn vote(key: &Key, token: &Token, proposal: u64) -> Bid {
+        let voting = Voting { restart_delay: TTL * 30, proposal: Fence::try_from(proposal).ok() };
+        Bid { voting: Some(voting), ..bid(key, token, TTL) }
+    }
+
+    #[test]
+    fn who_was_started_lately_neither_votes_nor_is_healed() {
+        let (_, key, one, _) = scene();
+        let mut store = Store::started(1_000_000);
+        let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+        let (delay, fence) = (TTL * 30, Fence::try_from(9_000_000_u64).unwrap());
+        let Ballot { acquired, sign } = store.acquire(2_500_000, &vote(&key, &one, 0));
+        assert!(matches!(acquired, Acquired::Recovering(left) if left == Duration::from_secs(2)), "{acquired:?}");
+        assert_eq!(sign.and_then(|sign| sign.time), Some(2_500_000));
+        assert_eq!(store.heal(3_999_999, &lease, fence, delay), Healed::Recovering(Duration::from_secs(1)));
+        assert_eq!(store.holder(3_999_999, &key), None);
+        assert_eq!(store.heal(4_000_000, &lease, fence, delay), Healed::Done);
+        assert_eq!(store.floor(4_000_000, &key), Some(fence));
+        assert_eq!(store.raise(4_000_000, &key, &one, Fence::ZERO), Ok(()));
+        assert_eq!(store.floor(4_000_000, &key), Some(fence), "a floor is never lowered");
+    }
+
+    #[test]
+    fn what_somebody_else_has_is_neither_raised_nor_healed() {
+        let (mut store, key, one, two) = scene();
+        granted(&store.acquire(1_000, &bid(&key, &two, TTL)).acquired);
+        let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+        let fence = Fence::try_from(9_000_000_u64).unwrap();
+        assert_eq!(store.raise(1_000, &key, &one, fence), Err(Denial::Taken));
+        assert_eq!(store.heal(1_000, &lease, fence, Duration::ZERO), Healed::Taken);
+        assert!(store.floor(1_000, &key) < Some(fence));
+    }
+
+    #[test]
+    fn a_proposal_is_drawn_if_it_is_large_enough() {
+        let (mut store, key, one, two) = scene();
+        let now = 10_000_000;
+        assert_eq!(u64::from(granted(&store.acquire(now, &vote(&key, &one, now + 50)).acquired)), now + 50);
+        store.release(now, &key, &one, &|_| true).0.unwrap();
+        assert_eq!(u64::from(granted(&store.acquire(now, &vote(&key, &two, now + 50)).acquired)), now + 51);
+        store.release(now, &key, &two, &|_| true).0.unwrap();
+        assert_eq!(u64::from(granted(&store.acquire(now + 60, &vote(&key, &one, 7)).acquired)), now + 60);
     }
 
     fn scene() -> (Store, Key, Token, Token) {
@@ -297,9 +407,9 @@ mod tests {
     #[test]
     fn a_lock_excludes_until_it_expires() {
         let (mut store, key, one, two) = scene();
-        granted(&store.acquire(1_000, &key, &one, TTL));
-        assert!(matches!(store.acquire(100_999, &key, &two, TTL), Acquired::Busy { .. }));
-        granted(&store.acquire(101_000, &key, &two, TTL));
+        granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
+        assert!(matches!(store.acquire(100_999, &bid(&key, &two, TTL)).acquired, Acquired::Busy { .. }));
+        granted(&store.acquire(101_000, &bid(&key, &two, TTL)).acquired);
         assert_eq!(store.release(101_000, &key, &one, &|_| true).0, Err(Denial::Taken));
         assert_eq!(store.renew(201_000, &Renewal { key, token: two, ttl: TTL }), Err(Denial::Gone));
     }
@@ -307,17 +417,17 @@ mod tests {
     #[test]
     fn fences_grow_when_the_clock_stands_still_or_goes_back() {
         let (mut store, key, one, two) = scene();
-        let first = granted(&store.acquire(5_000_000, &key, &one, TTL));
-        assert_eq!(granted(&store.acquire(5_000_001, &key, &one, TTL)), first, "a replay draws nothing");
+        let first = granted(&store.acquire(5_000_000, &bid(&key, &one, TTL)).acquired);
+        assert_eq!(granted(&store.acquire(5_000_001, &bid(&key, &one, TTL)).acquired), first, "a replay draws nothing");
         store.release(5_000_001, &key, &one, &|_| true).0.unwrap();
-        let second = granted(&store.acquire(1_000, &key, &two, TTL));
+        let second = granted(&store.acquire(1_000, &bid(&key, &two, TTL)).acquired);
         assert!(second > first, "{second} after {first}");
     }
 
     #[test]
     fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
         let (mut store, key, one, _) = scene();
-        let first = granted(&store.acquire(1_000, &key, &one, TTL));
+        let first = granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
         assert_eq!(store.floor(1_000 + FLOOR_LIVES - 1, &key), Some(first));
         assert_eq!(store.floor(1_000 + FLOOR_LIVES, &key), None);
     }
@@ -328,7 +438,7 @@ mod tests {
         for day in 1..=10 {
             for n in 0..500 {
                 let key = Key::new("", &format!("{day}:{n}")).unwrap();
-                granted(&store.acquire(day * (FLOOR_LIVES + 1), &key, &Token::draw("one"), TTL));
+                granted(&store.acquire(day * (FLOOR_LIVES + 1), &bid(&key, &Token::draw("one"), TTL)).acquired);
             }
         }
         assert!(store.fences.len() <= 1_500 && store.locks.len() <= 1_500, "{}", store.fences.len());
@@ -337,8 +447,8 @@ mod tests {
     #[test]
     fn a_replayed_acquire_never_shortens() {
         let (mut store, key, one, _) = scene();
-        granted(&store.acquire(0, &key, &one, TTL * 10));
-        granted(&store.acquire(0, &key, &one, TTL));
+        granted(&store.acquire(0, &bid(&key, &one, TTL * 10)).acquired);
+        granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
         assert_eq!(store.holder(0, &key).unwrap().remaining, Some(TTL * 10));
     }
 }

@@ -13,7 +13,9 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
 use self::{connection::Connection, push::Push, script::Script};
-use super::{Acquired, Answer, Ear, Failure, Guarding, Knock, Knocked, Lane, Line, Node, Owned, Renewal};
+use super::{
+    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Renewal, Sign,
+};
 use crate::{
     capabilities::Capabilities,
     clock::Clock,
@@ -43,6 +45,7 @@ pub(crate) struct Redis {
     keeper: Arc<Connection>,
     push: Arc<Push>,
     host: Host,
+    address: String,
 }
 
 impl Redis {
@@ -70,7 +73,7 @@ impl Redis {
         };
         let push = Push::new();
         host.spawn_until_stopped(push.clone().serve(target.clone(), limits, keeper.clone()));
-        Ok(Self { home, keeper, push, host })
+        Ok(Self { home, keeper, push, host, address: target.to_string() })
     }
 
     fn connection(&self, lane: Lane) -> Arc<Connection> {
@@ -146,12 +149,48 @@ impl Node for Redis {
         }
     }
 
-    fn acquire(&self, lane: Lane, key: &Key, token: &Token, ttl: Duration, limit: Duration) -> Answer<Acquired> {
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn acquire(&self, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Ballot> {
+        let bid = bid.clone();
+        let votes = bid.voting.is_some();
+        let arguments = move |all: &mut Vec<Value>| {
+            let Bid { key, token, ttl, voting } = &bid;
+            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
+            if let Some(voting) = voting {
+                let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
+                all.extend([seconds(voting.restart_delay), proposal.into()]);
+            }
+        };
+        self.run(lane, &script::ACQUIRE, 2, arguments, limit, move |reply, watched| {
+            reply::ballot(reply, watched, votes)
+        })
+    }
+
+    fn raise(&self, lane: Lane, key: &Key, token: &Token, fence: Fence, limit: Duration) -> Answer<Owned> {
         let (key, token) = (key.clone(), token.clone());
         let arguments = move |all: &mut Vec<Value>| {
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(ttl)]);
+            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), fence.to_string().into()]);
         };
-        self.run(lane, &script::ACQUIRE, 2, arguments, limit, reply::acquired)
+        self.run(lane, &script::RAISE, 2, arguments, limit, |reply, _| reply::released(reply))
+    }
+
+    fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Healed> {
+        let Renewal { key, token, ttl } = lease.clone();
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(ttl)]);
+            all.extend([fence.to_string().into(), seconds(restart_delay)]);
+        };
+        self.run(Lane::Keeper, &script::HEAL, 2, arguments, limit, |reply, _| reply::healed(reply))
+    }
+
+    fn probe(&self, limit: Duration) -> Answer<Sign> {
+        let keeper = self.keeper.clone();
+        Box::pin(
+            self.host.keep_time(Box::pin(async move { Ok(reply::sign(&keeper.info(limit).await?)) }) as Answer<Sign>),
+        )
     }
 
     fn listen(&self, ear: Weak<dyn Ear>) {
@@ -294,6 +333,11 @@ impl Node for Redis {
 /// The keys of every script that may pass a lock on.
 fn line_keys(key: &Key) -> [Value; 4] {
     [key.lock().into(), key.fence().into(), key.queue().into(), key.wait().into()]
+}
+
+/// Rounded up, as a restart delay must be.
+fn seconds(span: Duration) -> Value {
+    i64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(i64::MAX).into()
 }
 
 fn millis(span: Duration) -> Value {

@@ -8,19 +8,52 @@ use super::failure::not_extended;
 use crate::{
     fence::Fence,
     holder::Holder,
-    node::{Acquired, Failure, Guarding, Knocked, Line, Owned},
+    node::{Acquired, Ballot, Failure, Guarding, Healed, Knocked, Line, Owned, Sign},
     quorum::tally::Denial,
     token::Token,
 };
 
-pub(super) fn acquired(reply: &Value, watched: bool) -> Option<Acquired> {
-    match array(reply) {
-        [granted, drawn] if granted.as_i64() == Some(1) => fence(drawn).map(Acquired::Granted),
-        [busy, pttl, value, stored] if busy.as_i64() == Some(0) => {
-            Some(Acquired::Busy { holder: found(pttl, value, stored)?, watched })
+/// With `votes`, the server's time and run id follow.
+pub(super) fn ballot(reply: &Value, watched: bool, votes: bool) -> Option<Ballot> {
+    let (acquired, sign) = match array(reply) {
+        [acquired @ .., time, run_id] if votes => {
+            let run_id = run_id.as_str().map(|run_id| (&*run_id).into());
+            (acquired, Some(Sign { time: Some(time.as_u64()?), run_id, is_alone: true }))
         }
+        acquired => (acquired, None),
+    };
+    let acquired = match acquired {
+        [granted, drawn] if granted.as_i64() == Some(1) => Acquired::Granted(fence(drawn)?),
+        [busy, pttl, value, stored] if busy.as_i64() == Some(0) => {
+            Acquired::Busy { holder: found(pttl, value, stored)?, watched }
+        }
+        [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
+        _ => return None,
+    };
+    Some(Ballot { acquired, sign })
+}
+
+pub(super) fn healed(reply: &Value) -> Option<Healed> {
+    match array(reply) {
+        [done] if done.as_i64() == Some(1) => Some(Healed::Done),
+        [taken] if taken.as_i64() == Some(-1) => Some(Healed::Taken),
+        [recovering, missing] if recovering.as_i64() == Some(2) => Some(Healed::Recovering(secs(missing)?)),
         _ => None,
     }
+}
+
+/// What the server's INFO tells; a user who may not read it sees nothing, and that is no fault of the server.
+pub(super) fn sign(info: &str) -> Sign {
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Sign {
+        time: field("server_time_usec").and_then(|time| time.trim().parse().ok()),
+        run_id: field("run_id").map(|run_id| run_id.trim().into()),
+        is_alone: field("redis_mode").or_else(|| field("server_mode")).is_none_or(|mode| mode.trim() == "standalone"),
+    }
+}
+
+fn secs(value: &Value) -> Option<Duration> {
+    value.as_u64().map(Duration::from_secs)
 }
 
 pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knocked> {
@@ -147,7 +180,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_reply_makes_a_reader_panic(reply in anything()) {
-            let _ = acquired(&reply, false);
+            let _ = ballot(&reply, false, false);
+            let _ = ballot(&reply, false, true);
+            let _ = healed(&reply);
             let _ = knocked(&reply, true, true);
             let _ = line(&reply);
             let _ = renewed(&reply);
@@ -161,8 +196,8 @@ mod tests {
 
     #[test]
     fn a_reply_of_another_shape_is_nobodys_verdict() {
-        assert!(acquired(&Value::from(1), false).is_none());
-        assert!(acquired(&Value::Array(vec![1.into(), "x".into()]), false).is_none());
+        assert!(ballot(&Value::from(1), false, false).is_none());
+        assert!(ballot(&Value::Array(vec![1.into(), "x".into()]), false, false).is_none());
         assert!(released(&Value::from(7)).is_none());
         assert!(released(&Value::Null).is_none());
     }
@@ -170,7 +205,10 @@ mod tests {
     #[test]
     fn a_holder_of_another_type_has_no_value() {
         let reply = Value::Array(vec![0.into(), 1_500.into(), Value::Null, Value::Null]);
-        let Some(Acquired::Busy { holder, .. }) = acquired(&reply, false) else { panic!("busy was said") };
+        let ballot = ballot(&reply, false, false);
+        let Some(Ballot { acquired: Acquired::Busy { holder, .. }, sign: None }) = ballot else {
+            panic!("busy was said")
+        };
         assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
         assert!(holder.token().is_none());
     }

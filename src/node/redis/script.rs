@@ -21,7 +21,9 @@ macro_rules! scripts {
 
 // A script may need parts before it; its header says which.
 scripts! {
-    ACQUIRE = "draw" "acquire";
+    ACQUIRE = "draw" "may_vote" "acquire";
+    RAISE = "lift" "raise";
+    HEAL = "may_vote" "lift" "heal";
     RENEW = "renew";
     RELEASE = "draw" "promote" "pass_on" "release";
     KEEP = "keep";

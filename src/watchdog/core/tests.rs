@@ -31,7 +31,7 @@ fn over(reason: LossReason, since: Time) -> Phase {
     Phase::Over { reason, since }
 }
 
-const NOTHING: Orders = Orders { renew: false, reconnect: false, undo: false, news: false };
+const NOTHING: Orders = Orders { renew: false, reconnect: Nodes::NONE, heal: Nodes::NONE, undo: false, news: false };
 const LOST: Orders = Orders { undo: true, news: true, ..NOTHING };
 
 #[test]
@@ -240,7 +240,7 @@ fn three_patiences_of_silence_make_the_connection_suspect() {
     let mut core = core();
     let mut reconnected_at = Vec::new();
     for now in (2_000..3_900).map(at) {
-        if core.tick(now).reconnect {
+        if !core.tick(now).reconnect.is_empty() {
             reconnected_at.push(now);
         }
     }

@@ -1,25 +1,44 @@
 -- Takes a free lock and draws its fence, in one step (rule 9).
 --
--- Needs  draw.lua before it
+-- Needs  draw.lua and may_vote.lua before it
 -- KEYS   1 lock   2 fence
--- ARGV   1 token  2 TTL in ms
+-- ARGV   1 token  2 TTL in ms; for a vote also  3 restart delay in s   4 the fence to draw if it is large enough, or ""
 -- Reply  {1, fence}                     granted
 --        {0, PTTL in ms, value, fence}  somebody holds it; value is nil for another type than a string
+--        {2, seconds}                   up for too short a time to vote, and for how long that lasts
+--        and for a vote  time in µs, run id (or nil)  after each of them
 --
--- Atomic because a lock without a fence, or a fence without a lock, would let two holders share a number.
+-- Atomic because a lock without a fence, or a fence without a lock, would let two holders share a number; and because a
+-- server must not restart between the look at its uptime and the grant.
 -- Idempotent per token: who holds the lock already is granted it again with the same fence (rule 5).
 -- Everything that can be refused is read before the first write, so an error leaves nothing behind.
-local lock, fence, token, ttl = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local lock, fence, token, ttl, delay = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+
+local time = redis.call('TIME')
+local function answer(reply)
+  return reply
+end
+if delay then
+  local run_id, missing = may_vote(delay)
+  function answer(reply)
+    reply[#reply + 1] = time[1] .. string.sub('00000' .. time[2], -6)
+    reply[#reply + 1] = run_id
+    return reply
+  end
+  if missing > 0 then
+    return answer({2, missing})
+  end
+end
 
 local stored = redis.pcall('GET', fence)
-local drawn, option, expires = draw(fence, stored, redis.call('TIME'))
+local drawn, option, expires = draw(fence, stored, time, ARGV[4])
 if not drawn then
   return option
 end
 
 if redis.call('SET', lock, token, 'NX', 'PX', ttl) then
   redis.call('SET', fence, drawn, option, expires)
-  return {1, drawn}
+  return answer({1, drawn})
 end
 
 local value = redis.pcall('GET', lock)
@@ -34,6 +53,6 @@ if value == token then
   if not stored then
     redis.call('SET', fence, drawn, option, expires)
   end
-  return {1, stored or drawn}
+  return answer({1, stored or drawn})
 end
-return {0, pttl, value, stored}
+return answer({0, pttl, value, stored})

@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::Semaphore;
-
-use super::{Lane, Node, Parting};
+use super::Member;
 use crate::{
     clock::{Clock, Time},
     keeper::Host,
     key::Key,
+    node::{Lane, Parting},
     token::Token,
 };
 
@@ -18,7 +17,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Takes one token off one node: a token-checked release, repeated until the node has answered it, or until what was
 /// there has expired by itself. What a node executes after that is believed by nobody, and gone within one TTL.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Undo {
     /// The lane of what is undone: on it the release arrives later than that.
     pub(crate) lane: Lane,
@@ -27,23 +26,21 @@ pub(crate) struct Undo {
     pub(crate) parting: Parting,
     /// The TTL that the key was given.
     pub(crate) for_at_most: Duration,
-    /// How long one release is waited for.
-    pub(crate) limit: Duration,
-    /// So many are under way at a time: thousands at once would time out behind each other, and try again.
-    pub(crate) turns: Arc<Semaphore>,
 }
 
 impl Undo {
-    pub(crate) async fn run(self, node: Arc<dyn Node>, host: Host, clock: Arc<dyn Clock>) {
+    pub(crate) async fn run(self, member: Arc<Member>, host: Host, clock: Arc<dyn Clock>) {
         let until = Time::now(&*clock) + self.for_at_most;
+        let limit = member.command_timeout();
         let mut pause = FIRST_PAUSE;
         // The first lane may have died with its runtime, so the keeper's takes turns with it. What is to be watched cannot
         // be called back when its time is over, so once behind the request that is undone is enough.
         let again = if self.lane == Lane::Watched { Lane::Keeper } else { self.lane };
         let later = [Lane::Keeper, again].into_iter().cycle();
         for lane in std::iter::once(self.lane).chain(later) {
-            let turn = self.turns.acquire().await;
-            let outcome = self.parting.send(&*node, lane, &self.key, &self.token, self.limit).await;
+            let turn = member.undos.acquire().await;
+            let release = |node: &dyn crate::node::Node| self.parting.send(node, lane, &self.key, &self.token, limit);
+            let outcome = member.ask(limit, release).await;
             drop(turn);
             let (lock, label) = (self.key.name(), self.token.label());
             match outcome {
@@ -57,7 +54,10 @@ impl Undo {
                 }
                 Err(failure) => tracing::debug!(name: "undo", target: "leasehold", lock, label, %failure),
             }
-            host.sleep(pause).await;
+            tokio::select! {
+                () = host.sleep(pause) => {}
+                () = member.back() => {}
+            }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }

@@ -1,0 +1,126 @@
+//! What is asked of all nodes outside of an acquisition: who holds a lock, to take it away, and what the servers can do.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{FanOut, Member, Quorum, camp::Camp};
+use crate::{
+    capabilities::{Capabilities, Push},
+    holder::Holder,
+    key::Key,
+    node::{Answer, Failure, Lane, Node},
+    votes::NodeAnswer,
+};
+
+impl Quorum {
+    fn all<T: Send + 'static>(&self, limit: Duration, request: impl Fn(&dyn Node) -> Answer<T>) -> FanOut<T> {
+        self.members().map(|(at, member)| (at, member.ask(limit, &request))).collect()
+    }
+
+    /// Who holds a lock: who has a majority of the nodes, or may have one, as far as they answer.
+    pub(crate) async fn holder(&self, key: &Key, limit: Duration) -> Result<Option<Holder>, Failure> {
+        let mut answers = self.all(limit, |node| node.holder(key, limit));
+        let (mut said, mut left) = (self.nobody_yet(), self.len());
+        while left > 0 {
+            let (node, answer) = answers.next().await;
+            said.splice(node..=node, [answer]);
+            left -= 1;
+            let heard = said.iter().filter_map(|said| said.as_ref().ok());
+            let (held, free): (Vec<_>, Vec<_>) = heard.cloned().partition(Option::is_some);
+            let held: Vec<Holder> = held.into_iter().flatten().collect();
+            let silent = self.len() - held.len() - free.len();
+            let is_over = left == 0 && silent <= self.len() - self.majority();
+            match Camp::largest(&held) {
+                Some(Camp { holder, nodes })
+                    if nodes >= self.majority() || is_over && nodes + silent >= self.majority() =>
+                {
+                    return Ok(Some(Holder { remaining: self.lasts(&held, &holder), ..holder }));
+                }
+                _ if is_over || free.len() >= self.majority() => return Ok(None),
+                _ => {}
+            }
+        }
+        Err(self.failure(&said, |_| NodeAnswer::Granted))
+    }
+
+    /// How long a majority of a holder's keys lives, or all that are known.
+    fn lasts(&self, held: &[Holder], holder: &Holder) -> Option<Duration> {
+        let keys = held.iter().filter(|other| other.token == holder.token);
+        let mut remaining: Vec<Duration> = keys.map(|key| key.remaining.unwrap_or(Duration::MAX)).collect();
+        remaining.sort_by(|one, other| other.cmp(one));
+        let last = remaining.iter().take(self.majority()).next_back();
+        last.copied().filter(|&remaining| remaining != Duration::MAX)
+    }
+
+    /// Takes the lock away on every node. Whether any had it.
+    pub(crate) async fn force_release(&self, key: &Key, limit: Duration) -> Result<bool, Failure> {
+        let mut answers = self.all(limit, |node| node.force_release(key, limit));
+        let mut said = self.nobody_yet();
+        for _ in 0..self.len() {
+            let (node, answer) = answers.next().await;
+            said.splice(node..=node, [answer]);
+        }
+        if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
+            return Err(self.failure(&said, |_| NodeAnswer::Granted));
+        }
+        Ok(said.iter().any(|said| matches!(said, Ok(true))))
+    }
+
+    /// What the servers that answer have in common.
+    pub(crate) async fn capabilities(&self, limit: Duration) -> Result<Capabilities, Failure> {
+        let mut answers = self.all(limit, |node| node.capabilities(limit));
+        let mut said = self.nobody_yet();
+        for _ in 0..self.len() {
+            let (node, answer) = answers.next().await;
+            said.splice(node..=node, [answer]);
+        }
+        let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
+        common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
+    }
+
+    /// Gives connections up for dead.
+    pub(crate) fn reconnect(&self, nodes: super::tally::Nodes) {
+        for node in nodes.iter().filter_map(|at| self.member(at)).filter_map(|member| member.node()) {
+            node.reconnect(Lane::Keeper);
+        }
+    }
+
+    /// Closes the connections. Ends within `limit`.
+    pub(crate) async fn close(&self, limit: Duration) {
+        let close = |(at, member): (usize, &Arc<Member>)| {
+            let close = member.node()?.close(limit);
+            let closed: Answer<()> = Box::pin(async move {
+                close.await;
+                Ok(())
+            });
+            Some((at, closed))
+        };
+        let mut closing: FanOut<()> = self.members().filter_map(close).collect();
+        while !closing.is_empty() {
+            let _closed = closing.next().await;
+        }
+    }
+
+    fn nobody_yet<T>(&self) -> Vec<Result<T, Failure>> {
+        (0..self.len()).map(|_| Err(Failure::unknown("it has not answered yet"))).collect()
+    }
+}
+
+impl Capabilities {
+    /// What holds for both.
+    fn common_with(self, other: Self) -> Self {
+        fn same<T: PartialEq>(one: Option<T>, other: &Option<T>) -> Option<T> {
+            one.filter(|one| other.as_ref() == Some(one))
+        }
+        Self {
+            server: same(self.server, &other.server),
+            // One that tells is enough to be woken by.
+            push: if self.push == Push::On { self.push } else { other.push },
+            calls: self.calls && other.calls,
+            watched_keys: self.watched_keys.into_iter().chain(other.watched_keys).min(),
+            eviction: same(self.eviction, &other.eviction),
+            append_only: same(self.append_only, &other.append_only),
+            role: same(self.role, &other.role),
+            replicas: same(self.replicas, &other.replicas),
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! One node in its quorum: what is known of it from its answers, and whether it is worth asking.
+//!
+//! # Invariants
+//!
+//! 1. A node of a quorum that has been silent is not asked but probed, by one request at a time, until it answers: what
+//!    was not sent need not be undone, and a dead node costs nothing. The only node of a lock is always asked.
+//! 2. A node that is the same server as another one of the quorum has no vote.
+
+use std::{
+    fmt,
+    future::ready,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore};
+
+use super::roll::Roll;
+use crate::{
+    clock::{Clock, Time, wall},
+    keeper::Host,
+    node::{Acquired, Answer, Ballot, Bid, Ear, Failure, Lane, Node, Sign},
+    votes::{NodeState, NodeStatus},
+};
+
+/// The pause before a silent node is probed; it doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// So much waiting in vain since the last answer makes a node silent.
+const SILENCE: Duration = Duration::from_millis(100);
+
+/// The most undoings of one node that are under way at a time: thousands at once would time out behind each other.
+const UNDOS_AT_ONCE: usize = 256;
+
+/// One node, and what its answers have shown.
+pub(crate) struct Member {
+    at: usize,
+    address: Box<str>,
+    /// Not there before the first connection.
+    node: OnceLock<Arc<dyn Node>>,
+    ear: OnceLock<Weak<dyn Ear>>,
+    roll: Arc<Roll>,
+    clock: Arc<dyn Clock>,
+    host: Host,
+    command_timeout: Duration,
+    pub(super) undos: Semaphore,
+    /// Nanoseconds on our clock; zero before the first.
+    last_answer: AtomicU64,
+    /// Milliseconds waited in vain since then.
+    waited: AtomicU64,
+    is_silent: AtomicBool,
+    /// Whether `state` has anything to be taken back by an answer.
+    is_troubled: AtomicBool,
+    back: Notify,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    unreachable: Option<String>,
+    refused: Option<String>,
+    same_as: Option<Box<str>>,
+    recovers_until: Time,
+    /// The node's clock less ours, in microseconds, and how exact that is.
+    offset: Option<Offset>,
+}
+
+/// By how much a node's clock is ahead of ours.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offset {
+    micros: i128,
+    give_or_take: i128,
+}
+
+impl Offset {
+    /// By how much two clocks differ for certain.
+    fn differs_from(self, other: Self) -> Duration {
+        let certain = (self.micros - other.micros).abs() - self.give_or_take - other.give_or_take;
+        Duration::from_micros(u64::try_from(certain).unwrap_or_default())
+    }
+}
+
+impl Member {
+    pub(super) fn new(
+        at: usize,
+        address: &str,
+        roll: Arc<Roll>,
+        clock: Arc<dyn Clock>,
+        host: Host,
+        command_timeout: Duration,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            at,
+            address: address.into(),
+            node: OnceLock::new(),
+            ear: OnceLock::new(),
+            roll,
+            clock,
+            host,
+            command_timeout,
+            undos: Semaphore::new(UNDOS_AT_ONCE),
+            last_answer: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            is_silent: AtomicBool::new(false),
+            is_troubled: AtomicBool::new(false),
+            back: Notify::new(),
+            state: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(crate) fn node(&self) -> Option<&Arc<dyn Node>> {
+        self.node.get()
+    }
+
+    pub(super) fn command_timeout(&self) -> Duration {
+        self.command_timeout
+    }
+
+    /// It is connected for the first time.
+    pub(super) fn install(&self, node: Arc<dyn Node>) {
+        let node = self.node.get_or_init(|| node);
+        if let Some(ear) = self.ear.get() {
+            node.listen(ear.clone());
+        }
+    }
+
+    pub(super) fn listen(&self, ear: Weak<dyn Ear>) {
+        let ear = self.ear.get_or_init(|| ear);
+        if let Some(node) = self.node.get() {
+            node.listen(ear.clone());
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::now(&*self.clock)
+    }
+
+    /// Asks it something, unless that is pointless; whoever waits for the answer waits for `limit`.
+    pub(crate) fn ask<T: Send + 'static>(
+        self: &Arc<Self>,
+        limit: Duration,
+        request: impl FnOnce(&dyn Node) -> Answer<T>,
+    ) -> Answer<T> {
+        let node = match self.askable() {
+            Ok(node) => node,
+            Err(failure) => return Box::pin(ready(Err(failure))),
+        };
+        let (answer, member) = (request(&**node), self.clone());
+        Box::pin(async move {
+            let outcome = answer.await;
+            member.heard(outcome.as_ref().err(), limit);
+            outcome
+        })
+    }
+
+    /// Asks it for its vote. What it says of itself is kept.
+    pub(crate) fn vote(self: &Arc<Self>, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Acquired> {
+        let (sent, member) = (self.now(), self.clone());
+        let answer = self.ask(limit, |node| node.acquire(lane, bid, limit));
+        Box::pin(async move {
+            let Ballot { acquired, sign } = answer.await?;
+            let Some(sign) = sign else { return Ok(acquired) };
+            member.note_clock(&sign, sent);
+            member.check_identity(&sign)?;
+            member.note_recovery(if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO });
+            Ok(acquired)
+        })
+    }
+
+    fn askable(&self) -> Result<&Arc<dyn Node>, Failure> {
+        let node = self.node.get();
+        if !self.is_troubled.load(Ordering::Acquire) {
+            return node.ok_or_else(|| Failure::unavailable("it is not connected yet"));
+        }
+        let state = self.state.lock();
+        if let Some(other) = &state.same_as {
+            return Err(Failure::refused(same_server(other)));
+        }
+        let why = || state.unreachable.clone().unwrap_or_else(|| "no answer".into());
+        match node {
+            Some(node) if !self.is_silent.load(Ordering::Acquire) => Ok(node),
+            _ => Err(Failure::unavailable(why())),
+        }
+    }
+
+    /// It has answered, or not for as long as `limit`.
+    fn heard(self: &Arc<Self>, failure: Option<&Failure>, limit: Duration) {
+        let Some(failure) = failure else {
+            self.answered();
+            return;
+        };
+        let text = Some(failure.to_string());
+        let mut state = self.state.lock();
+        if failure.is_refusal() {
+            state.refused = text;
+        } else {
+            state.unreachable = text;
+        }
+        self.is_troubled.store(true, Ordering::Release);
+        drop(state);
+        if failure.may_have_happened() && !self.roll.is_one() {
+            let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            let waited = self.waited.fetch_add(limit, Ordering::AcqRel).saturating_add(limit);
+            if u128::from(waited) >= SILENCE.as_millis() {
+                self.silent();
+            }
+        }
+    }
+
+    fn answered(&self) {
+        self.last_answer.store(self.now().as_nanos(), Ordering::Release);
+        if self.waited.load(Ordering::Relaxed) != 0 {
+            self.waited.store(0, Ordering::Relaxed);
+        }
+        if !self.is_troubled.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.state.lock();
+        (state.unreachable, state.refused) = (None, None);
+        if state.same_as.is_none() {
+            self.is_troubled.store(false, Ordering::Release);
+        }
+        drop(state);
+        if self.is_silent.swap(false, Ordering::AcqRel) {
+            tracing::info!(name: "node", target: "leasehold", node = self.address(), "it answers again");
+            self.back.notify_waiters();
+            // Leases want to be renewed there, and whoever waits may have missed something.
+            if let Some(ear) = self.ear.get().and_then(Weak::upgrade) {
+                ear.missed();
+            }
+        }
+    }
+
+    /// Something was asked of it that it has not answered for too long (invariant 1).
+    pub(crate) fn silent(self: &Arc<Self>) {
+        if self.roll.is_one() || self.is_silent.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut state = self.state.lock();
+        let reason = state.unreachable.get_or_insert_with(|| "it does not answer".into()).clone();
+        self.is_troubled.store(true, Ordering::Release);
+        drop(state);
+        tracing::warn!(name: "node", target: "leasehold", node = self.address(), reason, "it is not asked until it answers");
+        self.host.spawn_until_stopped(self.clone().probe());
+    }
+
+    async fn probe(self: Arc<Self>) {
+        let mut pause = FIRST_PAUSE;
+        while self.is_silent.load(Ordering::Acquire) {
+            self.host.sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            let Some(node) = self.node.get() else { continue };
+            match node.probe(self.command_timeout).await {
+                Ok(sign) => {
+                    let _refused_from_now_on = self.check_identity(&sign);
+                    self.answered();
+                }
+                Err(failure) => self.state.lock().unreachable = Some(failure.to_string()),
+            }
+        }
+    }
+
+    /// It could not be connected to.
+    pub(super) fn unreachable(&self, reason: String) {
+        self.state.lock().unreachable = Some(reason);
+        self.is_troubled.store(true, Ordering::Release);
+    }
+
+    /// It could be connected to at last.
+    pub(super) fn arrived(&self) {
+        self.is_silent.store(true, Ordering::Release);
+        self.answered();
+    }
+
+    /// Completes when it has come back from a silence.
+    pub(super) async fn back(&self) {
+        self.back.notified().await;
+    }
+
+    /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.now() < self.state.lock().recovers_until
+    }
+
+    pub(crate) fn note_recovery(&self, left: Duration) {
+        if left.is_zero() && self.state.lock().recovers_until == Time::ZERO {
+            return;
+        }
+        let until = if left.is_zero() { Time::ZERO } else { self.now() + left };
+        let was = std::mem::replace(&mut self.state.lock().recovers_until, until);
+        if was == Time::ZERO {
+            tracing::warn!(
+                name: "node", target: "leasehold", node = self.address(), votes_in = ?left,
+                "it was started lately and may have forgotten leases: it gives no vote"
+            );
+        }
+    }
+
+    /// Invariant 2.
+    pub(super) fn check_identity(&self, sign: &Sign) -> Result<(), Failure> {
+        let Some(run_id) = &sign.run_id else { return Ok(()) };
+        let Some(other) = self.roll.enter(self.at, &self.address, run_id) else {
+            if self.is_troubled.load(Ordering::Acquire) {
+                self.state.lock().same_as = None;
+            }
+            return Ok(());
+        };
+        let failure = Failure::refused(same_server(&other));
+        self.is_troubled.store(true, Ordering::Release);
+        if self.state.lock().same_as.replace(other.clone()).is_none() {
+            tracing::warn!(
+                name: "same_server", target: "leasehold", node = self.address(), other = &*other,
+                "two nodes of the quorum are one server: this one has no vote"
+            );
+        }
+        Err(failure)
+    }
+
+    fn note_clock(&self, sign: &Sign, sent: Time) {
+        let Some(time) = sign.time else { return };
+        let now = self.now();
+        self.roll.note_time(time, now);
+        let half = now.since(sent).as_micros() / 2;
+        let ours = i128::from(sent.as_nanos() / 1_000) + i128::try_from(half).unwrap_or_default();
+        let offset = Offset { micros: i128::from(time) - ours, give_or_take: i128::try_from(half).unwrap_or_default() };
+        self.state.lock().offset = Some(offset);
+    }
+
+    pub(super) fn clock_differs_from(&self, other: &Self) -> Option<Duration> {
+        let (one, other) = (self.state.lock().offset, other.state.lock().offset);
+        Some(one?.differs_from(other?))
+    }
+
+    pub(crate) fn status(&self) -> NodeStatus {
+        let now = self.now();
+        let last_answer = self.last_answer.load(Ordering::Acquire);
+        let last_answer = (last_answer != 0).then(|| now.since(Time::from_nanos(last_answer)));
+        let state = self.state.lock();
+        let node_state = if let Some(other) = &state.same_as {
+            NodeState::SameServer(other.to_string())
+        } else if let Some(text) = &state.unreachable {
+            NodeState::Unreachable(text.clone())
+        } else if let Some(text) = &state.refused {
+            NodeState::Refused(text.clone())
+        } else if now < state.recovers_until {
+            NodeState::Recovering { remaining: state.recovers_until.since(now) }
+        } else if last_answer.is_some() {
+            NodeState::Up
+        } else {
+            NodeState::Unknown
+        };
+        let to_wall = i128::from(now.as_nanos() / 1_000)
+            - i128::try_from(wall().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()).unwrap_or_default();
+        let offset = state.offset.and_then(|offset| i64::try_from(offset.micros + to_wall).ok());
+        NodeStatus { address: self.address.to_string(), state: node_state, last_answer, clock_offset_micros: offset }
+    }
+}
+
+fn same_server(other: &str) -> String {
+    format!("it is the same server as {other}, and one server has one vote: name independent servers")
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member").field("address", &self.address).field("node", &self.node.get()).finish_non_exhaustive()
+    }
+}

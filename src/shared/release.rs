@@ -1,0 +1,136 @@
+//! Releasing a hold on every node (rule 8).
+
+use std::{sync::Arc, time::Duration};
+
+use super::Shared;
+use crate::{
+    clock::Time,
+    error::ReleaseError,
+    key::Key,
+    lost::LossReason,
+    node::{Answer, Lane, Node, Parting},
+    quorum::{
+        FanOut, Member, Undo,
+        parted::{End, Parted, Parting as Tally},
+        tally::Nodes,
+    },
+    votes::NodeAnswer,
+    watchdog::Hold,
+};
+
+impl Shared {
+    /// Releases a hold that its last lease has left. Dropped half way, it goes on in the background.
+    pub(crate) async fn release(
+        self: &Arc<Self>,
+        hold: &Hold,
+        parting: Parting,
+        believed_until: Time,
+    ) -> Result<(), ReleaseError> {
+        // `close` must not take the connection away from under it.
+        let _under_way = self.host.token();
+        let mut background = Dropped { shared: self, hold, parting: Some(parting.clone()) };
+        let limit = self.options.command_timeout / 2;
+        // On the connection that our own waiter of this name has watched, the server keeps the news from us: the alert
+        // below is enough.
+        let lane = if self.lines.has(&hold.key) { Lane::Keeper } else { self.quorum.lane() };
+        hold.parts(lane);
+        let part = |(at, member): (usize, &Arc<Member>)| (at, part(member.clone(), hold, &parting, lane, limit));
+        let mut answers: FanOut<Parted> = self.quorum.members().map(part).collect();
+        let mut tally = Tally::new(self.quorum.len(), believed_until);
+        let mut unconfirmed = Nodes::NONE;
+        let end = loop {
+            let (at, said) = answers.next().await;
+            if said.is_err() {
+                unconfirmed.insert(at);
+            }
+            if let Some(end) = tally.answer(self.now(), at, said) {
+                break end;
+            }
+        };
+        background.parting = None;
+        self.watchdog.part(unconfirmed, Lane::Keeper, &hold.key, &hold.token, hold.ttl, &parting);
+        for (at, answer) in answers.take() {
+            let (watchdog, ttl, parting) = (self.watchdog.clone(), hold.ttl, parting.clone());
+            let (key, token) = (hold.key.clone(), hold.token.clone());
+            self.stragglers.hear(async move {
+                if answer.await.is_err() {
+                    watchdog.part([at].into_iter().collect(), Lane::Keeper, &key, &token, ttl, &parting);
+                }
+            });
+        }
+        let (lock, label) = (hold.key.name(), hold.token.label());
+        if let End::Unknown(said) = end {
+            let failure = self.quorum.failure(&said, |_| NodeAnswer::Granted);
+            tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "not confirmed");
+            return Err(ReleaseError::Unknown(failure.into()));
+        }
+        tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = matches!(end, End::Released));
+        self.parted(&hold.key, &parting);
+        match end {
+            End::Lost(reason) => {
+                let now = self.now();
+                let since = if reason == LossReason::Expired { believed_until } else { now };
+                Err(ReleaseError::Lost(hold.lost(now, since, reason)))
+            }
+            End::Released | End::Unknown(_) => Ok(()),
+        }
+    }
+
+    fn parted(&self, key: &Key, parting: &Parting) {
+        self.freed(key);
+        if matches!(parting, Parting::KeepFor(..)) {
+            // Nobody is called to a key that stays, and what happens on our own connection is not told.
+            self.calls.touched(key.lock(), self.now());
+        }
+    }
+
+    /// Releases a hold without anybody waiting for it.
+    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: Parting) {
+        let lane = Lane::Keeper;
+        hold.parts(lane);
+        let (key, token) = (hold.key.clone(), hold.token.clone());
+        let keeps = matches!(parting, Parting::KeepFor(..));
+        let undo = Undo { lane, key, token, parting, for_at_most: hold.ttl };
+        for (at, _) in self.quorum.members() {
+            let (shared, undo) = (self.clone(), undo.clone());
+            self.host.spawn(async move {
+                let key = undo.key.clone();
+                shared.watchdog.undoing(at, undo).await;
+                if keeps {
+                    shared.calls.touched(key.lock(), shared.now());
+                }
+            });
+        }
+    }
+}
+
+/// Parts with a key on one node: asks on this lane, and once more on the keeper's if that brings no answer.
+fn part(member: Arc<Member>, hold: &Hold, parting: &Parting, lane: Lane, limit: Duration) -> Answer<Parted> {
+    let (key, token, parting) = (hold.key.clone(), hold.token.clone(), parting.clone());
+    Box::pin(async move {
+        let send = |lane| member.ask(limit, |node: &dyn Node| parting.send(node, lane, &key, &token, limit));
+        let first = send(lane).await;
+        let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
+        let owned = match first {
+            Err(failure) if !failure.is_refusal() => send(Lane::Keeper).await,
+            definite => definite,
+        }?;
+        Ok(Parted { owned, only_sending })
+    })
+}
+
+/// A release under way: dropping it carries on in the background.
+struct Dropped<'a> {
+    shared: &'a Arc<Shared>,
+    hold: &'a Hold,
+    /// `None` once it is done.
+    parting: Option<Parting>,
+}
+
+impl Drop for Dropped<'_> {
+    fn drop(&mut self) {
+        if let Some(parting) = self.parting.take() {
+            self.shared.release_in_background(self.hold, parting);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! One attempt to acquire, from its first send to its verdict: the driver of the pure [`Attempt`].
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Shared, Wanted};
+use crate::{
+    attempt::{Attempt, Step, Verdict, late},
+    clock::Time,
+    fence::Fence,
+    holder::Holder,
+    node::{Acquired, Answer, Bid, Failure, Lane, Owned, Parting},
+    quorum::{
+        FanOut, Undo,
+        tally::{Denial, Nodes},
+    },
+    status::Signal,
+    token::Token,
+    votes::NodeAnswer,
+    watchdog::{Answer as Renewed, Hold},
+};
+
+/// How one attempt went.
+pub(crate) enum Outcome {
+    Won(Arc<Hold>, Arc<Signal>),
+    Busy {
+        holder: Holder,
+        needs: usize,
+        watched: bool,
+    },
+    /// Nobody got a majority; the round took this long.
+    Split {
+        holder: Holder,
+        took: Duration,
+    },
+    Failed(Failure),
+}
+
+impl Shared {
+    /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
+    pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, lane: Lane, limit: Duration) -> Outcome {
+        let Wanted { key, ttl, .. } = wanted;
+        let (token, sent) = (Token::draw(&self.options.label), self.now());
+        let bid = Bid { key: key.clone(), token, ttl: *ttl, voting: self.quorum.voting(sent) };
+        let limit = self.quorum.limit(limit, *ttl);
+        let mut round = Round {
+            shared: self,
+            attempt: Attempt::new(sent, *ttl, self.quorum.len()),
+            votes: self.quorum.vote(lane, &bid, limit),
+            raises: FanOut::none(),
+            lane,
+            bid,
+            limit,
+        };
+        let verdict = round.run().await;
+        self.quorum.compare_clocks(self.now(), self.options.ttl);
+        match verdict {
+            Verdict::Won { fence, tally } => {
+                let (hold, signal) = self.hold(wanted, round.bid.token.clone(), sent, fence, tally);
+                for (node, vote) in round.votes.take() {
+                    self.stragglers.hear(self.clone().straggle(hold.clone(), node, lane, sent, vote));
+                }
+                Outcome::Won(hold, signal)
+            }
+            Verdict::Busy { holder, needs, watched } => Outcome::Busy { holder, needs, watched },
+            Verdict::Split { holder } => Outcome::Split { holder, took: self.now().since(sent) },
+            Verdict::Failed(said) => Outcome::Failed(self.why(&said)),
+        }
+    }
+
+    fn why(&self, said: &[Result<Acquired, Failure>]) -> Failure {
+        match (said, self.quorum.member(0)) {
+            ([Ok(Acquired::Recovering(left))], Some(only)) => Failure::recovering(only.address(), *left),
+            ([Ok(_)], _) => Failure::unavailable("the grant arrived after the lease that it was for had run out"),
+            _ => self.quorum.failure(said, |acquired| match acquired {
+                Acquired::Granted(_) => NodeAnswer::Granted,
+                Acquired::Busy { holder, .. } => NodeAnswer::HeldBy(holder.clone()),
+                Acquired::Recovering(left) => NodeAnswer::Recovering { remaining: *left },
+            }),
+        }
+    }
+
+    /// A node's vote that comes after a majority has granted: it counts for the lease, if that lives.
+    async fn straggle(self: Arc<Self>, hold: Arc<Hold>, node: usize, lane: Lane, sent: Time, vote: Answer<Acquired>) {
+        let vote = vote.await;
+        if hold.is_over() {
+            // A release on the same lane comes later than what it releases.
+            if late(&vote) && hold.parted() != Some(lane) {
+                self.watchdog.undo([node].into_iter().collect(), lane, &hold.key, &hold.token, hold.ttl);
+            }
+            return;
+        }
+        match vote {
+            Ok(Acquired::Granted(drawn)) => {
+                self.watchdog.answered(&hold, node, sent, Renewed::Confirmed);
+                if let Some(member) = self.quorum.member(node).filter(|_| drawn < hold.fence) {
+                    let limit = self.options.command_timeout;
+                    // One more that keeps the floor; a majority does already.
+                    let raise =
+                        |node: &dyn crate::node::Node| node.raise(lane, &hold.key, &hold.token, hold.fence, limit);
+                    let _raised = member.ask(limit, raise).await;
+                }
+            }
+            Ok(Acquired::Busy { .. }) => {
+                self.watchdog.answered(&hold, node, sent, Renewed::Denied(Denial::Taken));
+            }
+            Ok(Acquired::Recovering(_)) => self.watchdog.answered(&hold, node, sent, Renewed::Denied(Denial::Gone)),
+            // The next renewal finds out.
+            Err(_) => {}
+        }
+    }
+}
+
+/// An attempt under way. Dropped without a win, it waits in the background for the answers that are still to come, for
+/// fred would send a queued request even when nobody waits for it any more, and undoes what was granted.
+struct Round<'a> {
+    shared: &'a Arc<Shared>,
+    attempt: Attempt,
+    votes: FanOut<Acquired>,
+    raises: FanOut<Owned>,
+    lane: Lane,
+    bid: Bid,
+    limit: Duration,
+}
+
+impl Round<'_> {
+    async fn run(&mut self) -> Verdict {
+        loop {
+            let step = tokio::select! {
+                biased;
+                (node, raised) = self.raises.next() => self.attempt.raised(self.shared.now(), node, raised),
+                (node, vote) = self.votes.next() => self.attempt.answer(self.shared.now(), node, vote),
+            };
+            match step {
+                Step::Wait => {}
+                Step::Raise { fence, on } => self.raise(fence, on),
+                Step::Over(verdict) => return verdict,
+            }
+        }
+    }
+
+    /// The second phase (rule 10).
+    fn raise(&mut self, fence: Fence, on: Nodes) {
+        let Self { lane, limit, bid: Bid { key, token, .. }, .. } = self;
+        for at in on.iter() {
+            if let Some(member) = self.shared.quorum.member(at) {
+                let answer = member.ask(*limit, |node| node.raise(*lane, key, token, fence, *limit));
+                self.raises.push(at, answer);
+            }
+        }
+    }
+
+    fn undo(&self) -> Undo {
+        let Bid { key, token, ttl, .. } = self.bid.clone();
+        Undo { lane: self.lane, key, token, parting: Parting::Delete, for_at_most: ttl }
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let shared = self.shared;
+        for at in self.attempt.must_undo().iter() {
+            shared.host.spawn(shared.watchdog.undoing(at, self.undo()));
+        }
+        for (at, vote) in self.votes.take() {
+            let undoing = shared.watchdog.undoing(at, self.undo());
+            shared.host.spawn(async move {
+                if late(&vote.await) {
+                    undoing.await;
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What the nodes of a quorum say, and how they are: for people, and for programs that watch over them.
+
+use std::{fmt, time::Duration};
+
+use crate::{holder::Holder, quorum::tally::majority};
+
+/// What each node of a quorum said to something that too few of them granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Votes {
+    pub(crate) votes: Vec<Vote>,
+}
+
+/// What one node said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vote {
+    pub(crate) address: String,
+    pub(crate) answer: NodeAnswer,
+}
+
+/// A node's part in a decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NodeAnswer {
+    /// It granted what was asked. (Since too few others did, that was taken back.)
+    Granted,
+    /// Somebody else holds the lock there.
+    HeldBy(Holder),
+    /// It was started lately, and may have forgotten a lease: it gives no vote for this time.
+    /// See [`Builder::restart_delay`](crate::Builder::restart_delay).
+    Recovering {
+        /// How long that lasts.
+        remaining: Duration,
+    },
+    /// It said no, in these words.
+    Refused(String),
+    /// It gave no answer, or one that means "not now".
+    Unreachable(String),
+}
+
+impl Votes {
+    /// How many nodes granted it.
+    #[must_use]
+    pub fn granted(&self) -> usize {
+        self.count(|answer| matches!(answer, NodeAnswer::Granted))
+    }
+
+    /// How many would have had to.
+    #[must_use]
+    pub fn needed(&self) -> usize {
+        majority(self.votes.len())
+    }
+
+    /// Every node, in the order in which the builder was given them.
+    #[must_use]
+    pub fn nodes(&self) -> &[Vote] {
+        &self.votes
+    }
+
+    /// Whether trying again as before is pointless: so many said no that the others cannot make a majority.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.count(|answer| matches!(answer, NodeAnswer::Refused(_))) > self.votes.len() - self.needed()
+    }
+
+    fn count(&self, which: impl Fn(&NodeAnswer) -> bool) -> usize {
+        self.votes.iter().filter(|vote| which(&vote.answer)).count()
+    }
+}
+
+impl fmt::Display for Votes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} nodes granted it, {} are needed", self.granted(), self.votes.len(), self.needed())?;
+        for (at, Vote { address, answer }) in self.votes.iter().enumerate() {
+            write!(f, "{} {address} {answer}", if at == 0 { ":" } else { ";" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Vote {
+    /// Where the node is, without user and password.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What it said.
+    #[must_use]
+    pub fn answer(&self) -> &NodeAnswer {
+        &self.answer
+    }
+}
+
+/// A sentence's end, after the node's address.
+impl fmt::Display for NodeAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Granted => f.write_str("granted it"),
+            Self::HeldBy(holder) => write!(f, "says that it is held by {holder}"),
+            Self::Recovering { remaining } => write!(
+                f,
+                "is recovering: it was started lately, may have forgotten leases, and votes in {} s (restart_delay)",
+                remaining.as_secs()
+            ),
+            Self::Refused(text) => write!(f, "refused: {text}"),
+            Self::Unreachable(text) => write!(f, "did not: {text}"),
+        }
+    }
+}
+
+/// How a node is, as far as its answers have shown: see [`Leases::nodes`](crate::Leases::nodes).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeStatus {
+    pub(crate) address: String,
+    pub(crate) state: NodeState,
+    pub(crate) last_answer: Option<Duration>,
+    pub(crate) clock_offset_micros: Option<i64>,
+}
+
+/// What a node is good for at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NodeState {
+    /// It has not been heard of yet.
+    Unknown,
+    /// It answers.
+    Up,
+    /// It answers, but gives no vote: it was started lately and may have forgotten leases.
+    Recovering {
+        /// How long that lasts.
+        remaining: Duration,
+    },
+    /// It answers no, in these words.
+    Refused(String),
+    /// It gave no answer, for this reason. It is asked again, in the background.
+    Unreachable(String),
+    /// It is the same server as another node of this quorum, whose address this is, so its vote does not count.
+    SameServer(String),
+}
+
+impl NodeStatus {
+    /// Where it is, without user and password.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What it is good for.
+    #[must_use]
+    pub fn state(&self) -> &NodeState {
+        &self.state
+    }
+
+    /// How long ago it answered for the last time.
+    #[must_use]
+    pub fn last_answer(&self) -> Option<Duration> {
+        self.last_answer
+    }
+
+    /// By how many microseconds its clock is ahead of this machine's wall clock (negative: behind), as seen in its last
+    /// vote; exact to the time that the answer took. `None` before, and where no votes are asked for.
+    #[must_use]
+    pub fn clock_offset_micros(&self) -> Option<i64> {
+        self.clock_offset_micros
+    }
+}
