@@ -28,25 +28,32 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// One deployment, on which a test stands for several programs by building several `Leases`.
 struct Place {
-    url: String,
+    /// One, or those of a quorum.
+    urls: Vec<String>,
     /// Whether every lock is a fair one.
     fair: bool,
     pushes: bool,
     /// Keeps a shared memory store alive between two programs.
-    _first: Leases,
-    server: Option<Server>,
+    _first: Vec<Leases>,
+    servers: Vec<Server>,
 }
 
 impl Place {
+    async fn at(urls: Vec<String>, servers: Vec<Server>) -> Self {
+        let mut first = Vec::new();
+        for url in &urls {
+            first.push(Leases::connect(url).await.unwrap());
+        }
+        Self { urls, fair: false, pushes: true, _first: first, servers }
+    }
+
     async fn memory(test: &str) -> Self {
-        let url = format!("memory://conformance-{test}");
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: true, server: None }
+        Self::at(vec![format!("memory://conformance-{test}")], Vec::new()).await
     }
 
     async fn redis(_test: &str) -> Self {
         let server = Server::start();
-        let url = server.url();
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: true, server: Some(server) }
+        Self::at(vec![server.url()], vec![server]).await
     }
 
     /// As a user who may not have changes told, and so has to poll.
@@ -64,7 +71,28 @@ impl Place {
             "-subscribe",
         ]);
         let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
-        Self { _first: Leases::connect(&url).await.unwrap(), url, fair: false, pushes: false, server: Some(server) }
+        Self { pushes: false, ..Self::at(vec![url], vec![server]).await }
+    }
+
+    async fn quorum_of_memory(test: &str) -> Self {
+        Self::at((0..5).map(|node| format!("memory://conformance-{test}-{node}")).collect(), Vec::new()).await
+    }
+
+    async fn quorum_of_three(_test: &str) -> Self {
+        Self::quorum(3).await
+    }
+
+    async fn quorum_of_five(_test: &str) -> Self {
+        Self::quorum(5).await
+    }
+
+    async fn quorum(nodes: usize) -> Self {
+        let servers: Vec<Server> = (0..nodes).map(|_| Server::start()).collect();
+        Self::at(servers.iter().map(Server::url).collect(), servers).await
+    }
+
+    fn is_quorum(&self) -> bool {
+        self.urls.len() > 1
     }
 
     async fn memory_fair(test: &str) -> Self {
@@ -80,7 +108,12 @@ impl Place {
     }
 
     fn builder(&self) -> Builder {
-        Leases::builder().url(&self.url).ttl(TTL).fair(self.fair)
+        let builder = Leases::builder().ttl(TTL).fair(self.fair);
+        match &*self.urls {
+            [url] => builder.url(url),
+            // The servers of a test were all started just now.
+            urls => builder.quorum(urls).restart_delay(Duration::ZERO),
+        }
     }
 
     /// One program's `Leases`.
@@ -101,6 +134,9 @@ macro_rules! conformance {
         conformance! { @ redis_without_push: $($behaviour)* }
         conformance! { @ redis_fair: $($behaviour)* }
         conformance! { @ redis_fair_without_push: $($behaviour)* }
+        conformance! { @ quorum_of_memory: $($behaviour)* }
+        conformance! { @ quorum_of_three: $($behaviour)* }
+        conformance! { @ quorum_of_five: $($behaviour)* }
     };
     (@ $place:ident: $($behaviour:ident)*) => {
         mod $place {$(
@@ -308,11 +344,15 @@ async fn renewing_by_hand_extends(place: Place) {
     let leases = place.program("one").await;
     // Its first third is far away, so that nobody else renews it.
     let lease = leases.lock("job").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-    let acquired = lease.remaining();
-    eventually_async(SOON, "some time to pass", || lease.remaining() + Duration::from_millis(20) < acquired).await;
-    let before = lease.remaining();
+    let (passing, acquired) = (Duration::from_millis(20), lease.remaining());
+    eventually_async(SOON, "some time to pass", || lease.remaining() + passing < acquired).await;
+    let deadline = || Instant::now() + lease.remaining();
+    let before = deadline();
     lease.renew().await.unwrap();
-    assert!(lease.remaining() > before, "{:?} after {before:?}", lease.remaining());
+    // However long the renewal took, it counts from its send, which came at least so much later. The two clocks are
+    // not read at one instant.
+    let (after, apart) = (deadline(), Duration::from_millis(5));
+    assert!(after + apart > before + passing, "extended by {:?}", after.saturating_duration_since(before));
     let handle = lease.handle();
     lease.release().await.unwrap();
     let error = handle.renew().await.unwrap_err();
@@ -740,6 +780,9 @@ async fn run_that_could_not_acquire_never_starts_the_work(place: Place) {
 }
 
 async fn a_guarded_value_refuses_the_past(place: Place) {
+    if place.is_quorum() {
+        return a_guarded_value_is_for_one_server(place).await;
+    }
     let (one, two) = place.two_programs().await;
     let (report, seen_there) = (one.guarded("report"), two.guarded("report"));
     assert_eq!(report.get().await.unwrap(), None);
@@ -766,7 +809,21 @@ async fn a_guarded_value_refuses_the_past(place: Place) {
     assert_eq!(report.get().await.unwrap(), Some((b"end".to_vec(), largest)));
 }
 
+/// And a quorum says so.
+async fn a_guarded_value_is_for_one_server(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let set = leases.guarded("report").set("x", lease.fence()).await.map_err(Error::from).unwrap_err();
+    let get = leases.guarded("report").get().await.unwrap_err();
+    for error in [set, get] {
+        assert!(error.kind() == ErrorKind::Refused && error.to_string().contains("url of one server"), "{error}");
+    }
+}
+
 async fn a_guarded_value_is_no_lock_and_a_lock_no_guarded_value(place: Place) {
+    if place.is_quorum() {
+        return a_guarded_value_is_for_one_server(place).await;
+    }
     let (one, two) = place.two_programs().await;
     let lease = one.lock("a lock").acquire().await.unwrap();
     let guarded = two.guarded("a lock");
@@ -857,7 +914,7 @@ async fn what_the_server_can_do_is_told(place: Place) {
         assert_eq!(told.calls_waiters(), place.pushes, "{told}");
         let server = told.server().unwrap();
         assert!(["memory", "redis 6", "redis 7", "valkey 9"].iter().any(|known| server.starts_with(known)), "{server}");
-        if place.server.is_some() {
+        if !place.servers.is_empty() {
             assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
             assert_eq!((told.role(), told.replicas()), (Some("master"), Some(0)), "{told}");
             assert!(told.watched_keys().is_some_and(|keys| !place.pushes || keys > 0), "{told}");
