@@ -100,7 +100,7 @@ impl Acquire {
             match shared.watchdog.renew_now(&hold, shared.quorum.lane(), limit).await {
                 Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
                 // Even a confirmation brings nothing while the clock stands still.
-                Err(_) | Ok(_) => self.pause(backoff.next(None)).await?,
+                Err(_) | Ok(()) => self.pause(backoff.next(None)).await?,
             }
         }
     }

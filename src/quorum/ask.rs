@@ -108,19 +108,19 @@ impl Quorum {
 impl Capabilities {
     /// What holds for both.
     fn common_with(self, other: Self) -> Self {
-        fn same<T: PartialEq>(one: Option<T>, other: &Option<T>) -> Option<T> {
-            one.filter(|one| other.as_ref() == Some(one))
+        fn same<T: PartialEq>(one: Option<T>, other: Option<T>) -> Option<T> {
+            one.filter(|one| other.is_some_and(|other| other == *one))
         }
         Self {
-            server: same(self.server, &other.server),
+            server: same(self.server, other.server),
             // One that tells is enough to be woken by.
             push: if self.push == Push::On { self.push } else { other.push },
             calls: self.calls && other.calls,
             watched_keys: self.watched_keys.into_iter().chain(other.watched_keys).min(),
-            eviction: same(self.eviction, &other.eviction),
-            append_only: same(self.append_only, &other.append_only),
-            role: same(self.role, &other.role),
-            replicas: same(self.replicas, &other.replicas),
+            eviction: same(self.eviction, other.eviction),
+            append_only: same(self.append_only, other.append_only),
+            role: same(self.role, other.role),
+            replicas: same(self.replicas, other.replicas),
         }
     }
 }

@@ -5,20 +5,20 @@ use crate::{fence::Fence, holder::Holder};
 /// The holder of the most nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Camp {
-    /// With the fence that most of its nodes name: what a raise has not reached has another.
+    /// With the fence that a majority names; a node that the raise has not reached names another.
     pub(crate) holder: Holder,
     pub(crate) nodes: usize,
 }
 
 impl Camp {
     /// Of what the nodes say that are held. Programs that write no tokens of ours look all alike.
-    pub(crate) fn largest(held: &[Holder]) -> Option<Self> {
+    pub(crate) fn largest(held: &[Holder], majority: usize) -> Option<Self> {
         let like = |one: &Holder| held.iter().filter(|other| other.token == one.token).count();
         let most = held.iter().max_by_key(|holder| like(holder))?;
         let fences: Vec<Fence> =
             held.iter().filter(|other| other.token == most.token).filter_map(|holder| holder.fence).collect();
         let named = |fence: Fence| fences.iter().filter(|&&other| other == fence).count();
-        let fence = fences.iter().copied().max_by_key(|&fence| (named(fence), fence));
+        let fence = fences.iter().copied().find(|&fence| named(fence) >= majority);
         Some(Self { holder: Holder { fence, ..most.clone() }, nodes: like(most) })
     }
 }
@@ -33,18 +33,15 @@ mod tests {
     }
 
     #[test]
-    fn most_nodes_make_the_holder_and_most_of_those_its_fence() {
+    fn most_nodes_make_the_holder_and_a_majority_its_fence() {
         let (one, two) = (Token::draw("one:1"), Token::draw("two:2"));
-        assert_eq!(Camp::largest(&[]), None);
-        let camp = Camp::largest(&[
-            held(Some(&two), 90),
-            held(Some(&one), 3),
-            held(None, 99),
-            held(Some(&one), 9),
-            held(Some(&one), 3),
-        ]);
-        assert_eq!(camp, Some(Camp { holder: held(Some(&one), 3), nodes: 3 }));
-        let foreign = Camp::largest(&[held(None, 1), held(Some(&one), 3), held(None, 2)]);
+        assert_eq!(Camp::largest(&[], 3), None);
+        let mut nodes = vec![held(Some(&two), 90), held(Some(&one), 3), held(Some(&one), 9), held(Some(&one), 3)];
+        let camp = Camp::largest(&nodes, 3).unwrap();
+        assert_eq!((camp.holder.token(), camp.holder.fence, camp.nodes), (Some(one.as_str()), None, 3));
+        nodes.push(held(Some(&one), 3));
+        assert_eq!(Camp::largest(&nodes, 3), Some(Camp { holder: held(Some(&one), 3), nodes: 4 }));
+        let foreign = Camp::largest(&[held(None, 1), held(Some(&one), 3), held(None, 2)], 2);
         assert_eq!(foreign.map(|camp| (camp.holder.token, camp.nodes)), Some((None, 2)));
     }
 }

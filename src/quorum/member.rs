@@ -31,6 +31,9 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// How often a node without a vote is asked who it is.
+const IDENTIFY_EVERY: Duration = Duration::from_secs(1);
+
 /// So much waiting in vain since the last answer makes a node silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
@@ -278,6 +281,7 @@ impl Member {
     /// It could be connected to at last.
     pub(super) fn arrived(&self) {
         self.is_silent.store(true, Ordering::Release);
+        self.is_troubled.store(true, Ordering::Release);
         self.answered();
     }
 
@@ -306,7 +310,7 @@ impl Member {
     }
 
     /// Invariant 2.
-    pub(super) fn check_identity(&self, sign: &Sign) -> Result<(), Failure> {
+    pub(super) fn check_identity(self: &Arc<Self>, sign: &Sign) -> Result<(), Failure> {
         let Some(run_id) = &sign.run_id else { return Ok(()) };
         let Some(other) = self.roll.enter(self.at, &self.address, run_id) else {
             if self.is_troubled.load(Ordering::Acquire) {
@@ -321,8 +325,22 @@ impl Member {
                 name: "same_server", target: "leasehold", node = self.address(), other = &*other,
                 "two nodes of the quorum are one server: this one has no vote"
             );
+            self.host.spawn_until_stopped(self.clone().reidentify());
         }
         Err(failure)
+    }
+
+    /// It may be led to another server one day.
+    async fn reidentify(self: Arc<Self>) {
+        while self.state.lock().same_as.is_some() {
+            self.host.sleep(IDENTIFY_EVERY).await;
+            let Some(node) = self.node.get() else { return };
+            if let Ok(sign) = node.probe(self.command_timeout).await {
+                if self.check_identity(&sign).is_ok() {
+                    self.answered();
+                }
+            }
+        }
     }
 
     fn note_clock(&self, sign: &Sign, sent: Time) {
