@@ -29,9 +29,10 @@ impl Quorum {
             let held: Vec<Holder> = held.into_iter().flatten().collect();
             let silent = self.len() - held.len() - free.len();
             let is_over = left == 0 && silent <= self.len() - self.majority();
-            match Camp::largest(&held) {
+            match Camp::largest(&held, self.majority()) {
                 Some(Camp { holder, nodes })
-                    if nodes >= self.majority() || is_over && nodes + silent >= self.majority() =>
+                    if nodes >= self.majority() && holder.fence.is_some()
+                        || is_over && nodes + silent >= self.majority() =>
                 {
                     return Ok(Some(Holder { remaining: self.lasts(&held, &holder), ..holder }));
                 }

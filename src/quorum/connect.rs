@@ -164,6 +164,7 @@ fn seat(member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
     member
         .check_identity(&sign)
         .map_err(|failure| Error::config(format!("the quorum's node {address} has no vote: {failure}")))?;
+    member.note_time(&sign);
     member.install(node);
     Ok(())
 }

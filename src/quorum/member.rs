@@ -343,6 +343,13 @@ impl Member {
         }
     }
 
+    /// So that the first fence can be proposed.
+    pub(super) fn note_time(&self, sign: &Sign) {
+        if let Some(time) = sign.time {
+            self.roll.note_time(time, self.now());
+        }
+    }
+
     fn note_clock(&self, sign: &Sign, sent: Time) {
         let Some(time) = sign.time else { return };
         let now = self.now();
