@@ -14,11 +14,7 @@
 mod support;
 
 use std::{
-    future::Future,
-    pin::pin,
-    sync::{Arc, Mutex},
-    task::{Context, Poll, Wake},
-    thread::{self, Thread},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -26,9 +22,9 @@ use leasehold::{
     AcquireError, ErrorKind, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, ReleaseError, Status, StatusChanges,
 };
 use support::{
-    Action, Lag, Match, Proxy, RuleHandle, Server, eventually, eventually_async,
+    Action, Lag, Match, Proxy, RuleHandle, Server, Stamped, eventually, eventually_async,
     scripts::{ACQUIRE, RELEASE, RENEW},
-    within,
+    stamped, within,
 };
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -161,44 +157,9 @@ async fn next(changes: &mut StatusChanges, what: &str) -> Option<Status> {
     within(HANGS, what, changes.next()).await
 }
 
-/// How `lost()` completed.
-struct Heard {
-    lost: Lost,
-    woken: Instant,
-    returned: Instant,
-}
-
-/// Notes when it was told to wake its thread, which may run a good deal later.
-struct Stamp {
-    woken: Mutex<Instant>,
-    sleeper: Thread,
-}
-
-impl Wake for Stamp {
-    fn wake(self: Arc<Self>) {
-        *self.woken.lock().expect("nobody panics with it") = Instant::now();
-        self.sleeper.unpark();
-    }
-}
-
 /// Awaits `lost()`.
-fn awaited(lease: &Lease) -> JoinHandle<Heard> {
-    let lost = lease.lost();
-    spawn_blocking(move || {
-        let mut lost = pin!(lost);
-        let stamp = Arc::new(Stamp { woken: Mutex::new(Instant::now()), sleeper: thread::current() });
-        let waker = stamp.clone().into();
-        let started = Instant::now();
-        loop {
-            if let Poll::Ready(lost) = lost.as_mut().poll(&mut Context::from_waker(&waker)) {
-                let woken = *stamp.woken.lock().expect("nobody panics with it");
-                return Heard { lost, woken, returned: Instant::now() };
-            }
-            let left = HANGS.saturating_sub(started.elapsed());
-            assert!(!left.is_zero(), "not within {HANGS:?}: lost() completes");
-            thread::park_timeout(left);
-        }
-    })
+fn awaited(lease: &Lease) -> JoinHandle<Stamped<Lost>> {
+    stamped(HANGS, "lost() completes", lease.lost())
 }
 
 /// What `check()` said: when it was last asked and `Ok`, and by when it was `Err`. Fails if it is asked at the deadline or
@@ -238,7 +199,7 @@ async fn is_told_by_the_deadline(rig: Rig, begin: impl AsyncFnOnce(&Rig) -> Inst
     let [promised, quiet_promised] = [&lease, &quiet].map(|lease| Instant::now() + lease.remaining());
     let (checked, awaited) = (checked(lease.handle(), latest), awaited(&quiet));
     let (last_ok, was_err) = checked.await.expect("check() is Err from the deadline on");
-    let Heard { lost, woken, returned } = awaited.await.expect("lost() completes");
+    let Stamped { output: lost, woken, returned } = awaited.await.expect("lost() completes");
     let allowed = SIGNAL + rig.lag.worst();
     assert!(was_err >= promised, "check() was Err {:?} before the deadline", promised - was_err);
     assert!(returned >= quiet_promised, "lost() came {:?} before the deadline", quiet_promised - returned);
@@ -316,7 +277,7 @@ async fn f5_server_killed_and_restarted_empty() {
     assert!(back < deadline, "the server took too long to start for this test");
 
     let heard = awaited.await.expect("lost() completes");
-    assert_eq!(heard.lost.reason(), LossReason::Deleted);
+    assert_eq!(heard.output.reason(), LossReason::Deleted);
     let renewals = requests(RENEW, &lease);
     let seen: Vec<_> = rig.proxy.seen().into_iter().filter(|seen| seen.at > back).collect();
     let seen: Vec<_> = seen.iter().filter(|seen| renewals.matches(&seen.args)).collect();

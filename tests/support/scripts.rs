@@ -7,6 +7,8 @@ macro_rules! script {
 }
 
 pub const ACQUIRE: &str = script!("draw" "may_vote" "acquire");
+pub const RAISE: &str = script!("lift" "raise");
+pub const HEAL: &str = script!("may_vote" "lift" "heal");
 pub const RENEW: &str = script!("renew");
 pub const RELEASE: &str = script!("draw" "promote" "pass_on" "release");
 pub const FORCE_RELEASE: &str = script!("draw" "promote" "pass_on" "force_release");

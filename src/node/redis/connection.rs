@@ -181,10 +181,17 @@ impl Connection {
     }
 
     /// What the server says of itself; nothing if it keeps that to itself.
-    pub(super) async fn info(&self, limit: Duration) -> Result<String, Failure> {
+    pub(super) async fn info(self: Arc<Self>, host: Host, limit: Duration) -> Result<String, Failure> {
         match self.command("INFO", Vec::new(), limit).await {
-            Ok(info) => Ok(info.as_string().unwrap_or_default()),
+            Ok(info) => {
+                self.silent.store(0, Ordering::Relaxed);
+                Ok(info.as_string().unwrap_or_default())
+            }
             Err(error) => {
+                // It may be all that is asked on this connection.
+                if error.kind() == &FredKind::Timeout {
+                    self.note_silence(&host, limit);
+                }
                 let failure = classify(&self.server, &error, limit);
                 if failure.is_refusal() { Ok(String::new()) } else { Err(failure) }
             }

@@ -187,10 +187,9 @@ impl Node for Redis {
     }
 
     fn probe(&self, limit: Duration) -> Answer<Sign> {
-        let keeper = self.keeper.clone();
-        Box::pin(
-            self.host.keep_time(Box::pin(async move { Ok(reply::sign(&keeper.info(limit).await?)) }) as Answer<Sign>),
-        )
+        let info = self.keeper.clone().info(self.host.clone(), limit);
+        let answer: Answer<Sign> = Box::pin(async move { Ok(reply::sign(&info.await?)) });
+        Box::pin(self.host.keep_time(answer))
     }
 
     fn listen(&self, ear: Weak<dyn Ear>) {
@@ -303,7 +302,7 @@ impl Node for Redis {
         let (keeper, push, host) = (self.keeper.clone(), self.push.clone(), self.host.clone());
         let answer: Answer<Capabilities> = Box::pin(async move {
             // A server that keeps it to itself can be a good one.
-            let info = keeper.info(limit).await?;
+            let info = keeper.info(host.clone(), limit).await?;
             let (push, calls, room) = push.settled(host.sleep(limit)).await;
             let watched_keys = Some(room).filter(|&room| room != usize::MAX);
             Ok(Capabilities { push, calls, watched_keys, ..Capabilities::read(&info) })
