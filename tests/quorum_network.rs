@@ -340,6 +340,20 @@ async fn f11_a_link_that_is_slow_each_way() {
     scene.is_taken_away(NAME).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f11_acquired_over_a_link_that_is_slow_each_way() {
+    const TTL: Duration = Duration::from_secs(2);
+    let scene = Scene::with(3, |builder| builder.command_timeout(TTL)).await;
+    scene.nodes.iter().for_each(|node| node.proxy.delay(Duration::from_millis(200)));
+    // An answer takes 400 ms, and with the second phase 800, which leaves more than half of the TTL.
+    let lease = scene.acquire(TTL).await;
+    let attempts = scene.nodes[0].proxy.count(Match::script(ACQUIRE));
+    assert_eq!(attempts, 1, "the machine lagged {:?}", scene.lag.worst());
+    let lost = tokio::time::timeout(2 * TTL, lease.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    lease.release().await.expect("it was ours to the end");
+}
+
 /// One of so many commands, at random, but the same ones in every run.
 fn one_in(many: u64, seed: u64) -> Match {
     let state = AtomicU64::new(seed);

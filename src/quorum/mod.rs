@@ -144,9 +144,10 @@ impl Quorum {
         }
     }
 
-    /// How long one node's vote is waited for: the whole limit where it is the only one, else well under the TTL.
+    /// How long one node's vote is waited for: the whole limit where it is the only one, else no longer than for half of
+    /// the TTL. What is left then is enough for a lease that is worth having; less would shut those out who are far away.
     pub(crate) fn limit(&self, limit: Duration, ttl: Duration) -> Duration {
-        if self.is_one() { limit } else { limit.min((ttl / 5).max(SHORTEST_LIMIT)) }
+        if self.is_one() { limit } else { limit.min((ttl / 2).max(SHORTEST_LIMIT)) }
     }
 
     /// Asks every node at once.
