@@ -157,10 +157,11 @@ impl Member {
             Ok(node) => node,
             Err(failure) => return Box::pin(ready(Err(failure))),
         };
-        let (answer, member) = (request(&**node), self.clone());
+        let (answer, member, sent) = (request(&**node), self.clone(), self.now());
         Box::pin(async move {
             let outcome = answer.await;
-            member.heard(outcome.as_ref().err(), limit);
+            // A link that breaks fails at once, and says nothing of its node.
+            member.heard(outcome.as_ref().err(), member.now().since(sent).min(limit));
             outcome
         })
     }
@@ -195,8 +196,8 @@ impl Member {
         }
     }
 
-    /// It has answered, or not for as long as `limit`.
-    fn heard(self: &Arc<Self>, failure: Option<&Failure>, limit: Duration) {
+    /// It has answered, or not for as long as we `waited`.
+    fn heard(self: &Arc<Self>, failure: Option<&Failure>, waited: Duration) {
         let Some(failure) = failure else {
             self.answered();
             return;
@@ -211,9 +212,9 @@ impl Member {
         self.is_troubled.store(true, Ordering::Release);
         drop(state);
         if failure.may_have_happened() && !self.roll.is_one() {
-            let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            let waited = self.waited.fetch_add(limit, Ordering::AcqRel).saturating_add(limit);
-            if u128::from(waited) >= SILENCE.as_millis() {
+            let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            let in_all = self.waited.fetch_add(waited, Ordering::AcqRel).saturating_add(waited);
+            if u128::from(in_all) >= SILENCE.as_millis() {
                 self.silent();
             }
         }
@@ -288,6 +289,18 @@ impl Member {
     /// Completes when it has come back from a silence.
     pub(super) async fn back(&self) {
         self.back.notified().await;
+    }
+
+    /// Completes when it is not silent, or not any more.
+    pub(crate) async fn speaks(&self) {
+        loop {
+            // Made before the look, it hears of every return after it.
+            let back = self.back.notified();
+            if !self.is_silent.load(Ordering::Acquire) {
+                return;
+            }
+            back.await;
+        }
     }
 
     /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
