@@ -33,7 +33,7 @@ use crate::{
 #[cfg(test)]
 mod fairness;
 mod queue;
-mod store;
+pub(crate) mod store;
 
 /// The store with its lock and its clock.
 pub(crate) struct Memory {

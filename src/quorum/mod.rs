@@ -29,6 +29,8 @@ mod fan_out;
 mod member;
 pub(crate) mod parted;
 mod roll;
+#[cfg(test)]
+mod simulation;
 pub(crate) mod tally;
 mod undo;
 

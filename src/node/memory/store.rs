@@ -198,7 +198,7 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
+    pub(crate) fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
         if self.guarded.contains_key(key) {
             return Some(Holder::default());
         }
