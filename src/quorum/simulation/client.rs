@@ -64,7 +64,10 @@ pub(super) enum Stage {
     Held(Held),
     /// `MaxHold` has ended it, and the job has not noticed yet.
     HeldTooLong,
-    Releasing { parting: Parting, unconfirmed: Nodes },
+    Releasing {
+        parting: Parting,
+        unconfirmed: Nodes,
+    },
     Over,
 }
 
@@ -107,7 +110,9 @@ impl About {
 /// A timer of a client. Those of a session that is gone ring in vain.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Alarm {
-    Try { life: u32 },
+    Try {
+        life: u32,
+    },
     /// Nobody waits for the answer to this request any longer.
     Limit(u64),
     Resend(u64),

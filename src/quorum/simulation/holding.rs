@@ -19,10 +19,7 @@ use crate::{
         parted::{End, Parted, Parting},
         tally::{Denial, Nodes, Tally},
     },
-    watchdog::{
-        Answer, Core, Orders, Terms,
-        core::Phase,
-    },
+    watchdog::{Answer, Core, Orders, Terms, core::Phase},
 };
 
 /// A lease that acts on a timer of its own early, as `Shared::hold` has it do.
@@ -63,7 +60,8 @@ impl Client {
         let hint = dice.percent(30).then(|| dice.between(Duration::ZERO, session.ttl));
 
         let now = self.now(world);
-        world.note(|| format!("client {} has {} with {fence:?} until {:?}", self.me, session.id, core.believed_until()));
+        world
+            .note(|| format!("client {} has {} with {fence:?} until {:?}", self.me, session.id, core.believed_until()));
         let lease = world.history.acquired(world.now, fence);
         session.fence = Some(fence);
         session.stage = Stage::Held(Held { core, lease, seen: world.now, look_at: None });
@@ -222,7 +220,13 @@ impl Client {
     }
 
     /// The answer to what keeps a lease, or takes it away.
-    pub(super) fn heard(&mut self, world: &mut World, session: &mut Session, sent: &Sent, said: Result<Reply, Failure>) {
+    pub(super) fn heard(
+        &mut self,
+        world: &mut World,
+        session: &mut Session,
+        sent: &Sent,
+        said: Result<Reply, Failure>,
+    ) {
         let (now, node) = (self.now(world), sent.node);
         match (sent.about, said) {
             (About::Renew, said) => {
@@ -246,7 +250,11 @@ impl Client {
                 }
                 session.nodes[node].open += 1;
                 let pause_after = (pause * 2).min(LONGEST_PAUSE);
-                self.wake(world, now + pause, Alarm::UndoAgain(session.id, node, Undoing { until, pause: pause_after }));
+                self.wake(
+                    world,
+                    now + pause,
+                    Alarm::UndoAgain(session.id, node, Undoing { until, pause: pause_after }),
+                );
             }
             (About::Undo(_) | About::Bid | About::Raise, _) => {}
         }

@@ -94,14 +94,9 @@ impl Weather {
                     ..calm
                 }
             }
-            Climate::Pausing => Self {
-                lost: 3,
-                slow: 10,
-                slowest: ttl / 5,
-                pauses: Some(seconds(1)),
-                cuts: Some(seconds(1)),
-                ..calm
-            },
+            Climate::Pausing => {
+                Self { lost: 3, slow: 10, slowest: ttl / 5, pauses: Some(seconds(1)), cuts: Some(seconds(1)), ..calm }
+            }
             Climate::Forgetting => {
                 Self { lost: 10, slow: 5, slowest: ttl / 4, crashes: Some(ttl / 2), down: ttl / 10, ..calm }
             }

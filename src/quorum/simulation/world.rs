@@ -253,9 +253,7 @@ impl World {
             Request::Bid(bid) => Reply::Ballot(store.acquire(now, bid)),
             Request::Raise(token, fence) => Reply::Owned(store.raise(now, key, token, *fence)),
             Request::Renew(lease) => Reply::Owned(store.renew(now, lease)),
-            Request::Heal(lease, fence, restart_delay) => {
-                Reply::Healed(store.heal(now, lease, *fence, *restart_delay))
-            }
+            Request::Heal(lease, fence, restart_delay) => Reply::Healed(store.heal(now, lease, *fence, *restart_delay)),
             Request::Release(token) => Reply::Owned(store.release(now, key, token, &|_| false).0),
         }
     }
@@ -365,9 +363,7 @@ impl World {
 
     /// The heals of this node that are held up arrive now.
     fn let_through(&mut self, node: usize) {
-        let is_held = |event: &Event| {
-            matches!(event, Event::Arrives(Message { node: at, request: Request::Heal(..), .. }) if *at == node)
-        };
+        let is_held = |event: &Event| matches!(event, Event::Arrives(Message { node: at, request: Request::Heal(..), .. }) if *at == node);
         let held: Vec<_> = self.events.iter().filter(|(_, event)| is_held(event)).map(|(&at, _)| at).collect();
         for at in held {
             if let Some(heal) = self.events.remove(&at) {
