@@ -158,9 +158,12 @@ impl Acquire {
             if let Some(pause) = pause {
                 let now = shared.now();
                 waiter.saw(seen.clone(), now, now + pause);
+                // After split votes everybody undoes what it was granted, and hears of the others' undoing: whoever followed
+                // that would meet them again at once.
+                let heeds_alerts = !matches!(seen, Look::Split { .. });
                 alerted = tokio::select! {
                     biased;
-                    () = waiter.alerted() => true,
+                    () = waiter.alerted(), if heeds_alerts => true,
                     paused = self.pause(pause) => { paused?; false }
                 };
             }
