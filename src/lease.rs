@@ -223,6 +223,7 @@ macro_rules! view {
                 let LeaseHandle { shared, hold, signal } = self.view();
                 let now = shared.now();
                 if hold.remaining(now).is_zero() {
+                    let _under_way = shared.host.token();
                     let orders = hold.judge(now);
                     shared.watchdog.obey(hold, orders);
                     // Whoever ended it may not have come to our signal yet.

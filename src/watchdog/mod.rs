@@ -282,6 +282,7 @@ impl Watchdog {
             let now = self.now();
             let mut batch = Vec::new();
             for hold in self.due(now) {
+                let _under_way = self.host.token();
                 let orders = hold.tick(now);
                 self.obey(&hold, orders);
                 self.table.lock().schedule(id(&hold));
@@ -441,6 +442,8 @@ impl Watchdog {
         let (lock, label) = (hold.key.name(), hold.token.label());
         let node = self.quorum.member(at).map(|member| member.address());
         tracing::debug!(name: "renew", target: "leasehold", lock, label, node, ?answer, took = ?now.since(sent));
+        // Whoever is told of a loss may close at once, and that must wait for what it orders.
+        let _under_way = self.host.token();
         let orders = hold.answer(now, at, sent, answer);
         self.obey(hold, orders);
         self.reschedule(hold);

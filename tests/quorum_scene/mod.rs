@@ -149,6 +149,12 @@ impl Scene {
         self.nodes.iter().map(|node| node.server.wire()).collect()
     }
 
+    /// What is allowed for something that takes this long and goes from thread to thread: the server, the keeper, the
+    /// server, the keeper and whoever waits, each of which may be as late as the control timer.
+    pub fn allowed(&self, limit: Duration) -> Duration {
+        limit + 4 * self.lag.worst()
+    }
+
     /// What each node has under this name.
     pub fn tokens(&self, name: &str) -> Vec<Option<String>> {
         self.nodes.iter().map(|node| node.server.wire().get(name)).collect()
@@ -177,6 +183,13 @@ impl Scene {
     pub async fn is_taken_away_within(&self, limit: Duration, name: &str) {
         let mut wires = self.wires();
         eventually_async(limit, "the key is taken away", || !wires.iter_mut().any(|wire| wire.exists(name))).await;
+    }
+
+    /// Waits until each node will tell of a change of so many keys. It must have tracked none before.
+    pub async fn are_watched(&self, keys: usize) {
+        let mut wires = self.wires();
+        eventually_async(HANGS, "the keys are watched", || wires.iter_mut().all(|wire| wire.tracked_keys() >= keys))
+            .await;
     }
 
     /// Waits until every node has seen one more renewal of the lease, and the lease is fresh.
@@ -216,18 +229,21 @@ pub async fn all_hit(rules: &[RuleHandle], what: &str) {
     }
 }
 
-/// Runs a command on all of the nodes with nothing in between: they are stopped until each has it in its socket.
-pub fn at_once(nodes: &[Node], command: &[&str]) {
+/// Runs a command on all of the nodes with nothing in between: they are stopped until each has it in its socket. Answers
+/// when they went on.
+pub fn at_once(nodes: &[Node], command: &[&str]) -> Instant {
     let mut wires: Vec<Wire> = nodes.iter().map(|node| node.server.wire()).collect();
     nodes.iter().for_each(|node| node.server.stop());
     for wire in &mut wires {
         wire.send(command).expect("the server's socket takes it");
     }
+    let went_on = Instant::now();
     nodes.iter().for_each(|node| node.server.cont());
     for wire in &mut wires {
         let reply = wire.reply().expect("the server answers");
         assert!(reply.error().is_none(), "{command:?}: {reply:?}");
     }
+    went_on
 }
 
 /// Has each node draw another fence, the first node the largest: they are an hour ahead of any clock.
