@@ -27,6 +27,7 @@ pub(super) struct World {
     pub(super) bug: Bug,
     pub(super) ttl: Duration,
     pub(super) restart_delay: Duration,
+    pub(super) command_timeout: Duration,
     pub(super) key: Key,
     pub(super) history: History,
     /// From then on everybody lets go, and nothing more breaks.
@@ -84,6 +85,7 @@ pub(super) struct Message {
     pub(super) client: usize,
     pub(super) node: usize,
     pub(super) number: u64,
+    pub(super) sent: Real,
     pub(super) request: Request,
 }
 
@@ -112,6 +114,7 @@ impl World {
         bug: Bug,
         mut dice: Dice,
     ) -> Self {
+        let command_timeout = if weather.is_sly { ttl } else { dice.between(ttl / 4, ttl * 2) };
         let server = |_| {
             let clock = weather.clock(&mut dice);
             Server { clock, store: Store::default(), is_down: false, appeared: 0 }
@@ -124,6 +127,7 @@ impl World {
             bug,
             ttl,
             restart_delay,
+            command_timeout,
             key: Key::new("", "job").unwrap(),
             history: History::default(),
             closes: nanos(ttl) * 8,
@@ -187,7 +191,7 @@ impl World {
         }
         let mut is_lost = true;
         let copies = if self.dice.percent(self.weather.doubled) { 2 } else { 1 };
-        let message = Message { client, node, number, request };
+        let message = Message { client, node, number, sent: self.now, request };
         if self.weather.is_sly && matches!(message.request, Request::Heal(..)) {
             self.hold_up(message);
             return number;
@@ -223,7 +227,7 @@ impl World {
 
     /// A request is there.
     pub(super) fn arrive(&mut self, message: Message) {
-        let Message { client, node, number, request } = message;
+        let Message { client, node, number, request, .. } = message;
         if self.servers[node].is_down {
             self.lose(client, number);
             return;
@@ -241,7 +245,7 @@ impl World {
             self.lose(client, number);
         }
         let has_voted = matches!(&said, Reply::Ballot(Ballot { acquired: Acquired::Granted(_), .. }));
-        if self.weather.is_sly && has_voted && !self.is_closing() && self.dice.percent(30) {
+        if self.weather.is_sly && has_voted && self.is_time_to_forget(node) {
             self.crash(node, Duration::from_micros(100));
         }
     }
@@ -325,6 +329,13 @@ impl World {
         self.brew(trouble);
     }
 
+    /// A client that has just won may stand still just then.
+    pub(super) fn stall(&mut self, client: usize) {
+        if self.dice.percent(self.weather.stalls) {
+            self.paused_until[client] = self.now + nanos(self.dice.between(self.ttl / 2, self.ttl * 2));
+        }
+    }
+
     fn pick(&mut self, of: usize) -> usize {
         usize::try_from(self.dice.below(of as u64)).unwrap_or_default()
     }
@@ -363,17 +374,35 @@ impl World {
         self.at(self.now + nanos(late), Event::Arrives(message));
     }
 
+    /// Whether a heal is held up for this node of a lease that is about to end.
+    fn is_time_to_forget(&self, node: usize) -> bool {
+        let is_about_to_end = |message: &Message| match &message.request {
+            Request::Heal(lease, ..) => {
+                let lived = self.now - message.sent;
+                (80..99).contains(&(100 * lived / nanos(lease.ttl)))
+            }
+            _ => false,
+        };
+        self.held_up(node).any(|(_, message)| is_about_to_end(message))
+    }
+
     /// The heals of this node that are held up arrive now.
     fn let_through(&mut self, node: usize) {
-        let is_held = |event: &Event| {
-            matches!(event, Event::Arrives(Message { node: at, request: Request::Heal(..), .. }) if *at == node)
-        };
-        let held: Vec<_> = self.events.iter().filter(|(_, event)| is_held(event)).map(|(&at, _)| at).collect();
-        for at in held {
+        let held_up: Vec<_> = self.held_up(node).map(|(at, _)| at).collect();
+        for at in held_up {
             if let Some(heal) = self.events.remove(&at) {
                 self.at(self.now + 1_000, heal);
             }
         }
+    }
+
+    fn held_up(&self, node: usize) -> impl Iterator<Item = ((Real, u64), &Message)> {
+        self.events.iter().filter_map(move |(at, event)| match event {
+            Event::Arrives(message) if message.node == node && matches!(message.request, Request::Heal(..)) => {
+                Some((*at, message))
+            }
+            _ => None,
+        })
     }
 }
 
