@@ -297,7 +297,7 @@ impl Session {
         }
         for (node, on) in self.nodes.iter().enumerate().filter(|(_, on)| on.open == 0 && !on.is_given_up) {
             // What has arrived since the node's last word is gone within a TTL, and cannot be helped.
-            if world.holder(node).as_ref() == Some(&self.token) && world.appeared(node) <= on.heard {
+            if world.owner(node).as_ref() == Some(&self.token) && world.appeared(node) <= on.heard {
                 world.note(|| format!("{} is left on node {node}", self.id));
                 world.history.saw(Violation::Abandoned { at: world.now });
             }

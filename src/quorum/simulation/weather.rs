@@ -110,7 +110,7 @@ impl Weather {
             Climate::Forgetting => {
                 Self { lost: 10, slow: 5, slowest: ttl / 4, crashes: Some(ttl / 2), down: ttl / 10, ..calm }
             }
-            Climate::Sly => Self { lost: 12, slow: 60, slowest: ttl / 5, crashes: Some(ttl * 4), is_sly: true, ..calm },
+            Climate::Sly => Self { lost: 8, slow: 40, slowest: ttl / 5, crashes: Some(ttl * 4), is_sly: true, ..calm },
         }
     }
 

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     fence::Fence,
+    holder::Holder,
     key::Key,
     node::{
         Acquired, Ballot, Bid, Failure, Healed, Owned, Renewal,
@@ -85,7 +86,6 @@ pub(super) struct Message {
     pub(super) client: usize,
     pub(super) node: usize,
     pub(super) number: u64,
-    pub(super) sent: Real,
     pub(super) request: Request,
 }
 
@@ -191,7 +191,7 @@ impl World {
         }
         let mut is_lost = true;
         let copies = if self.dice.percent(self.weather.doubled) { 2 } else { 1 };
-        let message = Message { client, node, number, sent: self.now, request };
+        let message = Message { client, node, number, request };
         if self.weather.is_sly && matches!(message.request, Request::Heal(..)) {
             self.hold_up(message);
             return number;
@@ -227,15 +227,15 @@ impl World {
 
     /// A request is there.
     pub(super) fn arrive(&mut self, message: Message) {
-        let Message { client, node, number, request, .. } = message;
+        let Message { client, node, number, request } = message;
         if self.servers[node].is_down {
             self.lose(client, number);
             return;
         }
         self.last_arrival = self.now;
-        let before = self.holder(node);
+        let before = self.owner(node);
         let said = self.execute(node, &request);
-        if self.holder(node) != before {
+        if self.owner(node) != before {
             self.servers[node].appeared = self.now;
         }
         self.note(|| format!("node {node} has {} of client {client}: {}", request.name(), said.brief()));
@@ -245,8 +245,8 @@ impl World {
             self.lose(client, number);
         }
         let has_voted = matches!(&said, Reply::Ballot(Ballot { acquired: Acquired::Granted(_), .. }));
-        if self.weather.is_sly && has_voted && self.is_time_to_forget(node) {
-            self.crash(node, Duration::from_micros(100));
+        if self.weather.is_sly && has_voted {
+            self.betray(client, node);
         }
     }
 
@@ -269,9 +269,13 @@ impl World {
     }
 
     /// Whose key is on a node.
-    pub(super) fn holder(&mut self, node: usize) -> Option<Token> {
+    pub(super) fn owner(&mut self, node: usize) -> Option<Token> {
+        self.holder(node)?.token
+    }
+
+    fn holder(&mut self, node: usize) -> Option<Holder> {
         let now = self.time_at(node);
-        self.servers[node].store.holder(now, &self.key).and_then(|holder| holder.token)
+        self.servers[node].store.holder(now, &self.key)
     }
 
     /// Since when it is there.
@@ -374,33 +378,45 @@ impl World {
         self.at(self.now + nanos(late), Event::Arrives(message));
     }
 
-    /// Whether a heal is held up for this node of a lease that is about to end.
-    fn is_time_to_forget(&self, node: usize) -> bool {
-        let is_about_to_end = |message: &Message| match &message.request {
-            Request::Heal(lease, ..) => {
-                let lived = self.now - message.sent;
-                (80..99).contains(&(100 * lived / nanos(lease.ttl)))
-            }
-            _ => false,
+    /// A node has just voted for a client. If a heal is held up for it of a lease that is about to lose its key on another
+    /// node, to which this client's bid is on its way: forgets the vote, and has the bid arrive when that key is gone.
+    fn betray(&mut self, client: usize, node: usize) {
+        let heal = |message: &Message| match &message.request {
+            Request::Heal(lease, ..) if message.node == node => Some(lease.token.clone()),
+            _ => None,
         };
-        self.held_up(node).any(|(_, message)| is_about_to_end(message))
+        let healed: Vec<Token> = self.on_their_way(heal).map(|(_, token)| token).collect();
+        let bid = |message: &Message| {
+            (message.client == client && matches!(message.request, Request::Bid(_))).then_some(message.node)
+        };
+        let bids: Vec<_> = self.on_their_way(bid).collect();
+        for (at, other) in bids {
+            let Some(Holder { token: Some(token), remaining: Some(left), .. }) = self.holder(other) else { continue };
+            if left < self.ttl / 10 && healed.contains(&token) {
+                self.note(|| format!("node {node} betrays"));
+                self.crash(node, Duration::from_micros(100));
+                if let Some(bid) = self.events.remove(&at) {
+                    self.at(self.now + nanos(left + left / 100 + Duration::from_millis(1)), bid);
+                }
+            }
+        }
     }
 
     /// The heals of this node that are held up arrive now.
     fn let_through(&mut self, node: usize) {
-        let held_up: Vec<_> = self.held_up(node).map(|(at, _)| at).collect();
-        for at in held_up {
+        let heal = |message: &Message| (message.node == node && matches!(message.request, Request::Heal(..))).then_some(());
+        let held_up: Vec<_> = self.on_their_way(heal).collect();
+        for (at, ()) in held_up {
             if let Some(heal) = self.events.remove(&at) {
                 self.at(self.now + 1_000, heal);
             }
         }
     }
 
-    fn held_up(&self, node: usize) -> impl Iterator<Item = ((Real, u64), &Message)> {
+    /// Some of the requests that have not arrived.
+    fn on_their_way<T>(&self, which: impl Fn(&Message) -> Option<T>) -> impl Iterator<Item = ((Real, u64), T)> {
         self.events.iter().filter_map(move |(at, event)| match event {
-            Event::Arrives(message) if message.node == node && matches!(message.request, Request::Heal(..)) => {
-                Some((*at, message))
-            }
+            Event::Arrives(message) => Some((*at, which(message)?)),
             _ => None,
         })
     }
