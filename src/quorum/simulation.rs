@@ -116,52 +116,33 @@ mod tests {
     #[test]
     fn survey() {
         let climates = [Climate::Calm, Climate::Mixed, Climate::Pausing, Climate::Forgetting, Climate::Sly];
-        let bugs = [
-            Bug::None,
-            Bug::NoSecondPhase,
-            Bug::LateGrantStays,
-            Bug::AmnesiacVotes,
-            Bug::HealUnchecked,
-            Bug::DeadlineFromRetry,
-            Bug::DeadlineFromReply,
-            Bug::ClocksTooFast,
-        ];
+        let bugs = [Bug::None, Bug::NoSecondPhase, Bug::LateGrantStays, Bug::AmnesiacVotes, Bug::HealUnchecked, Bug::DeadlineFromRetry, Bug::DeadlineFromReply, Bug::ClocksTooFast];
         let only = std::env::var("BUG").ok();
         for bug in bugs {
-            if only.as_ref().is_some_and(|only| *only != format!("{bug:?}")) {
-                continue;
-            }
-            for climate in climates {
-                for nodes in [1, 3, 5] {
-                    let mut kinds = [0; 4];
-                    let mut first = [u64::MAX; 4];
-                    let seeds = std::env::var("SEEDS").map_or(20, |n| n.parse().unwrap());
-                    for seed in 0..seeds {
-                        let outcome = Scene { seed, nodes, climate, bug }.run();
-                        let mut has = [false; 4];
-                        for violation in outcome.violations {
-                            let kind = match violation {
-                                Violation::TwoHolders { .. } => 0,
-                                Violation::FenceFell { .. } => 1,
-                                Violation::Abandoned { .. } => 2,
-                                Violation::Immortal { .. } => 3,
-                            };
-                            has[kind] = true;
-                            first[kind] = first[kind].min(seed);
-                        }
-                        for k in 0..4 {
-                            kinds[k] += usize::from(has[k]);
-                        }
+        if only.as_ref().is_some_and(|only| *only != format!("{bug:?}")) { continue }
+        for climate in climates {
+        if std::env::var("CLIMATE").is_ok_and(|only| only != format!("{climate:?}")) { continue }
+            for nodes in std::env::var("NODES").map_or(vec![1,3,5], |n| vec![n.parse().unwrap()]) {
+                let mut kinds = [0; 4];
+                let mut first = [u64::MAX; 4];
+                let seeds = std::env::var("SEEDS").map_or(20, |n| n.parse().unwrap());
+                for seed in 0..seeds {
+                    let outcome = Scene { seed, nodes, climate, bug }.play(true);
+                    if std::env::var("DBG").is_ok() {
+                        for (i, line) in outcome.trace.iter().enumerate() { if line.contains("betrays") { println!("seed {seed}"); for l in &outcome.trace[i.saturating_sub(12)..outcome.trace.len().min(i+25)] { println!("  {l}"); } } }
                     }
-                    if kinds != [0; 4] {
-                        println!(
-                            "{bug:?} {climate:?} {nodes}: holders {} fence {} abandoned {} immortal {} of {seeds}, first {first:?}",
-                            kinds[0], kinds[1], kinds[2], kinds[3]
-                        );
+                    let mut has = [false; 4];
+                    for violation in outcome.violations {
+                        let kind = match violation { Violation::TwoHolders{..} => 0, Violation::FenceFell{..} => 1, Violation::Abandoned{..} => 2, Violation::Immortal{..} => 3 };
+                        has[kind] = true;
+                        first[kind] = first[kind].min(seed);
                     }
+                    for k in 0..4 { kinds[k] += usize::from(has[k]); }
                 }
+                if kinds != [0; 4] { println!("{bug:?} {climate:?} {nodes}: holders {} fence {} abandoned {} immortal {} of {seeds}, first {first:?}", kinds[0], kinds[1], kinds[2], kinds[3]); }
             }
-            println!("{bug:?} done");
+        }
+        println!("{bug:?} done");
         }
     }
 }

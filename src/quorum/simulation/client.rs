@@ -27,9 +27,6 @@ use crate::{
     watchdog::Answer,
 };
 
-/// How long answers are waited for at most.
-pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
-
 pub(super) struct Client {
     pub(super) me: usize,
     pub(super) clock: Skewed,
@@ -251,7 +248,7 @@ impl Client {
             nodes: vec![OnNode::default(); world.nodes()],
         };
         session.stage = Stage::Attempting(Attempt::new(now, session.ttl, world.nodes()));
-        let limit = session.limit();
+        let limit = session.limit(world);
         for node in 0..world.nodes() {
             let bid = Request::Bid(self.bid(world, &session));
             self.ask(world, &mut session, (node, bid, About::Bid), limit);
@@ -285,7 +282,7 @@ impl Client {
         let silent: Vec<_> = (0..world.nodes()).filter(|&node| session.nodes[node].open > 0).collect();
         for node in silent {
             let bid = Request::Bid(self.bid(world, session));
-            self.ask(world, session, (node, bid, About::Bid), session.limit());
+            self.ask(world, session, (node, bid, About::Bid), session.limit(world));
         }
     }
 
@@ -327,7 +324,7 @@ impl Client {
                 self.answer(world, session, node, sent.at, Answer::Confirmed);
                 if let Some(fence) = session.fence.filter(|fence| drawn < fence) {
                     let raise = Request::Raise(session.token.clone(), fence);
-                    self.ask(world, session, (node, raise, About::Raise), COMMAND_TIMEOUT);
+                    self.ask(world, session, (node, raise, About::Raise), world.command_timeout);
                 }
             }
             Ok(Acquired::Busy { .. }) => {
@@ -366,7 +363,7 @@ impl Client {
                 world.history.counts.raised += 1;
                 for node in on.iter() {
                     let raise = Request::Raise(session.token.clone(), fence);
-                    self.ask(world, session, (node, raise, About::Raise), session.limit());
+                    self.ask(world, session, (node, raise, About::Raise), session.limit(world));
                 }
             }
             Step::Over(Verdict::Won { fence, tally }) => {
@@ -398,7 +395,7 @@ impl Client {
         world.history.counts.undone += usize::from(!nodes.is_empty());
         self.undo(world, session, nodes);
         let mut pause = self.backoff.after(seen);
-        if matches!(seen, Look::Held { watched: true, .. }) && world.dice.percent(70) {
+        if matches!(seen, Look::Held { watched: true, .. }) && world.dice.percent(70) || world.weather.is_sly {
             // Somebody's news wake us.
             pause = pause.min(world.dice.between(Duration::ZERO, session.ttl / 4));
         }
@@ -418,7 +415,7 @@ fn counted_from(tally: &Tally, sent: Time, from: Time) -> Tally {
 
 impl Session {
     /// How long a vote is waited for: see `Quorum::limit`.
-    fn limit(&self) -> Duration {
-        if self.nodes.len() == 1 { COMMAND_TIMEOUT } else { COMMAND_TIMEOUT.min((self.ttl / 5).max(SHORTEST_LIMIT)) }
+    fn limit(&self, world: &World) -> Duration {
+        if self.nodes.len() == 1 { world.command_timeout } else { world.command_timeout.min((self.ttl / 5).max(SHORTEST_LIMIT)) }
     }
 }

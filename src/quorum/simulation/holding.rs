@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{
     Bug,
     chance::{Real, Skewed},
-    client::{About, Alarm, COMMAND_TIMEOUT, Client, Sent, Session, Stage},
+    client::{About, Alarm, Client, Sent, Session, Stage},
     history::Violation,
     world::{Reply, Request, World},
 };
@@ -49,14 +49,14 @@ pub(super) struct Undoing {
 
 impl Client {
     pub(super) fn won(&mut self, world: &mut World, session: &mut Session, fence: Fence, tally: Tally, sent: Time) {
-        let dice = &mut world.dice;
+        let (dice, is_sly) = (&mut world.dice, world.weather.is_sly);
         let max_hold = dice.percent(10).then(|| session.ttl * 3 / 2);
-        let terms = Terms { ttl: session.ttl, max_hold, patience: COMMAND_TIMEOUT };
+        let terms = Terms { ttl: session.ttl, max_hold, patience: world.command_timeout };
         let mut core = Core::new(terms, tally, dice.jitter());
         core.hint(sent + WATCH_AFTER);
         let ttls = [session.ttl / 4, session.ttl / 4, session.ttl * 3 / 2, session.ttl * 4];
         let most = ttls[usize::try_from(dice.below(4)).unwrap_or_default()];
-        let hold = dice.between(Duration::ZERO, most);
+        let hold = dice.between(Duration::ZERO, if is_sly { session.ttl * 4 } else { most });
         let hint = dice.percent(30).then(|| dice.between(Duration::ZERO, session.ttl));
 
         let now = self.now(world);
@@ -65,6 +65,7 @@ impl Client {
         let lease = world.history.acquired(world.now, fence);
         session.fence = Some(fence);
         session.stage = Stage::Held(Held { core, lease, seen: world.now, look_at: None });
+        world.stall(self.me);
         let ends = (now + hold).min(self.clock.shows(world.closes).max(now));
         self.wake(world, ends, Alarm::LetGo(session.id));
         if let Some(hint) = hint {
@@ -120,7 +121,7 @@ impl Client {
             let delay = if world.bug == Bug::HealUnchecked { Duration::ZERO } else { world.restart_delay };
             for node in orders.heal.iter().filter(|&node| now >= self.recovers_until[node]).collect::<Vec<_>>() {
                 let heal = Request::Heal(lease.clone(), fence, delay);
-                self.ask(world, session, (node, heal, About::Heal), remaining.min(COMMAND_TIMEOUT));
+                self.ask(world, session, (node, heal, About::Heal), remaining.min(world.command_timeout));
             }
             for node in Nodes::all(if orders.renew { world.nodes() } else { 0 }).iter() {
                 let renew = Request::Renew(lease.clone());
@@ -183,7 +184,7 @@ impl Client {
 
     fn release(&mut self, world: &mut World, session: &mut Session, node: usize, about: About) {
         let release = Request::Release(session.token.clone());
-        self.ask(world, session, (node, release, about), COMMAND_TIMEOUT / 2);
+        self.ask(world, session, (node, release, about), world.command_timeout / 2);
     }
 
     /// A node's last word on a release, or its last silence.
@@ -216,7 +217,7 @@ impl Client {
 
     pub(super) fn undo_on(&mut self, world: &mut World, session: &mut Session, node: usize, undoing: Undoing) {
         let release = Request::Release(session.token.clone());
-        self.ask(world, session, (node, release, About::Undo(undoing)), COMMAND_TIMEOUT);
+        self.ask(world, session, (node, release, About::Undo(undoing)), world.command_timeout);
     }
 
     /// The answer to what keeps a lease, or takes it away.
@@ -304,7 +305,7 @@ impl Session {
         }
         for (node, on) in self.nodes.iter().enumerate().filter(|(_, on)| on.open == 0 && !on.is_given_up) {
             // What has arrived since the node's last word is gone within a TTL, and cannot be helped.
-            if world.holder(node).as_ref() == Some(&self.token) && world.appeared(node) <= on.heard {
+            if world.owner(node).as_ref() == Some(&self.token) && world.appeared(node) <= on.heard {
                 world.note(|| format!("{} is left on node {node}", self.id));
                 world.history.saw(Violation::Abandoned { at: world.now });
             }

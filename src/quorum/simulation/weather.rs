@@ -38,6 +38,8 @@ pub(super) struct Weather {
     /// The mean time between two stops of any client, and how long they take at most.
     pub(super) pauses: Option<Duration>,
     pub(super) longest_pause: Duration,
+    /// How often a client stops for long just when it has won.
+    pub(super) stalls: u64,
     /// The mean time between two cuts of any link between a client and some nodes, and how long they take at most.
     pub(super) cuts: Option<Duration>,
     pub(super) longest_cut: Duration,
@@ -65,6 +67,7 @@ impl Weather {
             down: Duration::ZERO,
             pauses: None,
             longest_pause: ttl * 2,
+            stalls: 0,
             cuts: None,
             longest_cut: ttl * 2,
             deaths: None,
@@ -89,25 +92,34 @@ impl Weather {
                     crashes,
                     down: dice.short(ttl),
                     pauses,
+                    stalls: dice.below(20),
                     cuts,
                     deaths,
                     ..calm
                 }
             }
-            Climate::Pausing => {
-                Self { lost: 3, slow: 10, slowest: ttl / 5, pauses: Some(seconds(1)), cuts: Some(seconds(1)), ..calm }
-            }
+            Climate::Pausing => Self {
+                lost: 8,
+                slow: 25,
+                slowest: ttl / 5,
+                pauses: Some(seconds(2)),
+                stalls: 40,
+                cuts: Some(seconds(2)),
+                ..calm
+            },
             Climate::Forgetting => {
                 Self { lost: 10, slow: 5, slowest: ttl / 4, crashes: Some(ttl / 2), down: ttl / 10, ..calm }
             }
-            Climate::Sly => Self { lost: 12, slow: 40, slowest: ttl / 5, is_sly: true, ..calm },
+            Climate::Sly => Self { lost: 8, slow: 40, slowest: ttl / 5, crashes: Some(ttl * 4), is_sly: true, ..calm },
         }
     }
 
     /// A machine's clock. The nodes' show the time since 1970, the clients' any.
     pub(super) fn clock(&self, dice: &mut Dice) -> Skewed {
         const EPOCH: Duration = Duration::from_secs(1_000_000);
-        Skewed { offset: nanos(EPOCH) + dice.below(nanos(self.skew) + 1), gains: dice.signed(self.gains) }
+        let most = i64::try_from(self.gains).unwrap_or_default();
+        let gains = [dice.signed(self.gains), most, -most][usize::try_from(dice.below(3)).unwrap_or_default()];
+        Skewed { offset: nanos(EPOCH) + dice.below(nanos(self.skew) + 1), gains }
     }
 
     /// How long a message takes.

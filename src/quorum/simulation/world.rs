@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     fence::Fence,
+    holder::Holder,
     key::Key,
     node::{
         Acquired, Ballot, Bid, Failure, Healed, Owned, Renewal,
@@ -27,6 +28,7 @@ pub(super) struct World {
     pub(super) bug: Bug,
     pub(super) ttl: Duration,
     pub(super) restart_delay: Duration,
+    pub(super) command_timeout: Duration,
     pub(super) key: Key,
     pub(super) history: History,
     /// From then on everybody lets go, and nothing more breaks.
@@ -112,6 +114,7 @@ impl World {
         bug: Bug,
         mut dice: Dice,
     ) -> Self {
+        let command_timeout = if weather.is_sly { ttl } else { dice.between(ttl / 4, ttl * 2) };
         let server = |_| {
             let clock = weather.clock(&mut dice);
             Server { clock, store: Store::default(), is_down: false, appeared: 0 }
@@ -124,6 +127,7 @@ impl World {
             bug,
             ttl,
             restart_delay,
+            command_timeout,
             key: Key::new("", "job").unwrap(),
             history: History::default(),
             closes: nanos(ttl) * 8,
@@ -229,9 +233,9 @@ impl World {
             return;
         }
         self.last_arrival = self.now;
-        let before = self.holder(node);
+        let before = self.owner(node);
         let said = self.execute(node, &request);
-        if self.holder(node) != before {
+        if self.owner(node) != before {
             self.servers[node].appeared = self.now;
         }
         self.note(|| format!("node {node} has {} of client {client}: {}", request.name(), said.brief()));
@@ -241,8 +245,8 @@ impl World {
             self.lose(client, number);
         }
         let has_voted = matches!(&said, Reply::Ballot(Ballot { acquired: Acquired::Granted(_), .. }));
-        if self.weather.is_sly && has_voted && !self.is_closing() && self.dice.percent(30) {
-            self.crash(node, Duration::from_micros(100));
+        if self.weather.is_sly && has_voted {
+            self.betray(client, node);
         }
     }
 
@@ -253,7 +257,9 @@ impl World {
             Request::Bid(bid) => Reply::Ballot(store.acquire(now, bid)),
             Request::Raise(token, fence) => Reply::Owned(store.raise(now, key, token, *fence)),
             Request::Renew(lease) => Reply::Owned(store.renew(now, lease)),
-            Request::Heal(lease, fence, restart_delay) => Reply::Healed(store.heal(now, lease, *fence, *restart_delay)),
+            Request::Heal(lease, fence, restart_delay) => {
+                Reply::Healed(store.heal(now, lease, *fence, *restart_delay))
+            }
             Request::Release(token) => Reply::Owned(store.release(now, key, token, &|_| false).0),
         }
     }
@@ -263,9 +269,13 @@ impl World {
     }
 
     /// Whose key is on a node.
-    pub(super) fn holder(&mut self, node: usize) -> Option<Token> {
+    pub(super) fn owner(&mut self, node: usize) -> Option<Token> {
+        self.holder(node)?.token
+    }
+
+    fn holder(&mut self, node: usize) -> Option<Holder> {
         let now = self.time_at(node);
-        self.servers[node].store.holder(now, &self.key).and_then(|holder| holder.token)
+        self.servers[node].store.holder(now, &self.key)
     }
 
     /// Since when it is there.
@@ -323,6 +333,13 @@ impl World {
         self.brew(trouble);
     }
 
+    /// A client that has just won may stand still just then.
+    pub(super) fn stall(&mut self, client: usize) {
+        if self.dice.percent(self.weather.stalls) {
+            self.paused_until[client] = self.now + nanos(self.dice.between(self.ttl / 2, self.ttl * 2));
+        }
+    }
+
     fn pick(&mut self, of: usize) -> usize {
         usize::try_from(self.dice.below(of as u64)).unwrap_or_default()
     }
@@ -361,15 +378,47 @@ impl World {
         self.at(self.now + nanos(late), Event::Arrives(message));
     }
 
+    /// A node has just voted for a client. If a heal is held up for it of a lease that is about to lose its key on another
+    /// node, to which this client's bid is on its way: forgets the vote, and has the bid arrive when that key is gone.
+    fn betray(&mut self, client: usize, node: usize) {
+        let heal = |message: &Message| match &message.request {
+            Request::Heal(lease, ..) if message.node == node => Some(lease.token.clone()),
+            _ => None,
+        };
+        let healed: Vec<Token> = self.on_their_way(heal).map(|(_, token)| token).collect();
+        let bid = |message: &Message| {
+            (message.client == client && matches!(message.request, Request::Bid(_))).then_some(message.node)
+        };
+        let bids: Vec<_> = self.on_their_way(bid).collect();
+        for (at, other) in bids {
+            let Some(Holder { token: Some(token), remaining: Some(left), .. }) = self.holder(other) else { continue };
+            if left < self.ttl / 10 && healed.contains(&token) {
+                self.note(|| format!("node {node} betrays"));
+                self.crash(node, Duration::from_micros(100));
+                if let Some(bid) = self.events.remove(&at) {
+                    self.at(self.now + nanos(left + left / 100 + Duration::from_millis(1)), bid);
+                }
+            }
+        }
+    }
+
     /// The heals of this node that are held up arrive now.
     fn let_through(&mut self, node: usize) {
-        let is_held = |event: &Event| matches!(event, Event::Arrives(Message { node: at, request: Request::Heal(..), .. }) if *at == node);
-        let held: Vec<_> = self.events.iter().filter(|(_, event)| is_held(event)).map(|(&at, _)| at).collect();
-        for at in held {
+        let heal = |message: &Message| (message.node == node && matches!(message.request, Request::Heal(..))).then_some(());
+        let held_up: Vec<_> = self.on_their_way(heal).collect();
+        for (at, ()) in held_up {
             if let Some(heal) = self.events.remove(&at) {
                 self.at(self.now + 1_000, heal);
             }
         }
+    }
+
+    /// Some of the requests that have not arrived.
+    fn on_their_way<T>(&self, which: impl Fn(&Message) -> Option<T>) -> impl Iterator<Item = ((Real, u64), T)> {
+        self.events.iter().filter_map(move |(at, event)| match event {
+            Event::Arrives(message) => Some((*at, which(message)?)),
+            _ => None,
+        })
     }
 }
 
