@@ -60,7 +60,8 @@ impl Lease {
     /// Releases the lock, if this is the last lease of a re-entrant owner, and says whether it had been ours to the
     /// end. [`lost`](Self::lost) completes with [`LossReason::Released`](crate::LossReason::Released) as soon as this begins.
     ///
-    /// It takes at most one command time-out.
+    /// It takes at most one command time-out. Over a quorum a majority decides, and the others are seen to in the
+    /// background.
     ///
     /// # Errors
     ///
