@@ -370,7 +370,7 @@ impl World {
     fn hold_up(&mut self, message: Message) {
         let (client, healed) = (message.client, message.node);
         let others: Vec<usize> = (0..self.nodes()).filter(|node| *node != healed).collect();
-        if self.dice.percent(70) {
+        if self.dice.percent(90) {
             let node = others[self.pick(others.len())];
             self.cut_until[client][node] = self.now + nanos(self.ttl * 3 / 2);
         }
