@@ -61,7 +61,10 @@ pub(super) enum Stage {
     Held(Held),
     /// `MaxHold` has ended it, and the job has not noticed yet.
     HeldTooLong,
-    Releasing { parting: Parting, unconfirmed: Nodes },
+    Releasing {
+        parting: Parting,
+        unconfirmed: Nodes,
+    },
     Over,
 }
 
@@ -104,7 +107,9 @@ impl About {
 /// A timer of a client. Those of a session that is gone ring in vain.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Alarm {
-    Try { life: u32 },
+    Try {
+        life: u32,
+    },
     /// Nobody waits for the answer to this request any longer.
     Limit(u64),
     Resend(u64),
@@ -155,7 +160,7 @@ impl Client {
         }
         world.note(|| format!("client {} dies", self.me));
         let (tokens, life, clock) = (self.tokens, self.life + 1, self.clock);
-        *self = Self { tokens, life, clock, ..Self::new(self.me, world) };
+        *self = Self { clock, tokens, life, ..Self::new(self.me, world) };
         self.try_after(world, Duration::ZERO);
     }
 
@@ -411,6 +416,10 @@ fn counted_from(tally: &Tally, sent: Time, from: Time) -> Tally {
 impl Session {
     /// How long a vote is waited for: see `Quorum::limit`.
     fn limit(&self, world: &World) -> Duration {
-        if self.nodes.len() == 1 { world.command_timeout } else { world.command_timeout.min((self.ttl / 5).max(SHORTEST_LIMIT)) }
+        if self.nodes.len() == 1 {
+            world.command_timeout
+        } else {
+            world.command_timeout.min((self.ttl / 5).max(SHORTEST_LIMIT))
+        }
     }
 }

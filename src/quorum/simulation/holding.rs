@@ -19,10 +19,7 @@ use crate::{
         parted::{End, Parted, Parting},
         tally::{Denial, Nodes, Tally},
     },
-    watchdog::{
-        Answer, Core, Orders, Terms,
-        core::Phase,
-    },
+    watchdog::{Answer, Core, Orders, Terms, core::Phase},
 };
 
 /// A lease that acts on a timer of its own early, as `Shared::hold` has it do.
@@ -63,7 +60,8 @@ impl Client {
         let hint = dice.percent(30).then(|| dice.between(Duration::ZERO, session.ttl));
 
         let now = self.now(world);
-        world.note(|| format!("client {} has {} with {fence:?} until {:?}", self.me, session.id, core.believed_until()));
+        world
+            .note(|| format!("client {} has {} with {fence:?} until {:?}", self.me, session.id, core.believed_until()));
         let lease = world.history.acquired(world.now, fence);
         session.fence = Some(fence);
         session.stage = Stage::Held(Held { core, lease, seen: world.now, look_at: None });
@@ -223,7 +221,13 @@ impl Client {
     }
 
     /// The answer to what keeps a lease, or takes it away.
-    pub(super) fn heard(&mut self, world: &mut World, session: &mut Session, sent: &Sent, said: Result<Reply, Failure>) {
+    pub(super) fn heard(
+        &mut self,
+        world: &mut World,
+        session: &mut Session,
+        sent: &Sent,
+        said: Result<Reply, Failure>,
+    ) {
         let (now, node) = (self.now(world), sent.node);
         match (sent.about, said) {
             (About::Renew, said) => {
@@ -231,7 +235,7 @@ impl Client {
                 world.history.counts.renewed += usize::from(matches!(said, Ok(Ok(()))));
                 self.answer(world, session, node, sent.at, Answer::read(&said));
             }
-            (About::Heal, said) => self.healed(world, session, sent, said.map(Reply::healed)),
+            (About::Heal, said) => self.healed(world, session, sent, &said.map(Reply::healed)),
             (About::Release { is_last: false, .. }, Err(failure)) if !failure.is_refusal() => {
                 let again = About::Release { only_sending: !failure.may_have_happened(), is_last: true };
                 self.release(world, session, node, again);
@@ -247,16 +251,20 @@ impl Client {
                 }
                 session.nodes[node].open += 1;
                 let pause_after = (pause * 2).min(LONGEST_PAUSE);
-                self.wake(world, now + pause, Alarm::UndoAgain(session.id, node, Undoing { until, pause: pause_after }));
+                self.wake(
+                    world,
+                    now + pause,
+                    Alarm::UndoAgain(session.id, node, Undoing { until, pause: pause_after }),
+                );
             }
             (About::Undo(_) | About::Bid | About::Raise, _) => {}
         }
     }
 
-    fn healed(&mut self, world: &mut World, session: &mut Session, sent: &Sent, healed: Result<Healed, Failure>) {
+    fn healed(&mut self, world: &mut World, session: &mut Session, sent: &Sent, healed: &Result<Healed, Failure>) {
         let node = sent.node;
         if !matches!(session.stage, Stage::Held(_)) {
-            let may_be_there = match &healed {
+            let may_be_there = match healed {
                 Ok(healed) => *healed == Healed::Done,
                 Err(failure) => failure.may_have_happened(),
             };
@@ -273,7 +281,7 @@ impl Client {
             Ok(Healed::Taken) => self.answer(world, session, node, sent.at, Answer::Denied(Denial::Taken)),
             Ok(Healed::Recovering(left)) => {
                 world.history.counts.recovering += 1;
-                self.recovers_until[node] = self.now(world) + left;
+                self.recovers_until[node] = self.now(world) + *left;
             }
             Err(_) => {}
         }
