@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use self::{
-    chance::{Dice, nanos},
+    chance::{Dice, Real, nanos},
     client::Client,
     history::{Counts, Violation},
     weather::{Climate, Weather},
@@ -28,6 +28,7 @@ mod chance;
 mod client;
 mod history;
 mod holding;
+mod tests;
 mod weather;
 mod world;
 
@@ -64,18 +65,16 @@ struct Scene {
 struct Outcome {
     violations: Vec<Violation>,
     counts: Counts,
-    trace: Vec<String>,
+    /// When what happened, if that was asked for.
+    trace: Vec<(Real, String)>,
 }
 
 impl Scene {
-    fn run(self) -> Outcome {
-        self.play(false)
-    }
-
     fn play(self, is_traced: bool) -> Outcome {
         let mut dice = Dice::new(self.seed);
         let ttl = dice.between(Duration::from_secs(1), Duration::from_secs(3));
-        let restart_delay = Duration::from_secs(ttl.as_nanos().div_ceil(1_000_000_000) as u64 + 1);
+        // Whole seconds, and one more, for that is how servers count.
+        let restart_delay = Duration::from_secs(nanos(ttl).div_ceil(1_000_000_000) + 1);
         let mut weather = Weather::of(self.climate, &mut dice, ttl, restart_delay);
         if self.bug == Bug::ClocksTooFast {
             weather.gains = 10_000;
@@ -105,44 +104,6 @@ impl Scene {
             violations: world.history.violations(),
             counts: world.history.counts,
             trace: world.trace.unwrap_or_default(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn survey() {
-        let climates = [Climate::Calm, Climate::Mixed, Climate::Pausing, Climate::Forgetting, Climate::Sly];
-        let bugs = [Bug::None, Bug::NoSecondPhase, Bug::LateGrantStays, Bug::AmnesiacVotes, Bug::HealUnchecked, Bug::DeadlineFromRetry, Bug::DeadlineFromReply, Bug::ClocksTooFast];
-        let only = std::env::var("BUG").ok();
-        for bug in bugs {
-        if only.as_ref().is_some_and(|only| *only != format!("{bug:?}")) { continue }
-        for climate in climates {
-        if std::env::var("CLIMATE").is_ok_and(|only| only != format!("{climate:?}")) { continue }
-            for nodes in std::env::var("NODES").map_or(vec![1,3,5], |n| vec![n.parse().unwrap()]) {
-                let mut kinds = [0; 4];
-                let mut first = [u64::MAX; 4];
-                let seeds = std::env::var("SEEDS").map_or(20, |n| n.parse().unwrap());
-                for seed in 0..seeds {
-                    let outcome = Scene { seed, nodes, climate, bug }.play(true);
-                    if std::env::var("DBG").is_ok() {
-                        for (i, line) in outcome.trace.iter().enumerate() { if line.contains("betrays") { println!("seed {seed}"); for l in &outcome.trace[i.saturating_sub(12)..outcome.trace.len().min(i+25)] { println!("  {l}"); } } }
-                    }
-                    let mut has = [false; 4];
-                    for violation in outcome.violations {
-                        let kind = match violation { Violation::TwoHolders{..} => 0, Violation::FenceFell{..} => 1, Violation::Abandoned{..} => 2, Violation::Immortal{..} => 3 };
-                        has[kind] = true;
-                        first[kind] = first[kind].min(seed);
-                    }
-                    for k in 0..4 { kinds[k] += usize::from(has[k]); }
-                }
-                if kinds != [0; 4] { println!("{bug:?} {climate:?} {nodes}: holders {} fence {} abandoned {} immortal {} of {seeds}, first {first:?}", kinds[0], kinds[1], kinds[2], kinds[3]); }
-            }
-        }
-        println!("{bug:?} done");
         }
     }
 }

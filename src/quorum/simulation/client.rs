@@ -160,7 +160,7 @@ impl Client {
         }
         world.note(|| format!("client {} dies", self.me));
         let (tokens, life, clock) = (self.tokens, self.life + 1, self.clock);
-        *self = Self { tokens, life, clock, ..Self::new(self.me, world) };
+        *self = Self { clock, tokens, life, ..Self::new(self.me, world) };
         self.try_after(world, Duration::ZERO);
     }
 
@@ -416,6 +416,10 @@ fn counted_from(tally: &Tally, sent: Time, from: Time) -> Tally {
 impl Session {
     /// How long a vote is waited for: see `Quorum::limit`.
     fn limit(&self, world: &World) -> Duration {
-        if self.nodes.len() == 1 { world.command_timeout } else { world.command_timeout.min((self.ttl / 5).max(SHORTEST_LIMIT)) }
+        if self.nodes.len() == 1 {
+            world.command_timeout
+        } else {
+            world.command_timeout.min((self.ttl / 5).max(SHORTEST_LIMIT))
+        }
     }
 }

@@ -235,7 +235,7 @@ impl Client {
                 world.history.counts.renewed += usize::from(matches!(said, Ok(Ok(()))));
                 self.answer(world, session, node, sent.at, Answer::read(&said));
             }
-            (About::Heal, said) => self.healed(world, session, sent, said.map(Reply::healed)),
+            (About::Heal, said) => self.healed(world, session, sent, &said.map(Reply::healed)),
             (About::Release { is_last: false, .. }, Err(failure)) if !failure.is_refusal() => {
                 let again = About::Release { only_sending: !failure.may_have_happened(), is_last: true };
                 self.release(world, session, node, again);
@@ -261,10 +261,10 @@ impl Client {
         }
     }
 
-    fn healed(&mut self, world: &mut World, session: &mut Session, sent: &Sent, healed: Result<Healed, Failure>) {
+    fn healed(&mut self, world: &mut World, session: &mut Session, sent: &Sent, healed: &Result<Healed, Failure>) {
         let node = sent.node;
         if !matches!(session.stage, Stage::Held(_)) {
-            let may_be_there = match &healed {
+            let may_be_there = match healed {
                 Ok(healed) => *healed == Healed::Done,
                 Err(failure) => failure.may_have_happened(),
             };
@@ -281,7 +281,7 @@ impl Client {
             Ok(Healed::Taken) => self.answer(world, session, node, sent.at, Answer::Denied(Denial::Taken)),
             Ok(Healed::Recovering(left)) => {
                 world.history.counts.recovering += 1;
-                self.recovers_until[node] = self.now(world) + left;
+                self.recovers_until[node] = self.now(world) + *left;
             }
             Err(_) => {}
         }

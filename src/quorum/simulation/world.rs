@@ -42,7 +42,7 @@ pub(super) struct World {
     /// Until when a client's messages to and from a node are lost.
     cut_until: Vec<Vec<Real>>,
     /// What happened, for people, if anybody wants to read it.
-    pub(super) trace: Option<Vec<String>>,
+    pub(super) trace: Option<Vec<(Real, String)>>,
 }
 
 struct Server {
@@ -156,7 +156,7 @@ impl World {
     pub(super) fn note(&mut self, what: impl FnOnce() -> String) {
         let now = self.now;
         if let Some(trace) = &mut self.trace {
-            trace.push(format!("{:>9} µs  {}", now / 1_000, what()));
+            trace.push((now, what()));
         }
     }
 
@@ -257,9 +257,7 @@ impl World {
             Request::Bid(bid) => Reply::Ballot(store.acquire(now, bid)),
             Request::Raise(token, fence) => Reply::Owned(store.raise(now, key, token, *fence)),
             Request::Renew(lease) => Reply::Owned(store.renew(now, lease)),
-            Request::Heal(lease, fence, restart_delay) => {
-                Reply::Healed(store.heal(now, lease, *fence, *restart_delay))
-            }
+            Request::Heal(lease, fence, restart_delay) => Reply::Healed(store.heal(now, lease, *fence, *restart_delay)),
             Request::Release(token) => Reply::Owned(store.release(now, key, token, &|_| false).0),
         }
     }
@@ -404,7 +402,8 @@ impl World {
 
     /// The heals of this node that are held up arrive now.
     fn let_through(&mut self, node: usize) {
-        let heal = |message: &Message| (message.node == node && matches!(message.request, Request::Heal(..))).then_some(());
+        let heal =
+            |message: &Message| (message.node == node && matches!(message.request, Request::Heal(..))).then_some(());
         let held_up: Vec<_> = self.on_their_way(heal).collect();
         for (at, ()) in held_up {
             if let Some(heal) = self.events.remove(&at) {
