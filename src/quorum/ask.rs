@@ -30,16 +30,19 @@ impl Quorum {
             let silent = self.len() - held.len() - free.len();
             let is_over = left == 0 && silent <= self.len() - self.majority();
             match Camp::largest(&held) {
-                Some(Camp { holder, nodes })
-                    if nodes >= self.majority() || is_over && nodes + silent >= self.majority() =>
-                {
-                    return Ok(Some(Holder { remaining: self.lasts(&held, &holder), ..holder }));
+                Some(camp) if self.is_known(&camp, left) || is_over && camp.nodes + silent >= self.majority() => {
+                    return Ok(Some(Holder { remaining: self.lasts(&held, &camp.holder), ..camp.holder }));
                 }
                 _ if is_over || free.len() >= self.majority() => return Ok(None),
                 _ => {}
             }
         }
         Err(self.failure(&said, |_| NodeAnswer::Granted))
+    }
+
+    /// Whether this is the holder, and its fence, or as near to that as can be known without the `left` answers.
+    fn is_known(&self, camp: &Camp, left: usize) -> bool {
+        camp.nodes >= self.majority() && (left == 0 || camp.is_settled(self.majority()))
     }
 
     /// How long a majority of a holder's keys lives, or all that are known.
