@@ -109,6 +109,11 @@ impl Quorum {
             match outcome {
                 Ok(node) => match quorum.admit(at, node, limits.command).await {
                     Ok(()) => connected += 1,
+                    // A mistake in the urls. (Of a node that comes later its state tells.)
+                    Err(failure) if failure.is_refusal() => {
+                        let address = addresses.get(at).map_or_else(String::new, |address| format!(", {address}"));
+                        return Err(Error::config(format!("quorum[{at}]{address}: {failure}")));
+                    }
                     Err(failure) => outcomes.splice(at..=at, [Some(failure.into())]).for_each(drop),
                 },
                 // Nothing that time could mend.
@@ -119,17 +124,15 @@ impl Quorum {
         if connected < quorum.majority() {
             return Err(too_few(&quorum, &outcomes));
         }
-        for (at, error) in outcomes.into_iter().enumerate() {
-            if let (Some(error), Some(member), Some(place)) = (error, quorum.member(at), places.get(at)) {
-                tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
-                member.unreachable(error.to_string());
-                host.spawn_until_stopped(keep_trying(member.clone(), None, place.clone(), terms.clone()));
-            }
-        }
-        for (at, connecting) in std::mem::take(&mut coming.0) {
+        let coming = std::mem::take(&mut coming.0)
+            .into_iter()
+            .map(|(at, connecting)| (at, Some(connecting), Error::new(ErrorKind::Unavailable, "it does not answer")));
+        let failed = outcomes.into_iter().enumerate().filter_map(|(at, error)| Some((at, None, error?)));
+        for (at, connecting, error) in failed.chain(coming) {
             if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
-                member.unreachable("it does not answer".into());
-                host.spawn_until_stopped(keep_trying(member.clone(), Some(connecting), place.clone(), terms.clone()));
+                tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
+                member.not_there(&error);
+                host.spawn_until_stopped(keep_trying(member.clone(), connecting, place.clone(), terms.clone()));
             }
         }
         Ok(quorum)
@@ -173,7 +176,7 @@ async fn keep_trying(member: Arc<Member>, first: Option<Connecting>, place: Plac
                 member.arrived();
                 return;
             }
-            Err(error) => member.unreachable(error.to_string()),
+            Err(error) => member.not_there(&error),
         }
         terms.host.sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
