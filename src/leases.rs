@@ -267,7 +267,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent.
+    /// - [`ErrorKind::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, but for what it
+    ///   takes to find that two servers of a quorum are one, or that one of them is part of a cluster.
     /// - [`ErrorKind::Refused`]: the server turned us down, in its own words.
     /// - [`ErrorKind::Unavailable`]: it could not be reached for `connect_timeout`. Of a quorum a majority is enough, and
     ///   the others are connected to as they come; [`Error::votes`] says what each was like.

@@ -5,7 +5,8 @@ use crate::{fence::Fence, holder::Holder};
 /// The holder of the most nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Camp {
-    /// With the fence that a majority names; a node that the raise has not reached names another.
+    /// With its fence, if that is certain: a majority was raised to that at least, and a majority drew that at most
+    /// (rule 10). Of the others some drew more, too late, and some the raise has not reached.
     pub(crate) holder: Holder,
     pub(crate) nodes: usize,
 }
@@ -15,10 +16,13 @@ impl Camp {
     pub(crate) fn largest(held: &[Holder], majority: usize) -> Option<Self> {
         let like = |one: &Holder| held.iter().filter(|other| other.token == one.token).count();
         let most = held.iter().max_by_key(|holder| like(holder))?;
-        let fences: Vec<Fence> =
+        let mut fences: Vec<Fence> =
             held.iter().filter(|other| other.token == most.token).filter_map(|holder| holder.fence).collect();
-        let named = |fence: Fence| fences.iter().filter(|&&other| other == fence).count();
-        let fence = fences.iter().copied().find(|&fence| named(fence) >= majority);
+        fences.sort_unstable();
+        let at_least = |fence: Fence| fences.iter().filter(|&&other| other >= fence).count();
+        let at_most = |fence: Fence| fences.iter().filter(|&&other| other <= fence).count();
+        let is_certain = |fence: &Fence| at_least(*fence) >= majority && at_most(*fence) >= majority;
+        let fence = fences.iter().copied().find(is_certain);
         Some(Self { holder: Holder { fence, ..most.clone() }, nodes: like(most) })
     }
 }
@@ -33,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn most_nodes_make_the_holder_and_a_majority_its_fence() {
+    fn most_nodes_make_the_holder() {
         let (one, two) = (Token::draw("one:1"), Token::draw("two:2"));
         assert_eq!(Camp::largest(&[], 3), None);
         let mut nodes = vec![held(Some(&two), 90), held(Some(&one), 3), held(Some(&one), 9), held(Some(&one), 3)];
@@ -43,5 +47,19 @@ mod tests {
         assert_eq!(Camp::largest(&nodes, 3), Some(Camp { holder: held(Some(&one), 3), nodes: 4 }));
         let foreign = Camp::largest(&[held(None, 1), held(Some(&one), 3), held(None, 2)], 2);
         assert_eq!(foreign.map(|camp| (camp.holder.token, camp.nodes)), Some((None, 2)));
+    }
+
+    #[test]
+    fn its_fence_is_told_once_it_is_certain() {
+        let one = Token::draw("one:1");
+        let fence = |fences: &[u64]| {
+            let held: Vec<Holder> = fences.iter().map(|&fence| held(Some(&one), fence)).collect();
+            Camp::largest(&held, 2).unwrap().holder.fence.map(u64::from)
+        };
+        assert_eq!(fence(&[9, 4]), None, "the third decides");
+        assert_eq!(fence(&[9, 4, 4]), Some(4), "one drew more, too late");
+        assert_eq!(fence(&[9, 2, 9]), Some(9), "a raise has not reached one");
+        assert_eq!(fence(&[2, 9, 4]), Some(4), "both");
+        assert_eq!(fence(&[7, 7]), Some(7), "whatever the third says");
     }
 }

@@ -123,7 +123,7 @@ impl Quorum {
                 next = coming.next() => next,
                 () = &mut grace, if is_waiting => break,
             };
-            let outcome = outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| seat(member, arrival)));
+            let outcome = outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| seat(at, member, arrival)));
             match outcome {
                 Ok(()) => connected += 1,
                 // Nothing that time could mend.
@@ -137,14 +137,14 @@ impl Quorum {
         for (at, error) in outcomes.into_iter().enumerate() {
             if let (Some(error), Some(member), Some(place)) = (error, quorum.member(at), places.get(at)) {
                 tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
-                member.unreachable(error.to_string());
-                host.spawn_until_stopped(keep_trying(member.clone(), None, place.clone(), terms.clone()));
+                member.not_there(&error);
+                host.spawn_until_stopped(keep_trying(at, member.clone(), None, place.clone(), terms.clone()));
             }
         }
         for (at, connecting) in coming.take() {
             if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
-                member.unreachable("it does not answer".into());
-                host.spawn_until_stopped(keep_trying(member.clone(), Some(connecting), place.clone(), terms.clone()));
+                member.not_there(&Error::new(ErrorKind::Unavailable, "it does not answer"));
+                host.spawn_until_stopped(keep_trying(at, member.clone(), Some(connecting), place.clone(), terms.clone()));
             }
         }
         Ok(quorum)
@@ -153,23 +153,20 @@ impl Quorum {
 
 /// A connected node takes its seat, unless it may have none: two votes from one server, or a server that may forget
 /// without a restart, are a mistake in the urls.
-fn seat(member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
-    let address = member.address();
+fn seat(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
+    let turned_down = |why: &str| Error::config(format!("quorum[{at}], {}: {why}", member.address()));
     if !sign.is_alone {
-        return Err(Error::config(format!(
-            "the quorum's node {address} is part of a cluster, or a Sentinel, and may forget without a restart: name \
-             stand-alone servers"
-        )));
+        return Err(turned_down(
+            "it is part of a cluster, or a Sentinel, and may forget without a restart: name stand-alone servers",
+        ));
     }
-    member
-        .check_identity(&sign)
-        .map_err(|failure| Error::config(format!("the quorum's node {address} has no vote: {failure}")))?;
+    member.check_identity(&sign).map_err(|failure| turned_down(&failure.to_string()))?;
     member.note_time(&sign);
     member.install(node);
     Ok(())
 }
 
-async fn keep_trying(member: Arc<Member>, first: Option<Connecting<Arrival>>, place: Place, terms: Terms) {
+async fn keep_trying(at: usize, member: Arc<Member>, first: Option<Connecting<Arrival>>, place: Place, terms: Terms) {
     let mut pause = FIRST_PAUSE;
     let mut connecting = first;
     loop {
@@ -177,9 +174,9 @@ async fn keep_trying(member: Arc<Member>, first: Option<Connecting<Arrival>>, pl
             Some(first) => first.await,
             None => terms.arrive(&place).await,
         };
-        match outcome.and_then(|arrival| seat(&member, arrival)) {
+        match outcome.and_then(|arrival| seat(at, &member, arrival)) {
             Ok(()) => return member.arrived(),
-            Err(error) => member.unreachable(error.to_string()),
+            Err(error) => member.not_there(&error),
         }
         terms.host.sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, Semaphore};
 use super::roll::Roll;
 use crate::{
     clock::{Clock, Time, wall},
+    error::{Error, ErrorKind},
     keeper::Host,
     node::{Acquired, Answer, Ballot, Bid, Ear, Failure, Lane, Node, Sign},
     votes::{NodeState, NodeStatus},
@@ -189,10 +190,10 @@ impl Member {
         if let Some(other) = &state.same_as {
             return Err(Failure::refused(same_server(other)));
         }
-        let why = || state.unreachable.clone().unwrap_or_else(|| "no answer".into());
-        match node {
-            Some(node) if !self.is_silent.load(Ordering::Acquire) => Ok(node),
-            _ => Err(Failure::unavailable(why())),
+        match (node, &state.refused) {
+            (Some(node), _) if !self.is_silent.load(Ordering::Acquire) => Ok(node),
+            (None, Some(text)) => Err(Failure::refused(text)),
+            _ => Err(Failure::unavailable(state.unreachable.as_deref().unwrap_or("no answer"))),
         }
     }
 
@@ -274,8 +275,10 @@ impl Member {
     }
 
     /// It could not be connected to.
-    pub(super) fn unreachable(&self, reason: String) {
-        self.state.lock().unreachable = Some(reason);
+    pub(super) fn not_there(&self, error: &Error) {
+        let (text, is_refusal) = (error.to_string(), error.kind() == ErrorKind::Refused);
+        let mut state = self.state.lock();
+        (state.unreachable, state.refused) = if is_refusal { (None, Some(text)) } else { (Some(text), None) };
         self.is_troubled.store(true, Ordering::Release);
     }
 

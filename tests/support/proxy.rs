@@ -114,6 +114,11 @@ impl Proxy {
         self.port
     }
 
+    /// Has the connections that are made from now on go to another port of this machine: the address is somebody else's.
+    pub fn turn_to(&self, upstream: u16) {
+        self.shared.change(|state| state.turned_to = Some(SocketAddr::from(([127, 0, 0, 1], upstream))));
+    }
+
     /// Delivers every byte, in each direction, this much later than it came.
     pub fn delay(&self, each_way: Duration) {
         self.shared.change(|state| state.delay = each_way);
@@ -264,6 +269,7 @@ pub struct State {
     pub cut_done: u64,
     cut_wanted: u64,
     refuse: bool,
+    turned_to: Option<SocketAddr>,
     rules: Vec<Arc<Rule>>,
     record: Vec<Seen>,
     commands: usize,
@@ -351,6 +357,7 @@ async fn accept(shared: &Arc<Shared>, listener: std::net::TcpListener, upstream:
             _ = changes.changed() => {}
             accepted = listener.accept() => {
                 let Ok((client, _)) = accepted else { continue };
+                let upstream = shared.lock().turned_to.unwrap_or(upstream);
                 serve(shared, client, connection, upstream);
                 connection += 1;
             }

@@ -19,7 +19,10 @@ local function answer(reply)
   return reply
 end
 if delay then
-  local run_id, missing = may_vote(delay)
+  local run_id, missing, refused = may_vote(delay)
+  if refused then
+    return refused
+  end
   function answer(reply)
     reply[#reply + 1] = time[1] .. string.sub('00000' .. time[2], -6)
     reply[#reply + 1] = run_id

@@ -9,7 +9,10 @@
 -- Idempotent: a replay finds its own key, and extends it. The floor first, for it can be refused.
 local lock, fence, token, ttl, delay = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[4]
 
-local _, missing = may_vote(delay)
+local _, missing, refused = may_vote(delay)
+if refused then
+  return refused
+end
 if missing > 0 then
   return {2, missing}
 end
@@ -20,7 +23,7 @@ if value ~= false and value ~= token then
   end
   return value
 end
-local refused = lift(fence, ARGV[3])
+refused = lift(fence, ARGV[3])
 if refused then
   return refused
 end
