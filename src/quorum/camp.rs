@@ -1,11 +1,14 @@
 //! Who holds a lock on how many nodes: pure.
 
+use std::cmp::Reverse;
+
 use crate::{fence::Fence, holder::Holder};
 
 /// The holder of the most nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Camp {
-    /// With the fence that most of its nodes name: what a raise has not reached has another.
+    /// With the fence that most of its nodes name, or the smallest of those: a node that granted when the fence was settled
+    /// may have drawn a larger one, and keeps it, while one that drew a smaller one is raised.
     pub(crate) holder: Holder,
     pub(crate) nodes: usize,
 }
@@ -18,7 +21,7 @@ impl Camp {
         let fences: Vec<Fence> =
             held.iter().filter(|other| other.token == most.token).filter_map(|holder| holder.fence).collect();
         let named = |fence: Fence| fences.iter().filter(|&&other| other == fence).count();
-        let fence = fences.iter().copied().max_by_key(|&fence| (named(fence), fence));
+        let fence = fences.iter().copied().max_by_key(|&fence| (named(fence), Reverse(fence)));
         Some(Self { holder: Holder { fence, ..most.clone() }, nodes: like(most) })
     }
 }
@@ -44,6 +47,8 @@ mod tests {
             held(Some(&one), 3),
         ]);
         assert_eq!(camp, Some(Camp { holder: held(Some(&one), 3), nodes: 3 }));
+        let one_drew_more = Camp::largest(&[held(Some(&one), 9), held(Some(&one), 3)]);
+        assert_eq!(one_drew_more, Some(Camp { holder: held(Some(&one), 3), nodes: 2 }));
         let foreign = Camp::largest(&[held(None, 1), held(Some(&one), 3), held(None, 2)]);
         assert_eq!(foreign.map(|camp| (camp.holder.token, camp.nodes)), Some((None, 2)));
     }
