@@ -186,7 +186,9 @@ async fn f15_flushed_minority_is_healed() {
         for lease in &held {
             is_healed(&scene, lease, flushed, SIGNAL).await;
         }
-        calm.into_iter().for_each(|calm| calm.lasted(&scene.lag));
+        for calm in calm {
+            calm.lasted(&scene.lag);
+        }
         for lease in held {
             lease.release().await.expect("it was ours to the end");
         }

@@ -43,8 +43,12 @@ fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
 }
 
 fn restart_empty(nodes: &[Node]) {
-    nodes.iter().for_each(|node| node.server.kill());
-    nodes.iter().for_each(|node| node.server.restart());
+    for node in nodes {
+        node.server.kill();
+    }
+    for node in nodes {
+        node.server.restart();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,7 +98,9 @@ async fn vanish(nodes: &[Node]) -> Instant {
     let renewals = on_each(nodes, RENEW, Action::DropRequest);
     let last = Instant::now();
     all_hit(&renewals, "a renewal is due").await;
-    nodes.iter().for_each(|node| node.proxy.black_hole(true));
+    for node in nodes {
+        node.proxy.black_hole(true);
+    }
     last
 }
 

@@ -59,6 +59,12 @@ impl Shared {
                 for (node, vote) in round.votes.take() {
                     self.stragglers.hear(self.clone().straggle(hold.clone(), node, lane, sent, vote));
                 }
+                for (_, raise) in round.raises.take() {
+                    // One more that keeps the floor, as there; it may not have been sent yet.
+                    self.stragglers.hear(async move {
+                        let _raised = raise.await;
+                    });
+                }
                 Outcome::Won(hold, signal)
             }
             Verdict::Busy { holder, needs, watched } => Outcome::Busy { holder, needs, watched },

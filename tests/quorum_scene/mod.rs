@@ -233,12 +233,16 @@ pub async fn all_hit(rules: &[RuleHandle], what: &str) {
 /// when they went on.
 pub fn at_once(nodes: &[Node], command: &[&str]) -> Instant {
     let mut wires: Vec<Wire> = nodes.iter().map(|node| node.server.wire()).collect();
-    nodes.iter().for_each(|node| node.server.stop());
+    for node in nodes {
+        node.server.stop();
+    }
     for wire in &mut wires {
         wire.send(command).expect("the server's socket takes it");
     }
     let went_on = Instant::now();
-    nodes.iter().for_each(|node| node.server.cont());
+    for node in nodes {
+        node.server.cont();
+    }
     for wire in &mut wires {
         let reply = wire.reply().expect("the server answers");
         assert!(reply.error().is_none(), "{command:?}: {reply:?}");
@@ -248,9 +252,9 @@ pub fn at_once(nodes: &[Node], command: &[&str]) -> Instant {
 
 /// Has each node draw another fence, the first node the largest: they are an hour ahead of any clock.
 pub fn floors_apart(nodes: &[Node]) {
-    let hour_ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3_600);
-    for (at, node) in nodes.iter().enumerate() {
-        let floor = hour_ahead - Duration::from_secs(at as u64);
+    let ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3_600);
+    for (node, lower) in nodes.iter().zip(0..) {
+        let floor = ahead.saturating_sub(Duration::from_secs(lower));
         node.server.wire().must(&["SET", FENCE, &floor.as_micros().to_string(), "PX", "86400000"]);
     }
 }
