@@ -123,7 +123,8 @@ impl Quorum {
                 next = coming.next() => next,
                 () = &mut grace, if is_waiting => break,
             };
-            let outcome = outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| seat(at, member, arrival)));
+            let outcome =
+                outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| seat(at, member, arrival)));
             match outcome {
                 Ok(()) => connected += 1,
                 // Nothing that time could mend.
@@ -144,7 +145,13 @@ impl Quorum {
         for (at, connecting) in coming.take() {
             if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
                 member.not_there(&Error::new(ErrorKind::Unavailable, "it does not answer"));
-                host.spawn_until_stopped(keep_trying(at, member.clone(), Some(connecting), place.clone(), terms.clone()));
+                host.spawn_until_stopped(keep_trying(
+                    at,
+                    member.clone(),
+                    Some(connecting),
+                    place.clone(),
+                    terms.clone(),
+                ));
             }
         }
         Ok(quorum)
