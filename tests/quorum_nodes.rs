@@ -245,6 +245,8 @@ async fn a_node_that_becomes_another_one_loses_its_vote() {
     urls[2] = proxy.url();
     let leases = build(urls).await;
     leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+    // What it said before is not heard after what it says then.
+    eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
     proxy.turn_to(nodes[0].port());
     proxy.cut();
     nodes[1].stop();
