@@ -245,6 +245,8 @@ async fn a_node_that_becomes_another_one_loses_its_vote() {
     urls[2] = proxy.url();
     let leases = build(urls).await;
     leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+    // What it said before is not heard after what it says then.
+    eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
     proxy.turn_to(nodes[0].port());
     proxy.cut();
     nodes[1].stop();
@@ -380,7 +382,7 @@ async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
         other => panic!("all may have forgotten, and it says {other:?}"),
     }
     let lease = within(HANGS, "they vote", leases.lock(NAME).acquire()).await.expect("it waits for them");
-    assert!(before.elapsed() >= DELAY - SECOND, "they voted after {:?}", before.elapsed());
+    assert!(before.elapsed() + SECOND >= DELAY, "they voted after {:?}", before.elapsed());
     assert!(up.elapsed() <= DELAY + SECOND + PROMPT + lag.worst(), "they voted after {:?} only", up.elapsed());
     lease.release().await.expect("it was ours");
 }
