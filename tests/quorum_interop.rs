@@ -18,7 +18,7 @@ use std::{
 };
 
 use leasehold::AcquireError;
-use quorum_scene::{Calm, HANGS, LONG, MEDIUM, NAME, SIGNAL, Scene, builder, built};
+use quorum_scene::{Calm, HANGS, LONG, MEDIUM, NAME, SIGNAL, Scene, builder, built, in_vain};
 use support::{Wire, eventually_async, within};
 
 const COMPARE_AND_DELETE: &str =
@@ -61,8 +61,8 @@ async fn a_classic_holder_keeps_us_out_until_it_releases() {
         assert!(classic.acquire(LONG));
 
         assert!(scene.leases.lock(NAME).try_acquire().await.expect("the nodes are well").is_none());
-        let waited = scene.leases.lock(NAME).acquire_within(Duration::from_millis(100)).await;
-        let Err(AcquireError::TimedOut { holder, .. }) = waited else { panic!("somebody holds it: {waited:?}") };
+        let error = in_vain(&scene.leases.lock(NAME), Duration::from_millis(100)).await;
+        let AcquireError::TimedOut { holder, .. } = error else { panic!("{error}") };
         assert_eq!((holder.label(), holder.fence()), (None, None));
         assert!(holder.remaining().is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");
         let holder = scene.leases.lock(NAME).holder().await.expect("the nodes are well").expect("somebody holds it");
@@ -134,8 +134,8 @@ async fn a_classic_majority_is_enough_and_what_we_took_of_the_rest_is_given_back
     for _ in 0..10 {
         assert!(scene.leases.lock(NAME).ttl(LONG).try_acquire().await.expect("the nodes are well").is_none());
     }
-    let waited = scene.leases.lock(NAME).ttl(LONG).acquire_within(Duration::from_millis(100)).await;
-    let Err(AcquireError::TimedOut { holder, .. }) = waited else { panic!("somebody holds it: {waited:?}") };
+    let error = in_vain(&scene.leases.lock(NAME).ttl(LONG), Duration::from_millis(100)).await;
+    let AcquireError::TimedOut { holder, .. } = error else { panic!("{error}") };
     assert_eq!(holder.label(), None);
     let theirs = Some("classic".to_owned());
     eventually_async(HANGS, "what was granted is undone", || {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use leasehold::{AcquireError, Lease, Leases};
-use quorum_scene::{COMMAND, Calm, FENCE, HANGS, LONG, MEDIUM, NAME, Node, SIGNAL, Scene, builder, built};
+use quorum_scene::{COMMAND, Calm, FENCE, HANGS, LONG, MEDIUM, NAME, Node, SIGNAL, Scene, builder, built, in_vain};
 use support::{Child, Part, Wire, eventually_async, within};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
@@ -304,10 +304,9 @@ async fn who_waited_in_vain_is_told_for_whom() {
         })
         .await;
         for limit in [Duration::ZERO, Duration::from_millis(120)] {
-            let waited = scene.leases.lock(NAME).acquire_within(limit).await;
-            let Err(error @ AcquireError::TimedOut { .. }) = waited else { panic!("it is held: {waited:?}") };
+            let error = in_vain(&scene.leases.lock(NAME), limit).await;
             assert!(error.to_string().contains("the-holder:7"), "{error}");
-            let AcquireError::TimedOut { name, waited, holder, .. } = error else { unreachable!() };
+            let AcquireError::TimedOut { name, waited, holder, .. } = error else { panic!("{error}") };
             assert_eq!((&*name, holder.label()), (NAME, Some("the-holder:7")));
             assert_eq!(holder.fence(), Some(lease.fence()));
             assert!(holder.remaining().is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use leasehold::{Builder, Lease, LeaseHandle, Leases, Lost, RenewError, Status};
+use leasehold::{AcquireError, Builder, Lease, LeaseHandle, Leases, Lock, Lost, RenewError, Status};
 
 use crate::support::{
     Action, Lag, Match, Proxy, RuleHandle, Server, Wire, eventually_async,
@@ -270,6 +270,21 @@ pub async fn is_ours(lease: &Lease) {
         }
     };
     within(HANGS, "a renewal by hand", renewed).await.expect("it is ours");
+}
+
+/// Waits in vain for the lock. A busy machine may leave the last look, which is a short one, without an answer: then once
+/// more.
+pub async fn in_vain(lock: &Lock, limit: Duration) -> AcquireError {
+    let waits = async {
+        loop {
+            match lock.acquire_within(limit).await {
+                Err(AcquireError::Unavailable(_)) => {}
+                Err(error) => return error,
+                Ok(lease) => panic!("somebody holds it, and we have {lease:?}"),
+            }
+        }
+    };
+    within(HANGS, "a wait that ends with an answer", waits).await
 }
 
 /// A machine that stalls for so long may put any lease at risk.
