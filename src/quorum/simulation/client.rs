@@ -240,7 +240,7 @@ impl Client {
         let mut session = Session {
             id,
             token: Token::parse(&token).unwrap(),
-            ttl: world.dice.between(world.ttl / 2, world.ttl),
+            ttl: if world.dice.percent(50) { world.ttl } else { world.dice.between(world.ttl / 2, world.ttl) },
             sent: now,
             resent: None,
             fence: None,
@@ -267,6 +267,7 @@ impl Client {
         let restart_delay = if world.bug == Bug::AmnesiacVotes { Duration::ZERO } else { world.restart_delay };
         let proposal = match (world.nodes(), world.bug) {
             (1, _) | (_, Bug::NoSecondPhase) => None,
+            _ if !world.weather.proposes => None,
             _ => self.roll.proposal(session.sent),
         };
         let voting = Some(Voting { restart_delay, proposal });

@@ -41,6 +41,8 @@ pub(super) struct World {
     paused_until: Vec<Real>,
     /// Until when a client's messages to and from a node are lost.
     cut_until: Vec<Vec<Real>>,
+    /// Until when nothing is lost or slow, for what was arranged to take its course.
+    lull_until: Real,
     /// What happened, for people, if anybody wants to read it.
     pub(super) trace: Option<Vec<(Real, String)>>,
 }
@@ -137,6 +139,7 @@ impl World {
             servers,
             paused_until: vec![0; clients],
             cut_until: vec![vec![0; nodes]; clients],
+            lull_until: 0,
             trace: None,
         };
         for trouble in [Trouble::Crash, Trouble::Pause, Trouble::Cut, Trouble::Death] {
@@ -199,7 +202,7 @@ impl World {
         for _ in 0..copies {
             if self.passes(client, node) {
                 is_lost = false;
-                let at = self.now + self.weather.delay(&mut self.dice);
+                let at = self.now + self.delay();
                 self.at(at, Event::Arrives(message.clone()));
             }
         }
@@ -210,7 +213,16 @@ impl World {
     }
 
     fn passes(&mut self, client: usize, node: usize) -> bool {
-        self.cut_until[client][node] <= self.now && !self.dice.percent(self.weather.lost)
+        let is_lost = self.dice.percent(self.weather.lost) && self.now >= self.lull_until;
+        self.cut_until[client][node] <= self.now && !is_lost
+    }
+
+    /// How long a message takes.
+    fn delay(&mut self) -> Real {
+        let usual = self.dice.between(Duration::from_micros(50), Duration::from_millis(1));
+        let is_slow = self.dice.percent(self.weather.slow) && self.now >= self.lull_until;
+        let more = if is_slow { self.dice.between(Duration::ZERO, self.weather.slowest) } else { Duration::ZERO };
+        nanos(usual + more)
     }
 
     /// The client hears of it at once, or finds out by waiting.
@@ -221,7 +233,7 @@ impl World {
     }
 
     fn answer(&mut self, client: usize, request: u64, said: Result<Reply, Failure>) {
-        let at = self.now + self.weather.delay(&mut self.dice);
+        let at = self.now + self.delay();
         self.at(at, Event::Answered { client, request, said, executed: self.now });
     }
 
@@ -251,8 +263,12 @@ impl World {
     }
 
     fn execute(&mut self, node: usize, request: &Request) -> Reply {
+        let owner = self.owner(node);
         let (now, key) = (self.time_at(node), &self.key);
         let store = &mut self.servers[node].store;
+        if let (Request::Heal(..), Bug::HealTakesAway, Some(owner)) = (request, self.bug, owner) {
+            let _gone = store.release(now, key, &owner, &|_| false);
+        }
         match request {
             Request::Bid(bid) => Reply::Ballot(store.acquire(now, bid)),
             Request::Raise(token, fence) => Reply::Owned(store.raise(now, key, token, *fence)),
@@ -354,9 +370,9 @@ impl World {
         self.at(self.now + nanos(down), Event::Restarts(node));
     }
 
-    /// It remembers nothing.
+    /// It remembers nothing. How long it is up a server reckons from whole seconds, and so by up to one too long.
     pub(super) fn restart(&mut self, node: usize) {
-        let now = self.time_at(node);
+        let now = self.time_at(node) / 1_000_000 * 1_000_000;
         let server = &mut self.servers[node];
         (server.store, server.is_down) = (Store::started(now), false);
         if self.weather.is_sly {
@@ -390,9 +406,13 @@ impl World {
         let bids: Vec<_> = self.on_their_way(bid).collect();
         for (at, other) in bids {
             let Some(Holder { token: Some(token), remaining: Some(left), .. }) = self.holder(other) else { continue };
-            if left < self.ttl / 10 && healed.contains(&token) {
-                self.note(|| format!("node {node} betrays"));
-                self.crash(node, Duration::from_micros(100));
+            if left < self.ttl / 7 && healed.contains(&token) {
+                self.lull_until = self.now + nanos(self.ttl / 5);
+                if self.dice.percent(50) {
+                    self.crash(node, Duration::from_micros(100));
+                } else {
+                    self.let_through(node);
+                }
                 if let Some(bid) = self.events.remove(&at) {
                     self.at(self.now + nanos(left + left / 100 + Duration::from_millis(1)), bid);
                 }
