@@ -78,8 +78,8 @@ fn the_worst_moments_do_no_harm() {
 }
 
 proptest! {
-    // A seed does not get simpler when it gets smaller.
-    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
+    // A seed does not get simpler when it gets smaller. PROPTEST_CASES asks for more of them.
+    #![proptest_config(ProptestConfig { max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn no_seed_breaks_a_rule(
@@ -109,8 +109,8 @@ fn two_holders(violation: &Violation) -> bool {
 #[test]
 fn without_the_second_phase_fences_fall() {
     let fell = |violation: &Violation| matches!(violation, Violation::FenceFell { .. });
-    is_found(Bug::NoSecondPhase, (3, Climate::Mixed), 200, fell);
-    is_found(Bug::NoSecondPhase, (5, Climate::Mixed), 200, fell);
+    is_found(Bug::NoSecondPhase, (3, Climate::Leaky), 100, fell);
+    is_found(Bug::NoSecondPhase, (5, Climate::Leaky), 100, fell);
 }
 
 #[test]
@@ -129,12 +129,22 @@ fn a_node_that_votes_before_its_time_gives_two_holders() {
 
 #[test]
 fn a_key_brought_back_before_the_nodes_time_gives_two_holders() {
-    is_found(Bug::HealUnchecked, (3, Climate::Sly), 600, two_holders);
+    is_found(Bug::HealUnchecked, (3, Climate::Sly), 800, two_holders);
+}
+
+#[test]
+fn a_key_brought_back_over_somebody_elses_gives_two_holders() {
+    is_found(Bug::HealTakesAway, (3, Climate::Sly), 800, two_holders);
+}
+
+#[test]
+fn a_restart_delay_without_the_second_more_gives_two_holders() {
+    is_found(Bug::DelayTooShort, (1, Climate::Forgetting), 600, two_holders);
 }
 
 #[test]
 fn a_deadline_that_counts_from_a_second_sending_gives_two_holders() {
-    is_found(Bug::DeadlineFromRetry, (3, Climate::Pausing), 200, two_holders);
+    is_found(Bug::DeadlineFromRetry, (3, Climate::Pausing), 300, two_holders);
 }
 
 #[test]
@@ -146,65 +156,4 @@ fn a_deadline_that_counts_from_the_reply_gives_two_holders() {
 #[test]
 fn clocks_that_differ_by_more_than_a_ttl_allows_for_give_two_holders() {
     is_found(Bug::ClocksTooFast, (1, Climate::Pausing), 200, two_holders);
-}
-
-#[test]
-#[ignore = "temporary"]
-fn survey() {
-    let climates = [Climate::Calm, Climate::Mixed, Climate::Leaky, Climate::Pausing, Climate::Forgetting, Climate::Sly];
-    let bugs = [
-        Bug::None,
-        Bug::NoSecondPhase,
-        Bug::LateGrantStays,
-        Bug::AmnesiacVotes,
-        Bug::HealUnchecked,
-        Bug::HealTakesAway,
-        Bug::DelayTooShort,
-        Bug::DeadlineFromRetry,
-        Bug::DeadlineFromReply,
-        Bug::ClocksTooFast,
-    ];
-    let var = |name: &str| std::env::var(name).ok();
-    let seeds: u64 = var("SEEDS").map_or(20, |n| n.parse().unwrap());
-    let from: u64 = var("FROM").map_or(0, |n| n.parse().unwrap());
-    for bug in bugs {
-        if var("BUG").is_some_and(|only| only != format!("{bug:?}")) {
-            continue;
-        }
-        for climate in climates {
-            if var("CLIMATE").is_some_and(|only| only != format!("{climate:?}")) {
-                continue;
-            }
-            for nodes in [1, 3, 5] {
-                let mut kinds = [0; 4];
-                let mut first = [None; 4];
-                let mut counts = Counts::default();
-                for seed in from..from + seeds {
-                    let outcome = Scene { seed, nodes, climate, bug }.play(false);
-                    counts += outcome.counts;
-                    let mut has = [false; 4];
-                    for violation in outcome.violations {
-                        let kind = match violation {
-                            Violation::TwoHolders { .. } => 0,
-                            Violation::FenceFell { .. } => 1,
-                            Violation::Abandoned { .. } => 2,
-                            Violation::Immortal { .. } => 3,
-                        };
-                        has[kind] = true;
-                        first[kind].get_or_insert(seed);
-                    }
-                    for k in 0..4 {
-                        kinds[k] += usize::from(has[k]);
-                    }
-                }
-                if kinds != [0; 4] || bug == Bug::None {
-                    println!(
-                        "{bug:?} {climate:?} {nodes}: holders {} fence {} abandoned {} immortal {} of {seeds}, first {first:?} acquired {} raised {}",
-                        kinds[0], kinds[1], kinds[2], kinds[3], counts.acquired, counts.raised
-                    );
-                }
-            }
-        }
-        println!("{bug:?} done");
-    }
 }

@@ -408,7 +408,7 @@ impl World {
             let Some(Holder { token: Some(token), remaining: Some(left), .. }) = self.holder(other) else { continue };
             if left < self.ttl / 7 && healed.contains(&token) {
                 self.lull_until = self.now + nanos(self.ttl / 5);
-                if self.dice.percent(50) {
+                if self.dice.percent(70) {
                     self.crash(node, Duration::from_micros(100));
                 } else {
                     self.let_through(node);
