@@ -28,6 +28,7 @@ mod chance;
 mod client;
 mod history;
 mod holding;
+mod session;
 mod tests;
 mod weather;
 mod world;

@@ -37,7 +37,7 @@ fn many(climate: Climate, seeds: u64) -> [Counts; 3] {
 #[test]
 fn on_a_calm_day_leases_are_won_and_renewed_and_none_is_lost() {
     for counts in many(Climate::Calm, 10) {
-        assert!(counts.acquired >= 80 && counts.released >= 50 && counts.renewed >= 80, "{counts:?}");
+        assert!(counts.acquired >= 60 && counts.released >= 30 && counts.renewed >= 100, "{counts:?}");
         assert_eq!((counts.lost, counts.recovering), (0, 0), "{counts:?}");
     }
 }
@@ -52,28 +52,28 @@ fn whatever_befalls_them_no_two_hold_and_fences_grow() {
 #[test]
 fn with_messages_lost_and_clocks_apart_fences_grow() {
     for counts in many(Climate::Leaky, 12) {
-        assert!(counts.acquired >= 50 && counts.undone >= 50, "{counts:?}");
+        assert!(counts.acquired >= 25 && counts.undone >= 100, "{counts:?}");
     }
 }
 
 #[test]
 fn who_stands_still_past_the_deadline_does_not_believe_any_longer() {
     for counts in many(Climate::Pausing, 16) {
-        assert!(counts.acquired >= 50 && counts.lost >= 10, "{counts:?}");
+        assert!(counts.acquired >= 45 && counts.lost >= 20, "{counts:?}");
     }
 }
 
 #[test]
 fn a_node_that_forgot_stays_out() {
     for counts in many(Climate::Forgetting, 12) {
-        assert!(counts.acquired >= 8 && counts.lost >= 4 && counts.recovering >= 50, "{counts:?}");
+        assert!(counts.acquired >= 7 && counts.lost >= 2 && counts.recovering >= 100, "{counts:?}");
     }
 }
 
 #[test]
 fn the_worst_moments_do_no_harm() {
     for counts in many(Climate::Sly, 12) {
-        assert!(counts.acquired >= 20 && counts.renewed >= 30, "{counts:?}");
+        assert!(counts.acquired >= 15 && counts.renewed >= 100, "{counts:?}");
     }
 }
 
