@@ -28,6 +28,7 @@ mod chance;
 mod client;
 mod history;
 mod holding;
+mod session;
 mod tests;
 mod weather;
 mod world;
@@ -46,6 +47,10 @@ enum Bug {
     AmnesiacVotes,
     /// A node has its key brought back as soon as it is up.
     HealUnchecked,
+    /// A node has its key brought back though it is somebody else's by now.
+    HealTakesAway,
+    /// The restart delay is the TTL rounded up, without the second more.
+    DelayTooShort,
     /// A bid is sent again, and its lease counted from there.
     DeadlineFromRetry,
     /// A lease is counted from the answers.
@@ -72,9 +77,11 @@ struct Outcome {
 impl Scene {
     fn play(self, is_traced: bool) -> Outcome {
         let mut dice = Dice::new(self.seed);
-        let ttl = dice.between(Duration::from_secs(1), Duration::from_secs(3));
+        let any = dice.between(Duration::from_secs(1), Duration::from_secs(3));
+        let ttl = if dice.percent(50) { any } else { Duration::from_secs(any.as_secs()) };
         // Whole seconds, and one more, for that is how servers count.
-        let restart_delay = Duration::from_secs(nanos(ttl).div_ceil(1_000_000_000) + 1);
+        let more = u64::from(self.bug != Bug::DelayTooShort);
+        let restart_delay = Duration::from_secs(nanos(ttl).div_ceil(1_000_000_000) + more);
         let mut weather = Weather::of(self.climate, &mut dice, ttl, restart_delay);
         if self.bug == Bug::ClocksTooFast {
             weather.gains = 10_000;

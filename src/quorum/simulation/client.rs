@@ -8,19 +8,16 @@ use uuid::Uuid;
 use super::{
     Bug,
     chance::{Real, Skewed, nanos},
-    holding::{Held, Undoing},
+    session::{About, Alarm, OnNode, Sent, Session, Stage},
     world::{Event, Reply, Request, World},
 };
 use crate::{
     attempt::{Attempt, Step, Verdict, late},
     clock::Time,
-    fence::Fence,
     node::{Acquired, Ballot, Bid, Failure, Voting},
     quorum::{
-        SHORTEST_LIMIT,
-        parted::Parting,
         roll::Roll,
-        tally::{Denial, Nodes, Tally},
+        tally::{Denial, Tally},
     },
     token::Token,
     wait::{Backoff, Look},
@@ -41,83 +38,6 @@ pub(super) struct Client {
     tokens: u64,
     /// Which process of this client it is.
     life: u32,
-}
-
-/// One token, from its drawing until no node can have it any more.
-pub(super) struct Session {
-    pub(super) id: u64,
-    pub(super) token: Token,
-    pub(super) ttl: Duration,
-    sent: Time,
-    resent: Option<Time>,
-    /// The fence of the lease that it became.
-    pub(super) fence: Option<Fence>,
-    pub(super) stage: Stage,
-    pub(super) nodes: Vec<OnNode>,
-}
-
-pub(super) enum Stage {
-    Attempting(Attempt),
-    Held(Held),
-    /// `MaxHold` has ended it, and the job has not noticed yet.
-    HeldTooLong,
-    Releasing {
-        parting: Parting,
-        unconfirmed: Nodes,
-    },
-    Over,
-}
-
-/// What a session has to do with a node.
-#[derive(Default, Clone)]
-pub(super) struct OnNode {
-    /// How much is under way that may put the token there, or is to take it away.
-    pub(super) open: u32,
-    /// When the node executed the newest of that which it has answered.
-    pub(super) heard: Real,
-    /// It is left to expire.
-    pub(super) is_given_up: bool,
-}
-
-/// A request that was sent.
-pub(super) struct Sent {
-    pub(super) session: u64,
-    pub(super) node: usize,
-    pub(super) at: Time,
-    pub(super) about: About,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) enum About {
-    Bid,
-    Raise,
-    Renew,
-    Heal,
-    Release { only_sending: bool, is_last: bool },
-    Undo(Undoing),
-}
-
-impl About {
-    /// Whether it may put the token on the node, or take it off.
-    pub(super) fn counts(self) -> bool {
-        !matches!(self, Self::Raise | Self::Renew)
-    }
-}
-
-/// A timer of a client. Those of a session that is gone ring in vain.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Alarm {
-    Try {
-        life: u32,
-    },
-    /// Nobody waits for the answer to this request any longer.
-    Limit(u64),
-    Resend(u64),
-    GiveUp(u64),
-    Look(u64, Real),
-    Hint(u64),
-    LetGo(u64),
-    UndoAgain(u64, usize, Undoing),
 }
 
 impl Client {
@@ -240,7 +160,7 @@ impl Client {
         let mut session = Session {
             id,
             token: Token::parse(&token).unwrap(),
-            ttl: world.dice.between(world.ttl / 2, world.ttl),
+            ttl: if world.dice.percent(50) { world.ttl } else { world.dice.between(world.ttl / 2, world.ttl) },
             sent: now,
             resent: None,
             fence: None,
@@ -267,6 +187,7 @@ impl Client {
         let restart_delay = if world.bug == Bug::AmnesiacVotes { Duration::ZERO } else { world.restart_delay };
         let proposal = match (world.nodes(), world.bug) {
             (1, _) | (_, Bug::NoSecondPhase) => None,
+            _ if !world.weather.proposes => None,
             _ => self.roll.proposal(session.sent),
         };
         let voting = Some(Voting { restart_delay, proposal });
@@ -411,15 +332,4 @@ fn counted_from(tally: &Tally, sent: Time, from: Time) -> Tally {
         other.confirm(node, from);
     }
     other
-}
-
-impl Session {
-    /// How long a vote is waited for: see `Quorum::limit`.
-    fn limit(&self, world: &World) -> Duration {
-        if self.nodes.len() == 1 {
-            world.command_timeout
-        } else {
-            world.command_timeout.min((self.ttl / 5).max(SHORTEST_LIMIT))
-        }
-    }
 }

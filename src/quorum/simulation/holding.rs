@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::{
     Bug,
-    chance::{Real, Skewed},
-    client::{About, Alarm, Client, Sent, Session, Stage},
-    history::Violation,
+    chance::Real,
+    client::Client,
+    session::{About, Alarm, Sent, Session, Stage},
     world::{Reply, Request, World},
 };
 use crate::{
@@ -31,11 +31,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A lease that is held.
 pub(super) struct Held {
-    core: Core,
+    pub(super) core: Core,
     /// Its number in the history.
-    lease: usize,
+    pub(super) lease: usize,
     /// Until when its belief is in the history.
-    seen: Real,
+    pub(super) seen: Real,
     /// When the next look is planned.
     look_at: Option<Real>,
 }
@@ -285,32 +285,6 @@ impl Client {
             }
             Err(_) => {}
         }
-    }
-}
-
-impl Session {
-    /// Writes down for how long the client has believed in its lease since the last time.
-    pub(super) fn witness(&mut self, clock: Skewed, world: &mut World) {
-        if let Stage::Held(held) = &mut self.stage {
-            let until = clock.when(held.core.believed_until()).min(world.now);
-            world.history.believed(held.lease, held.seen, until);
-            held.seen = world.now;
-        }
-    }
-
-    /// Whether nothing is under way any more that may put the token anywhere, and what was there is taken away.
-    pub(super) fn is_settled(&self, world: &mut World) -> bool {
-        if !matches!(self.stage, Stage::Over) {
-            return false;
-        }
-        for (node, on) in self.nodes.iter().enumerate().filter(|(_, on)| on.open == 0 && !on.is_given_up) {
-            // What has arrived since the node's last word is gone within a TTL, and cannot be helped.
-            if world.owner(node).as_ref() == Some(&self.token) && world.appeared(node) <= on.heard {
-                world.note(|| format!("{} is left on node {node}", self.id));
-                world.history.saw(Violation::Abandoned { at: world.now });
-            }
-        }
-        self.nodes.iter().all(|on| on.open == 0)
     }
 }
 

@@ -37,7 +37,7 @@ fn many(climate: Climate, seeds: u64) -> [Counts; 3] {
 #[test]
 fn on_a_calm_day_leases_are_won_and_renewed_and_none_is_lost() {
     for counts in many(Climate::Calm, 10) {
-        assert!(counts.acquired >= 80 && counts.released >= 50 && counts.renewed >= 80, "{counts:?}");
+        assert!(counts.acquired >= 60 && counts.released >= 30 && counts.renewed >= 100, "{counts:?}");
         assert_eq!((counts.lost, counts.recovering), (0, 0), "{counts:?}");
     }
 }
@@ -50,35 +50,42 @@ fn whatever_befalls_them_no_two_hold_and_fences_grow() {
 }
 
 #[test]
+fn with_messages_lost_and_clocks_apart_fences_grow() {
+    for counts in many(Climate::Leaky, 60) {
+        assert!(counts.acquired >= 125 && counts.undone >= 500, "{counts:?}");
+    }
+}
+
+#[test]
 fn who_stands_still_past_the_deadline_does_not_believe_any_longer() {
     for counts in many(Climate::Pausing, 16) {
-        assert!(counts.acquired >= 50 && counts.lost >= 10, "{counts:?}");
+        assert!(counts.acquired >= 45 && counts.lost >= 20, "{counts:?}");
     }
 }
 
 #[test]
 fn a_node_that_forgot_stays_out() {
     for counts in many(Climate::Forgetting, 12) {
-        assert!(counts.acquired >= 8 && counts.lost >= 4 && counts.recovering >= 50, "{counts:?}");
+        assert!(counts.acquired >= 7 && counts.lost >= 2 && counts.recovering >= 100, "{counts:?}");
     }
 }
 
 #[test]
 fn the_worst_moments_do_no_harm() {
     for counts in many(Climate::Sly, 12) {
-        assert!(counts.acquired >= 20 && counts.renewed >= 30, "{counts:?}");
+        assert!(counts.acquired >= 15 && counts.renewed >= 100, "{counts:?}");
     }
 }
 
 proptest! {
-    // A seed does not get simpler when it gets smaller.
-    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
+    // A seed does not get simpler when it gets smaller. PROPTEST_CASES asks for more of them.
+    #![proptest_config(ProptestConfig { max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn no_seed_breaks_a_rule(
         seed: u64,
         nodes in prop::sample::select(&[1_usize, 3, 5]),
-        climate in prop::sample::select(&[Climate::Mixed, Climate::Pausing, Climate::Forgetting, Climate::Sly]),
+        climate in prop::sample::select(&[Climate::Mixed, Climate::Leaky, Climate::Pausing, Climate::Forgetting, Climate::Sly]),
     ) {
         Scene { seed, nodes, climate, bug: Bug::None }.is_clean();
     }
@@ -102,8 +109,8 @@ fn two_holders(violation: &Violation) -> bool {
 #[test]
 fn without_the_second_phase_fences_fall() {
     let fell = |violation: &Violation| matches!(violation, Violation::FenceFell { .. });
-    is_found(Bug::NoSecondPhase, (3, Climate::Mixed), 200, fell);
-    is_found(Bug::NoSecondPhase, (5, Climate::Mixed), 200, fell);
+    is_found(Bug::NoSecondPhase, (3, Climate::Leaky), 100, fell);
+    is_found(Bug::NoSecondPhase, (5, Climate::Leaky), 100, fell);
 }
 
 #[test]
@@ -122,12 +129,22 @@ fn a_node_that_votes_before_its_time_gives_two_holders() {
 
 #[test]
 fn a_key_brought_back_before_the_nodes_time_gives_two_holders() {
-    is_found(Bug::HealUnchecked, (3, Climate::Sly), 600, two_holders);
+    is_found(Bug::HealUnchecked, (3, Climate::Sly), 800, two_holders);
+}
+
+#[test]
+fn a_key_brought_back_over_somebody_elses_gives_two_holders() {
+    is_found(Bug::HealTakesAway, (3, Climate::Sly), 800, two_holders);
+}
+
+#[test]
+fn a_restart_delay_without_the_second_more_gives_two_holders() {
+    is_found(Bug::DelayTooShort, (1, Climate::Forgetting), 600, two_holders);
 }
 
 #[test]
 fn a_deadline_that_counts_from_a_second_sending_gives_two_holders() {
-    is_found(Bug::DeadlineFromRetry, (3, Climate::Pausing), 200, two_holders);
+    is_found(Bug::DeadlineFromRetry, (3, Climate::Pausing), 300, two_holders);
 }
 
 #[test]

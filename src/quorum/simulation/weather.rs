@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::chance::{Dice, Real, Skewed, nanos};
+use super::chance::{Dice, Skewed, nanos};
 
 /// Which kinds of trouble there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub(super) enum Climate {
     Calm,
     /// Any, each seed with its own mixture.
     Mixed,
+    /// Much is lost, no fences are proposed, and the nodes' clocks are far apart.
+    Leaky,
     /// Clients stand still, or are cut off, for longer than a lease lives.
     Pausing,
     /// Nodes restart and have forgotten everything, all the time.
@@ -50,6 +52,8 @@ pub(super) struct Weather {
     /// The most by which any clock gains or loses, in millionths.
     pub(super) gains: u64,
     pub(super) is_sly: bool,
+    /// Whether clients propose fences, so that most attempts need no second phase.
+    pub(super) proposes: bool,
 }
 
 /// A little less than half of what a TTL allows for (1 %), for it is the difference of two clocks that counts.
@@ -76,6 +80,7 @@ impl Weather {
             skew: dice.between(Duration::ZERO, restart_delay.saturating_sub(Duration::from_millis(400))),
             gains: GAINS,
             is_sly: false,
+            proposes: dice.percent(50),
         };
         let seconds = Duration::from_secs;
         match climate {
@@ -98,6 +103,10 @@ impl Weather {
                     ..calm
                 }
             }
+            Climate::Leaky => {
+                let skew = restart_delay.saturating_sub(Duration::from_millis(400));
+                Self { lost: 20, refused: 5, slow: 5, slowest: ttl / 10, skew, proposes: false, ..calm }
+            }
             Climate::Pausing => Self {
                 lost: 8,
                 slow: 25,
@@ -110,7 +119,15 @@ impl Weather {
             Climate::Forgetting => {
                 Self { lost: 10, slow: 5, slowest: ttl / 4, crashes: Some(ttl / 2), down: ttl / 10, ..calm }
             }
-            Climate::Sly => Self { lost: 8, slow: 40, slowest: ttl / 5, crashes: Some(ttl * 4), is_sly: true, ..calm },
+            Climate::Sly => Self {
+                lost: 8,
+                slow: 60,
+                slowest: ttl / 5,
+                crashes: Some(ttl * 4),
+                is_sly: true,
+                proposes: true,
+                ..calm
+            },
         }
     }
 
@@ -120,12 +137,5 @@ impl Weather {
         let most = i64::try_from(self.gains).unwrap_or_default();
         let gains = [dice.signed(self.gains), most, -most][usize::try_from(dice.below(3)).unwrap_or_default()];
         Skewed { offset: nanos(EPOCH) + dice.below(nanos(self.skew) + 1), gains }
-    }
-
-    /// How long a message takes.
-    pub(super) fn delay(&self, dice: &mut Dice) -> Real {
-        let usual = dice.between(Duration::from_micros(50), Duration::from_millis(1));
-        let more = if dice.percent(self.slow) { dice.between(Duration::ZERO, self.slowest) } else { Duration::ZERO };
-        nanos(usual + more)
     }
 }

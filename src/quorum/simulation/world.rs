@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{
     Bug,
     chance::{Dice, Real, Skewed, nanos},
-    client::Alarm,
     history::{History, Violation},
+    session::Alarm,
     weather::Weather,
 };
 use crate::{
@@ -19,6 +19,10 @@ use crate::{
     },
     token::Token,
 };
+
+mod trouble;
+
+pub(super) use self::trouble::Trouble;
 
 /// Who holds what, where and when.
 pub(super) struct World {
@@ -41,6 +45,8 @@ pub(super) struct World {
     paused_until: Vec<Real>,
     /// Until when a client's messages to and from a node are lost.
     cut_until: Vec<Vec<Real>>,
+    /// Until when nothing is lost or slow, for what was arranged to take its course.
+    lull_until: Real,
     /// What happened, for people, if anybody wants to read it.
     pub(super) trace: Option<Vec<(Real, String)>>,
 }
@@ -70,15 +76,6 @@ pub(super) enum Event {
     Dies(usize),
     Restarts(usize),
     Strikes(Trouble),
-}
-
-/// What befalls somebody now and then.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Trouble {
-    Crash,
-    Pause,
-    Cut,
-    Death,
 }
 
 #[derive(Debug, Clone)]
@@ -137,11 +134,10 @@ impl World {
             servers,
             paused_until: vec![0; clients],
             cut_until: vec![vec![0; nodes]; clients],
+            lull_until: 0,
             trace: None,
         };
-        for trouble in [Trouble::Crash, Trouble::Pause, Trouble::Cut, Trouble::Death] {
-            world.brew(trouble);
-        }
+        world.brew_all();
         world
     }
 
@@ -192,14 +188,13 @@ impl World {
         let mut is_lost = true;
         let copies = if self.dice.percent(self.weather.doubled) { 2 } else { 1 };
         let message = Message { client, node, number, request };
-        if self.weather.is_sly && matches!(message.request, Request::Heal(..)) {
-            self.hold_up(message);
+        if self.is_held_up(&message) {
             return number;
         }
         for _ in 0..copies {
             if self.passes(client, node) {
                 is_lost = false;
-                let at = self.now + self.weather.delay(&mut self.dice);
+                let at = self.now + self.delay();
                 self.at(at, Event::Arrives(message.clone()));
             }
         }
@@ -210,7 +205,16 @@ impl World {
     }
 
     fn passes(&mut self, client: usize, node: usize) -> bool {
-        self.cut_until[client][node] <= self.now && !self.dice.percent(self.weather.lost)
+        let is_lost = self.dice.percent(self.weather.lost) && self.now >= self.lull_until;
+        self.cut_until[client][node] <= self.now && !is_lost
+    }
+
+    /// How long a message takes.
+    fn delay(&mut self) -> Real {
+        let usual = self.dice.between(Duration::from_micros(50), Duration::from_millis(1));
+        let is_slow = self.dice.percent(self.weather.slow) && self.now >= self.lull_until;
+        let more = if is_slow { self.dice.between(Duration::ZERO, self.weather.slowest) } else { Duration::ZERO };
+        nanos(usual + more)
     }
 
     /// The client hears of it at once, or finds out by waiting.
@@ -221,7 +225,7 @@ impl World {
     }
 
     fn answer(&mut self, client: usize, request: u64, said: Result<Reply, Failure>) {
-        let at = self.now + self.weather.delay(&mut self.dice);
+        let at = self.now + self.delay();
         self.at(at, Event::Answered { client, request, said, executed: self.now });
     }
 
@@ -244,15 +248,18 @@ impl World {
         } else {
             self.lose(client, number);
         }
-        let has_voted = matches!(&said, Reply::Ballot(Ballot { acquired: Acquired::Granted(_), .. }));
-        if self.weather.is_sly && has_voted {
-            self.betray(client, node);
+        if matches!(&said, Reply::Ballot(Ballot { acquired: Acquired::Granted(_), .. })) {
+            self.voted(client, node);
         }
     }
 
     fn execute(&mut self, node: usize, request: &Request) -> Reply {
+        let owner = self.owner(node);
         let (now, key) = (self.time_at(node), &self.key);
         let store = &mut self.servers[node].store;
+        if let (Request::Heal(..), Bug::HealTakesAway, Some(owner)) = (request, self.bug, owner) {
+            let _gone = store.release(now, key, &owner, &|_| false);
+        }
         match request {
             Request::Bid(bid) => Reply::Ballot(store.acquire(now, bid)),
             Request::Raise(token, fence) => Reply::Owned(store.raise(now, key, token, *fence)),
@@ -287,137 +294,6 @@ impl World {
             let at = self.now;
             self.history.saw(Violation::Immortal { at });
         }
-    }
-
-    /// Has trouble come at some time.
-    fn brew(&mut self, trouble: Trouble) {
-        let Weather { crashes, pauses, cuts, deaths, .. } = self.weather;
-        let mean = match trouble {
-            Trouble::Crash => crashes,
-            Trouble::Pause => pauses,
-            Trouble::Cut => cuts,
-            Trouble::Death => deaths,
-        };
-        if let Some(mean) = mean {
-            let at = self.now + nanos(self.dice.between(Duration::ZERO, mean * 2));
-            if at < self.closes {
-                self.at(at, Event::Strikes(trouble));
-            }
-        }
-    }
-
-    pub(super) fn strike(&mut self, trouble: Trouble) {
-        let client = self.pick(self.paused_until.len());
-        match trouble {
-            Trouble::Crash => {
-                let node = self.pick(self.nodes());
-                let down = self.dice.between(Duration::ZERO, self.weather.down);
-                self.crash(node, down);
-            }
-            Trouble::Pause => {
-                let until = self.now + nanos(self.dice.between(Duration::ZERO, self.weather.longest_pause));
-                self.paused_until[client] = until;
-                self.note(|| format!("client {client} stands still until {} µs", until / 1_000));
-            }
-            Trouble::Cut => {
-                for node in 0..self.nodes() {
-                    if self.dice.percent(60) {
-                        self.cut(client, node);
-                    }
-                }
-            }
-            Trouble::Death => self.at(self.now, Event::Dies(client)),
-        }
-        self.brew(trouble);
-    }
-
-    /// A client that has just won may stand still just then.
-    pub(super) fn stall(&mut self, client: usize) {
-        if self.dice.percent(self.weather.stalls) {
-            self.paused_until[client] = self.now + nanos(self.dice.between(self.ttl / 2, self.ttl * 2));
-        }
-    }
-
-    fn pick(&mut self, of: usize) -> usize {
-        usize::try_from(self.dice.below(of as u64)).unwrap_or_default()
-    }
-
-    fn cut(&mut self, client: usize, node: usize) {
-        let until = self.now + nanos(self.dice.between(Duration::ZERO, self.weather.longest_cut));
-        self.cut_until[client][node] = until;
-        self.note(|| format!("client {client} and node {node} are cut off until {} µs", until / 1_000));
-    }
-
-    fn crash(&mut self, node: usize, down: Duration) {
-        self.note(|| format!("node {node} is down for {down:?}"));
-        self.servers[node].is_down = true;
-        self.at(self.now + nanos(down), Event::Restarts(node));
-    }
-
-    /// It remembers nothing.
-    pub(super) fn restart(&mut self, node: usize) {
-        let now = self.time_at(node);
-        let server = &mut self.servers[node];
-        (server.store, server.is_down) = (Store::started(now), false);
-        if self.weather.is_sly {
-            self.let_through(node);
-        }
-    }
-
-    /// Keeps a heal back for as long as it can do harm, and the client from its lease on another node.
-    fn hold_up(&mut self, message: Message) {
-        let (client, healed) = (message.client, message.node);
-        let others: Vec<usize> = (0..self.nodes()).filter(|node| *node != healed).collect();
-        if self.dice.percent(90) {
-            let node = others[self.pick(others.len())];
-            self.cut_until[client][node] = self.now + nanos(self.ttl * 3 / 2);
-        }
-        let late = self.dice.between(self.ttl * 4 / 5, self.ttl);
-        self.at(self.now + nanos(late), Event::Arrives(message));
-    }
-
-    /// A node has just voted for a client. If a heal is held up for it of a lease that is about to lose its key on another
-    /// node, to which this client's bid is on its way: forgets the vote, and has the bid arrive when that key is gone.
-    fn betray(&mut self, client: usize, node: usize) {
-        let heal = |message: &Message| match &message.request {
-            Request::Heal(lease, ..) if message.node == node => Some(lease.token.clone()),
-            _ => None,
-        };
-        let healed: Vec<Token> = self.on_their_way(heal).map(|(_, token)| token).collect();
-        let bid = |message: &Message| {
-            (message.client == client && matches!(message.request, Request::Bid(_))).then_some(message.node)
-        };
-        let bids: Vec<_> = self.on_their_way(bid).collect();
-        for (at, other) in bids {
-            let Some(Holder { token: Some(token), remaining: Some(left), .. }) = self.holder(other) else { continue };
-            if left < self.ttl / 10 && healed.contains(&token) {
-                self.note(|| format!("node {node} betrays"));
-                self.crash(node, Duration::from_micros(100));
-                if let Some(bid) = self.events.remove(&at) {
-                    self.at(self.now + nanos(left + left / 100 + Duration::from_millis(1)), bid);
-                }
-            }
-        }
-    }
-
-    /// The heals of this node that are held up arrive now.
-    fn let_through(&mut self, node: usize) {
-        let heal =
-            |message: &Message| (message.node == node && matches!(message.request, Request::Heal(..))).then_some(());
-        let held_up: Vec<_> = self.on_their_way(heal).collect();
-        for (at, ()) in held_up {
-            if let Some(heal) = self.events.remove(&at) {
-                self.at(self.now + 1_000, heal);
-            }
-        }
-    }
-
-    /// Some of the requests that have not arrived.
-    fn on_their_way<T>(&self, which: impl Fn(&Message) -> Option<T>) -> impl Iterator<Item = ((Real, u64), T)> {
-        self.events.iter().filter_map(move |(at, event)| match event {
-            Event::Arrives(message) => Some((*at, which(message)?)),
-            _ => None,
-        })
     }
 }
 
