@@ -29,7 +29,7 @@ impl Quorum {
             let held: Vec<Holder> = held.into_iter().flatten().collect();
             let silent = self.len() - held.len() - free.len();
             let is_over = left == 0 && silent <= self.len() - self.majority();
-            match Camp::largest(&held) {
+            match Camp::largest(&held, self.majority()) {
                 Some(camp) if self.is_known(&camp, left) || is_over && camp.nodes + silent >= self.majority() => {
                     return Ok(Some(Holder { remaining: self.lasts(&held, &camp.holder), ..camp.holder }));
                 }
@@ -42,7 +42,7 @@ impl Quorum {
 
     /// Whether this is the holder, and its fence, or as near to that as can be known without the `left` answers.
     fn is_known(&self, camp: &Camp, left: usize) -> bool {
-        camp.nodes >= self.majority() && (left == 0 || camp.is_settled(self.majority()))
+        camp.nodes >= self.majority() && (left == 0 || camp.is_settled)
     }
 
     /// How long a majority of a holder's keys lives, or all that are known.

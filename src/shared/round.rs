@@ -59,6 +59,12 @@ impl Shared {
                 for (node, vote) in round.votes.take() {
                     self.stragglers.hear(self.clone().straggle(hold.clone(), node, lane, sent, vote));
                 }
+                // The last of them may not even be sent, and without it a node tells of another fence than the holder's.
+                for (_, raise) in round.raises.take() {
+                    self.stragglers.hear(async move {
+                        let _raised = raise.await;
+                    });
+                }
                 Outcome::Won(hold, signal)
             }
             Verdict::Busy { holder, needs, watched } => Outcome::Busy { holder, needs, watched },
