@@ -214,7 +214,7 @@ impl Attempt {
             _ => None,
         };
         let (busy, watched): (Vec<Holder>, Vec<bool>) = self.seats.iter().filter_map(busy).unzip();
-        let Some(Camp { mut holder, nodes, .. }) = Camp::largest(&busy, majority) else {
+        let Some(Camp { mut holder, nodes }) = Camp::largest(&busy, majority) else {
             return Verdict::Split { holder: Holder::default() };
         };
         if nodes < majority {

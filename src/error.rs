@@ -129,7 +129,8 @@ pub enum AcquireError {
     /// [`Leases::close`](crate::Leases::close) was called.
     #[error("this Leases was closed: build a new one")]
     Closed,
-    /// The server could not be reached or gave no answer in time. Nothing is left there for longer than one TTL.
+    /// The server could not be reached or gave no answer in time. Nothing is left there for longer than one TTL. Over a
+    /// quorum [`Error::votes`] says what each node said.
     #[error(transparent)]
     Unavailable(Error),
     /// It can never work as asked: a bad name or option, a wrong password, a missing right.

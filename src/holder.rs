@@ -27,7 +27,7 @@ impl Holder {
 
     /// Whether it is the same acquisition, seen at another moment.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        (&self.token, self.fence) == (&other.token, other.fence)
+        self.token == other.token
     }
 
     /// The readable name that the holder gave itself, `host:pid` unless it chose another.

@@ -60,7 +60,8 @@ impl Lease {
     /// Releases the lock, if this is the last lease of a re-entrant owner, and says whether it had been ours to the
     /// end. [`lost`](Self::lost) completes with [`LossReason::Released`](crate::LossReason::Released) as soon as this begins.
     ///
-    /// It takes at most one command time-out.
+    /// It takes at most one command time-out. Over a quorum a majority decides, and the others are seen to in the
+    /// background.
     ///
     /// # Errors
     ///
@@ -223,6 +224,7 @@ macro_rules! view {
                 let LeaseHandle { shared, hold, signal } = self.view();
                 let now = shared.now();
                 if hold.remaining(now).is_zero() {
+                    let _under_way = shared.host.token();
                     let orders = hold.judge(now);
                     shared.watchdog.obey(hold, orders);
                     // Whoever ended it may not have come to our signal yet.

@@ -45,6 +45,8 @@ impl Leases {
     /// - `memory://` for a store of its own inside this process, `memory://name` for one shared by everybody in this
     ///   process who says the same name
     ///
+    /// For locks over several servers see [`Builder::quorum`].
+    ///
     /// # Errors
     ///
     /// See [`Builder::build`].

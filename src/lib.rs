@@ -25,6 +25,9 @@ mod votes;
 mod wait;
 mod watchdog;
 
+#[doc = include_str!("../docs/set-ups.md")]
+pub mod set_ups {}
+
 pub use tokio_util::sync::CancellationToken;
 
 pub use crate::{

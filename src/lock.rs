@@ -50,7 +50,8 @@ impl Lock {
     /// How long the key lives without a renewal, 100 ms to a day; the builder's, 30 s, unless set here.
     ///
     /// It is how long the others wait after this process has died, and how long an outage may last before a lease is
-    /// lost. It does not bound the job: the watchdog renews.
+    /// lost. It does not bound the job: the watchdog renews. Where there is a
+    /// [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -87,6 +88,7 @@ impl Lock {
     ///   [`release_after`](crate::Lease::release_after), or when somebody deleted the key.
     /// - After the server has lost the queue, and when a stopped process goes on, the waiters take their places again
     ///   with the tickets that they had, one by one: the first to come back may be a later one.
+    /// - It works on one server; over a quorum the acquire is [`Refused`](crate::AcquireError::Refused).
     pub fn fair(mut self, fair: bool) -> Self {
         self.fair = fair;
         self
@@ -179,7 +181,8 @@ impl Lock {
         async move { Ok(acquire.await?.run(work).await?) }
     }
 
-    /// Who holds the lock now, ourselves included; `None` if nobody does.
+    /// Who holds the lock now, ourselves included; `None` if nobody does. Over a quorum: who has its key on a majority of
+    /// the nodes, or may have, as far as they answer.
     ///
     /// # Errors
     ///
@@ -209,13 +212,13 @@ impl Lock {
         Ok(line.into_iter().map(|(token, waited)| Waiting { token, waited }).collect())
     }
 
-    /// Deletes the lock's key **whoever holds it**, and says whether there was one. Its holder finds out by its next
+    /// Deletes the lock's key **whoever holds it**, on every node, and says whether there was one. Its holder finds out by its next
     /// renewal at the latest; until then two may believe that they hold the lock. For operators, after a holder that
     /// will certainly not come back.
     ///
     /// # Errors
     ///
-    /// The server cannot be reached; or the key is not a string, so not a lock, and is left alone.
+    /// The server, or a majority, cannot be reached; or the key is not a string, so not a lock, and is left alone.
     ///
     /// # Cancel safety
     ///

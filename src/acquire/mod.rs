@@ -7,7 +7,6 @@ use tokio::sync::SemaphorePermit;
 use crate::{
     clock::Time,
     error::AcquireError,
-    fence::Fence,
     holder::Holder,
     jitter::Jitter,
     lease::Lease,
@@ -100,7 +99,7 @@ impl Acquire {
             match shared.watchdog.renew_now(&hold, shared.quorum.lane(), limit).await {
                 Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
                 // Even a confirmation brings nothing while the clock stands still.
-                Err(_) | Ok(_) => self.pause(backoff.next(None)).await?,
+                Err(_) | Ok(()) => self.pause(backoff.next(None)).await?,
             }
         }
     }
@@ -354,7 +353,7 @@ impl Acquire {
                 if let Some(on_wait) = &self.on_wait {
                     on_wait(holder);
                 }
-                *told = Told(Some((holder.token().map(Into::into), holder.fence())));
+                *told = Told(Some(holder.token().map(Into::into)));
             }
         }
     }
@@ -362,11 +361,11 @@ impl Acquire {
 
 /// The holder that was last told about.
 #[derive(Debug, Default)]
-struct Told(Option<(Option<Box<str>>, Option<Fence>)>);
+struct Told(Option<Option<Box<str>>>);
 
 impl Told {
     fn is(&self, holder: &Holder) -> bool {
-        self.0.as_ref().is_some_and(|(token, fence)| token.as_deref() == holder.token() && *fence == holder.fence())
+        self.0.as_ref().is_some_and(|token| token.as_deref() == holder.token())
     }
 }
 

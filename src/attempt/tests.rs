@@ -7,10 +7,12 @@ fn fence(number: u64) -> Fence {
     Fence::try_from(number).unwrap()
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "it stands beside answers that are none")]
 fn granted(number: u64) -> Result<Acquired, Failure> {
     Ok(Acquired::Granted(fence(number)))
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "as above")]
 fn busy(token: &Token, remaining_ms: u64) -> Result<Acquired, Failure> {
     let remaining = Some(Duration::from_millis(remaining_ms));
     let holder = Holder { token: Some(token.clone()), remaining, fence: Some(fence(7)) };

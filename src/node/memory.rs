@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use self::{
     queue::Told,
-    store::{Micros, Store, micros},
+    store::{Micros, Store, micros, sign},
 };
 use super::{
     Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Renewal, Sign,
@@ -33,7 +33,7 @@ use crate::{
 #[cfg(test)]
 mod fairness;
 mod queue;
-mod store;
+pub(crate) mod store;
 
 /// The store with its lock and its clock.
 pub(crate) struct Memory {
@@ -147,7 +147,7 @@ impl Node for Memory {
     }
 
     fn probe(&self, _: Duration) -> Answer<Sign> {
-        self.step(|store, now| Ok(store.sign(now)))
+        self.step(|_, now| Ok(sign(now)))
     }
 
     fn renew(&self, _: Lane, batch: &[Renewal], _: Duration) -> Answer<Vec<Result<Owned, Failure>>> {

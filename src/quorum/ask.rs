@@ -30,19 +30,17 @@ impl Quorum {
             let silent = self.len() - held.len() - free.len();
             let is_over = left == 0 && silent <= self.len() - self.majority();
             match Camp::largest(&held, self.majority()) {
-                Some(camp) if self.is_known(&camp, left) || is_over && camp.nodes + silent >= self.majority() => {
-                    return Ok(Some(Holder { remaining: self.lasts(&held, &camp.holder), ..camp.holder }));
+                Some(Camp { holder, nodes })
+                    if nodes >= self.majority() && holder.fence.is_some()
+                        || is_over && nodes + silent >= self.majority() =>
+                {
+                    return Ok(Some(Holder { remaining: self.lasts(&held, &holder), ..holder }));
                 }
                 _ if is_over || free.len() >= self.majority() => return Ok(None),
                 _ => {}
             }
         }
         Err(self.failure(&said, |_| NodeAnswer::Granted))
-    }
-
-    /// Whether this is the holder, and its fence, or as near to that as can be known without the `left` answers.
-    fn is_known(&self, camp: &Camp, left: usize) -> bool {
-        camp.nodes >= self.majority() && (left == 0 || camp.is_settled)
     }
 
     /// How long a majority of a holder's keys lives, or all that are known.
@@ -111,19 +109,19 @@ impl Quorum {
 impl Capabilities {
     /// What holds for both.
     fn common_with(self, other: Self) -> Self {
-        fn same<T: PartialEq>(one: Option<T>, other: &Option<T>) -> Option<T> {
-            one.filter(|one| other.as_ref() == Some(one))
+        fn same<T: PartialEq>(one: Option<T>, other: Option<T>) -> Option<T> {
+            one.filter(|one| other.is_some_and(|other| other == *one))
         }
         Self {
-            server: same(self.server, &other.server),
+            server: same(self.server, other.server),
             // One that tells is enough to be woken by.
             push: if self.push == Push::On { self.push } else { other.push },
             calls: self.calls && other.calls,
             watched_keys: self.watched_keys.into_iter().chain(other.watched_keys).min(),
-            eviction: same(self.eviction, &other.eviction),
-            append_only: same(self.append_only, &other.append_only),
-            role: same(self.role, &other.role),
-            replicas: same(self.replicas, &other.replicas),
+            eviction: same(self.eviction, other.eviction),
+            append_only: same(self.append_only, other.append_only),
+            role: same(self.role, other.role),
+            replicas: same(self.replicas, other.replicas),
         }
     }
 }

@@ -5,28 +5,25 @@ use crate::{fence::Fence, holder::Holder};
 /// The holder of the most nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Camp {
+    /// With its fence, if that is certain: a majority was raised to that at least, and a majority drew that at most
+    /// (rule 10). Of the others some drew more, too late, and some the raise has not reached.
     pub(crate) holder: Holder,
     pub(crate) nodes: usize,
-    /// Whether the fence is the holder's for certain.
-    pub(crate) is_settled: bool,
 }
 
 impl Camp {
     /// Of what the nodes say that are held. Programs that write no tokens of ours look all alike.
-    ///
-    /// A majority was raised to the holder's fence at least, and a majority drew that at most (rule 10): where all are
-    /// heard it is the one in the middle. Of a few it is the smallest: some drew more too late to count, and those that
-    /// drew less are raised soon.
     pub(crate) fn largest(held: &[Holder], majority: usize) -> Option<Self> {
         let like = |one: &Holder| held.iter().filter(|other| other.token == one.token).count();
         let most = held.iter().max_by_key(|holder| like(holder))?;
-        let fences = || held.iter().filter(|other| other.token == most.token).filter_map(|holder| holder.fence);
-        let at_least = |fence: Fence| fences().filter(|&other| other >= fence).count() >= majority;
-        let at_most = |fence: Fence| fences().filter(|&other| other <= fence).count() >= majority;
-        let middle = fences().find(|&fence| at_least(fence) && at_most(fence));
-        let fence = middle.or_else(|| fences().min());
-        let holder = Holder { fence, ..most.clone() };
-        Some(Self { holder, nodes: like(most), is_settled: middle == fence })
+        let mut fences: Vec<Fence> =
+            held.iter().filter(|other| other.token == most.token).filter_map(|holder| holder.fence).collect();
+        fences.sort_unstable();
+        let at_least = |fence: Fence| fences.iter().filter(|&&other| other >= fence).count();
+        let at_most = |fence: Fence| fences.iter().filter(|&&other| other <= fence).count();
+        let is_certain = |fence: &Fence| at_least(*fence) >= majority && at_most(*fence) >= majority;
+        let fence = fences.iter().copied().find(is_certain);
+        Some(Self { holder: Holder { fence, ..most.clone() }, nodes: like(most) })
     }
 }
 
@@ -42,28 +39,27 @@ mod tests {
     #[test]
     fn most_nodes_make_the_holder() {
         let (one, two) = (Token::draw("one:1"), Token::draw("two:2"));
-        assert_eq!(Camp::largest(&[], 2), None);
-        let camp = Camp::largest(
-            &[held(Some(&two), 90), held(Some(&one), 3), held(None, 99), held(Some(&one), 9), held(Some(&one), 3)],
-            3,
-        );
-        assert_eq!(camp.map(|camp| (camp.holder, camp.nodes)), Some((held(Some(&one), 3), 3)));
-        let foreign = Camp::largest(&[held(None, 1), held(Some(&one), 3), held(None, 2)], 3);
+        assert_eq!(Camp::largest(&[], 3), None);
+        let mut nodes = vec![held(Some(&two), 90), held(Some(&one), 3), held(Some(&one), 9), held(Some(&one), 3)];
+        let camp = Camp::largest(&nodes, 3).unwrap();
+        assert_eq!((camp.holder.token(), camp.holder.fence, camp.nodes), (Some(one.as_str()), None, 3));
+        nodes.push(held(Some(&one), 3));
+        assert_eq!(Camp::largest(&nodes, 3), Some(Camp { holder: held(Some(&one), 3), nodes: 4 }));
+        let foreign = Camp::largest(&[held(None, 1), held(Some(&one), 3), held(None, 2)], 2);
         assert_eq!(foreign.map(|camp| (camp.holder.token, camp.nodes)), Some((None, 2)));
     }
 
     #[test]
-    fn the_middle_fence_is_the_holders_or_else_the_smallest() {
+    fn its_fence_is_told_once_it_is_certain() {
         let one = Token::draw("one:1");
         let fence = |fences: &[u64]| {
             let held: Vec<Holder> = fences.iter().map(|&fence| held(Some(&one), fence)).collect();
-            let camp = Camp::largest(&held, 2).unwrap();
-            (camp.holder.fence.map(u64::from), camp.is_settled)
+            Camp::largest(&held, 2).unwrap().holder.fence.map(u64::from)
         };
-        assert_eq!(fence(&[9, 4]), (Some(4), false), "the third decides");
-        assert_eq!(fence(&[9, 4, 4]), (Some(4), true), "one drew more, too late");
-        assert_eq!(fence(&[9, 2, 9]), (Some(9), true), "a raise has not reached one");
-        assert_eq!(fence(&[2, 9, 4]), (Some(4), true), "both");
-        assert_eq!(fence(&[7, 7]), (Some(7), true), "whatever the third says");
+        assert_eq!(fence(&[9, 4]), None, "the third decides");
+        assert_eq!(fence(&[9, 4, 4]), Some(4), "one drew more, too late");
+        assert_eq!(fence(&[9, 2, 9]), Some(9), "a raise has not reached one");
+        assert_eq!(fence(&[2, 9, 4]), Some(4), "both");
+        assert_eq!(fence(&[7, 7]), Some(7), "whatever the third says");
     }
 }

@@ -1,14 +1,19 @@
 //! From urls to nodes that answer.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::{Future, ready},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
-use super::{Member, Quorum};
+use super::{FanOut, Member, Quorum};
 use crate::{
     clock::Clock,
     error::{Error, ErrorKind},
     keeper::Host,
     node::{
-        Failure, Node,
+        Failure, Node, Sign,
         memory::Memory,
         redis::{Limits, Redis, Target},
     },
@@ -64,20 +69,32 @@ pub(crate) struct Terms {
     pub(crate) clock: Arc<dyn Clock>,
 }
 
-type Connecting = Pin<Box<dyn Future<Output = Result<Arc<dyn Node>, Error>> + Send>>;
+type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+
+/// A node that answers, and who it says it is.
+type Arrival = (Arc<dyn Node>, Sign);
 
 impl Terms {
-    fn connect(&self, place: &Place) -> Connecting {
+    fn connect(&self, place: &Place) -> Connecting<Arc<dyn Node>> {
         match place {
             Place::Memory(name) => {
                 let node: Arc<dyn Node> = if name.is_empty() { Memory::private() } else { Memory::named(name) };
-                Box::pin(std::future::ready(Ok(node)))
+                Box::pin(ready(Ok(node)))
             }
             Place::Redis(target) => {
                 let connecting = Redis::connect(target.clone(), self.limits, self.host.clone(), self.clock.clone());
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }
         }
+    }
+
+    fn arrive(&self, place: &Place) -> Connecting<Arrival> {
+        let (connecting, limit) = (self.connect(place), self.limits.command);
+        Box::pin(async move {
+            let node = connecting.await?;
+            let sign = node.probe(limit).await?;
+            Ok((node, sign))
+        })
     }
 }
 
@@ -91,12 +108,12 @@ impl Quorum {
             quorum.install(0, terms.connect(place).await?);
             return Ok(quorum);
         }
-        let mut coming = Coming(places.iter().map(|place| terms.connect(place)).enumerate().collect());
+        let mut coming: FanOut<Arrival, Error> = places.iter().map(|place| terms.arrive(place)).enumerate().collect();
         let mut outcomes: Vec<Option<Error>> = places.iter().map(|_| None).collect();
         let mut connected = 0;
         let mut grace = std::pin::pin!(host.sleep(limits.connect + GRACE));
         let mut is_waiting = false;
-        while !coming.0.is_empty() {
+        while !coming.is_empty() {
             if connected >= quorum.majority() && !is_waiting {
                 grace.set(host.sleep(GRACE));
                 is_waiting = true;
@@ -106,16 +123,10 @@ impl Quorum {
                 next = coming.next() => next,
                 () = &mut grace, if is_waiting => break,
             };
+            let outcome =
+                outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| seat(at, member, arrival)));
             match outcome {
-                Ok(node) => match quorum.admit(at, node, limits.command).await {
-                    Ok(()) => connected += 1,
-                    // A mistake in the urls. (Of a node that comes later its state tells.)
-                    Err(failure) if failure.is_refusal() => {
-                        let address = addresses.get(at).map_or_else(String::new, |address| format!(", {address}"));
-                        return Err(Error::config(format!("quorum[{at}]{address}: {failure}")));
-                    }
-                    Err(failure) => outcomes.splice(at..=at, [Some(failure.into())]).for_each(drop),
-                },
+                Ok(()) => connected += 1,
                 // Nothing that time could mend.
                 Err(error) if error.kind() == ErrorKind::Config => return Err(error),
                 Err(error) => outcomes.splice(at..=at, [Some(error)]).for_each(drop),
@@ -124,81 +135,58 @@ impl Quorum {
         if connected < quorum.majority() {
             return Err(too_few(&quorum, &outcomes));
         }
-        let coming = std::mem::take(&mut coming.0)
-            .into_iter()
-            .map(|(at, connecting)| (at, Some(connecting), Error::new(ErrorKind::Unavailable, "it does not answer")));
-        let failed = outcomes.into_iter().enumerate().filter_map(|(at, error)| Some((at, None, error?)));
-        for (at, connecting, error) in failed.chain(coming) {
-            if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
+        for (at, error) in outcomes.into_iter().enumerate() {
+            if let (Some(error), Some(member), Some(place)) = (error, quorum.member(at), places.get(at)) {
                 tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
                 member.not_there(&error);
-                host.spawn_until_stopped(keep_trying(member.clone(), connecting, place.clone(), terms.clone()));
+                host.spawn_until_stopped(keep_trying(at, member.clone(), None, place.clone(), terms.clone()));
+            }
+        }
+        for (at, connecting) in coming.take() {
+            if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
+                member.not_there(&Error::new(ErrorKind::Unavailable, "it does not answer"));
+                host.spawn_until_stopped(keep_trying(
+                    at,
+                    member.clone(),
+                    Some(connecting),
+                    place.clone(),
+                    terms.clone(),
+                ));
             }
         }
         Ok(quorum)
     }
-
-    /// A connected node takes its seat, unless it may have none: two votes from one server, or a server that may forget
-    /// without a restart, are a mistake in the urls.
-    async fn admit(&self, at: usize, node: Arc<dyn Node>, limit: Duration) -> Result<(), Failure> {
-        let Some(member) = self.member(at) else { return Ok(()) };
-        may_sit(member, &*node, limit).await?;
-        member.install(node);
-        Ok(())
-    }
 }
 
-async fn may_sit(member: &Member, node: &dyn Node, limit: Duration) -> Result<(), Failure> {
-    let sign = node.probe(limit).await?;
+/// A connected node takes its seat, unless it may have none: two votes from one server, or a server that may forget
+/// without a restart, are a mistake in the urls.
+fn seat(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
+    let turned_down = |why: &str| Error::config(format!("quorum[{at}], {}: {why}", member.address()));
     if !sign.is_alone {
-        return Err(Failure::refused(
-            "it is part of a cluster, or a Sentinel, and may forget without a restart: a quorum needs stand-alone servers",
+        return Err(turned_down(
+            "it is part of a cluster, or a Sentinel, and may forget without a restart: name stand-alone servers",
         ));
     }
-    member.check_identity(&sign)
+    member.check_identity(&sign).map_err(|failure| turned_down(&failure.to_string()))?;
+    member.note_time(&sign);
+    member.install(node);
+    Ok(())
 }
 
-async fn keep_trying(member: Arc<Member>, first: Option<Connecting>, place: Place, terms: Terms) {
+async fn keep_trying(at: usize, member: Arc<Member>, first: Option<Connecting<Arrival>>, place: Place, terms: Terms) {
     let mut pause = FIRST_PAUSE;
     let mut connecting = first;
     loop {
         let outcome = match connecting.take() {
             Some(first) => first.await,
-            None => terms.connect(&place).await,
+            None => terms.arrive(&place).await,
         };
-        let outcome = match outcome {
-            Ok(node) => may_sit(&member, &*node, terms.limits.command).await.map(|()| node).map_err(Error::from),
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Ok(node) => {
-                member.install(node);
-                member.arrived();
-                return;
-            }
+        match outcome.and_then(|arrival| seat(at, &member, arrival)) {
+            Ok(()) => return member.arrived(),
             Err(error) => member.not_there(&error),
         }
         terms.host.sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
-    }
-}
-
-/// Connections under way, in the order in which they come.
-struct Coming(Vec<(usize, Connecting)>);
-
-impl Coming {
-    async fn next(&mut self) -> (usize, Result<Arc<dyn Node>, Error>) {
-        std::future::poll_fn(|context| {
-            for (place, (at, connecting)) in self.0.iter_mut().enumerate() {
-                if let std::task::Poll::Ready(outcome) = connecting.as_mut().poll(context) {
-                    let at = *at;
-                    drop(self.0.swap_remove(place));
-                    return std::task::Poll::Ready((at, outcome));
-                }
-            }
-            std::task::Poll::Pending
-        })
-        .await
     }
 }
 

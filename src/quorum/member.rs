@@ -32,6 +32,9 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// How often a node without a vote is asked who it is.
+const IDENTIFY_EVERY: Duration = Duration::from_secs(1);
+
 /// So much waiting in vain since the last answer makes a node silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
@@ -155,10 +158,11 @@ impl Member {
             Ok(node) => node,
             Err(failure) => return Box::pin(ready(Err(failure))),
         };
-        let (answer, member) = (request(&**node), self.clone());
+        let (answer, member, sent) = (request(&**node), self.clone(), self.now());
         Box::pin(async move {
             let outcome = answer.await;
-            member.heard(outcome.as_ref().err(), limit);
+            // A link that breaks fails at once, and says nothing of its node.
+            member.heard(outcome.as_ref().err(), member.now().since(sent).min(limit));
             outcome
         })
     }
@@ -193,8 +197,8 @@ impl Member {
         }
     }
 
-    /// It has answered, or not for as long as `limit`.
-    fn heard(self: &Arc<Self>, failure: Option<&Failure>, limit: Duration) {
+    /// It has answered, or not for as long as we `waited`.
+    fn heard(self: &Arc<Self>, failure: Option<&Failure>, waited: Duration) {
         let Some(failure) = failure else {
             self.answered();
             return;
@@ -209,9 +213,9 @@ impl Member {
         self.is_troubled.store(true, Ordering::Release);
         drop(state);
         if failure.may_have_happened() && !self.roll.is_one() {
-            let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            let waited = self.waited.fetch_add(limit, Ordering::AcqRel).saturating_add(limit);
-            if u128::from(waited) >= SILENCE.as_millis() {
+            let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            let in_all = self.waited.fetch_add(waited, Ordering::AcqRel).saturating_add(waited);
+            if u128::from(in_all) >= SILENCE.as_millis() {
                 self.silent();
             }
         }
@@ -281,12 +285,25 @@ impl Member {
     /// It could be connected to at last.
     pub(super) fn arrived(&self) {
         self.is_silent.store(true, Ordering::Release);
+        self.is_troubled.store(true, Ordering::Release);
         self.answered();
     }
 
     /// Completes when it has come back from a silence.
     pub(super) async fn back(&self) {
         self.back.notified().await;
+    }
+
+    /// Completes when it is not silent, or not any more.
+    pub(crate) async fn speaks(&self) {
+        loop {
+            // Made before the look, it hears of every return after it.
+            let back = self.back.notified();
+            if !self.is_silent.load(Ordering::Acquire) {
+                return;
+            }
+            back.await;
+        }
     }
 
     /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
@@ -309,7 +326,7 @@ impl Member {
     }
 
     /// Invariant 2.
-    pub(super) fn check_identity(&self, sign: &Sign) -> Result<(), Failure> {
+    pub(super) fn check_identity(self: &Arc<Self>, sign: &Sign) -> Result<(), Failure> {
         let Some(run_id) = &sign.run_id else { return Ok(()) };
         let Some(other) = self.roll.enter(self.at, &self.address, run_id) else {
             if self.is_troubled.load(Ordering::Acquire) {
@@ -324,8 +341,29 @@ impl Member {
                 name: "same_server", target: "leasehold", node = self.address(), other = &*other,
                 "two nodes of the quorum are one server: this one has no vote"
             );
+            self.host.spawn_until_stopped(self.clone().reidentify());
         }
         Err(failure)
+    }
+
+    /// It may be led to another server one day.
+    async fn reidentify(self: Arc<Self>) {
+        while self.state.lock().same_as.is_some() {
+            self.host.sleep(IDENTIFY_EVERY).await;
+            let Some(node) = self.node.get() else { return };
+            if let Ok(sign) = node.probe(self.command_timeout).await {
+                if self.check_identity(&sign).is_ok() {
+                    self.answered();
+                }
+            }
+        }
+    }
+
+    /// So that the first fence can be proposed.
+    pub(super) fn note_time(&self, sign: &Sign) {
+        if let Some(time) = sign.time {
+            self.roll.note_time(time, self.now());
+        }
     }
 
     fn note_clock(&self, sign: &Sign, sent: Time) {

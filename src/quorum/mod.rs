@@ -29,6 +29,8 @@ mod fan_out;
 mod member;
 pub(crate) mod parted;
 mod roll;
+#[cfg(test)]
+mod simulation;
 pub(crate) mod tally;
 mod undo;
 
@@ -144,9 +146,10 @@ impl Quorum {
         }
     }
 
-    /// How long one node's vote is waited for: the whole limit where it is the only one, else well under the TTL.
+    /// How long one of many nodes is waited for: less than the TTL, so that what the others said is still good; but two
+    /// phases over slow links must fit in. The only node gets the whole limit.
     pub(crate) fn limit(&self, limit: Duration, ttl: Duration) -> Duration {
-        if self.is_one() { limit } else { limit.min((ttl / 5).max(SHORTEST_LIMIT)) }
+        if self.is_one() { limit } else { limit.min((ttl / 2).max(SHORTEST_LIMIT)) }
     }
 
     /// Asks every node at once.

@@ -79,6 +79,7 @@ mod tests {
         Time::from_nanos(nanos)
     }
 
+    #[allow(clippy::unnecessary_wraps, reason = "it stands beside answers that are none")]
     fn said(owned: Owned, only_sending: bool) -> Result<Parted, Failure> {
         Ok(Parted { owned, only_sending })
     }

@@ -34,7 +34,7 @@ impl Shared {
         // below is enough.
         let lane = if self.lines.has(&hold.key) { Lane::Keeper } else { self.quorum.lane() };
         hold.parts(lane);
-        let part = |(at, member): (usize, &Arc<Member>)| (at, part(member.clone(), hold, &parting, lane, limit));
+        let part = |(at, member): (usize, &Arc<Member>)| (at, self.part(member.clone(), hold, &parting, lane, limit));
         let mut answers: FanOut<Parted> = self.quorum.members().map(part).collect();
         let mut tally = Tally::new(self.quorum.len(), believed_until);
         let mut unconfirmed = Nodes::NONE;
@@ -76,6 +76,34 @@ impl Shared {
         }
     }
 
+    /// Parts with a key on one node: asks on this lane, and once more on the keeper's if that brings no answer.
+    fn part(&self, member: Arc<Member>, hold: &Hold, parting: &Parting, lane: Lane, limit: Duration) -> Answer<Parted> {
+        let (key, token, parting, host) = (hold.key.clone(), hold.token.clone(), parting.clone(), self.host.clone());
+        Box::pin(async move {
+            let send = |lane| member.ask(limit, |node: &dyn Node| parting.send(node, lane, &key, &token, limit));
+            let first = send(lane).await;
+            let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
+            let owned = match first {
+                // It has come nowhere, or the connection broke, or is silent; only if the node is, it is not worth asking.
+                Err(failure) if !failure.is_refusal() => {
+                    let again = async {
+                        if !only_sending {
+                            member.speaks().await;
+                        }
+                        send(Lane::Keeper).await
+                    };
+                    tokio::select! {
+                        biased;
+                        again = again => again,
+                        () = host.sleep(limit) => Err(failure),
+                    }
+                }
+                definite => definite,
+            }?;
+            Ok(Parted { owned, only_sending })
+        })
+    }
+
     fn parted(&self, key: &Key, parting: &Parting) {
         self.freed(key);
         if matches!(parting, Parting::KeepFor(..)) {
@@ -102,21 +130,6 @@ impl Shared {
             });
         }
     }
-}
-
-/// Parts with a key on one node: asks on this lane, and once more on the keeper's if that brings no answer.
-fn part(member: Arc<Member>, hold: &Hold, parting: &Parting, lane: Lane, limit: Duration) -> Answer<Parted> {
-    let (key, token, parting) = (hold.key.clone(), hold.token.clone(), parting.clone());
-    Box::pin(async move {
-        let send = |lane| member.ask(limit, |node: &dyn Node| parting.send(node, lane, &key, &token, limit));
-        let first = send(lane).await;
-        let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
-        let owned = match first {
-            Err(failure) if !failure.is_refusal() => send(Lane::Keeper).await,
-            definite => definite,
-        }?;
-        Ok(Parted { owned, only_sending })
-    })
 }
 
 /// A release under way: dropping it carries on in the background.

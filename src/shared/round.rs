@@ -59,8 +59,8 @@ impl Shared {
                 for (node, vote) in round.votes.take() {
                     self.stragglers.hear(self.clone().straggle(hold.clone(), node, lane, sent, vote));
                 }
-                // The last of them may not even be sent, and without it a node tells of another fence than the holder's.
                 for (_, raise) in round.raises.take() {
+                    // One more that keeps the floor, as there; it may not have been sent yet.
                     self.stragglers.hear(async move {
                         let _raised = raise.await;
                     });

@@ -282,6 +282,7 @@ impl Watchdog {
             let now = self.now();
             let mut batch = Vec::new();
             for hold in self.due(now) {
+                let _under_way = self.host.token();
                 let orders = hold.tick(now);
                 self.obey(&hold, orders);
                 self.table.lock().schedule(id(&hold));
@@ -364,7 +365,8 @@ impl Watchdog {
     ) {
         let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
         let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
-        let answers = self.renewed(&member, lane, &requests, patience).await;
+        let shortest = batch.iter().map(|hold| hold.ttl).min().unwrap_or_default();
+        let answers = self.renewed(&member, lane, &requests, shortest, patience).await;
         for (place, hold) in batch.iter().enumerate() {
             let answer = match &answers {
                 Ok(answers) => answers.get(place).map_or(Answer::Unclear, Answer::read),
@@ -383,13 +385,15 @@ impl Watchdog {
         member: &Arc<Member>,
         lane: Lane,
         requests: &[Renewal],
+        shortest_ttl: Duration,
         limit: Duration,
     ) -> Answered<Vec<Result<Owned, Failure>>> {
         let mut answer = member.ask(limit, |node| node.renew(lane, requests, limit));
         if self.quorum.is_one() {
             return answer;
         }
-        let (silence, member) = (self.host.sleep(self.command_timeout), member.clone());
+        let silence = self.host.sleep(self.quorum.limit(self.command_timeout, shortest_ttl));
+        let member = member.clone();
         Box::pin(async move {
             tokio::select! {
                 biased;
@@ -408,7 +412,7 @@ impl Watchdog {
         limit: Duration,
     ) -> Result<(), Failure> {
         let (sent, request) = (self.now(), [hold.renewal()]);
-        let ask = |(at, member): (usize, &Arc<Member>)| (at, self.renewed(member, lane, &request, limit));
+        let ask = |(at, member): (usize, &Arc<Member>)| (at, self.renewed(member, lane, &request, hold.ttl, limit));
         let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
         let mut last = Failure::unknown("no node has answered");
         while !answers.is_empty() {
@@ -438,6 +442,8 @@ impl Watchdog {
         let (lock, label) = (hold.key.name(), hold.token.label());
         let node = self.quorum.member(at).map(|member| member.address());
         tracing::debug!(name: "renew", target: "leasehold", lock, label, node, ?answer, took = ?now.since(sent));
+        // Whoever is told of a loss may close at once, and that must wait for what it orders.
+        let _under_way = self.host.token();
         let orders = hold.answer(now, at, sent, answer);
         self.obey(hold, orders);
         self.reschedule(hold);

@@ -1,6 +1,6 @@
 //! Who is compared: each with its library's defaults, and the TTL in common.
 
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{fmt, future::Future, pin::Pin, time::Duration};
 
 use fred::{
     clients::Client,
@@ -14,7 +14,7 @@ use rlock::{
 };
 use rslock::{LockGuard, LockManager};
 
-use crate::{Result, Server, TTL};
+use crate::{Result, Server, TTL, rounds::Rounds};
 
 /// Boxed, so that the libraries are compiled into this one and not again into each benchmark. The allocation is the
 /// same for all of them.
@@ -41,6 +41,19 @@ pub fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Boxed<'st
     Box::pin(async { Ok(builder.build().await?) })
 }
 
+/// The library under test over a quorum. Its servers were started for this and have nothing to forget, so they vote at
+/// once.
+///
+/// # Errors
+///
+/// Too few of the servers can be reached.
+#[must_use]
+pub fn leases_over(servers: &[Server]) -> Boxed<'static, Leases> {
+    let urls = servers.iter().map(Server::url);
+    let builder = Leases::builder().quorum(urls).restart_delay(Duration::ZERO).ttl(TTL);
+    Box::pin(async { Ok(builder.build().await?) })
+}
+
 /// One way to take a lock, connected on the runtime that made it.
 #[derive(Clone)]
 pub enum Contestant {
@@ -51,6 +64,10 @@ pub enum Contestant {
     Rlock(RLock, AcquireOptions),
     /// No library: `SET NX PX`, and a script that compares and deletes, sent by the same client on the same runtime.
     Plain(Client, String),
+    /// The same on several servers at once, and a majority's answer.
+    PlainRounds(Rounds, String),
+    /// Not even a lock: two rounds of `PING`, and a majority's answer.
+    Pings(Rounds),
 }
 
 /// A lock taken.
@@ -59,6 +76,7 @@ pub enum Guard {
     Rslock(LockGuard),
     Rlock(RLockGuard),
     Plain(String),
+    None,
 }
 
 const COMPARE_AND_DELETE: &str = "\
@@ -131,9 +149,26 @@ impl Contestant {
     /// The server cannot be reached.
     pub async fn plain(server: &Server) -> Result<Self> {
         let client = server.client().await?;
-        let load = CustomCommand::new_static("SCRIPT", ClusterHash::FirstKey, false);
-        let hash = client.custom(load, vec!["LOAD", COMPARE_AND_DELETE]).await?;
+        let hash = load(&client).await?;
         Ok(Self::Plain(client, hash))
+    }
+
+    /// Those that can take a lock on several servers, in the order of the tables: ours, the rival, the baselines.
+    ///
+    /// # Errors
+    ///
+    /// A server cannot be reached.
+    pub fn quorum(servers: &[Server]) -> Boxed<'_, Vec<Self>> {
+        Box::pin(async move {
+            let rounds = Rounds::connect(servers).await?;
+            let hash = rounds.load().await?;
+            Ok(vec![
+                Self::Leasehold(leases_over(servers).await?),
+                Self::Rslock(LockManager::new(servers.iter().map(Server::url).collect())),
+                Self::PlainRounds(rounds.clone(), hash),
+                Self::Pings(rounds),
+            ])
+        })
     }
 
     #[must_use]
@@ -145,6 +180,8 @@ impl Contestant {
             Self::Rslock(_) => "rslock",
             Self::Rlock(..) => "rlock",
             Self::Plain(..) => "two plain round trips",
+            Self::PlainRounds(..) => "two plain rounds",
+            Self::Pings(..) => "two rounds of `PING`",
         }
     }
 
@@ -173,6 +210,14 @@ impl Contestant {
                 }
                 Guard::Plain(name.to_owned())
             }
+            Self::PlainRounds(rounds, _) => {
+                rounds.set(name, VALUE, i64::try_from(TTL.as_millis())?).await?;
+                Guard::Plain(name.to_owned())
+            }
+            Self::Pings(rounds) => {
+                rounds.ping().await?;
+                Guard::None
+            }
         })
     }
 
@@ -195,7 +240,9 @@ impl Contestant {
                     return Err("the plain lock was lost".into());
                 }
             }
-            (_, Guard::Plain(..)) => return Err("another contestant's guard".into()),
+            (Self::PlainRounds(rounds, hash), Guard::Plain(name)) => rounds.delete(hash, &name, VALUE).await?,
+            (Self::Pings(rounds), Guard::None) => rounds.ping().await?,
+            (_, Guard::Plain(..) | Guard::None) => return Err("another contestant's guard".into()),
         }
         Ok(())
     }
@@ -209,4 +256,16 @@ impl Contestant {
         let guard = self.acquire(name).await?;
         self.release(guard).await
     }
+}
+
+impl fmt::Debug for Contestant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Makes the script of a plain release known; its hash.
+pub(crate) async fn load(client: &Client) -> Result<String> {
+    let load = CustomCommand::new_static("SCRIPT", ClusterHash::FirstKey, false);
+    Ok(client.custom(load, vec!["LOAD", COMPARE_AND_DELETE]).await?)
 }

@@ -4,12 +4,14 @@ use std::{error::Error, time::Duration};
 
 mod contestant;
 pub mod peer;
+pub mod rates;
+mod rounds;
 mod server;
 pub mod stats;
 pub mod table;
 pub mod usage;
 
-pub use contestant::{Boxed, Contestant, Guard, leases, leases_at};
+pub use contestant::{Boxed, Contestant, Guard, leases, leases_at, leases_over};
 pub use server::{Server, client_at};
 
 pub type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;

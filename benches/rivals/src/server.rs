@@ -17,6 +17,7 @@ use fred::{
         config::{Config, ServerConfig},
     },
 };
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Boxed, Result, stats};
 
@@ -110,6 +111,24 @@ impl Server {
         let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
         let calls = line.and_then(|line| line.split(',').next());
         Ok(calls.map(str::parse).transpose()?.unwrap_or_default())
+    }
+
+    /// Stops it in its tracks, as if the network swallowed everything on its way to it.
+    ///
+    /// # Errors
+    ///
+    /// It has ended.
+    pub fn freeze(&self) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), Signal::STOP)?)
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    ///
+    /// It has ended.
+    pub fn thaw(&self) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), Signal::CONT)?)
     }
 
     /// Seconds of processor time that the server has used.

@@ -40,7 +40,7 @@ impl Store {
     }
 
     pub(crate) fn acquire(&mut self, now: Micros, bid: &Bid) -> Ballot {
-        let sign = bid.voting.map(|_| self.sign(now));
+        let sign = bid.voting.map(|_| sign(now));
         let acquired = match bid.voting.and_then(|voting| self.recovers_for(now, voting.restart_delay)) {
             Some(left) => Acquired::Recovering(left),
             None => self.take(now, bid),
@@ -87,10 +87,6 @@ impl Store {
         self.locks.insert(key.clone(), (token.clone(), now + micros(*ttl)));
         self.lift(now, key, fence);
         Healed::Done
-    }
-
-    pub(crate) fn sign(&self, now: Micros) -> Sign {
-        Sign { time: Some(now), run_id: None, is_alone: true }
     }
 
     /// How long it has still to be up before it may vote. Servers count in whole seconds.
@@ -202,7 +198,7 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
+    pub(crate) fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
         if self.guarded.contains_key(key) {
             return Some(Holder::default());
         }
@@ -326,6 +322,11 @@ impl Store {
 }
 
 /// Every key is watched for everybody.
+/// There is no other run of it.
+pub(super) fn sign(now: Micros) -> Sign {
+    Sign { time: Some(now), run_id: None, is_alone: true }
+}
+
 fn busy(holder: Holder) -> Acquired {
     Acquired::Busy { holder, watched: true }
 }

@@ -5,6 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod quorum;
+
 const TTL: Duration = Duration::from_secs(3);
 /// TTL less 1 % and 2 ms.
 const VALID: Duration = Duration::from_millis(2_968);

@@ -11,7 +11,12 @@ local function draw(fence, stored, time, proposal)
   local option, expires = 'PX', '86400000'
   if proposal and #proposal == #drawn and proposal > drawn then
     drawn = proposal
-    option, expires = 'PXAT', string.format('%.0f', math.floor(tonumber(proposal) / 1000) + 86400000)
+    if string.sub(drawn, 1, 10) - time[1] < 60 then
+      -- A minute more is enough, and cheaper than to compute the moment.
+      expires = '86460000'
+    else
+      option, expires = 'PXAT', string.format('%.0f', math.floor(tonumber(drawn) / 1000) + 86400000)
+    end
   end
   if not stored or #stored == #drawn and stored < drawn and not string.find(stored, '%D') then
     return drawn, option, expires

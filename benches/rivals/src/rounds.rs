@@ -1,0 +1,104 @@
+//! A request to several servers at once, and the answer of the majority: what no quorum can do without.
+
+use std::{future::poll_fn, sync::Arc, task::Poll};
+
+use fred::{
+    clients::Client,
+    interfaces::{ClientLike as _, KeysInterface as _},
+    types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value},
+};
+
+use crate::{Boxed, Result, Server, contestant};
+
+/// One plain client of each server, on one runtime.
+#[derive(Debug, Clone)]
+pub struct Rounds(Arc<[Client]>);
+
+impl Rounds {
+    /// # Errors
+    ///
+    /// A server cannot be reached.
+    pub async fn connect(servers: &[Server]) -> Result<Self> {
+        let mut clients = Vec::with_capacity(servers.len());
+        for server in servers {
+            clients.push(server.client().await?);
+        }
+        Ok(Self(clients.into()))
+    }
+
+    /// The least that a round can be.
+    ///
+    /// # Errors
+    ///
+    /// No majority answers.
+    pub async fn ping(&self) -> Result<()> {
+        self.round(|client| Box::pin(async move { Ok(client.ping::<String>(None).await? == "PONG") })).await
+    }
+
+    /// Takes a lock on a majority, without any fence.
+    ///
+    /// # Errors
+    ///
+    /// No majority grants it.
+    pub async fn set(&self, name: &str, value: &str, ttl: i64) -> Result<()> {
+        self.round(|client| {
+            Box::pin(async move {
+                let (ttl, only_new) = (Some(Expiration::PX(ttl)), Some(SetOptions::NX));
+                let set: Value = client.set(name, value, ttl, only_new, false).await?;
+                Ok(!set.is_null())
+            })
+        })
+        .await
+    }
+
+    /// Has a majority compare and delete.
+    ///
+    /// # Errors
+    ///
+    /// No majority had it.
+    pub async fn delete(&self, hash: &str, name: &str, value: &str) -> Result<()> {
+        self.round(|client| {
+            Box::pin(async move {
+                let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::FirstKey, false);
+                Ok(client.custom::<i64, _>(evalsha, vec![hash, "1", name, value]).await? == 1)
+            })
+        })
+        .await
+    }
+
+    /// Makes the script of [`delete`](Self::delete) known everywhere; its hash.
+    ///
+    /// # Errors
+    ///
+    /// A server cannot be reached.
+    pub async fn load(&self) -> Result<String> {
+        let mut hash = String::new();
+        for client in &*self.0 {
+            hash = contestant::load(client).await?;
+        }
+        Ok(hash)
+    }
+
+    /// Asks all at once; done when a majority has said yes. Who has not answered by then has still been asked.
+    async fn round<'a>(&'a self, request: impl Fn(&'a Client) -> Boxed<'a, bool>) -> Result<()> {
+        let majority = self.0.len() / 2 + 1;
+        let mut pending: Vec<Boxed<'a, bool>> = self.0.iter().map(request).collect();
+        let mut granted = 0;
+        let mut last_error = None;
+        poll_fn(|context| {
+            pending.retain_mut(|answer| match answer.as_mut().poll(context) {
+                Poll::Pending => true,
+                Poll::Ready(answer) => {
+                    match answer {
+                        Ok(yes) => granted += usize::from(yes),
+                        Err(error) => last_error = Some(error),
+                    }
+                    false
+                }
+            });
+            if granted >= majority || pending.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        if granted >= majority { Ok(()) } else { Err(last_error.unwrap_or_else(|| "too few said yes".into())) }
+    }
+}

@@ -1,0 +1,142 @@
+//! That nothing is ever violated, and that the checks would notice if it were.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What led up to a violation is told from so long before it.
+const BEFORE: Real = 4_000_000_000;
+
+impl Scene {
+    /// Plays it, with nothing that is not allowed.
+    fn is_clean(self) -> Counts {
+        let Outcome { violations, counts, .. } = self.play(false);
+        if let Some(first) = violations.first() {
+            let told = |(at, _): &&(Real, String)| (first.at().saturating_sub(BEFORE)..=first.at()).contains(at);
+            for (at, what) in self.play(true).trace.iter().filter(told) {
+                println!("{:>9} µs  {what}", at / 1_000);
+            }
+            panic!("{self:?}: {violations:?}");
+        }
+        counts
+    }
+}
+
+/// Many seeds of one climate, over one, three and five nodes each.
+fn many(climate: Climate, seeds: u64) -> [Counts; 3] {
+    [1, 3, 5].map(|nodes| {
+        let mut counts = Counts::default();
+        for seed in 0..seeds {
+            counts += Scene { seed, nodes, climate, bug: Bug::None }.is_clean();
+        }
+        println!("{nodes} nodes: {counts:?}");
+        counts
+    })
+}
+
+#[test]
+fn on_a_calm_day_leases_are_won_and_renewed_and_none_is_lost() {
+    for counts in many(Climate::Calm, 10) {
+        assert!(counts.acquired >= 80 && counts.released >= 50 && counts.renewed >= 80, "{counts:?}");
+        assert_eq!((counts.lost, counts.recovering), (0, 0), "{counts:?}");
+    }
+}
+
+#[test]
+fn whatever_befalls_them_no_two_hold_and_fences_grow() {
+    for counts in many(Climate::Mixed, 16) {
+        assert!(counts.acquired >= 50 && counts.undone >= 50 && counts.released >= 20, "{counts:?}");
+    }
+}
+
+#[test]
+fn who_stands_still_past_the_deadline_does_not_believe_any_longer() {
+    for counts in many(Climate::Pausing, 16) {
+        assert!(counts.acquired >= 50 && counts.lost >= 10, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_node_that_forgot_stays_out() {
+    for counts in many(Climate::Forgetting, 12) {
+        assert!(counts.acquired >= 8 && counts.lost >= 4 && counts.recovering >= 50, "{counts:?}");
+    }
+}
+
+#[test]
+fn the_worst_moments_do_no_harm() {
+    for counts in many(Climate::Sly, 12) {
+        assert!(counts.acquired >= 20 && counts.renewed >= 30, "{counts:?}");
+    }
+}
+
+proptest! {
+    // A seed does not get simpler when it gets smaller.
+    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn no_seed_breaks_a_rule(
+        seed: u64,
+        nodes in prop::sample::select(&[1_usize, 3, 5]),
+        climate in prop::sample::select(&[Climate::Mixed, Climate::Pausing, Climate::Forgetting, Climate::Sly]),
+    ) {
+        Scene { seed, nodes, climate, bug: Bug::None }.is_clean();
+    }
+}
+
+/// Asserts that a bug is found, and is the reason.
+fn is_found(bug: Bug, (nodes, climate): (usize, Climate), seeds: u64, is_expected: fn(&Violation) -> bool) {
+    let found = (0..seeds).find_map(|seed| {
+        let scene = Scene { seed, nodes, climate, bug };
+        scene.play(false).violations.into_iter().find(is_expected).map(|violation| (scene, violation))
+    });
+    let Some((scene, violation)) = found else { panic!("{bug:?} is not noticed by any of {seeds} seeds") };
+    println!("{scene:?}: {violation:?}");
+    Scene { bug: Bug::None, ..scene }.is_clean();
+}
+
+fn two_holders(violation: &Violation) -> bool {
+    matches!(violation, Violation::TwoHolders { .. })
+}
+
+#[test]
+fn without_the_second_phase_fences_fall() {
+    let fell = |violation: &Violation| matches!(violation, Violation::FenceFell { .. });
+    is_found(Bug::NoSecondPhase, (3, Climate::Mixed), 200, fell);
+    is_found(Bug::NoSecondPhase, (5, Climate::Mixed), 200, fell);
+}
+
+#[test]
+fn a_late_grant_that_is_not_undone_is_seen_on_its_node() {
+    let left = |violation: &Violation| matches!(violation, Violation::Abandoned { .. });
+    is_found(Bug::LateGrantStays, (3, Climate::Mixed), 50, left);
+    is_found(Bug::LateGrantStays, (5, Climate::Calm), 50, left);
+}
+
+#[test]
+fn a_node_that_votes_before_its_time_gives_two_holders() {
+    is_found(Bug::AmnesiacVotes, (1, Climate::Forgetting), 50, two_holders);
+    is_found(Bug::AmnesiacVotes, (3, Climate::Forgetting), 100, two_holders);
+    is_found(Bug::AmnesiacVotes, (5, Climate::Forgetting), 100, two_holders);
+}
+
+#[test]
+fn a_key_brought_back_before_the_nodes_time_gives_two_holders() {
+    is_found(Bug::HealUnchecked, (3, Climate::Sly), 600, two_holders);
+}
+
+#[test]
+fn a_deadline_that_counts_from_a_second_sending_gives_two_holders() {
+    is_found(Bug::DeadlineFromRetry, (3, Climate::Pausing), 200, two_holders);
+}
+
+#[test]
+fn a_deadline_that_counts_from_the_reply_gives_two_holders() {
+    is_found(Bug::DeadlineFromReply, (1, Climate::Pausing), 100, two_holders);
+    is_found(Bug::DeadlineFromReply, (3, Climate::Pausing), 100, two_holders);
+}
+
+#[test]
+fn clocks_that_differ_by_more_than_a_ttl_allows_for_give_two_holders() {
+    is_found(Bug::ClocksTooFast, (1, Climate::Pausing), 200, two_holders);
+}

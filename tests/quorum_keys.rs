@@ -1,0 +1,224 @@
+//! Faults of the keys of a quorum: deleted, overwritten and flushed, on a minority of the nodes and on a majority. The
+//! rows F13 to F15.
+
+// The library's doors for time and tasks are not those of its tests.
+#![allow(clippy::disallowed_methods)]
+// A helper that cannot do its work has to stop the test and say why.
+#![allow(clippy::expect_used)]
+
+mod quorum_scene;
+mod support;
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Lease, Leases, LossReason, Lost, ReleaseError};
+use quorum_scene::{Calm, HANGS, LONG, MEDIUM, NAME, SIGNAL, Scene, Share, at_once, builder, built};
+use support::{eventually_async, within};
+use tokio::task::JoinHandle;
+
+/// Whose keys are not ours.
+const SOMEBODY: &[&str] = &["SET", NAME, "somebody-else", "PX", "60000"];
+
+/// Its loss, and when it was told.
+fn loss(lease: &Lease) -> JoinHandle<(Lost, Instant)> {
+    let lost = lease.lost();
+    tokio::spawn(async move { (lost.await, Instant::now()) })
+}
+
+/// Fails unless the loss is told within the limit, and for this reason.
+async fn is_told(
+    loss: JoinHandle<(Lost, Instant)>,
+    since: Instant,
+    limit: Duration,
+    reason: LossReason,
+    scene: &Scene,
+) {
+    let (lost, at) = within(HANGS, "the signal of a loss", loss).await.expect("it does not panic");
+    let (took, limit) = (at.saturating_duration_since(since), scene.allowed(limit));
+    assert_eq!(lost.reason(), reason);
+    assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
+}
+
+#[track_caller]
+fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
+    match outcome {
+        Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), reason),
+        other => panic!("the release of a lost lease says {other:?}"),
+    }
+}
+
+/// Fails unless every node has the key of the lease again within the limit.
+async fn is_healed(scene: &Scene, lease: &Lease, since: Instant, limit: Duration) {
+    scene.is_everywhere(lease, HANGS).await;
+    let (took, limit) = (since.elapsed(), scene.allowed(limit));
+    assert!(took <= limit, "healed {took:?} after the fault, not within {limit:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f13_deleted_on_a_minority_is_healed() {
+    for nodes in [3, 5] {
+        let scene = Scene::of(nodes).await;
+        // So long that no renewal of its own accord can be what heals it.
+        let lease = scene.acquire_everywhere(LONG).await;
+        scene.are_watched(1).await;
+        let calm = Calm::of(&lease);
+        let deleted = at_once(scene.faulty(Share::Minority), &["DEL", NAME]);
+        is_healed(&scene, &lease, deleted, SIGNAL).await;
+        for wire in &mut scene.wires() {
+            assert!(wire.pttl(NAME) > 20_000, "it is a key of the full TTL");
+            let floor: u64 = wire.get(quorum_scene::FENCE).and_then(|floor| floor.parse().ok()).expect("a floor");
+            assert!(floor >= u64::from(lease.fence()));
+        }
+        calm.lasted(&scene.lag);
+        lease.release().await.expect("it was ours to the end");
+        scene.is_taken_away(NAME).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f13_deleted_on_a_majority_is_a_loss() {
+    for nodes in [3, 5] {
+        let scene = Scene::of(nodes).await;
+        let lease = scene.acquire_everywhere(LONG).await;
+        scene.are_watched(1).await;
+        let loss = loss(&lease);
+        let deleted = at_once(scene.faulty(Share::Majority), &["DEL", NAME]);
+        is_told(loss, deleted, SIGNAL, LossReason::Deleted, &scene).await;
+        assert_says_lost(lease.release().await, LossReason::Deleted);
+        // Closing waits for what runs in the background: nothing of that makes a key again.
+        scene.leases.close().await;
+        assert_eq!(scene.tokens(NAME), vec![None; nodes]);
+    }
+}
+
+/// A client of the same nodes that none of them may push to.
+async fn without_push(scene: &Scene) -> Leases {
+    let rights = ["on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"];
+    let urls = scene.nodes.iter().map(|node| {
+        node.server.wire().must(&[&["ACL", "SETUSER", "poller"], &rights[..]].concat());
+        format!("redis://poller:secret@127.0.0.1:{}", node.proxy.port())
+    });
+    built(builder(urls.collect())).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f13_without_push_the_next_renewal_heals_or_tells() {
+    for share in Share::BOTH {
+        let scene = Scene::of(3).await;
+        let leases = without_push(&scene).await;
+        let lease = leases.lock(NAME).ttl(MEDIUM).acquire().await.expect("the nodes are well");
+        scene.is_everywhere(&lease, HANGS).await;
+        scene.is_renewed(&lease, MEDIUM).await;
+        let (calm, loss) = (Calm::of(&lease), loss(&lease));
+        let deleted = at_once(scene.faulty(share), &["DEL", NAME]);
+        let limit = MEDIUM / 3 + SIGNAL;
+        match share {
+            Share::Minority => {
+                is_healed(&scene, &lease, deleted, limit).await;
+                calm.lasted(&scene.lag);
+                lease.release().await.expect("it was ours to the end");
+            }
+            Share::Majority => {
+                is_told(loss, deleted, limit, LossReason::Deleted, &scene).await;
+                assert_says_lost(lease.release().await, LossReason::Deleted);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f14_overwritten_on_a_minority_is_left_alone() {
+    let scene = Scene::of(3).await;
+    let lease = scene.acquire_everywhere(MEDIUM).await;
+    let (calm, [faulty]) = (Calm::of(&lease), scene.faulty(Share::Minority)) else { panic!("one of three") };
+    at_once(scene.faulty(Share::Minority), SOMEBODY);
+    // The time in which it might be touched, or the holder disturbed.
+    tokio::time::sleep(MEDIUM).await;
+    let mut wire = faulty.server.wire();
+    assert_eq!(wire.get(NAME).as_deref(), Some("somebody-else"));
+    assert!(wire.pttl(NAME) > 50_000, "the other's TTL is none of our business");
+
+    // Once it has gone, the place is ours again.
+    let gone = Instant::now();
+    wire.del(NAME);
+    is_healed(&scene, &lease, gone, MEDIUM / 3 + SIGNAL).await;
+
+    wire.must(SOMEBODY);
+    scene.is_renewed(&lease, MEDIUM).await;
+    calm.lasted(&scene.lag);
+    lease.release().await.expect("a majority was ours to the end");
+    eventually_async(MEDIUM / 2, "ours are gone, the other's is not", || {
+        scene.tokens(NAME) == [None, None, Some("somebody-else".to_owned())]
+    })
+    .await;
+    scene.leases.close().await;
+    assert_eq!(wire.get(NAME).as_deref(), Some("somebody-else"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f14_overwritten_on_a_majority_is_a_loss() {
+    let scene = Scene::of(3).await;
+    let lease = scene.acquire_everywhere(LONG).await;
+    scene.are_watched(1).await;
+    let loss = loss(&lease);
+    let taken = at_once(scene.faulty(Share::Majority), SOMEBODY);
+    is_told(loss, taken, SIGNAL, LossReason::Taken, &scene).await;
+    assert_says_lost(lease.release().await, LossReason::Taken);
+    scene.leases.close().await;
+    let theirs = Some("somebody-else".to_owned());
+    assert_eq!(scene.tokens(NAME), [None, theirs.clone(), theirs], "theirs is left alone, and nothing of ours is left");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_flushed_minority_is_healed() {
+    for flush in ["FLUSHALL", "FLUSHDB"] {
+        let scene = Scene::of(3).await;
+        let mut held = Vec::new();
+        for name in ["a", "b", "c"] {
+            held.push(scene.acquire_as(name, LONG).await);
+        }
+        for lease in &held {
+            scene.is_everywhere(lease, HANGS).await;
+        }
+        scene.are_watched(held.len()).await;
+        let calm: Vec<_> = held.iter().map(Calm::of).collect();
+        let flushed = at_once(scene.faulty(Share::Minority), &[flush]);
+        for lease in &held {
+            is_healed(&scene, lease, flushed, SIGNAL).await;
+        }
+        for calm in calm {
+            calm.lasted(&scene.lag);
+        }
+        for lease in held {
+            lease.release().await.expect("it was ours to the end");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_flushed_majority_is_a_loss() {
+    for flush in ["FLUSHALL", "FLUSHDB"] {
+        let scene = Scene::of(3).await;
+        let held = [scene.acquire_as("a", LONG).await, scene.acquire_as("b", LONG).await];
+        for lease in &held {
+            scene.is_everywhere(lease, HANGS).await;
+        }
+        scene.are_watched(held.len()).await;
+        let losses = held.each_ref().map(loss);
+        let flushed = at_once(scene.faulty(Share::Majority), &[flush]);
+        for loss in losses {
+            is_told(loss, flushed, SIGNAL, LossReason::Deleted, &scene).await;
+        }
+        // The floors went with the rest; the clocks carry the fences on.
+        let next = scene.acquire_as("a", LONG).await;
+        assert!(next.fence() > held[0].fence());
+        next.release().await.expect("it was ours to the end");
+        for lease in held {
+            assert_says_lost(lease.release().await, LossReason::Deleted);
+        }
+        scene.leases.close().await;
+        for name in ["a", "b"] {
+            assert_eq!(scene.tokens(name), [None, None, None], "nothing is made again");
+        }
+    }
+}
