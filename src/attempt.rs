@@ -160,13 +160,13 @@ impl Attempt {
     }
 
     /// The fence of a win (invariant 3): what a majority drew alike, or what a majority was raised to. Either way a
-    /// majority drew nothing larger: in the second, the one whose largest draw it is.
+    /// majority drew nothing larger: in the second, the one whose largest draw it is. Once a raise is under way it is
+    /// the second, or the floors would tell of another fence than the holder's.
     fn fence(&self, majority: usize) -> Option<Fence> {
-        let alike = |fence: Fence| self.seats.iter().filter(|seat| seat.drawn() == Some(fence)).count();
-        if let Some(fence) = self.seats.iter().filter_map(Seat::drawn).find(|&fence| alike(fence) >= majority) {
-            return Some(fence);
-        }
-        let fence = self.raising_to?;
+        let Some(fence) = self.raising_to else {
+            let alike = |fence: Fence| self.seats.iter().filter(|seat| seat.drawn() == Some(fence)).count();
+            return self.seats.iter().filter_map(Seat::drawn).find(|&fence| alike(fence) >= majority);
+        };
         let is_raised = |seat: &&Seat| match seat {
             Seat::Raised(_) => true,
             Seat::Granted(drawn) => *drawn >= fence,

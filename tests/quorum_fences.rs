@@ -76,6 +76,13 @@ fn floor(nodes: &Nodes, at: usize) -> Option<Fence> {
     nodes[at].wire().get(FENCE).map(|text| text.parse().expect("a fence"))
 }
 
+/// What a server would draw by its clock alone.
+fn micros_at(nodes: &Nodes, at: usize) -> u64 {
+    let time = nodes[at].wire().must(&["TIME"]);
+    let part = |part: usize| time.array()[part].text().parse::<u64>().expect("a number");
+    part(0) * 1_000_000 + part(1)
+}
+
 async fn assert_unchanged(changes: &mut StatusChanges) {
     let change = tokio::time::timeout(Duration::ZERO, changes.next()).await;
     assert!(change.is_err(), "the holder was told {change:?}");
@@ -276,6 +283,27 @@ async fn the_holder_is_seen_with_the_fence_of_the_lease_when_a_faster_clock_came
     let fence = lease.fence();
     lease.release().await.expect("it was ours");
     assert!(cycle(&leases).await > fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_holder_is_seen_with_the_fence_of_the_lease_when_two_drew_alike_after_a_raise_began() {
+    let nodes = servers(&CLOCKS);
+    let ahead = (micros_at(&nodes, SLOW) + 6_000_000).to_string();
+    [SLOW, 2].iter().for_each(|&at| nodes[at].wire().set(FENCE, &ahead));
+    let proxies = nodes.proxies();
+    let late = proxies[2].on(Match::script(ACQUIRE), 1, Action::HoldReply);
+    let raise = proxies[SLOW].on(Match::script(RAISE), 1, Action::Hold);
+    let leases = client(urls(&proxies), LONG + TTL).await;
+    let attempt = tokio::spawn(leases.lock(NAME).ttl(LONG).try_acquire());
+    within(HANGS, "the raise", raise.hit()).await;
+    late.release();
+    let lease = within(HANGS, "the attempt ends", attempt).await.expect("it does not panic");
+    let lease = lease.expect("two of three are enough").expect("it is free");
+    raise.release();
+    eventually_async(HANGS, "the raise arrives", || floor(&nodes, SLOW) == floor(&nodes, FAST)).await;
+    let holder = leases.lock(NAME).holder().await.expect("all are there").expect("it is held");
+    assert_eq!(holder.fence(), Some(lease.fence()));
+    lease.release().await.expect("it was ours");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
