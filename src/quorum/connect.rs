@@ -135,23 +135,14 @@ impl Quorum {
         if connected < quorum.majority() {
             return Err(too_few(&quorum, &outcomes));
         }
-        for (at, error) in outcomes.into_iter().enumerate() {
-            if let (Some(error), Some(member), Some(place)) = (error, quorum.member(at), places.get(at)) {
+        let failed = outcomes.into_iter().enumerate().filter_map(|(at, error)| Some((at, None, error?)));
+        let silent = || Error::new(ErrorKind::Unavailable, "it does not answer");
+        let coming = coming.take().into_iter().map(|(at, connecting)| (at, Some(connecting), silent()));
+        for (at, connecting, error) in failed.chain(coming) {
+            if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
                 tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
                 member.not_there(&error);
-                host.spawn_until_stopped(keep_trying(at, member.clone(), None, place.clone(), terms.clone()));
-            }
-        }
-        for (at, connecting) in coming.take() {
-            if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
-                member.not_there(&Error::new(ErrorKind::Unavailable, "it does not answer"));
-                host.spawn_until_stopped(keep_trying(
-                    at,
-                    member.clone(),
-                    Some(connecting),
-                    place.clone(),
-                    terms.clone(),
-                ));
+                host.spawn_until_stopped(keep_trying(at, member.clone(), connecting, place.clone(), terms.clone()));
             }
         }
         Ok(quorum)
