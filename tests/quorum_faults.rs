@@ -32,9 +32,7 @@ const MEDIUM: Duration = Duration::from_millis(1_500);
 const DELAY: Duration = Duration::from_secs(3);
 /// The command time-out of every client here.
 const COMMAND: Duration = Duration::from_millis(300);
-/// What one node's vote is waited for at [`TTL`]: less than [`COMMAND`].
-const VOTE: Duration = Duration::from_millis(200);
-/// What a call may take that waits for no node which is away: half of what one that does would take.
+/// What a call may take that waits for no node which is away: a third of what one that does would take.
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// What `lost()` may lag behind, besides the control timer.
 const SIGNAL: Duration = Duration::from_millis(50);
@@ -186,13 +184,17 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     rig.nodes[there.start].wire().set("contested", "somebody else's");
 
     minority.clone().for_each(|at| away.begin(&rig, at));
-    let first = contest(&rig).await;
-    assert!(first <= rig.allowed(VOTE + AT_ONCE), "the first to find out took {first:?}");
-    let began = Instant::now();
+    let (began, mut waited) = (Instant::now(), Vec::new());
     while began.elapsed() < 4 * TTL {
-        let took = cycle(&rig, "other").await.max(contest(&rig).await);
-        assert!(took <= rig.allowed(AT_ONCE), "with {away:?} a call took {took:?} after {:?}", began.elapsed());
+        let took = contest(&rig).await.max(cycle(&rig, "other").await);
+        if took > rig.allowed(AT_ONCE) {
+            waited.push((took, began.elapsed()));
+        }
     }
+    // The first that goes unanswered finds out for all; a link that breaks says nothing of the node behind it.
+    assert!(waited.len() <= 1, "calls waited for who is {away:?}: {waited:?}");
+    let most = rig.allowed(COMMAND + AT_ONCE);
+    assert!(waited.iter().all(|(took, _)| *took <= most), "a call waited for who is {away:?}: {waited:?}");
     assert_unchanged(&mut changes).await;
 
     minority.clone().for_each(|at| away.end(&rig, at));
@@ -244,7 +246,7 @@ async fn f38_a_node_that_was_black_holed_while_nothing_was_held_is_used_again() 
     let is_up = || *rig.leases.nodes()[0].state() == NodeState::Up;
     let began = Instant::now();
     while is_up() {
-        assert!(began.elapsed() < rig.allowed(VOTE + COMMAND), "its silence is not noticed");
+        assert!(began.elapsed() < rig.allowed(3 * COMMAND), "its silence is not noticed");
         cycle(&rig, NAME).await;
     }
     cycle(&rig, NAME).await;

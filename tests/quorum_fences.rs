@@ -8,7 +8,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use leasehold::{AcquireError, Fence, Lease, Leases, LossReason, Status, StatusChanges};
 use support::{
@@ -31,6 +31,8 @@ const HANGS: Duration = Duration::from_secs(10);
 /// The clocks of the counter-example: 100, 200 and 140, in units that no test takes.
 const CLOCKS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), Duration::from_secs(4)];
 
+const TOGETHER: [Duration; 3] = [Duration::ZERO; 3];
+
 /// The first one's clock is the slowest, the second one's the fastest.
 const SLOW: usize = 0;
 const FAST: usize = 1;
@@ -38,10 +40,15 @@ const FAST: usize = 1;
 fn servers(clocks: &[Duration]) -> Nodes {
     let nodes = Nodes::seasoned(clocks.len());
     nodes.know(&[ACQUIRE, RAISE, HEAL, RENEW, RELEASE]);
+    set_apart(&nodes, clocks);
+    nodes
+}
+
+/// Sets clocks ahead by so much each. A client that does not know of it proposes a fence that the fast ones have passed.
+fn set_apart(nodes: &Nodes, clocks: &[Duration]) {
     for (at, ahead) in clocks.iter().enumerate() {
         nodes.clock(at).forward(*ahead);
     }
-    nodes
 }
 
 async fn client(urls: Vec<String>, restart_delay: Duration) -> Leases {
@@ -90,9 +97,10 @@ async fn assert_unchanged(changes: &mut StatusChanges) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_later_holder_on_another_majority_has_the_larger_fence() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let (one, _one) = client_without(&nodes, 2).await;
     let (two, _two) = client_without(&nodes, FAST).await;
+    set_apart(&nodes, &CLOCKS);
     let first = cycle(&one).await;
     let floors = [FAST, SLOW].map(|at| floor(&nodes, at));
     let second = cycle(&two).await;
@@ -102,11 +110,12 @@ async fn a_later_holder_on_another_majority_has_the_larger_fence() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_grow_whatever_majority_each_holder_has() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let mut clients = Vec::new();
     for without in 0..3 {
         clients.push(client_without(&nodes, without).await);
     }
+    set_apart(&nodes, &CLOCKS);
     let mut last = None;
     for turn in 0..60 {
         // Every pair of majorities comes after each other, and so does each after itself.
@@ -121,6 +130,7 @@ async fn fences_grow_whatever_majority_each_holder_has() {
 /// raise is up to `fault`; answers the client, once it was told that it has no lease.
 async fn a_raise_that_fails(nodes: &Nodes, action: Action, fault: impl FnOnce()) -> (Leases, String) {
     let (leases, proxies) = client_without(nodes, 2).await;
+    set_apart(nodes, &CLOCKS);
     let raise = proxies[SLOW].on(Match::script(RAISE), 1, action);
     let attempt = tokio::spawn(leases.lock(NAME).ttl(LONG).try_acquire());
     within(HANGS, "the raise", raise.hit()).await;
@@ -144,7 +154,7 @@ async fn is_undone(nodes: &Nodes) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_raise_without_an_answer_is_no_raise() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let (leases, _) = a_raise_that_fails(&nodes, Action::SwallowReply, || {}).await;
     is_undone(&nodes).await;
     let raised = floor(&nodes, SLOW);
@@ -154,7 +164,7 @@ async fn a_raise_without_an_answer_is_no_raise() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_raise_that_is_refused_is_no_raise() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let (leases, text) = a_raise_that_fails(&nodes, Action::Mangle, || {}).await;
     assert!(text.contains("unknown command"), "{text}");
     is_undone(&nodes).await;
@@ -165,7 +175,7 @@ async fn a_raise_that_is_refused_is_no_raise() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_raise_where_the_key_is_gone_is_no_raise() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let (leases, text) = a_raise_that_fails(&nodes, Action::Hold, || {
         assert!(nodes[SLOW].wire().del(NAME), "it was granted there");
     })
@@ -179,7 +189,7 @@ async fn a_raise_where_the_key_is_gone_is_no_raise() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_raise_where_the_key_is_anothers_is_no_raise() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let (_, text) = a_raise_that_fails(&nodes, Action::Hold, || nodes[SLOW].wire().set(NAME, "somebody else's")).await;
     assert!(text.contains("somebody took the key"), "{text}");
     eventually_async(HANGS, "the other grant is undone", || nodes.with_key(NAME) == [SLOW]).await;
@@ -189,10 +199,11 @@ async fn a_raise_where_the_key_is_anothers_is_no_raise() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_node_stands_in_for_another_that_fails_to_raise() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let proxies = nodes.proxies();
     let refused = proxies[SLOW].on(Match::script(RAISE), 1, Action::Mangle);
     let leases = client(urls(&proxies), LONG + TTL).await;
+    set_apart(&nodes, &CLOCKS);
     let lease = leases.lock(NAME).try_acquire().await.expect("two of three raise it").expect("it is free");
     within(HANGS, "the first one's raise", refused.hit()).await;
     let backed = (0..3).filter(|&at| floor(&nodes, at) >= Some(lease.fence())).count();
@@ -266,10 +277,11 @@ async fn the_holder_is_seen_with_the_fence_of_the_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_holder_is_seen_with_the_fence_of_the_lease_when_a_faster_clock_came_late() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let proxies = nodes.proxies();
     let late = proxies[FAST].on(Match::script(ACQUIRE), 1, Action::HoldReply);
     let leases = client(urls(&proxies), LONG + TTL).await;
+    set_apart(&nodes, &CLOCKS);
     let lease = acquire(&leases).await;
     within(HANGS, "the fast one has granted it", late.hit()).await;
     assert!(floor(&nodes, FAST) > Some(lease.fence()), "it drew the largest, and nobody waited for it");
@@ -287,13 +299,14 @@ async fn the_holder_is_seen_with_the_fence_of_the_lease_when_a_faster_clock_came
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_holder_is_seen_with_the_fence_of_the_lease_when_two_drew_alike_after_a_raise_began() {
-    let nodes = servers(&CLOCKS);
+    let nodes = servers(&TOGETHER);
     let ahead = (micros_at(&nodes, SLOW) + 6_000_000).to_string();
     [SLOW, 2].iter().for_each(|&at| nodes[at].wire().set(FENCE, &ahead));
     let proxies = nodes.proxies();
     let late = proxies[2].on(Match::script(ACQUIRE), 1, Action::HoldReply);
     let raise = proxies[SLOW].on(Match::script(RAISE), 1, Action::Hold);
     let leases = client(urls(&proxies), LONG + TTL).await;
+    set_apart(&nodes, &CLOCKS);
     let attempt = tokio::spawn(leases.lock(NAME).ttl(LONG).try_acquire());
     within(HANGS, "the raise", raise.hit()).await;
     late.release();
@@ -335,7 +348,7 @@ async fn fences_grow_over(nodes: &Nodes, leases: &Leases, mut last: Fence, what:
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f28_a_minority_steps_forward_past_the_ttl() {
-    let nodes = servers(&[Duration::ZERO; 3]);
+    let nodes = servers(&TOGETHER);
     let leases = client(nodes.urls(), LONG + TTL).await;
     let lease = acquire(&leases).await;
     let (fence, mut changes) = (lease.fence(), lease.status_changes());
@@ -358,17 +371,23 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f28_a_majority_steps_forward_past_the_ttl() {
-    let nodes = servers(&[Duration::ZERO; 3]);
+    let nodes = servers(&TOGETHER);
     let leases = client(nodes.urls(), LONG + TTL).await;
     let lease = acquire(&leases).await;
-    (0..2).for_each(|at| nodes.clock(at).forward(HOUR));
+    // At once: what one of them loses is brought back while the others have it.
+    thread::scope(|scope| {
+        for at in 0..2 {
+            let clock = nodes.clock(at);
+            scope.spawn(move || clock.forward(HOUR));
+        }
+    });
     let lost = within(HANGS, "the loss is told", lease.lost()).await;
     assert_eq!(lost.reason(), LossReason::Deleted);
     fences_grow_over(&nodes, &leases, lease.fence(), "ahead").await;
 }
 
 async fn the_holder_is_not_told_of_steps_back(stepping: usize) {
-    let nodes = servers(&[Duration::ZERO; 3]);
+    let nodes = servers(&TOGETHER);
     let leases = client(nodes.urls(), LONG + TTL).await;
     let lease = acquire(&leases).await;
     let (fence, mut changes) = (lease.fence(), lease.status_changes());

@@ -394,7 +394,6 @@ const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f22_a_quorum_needs_the_right_to_info() {
     let nodes = Nodes::seasoned(3);
-    nodes.clock(1).forward(Duration::from_millis(100));
     let allow = |rights: &str| {
         for node in nodes.iter() {
             let password = format!(">{SECRET}");
@@ -418,6 +417,9 @@ async fn f22_a_quorum_needs_the_right_to_info() {
 
     allow("+info");
     let leases = builder(proxies.iter().map(url)).build().await.expect("all are there");
+    // By so much that it proposes a fence that two have passed, and no two draw alike.
+    nodes.clock(1).forward(SECOND);
+    nodes.clock(2).forward(2 * SECOND);
     let raises: Vec<_> = proxies.iter().map(|proxy| proxy.on(Match::script(RAISE), 1, Action::HoldReply)).collect();
     raises.iter().for_each(support::RuleHandle::release);
     let lease = leases.lock(NAME).acquire().await.expect("that is all it takes");
