@@ -11,7 +11,7 @@ use crate::{
     node::{Acquired, Answer, Bid, Failure, Lane, Owned, Parting},
     quorum::{
         FanOut, Undo,
-        tally::{Denial, Nodes},
+        tally::{Denial, Needs, Nodes},
     },
     status::Signal,
     token::Token,
@@ -24,7 +24,7 @@ pub(crate) enum Outcome {
     Won(Arc<Hold>, Arc<Signal>),
     Busy {
         holder: Holder,
-        needs: usize,
+        needs: Needs,
         watched: bool,
     },
     /// Nobody got a majority; the round took this long.

@@ -5,7 +5,9 @@
 //!
 //! 1. An alert wakes one waiter of its name: the one whose turn it is. It is kept until that one looks, so none is lost
 //!    on a waiter that is busy looking.
-//! 2. A waiter that needs several nodes to be freed is alerted when so many have been touched since it last looked.
+//! 2. A waiter that needs several nodes to be freed is alerted when so many of those have been touched since it last
+//!    looked. What others touch that compete with it, and what it touches itself, has nobody look: where several take and
+//!    give back what is free of a minority, or split the votes, they would call each other without end.
 //! 3. Whoever has the turn says by when it will look. When it does not, for it may stand on a runtime that nobody
 //!    polls, the others go on without it.
 
@@ -14,7 +16,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -22,7 +24,13 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
-use crate::{clock::Time, holder::Holder, key::Key, node::Failure};
+use crate::{
+    clock::Time,
+    holder::Holder,
+    key::Key,
+    node::Failure,
+    quorum::tally::{Needs, Nodes},
+};
 
 mod backoff;
 mod queue;
@@ -47,12 +55,17 @@ pub(crate) struct Line {
     turn: Semaphore,
     /// Something may have happened to the lock.
     alert: Notify,
-    /// The nodes that were touched since the last look, one bit each, and how many have to be.
-    touched: AtomicU32,
-    needs: AtomicU32,
+    touched: Mutex<Touched>,
     /// By when whoever has the turn will have looked.
     due: AtomicU64,
     seen: watch::Sender<Look>,
+}
+
+/// The nodes that were touched since the last look, and those that have to be.
+#[derive(Debug)]
+struct Touched {
+    nodes: Nodes,
+    needs: Needs,
 }
 
 /// What the last look at the server found.
@@ -63,8 +76,8 @@ pub(crate) enum Look {
         holder: Holder,
         /// Whether we shall be told when that changes.
         watched: bool,
-        /// On how many nodes it has to change.
-        needs: usize,
+        /// On which nodes it has to change.
+        needs: Needs,
     },
     /// Several tried at once, and none got a majority of the nodes; our round took this long.
     Split {
@@ -75,6 +88,15 @@ pub(crate) enum Look {
 }
 
 impl Look {
+    /// What is worth another look. Who has lost a split vote pauses, so that one comes first.
+    fn needs(&self) -> Needs {
+        match self {
+            Self::Held { needs, .. } => *needs,
+            Self::Split { .. } => Needs::NEVER,
+            Self::NotYet | Self::Failed(_) => Needs::ANY,
+        }
+    }
+
     /// Whether it found the same holder, who may have renewed.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
@@ -128,7 +150,7 @@ impl Lines {
     pub(crate) fn touched(&self, key: &str, node: usize, now: Time) {
         let line = self.0.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
-            line.touched.fetch_or(1 << node, Ordering::AcqRel);
+            line.touched.lock().nodes.insert(node);
             line.alert_if_enough(now);
         }
     }
@@ -145,14 +167,17 @@ impl Lines {
 impl Line {
     fn new() -> Self {
         let (turn, alert) = (Semaphore::new(1), Notify::new());
-        let (touched, needs) = (AtomicU32::new(0), AtomicU32::new(1));
+        let touched = Mutex::new(Touched { nodes: Nodes::NONE, needs: Needs::ANY });
         let due = AtomicU64::new(Time::NEVER.as_nanos());
-        Self { turn, alert, touched, needs, due, seen: watch::Sender::new(Look::NotYet) }
+        Self { turn, alert, touched, due, seen: watch::Sender::new(Look::NotYet) }
     }
 
     fn alert_if_enough(&self, now: Time) {
-        let touched = self.touched.load(Ordering::Acquire).count_ones();
-        if touched > 0 && touched >= self.needs.load(Ordering::Acquire) {
+        let is_enough = {
+            let touched = self.touched.lock();
+            touched.needs.are_met_by(touched.nodes)
+        };
+        if is_enough {
             self.alert(now);
         }
     }
@@ -186,7 +211,8 @@ impl Waiter<'_> {
     /// We look now, and shall have looked at this moment. What we were alerted to before is dealt with by that.
     pub(crate) fn looks_by(&self, at: Time) {
         let _alerted_before = pin!(self.line.alert.notified()).enable();
-        self.line.touched.store(0, Ordering::Release);
+        // What is touched during the look counts when it is known what is needed.
+        *self.line.touched.lock() = Touched { nodes: Nodes::NONE, needs: Needs::NEVER };
         self.line.due.store(at.as_nanos(), Ordering::Release);
     }
 
@@ -198,8 +224,7 @@ impl Waiter<'_> {
     /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
     pub(crate) fn saw(&self, look: Look, now: Time, next: Time) {
         self.line.due.store(next.as_nanos(), Ordering::Release);
-        let needs = if let Look::Held { needs, .. } = &look { *needs } else { 1 };
-        self.line.needs.store(u32::try_from(needs).unwrap_or(1), Ordering::Release);
+        self.line.touched.lock().needs = look.needs();
         self.line.alert_if_enough(now);
         self.line.seen.send_if_modified(|seen| {
             let news = !look.is_like(seen);
@@ -298,15 +323,23 @@ mod tests {
         lines.touched("job", 2, Time::ZERO);
         waiter.looks_by(Time::NEVER);
         lines.touched("job", 0, Time::ZERO);
-        waiter.alerted().await;
-        waiter.saw(Look::Held { holder: Holder::default(), watched: true, needs: 2 }, Time::ZERO, Time::NEVER);
+        assert!(!alerted(), "it is looking");
+        let needs = Needs { count: 2, of: [0, 2, 4].into_iter().collect() };
+        let held = || Look::Held { holder: Holder::default(), watched: true, needs };
+        waiter.saw(held(), Time::ZERO, Time::NEVER);
         lines.touched("job", 0, Time::ZERO);
         assert!(!alerted(), "the same node twice");
+        lines.touched("job", 3, Time::ZERO);
+        assert!(!alerted(), "one that it was granted");
         lines.touched("job", 4, Time::ZERO);
-        assert!(alerted());
+        assert!(alerted(), "also by what was touched during the look");
         waiter.looks_by(Time::NEVER);
         lines.touched("job", 0, Time::ZERO);
+        waiter.saw(held(), Time::ZERO, Time::NEVER);
         assert!(!alerted(), "it has looked since");
+        waiter.saw(Look::Split { holder: Holder::default(), took: Duration::ZERO }, Time::ZERO, Time::NEVER);
+        lines.touched("job", 2, Time::ZERO);
+        assert!(!alerted(), "the others do the same");
     }
 
     #[test]
@@ -320,7 +353,7 @@ mod tests {
                 fence: None,
             },
             watched: true,
-            needs: 1,
+            needs: Needs::ANY,
         };
         let mut looks = waiter.looks();
         waiter.saw(held("one", 3), Time::ZERO, Time::NEVER);
