@@ -247,6 +247,7 @@ impl Drop for Standing<'_> {
             token: self.token.clone(),
             parting: Parting::Leave,
             for_at_most: *ttl,
+            is_first: false,
         };
         let leaving = self.shared.watchdog.undoing(0, undo);
         let answer = self.answer.take();

@@ -157,7 +157,7 @@ impl Round<'_> {
 
     fn undo(&self) -> Undo {
         let Bid { key, token, ttl, .. } = self.bid.clone();
-        Undo { lane: self.lane, key, token, parting: Parting::Delete, for_at_most: ttl }
+        Undo { lane: self.lane, key, token, parting: Parting::Delete, for_at_most: ttl, is_first: true }
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
     holder::Holder,
     key::Key,
     node::Failure,
-    quorum::tally::{Needs, Nodes},
+    quorum::tally::{Needs, Nodes, majority},
 };
 
 mod backoff;
@@ -41,8 +41,12 @@ pub(crate) use self::{
 };
 
 /// Every line of one `Leases`, by name.
-#[derive(Debug, Default)]
-pub(crate) struct Lines(Mutex<HashMap<Key, (Arc<Line>, Waiters)>>);
+#[derive(Debug)]
+pub(crate) struct Lines {
+    /// What is worth a look of whoever knows nothing better.
+    needs: Needs,
+    lines: Mutex<HashMap<Key, (Arc<Line>, Waiters)>>,
+}
 
 /// How many stand in a line.
 type Waiters = usize;
@@ -88,12 +92,12 @@ pub(crate) enum Look {
 }
 
 impl Look {
-    /// What is worth another look. Who has lost a split vote pauses, so that one comes first.
-    fn needs(&self) -> Needs {
+    /// What is worth another look, if it told. Who has lost a split vote pauses, so that one comes first.
+    fn needs(&self) -> Option<Needs> {
         match self {
-            Self::Held { needs, .. } => *needs,
-            Self::Split { .. } => Needs::NEVER,
-            Self::NotYet | Self::Failed(_) => Needs::ANY,
+            Self::Held { needs, .. } => Some(*needs),
+            Self::Split { .. } => Some(Needs::NEVER),
+            Self::NotYet | Self::Failed(_) => None,
         }
     }
 
@@ -116,23 +120,29 @@ pub(crate) struct Waiter<'a> {
 }
 
 impl Lines {
+    /// Over so many nodes: without a majority of them there is nothing to be had.
+    pub(crate) fn new(nodes: usize) -> Self {
+        let needs = Needs { count: majority(nodes), of: Nodes::all(nodes) };
+        Self { needs, lines: Mutex::default() }
+    }
+
     /// Whether anybody waits for this name: then it is not for a newcomer to ask the server.
     pub(crate) fn has(&self, key: &Key) -> bool {
-        self.0.lock().contains_key(key)
+        self.lines.lock().contains_key(key)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.lines.lock().is_empty()
     }
 
     /// How many names are waited for.
     pub(crate) fn len(&self) -> usize {
-        self.0.lock().len()
+        self.lines.lock().len()
     }
 
     pub(crate) fn join(&self, key: &Key) -> Waiter<'_> {
-        let mut lines = self.0.lock();
-        let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| (Arc::new(Line::new()), 0));
+        let mut lines = self.lines.lock();
+        let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| (Arc::new(Line::new(self.needs)), 0));
         *waiters += 1;
         let line = line.clone();
         Waiter { lines: self, key: key.clone(), line }
@@ -140,7 +150,7 @@ impl Lines {
 
     /// Something may have happened to the lock with this key: whoever's turn it is looks at once.
     pub(crate) fn alert(&self, key: &str, now: Time) {
-        let line = self.0.lock().get(key).map(|(line, _)| line.clone());
+        let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
             line.alert(now);
         }
@@ -148,7 +158,7 @@ impl Lines {
 
     /// The same, but it happened on one node only.
     pub(crate) fn touched(&self, key: &str, node: usize, now: Time) {
-        let line = self.0.lock().get(key).map(|(line, _)| line.clone());
+        let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
             line.touched.lock().nodes.insert(node);
             line.alert_if_enough(now);
@@ -157,7 +167,7 @@ impl Lines {
 
     /// The same for every name.
     pub(crate) fn alert_all(&self, now: Time) {
-        let lines: Vec<_> = self.0.lock().values().map(|(line, _)| line.clone()).collect();
+        let lines: Vec<_> = self.lines.lock().values().map(|(line, _)| line.clone()).collect();
         for line in lines {
             line.alert(now);
         }
@@ -165,9 +175,9 @@ impl Lines {
 }
 
 impl Line {
-    fn new() -> Self {
+    fn new(needs: Needs) -> Self {
         let (turn, alert) = (Semaphore::new(1), Notify::new());
-        let touched = Mutex::new(Touched { nodes: Nodes::NONE, needs: Needs::ANY });
+        let touched = Mutex::new(Touched { nodes: Nodes::NONE, needs });
         let due = AtomicU64::new(Time::NEVER.as_nanos());
         Self { turn, alert, touched, due, seen: watch::Sender::new(Look::NotYet) }
     }
@@ -224,7 +234,7 @@ impl Waiter<'_> {
     /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
     pub(crate) fn saw(&self, look: Look, now: Time, next: Time) {
         self.line.due.store(next.as_nanos(), Ordering::Release);
-        self.line.touched.lock().needs = look.needs();
+        self.line.touched.lock().needs = look.needs().unwrap_or(self.lines.needs);
         self.line.alert_if_enough(now);
         self.line.seen.send_if_modified(|seen| {
             let news = !look.is_like(seen);
@@ -240,7 +250,7 @@ impl Waiter<'_> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut lines = self.lines.0.lock();
+        let mut lines = self.lines.lines.lock();
         if let Some((_, waiters)) = lines.get_mut(&self.key) {
             *waiters -= 1;
             if *waiters == 0 {
@@ -262,7 +272,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_turn_goes_in_order_and_past_those_who_left() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let (first, second, third) = (lines.join(&key()), lines.join(&key()), lines.join(&key()));
         let turn = first.turn().await;
         let mut leaves = Box::pin(second.turn());
@@ -275,7 +285,7 @@ mod tests {
 
     #[test]
     fn an_empty_line_leaves_nothing() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let (one, two) = (lines.join(&key()), lines.join(&key()));
         drop(one);
         assert!(lines.has(&key()));
@@ -285,7 +295,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_release_in_this_process_is_not_lost_on_a_busy_waiter() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         lines.alert("job", Time::ZERO);
         waiter.alerted().await;
@@ -293,7 +303,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_look_deals_with_the_alerts_before_it_and_keeps_those_after() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         lines.alert("job", Time::ZERO);
         waiter.looks_by(Time::NEVER);
@@ -304,7 +314,7 @@ mod tests {
 
     #[test]
     fn an_alert_is_due_at_once() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         let later = Time::ZERO + Duration::from_secs(30);
         waiter.saw(Look::NotYet, Time::ZERO, later);
@@ -317,7 +327,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_waiter_for_several_nodes_is_alerted_when_so_many_were_touched() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         let alerted = || futures_now(&mut Box::pin(waiter.alerted())).is_some();
         lines.touched("job", 2, Time::ZERO);
@@ -344,7 +354,7 @@ mod tests {
 
     #[test]
     fn only_another_holder_is_news_to_those_in_line() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         let held = |label: &str, secs| Look::Held {
             holder: Holder {
