@@ -19,7 +19,7 @@ use crate::{
     node::{Acquired, Failure, Owned},
     quorum::{
         camp::Camp,
-        tally::{Denial, Nodes, Tally, drift, majority},
+        tally::{Denial, Needs, Nodes, Tally, drift, majority},
     },
 };
 
@@ -43,8 +43,8 @@ pub(crate) enum Verdict {
     /// Somebody holds it.
     Busy {
         holder: Holder,
-        /// How many nodes have to be freed until it can be ours.
-        needs: usize,
+        /// What has to be freed until it can be ours: the nodes that granted it are given back, and tell nothing by that.
+        needs: Needs,
         /// Whether so many nodes will tell when their key changes.
         watched: bool,
     },
@@ -221,11 +221,13 @@ impl Attempt {
             return Verdict::Split { holder };
         }
         // So many must go until a majority is free, and the keys go by themselves in the order of their expiry.
-        let needs = majority.saturating_sub(drawn).max(1);
+        let count = majority.saturating_sub(drawn).max(1);
+        let others = self.seats.iter().enumerate().filter(|(_, seat)| seat.drawn().is_none());
+        let needs = Needs { count, of: others.map(|(node, _)| node).collect() };
         let mut expiries: Vec<Option<Duration>> = busy.iter().map(|holder| holder.remaining).collect();
         expiries.sort_by_key(|remaining| remaining.unwrap_or(Duration::MAX));
-        holder.remaining = expiries.get(needs - 1).copied().flatten();
-        let watched = watched.iter().filter(|watched| **watched).count() >= needs;
+        holder.remaining = expiries.get(count - 1).copied().flatten();
+        let watched = watched.iter().filter(|watched| **watched).count() >= count;
         Verdict::Busy { holder, needs, watched }
     }
 

@@ -85,7 +85,8 @@ pub(crate) struct Wanted {
 impl Shared {
     pub(crate) fn new(options: Options, clock: Arc<dyn Clock>, host: Host, stop: Stop, quorum: Quorum) -> Arc<Self> {
         let quorum = Arc::new(quorum);
-        let (lines, queues) = (Arc::<Lines>::default(), Arc::<Lines>::default());
+        let lines = || Arc::new(Lines::new(quorum.len()));
+        let (lines, queues) = (lines(), lines());
         let limit = options.command_timeout;
         let (waiting, fair) = (lines.clone(), queues.clone());
         let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), quorum.clone(), waiting, fair, limit));

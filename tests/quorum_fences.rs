@@ -301,7 +301,9 @@ async fn the_holder_is_seen_with_the_fence_of_the_lease_when_a_faster_clock_came
 async fn the_holder_is_seen_with_the_fence_of_the_lease_when_two_drew_alike_after_a_raise_began() {
     let nodes = servers(&TOGETHER);
     let ahead = (micros_at(&nodes, SLOW) + 6_000_000).to_string();
-    [SLOW, 2].iter().for_each(|&at| nodes[at].wire().set(FENCE, &ahead));
+    for at in [SLOW, 2] {
+        nodes[at].wire().set(FENCE, &ahead);
+    }
     let proxies = nodes.proxies();
     let late = proxies[2].on(Match::script(ACQUIRE), 1, Action::HoldReply);
     let raise = proxies[SLOW].on(Match::script(RAISE), 1, Action::Hold);

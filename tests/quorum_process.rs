@@ -169,6 +169,7 @@ fn f31_acquire_dropped_after_any_poll() {
             let start = Instant::now();
             scene.leases.close().await;
             assert!(start.elapsed() < UNDO / 2, "close took {:?}: it found something to wait for", start.elapsed());
+            other.close().await;
             for name in names {
                 assert_eq!(scene.tokens(&name), vec![None; nodes], "{name}");
             }

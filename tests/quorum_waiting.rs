@@ -205,6 +205,39 @@ async fn ten_waiters_and_one_release_make_one_holder() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_free_of_a_minority_is_not_taken_and_given_back_without_end() {
+    const OTHERS: usize = 3;
+    let scene = Scene::of(3).await;
+    // Another library's holder, who brings nothing back.
+    let mut wires = scene.wires();
+    for wire in &mut wires[..2] {
+        wire.must(&["SET", NAME, "somebody", "PX", "60000"]);
+    }
+    let mut waiters = Vec::new();
+    for _ in 0..OTHERS {
+        let acquire = scene.other().await.lock(NAME).ttl(LONG).acquire();
+        waiters.push(tokio::spawn(async move {
+            acquire.await.expect("the nodes are well").release().await.expect("it was ours to the end");
+        }));
+    }
+    let items = |wire: &mut Wire| wire.tracked_items() >= 2 * OTHERS;
+    eventually_async(HANGS, "all waiters are watched", || wires[..2].iter_mut().all(items)).await;
+    let before = scripts_run(&mut wires);
+    // The time over which looks are counted.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let ran: Vec<u64> = scripts_run(&mut wires).iter().zip(before).map(|(after, before)| after - before).collect();
+    // A look and its undo of each, which may have been under way.
+    println!("scripts run on each node: {ran:?}");
+    assert!(ran.iter().all(|&ran| ran <= 4 * 3), "{ran:?} scripts in a second in which nothing happened");
+    for wire in &mut wires[..2] {
+        wire.del(NAME);
+    }
+    for waiter in waiters {
+        within(HANGS, "each has it", waiter).await.expect("it does not panic");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_healed() {
     let scene = Scene::of(3).await;
     let (lease, other) = (scene.acquire_everywhere(MEDIUM).await, scene.other().await);

@@ -13,7 +13,7 @@ use crate::{
     lease::Lease,
     node::{Acquired, Answer, Failure, Knock, Knocked, Lane, Node, Parting},
     owner::Seat,
-    quorum::Undo,
+    quorum::{Undo, tally::Needs},
     shared::{Outcome, Shared, Wanted},
     token::Token,
     wait::{Backoff, Called, LONGEST_PAUSE, Look, Place, WINDOW},
@@ -225,7 +225,7 @@ impl<'a> Standing<'a> {
                 self.had_been_lost = entered && self.place.ticket.is_some();
                 self.place = Place { ticket, ahead, called };
                 self.called.watches(watched && ahead == 0);
-                Outcome::Busy { holder, needs: 1, watched }
+                Outcome::Busy { holder, needs: Needs::ANY, watched }
             }
             Err(failure) => {
                 self.may_be_there = was_there || failure.may_have_happened();
@@ -247,6 +247,7 @@ impl Drop for Standing<'_> {
             token: self.token.clone(),
             parting: Parting::Leave,
             for_at_most: *ttl,
+            is_first: false,
         };
         let leaving = self.shared.watchdog.undoing(0, undo);
         let answer = self.answer.take();

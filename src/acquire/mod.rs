@@ -12,6 +12,7 @@ use crate::{
     lease::Lease,
     node::{Failure, Lane},
     owner::{Claim, Owner, Seat},
+    quorum::tally::{Needs, Nodes},
     shared::{Outcome, Shared, Wanted},
     status::Signal,
     wait::{Backoff, LONGEST_PAUSE, Look, Waiter},
@@ -169,7 +170,8 @@ impl Acquire {
             }
             // What is held here ends here, with an alert; until then there is nothing to ask the server.
             seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
-                Look::Held { holder, watched: has_turn, needs: shared.quorum.majority() }
+                let needs = Needs { count: shared.quorum.majority(), of: Nodes::all(shared.quorum.len()) };
+                Look::Held { holder, watched: has_turn, needs }
             } else {
                 let lane = match &seen {
                     Look::Failed(_) => Lane::Keeper,

@@ -369,7 +369,7 @@ impl Member {
     fn note_clock(&self, sign: &Sign, sent: Time) {
         let Some(time) = sign.time else { return };
         let now = self.now();
-        self.roll.note_time(time, now);
+        self.roll.note_time(time, sent);
         let half = now.since(sent).as_micros() / 2;
         let ours = i128::from(sent.as_nanos() / 1_000) + i128::try_from(half).unwrap_or_default();
         let offset = Offset { micros: i128::from(time) - ours, give_or_take: i128::try_from(half).unwrap_or_default() };

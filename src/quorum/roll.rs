@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use crate::{clock::Time, fence::Fence};
 
-/// By how much a proposed fence is ahead of the highest clock that was seen: more than a request takes, and far less
-/// than any restart delay.
+/// By how much a proposed fence is ahead of the highest clock that was seen: for links and servers that are slower than
+/// the last time, and far less than any restart delay.
 const AHEAD: Duration = Duration::from_millis(50);
 
 /// For so long a seen time says what time it is now.
@@ -19,7 +19,7 @@ const FRESH: Duration = Duration::from_secs(10);
 pub(super) struct Roll {
     nodes: usize,
     present: Mutex<Vec<Present>>,
-    /// The highest time seen in a reply, in microseconds, and when.
+    /// The highest time seen in a reply, in microseconds, and when its request was sent.
     seen: Mutex<Option<(u64, Time)>>,
 }
 
@@ -57,11 +57,12 @@ impl Roll {
         None
     }
 
-    /// What time a reply showed, in microseconds.
-    pub(super) fn note_time(&self, time: u64, now: Time) {
+    /// What time the reply to a request showed, in microseconds, and when that was sent. Counted from there, and not from
+    /// the reply, a proposal is ahead by what requests take as well, however far the nodes are away.
+    pub(super) fn note_time(&self, time: u64, sent: Time) {
         let mut seen = self.seen.lock();
-        if seen.is_none_or(|seen| time >= elapsed(seen, now) || now.since(seen.1) > FRESH) {
-            *seen = Some((time, now));
+        if seen.is_none_or(|seen| time >= elapsed(seen, sent) || sent.since(seen.1) > FRESH) {
+            *seen = Some((time, sent));
         }
     }
 

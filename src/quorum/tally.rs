@@ -47,6 +47,10 @@ impl Nodes {
         self.0 == 0
     }
 
+    fn in_common(self, other: Self) -> u32 {
+        (self.0 & other.0).count_ones()
+    }
+
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> + use<> {
         (0..16).filter(move |node| self.0 & (1 << node) != 0)
     }
@@ -57,6 +61,24 @@ impl FromIterator<usize> for Nodes {
         let mut set = Self::NONE;
         nodes.into_iter().for_each(|node| set.insert(node));
         set
+    }
+}
+
+/// How many nodes have to be touched, and of which, until it is worth looking again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Needs {
+    pub(crate) count: usize,
+    pub(crate) of: Nodes,
+}
+
+impl Needs {
+    /// Any one.
+    pub(crate) const ANY: Self = Self { count: 1, of: Nodes(u16::MAX) };
+    /// No touch is of interest.
+    pub(crate) const NEVER: Self = Self { count: 1, of: Nodes::NONE };
+
+    pub(crate) fn are_met_by(self, touched: Nodes) -> bool {
+        usize::try_from(touched.in_common(self.of)).is_ok_and(|touched| touched >= self.count)
     }
 }
 
@@ -276,6 +298,16 @@ mod tests {
         some.insert(99);
         assert_eq!(some.iter().collect::<Vec<_>>(), [0, 1, 2, 8]);
         assert!(!some.is_empty() && Nodes::NONE.is_empty());
+    }
+
+    #[test]
+    fn only_what_is_needed_counts() {
+        let needs = Needs { count: 2, of: [0, 1, 4].into_iter().collect() };
+        let touched = |nodes: &[usize]| needs.are_met_by(nodes.iter().copied().collect());
+        assert!(touched(&[0, 4]) && touched(&[0, 1, 2, 4]));
+        assert!(!touched(&[4, 2, 3]) && !touched(&[]));
+        assert!(Needs::ANY.are_met_by(Nodes::all(1)) && !Needs::ANY.are_met_by(Nodes::NONE));
+        assert!(!Needs::NEVER.are_met_by(Nodes::all(9)));
     }
 
     proptest! {

@@ -26,13 +26,17 @@ pub(crate) struct Undo {
     pub(crate) parting: Parting,
     /// The TTL that the key was given.
     pub(crate) for_at_most: Duration,
+    /// Whether nobody has asked for it before.
+    pub(crate) is_first: bool,
 }
 
 impl Undo {
-    pub(crate) async fn run(self, member: Arc<Member>, host: Host, clock: Arc<dyn Clock>) {
+    /// Whether anything may have changed by it.
+    pub(crate) async fn run(self, member: Arc<Member>, host: Host, clock: Arc<dyn Clock>) -> bool {
         let until = Time::now(&*clock) + self.for_at_most;
         let limit = member.command_timeout();
         let mut pause = FIRST_PAUSE;
+        let mut may_be_replay = !self.is_first;
         // The first lane may have died with its runtime, so the keeper's takes turns with it. What is to be watched cannot
         // be called back when its time is over, so once behind the request that is undone is enough.
         let again = if self.lane == Lane::Watched { Lane::Keeper } else { self.lane };
@@ -46,13 +50,16 @@ impl Undo {
             match outcome {
                 Ok(found) => {
                     tracing::debug!(name: "undo", target: "leasehold", lock, label, was_ours = found.is_ok());
-                    return;
+                    return found.is_ok() || may_be_replay;
                 }
                 Err(failure) if failure.is_refusal() || Time::now(&*clock) >= until => {
                     tracing::warn!(name: "undo", target: "leasehold", lock, label, %failure, "left to expire");
-                    return;
+                    return true;
                 }
-                Err(failure) => tracing::debug!(name: "undo", target: "leasehold", lock, label, %failure),
+                Err(failure) => {
+                    may_be_replay |= failure.may_have_happened();
+                    tracing::debug!(name: "undo", target: "leasehold", lock, label, %failure);
+                }
             }
             tokio::select! {
                 () = host.sleep(pause) => {}
@@ -60,5 +67,6 @@ impl Undo {
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+        true
     }
 }

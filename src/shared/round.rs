@@ -11,7 +11,7 @@ use crate::{
     node::{Acquired, Answer, Bid, Failure, Lane, Owned, Parting},
     quorum::{
         FanOut, Undo,
-        tally::{Denial, Nodes},
+        tally::{Denial, Needs, Nodes},
     },
     status::Signal,
     token::Token,
@@ -24,7 +24,7 @@ pub(crate) enum Outcome {
     Won(Arc<Hold>, Arc<Signal>),
     Busy {
         holder: Holder,
-        needs: usize,
+        needs: Needs,
         watched: bool,
     },
     /// Nobody got a majority; the round took this long.
@@ -157,7 +157,7 @@ impl Round<'_> {
 
     fn undo(&self) -> Undo {
         let Bid { key, token, ttl, .. } = self.bid.clone();
-        Undo { lane: self.lane, key, token, parting: Parting::Delete, for_at_most: ttl }
+        Undo { lane: self.lane, key, token, parting: Parting::Delete, for_at_most: ttl, is_first: true }
     }
 }
 

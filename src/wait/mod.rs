@@ -5,7 +5,9 @@
 //!
 //! 1. An alert wakes one waiter of its name: the one whose turn it is. It is kept until that one looks, so none is lost
 //!    on a waiter that is busy looking.
-//! 2. A waiter that needs several nodes to be freed is alerted when so many have been touched since it last looked.
+//! 2. A waiter that needs several nodes to be freed is alerted when so many of those have been touched since it last
+//!    looked. What others touch that compete with it, and what it touches itself, has nobody look: where several take and
+//!    give back what is free of a minority, or split the votes, they would call each other without end.
 //! 3. Whoever has the turn says by when it will look. When it does not, for it may stand on a runtime that nobody
 //!    polls, the others go on without it.
 
@@ -14,7 +16,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -22,7 +24,13 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
-use crate::{clock::Time, holder::Holder, key::Key, node::Failure};
+use crate::{
+    clock::Time,
+    holder::Holder,
+    key::Key,
+    node::Failure,
+    quorum::tally::{Needs, Nodes, majority},
+};
 
 mod backoff;
 mod queue;
@@ -33,8 +41,12 @@ pub(crate) use self::{
 };
 
 /// Every line of one `Leases`, by name.
-#[derive(Debug, Default)]
-pub(crate) struct Lines(Mutex<HashMap<Key, (Arc<Line>, Waiters)>>);
+#[derive(Debug)]
+pub(crate) struct Lines {
+    /// What is worth a look of whoever knows nothing better.
+    needs: Needs,
+    lines: Mutex<HashMap<Key, (Arc<Line>, Waiters)>>,
+}
 
 /// How many stand in a line.
 type Waiters = usize;
@@ -47,12 +59,17 @@ pub(crate) struct Line {
     turn: Semaphore,
     /// Something may have happened to the lock.
     alert: Notify,
-    /// The nodes that were touched since the last look, one bit each, and how many have to be.
-    touched: AtomicU32,
-    needs: AtomicU32,
+    touched: Mutex<Touched>,
     /// By when whoever has the turn will have looked.
     due: AtomicU64,
     seen: watch::Sender<Look>,
+}
+
+/// The nodes that were touched since the last look, and those that have to be.
+#[derive(Debug)]
+struct Touched {
+    nodes: Nodes,
+    needs: Needs,
 }
 
 /// What the last look at the server found.
@@ -63,8 +80,8 @@ pub(crate) enum Look {
         holder: Holder,
         /// Whether we shall be told when that changes.
         watched: bool,
-        /// On how many nodes it has to change.
-        needs: usize,
+        /// On which nodes it has to change.
+        needs: Needs,
     },
     /// Several tried at once, and none got a majority of the nodes; our round took this long.
     Split {
@@ -75,6 +92,15 @@ pub(crate) enum Look {
 }
 
 impl Look {
+    /// What is worth another look, if it told. Who has lost a split vote pauses, so that one comes first.
+    fn needs(&self) -> Option<Needs> {
+        match self {
+            Self::Held { needs, .. } => Some(*needs),
+            Self::Split { .. } => Some(Needs::NEVER),
+            Self::NotYet | Self::Failed(_) => None,
+        }
+    }
+
     /// Whether it found the same holder, who may have renewed.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
@@ -94,23 +120,29 @@ pub(crate) struct Waiter<'a> {
 }
 
 impl Lines {
+    /// Over so many nodes: without a majority of them there is nothing to be had.
+    pub(crate) fn new(nodes: usize) -> Self {
+        let needs = Needs { count: majority(nodes), of: Nodes::all(nodes) };
+        Self { needs, lines: Mutex::default() }
+    }
+
     /// Whether anybody waits for this name: then it is not for a newcomer to ask the server.
     pub(crate) fn has(&self, key: &Key) -> bool {
-        self.0.lock().contains_key(key)
+        self.lines.lock().contains_key(key)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.lines.lock().is_empty()
     }
 
     /// How many names are waited for.
     pub(crate) fn len(&self) -> usize {
-        self.0.lock().len()
+        self.lines.lock().len()
     }
 
     pub(crate) fn join(&self, key: &Key) -> Waiter<'_> {
-        let mut lines = self.0.lock();
-        let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| (Arc::new(Line::new()), 0));
+        let mut lines = self.lines.lock();
+        let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| (Arc::new(Line::new(self.needs)), 0));
         *waiters += 1;
         let line = line.clone();
         Waiter { lines: self, key: key.clone(), line }
@@ -118,7 +150,7 @@ impl Lines {
 
     /// Something may have happened to the lock with this key: whoever's turn it is looks at once.
     pub(crate) fn alert(&self, key: &str, now: Time) {
-        let line = self.0.lock().get(key).map(|(line, _)| line.clone());
+        let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
             line.alert(now);
         }
@@ -126,16 +158,16 @@ impl Lines {
 
     /// The same, but it happened on one node only.
     pub(crate) fn touched(&self, key: &str, node: usize, now: Time) {
-        let line = self.0.lock().get(key).map(|(line, _)| line.clone());
+        let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
-            line.touched.fetch_or(1 << node, Ordering::AcqRel);
+            line.touched.lock().nodes.insert(node);
             line.alert_if_enough(now);
         }
     }
 
     /// The same for every name.
     pub(crate) fn alert_all(&self, now: Time) {
-        let lines: Vec<_> = self.0.lock().values().map(|(line, _)| line.clone()).collect();
+        let lines: Vec<_> = self.lines.lock().values().map(|(line, _)| line.clone()).collect();
         for line in lines {
             line.alert(now);
         }
@@ -143,16 +175,19 @@ impl Lines {
 }
 
 impl Line {
-    fn new() -> Self {
+    fn new(needs: Needs) -> Self {
         let (turn, alert) = (Semaphore::new(1), Notify::new());
-        let (touched, needs) = (AtomicU32::new(0), AtomicU32::new(1));
+        let touched = Mutex::new(Touched { nodes: Nodes::NONE, needs });
         let due = AtomicU64::new(Time::NEVER.as_nanos());
-        Self { turn, alert, touched, needs, due, seen: watch::Sender::new(Look::NotYet) }
+        Self { turn, alert, touched, due, seen: watch::Sender::new(Look::NotYet) }
     }
 
     fn alert_if_enough(&self, now: Time) {
-        let touched = self.touched.load(Ordering::Acquire).count_ones();
-        if touched > 0 && touched >= self.needs.load(Ordering::Acquire) {
+        let is_enough = {
+            let touched = self.touched.lock();
+            touched.needs.are_met_by(touched.nodes)
+        };
+        if is_enough {
             self.alert(now);
         }
     }
@@ -186,7 +221,8 @@ impl Waiter<'_> {
     /// We look now, and shall have looked at this moment. What we were alerted to before is dealt with by that.
     pub(crate) fn looks_by(&self, at: Time) {
         let _alerted_before = pin!(self.line.alert.notified()).enable();
-        self.line.touched.store(0, Ordering::Release);
+        // What is touched during the look counts when it is known what is needed.
+        *self.line.touched.lock() = Touched { nodes: Nodes::NONE, needs: Needs::NEVER };
         self.line.due.store(at.as_nanos(), Ordering::Release);
     }
 
@@ -198,8 +234,7 @@ impl Waiter<'_> {
     /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
     pub(crate) fn saw(&self, look: Look, now: Time, next: Time) {
         self.line.due.store(next.as_nanos(), Ordering::Release);
-        let needs = if let Look::Held { needs, .. } = &look { *needs } else { 1 };
-        self.line.needs.store(u32::try_from(needs).unwrap_or(1), Ordering::Release);
+        self.line.touched.lock().needs = look.needs().unwrap_or(self.lines.needs);
         self.line.alert_if_enough(now);
         self.line.seen.send_if_modified(|seen| {
             let news = !look.is_like(seen);
@@ -215,7 +250,7 @@ impl Waiter<'_> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut lines = self.lines.0.lock();
+        let mut lines = self.lines.lines.lock();
         if let Some((_, waiters)) = lines.get_mut(&self.key) {
             *waiters -= 1;
             if *waiters == 0 {
@@ -237,7 +272,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_turn_goes_in_order_and_past_those_who_left() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let (first, second, third) = (lines.join(&key()), lines.join(&key()), lines.join(&key()));
         let turn = first.turn().await;
         let mut leaves = Box::pin(second.turn());
@@ -250,7 +285,7 @@ mod tests {
 
     #[test]
     fn an_empty_line_leaves_nothing() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let (one, two) = (lines.join(&key()), lines.join(&key()));
         drop(one);
         assert!(lines.has(&key()));
@@ -260,7 +295,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_release_in_this_process_is_not_lost_on_a_busy_waiter() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         lines.alert("job", Time::ZERO);
         waiter.alerted().await;
@@ -268,7 +303,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_look_deals_with_the_alerts_before_it_and_keeps_those_after() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         lines.alert("job", Time::ZERO);
         waiter.looks_by(Time::NEVER);
@@ -279,7 +314,7 @@ mod tests {
 
     #[test]
     fn an_alert_is_due_at_once() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         let later = Time::ZERO + Duration::from_secs(30);
         waiter.saw(Look::NotYet, Time::ZERO, later);
@@ -292,26 +327,34 @@ mod tests {
 
     #[tokio::test]
     async fn a_waiter_for_several_nodes_is_alerted_when_so_many_were_touched() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         let alerted = || futures_now(&mut Box::pin(waiter.alerted())).is_some();
         lines.touched("job", 2, Time::ZERO);
         waiter.looks_by(Time::NEVER);
         lines.touched("job", 0, Time::ZERO);
-        waiter.alerted().await;
-        waiter.saw(Look::Held { holder: Holder::default(), watched: true, needs: 2 }, Time::ZERO, Time::NEVER);
+        assert!(!alerted(), "it is looking");
+        let needs = Needs { count: 2, of: [0, 2, 4].into_iter().collect() };
+        let held = || Look::Held { holder: Holder::default(), watched: true, needs };
+        waiter.saw(held(), Time::ZERO, Time::NEVER);
         lines.touched("job", 0, Time::ZERO);
         assert!(!alerted(), "the same node twice");
+        lines.touched("job", 3, Time::ZERO);
+        assert!(!alerted(), "one that it was granted");
         lines.touched("job", 4, Time::ZERO);
-        assert!(alerted());
+        assert!(alerted(), "also by what was touched during the look");
         waiter.looks_by(Time::NEVER);
         lines.touched("job", 0, Time::ZERO);
+        waiter.saw(held(), Time::ZERO, Time::NEVER);
         assert!(!alerted(), "it has looked since");
+        waiter.saw(Look::Split { holder: Holder::default(), took: Duration::ZERO }, Time::ZERO, Time::NEVER);
+        lines.touched("job", 2, Time::ZERO);
+        assert!(!alerted(), "the others do the same");
     }
 
     #[test]
     fn only_another_holder_is_news_to_those_in_line() {
-        let lines = Lines::default();
+        let lines = Lines::new(1);
         let waiter = lines.join(&key());
         let held = |label: &str, secs| Look::Held {
             holder: Holder {
@@ -320,7 +363,7 @@ mod tests {
                 fence: None,
             },
             watched: true,
-            needs: 1,
+            needs: Needs::ANY,
         };
         let mut looks = waiter.looks();
         waiter.saw(held("one", 3), Time::ZERO, Time::NEVER);

@@ -207,12 +207,13 @@ impl Drop for Called {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quorum::tally::Needs;
     use crate::{holder::Holder, jitter::Jitter};
 
     const GRANT: Duration = Duration::from_millis(900);
 
     fn held(remaining: Option<Duration>, watched: bool) -> Look {
-        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched, needs: 1 }
+        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched, needs: Needs::ANY }
     }
 
     fn next(place: &Place, look: &Look, leads: bool) -> Option<Duration> {

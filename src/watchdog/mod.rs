@@ -248,21 +248,22 @@ impl Watchdog {
     /// The same, in another way.
     pub(crate) fn part(&self, nodes: Nodes, lane: Lane, key: &Key, token: &Token, ttl: Duration, parting: &Parting) {
         let (key, token, parting) = (key.clone(), token.clone(), parting.clone());
-        let undo = Undo { lane, key, token, parting, for_at_most: ttl };
+        let undo = Undo { lane, key, token, parting, for_at_most: ttl, is_first: false };
         for at in nodes.iter() {
             self.host.spawn(self.undoing(at, undo.clone()));
         }
     }
 
-    /// Takes a token off one node. Whoever waits here may have relied on that it is held here.
+    /// Takes a token off one node. Whoever waits here may have relied on that it is held here; where nothing was, there is
+    /// no news, or an attempt that a node refuses half way would be followed by the next at once.
     pub(crate) fn undoing(&self, at: usize, undo: Undo) -> impl Future<Output = ()> + Send + use<> {
         let (lines, clock, host, key) = (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.key.clone());
         let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host, clock.clone()));
         async move {
-            if let Some(undoing) = undoing {
-                undoing.await;
+            let Some(undoing) = undoing else { return };
+            if undoing.await {
+                lines.touched(key.lock(), at, Time::now(&*clock));
             }
-            lines.touched(key.lock(), at, Time::now(&*clock));
         }
     }
 

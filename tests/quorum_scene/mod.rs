@@ -117,7 +117,7 @@ impl Scene {
 
     /// Another process, with links of its own.
     pub async fn other(&self) -> Leases {
-        built(builder(self.urls())).await
+        built(builder(self.urls()).label("other")).await
     }
 
     /// The nodes that have the fault.
