@@ -154,7 +154,9 @@ impl Attempt {
         }
         let busy = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy { .. })).count();
         if busy > 0 && drawn.len() + busy >= majority {
-            return Step::Over(self.held(drawn.len(), majority));
+            if let Some(verdict) = self.held(drawn.len(), asked, majority) {
+                return Step::Over(verdict);
+            }
         }
         if asked > 0 { Step::Wait } else { Step::Over(self.failed()) }
     }
@@ -207,18 +209,18 @@ impl Attempt {
         tally
     }
 
-    /// Somebody else was there first, or at the same time.
-    fn held(&self, drawn: usize, majority: usize) -> Verdict {
+    /// Somebody else was there first, or at the same time; `None` while those who are still asked may decide which.
+    fn held(&self, drawn: usize, asked: usize, majority: usize) -> Option<Verdict> {
         let busy = |seat: &Seat| match seat {
             Seat::Busy { holder, watched } => Some((holder.clone(), *watched)),
             _ => None,
         };
         let (busy, watched): (Vec<Holder>, Vec<bool>) = self.seats.iter().filter_map(busy).unzip();
         let Some(Camp { mut holder, nodes }) = Camp::largest(&busy, majority) else {
-            return Verdict::Split { holder: Holder::default() };
+            return Some(Verdict::Split { holder: Holder::default() });
         };
         if nodes < majority {
-            return Verdict::Split { holder };
+            return (nodes + asked < majority).then_some(Verdict::Split { holder });
         }
         // So many must go until a majority is free, and the keys go by themselves in the order of their expiry.
         let count = majority.saturating_sub(drawn).max(1);
@@ -228,7 +230,7 @@ impl Attempt {
         expiries.sort_by_key(|remaining| remaining.unwrap_or(Duration::MAX));
         holder.remaining = expiries.get(count - 1).copied().flatten();
         let watched = watched.iter().filter(|watched| **watched).count() >= count;
-        Verdict::Busy { holder, needs, watched }
+        Some(Verdict::Busy { holder, needs, watched })
     }
 
     fn failed(&self) -> Verdict {

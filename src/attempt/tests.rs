@@ -172,6 +172,17 @@ fn when_nobody_has_a_majority_the_votes_are_split() {
 }
 
 #[test]
+fn votes_are_not_split_while_somebody_may_have_a_majority() {
+    let (one, left_over) = (Token::draw("one:1"), Token::draw("two:2"));
+    let mut attempt = Attempt::new(at(0), TTL, 5);
+    let _ = attempt.answer(at(1), 0, busy(&left_over, 100));
+    let _ = attempt.answer(at(1), 1, busy(&one, 100));
+    assert!(waits(&attempt.answer(at(1), 2, busy(&one, 100))), "two more may say the same");
+    let step = attempt.answer(at(1), 3, busy(&one, 100));
+    assert!(matches!(&step, Step::Over(Verdict::Busy { holder, .. }) if holder.label() == Some("one:1")), "{step:?}");
+}
+
+#[test]
 fn a_loss_without_a_majority_to_tell_who_holds_it_is_no_quorum() {
     let holder = Token::draw("other:1");
     let mut attempt = Attempt::new(at(0), TTL, 3);
