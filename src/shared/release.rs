@@ -62,6 +62,8 @@ impl Shared {
         if let End::Unknown(said) = end {
             let failure = self.quorum.failure(&said, |_| NodeAnswer::Granted);
             tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "not confirmed");
+            // It may be free all the same; and what was deleted on our own connection is not told.
+            self.parted(&hold.key, &parting);
             return Err(ReleaseError::Unknown(failure.into()));
         }
         tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = matches!(end, End::Released));
