@@ -71,3 +71,86 @@ async fn who_waits_for_memory_does_not_spin() {
     waiter.abort();
     assert!(commands < 10 * FEW, "{commands} commands in {A_WHILE:?}");
 }
+
+/// The first script of a server that does not know it is sent twice; what was sent in between comes before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_nodes_vote_that_is_sent_again_does_not_outlive_the_release() {
+    let scene = Scene::of(3).await;
+    for node in &scene.nodes {
+        let mut wire = node.server.wire();
+        wire.must(&["SCRIPT", "FLUSH"]);
+        wire.must(&["SCRIPT", "LOAD", support::scripts::RELEASE]);
+    }
+    scene.nodes[2].proxy.delay(Duration::from_millis(5));
+    let lease = scene.acquire(LONG).await;
+    lease.release().await.expect("it was ours");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    scene.is_taken_away_within(Duration::from_secs(1), NAME).await;
+}
+
+/// Whoever has a majority holds it, also if the node that says otherwise is heard before the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_of_four_nodes_of_five_is_told_whoever_is_heard_first() {
+    let scene = Scene::of(5).await;
+    let holder = scene.other().await;
+    scene.nodes[0].server.wire().must(&["SET", NAME, "left over", "PX", "30000"]);
+    let lease = holder.lock(NAME).ttl(LONG).acquire().await.expect("four are enough");
+    for node in &scene.nodes[3..] {
+        node.proxy.delay(Duration::from_millis(5));
+    }
+    let told = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let tell = told.clone();
+    let lock = scene.leases.lock(NAME).on_wait(move |_| {
+        tell.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    });
+    let waiter = tokio::spawn(lock.ttl(LONG).acquire());
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = asked(&scene);
+    tokio::time::sleep(A_WHILE).await;
+    let looks = asked(&scene) - before;
+    assert_eq!(told.load(std::sync::atomic::Ordering::SeqCst), 1, "after {looks} requests");
+    assert_eq!(looks, 0, "everybody will tell");
+    waiter.abort();
+    lease.release().await.expect("it was ours");
+}
+
+/// Nobody probes for a `Leases` that has gone, so what is left to undo is sent all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_dropped_with_its_leases_while_a_node_is_silent_is_released_when_it_is_back() {
+    let scene = Scene::of(3).await;
+    let lease = scene.acquire_everywhere(LONG).await;
+    let node = &scene.nodes[2];
+    node.proxy.black_hole(true);
+    let began = std::time::Instant::now();
+    while *scene.leases.nodes()[2].state() == leasehold::NodeState::Up {
+        assert!(began.elapsed() < Duration::from_secs(5), "its silence is not noticed");
+        let _other = scene.leases.lock("other").ttl(LONG).try_acquire().await;
+    }
+    drop(lease);
+    let Scene { leases, nodes, lag: _lag } = scene;
+    drop(leases);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    nodes[2].proxy.black_hole(false);
+    let mut wire = nodes[2].server.wire();
+    support::eventually_async(Duration::from_secs(6), "the key is taken away", || !wire.exists(NAME)).await;
+}
+
+/// A release that a majority neither confirmed nor denied may have freed the lock all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_beside_the_holder_hears_of_a_release_of_unknown_outcome() {
+    let scene = Scene::of(3).await;
+    let lease = scene.acquire_everywhere(LONG).await;
+    let waiter = tokio::spawn(scene.leases.lock(NAME).ttl(LONG).owner(leasehold::Owner::new()).acquire());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    // One node has lost the key, and another goes away for good.
+    scene.nodes[2].server.kill();
+    while *scene.leases.nodes()[2].state() == leasehold::NodeState::Up {
+        drop(scene.leases.lock("other").ttl(LONG).try_acquire().await);
+    }
+    scene.nodes[1].proxy.on_each(Match::script(quorum_scene::HEAL), support::Action::Mangle);
+    scene.nodes[1].server.wire().del(NAME);
+    let released = lease.release().await;
+    assert!(matches!(released, Err(leasehold::ReleaseError::Unknown(_))), "{released:?}");
+    let next = support::within(Duration::from_secs(10), "the waiter has it", waiter).await;
+    drop(next.expect("it does not panic").expect("two of three are free"));
+}

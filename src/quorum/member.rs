@@ -58,6 +58,8 @@ pub(crate) struct Member {
     /// Milliseconds waited in vain since then.
     waited: AtomicU64,
     is_silent: AtomicBool,
+    /// When a bid was last sent again; nanoseconds on our clock.
+    last_resent: AtomicU64,
     /// Whether `state` has anything to be taken back by an answer.
     is_troubled: AtomicBool,
     back: Notify,
@@ -111,6 +113,7 @@ impl Member {
             last_answer: AtomicU64::new(0),
             waited: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
+            last_resent: AtomicU64::new(0),
             is_troubled: AtomicBool::new(false),
             back: Notify::new(),
             state: Mutex::default(),
@@ -172,13 +175,21 @@ impl Member {
         let (sent, member) = (self.now(), self.clone());
         let answer = self.ask(limit, |node| node.acquire(lane, bid, limit));
         Box::pin(async move {
-            let Ballot { acquired, sign } = answer.await?;
+            let Ballot { acquired, sign, resent } = answer.await?;
+            if resent {
+                member.last_resent.store(member.now().as_nanos(), Ordering::Release);
+            }
             let Some(sign) = sign else { return Ok(acquired) };
             member.note_clock(&sign, sent);
             member.check_identity(&sign)?;
             member.note_recovery(if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO });
             Ok(acquired)
         })
+    }
+
+    /// Whether a bid that was sent at `sent` may have been sent again, and so have come later than what followed it.
+    pub(crate) fn resent_since(&self, sent: Time) -> bool {
+        Time::from_nanos(self.last_resent.load(Ordering::Acquire)) >= sent
     }
 
     fn askable(&self) -> Result<&Arc<dyn Node>, Failure> {

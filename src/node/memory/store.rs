@@ -45,7 +45,7 @@ impl Store {
             Some(left) => Acquired::Recovering(left),
             None => self.take(now, bid),
         };
-        Ballot { acquired, sign }
+        Ballot { acquired, sign, resent: false }
     }
 
     fn take(&mut self, now: Micros, Bid { key, token, ttl, voting }: &Bid) -> Acquired {
@@ -368,7 +368,7 @@ mod tests {
         let mut store = Store::started(1_000_000);
         let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
         let (delay, fence) = (TTL * 30, Fence::try_from(9_000_000_u64).unwrap());
-        let Ballot { acquired, sign } = store.acquire(2_500_000, &vote(&key, &one, 0));
+        let Ballot { acquired, sign, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
         assert!(matches!(acquired, Acquired::Recovering(left) if left == Duration::from_secs(2)), "{acquired:?}");
         assert_eq!(sign.and_then(|sign| sign.time), Some(2_500_000));
         assert_eq!(store.heal(3_999_999, &lease, fence, delay), Healed::Recovering(Duration::from_secs(1)));

@@ -64,6 +64,15 @@ pub(crate) struct Limits {
     pub(crate) command: Duration,
 }
 
+/// How a script's answer came.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way {
+    /// The server will tell when a key changes that was read.
+    pub(super) watched: bool,
+    /// The script was sent twice, for the server did not know it: what was sent after it may have come before it.
+    pub(super) resent: bool,
+}
+
 /// A connection to one server, multiplexed, which reconnects by itself.
 pub(super) struct Connection {
     client: Client,
@@ -138,7 +147,7 @@ impl Connection {
         arguments: impl Fn(&mut Vec<Value>) + Send,
         limit: Duration,
         watch: bool,
-    ) -> Result<(Value, bool), Failure> {
+    ) -> Result<(Value, Way), Failure> {
         let client = once(&self.client, limit);
         let mut by_hash = true;
         let outcome = loop {
@@ -158,9 +167,9 @@ impl Connection {
             }
         };
         match outcome {
-            Ok(answer) => {
+            Ok((value, watched)) => {
                 self.silent.store(0, Ordering::Relaxed);
-                Ok(answer)
+                Ok((value, Way { watched, resent: !by_hash }))
             }
             Err(error) if error.kind() == &FredKind::Timeout => {
                 self.note_silence(&host, limit);

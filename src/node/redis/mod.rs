@@ -12,7 +12,11 @@ use fred::types::Value;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
-use self::{connection::Connection, push::Push, script::Script};
+use self::{
+    connection::{Connection, Way},
+    push::Push,
+    script::Script,
+};
 use super::{
     Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Renewal, Sign,
 };
@@ -83,7 +87,7 @@ impl Redis {
         }
     }
 
-    /// Runs a script and reads its reply, with whether what it read is watched. `arguments` gives `keys` keys and then the arguments.
+    /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
     fn run<T: Send + 'static>(
         &self,
         lane: Lane,
@@ -91,16 +95,16 @@ impl Redis {
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + 'static,
         limit: Duration,
-        read: impl FnOnce(&Value, bool) -> Option<T> + Send + 'static,
+        read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<T> {
         let (connection, host) = (self.connection(lane), self.host.clone());
         let push = (lane == Lane::Watched).then(|| self.push.clone());
         let answer: Answer<T> = Box::pin(async move {
             let watch = push.is_some_and(|push| push.is_on());
-            let (value, watched) = connection.run(host, script, keys, arguments, limit, watch).await?;
+            let (value, way) = connection.run(host, script, keys, arguments, limit, watch).await?;
             let unreadable =
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
-            read(&value, watched).ok_or_else(unreadable)
+            read(&value, way).ok_or_else(unreadable)
         });
         Box::pin(self.host.keep_time(answer))
     }
@@ -164,8 +168,8 @@ impl Node for Redis {
                 all.extend([seconds(voting.restart_delay), proposal.into()]);
             }
         };
-        self.run(lane, &script::ACQUIRE, 2, arguments, limit, move |reply, watched| {
-            reply::ballot(reply, watched, votes)
+        self.run(lane, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { watched, resent }| {
+            Some(Ballot { resent, ..reply::ballot(reply, watched, votes)? })
         })
     }
 
@@ -249,7 +253,7 @@ impl Node for Redis {
             all.extend([millis(knock.grant), millis(knock.window)]);
             all.extend([channel.as_deref().unwrap_or_default().into(), i64::from(knock.enter).into()]);
         };
-        let read = move |reply: &Value, watched| reply::knocked(reply, watched, called);
+        let read = move |reply: &Value, way: Way| reply::knocked(reply, way.watched, called);
         self.run(lane, &script::KNOCK, 4, arguments, limit, read)
     }
 

@@ -30,7 +30,7 @@ pub(super) fn ballot(reply: &Value, watched: bool, votes: bool) -> Option<Ballot
         [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
         _ => return None,
     };
-    Some(Ballot { acquired, sign })
+    Some(Ballot { acquired, sign, resent: false })
 }
 
 pub(super) fn healed(reply: &Value) -> Option<Healed> {
@@ -206,7 +206,7 @@ mod tests {
     fn a_holder_of_another_type_has_no_value() {
         let reply = Value::Array(vec![0.into(), 1_500.into(), Value::Null, Value::Null]);
         let ballot = ballot(&reply, false, false);
-        let Some(Ballot { acquired: Acquired::Busy { holder, .. }, sign: None }) = ballot else {
+        let Some(Ballot { acquired: Acquired::Busy { holder, .. }, sign: None, .. }) = ballot else {
             panic!("busy was said")
         };
         assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));

@@ -210,7 +210,7 @@ impl Client {
     fn voted(&mut self, world: &mut World, session: &mut Session, sent: &Sent, said: Result<Reply, Failure>) {
         let (now, node) = (self.now(world), sent.node);
         let vote = said.map(|reply| match reply {
-            Reply::Ballot(Ballot { acquired, sign }) => {
+            Reply::Ballot(Ballot { acquired, sign, .. }) => {
                 if let Some(time) = sign.and_then(|sign| sign.time) {
                     self.roll.note_time(time, now);
                 }
