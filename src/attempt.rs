@@ -203,6 +203,7 @@ impl Attempt {
                 Seat::Granted(_) | Seat::Raising(_) | Seat::Raised(_) => tally.confirm(node, self.sent),
                 Seat::Busy { .. } => tally.deny(node, self.sent, Denial::Taken),
                 Seat::Recovering(_) => tally.deny(node, self.sent, Denial::Gone),
+                Seat::Asked | Seat::Failed(_) if seat.may_hold() => tally.suspect(node),
                 Seat::Asked | Seat::Failed(_) => {}
             }
         }

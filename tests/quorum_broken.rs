@@ -154,3 +154,29 @@ async fn a_waiter_beside_the_holder_hears_of_a_release_of_unknown_outcome() {
     let next = support::within(Duration::from_secs(10), "the waiter has it", waiter).await;
     drop(next.expect("it does not panic").expect("two of three are free"));
 }
+
+/// A node that is away for an hour must not leave a task for every lease of that hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
+    let scene = Scene::of(3).await;
+    let proxy = &scene.nodes[2].proxy;
+    let is_up = || *scene.leases.nodes()[2].state() == leasehold::NodeState::Up;
+    proxy.black_hole(true);
+    while is_up() {
+        scene.acquire_as("other", LONG).await.release().await.expect("it was ours");
+    }
+    for _ in 0..50 {
+        scene.acquire(LONG).await.release().await.expect("it was ours");
+        drop(scene.acquire(LONG).await);
+    }
+    assert!(!is_up());
+    let named = |args: &[Vec<u8>]| args.iter().any(|arg| arg == NAME.as_bytes());
+    let undone = || proxy.count(Match::script(support::scripts::RELEASE).and(Match::with(named)));
+    let before = undone();
+    proxy.black_hole(false);
+    support::eventually_async(Duration::from_secs(5), "it answers again", is_up).await;
+    tokio::time::sleep(A_WHILE).await;
+    // Before its silence was noticed a few were asked for there.
+    let undone = undone() - before;
+    assert!(undone < 20, "it was asked to undo {undone} of 100 leases that it never had");
+}

@@ -105,6 +105,8 @@ struct Seat {
     healed: Time,
     /// The denial that a heal was ordered for.
     heal_ordered: Time,
+    /// Whether anything was sent to it that may have left the token there.
+    may_hold: bool,
 }
 
 impl Tally {
@@ -124,6 +126,7 @@ impl Tally {
     pub(crate) fn confirm(&mut self, node: usize, sent: Time) {
         let Some(seat) = self.seats.get_mut(node) else { return };
         seat.sent = seat.sent.max(sent);
+        seat.may_hold = true;
         if seat.denial.is_some_and(|(denied, _)| denied < sent) {
             seat.denial = None;
             seat.healed = seat.healed.max(sent);
@@ -137,6 +140,18 @@ impl Tally {
         if let Some(seat) = self.seats.get_mut(node).filter(|seat| sent >= seat.healed) {
             seat.denial = Some((sent, denial));
         }
+    }
+
+    /// `node` was asked to take the token, and has not said whether it did.
+    pub(crate) fn suspect(&mut self, node: usize) {
+        if let Some(seat) = self.seats.get_mut(node) {
+            seat.may_hold = true;
+        }
+    }
+
+    /// Whether `node` may have the token: a renewal brings it nowhere.
+    pub(crate) fn may_hold(&self, node: usize) -> bool {
+        self.seats.get(node).is_some_and(|seat| seat.may_hold)
     }
 
     /// `node` gave no answer, or one that tells nothing, to a request that was sent at `sent`.
@@ -175,6 +190,7 @@ impl Tally {
             match seat.denial {
                 Some((denied, Denial::Gone)) if denied <= confirmed && denied > seat.heal_ordered => {
                     seat.heal_ordered = denied;
+                    seat.may_hold = true;
                     nodes.insert(node);
                 }
                 _ => {}

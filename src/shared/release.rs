@@ -40,7 +40,7 @@ impl Shared {
         let mut unconfirmed = Nodes::NONE;
         let end = loop {
             let (at, said) = answers.next().await;
-            if said.is_err() {
+            if said.is_err() && hold.may_be_on(at) {
                 unconfirmed.insert(at);
             }
             if let Some(end) = tally.answer(self.now(), at, said) {
@@ -50,10 +50,11 @@ impl Shared {
         background.parting = None;
         self.watchdog.part(unconfirmed, Lane::Keeper, &hold.key, &hold.token, hold.ttl, &parting);
         for (at, answer) in answers.take() {
+            let may_be_there = hold.may_be_on(at);
             let (watchdog, ttl, parting) = (self.watchdog.clone(), hold.ttl, parting.clone());
             let (key, token) = (hold.key.clone(), hold.token.clone());
             self.stragglers.hear(async move {
-                if answer.await.is_err() {
+                if answer.await.is_err() && may_be_there {
                     watchdog.part([at].into_iter().collect(), Lane::Keeper, &key, &token, ttl, &parting);
                 }
             });
@@ -121,7 +122,7 @@ impl Shared {
         let (key, token) = (hold.key.clone(), hold.token.clone());
         let keeps = matches!(parting, Parting::KeepFor(..));
         let undo = Undo { lane, key, token, parting, for_at_most: hold.ttl, is_first: false };
-        for (at, _) in self.quorum.members() {
+        for (at, _) in self.quorum.members().filter(|(at, _)| hold.may_be_on(*at)) {
             let (shared, undo) = (self.clone(), undo.clone());
             self.host.spawn(async move {
                 let key = undo.key.clone();

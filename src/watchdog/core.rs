@@ -130,6 +130,11 @@ impl Core {
         self.tally.confirmed() >= sent
     }
 
+    /// Whether there may be anything to take off this node.
+    pub(crate) fn may_be_on(&self, node: usize) -> bool {
+        self.tally.may_hold(node)
+    }
+
     /// Until when the holder may believe in the lease; zero once it is over.
     pub(crate) fn believed_until(&self) -> Time {
         match self.phase {

@@ -121,6 +121,12 @@ impl Hold {
         self.state.lock().core.is_confirmed(sent)
     }
 
+    /// Whether there may be anything to take off this node. Where there is not, a release that comes nowhere is not
+    /// repeated: a node that is away for an hour would leave a task for every lease of that hour.
+    pub(crate) fn may_be_on(&self, node: usize) -> bool {
+        self.state.lock().core.may_be_on(node)
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.state.lock().core.next_look().is_none()
     }
