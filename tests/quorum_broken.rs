@@ -165,6 +165,8 @@ async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
     while is_up() {
         scene.acquire_as("other", LONG).await.release().await.expect("it was ours");
     }
+    // By then what it was asked has timed out, and it is not asked any more.
+    tokio::time::sleep(2 * quorum_scene::COMMAND).await;
     for _ in 0..50 {
         scene.acquire(LONG).await.release().await.expect("it was ours");
         drop(scene.acquire(LONG).await);
@@ -176,7 +178,6 @@ async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
     proxy.black_hole(false);
     support::eventually_async(Duration::from_secs(5), "it answers again", is_up).await;
     tokio::time::sleep(A_WHILE).await;
-    // Before its silence was noticed a few were asked for there.
     let undone = undone() - before;
-    assert!(undone < 20, "it was asked to undo {undone} of 100 leases that it never had");
+    assert!(undone < 10, "it was asked to undo {undone} of 100 leases that it never had");
 }
