@@ -12,13 +12,13 @@ use crate::{
 };
 
 impl Quorum {
-    fn all<T: Send + 'static>(&self, limit: Duration, request: impl Fn(&dyn Node) -> Answer<T>) -> FanOut<T> {
-        self.members().map(|(at, member)| (at, member.ask(limit, &request))).collect()
+    fn all<T: Send + 'static>(&self, request: impl Fn(&dyn Node) -> Answer<T>) -> FanOut<T> {
+        self.members().map(|(at, member)| (at, member.ask(&request))).collect()
     }
 
     /// Who holds a lock: who has a majority of the nodes, or may have one, as far as they answer.
     pub(crate) async fn holder(&self, key: &Key, limit: Duration) -> Result<Option<Holder>, Failure> {
-        let mut answers = self.all(limit, |node| node.holder(key, limit));
+        let mut answers = self.all(|node| node.holder(key, limit));
         let (mut said, mut left) = (self.nobody_yet(), self.len());
         while left > 0 {
             let (node, answer) = answers.next().await;
@@ -54,7 +54,7 @@ impl Quorum {
 
     /// Takes the lock away on every node. Whether any had it.
     pub(crate) async fn force_release(&self, key: &Key, limit: Duration) -> Result<bool, Failure> {
-        let mut answers = self.all(limit, |node| node.force_release(key, limit));
+        let mut answers = self.all(|node| node.force_release(key, limit));
         let mut said = self.nobody_yet();
         for _ in 0..self.len() {
             let (node, answer) = answers.next().await;
@@ -68,7 +68,7 @@ impl Quorum {
 
     /// What the servers that answer have in common.
     pub(crate) async fn capabilities(&self, limit: Duration) -> Result<Capabilities, Failure> {
-        let mut answers = self.all(limit, |node| node.capabilities(limit));
+        let mut answers = self.all(|node| node.capabilities(limit));
         let mut said = self.nobody_yet();
         for _ in 0..self.len() {
             let (node, answer) = answers.next().await;

@@ -55,8 +55,6 @@ pub(crate) struct Member {
     pub(super) undos: Semaphore,
     /// Nanoseconds on our clock; zero before the first.
     last_answer: AtomicU64,
-    /// Milliseconds waited in vain since then.
-    waited: AtomicU64,
     is_silent: AtomicBool,
     /// When a bid was last sent again; nanoseconds on our clock.
     last_resent: AtomicU64,
@@ -72,6 +70,9 @@ struct State {
     refused: Option<String>,
     same_as: Option<Box<str>>,
     recovers_until: Time,
+    /// How long we have waited in vain since the last answer, and when that was reckoned.
+    waited: Duration,
+    waited_until: Time,
     /// The node's clock less ours, in microseconds, and how exact that is.
     offset: Option<Offset>,
 }
@@ -111,7 +112,6 @@ impl Member {
             command_timeout,
             undos: Semaphore::new(UNDOS_AT_ONCE),
             last_answer: AtomicU64::new(0),
-            waited: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
             last_resent: AtomicU64::new(0),
             is_troubled: AtomicBool::new(false),
@@ -151,12 +151,8 @@ impl Member {
         Time::now(&*self.clock)
     }
 
-    /// Asks it something, unless that is pointless; whoever waits for the answer waits for `limit`.
-    pub(crate) fn ask<T: Send + 'static>(
-        self: &Arc<Self>,
-        limit: Duration,
-        request: impl FnOnce(&dyn Node) -> Answer<T>,
-    ) -> Answer<T> {
+    /// Asks it something, unless that is pointless.
+    pub(crate) fn ask<T: Send + 'static>(self: &Arc<Self>, request: impl FnOnce(&dyn Node) -> Answer<T>) -> Answer<T> {
         let node = match self.askable() {
             Ok(node) => node,
             Err(failure) => return Box::pin(ready(Err(failure))),
@@ -164,8 +160,7 @@ impl Member {
         let (answer, member, sent) = (request(&**node), self.clone(), self.now());
         Box::pin(async move {
             let outcome = answer.await;
-            // A link that breaks fails at once, and says nothing of its node.
-            member.heard(outcome.as_ref().err(), member.now().since(sent).min(limit));
+            member.heard(outcome.as_ref().err(), sent);
             outcome
         })
     }
@@ -173,7 +168,7 @@ impl Member {
     /// Asks it for its vote. What it says of itself is kept.
     pub(crate) fn vote(self: &Arc<Self>, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Acquired> {
         let (sent, member) = (self.now(), self.clone());
-        let answer = self.ask(limit, |node| node.acquire(lane, bid, limit));
+        let answer = self.ask(|node| node.acquire(lane, bid, limit));
         Box::pin(async move {
             let Ballot { acquired, sign, resent } = answer.await?;
             if resent {
@@ -208,8 +203,8 @@ impl Member {
         }
     }
 
-    /// It has answered, or not for as long as we `waited`.
-    fn heard(self: &Arc<Self>, failure: Option<&Failure>, waited: Duration) {
+    /// It has answered what was sent at `sent`, or not.
+    fn heard(self: &Arc<Self>, failure: Option<&Failure>, sent: Time) {
         let Some(failure) = failure else {
             self.answered();
             return;
@@ -222,26 +217,25 @@ impl Member {
             state.unreachable = text;
         }
         self.is_troubled.store(true, Ordering::Release);
+        // What waits side by side waits once; and a link that breaks fails at once, and says nothing of its node.
+        let now = self.now();
+        let counted = state.waited_until;
+        state.waited += now.since(sent.max(counted));
+        state.waited_until = now;
+        let is_silent = state.waited >= SILENCE && failure.may_have_happened() && !failure.is_refusal();
         drop(state);
-        if failure.may_have_happened() && !self.roll.is_one() {
-            let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-            let in_all = self.waited.fetch_add(waited, Ordering::AcqRel).saturating_add(waited);
-            if u128::from(in_all) >= SILENCE.as_millis() {
-                self.silent();
-            }
+        if is_silent {
+            self.silent();
         }
     }
 
     fn answered(&self) {
         self.last_answer.store(self.now().as_nanos(), Ordering::Release);
-        if self.waited.load(Ordering::Relaxed) != 0 {
-            self.waited.store(0, Ordering::Relaxed);
-        }
         if !self.is_troubled.load(Ordering::Acquire) {
             return;
         }
         let mut state = self.state.lock();
-        (state.unreachable, state.refused) = (None, None);
+        (state.unreachable, state.refused, state.waited) = (None, None, Duration::ZERO);
         if state.same_as.is_none() {
             self.is_troubled.store(false, Ordering::Release);
         }

@@ -44,7 +44,7 @@ impl Undo {
         for lane in std::iter::once(self.lane).chain(later) {
             let turn = member.undos.acquire().await;
             let release = |node: &dyn crate::node::Node| self.parting.send(node, lane, &self.key, &self.token, limit);
-            let outcome = member.ask(limit, release).await;
+            let outcome = member.ask(release).await;
             drop(turn);
             let (lock, label) = (self.key.name(), self.token.label());
             match outcome {

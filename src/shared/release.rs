@@ -83,7 +83,7 @@ impl Shared {
     fn part(&self, member: Arc<Member>, hold: &Hold, parting: &Parting, lane: Lane, limit: Duration) -> Answer<Parted> {
         let (key, token, parting, host) = (hold.key.clone(), hold.token.clone(), parting.clone(), self.host.clone());
         Box::pin(async move {
-            let send = |lane| member.ask(limit, |node: &dyn Node| parting.send(node, lane, &key, &token, limit));
+            let send = |lane| member.ask(|node: &dyn Node| parting.send(node, lane, &key, &token, limit));
             let first = send(lane).await;
             let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
             let owned = match first {

@@ -104,7 +104,7 @@ impl Shared {
                     // One more that keeps the floor; a majority does already.
                     let raise =
                         |node: &dyn crate::node::Node| node.raise(lane, &hold.key, &hold.token, hold.fence, limit);
-                    let _raised = member.ask(limit, raise).await;
+                    let _raised = member.ask(raise).await;
                 }
             }
             Ok(Acquired::Busy { .. }) => {
@@ -150,7 +150,7 @@ impl Round<'_> {
         let Self { lane, limit, bid: Bid { key, token, .. }, .. } = self;
         for at in on.iter() {
             if let Some(member) = self.shared.quorum.member(at) {
-                let answer = member.ask(*limit, |node| node.raise(*lane, key, token, fence, *limit));
+                let answer = member.ask(|node| node.raise(*lane, key, token, fence, *limit));
                 self.raises.push(at, answer);
             }
         }

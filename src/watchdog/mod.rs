@@ -219,7 +219,7 @@ impl Watchdog {
             return;
         }
         let (lease, delay) = (hold.renewal(), self.quorum.restart_delay());
-        let healed = member.ask(limit, |node| node.heal(&lease, hold.fence, delay, limit)).await;
+        let healed = member.ask(|node| node.heal(&lease, hold.fence, delay, limit)).await;
         let (lock, label) = (hold.key.name(), hold.token.label());
         tracing::debug!(name: "heal", target: "leasehold", lock, label, node = member.address(), ?healed);
         let may_be_there = match &healed {
@@ -389,7 +389,7 @@ impl Watchdog {
         shortest_ttl: Duration,
         limit: Duration,
     ) -> Answered<Vec<Result<Owned, Failure>>> {
-        let mut answer = member.ask(limit, |node| node.renew(lane, requests, limit));
+        let mut answer = member.ask(|node| node.renew(lane, requests, limit));
         if self.quorum.is_one() {
             return answer;
         }

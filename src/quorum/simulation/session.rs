@@ -99,7 +99,7 @@ impl Session {
         if self.nodes.len() == 1 {
             world.command_timeout
         } else {
-            world.command_timeout.min((self.ttl / 5).max(SHORTEST_LIMIT))
+            world.command_timeout.min((self.ttl / 2).max(SHORTEST_LIMIT))
         }
     }
 
