@@ -74,9 +74,12 @@ impl Shared {
     }
 
     fn why(&self, said: &[Result<Acquired, Failure>]) -> Failure {
+        let granted = said.iter().filter(|said| matches!(said, Ok(Acquired::Granted(_)))).count();
         match (said, self.quorum.member(0)) {
+            _ if granted >= self.quorum.majority() => {
+                Failure::unavailable("the grant arrived after the lease that it was for had run out")
+            }
             ([Ok(Acquired::Recovering(left))], Some(only)) => Failure::recovering(only.address(), *left),
-            ([Ok(_)], _) => Failure::unavailable("the grant arrived after the lease that it was for had run out"),
             _ => self.quorum.failure(said, |acquired| match acquired {
                 Acquired::Granted(_) => NodeAnswer::Granted,
                 Acquired::Busy { holder, .. } => NodeAnswer::HeldBy(holder.clone()),

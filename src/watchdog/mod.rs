@@ -23,17 +23,15 @@ use crate::{
     jitter::Jitter,
     keeper::Host,
     key::Key,
-    node::{Answer as Answered, Failure, Healed, Lane, Owned, Parting, Renewal, only},
-    quorum::{
-        FanOut, Member, Quorum, Undo,
-        tally::{Denial, Nodes},
-    },
+    node::{Lane, Parting},
+    quorum::{Quorum, Undo, tally::Nodes},
     token::Token,
     wait::Lines,
 };
 
 pub(crate) mod core;
 mod hold;
+mod renewal;
 
 pub(crate) use self::{
     core::{Answer, Core, Orders, Terms},
@@ -210,36 +208,6 @@ impl Watchdog {
         }
     }
 
-    /// Brings the key back on a node that has lost it, and counts that as a renewal.
-    async fn heal(self: Arc<Self>, at: usize, member: Arc<Member>, hold: Arc<Hold>) {
-        let sent = self.now();
-        let limit = hold.remaining(sent).min(self.command_timeout);
-        // Released meanwhile; and a wait of zero is fred's "for ever".
-        if limit.is_zero() {
-            return;
-        }
-        let (lease, delay) = (hold.renewal(), self.quorum.restart_delay());
-        let healed = member.ask(|node| node.heal(&lease, hold.fence, delay, limit)).await;
-        let (lock, label) = (hold.key.name(), hold.token.label());
-        tracing::debug!(name: "heal", target: "leasehold", lock, label, node = member.address(), ?healed);
-        let may_be_there = match &healed {
-            Ok(healed) => *healed == Healed::Done,
-            Err(failure) => failure.may_have_happened(),
-        };
-        if hold.is_over() {
-            if may_be_there {
-                self.undo([at].into_iter().collect(), Lane::Keeper, &hold.key, &hold.token, hold.ttl);
-            }
-            return;
-        }
-        match healed {
-            Ok(Healed::Done) => self.answered(&hold, at, sent, Answer::Confirmed),
-            Ok(Healed::Taken) => self.answered(&hold, at, sent, Answer::Denied(Denial::Taken)),
-            Ok(Healed::Recovering(left)) => member.note_recovery(left),
-            Err(_) => {}
-        }
-    }
-
     /// Takes a token off nodes in the background: after a loss, or an attempt of unknown outcome.
     pub(crate) fn undo(&self, nodes: Nodes, lane: Lane, key: &Key, token: &Token, ttl: Duration) {
         self.part(nodes, lane, key, token, ttl, &Parting::Delete);
@@ -342,114 +310,6 @@ impl Watchdog {
         table.planned
     }
 
-    /// One batch: sends it to every node, and feeds the answers to the cores.
-    fn renew(self: &Arc<Self>, sent: Time, mut batch: Vec<Arc<Hold>>) {
-        // What was let go of since it fell due is not renewed any more (rule 8), and a wait of zero is fred's "for ever".
-        batch.retain(|hold| !hold.remaining(sent).is_zero());
-        if batch.is_empty() {
-            return;
-        }
-        let (lane, batch) = (self.lane(), Arc::new(batch));
-        for (at, member) in self.quorum.members() {
-            self.host.spawn_until_stopped(self.clone().renew_on(at, member.clone(), lane, sent, batch.clone()));
-        }
-    }
-
-    /// The answers are awaited until the last deadline among them (rule 7).
-    async fn renew_on(
-        self: Arc<Self>,
-        at: usize,
-        member: Arc<Member>,
-        lane: Lane,
-        sent: Time,
-        batch: Arc<Vec<Arc<Hold>>>,
-    ) {
-        let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
-        let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
-        let shortest = batch.iter().map(|hold| hold.ttl).min().unwrap_or_default();
-        let answers = self.renewed(&member, lane, &requests, shortest, patience).await;
-        for (place, hold) in batch.iter().enumerate() {
-            let answer = match &answers {
-                Ok(answers) => answers.get(place).map_or(Answer::Unclear, Answer::read),
-                Err(failure) => {
-                    tracing::debug!(name: "renew", target: "leasehold", lock = hold.key.name(), node = member.address(), %failure);
-                    Answer::Unclear
-                }
-            };
-            self.answered(hold, at, sent, answer);
-        }
-    }
-
-    /// Renewals are waited for long after a node must count as silent.
-    fn renewed(
-        &self,
-        member: &Arc<Member>,
-        lane: Lane,
-        requests: &[Renewal],
-        shortest_ttl: Duration,
-        limit: Duration,
-    ) -> Answered<Vec<Result<Owned, Failure>>> {
-        let mut answer = member.ask(|node| node.renew(lane, requests, limit));
-        if self.quorum.is_one() {
-            return answer;
-        }
-        let silence = self.host.sleep(self.quorum.limit(self.command_timeout, shortest_ttl));
-        let member = member.clone();
-        Box::pin(async move {
-            tokio::select! {
-                biased;
-                answers = &mut answer => return answers,
-                () = silence => member.silent(),
-            }
-            answer.await
-        })
-    }
-
-    /// Renews one lease at once; `Ok` if a majority confirmed it within the limit. What comes later counts too.
-    pub(crate) async fn renew_now(
-        self: &Arc<Self>,
-        hold: &Arc<Hold>,
-        lane: Lane,
-        limit: Duration,
-    ) -> Result<(), Failure> {
-        let (sent, request) = (self.now(), [hold.renewal()]);
-        let ask = |(at, member): (usize, &Arc<Member>)| (at, self.renewed(member, lane, &request, hold.ttl, limit));
-        let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
-        let mut last = Failure::unknown("no node has answered");
-        while !answers.is_empty() {
-            let (at, answer) = answers.next().await;
-            let answer = answer.and_then(only);
-            self.answered(hold, at, sent, Answer::read(&answer));
-            if let Err(failure) = answer {
-                last = failure;
-            }
-            if hold.is_confirmed(sent) || hold.is_over() {
-                break;
-            }
-        }
-        for (at, answer) in answers.take() {
-            let (watchdog, hold) = (self.clone(), hold.clone());
-            self.host.spawn(async move {
-                let answer = answer.await.and_then(only);
-                watchdog.answered(&hold, at, sent, Answer::read(&answer));
-            });
-        }
-        if hold.is_confirmed(sent) { Ok(()) } else { Err(last) }
-    }
-
-    /// A node's answer to the renewal that was sent at `sent`, for its core.
-    pub(crate) fn answered(self: &Arc<Self>, hold: &Arc<Hold>, at: usize, sent: Time, answer: Answer) {
-        let now = self.now();
-        let (lock, label) = (hold.key.name(), hold.token.label());
-        let node = self.quorum.member(at).map(|member| member.address());
-        tracing::debug!(name: "renew", target: "leasehold", lock, label, node, ?answer, took = ?now.since(sent));
-        // Whoever is told of a loss may close at once, and that must wait for what it orders.
-        let _under_way = self.host.token();
-        let orders = hold.answer(now, at, sent, answer);
-        self.obey(hold, orders);
-        self.reschedule(hold);
-    }
-
     /// A hold asks to be looked at earlier than before.
     fn reschedule(&self, hold: &Arc<Hold>) {
         let mut table = self.table.lock();
@@ -478,15 +338,5 @@ impl Watchdog {
             );
         }
         Lane::Keeper
-    }
-}
-
-impl Answer {
-    pub(crate) fn read(answer: &Result<Owned, Failure>) -> Self {
-        match answer {
-            Ok(Ok(())) => Self::Confirmed,
-            Ok(Err(denial)) => Self::Denied(*denial),
-            Err(_) => Self::Unclear,
-        }
     }
 }
