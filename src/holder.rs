@@ -42,7 +42,8 @@ impl Holder {
         self.remaining
     }
 
-    /// The fencing token of this holder.
+    /// The fencing token of this holder. Over a quorum it is as certain as enough answers make it: for people, not for
+    /// whatever checks fences.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence

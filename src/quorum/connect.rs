@@ -159,7 +159,7 @@ fn seat(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Er
         ));
     }
     member.check_identity(&sign).map_err(|failure| turned_down(&failure.to_string()))?;
-    member.note_time(&sign);
+    member.greet(&sign);
     member.install(node);
     Ok(())
 }

@@ -364,10 +364,12 @@ impl Member {
         }
     }
 
-    /// So that the first fence can be proposed.
-    pub(super) fn note_time(&self, sign: &Sign) {
+    /// It has answered for the first time; with its clock, so that the first fence can be proposed.
+    pub(super) fn greet(&self, sign: &Sign) {
+        let now = self.now();
+        self.last_answer.store(now.as_nanos(), Ordering::Release);
         if let Some(time) = sign.time {
-            self.roll.note_time(time, self.now());
+            self.roll.note_time(time, now);
         }
     }
 
