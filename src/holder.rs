@@ -42,8 +42,7 @@ impl Holder {
         self.remaining
     }
 
-    /// The fencing token of this holder. Over a quorum it is as certain as enough answers make it: for people, not for
-    /// whatever checks fences.
+    /// The fencing token of this holder. Over a quorum `None` too while too few nodes have answered for it to be certain.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence
