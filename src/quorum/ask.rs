@@ -16,6 +16,16 @@ impl Quorum {
         self.members().map(|(at, member)| (at, member.ask(&request))).collect()
     }
 
+    /// Waits for the slowest too.
+    async fn everybody<T: Send + 'static>(&self, request: impl Fn(&dyn Node) -> Answer<T>) -> Vec<Result<T, Failure>> {
+        let (mut answers, mut said) = (self.all(request), self.nobody_yet());
+        while !answers.is_empty() {
+            let (node, answer) = answers.next().await;
+            said.splice(node..=node, [answer]);
+        }
+        said
+    }
+
     /// Who holds a lock: who has a majority of the nodes, or may have one, as far as they answer.
     pub(crate) async fn holder(&self, key: &Key, limit: Duration) -> Result<Option<Holder>, Failure> {
         let mut answers = self.all(|node| node.holder(key, limit));
@@ -54,12 +64,7 @@ impl Quorum {
 
     /// Takes the lock away on every node. Whether any had it.
     pub(crate) async fn force_release(&self, key: &Key, limit: Duration) -> Result<bool, Failure> {
-        let mut answers = self.all(|node| node.force_release(key, limit));
-        let mut said = self.nobody_yet();
-        for _ in 0..self.len() {
-            let (node, answer) = answers.next().await;
-            said.splice(node..=node, [answer]);
-        }
+        let said = self.everybody(|node| node.force_release(key, limit)).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
         }
@@ -68,12 +73,7 @@ impl Quorum {
 
     /// What the servers that answer have in common.
     pub(crate) async fn capabilities(&self, limit: Duration) -> Result<Capabilities, Failure> {
-        let mut answers = self.all(|node| node.capabilities(limit));
-        let mut said = self.nobody_yet();
-        for _ in 0..self.len() {
-            let (node, answer) = answers.next().await;
-            said.splice(node..=node, [answer]);
-        }
+        let said = self.everybody(|node| node.capabilities(limit)).await;
         let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
         common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
     }

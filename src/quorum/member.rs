@@ -69,6 +69,8 @@ struct State {
     unreachable: Option<String>,
     refused: Option<String>,
     same_as: Option<Box<str>>,
+    /// When the request was sent whose answer has told most lately who it is.
+    sign_sent: Time,
     recovers_until: Time,
     /// How long we have waited in vain since the last answer, and when that was reckoned.
     waited: Duration,
@@ -175,11 +177,26 @@ impl Member {
                 member.last_resent.store(member.now().as_nanos(), Ordering::Release);
             }
             let Some(sign) = sign else { return Ok(acquired) };
+            if !member.is_newest(sent) {
+                // It counts if it is the same server's; if not, what it granted is undone.
+                let is_same = sign.run_id.is_none_or(|run_id| member.roll.is_known(member.at, &run_id));
+                let other = || Failure::unknown("another server has answered under this address since");
+                return if is_same { Ok(acquired) } else { Err(other()) };
+            }
             member.note_clock(&sign, sent);
             member.check_identity(&sign)?;
             member.note_recovery(if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO });
             Ok(acquired)
         })
+    }
+
+    /// Whether nothing newer was heard of it than the answer to what was sent at `sent`. A vote that is heard late must not
+    /// take back what a later one has shown of the node's clock, or of who it is.
+    fn is_newest(&self, sent: Time) -> bool {
+        let mut state = self.state.lock();
+        let is_newest = sent >= state.sign_sent;
+        state.sign_sent = state.sign_sent.max(sent);
+        is_newest
     }
 
     /// Whether a bid that was sent at `sent` may have been sent again, and so have come later than what followed it.

@@ -57,6 +57,11 @@ impl Roll {
         None
     }
 
+    /// Whether this is what the node last said it is.
+    pub(super) fn is_known(&self, at: usize, run_id: &str) -> bool {
+        self.present.lock().iter().any(|present| present.at == at && &*present.run_id == run_id)
+    }
+
     /// What time the reply to a request showed, in microseconds, and when that was sent. Counted from there, and not from
     /// the reply, a proposal is ahead by what requests take as well, however far the nodes are away.
     pub(super) fn note_time(&self, time: u64, sent: Time) {
@@ -99,6 +104,7 @@ mod tests {
         assert_eq!(roll.enter(1, "b:1", "run1").as_deref(), Some("a:1"));
         assert_eq!(roll.enter(0, "a:1", "run1"), None, "the first keeps its vote");
         assert_eq!(roll.enter(0, "a:1", "run2"), None, "restarted");
+        assert!(roll.is_known(0, "run2") && !roll.is_known(0, "run1") && !roll.is_known(1, "run2"));
         assert_eq!(roll.enter(1, "b:1", "run1"), None, "now nobody else is that one");
     }
 
