@@ -34,11 +34,11 @@ pub(super) enum Action {
 /// A message, by its place on the net; the rest is for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
-    at: usize,
-    owner: Owner,
-    node: usize,
-    kind: Kind,
-    is_reply: bool,
+    pub(super) at: usize,
+    pub(super) owner: Owner,
+    pub(super) node: usize,
+    pub(super) kind: Kind,
+    pub(super) is_reply: bool,
 }
 
 /// What a client learns of a message that does not arrive.
@@ -62,6 +62,9 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
     for (at, message) in state.net.iter().enumerate() {
         is_urgent |= message.is_urgent();
         let place = || Place::of(at, message);
+        if message.is_urgent() && !state.is_first(at) {
+            continue;
+        }
         actions.push(Action::Arrive(place()));
         if is_closing || matches!(message.content, Content::Reply(_)) {
             continue;
@@ -97,12 +100,14 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
                     actions.push(Action::Look(me, number));
                 }
                 is_urgent |= is_closing;
-                actions.push(Action::LetGo(me, number));
+                if !state.is_sending(me) {
+                    actions.push(Action::LetGo(me, number));
+                }
             }
         }
         // The clients are alike: that it is the first who begins first leaves nothing out.
         let may_be_first = me == 0 || state.clients.iter().any(|client| client.begun > 0);
-        if !is_closing && client.is_idle() && client.begun < setup.attempts && may_be_first {
+        if !is_closing && client.is_idle() && client.begun < setup.attempts[me] && may_be_first {
             actions.push(Action::Begin(me));
         }
     }
@@ -137,6 +142,19 @@ fn faults(state: &State, actions: &mut Vec<Action>) {
         if left.steps > 0 {
             actions.push(Action::Step(node));
         }
+    }
+}
+
+impl State {
+    /// Whether a request is the first of those that its client has just sent.
+    fn is_first(&self, at: usize) -> bool {
+        let client = |message: &Message| message.owner.0;
+        let others = self.net.iter().take(at).filter(|other| other.is_urgent());
+        !self.net.get(at).is_some_and(|message| others.map(client).any(|other| other == client(message)))
+    }
+
+    fn is_sending(&self, me: usize) -> bool {
+        self.net.iter().any(|message| message.is_urgent() && usize::from(message.owner.0) == me)
     }
 }
 

@@ -19,14 +19,23 @@ use crate::{
 
 mod action;
 mod client;
+mod path;
 mod state;
 mod tests;
 mod world;
+mod worlds;
 
 const CLIENTS: usize = 2;
 
 /// The TTL of every lease.
 const TTL: Duration = Duration::from_secs(1);
+
+// The names of properties that tests speak of.
+const ONE_HOLDER: &str = "one holder at a time";
+const FENCES_GROW: &str = "fences grow from lease to lease";
+const LATER_IS_LARGER: &str = "who begins later has a larger fence";
+const NOTHING_STAYS: &str = "what nobody uses is taken off";
+const INHERITED: &str = "the second has it though the first died";
 
 /// What the drivers of the machines, or the clients' settings, do wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +63,9 @@ struct Setup {
     clients: Clock,
     nodes: Vec<Clock>,
     /// How many attempts each client makes at most.
-    attempts: u8,
+    attempts: [u8; CLIENTS],
+    /// Time passes in steps of this, and to every moment between them at which something is due.
+    grid: Duration,
     faults: Faults,
     /// By how many microseconds a node's clock is stepped when it is.
     step: i64,
@@ -149,16 +160,16 @@ impl Model for Setup {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("one holder at a time", |setup, state: &State| state.believers(setup) <= 1),
-            Property::always("fences grow from lease to lease", |_, state: &State| !state.broken.fence_fell),
-            Property::always("who begins later has a larger fence", |_, state: &State| !state.broken.fence_is_stale),
+            Property::always(ONE_HOLDER, |setup, state: &State| state.believers(setup) <= 1),
+            Property::always(FENCES_GROW, |_, state: &State| !state.broken.fence_fell),
+            Property::always(LATER_IS_LARGER, |_, state: &State| !state.broken.fence_is_stale),
             Property::always("what is confirmed as released is free", |_, state: &State| !state.broken.release_did_not),
-            Property::always("what nobody uses is taken off", |_, state: &State| !state.leaves_a_key()),
+            Property::always(NOTHING_STAYS, |_, state: &State| !state.leaves_a_key()),
             Property::always("who asks for a free lock gets it", |_, state: &State| !state.broken.denied_for_nothing),
             Property::always("without a fault nothing is lost", |_, state: &State| !state.broken.lost_for_nothing),
             Property::always("in the end nothing is left", |setup, state: &State| !state.is_stuck(setup)),
             Property::sometimes("the second has it before the first one's time is up", State::is_handed_over),
-            Property::sometimes("the second has it though the first died", State::is_inherited),
+            Property::sometimes(INHERITED, State::is_inherited),
             Property::sometimes("a lease outlives its TTL", |setup, state: &State| state.is_renewed(setup)),
             Property::sometimes("the end", |setup, state: &State| state.is_end(setup)),
         ]

@@ -15,9 +15,6 @@ use crate::{
     },
 };
 
-/// Time passes in steps of this, and to every moment between them at which something is due.
-const GRID: Real = 250_000_000;
-
 /// A state on its way to the next one.
 pub(super) struct Run<'a> {
     pub(super) setup: &'a Setup,
@@ -65,7 +62,7 @@ impl State {
         let recoveries = self.servers.iter().enumerate().filter_map(|(node, server)| {
             Some(self.when(setup, node, server.started? + delay))
         });
-        let step = (!self.is_closing(setup)).then(|| (self.now / GRID + 1) * GRID);
+        let step = (!self.is_closing(setup)).then(|| (self.now / nanos(setup.grid) + 1) * nanos(setup.grid));
         let closing = self.is_closing(setup);
         let recoveries = recoveries.filter(|_| !closing);
         due.chain(expiries).chain(recoveries).chain(step).filter(|&moment| moment > self.now).min()
