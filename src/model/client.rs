@@ -227,7 +227,9 @@ impl Run<'_> {
         let now = self.now();
         self.with(me, number, |run, me, session| {
             if let Stage::Held(core) = &mut session.stage {
+                let was_over = now >= core.believed_until();
                 let orders = core.tick(now);
+                run.state.broken.is_revived |= was_over && now < core.believed_until();
                 run.obey(me, session, orders);
             }
         });
@@ -237,7 +239,9 @@ impl Run<'_> {
         let now = self.now();
         let Stage::Held(core) = &mut session.stage else { return };
         let sent = if self.setup.flaw == Flaw::DeadlineFromReply { now } else { sent };
+        let was_over = now >= core.believed_until();
         let orders = core.answer(now, node, sent, answer);
+        self.state.broken.is_revived |= was_over && now < core.believed_until();
         self.obey(me, session, orders);
     }
 

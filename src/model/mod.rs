@@ -35,6 +35,7 @@ const ONE_HOLDER: &str = "one holder at a time";
 const FENCES_GROW: &str = "fences grow from lease to lease";
 const LATER_IS_LARGER: &str = "who begins later has a larger fence";
 const NOTHING_STAYS: &str = "what nobody uses is taken off";
+const OUTLIVES: &str = "a lease outlives its TTL";
 const INHERITED: &str = "the second has it though the first died";
 
 /// What the drivers of the machines, or the clients' settings, do wrong.
@@ -167,10 +168,11 @@ impl Model for Setup {
             Property::always(NOTHING_STAYS, |_, state: &State| !state.leaves_a_key()),
             Property::always("who asks for a free lock gets it", |_, state: &State| !state.broken.denied_for_nothing),
             Property::always("without a fault nothing is lost", |_, state: &State| !state.broken.lost_for_nothing),
+            Property::always("what is over stays over", |_, state: &State| !state.broken.is_revived),
             Property::always("in the end nothing is left", |setup, state: &State| !state.is_stuck(setup)),
             Property::sometimes("the second has it before the first one's time is up", State::is_handed_over),
             Property::sometimes(INHERITED, State::is_inherited),
-            Property::sometimes("a lease outlives its TTL", |setup, state: &State| state.is_renewed(setup)),
+            Property::sometimes(OUTLIVES, |setup, state: &State| state.is_renewed(setup)),
             Property::sometimes("the end", |setup, state: &State| state.is_end(setup)),
         ]
     }

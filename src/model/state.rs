@@ -93,12 +93,14 @@ pub(super) struct Broken {
     pub(super) denied_for_nothing: bool,
     /// A lease was lost without a fault.
     pub(super) lost_for_nothing: bool,
+    /// A lease was believed in again whose time had been up.
+    pub(super) is_revived: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Server {
     pub(super) store: Store,
-    /// By how much its clock was stepped.
+    /// By how many nanoseconds its clock was stepped.
     pub(super) stepped: i64,
     /// When it was started, by its own clock, if that was during the run.
     pub(super) started: Option<Micros>,

@@ -62,10 +62,9 @@ impl State {
         let recoveries = self.servers.iter().enumerate().filter_map(|(node, server)| {
             Some(self.when(setup, node, server.started? + delay))
         });
-        let step = (!self.is_closing(setup)).then(|| (self.now / nanos(setup.grid) + 1) * nanos(setup.grid));
-        let closing = self.is_closing(setup);
-        let recoveries = recoveries.filter(|_| !closing);
-        due.chain(expiries).chain(recoveries).chain(step).filter(|&moment| moment > self.now).min()
+        let step = (self.now / nanos(setup.grid) + 1) * nanos(setup.grid);
+        let whole = recoveries.chain([step]).filter(|_| !self.is_closing(setup));
+        due.chain(expiries).chain(whole).filter(|&moment| moment > self.now).min()
     }
 
     /// From then on nothing goes wrong any more, nobody begins, and everybody lets go.
@@ -158,7 +157,7 @@ impl Run<'_> {
 
     /// A node's clock is set.
     pub(super) fn step(&mut self, node: usize) {
-        self.state.servers[node].stepped += self.setup.step;
+        self.state.servers[node].stepped += self.setup.step * 1_000;
         self.look_at(node);
     }
 
