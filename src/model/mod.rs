@@ -1,4 +1,31 @@
-//! docs later
+//! The protocol, searched: every order in which two clients, one or three nodes and a bounded number of faults can take
+//! turns, by [stateright]. What decides is what is shipped: [`Attempt`](crate::attempt::Attempt),
+//! [`Core`](crate::watchdog::Core), [`Tally`](crate::quorum::tally::Tally),
+//! [`Parting`](crate::quorum::parted::Parting), and the memory node's [`Store`] as each node. Only what carries messages
+//! and sets timers is written again. `docs/model.md` has the bounds and the figures.
+//!
+//! # What a run is
+//!
+//! 1. A message arrives at the moment at which it was sent, those of one client in the order of the nodes, those of two
+//!    clients in any; or it is *late*, and then it arrives at any later moment, before or after anything, or never. A
+//!    late one whose connection is reset is known to be unknown at once. Lateness is a fault, and faults are counted.
+//! 2. Timers are on time, unless their client stands still, which is a fault: then its clock goes on, and it hears and
+//!    does nothing until it goes on, at any later moment.
+//! 3. Time passes to the next moment at which something is due for anybody: a timer, a time limit, a deadline, the expiry
+//!    of a key, the end of a restart delay; and to every multiple of the grid. Nothing that is decided by a comparison of
+//!    times comes out differently in between.
+//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends. What must come about at
+//!    some time is therefore a rule about ends, which `eventually` of stateright could miss where two paths meet.
+//!
+//! # What is checked
+//!
+//! In every state: no two clients believe at the same instant; fences grow in the order of the leases; and, whatever the
+//! clocks do, from every lease to every attempt that began after it. What is confirmed as released is free, what nobody
+//! uses is taken off, who asks for a free lock gets it, nothing is lost without a fault, what is over stays over, and at
+//! the end of every run nothing is left. And that what should be possible is.
+//!
+//! That the search would notice is shown outside of the assumptions: there it must find what breaks.
+
 use std::time::Duration;
 
 use stateright::{Model, Property};
@@ -12,7 +39,7 @@ use self::{
 use crate::{
     fence::Fence,
     key::Key,
-    node::memory::store::Store,
+    node::memory::store::{Micros, Store},
     quorum::tally::drift,
     token::Token,
 };
@@ -36,6 +63,7 @@ const FENCES_GROW: &str = "fences grow from lease to lease";
 const LATER_IS_LARGER: &str = "who begins later has a larger fence";
 const NOTHING_STAYS: &str = "what nobody uses is taken off";
 const OUTLIVES: &str = "a lease outlives its TTL";
+const BROUGHT_BACK: &str = "a key is brought back";
 const INHERITED: &str = "the second has it though the first died";
 
 /// What the drivers of the machines, or the clients' settings, do wrong.
@@ -50,8 +78,6 @@ enum Flaw {
     DeadlineFromReply,
     /// A grant that comes after the attempt has failed is left where it is.
     LateGrantStays,
-    /// A node has its key brought back as soon as it is up.
-    HealUnchecked,
     /// A release takes whatever is there.
     ReleaseUnchecked,
 }
@@ -73,6 +99,8 @@ struct Setup {
     /// Until when things happen; afterwards everybody lets go and what is left runs out.
     closes: Duration,
     restart_delay: Duration,
+    /// The last node was started a second ago, and knows nothing.
+    is_one_new: bool,
     /// When a lease is renewed for the first time, if not after a third of its TTL.
     watches_after: Option<Duration>,
     /// Whether clients propose a fence, as far ahead of the highest clock.
@@ -107,11 +135,6 @@ impl Setup {
         self.client_ttl() - drift(self.client_ttl())
     }
 
-    /// The restart delay that a heal asks for.
-    fn heal_delay(&self) -> Duration {
-        if self.flaw == Flaw::HealUnchecked { Duration::ZERO } else { self.restart_delay }
-    }
-
     /// Whose token a release deletes.
     fn released_as(&self, owner: Owner, there: Option<Owner>) -> Owner {
         if self.flaw == Flaw::ReleaseUnchecked { there.unwrap_or(owner) } else { owner }
@@ -129,18 +152,22 @@ impl Model for Setup {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let server = || Server {
-            store: Store::default(),
+        let server = |started: Option<Micros>| Server {
+            store: started.map_or_else(Store::default, Store::started),
             stepped: 0,
-            started: None,
+            started,
             key: None,
             is_belated: false,
             released: Vec::new(),
         };
+        let mut servers = vec![server(None); self.nodes.len()];
+        if let (Some(last), Some(clock), true) = (servers.last_mut(), self.nodes.last(), self.is_one_new) {
+            *last = server(Some(clock.shows(0).as_nanos() / 1_000 - 1_000_000));
+        }
         vec![State {
             now: 0,
             clients: vec![state::Client::new(self.nodes.len(), 0); CLIENTS],
-            servers: self.nodes.iter().map(|_| server()).collect(),
+            servers,
             net: Vec::new(),
             left: self.faults,
             largest: None,
@@ -173,6 +200,7 @@ impl Model for Setup {
             Property::sometimes("the second has it before the first one's time is up", State::is_handed_over),
             Property::sometimes(INHERITED, State::is_inherited),
             Property::sometimes(OUTLIVES, |setup, state: &State| state.is_renewed(setup)),
+            Property::sometimes(BROUGHT_BACK, State::is_brought_back),
             Property::sometimes("the end", |setup, state: &State| state.is_end(setup)),
         ]
     }
@@ -222,6 +250,18 @@ impl State {
 
     fn is_inherited(_: &Setup, state: &State) -> bool {
         state.clients[0].born > 0 && state.holders().any(|(client, session)| client == 1 && session.after.is_some())
+    }
+
+    fn is_brought_back(_: &Setup, state: &State) -> bool {
+        state.holders().any(|(client, session)| {
+            let has = |server: &Server| {
+                server.key.is_some_and(|((owner, number), _)| usize::from(owner) == client && number == session.number)
+            };
+            let is_healed = |(server, sendings): (&Server, &[u8; state::KINDS])| {
+                has(server) && sendings[state::Kind::Heal as usize] > 0
+            };
+            state.servers.iter().zip(&session.sendings).any(is_healed)
+        })
     }
 
     fn is_renewed(&self, setup: &Setup) -> bool {

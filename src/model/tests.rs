@@ -38,6 +38,7 @@ impl Setup {
         match good {
             INHERITED => self.faults.deaths > 0,
             OUTLIVES => self.closes > TTL,
+            BROUGHT_BACK => self.is_one_new,
             _ => true,
         }
     }
@@ -80,6 +81,11 @@ fn one_node_on_a_calm_day() {
 }
 
 #[test]
+fn one_node_that_is_asked_early() {
+    within("one node, an early renewal");
+}
+
+#[test]
 fn one_node_and_a_late_message() {
     within("one node, a late message");
 }
@@ -107,6 +113,16 @@ fn one_node_that_remembers() {
 #[test]
 fn three_nodes_on_a_calm_day() {
     within("three nodes, calm");
+}
+
+#[test]
+fn three_nodes_that_are_offered_a_fence() {
+    within("three nodes, fences proposed");
+}
+
+#[test]
+fn three_nodes_one_of_which_is_new() {
+    within("three nodes, one of them new");
 }
 
 #[test]
@@ -146,6 +162,8 @@ fn a_deadline_from_the_reply_gives_two_holders() {
 fn a_step_of_a_servers_clock_gives_two_holders() {
     let faults = Faults { steps: 1, ..CALM };
     breaks(&Setup { step: 2_000_000, ..one("a step forward", faults) }, ONE_HOLDER);
+    let faults = Faults { late: 1, ..faults };
+    breaks(&Setup { step: 2_000_000, ..three("a step forward of one of three", faults).for_millis(100) }, ONE_HOLDER);
 }
 
 #[test]

@@ -125,7 +125,7 @@ impl Run<'_> {
             }
             Kind::Raise => Reply::Owned(server.store.raise(now, key, &token, fence)),
             Kind::Renew => Reply::Owned(server.store.renew(now, &lease)),
-            Kind::Heal => Reply::Healed(server.store.heal(now, &lease, fence, self.setup.heal_delay())),
+            Kind::Heal => Reply::Healed(server.store.heal(now, &lease, fence, delay)),
             Kind::Release | Kind::Undo => {
                 let whose = self.setup.released_as(owner, before);
                 if !server.released.contains(&owner) {
