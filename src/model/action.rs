@@ -2,9 +2,10 @@
 
 use super::{
     Setup,
-    state::{Client, Content, Kind, Message, Number, Owner, Stage, State},
+    state::{Client, Content, Kind, Message, Number, Owner, Session, Stage, State},
     world::Run,
 };
+use crate::quorum::tally::Nodes;
 
 /// One thing that happens. What needs no fault is first.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(super) enum Action {
     Die(usize),
     Pause(usize),
     Resume(usize),
+    /// A client is cut off from these nodes.
+    Cut(usize, Nodes),
     Restart(usize, Memory),
     Step(usize),
 }
@@ -131,6 +134,11 @@ fn faults(state: &State, actions: &mut Vec<Action>) {
         if left.pauses > 0 && !client.is_paused && !client.sessions.is_empty() {
             actions.push(Action::Pause(me));
         }
+        if left.cuts > 0 && client.cut.is_empty() && client.sessions.iter().any(Session::is_on) {
+            let nodes = state.servers.len();
+            let majority = |spared: usize| (0..nodes).filter(|&node| nodes == 1 || node != spared).collect();
+            actions.extend((0..nodes).map(|spared| Action::Cut(me, majority(spared))));
+        }
     }
     for node in 0..state.servers.len() {
         if left.amnesias > 0 {
@@ -222,6 +230,14 @@ impl Action {
                 run.state.clients[me].is_paused = true;
             }
             Self::Resume(me) => run.state.clients[me].is_paused = false,
+            Self::Cut(me, nodes) => {
+                left.cuts -= 1;
+                run.state.clients[me].cut = nodes;
+                let is_cut = |message: &Message| {
+                    usize::from(message.owner.0) == me && nodes.iter().any(|node| node == message.node)
+                };
+                run.state.net.retain(|message| !is_cut(message));
+            }
             Self::Restart(node, memory) => {
                 match memory {
                     Memory::Kept => left.restarts -= 1,

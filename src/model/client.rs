@@ -28,7 +28,7 @@ pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_millis(500);
 impl Client {
     pub(super) fn new(nodes: usize, begun: Number) -> Self {
         let recovers_until = vec![Time::ZERO; nodes];
-        Self { sessions: Vec::new(), begun, born: begun, is_paused: false, recovers_until }
+        Self { sessions: Vec::new(), begun, born: begun, is_paused: false, cut: Nodes::NONE, recovers_until }
     }
 
     /// Whether it may try to get the lock now.
@@ -71,7 +71,10 @@ impl Run<'_> {
         let nth = *nth;
         session.asks.push(Ask { node, about, nth, at, until: at + limit });
         let owner = (u8::try_from(me).unwrap_or_default(), session.number);
-        self.state.net.push(Message { owner, node, kind, nth, content: Content::Request { fence, is_late: false } });
+        if !self.client(me).cut.iter().any(|cut| cut == node) {
+            let content = Content::Request { fence, is_late: false };
+            self.state.net.push(Message { owner, node, kind, nth, content });
+        }
     }
 
     /// Tries once to get the lock.
@@ -100,10 +103,9 @@ impl Run<'_> {
 
     /// A request is answered.
     pub(super) fn hear(&mut self, message: &Message, said: Result<Reply, Failure>) {
-        let Message { owner: (me, number), node, kind, nth, .. } = *message;
+        let (me, number) = message.owner;
         self.with(usize::from(me), number, |run, me, session| {
-            let asked = |ask: &Ask| (ask.node, ask.about.kind(), ask.nth) == (node, kind, nth);
-            if let Some(place) = session.asks.iter().position(asked) {
+            if let Some(place) = session.asks.iter().position(|ask| message.answers(ask)) {
                 let ask = session.asks.remove(place);
                 run.heard(me, session, &ask, said);
             }

@@ -132,7 +132,7 @@ impl Setup {
 
     /// For how long a lease is believed in after it was asked for.
     fn belief(&self) -> Duration {
-        self.client_ttl() - drift(self.client_ttl())
+        self.client_ttl().saturating_sub(drift(self.client_ttl()))
     }
 
     /// Whose token a release deletes.
@@ -213,13 +213,14 @@ impl State {
         sessions.filter(|session| matches!(&session.stage, Stage::Held(core) if now < core.believed_until())).count()
     }
 
-    /// A node has a key that nobody cares about any more, and did not come too late to be taken off.
+    /// A node has a key that nobody cares about any more, though it could have been taken off.
     fn leaves_a_key(&self) -> bool {
-        self.servers.iter().any(|server| {
+        self.servers.iter().enumerate().any(|(node, server)| {
             let Some(((client, number), _)) = server.key else { return false };
             let client = &self.clients[usize::from(client)];
             let is_cared_for = client.sessions.iter().any(|session| session.number == number);
-            !is_cared_for && !server.is_belated && client.born <= number
+            let is_out_of_reach = client.born > number || client.cut.iter().any(|cut| cut == node);
+            !is_cared_for && !server.is_belated && !is_out_of_reach
         })
     }
 

@@ -91,6 +91,9 @@ impl fmt::Display for Action {
             Self::Die(me) => write!(f, "client {me} dies"),
             Self::Pause(me) => write!(f, "client {me} stands still"),
             Self::Resume(me) => write!(f, "client {me} goes on"),
+            Self::Cut(me, nodes) => {
+                write!(f, "client {me} is cut off from the nodes {:?}", nodes.iter().collect::<Vec<_>>())
+            }
             Self::Restart(node, memory) => write!(f, "node {node} is restarted {memory}"),
             Self::Step(node) => write!(f, "the clock of node {node} is set"),
         }

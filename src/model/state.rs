@@ -73,6 +73,8 @@ pub(super) struct Faults {
     pub(super) deaths: u8,
     /// Clients that stand still, for any time.
     pub(super) pauses: u8,
+    /// Clients that are cut off from a majority of the nodes for good: nothing arrives any more.
+    pub(super) cuts: u8,
     /// Nodes that are restarted and know nothing any more.
     pub(super) amnesias: u8,
     /// Nodes that are restarted with everything they had.
@@ -106,7 +108,7 @@ pub(super) struct Server {
     pub(super) started: Option<Micros>,
     /// Whose key is there, and until when by its own clock.
     pub(super) key: Option<(Owner, Micros)>,
-    /// The key came after everything that would have taken it away.
+    /// The key came when what put it there was not waited for any more, or after what would have taken it away.
     pub(super) is_belated: bool,
     /// The tokens that were released here.
     pub(super) released: Vec<Owner>,
@@ -120,6 +122,8 @@ pub(super) struct Client {
     /// The first attempt of its present process.
     pub(super) born: Number,
     pub(super) is_paused: bool,
+    /// The nodes that it is cut off from.
+    pub(super) cut: Nodes,
     /// Until when each node is known to give no vote.
     pub(super) recovers_until: Vec<Time>,
 }
@@ -226,6 +230,11 @@ pub(super) enum Reply {
 }
 
 impl Message {
+    /// Whether this is what was asked, or the answer to it.
+    pub(super) fn answers(&self, ask: &Ask) -> bool {
+        (ask.node, ask.about.kind(), ask.nth) == (self.node, self.kind, self.nth)
+    }
+
     pub(super) fn is_urgent(&self) -> bool {
         matches!(self.content, Content::Request { is_late: false, .. })
     }

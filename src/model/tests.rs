@@ -129,6 +129,11 @@ fn three_nodes_one_of_which_is_new() {
 }
 
 #[test]
+fn three_nodes_and_a_cut() {
+    within("three nodes, a cut");
+}
+
+#[test]
 fn three_nodes_and_a_death() {
     within("three nodes, a death");
 }

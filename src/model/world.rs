@@ -114,10 +114,12 @@ impl Run<'_> {
         let (key, token) = (&self.setup.key, self.setup.token(owner).clone());
         let lease = Renewal { key: key.clone(), token: token.clone(), ttl: TTL };
         let delay = self.setup.restart_delay;
-        let is_known = self.state.clients[usize::from(owner.0)].sessions.iter().any(|known| known.number == owner.1);
+        let mut sessions = self.state.clients[usize::from(owner.0)].sessions.iter();
+        let session = sessions.find(|session| session.number == owner.1);
+        let is_awaited = session.is_some_and(|session| session.asks.iter().any(|ask| message.answers(ask)));
         let before = self.state.servers[node].key.map(|(owner, _)| owner);
         let server = &mut self.state.servers[node];
-        let is_belated = !is_known || server.released.contains(&owner);
+        let is_belated = !is_awaited || server.released.contains(&owner);
         let fence = fence.unwrap_or(Fence::ZERO);
         let reply = match kind {
             Kind::Bid => {
@@ -198,7 +200,9 @@ impl Run<'_> {
         let State { clients, servers, net, .. } = &self.state;
         servers.iter().all(|server| server.key.is_none() && server.started.is_none())
             && net.is_empty()
-            && clients.iter().all(|client| !client.is_paused && client.sessions.iter().all(|other| !other.is_on()))
+            && clients.iter().all(|client| {
+                !client.is_paused && client.cut.is_empty() && client.sessions.iter().all(|other| !other.is_on())
+            })
     }
 
     /// On how many nodes a token is.

@@ -18,7 +18,7 @@ const THREE: [Clock; 3] = [
 
 /// Nothing goes wrong.
 pub(super) const CALM: Faults =
-    Faults { late: 0, doubled: 0, deaths: 0, pauses: 0, amnesias: 0, restarts: 0, steps: 0 };
+    Faults { late: 0, doubled: 0, deaths: 0, pauses: 0, cuts: 0, amnesias: 0, restarts: 0, steps: 0 };
 
 /// One node whose clock gains on the clients' as much as it may, and one attempt of each client.
 pub(super) fn one(name: &'static str, faults: Faults) -> Setup {
@@ -95,6 +95,7 @@ pub(super) fn quick() -> Vec<Setup> {
         Setup { proposes: Some(TTL / 2), ..three("three nodes, fences proposed", CALM) },
         Setup { is_one_new: true, ..three("three nodes, one of them new", CALM).delayed().for_millis(1_750) },
         three("three nodes, a death", Faults { deaths: 1, ..CALM }),
+        three("three nodes, a cut", Faults { cuts: 1, ..CALM }).for_millis(1_050),
         three("three nodes, a late message, short", Faults { late: 1, ..CALM }).for_millis(300),
         three("three nodes, amnesia", Faults { amnesias: 1, ..CALM }).delayed(),
     ]
