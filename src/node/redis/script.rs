@@ -25,6 +25,7 @@ scripts! {
     RAISE = "lift" "raise";
     HEAL = "may_vote" "lift" "heal";
     RENEW = "renew";
+    LOOK = "look";
     RELEASE = "draw" "promote" "pass_on" "release";
     KEEP = "keep";
     HOLDER = "holder";
