@@ -33,14 +33,25 @@ async fn f11_a_link_that_is_slow_each_way() {
     const TTL: Duration = Duration::from_secs(1);
     // What the row asks for, where there is the time.
     let ttls = if seen::is_wanted() { 100 } else { 10 };
+    // What a renewal has left: it is due after a third of the TTL, and its way there and back takes 0.4 s.
+    const SPARE: Duration = Duration::from_millis(1_000 - 12 - 334 - 400);
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let lag = Lag::start();
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(TTL).build().await.unwrap();
-    let lease = leases.lock("job").acquire().await.unwrap();
-    proxy.delay(Duration::from_millis(200));
-    let lost = tokio::time::timeout(TTL * ttls, lease.lost()).await;
-    assert!(lost.is_err(), "{lost:?}; the machine lagged {:?}", lag.worst());
+    let started = Instant::now();
+    let lease = loop {
+        proxy.delay(Duration::ZERO);
+        let (lag, lease) = (Lag::start(), leases.lock("job").acquire().await.unwrap());
+        proxy.delay(Duration::from_millis(200));
+        let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break lease };
+        // From the keeper through the proxy to the server and back, each of which may be as late as the control.
+        assert!(4 * lag.worst() >= SPARE, "{lost:?}; the machine lagged {:?}", lag.worst());
+        assert!(
+            started.elapsed() < 3 * TTL * ttls,
+            "no lease of a second has lived on; the machine lagged {:?}",
+            lag.worst()
+        );
+    };
     lease.check().expect("it was renewed all the time");
     seen::at_least("TTLs held", ttls as usize, ttls as usize);
     // All else works over the same link.

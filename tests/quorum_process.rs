@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{AcquireError, GuardError, Lease, Leases, LossReason, Owner, Status};
+use leasehold::{AcquireError, GuardError, Keeper, Lease, Leases, LossReason, Owner, Status};
 use quorum_scene::{COMMAND, Calm, HANGS, LONG, NAME, Scene, builder, built};
 use support::{Child, ClockShim, Lag, Part, Server, eventually_async, seen, within};
 use tokio::{
@@ -31,6 +31,10 @@ use tokio::{
 
 fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+fn one_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
 /// Far more than a child needs for what it was told.
@@ -44,7 +48,7 @@ fn urls_of(part: &Part) -> Vec<String> {
 fn f2_holder_stopped_and_continued() {
     const TTL: Duration = Duration::from_millis(500);
     if let Some(part) = Part::mine() {
-        return runtime().block_on(look_when_continued(&part, TTL));
+        return one_thread().block_on(look_when_continued(&part, TTL));
     }
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url);
@@ -75,7 +79,9 @@ async fn resource(url: &str) -> Leases {
 
 async fn look_when_continued(part: &Part, ttl: Duration) {
     let urls = urls_of(part);
-    let (leases, resource) = (built(builder(urls.clone()).ttl(ttl)).await, resource(&urls[0]).await);
+    let resource = resource(&urls[0]).await;
+    // With the keeper on the blocked runtime nobody but `check` itself can find out.
+    let leases = built(builder(urls).ttl(ttl).keeper(Keeper::CurrentRuntime)).await;
     let lease = leases.lock(NAME).acquire().await.expect("it is free");
     part.say(format!("held {}", lease.fence()));
     // Blocks the thread: the look below is the first thing after it.
@@ -94,7 +100,7 @@ async fn look_when_continued(part: &Part, ttl: Duration) {
 fn f25_job_blocks_the_only_thread() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let tokens = || servers.each_ref().map(|server| server.wire().get(NAME));
-    Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
+    one_thread().block_on(async {
         let leases = built(builder(servers.each_ref().map(Server::url).to_vec()).ttl(TTL)).await;
         let lease = leases.lock(NAME).acquire().await.expect("it is free");
         eventually_async(HANGS, "every node has it", || tokens().iter().all(Option::is_some)).await;
