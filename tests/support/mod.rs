@@ -24,7 +24,7 @@ mod resp;
 pub mod scripts;
 mod server;
 mod sha1;
-mod spawner;
+pub mod spawner;
 mod stamp;
 mod temp_dir;
 mod tls;

@@ -151,7 +151,7 @@ impl Connection {
         let client = once(&self.client, limit);
         let mut by_hash = true;
         let outcome = loop {
-            let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
+            let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", *script.source) };
             let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
             all.push(text.into());
             all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());

@@ -2,10 +2,12 @@
 
 use std::sync::LazyLock;
 
+use crate::plants;
+
 /// One Lua script: its text is the documentation of what it does.
 #[derive(Debug)]
 pub(crate) struct Script {
-    pub(crate) source: &'static str,
+    pub(crate) source: LazyLock<&'static str>,
     hash: LazyLock<String>,
 }
 
@@ -13,8 +15,8 @@ macro_rules! scripts {
     ($($(#[$attribute:meta])* $name:ident = $($file:literal)+;)*) => {$(
         $(#[$attribute])*
         pub(crate) static $name: Script = Script {
-            source: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
-            hash: LazyLock::new(|| fred::util::sha1_hash($name.source)),
+            source: LazyLock::new(|| plants::script(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))),
+            hash: LazyLock::new(|| fred::util::sha1_hash(&$name.source)),
         };
     )*};
 }
