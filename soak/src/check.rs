@@ -63,6 +63,7 @@ struct Judge<'a> {
     /// In the order of their starts.
     leases: Vec<&'a Lease>,
     losses: Vec<&'a Loss>,
+    servers: std::ops::Range<usize>,
 }
 
 impl<'a> Judge<'a> {
@@ -71,7 +72,12 @@ impl<'a> Judge<'a> {
         leases.sort_by_key(|lease| lease.start);
         let servers = history.names.get(name).map(|name| name.servers.clone()).unwrap_or_default();
         let hits = |loss: &&Loss| servers.contains(&loss.server) && loss.name.is_none_or(|of| of == name);
-        Self { history, name, leases, losses: history.losses.iter().filter(hits).collect() }
+        let losses = history.losses.iter().filter(hits).collect();
+        Self { history, name, leases, losses, servers }
+    }
+
+    fn nodes(&self) -> usize {
+        self.servers.len()
     }
 
     /// The time that is forgiven a lease for a loss, if that could have hit it.
@@ -185,7 +191,9 @@ impl<'a> Judge<'a> {
             let first = looks.partition_point(|look| look.from < lease.start);
             let during = looks.get(first..).unwrap_or_default().iter().take_while(|look| look.from < end);
             for look in during.filter(|look| !self.may_hold(lease, look)) {
-                let excused = self.forgiven(lease).filter(|(_, from, to)| *from <= look.to && look.from <= *to);
+                // Of a quorum's nodes each is excused by itself.
+                let excused = self.forgiven(lease).filter(|_| self.nodes() == 1);
+                let excused = excused.filter(|(_, from, to)| *from <= look.to && look.from <= *to);
                 let allowed = excused.map(|(_, _, to)| to).max().unwrap_or(look.to);
                 if end > allowed {
                     let gone = if allowed > look.to { " since a loss that it was not told of" } else { "" };
@@ -200,10 +208,9 @@ impl<'a> Judge<'a> {
 
     /// Whether there may have been a majority for the lease at every instant of the look.
     fn may_hold(&self, lease: &Lease, look: &Look) -> bool {
-        let Some(name) = self.history.names.get(self.name) else { return true };
-        let nodes = name.servers.len();
+        let nodes = self.nodes();
         let has = |(at, found): (usize, &Found)| {
-            let server = name.servers.start + at % nodes;
+            let server = self.servers.start + at % nodes;
             let has = match found {
                 Found::Unknown => true,
                 Found::Nothing => false,

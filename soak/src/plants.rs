@@ -51,7 +51,9 @@ fn kinds(names: &[&str]) -> u64 {
     KINDS.iter().enumerate().filter(|(_, kind)| names.contains(&kind.name)).map(|(at, _)| 1 << at).sum()
 }
 
-/// Workers on these locks for so long, under these lanes of the plan and one fault that goes on all the time.
+const SLOW: [&str; 3] = ["slow-1", "slow-2", "slow-3"];
+
+/// Workers on these locks for so long, one for each process among the lanes, and one fault that goes on all the time.
 fn aimed(
     seed: u64,
     length: Duration,
@@ -59,7 +61,8 @@ fn aimed(
     lanes: &[Lane],
     fault: impl Fn(&Scene, Instant) + Sync,
 ) -> Outcome {
-    let scene = Scene::new(seed, round::WORKERS, kinds(names));
+    let workers = lanes.iter().filter(|lane| matches!(lane, Lane::Process(_))).count();
+    let scene = Scene::new(seed, u16::try_from(workers).unwrap_or(0), kinds(names));
     let start = Instant::now();
     let until = start + length;
     let over = AtomicBool::new(false);
@@ -84,12 +87,12 @@ fn nothing_else(_: &Scene, _: Instant) {}
 /// Attempts of unknown outcome are undone by a release, which comes when somebody else has the lock.
 fn releases_that_come_late() -> Outcome {
     let lanes = [PROCESSES.as_slice(), &[Lane::Links(0), Lane::Links(1), Lane::Links(2)]].concat();
-    aimed(11, Duration::from_secs(12), &["slow", "crowded"], &lanes, nothing_else)
+    aimed(11, Duration::from_secs(12), &["slow-1", "slow-2", "crowded"], &lanes, nothing_else)
 }
 
 /// Every reply takes a good part of a TTL, and holders are killed.
 fn slow_links() -> Outcome {
-    aimed(12, Duration::from_secs(8), &["slow"], &PROCESSES, |scene, _| {
+    aimed(12, Duration::from_secs(8), &SLOW, &PROCESSES, |scene, _| {
         for (slot, links) in scene.links.iter().enumerate() {
             let from = now();
             links[LONE].delay(Duration::from_millis(40));
@@ -102,20 +105,21 @@ fn slow_links() -> Outcome {
     })
 }
 
-/// Somebody deletes locks by hand, and the server tells nobody.
+/// Somebody deletes locks by hand that nobody else waits for.
 fn deleted_keys() -> Outcome {
-    aimed(13, Duration::from_secs(6), &["slow"], &PROCESSES, |scene, until| {
+    aimed(13, Duration::from_secs(10), &SLOW, &PROCESSES[..1], |scene, until| {
         let mut chance = crate::chance::Chance::new(13, &[]);
         while Instant::now() < until {
-            std::thread::sleep(chance.millis(100, 600));
-            nemesis::delete(scene, LONE, KINDS.iter().position(|kind| kind.name == "slow").unwrap_or(0));
+            std::thread::sleep(chance.millis(50, 300));
+            let name = *chance.pick(&SLOW);
+            nemesis::delete(scene, LONE, KINDS.iter().position(|kind| kind.name == name).unwrap_or(0));
         }
     })
 }
 
 /// The server's clock goes 1 % too fast, and holders are killed.
 fn fast_clock() -> Outcome {
-    aimed(14, Duration::from_secs(12), &["slow"], &PROCESSES, |scene, _| {
+    aimed(14, Duration::from_secs(12), &SLOW, &PROCESSES, |scene, _| {
         let from = now();
         scene.servers.clock(LONE).gain(10_000);
         scene.mark(from, Whom::Server(LONE), "clock goes 1 % too fast");

@@ -14,16 +14,19 @@ use crate::{
     setup::LONE,
 };
 
-/// How much before and after a violation is shown at most.
+/// How much before and after a violation is shown at most, and how much before the leases that are involved.
 const BEFORE: Nanos = 1_500 * MILLI;
 const AFTER: Nanos = 300 * MILLI;
+const LEAD: Nanos = 20 * MILLI;
 /// And how many lines.
 const LINES: usize = 60;
 
 /// A violation, and what happened to its name around it.
 pub fn timeline(history: &History, violation: &Violation) -> String {
     let name = &history.names[violation.name];
-    let (from, to) = (violation.at.saturating_sub(BEFORE), violation.at + AFTER);
+    let involved = || history.leases.iter().filter(|lease| violation.leases.contains(&lease.id));
+    let begun = involved().map(|lease| lease.start).min().unwrap_or(0).saturating_sub(LEAD);
+    let (from, to) = (begun.max(violation.at.saturating_sub(BEFORE)), violation.at + AFTER);
     let within = |at: Nanos| (from..=to).contains(&at);
     let mut lines: Vec<(Nanos, String)> = Vec::new();
     // Those involved, and their neighbours.
@@ -41,8 +44,14 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
         if let Some(end) = lease.end {
             lines.push((end, format!("{} believed in it until here ({}){involved}", lease.id, lease.how)));
         }
+        // An accepted write is no news but after one that was not.
+        let mut last = Written::Accepted;
         for write in history.writes.iter().filter(|write| write.lease == lease.id) {
-            lines.push((write.to, format!("{} wrote with fence {}: {}", lease.id, write.fence, write.written)));
+            if std::mem::replace(&mut last, write.written) != write.written
+                || is_involved(at) && write.to >= violation.at
+            {
+                lines.push((write.to, format!("{} wrote with fence {}: {}", lease.id, write.fence, write.written)));
+            }
         }
     }
     for mark in &history.marks {
@@ -67,7 +76,8 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
             lines.push((look.from, format!("the servers have {}", found.join(", "))));
         }
     }
-    lines.sort();
+    lines.retain(|(at, _)| *at <= to);
+    lines.sort_by_key(|(at, _)| *at);
     let first = lines.partition_point(|(at, _)| *at <= violation.at).saturating_sub(LINES * 3 / 4);
     let mut text = format!("({}) {}: {}\n", violation.check, name.text, violation.what);
     for (at, line) in lines.into_iter().skip(first).take(LINES) {

@@ -38,17 +38,20 @@ const fn kind(name: &'static str, quorum: bool, fair: bool, pace: Pace, tasks: u
 }
 
 /// Every lock. With three processes each of them is contended, and the quick ones hardly ever rest.
-pub const KINDS: [Kind; 10] = [
+pub const KINDS: [Kind; 13] = [
     kind("plain-1", false, false, Pace::Quick, 1),
     kind("plain-2", false, false, Pace::Quick, 1),
     kind("plain-3", false, false, Pace::Quick, 1),
     kind("crowded", false, false, Pace::Quick, 2),
     kind("fair-1", false, true, Pace::Quick, 1),
     kind("fair-2", false, true, Pace::Slow, 1),
-    kind("slow", false, false, Pace::Slow, 2),
+    kind("slow-1", false, false, Pace::Slow, 1),
+    kind("slow-2", false, false, Pace::Slow, 1),
+    kind("slow-3", false, false, Pace::Slow, 1),
     kind("quorum-1", true, false, Pace::Quick, 1),
     kind("quorum-2", true, false, Pace::Quick, 1),
-    kind("quorum-slow", true, false, Pace::Slow, 2),
+    kind("quorum-slow-1", true, false, Pace::Slow, 1),
+    kind("quorum-slow-2", true, false, Pace::Slow, 1),
 ];
 
 pub fn names() -> Vec<Name> {

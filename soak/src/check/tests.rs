@@ -80,9 +80,9 @@ fn two_at_once_are_wrong() {
 #[test]
 fn who_never_believed_holds_nothing() {
     let never = Lease { end: None, ..lease(1, 10, 100, 100) };
-    assert_eq!(found(&with_leases([never, lease(2, 11, 90, 300)])), "b", "but has a fence: {}");
-    let never = Lease { end: None, ..lease(1, 10, 100, 100) };
-    assert_eq!(found(&with_leases([never, lease(2, 11, 101, 300)])), "");
+    assert_eq!(found(&with_leases([never.clone(), lease(2, 11, 98, 300)])), "");
+    assert_eq!(found(&with_leases([never.clone(), lease(2, 11, 101, 300)])), "");
+    assert_eq!(found(&with_leases([never, lease(2, 9, 110, 300)])), "b", "its fence counts all the same");
 }
 
 #[test]
