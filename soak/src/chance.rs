@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// SplitMix64.
+/// `SplitMix64`.
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
 

@@ -49,7 +49,7 @@ impl<'a> Duellist<'a> {
         self.leases.lock(LOCK).ttl(ttl)
     }
 
-    fn say(&self, line: Line) {
+    fn say(&self, line: &Line) {
         self.scene.recorder().hear(line);
     }
 
@@ -63,7 +63,7 @@ impl<'a> Duellist<'a> {
         let until = held.check().ok().map(|()| held.until());
         let name = KINDS.iter().position(|kind| kind.name == LOCK).unwrap_or(0);
         let (fence, ttl) = (held.fence(), u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
-        self.say(Line::Acquired { lease: id, name, ttl, fence, invoked, start, until });
+        self.say(&Line::Acquired { lease: id, name, ttl, fence, invoked, start, until });
         Some(held)
     }
 
@@ -71,17 +71,17 @@ impl<'a> Duellist<'a> {
     async fn believe(&self, held: &mut Held, enough: impl Fn() -> bool) -> bool {
         while !enough() {
             if let Err(how) = held.check() {
-                self.say(Line::Ended { lease: held.id(), how });
+                self.say(&Line::Ended { lease: held.id(), how });
                 return false;
             }
-            self.say(held.believed());
+            self.say(&held.believed());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         true
     }
 
     async fn let_go(&self, held: Held) {
-        self.say(Line::Ended { lease: held.id(), how: crate::record::Ending::Release });
+        self.say(&Line::Ended { lease: held.id(), how: crate::record::Ending::Release });
         held.release().await.ok();
     }
 
@@ -140,7 +140,7 @@ pub fn forgetful_node() -> Outcome {
         let restart_delay = Duration::from_secs(10);
         let one = Duellist::new(scene, 0, restart_delay).await;
         // The other proposes fences that no clock has reached, so that its nodes draw them alike, and none is to be raised.
-        scene.servers.clock(B).forward(Duration::from_millis(5_000));
+        scene.servers.clock(B).forward(Duration::from_secs(5));
         let other = Duellist::new(scene, 1, restart_delay).await;
         other.cut_off(1, A);
         let vote = scene.links[1][C].on(Match::script(ACQUIRE), 1, Action::Hold);

@@ -117,8 +117,8 @@ impl Recorder {
         Self { history: History { names, ..History::default() }, ..Self::default() }
     }
 
-    pub fn hear(&mut self, line: Line) {
-        match line {
+    pub fn hear(&mut self, line: &Line) {
+        match *line {
             Line::Acquired { lease: id, name, ttl, fence, invoked, start, until } => {
                 let lease =
                     Lease { id, name, ttl, fence, invoked, start, end: until.map(|_| start), how: Ending::Killed };

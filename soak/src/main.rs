@@ -39,7 +39,9 @@ fn main() -> ExitCode {
     match &args[..] {
         [word, name] if word == "--plant" => return plant(name),
         [word] if word == "--plants" => {
-            plants::PLANTS.iter().for_each(|plant| println!("{}", plant.name));
+            for plant in &plants::PLANTS {
+                println!("{}", plant.name);
+            }
             return ExitCode::SUCCESS;
         }
         _ => {}

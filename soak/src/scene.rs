@@ -75,7 +75,7 @@ impl Scene {
         let hearing = std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 let line: Line = line.parse().unwrap_or_else(|_| panic!("a worker said {line:?}"));
-                recorder.lock().unwrap_or_else(PoisonError::into_inner).hear(line);
+                recorder.lock().unwrap_or_else(PoisonError::into_inner).hear(&line);
             }
         });
         Worker { process, child, input, hearing: Some(hearing) }

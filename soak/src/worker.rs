@@ -115,9 +115,12 @@ async fn built(over: &AtomicBool, builder: impl Fn() -> Builder) -> Option<Lease
 
 /// Says something to the parent, at once and in one piece.
 fn say(lines: impl IntoIterator<Item = Line>) {
-    let text: String = lines.into_iter().map(|line| format!("{line}\n")).collect();
+    let mut text = Vec::new();
+    for line in lines {
+        writeln!(text, "{line}").expect("there is memory");
+    }
     // The parent has gone, and so shall we.
-    if std::io::stdout().lock().write_all(text.as_bytes()).is_err() {
+    if std::io::stdout().lock().write_all(&text).is_err() {
         std::process::exit(3);
     }
 }
@@ -202,9 +205,9 @@ impl Job {
 
     /// Holds the lease for as long as this cycle wants to, and checks it to the last.
     async fn work(&mut self, held: &mut Held, ttl: Duration) -> Result<(), Ending> {
-        let hold = self.hold_for(ttl);
-        let end = now() + u64::try_from(hold.as_nanos()).unwrap_or(0);
-        if hold.is_zero() {
+        let time = self.hold_for(ttl);
+        let end = now() + u64::try_from(time.as_nanos()).unwrap_or(0);
+        if time.is_zero() {
             if self.chance.one_in(16) {
                 self.write(held).await;
             }

@@ -23,8 +23,8 @@ fn lease(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     Lease { id: id(slot), name: 0, ttl: TTL, fence, invoked, start, end: Some(end), how: Ending::Release }
 }
 
-fn over_quorum(lease: Lease) -> Lease {
-    Lease { name: 1, ..lease }
+fn over_quorum(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
+    Lease { name: 1, ..lease(slot, fence, start, end) }
 }
 
 fn loss(server: usize, name: Option<usize>, from: u64, to: u64) -> Loss {
@@ -73,7 +73,7 @@ fn two_at_once_are_wrong() {
     // Everybody who is still there counts, not only the one before.
     let three = [lease(1, 10, 100, 500), lease(2, 11, 200, 210), lease(3, 12, 300, 310)];
     assert_eq!(found(&with_leases(three)), "aa");
-    let other_name = over_quorum(lease(2, 11, 150, 300));
+    let other_name = over_quorum(2, 11, 150, 300);
     assert_eq!(found(&with_leases([lease(1, 10, 100, 200), other_name])), "");
 }
 
@@ -164,7 +164,7 @@ fn a_majority_of_a_quorum_must_have_the_key() {
     let (mine, other) = (token(1, 10), token(2, 11));
     let with = |found: &[Found], losses| {
         let looks = vec![look(1, 150, 151, found)];
-        self::found(&History { looks, losses, ..with_leases([over_quorum(lease(1, 10, 100, 300))]) })
+        self::found(&History { looks, losses, ..with_leases([over_quorum(1, 10, 100, 300)]) })
     };
     assert_eq!(with(&[mine, token(1, 12), other], vec![]), "", "a node's floor may be another");
     assert_eq!(with(&[mine, Found::Unknown, Found::Nothing], vec![]), "");
@@ -180,7 +180,7 @@ fn a_majority_of_a_quorum_must_have_the_key() {
 
 #[test]
 fn nodes_that_forget_forgive_no_second_holder() {
-    let leases = [over_quorum(lease(1, 10, 100, 300)), over_quorum(lease(2, 11, 200, 250))];
+    let leases = [over_quorum(1, 10, 100, 300), over_quorum(2, 11, 200, 250)];
     let losses = vec![Loss { covered: true, ..loss(1, None, 120, 140) }];
     assert_eq!(found(&History { losses, ..with_leases(leases) }), "a");
 }
@@ -191,8 +191,10 @@ fn belief_ends_with_the_last_good_check_or_a_known_deadline() {
         let mut recorder = Recorder::new(history().names);
         recorder.history.marks = Vec::<Mark>::new();
         let until = Some(500);
-        recorder.hear(Line::Acquired { lease: id(1), name: 0, ttl: TTL, fence: 1, invoked: 1, start: 2, until });
-        lines.into_iter().for_each(|line| recorder.hear(line));
+        recorder.hear(&Line::Acquired { lease: id(1), name: 0, ttl: TTL, fence: 1, invoked: 1, start: 2, until });
+        for line in lines {
+            recorder.hear(&line);
+        }
         if killed {
             recorder.killed(id(1).process);
         }
