@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::{
+    chance::Chance,
     duel,
     history::Whom,
     nemesis,
@@ -90,27 +91,36 @@ fn releases_that_come_late() -> Outcome {
     aimed(11, Duration::from_secs(12), &["slow-1", "slow-2", "crowded"], &lanes, nothing_else)
 }
 
-/// Every reply takes a good part of a TTL, and holders are killed.
+/// Every reply takes a good part of a TTL, and the links of holders go silent now and then.
 fn slow_links() -> Outcome {
-    aimed(12, Duration::from_secs(8), &SLOW, &PROCESSES, |scene, _| {
-        for (slot, links) in scene.links.iter().enumerate() {
-            let from = now();
-            links[LONE].delay(Duration::from_millis(40));
-            scene.mark(
-                from,
-                Whom::Link { slot: u16::try_from(slot).unwrap_or(0), server: LONE },
-                "link delayed (40ms each way)",
-            );
-        }
+    aimed(12, Duration::from_secs(10), &SLOW, &PROCESSES, |scene, until| {
+        std::thread::scope(|scope| {
+            for (slot, links) in (0..).zip(&scene.links) {
+                scope.spawn(move || {
+                    let (mut chance, whom) = (Chance::new(12, &[slot.into()]), Whom::Link { slot, server: LONE });
+                    let from = now();
+                    links[LONE].delay(Duration::from_millis(40));
+                    scene.mark(from, whom, "link delayed (40ms each way)");
+                    while Instant::now() < until {
+                        std::thread::sleep(chance.millis(300, 900));
+                        let from = now();
+                        links[LONE].black_hole(true);
+                        std::thread::sleep(Duration::from_millis(1_100));
+                        links[LONE].black_hole(false);
+                        scene.mark(from, whom, "link black-holed (1.1s)");
+                    }
+                });
+            }
+        });
     })
 }
 
 /// Somebody deletes locks by hand that nobody else waits for.
 fn deleted_keys() -> Outcome {
-    aimed(13, Duration::from_secs(10), &SLOW, &PROCESSES[..1], |scene, until| {
-        let mut chance = crate::chance::Chance::new(13, &[]);
+    aimed(13, Duration::from_secs(12), &SLOW, &PROCESSES[..1], |scene, until| {
+        let mut chance = Chance::new(13, &[]);
         while Instant::now() < until {
-            std::thread::sleep(chance.millis(50, 300));
+            std::thread::sleep(chance.millis(30, 150));
             let name = *chance.pick(&SLOW);
             nemesis::delete(scene, LONE, KINDS.iter().position(|kind| kind.name == name).unwrap_or(0));
         }

@@ -230,7 +230,7 @@ impl Job {
             Pace::Quick if chance.one_in(2_000) => ttl * 2,
             Pace::Quick if chance.one_in(100) => chance.millis(1, 20),
             Pace::Quick => Duration::ZERO,
-            Pace::Slow if chance.one_in(4) => ttl * 5 / 2,
+            Pace::Slow if chance.one_in(2) => ttl * 5 / 2,
             Pace::Slow if chance.one_in(2) => ttl,
             Pace::Slow => chance.millis(1, 50),
         }
