@@ -26,6 +26,9 @@ mod votes;
 mod wait;
 mod watchdog;
 
+#[doc = include_str!("../docs/safety.md")]
+pub mod safety {}
+
 #[doc = include_str!("../docs/set-ups.md")]
 pub mod set_ups {}
 

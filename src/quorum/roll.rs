@@ -109,6 +109,11 @@ mod tests {
     }
 
     #[test]
+    fn one_node_is_alone() {
+        assert!(Roll::new(1).is_one() && !Roll::new(3).is_one());
+    }
+
+    #[test]
     fn a_proposal_is_ahead_of_the_highest_clock_as_it_stands_now() {
         let roll = Roll::new(3);
         assert_eq!(proposal(&roll, 0), None);
@@ -123,6 +128,8 @@ mod tests {
     fn an_old_time_is_none() {
         let roll = Roll::new(3);
         roll.note_time(9_000_000, at(0));
+        roll.note_time(5_000_000, at(10_000));
+        assert_eq!(proposal(&roll, 10_000), Some(19_050_000), "ten seconds are not old");
         assert_eq!(proposal(&roll, 10_001), None);
         roll.note_time(5_000_000, at(10_001));
         assert_eq!(proposal(&roll, 10_001), Some(5_050_000), "a node whose clock was ahead has gone");

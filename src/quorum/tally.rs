@@ -314,6 +314,36 @@ mod tests {
     }
 
     #[test]
+    fn a_round_that_a_majority_has_confirmed_is_not_hopeless_whatever_the_others_say() {
+        for nodes in 1..=9 {
+            let mut tally = Tally::new(nodes);
+            (0..majority(nodes)).for_each(|node| tally.confirm(node, at(5)));
+            for node in 0..nodes {
+                tally.doubt(node, at(9));
+                tally.deny(node, at(9), Denial::Gone);
+            }
+            assert!(!tally.is_hopeless(at(5)) && !tally.is_hopeless(at(3)) && tally.is_hopeless(at(6)), "{nodes}");
+        }
+    }
+
+    #[test]
+    fn a_node_may_have_what_it_was_sent() {
+        let mut tally = Tally::new(4);
+        tally.confirm(0, at(1));
+        tally.suspect(1);
+        tally.doubt(2, at(1));
+        tally.deny(3, at(1), Denial::Gone);
+        assert_eq!([0, 1, 2, 3, 4].map(|node| tally.may_hold(node)), [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn who_has_confirmed_less_than_the_last_round_is_silent() {
+        let mut tally = Tally::new(3);
+        (0..3).for_each(|node| tally.confirm(node, at(4 + u64::try_from(node).unwrap())));
+        assert_eq!(tally.silent_since(at(5)), [0].into_iter().collect());
+    }
+
+    #[test]
     fn sets_of_nodes() {
         let mut some = Nodes::all(3);
         some.insert(8);

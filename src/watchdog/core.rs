@@ -260,9 +260,8 @@ impl Core {
             Some(Denial::Taken) => return self.end(LossReason::Taken, now),
             None => {}
         }
-        // A later round was confirmed, and the fate of this one is of no interest; or it may still be confirmed; or
-        // that it cannot be was known.
-        if sent <= self.tally.confirmed() || was_hopeless || !self.tally.is_hopeless(sent) {
+        // It is confirmed, or a later one is, or it may still be; or that it cannot be was known.
+        if was_hopeless || !self.tally.is_hopeless(sent) {
             return Orders::default();
         }
         self.unanswered = 0;
