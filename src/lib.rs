@@ -17,6 +17,7 @@ mod lock;
 mod lost;
 mod node;
 mod owner;
+mod plants;
 mod quorum;
 mod shared;
 mod status;

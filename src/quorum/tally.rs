@@ -11,10 +11,16 @@
 
 use std::time::Duration;
 
-use crate::clock::Time;
+use crate::{
+    clock::Time,
+    plants::{self, Plant},
+};
 
 /// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
 pub(crate) fn drift(ttl: Duration) -> Duration {
+    if plants::is(Plant::NoDrift) {
+        return Duration::ZERO;
+    }
     ttl / 100 + Duration::from_millis(2)
 }
 

@@ -28,6 +28,7 @@ use crate::{
     clock::Time,
     jitter::Jitter,
     lost::LossReason,
+    plants::{self, Plant},
     quorum::tally::{Denial, Nodes, Tally, drift},
 };
 
@@ -211,6 +212,7 @@ impl Core {
 
     /// `node` has said something about the renewal that was sent at `sent`.
     pub(crate) fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        let sent = if plants::is(Plant::DeadlineFromReply) { now } else { sent };
         let orders = self.judge(now);
         if self.is_over() {
             return orders;

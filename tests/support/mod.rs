@@ -25,7 +25,7 @@ pub mod scripts;
 pub mod seen;
 mod server;
 mod sha1;
-mod spawner;
+pub mod spawner;
 mod stamp;
 mod temp_dir;
 mod tls;

@@ -157,7 +157,7 @@ impl Connection {
         let is_first = self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0;
         let (mut by_hash, mut resent) = (!is_first, false);
         let outcome = loop {
-            let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
+            let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", *script.source) };
             let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
             all.push(text.into());
             all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
