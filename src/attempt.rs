@@ -157,7 +157,7 @@ impl Attempt {
             return Step::Wait;
         }
         let busy = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy { .. })).count();
-        if busy > 0 && drawn.len() + busy >= majority {
+        if drawn.len() + busy >= majority {
             if let Some(verdict) = self.held(drawn.len(), asked, majority) {
                 return Step::Over(verdict);
             }

@@ -329,6 +329,8 @@ fn f30_machine_suspends() {
             let waker = Waker::from(woken.clone());
             assert!(signal.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             let lag = Lag::start();
+            // The look that was planned while nothing was held yet is over by then.
+            tokio::time::sleep(2 * LOOK).await;
 
             clock.sleep(2 * TTL);
             let (first_look, resumed) = (looked_at.check(), Instant::now());

@@ -429,8 +429,9 @@ mod tests {
     fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
         let (mut store, key, one, _) = scene();
         let first = granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
-        assert_eq!(store.floor(1_000 + FLOOR_LIVES - 1, &key), Some(first));
-        assert_eq!(store.floor(1_000 + FLOOR_LIVES, &key), None);
+        let day = micros(Duration::from_secs(24 * 3_600));
+        assert_eq!(store.floor(1_000 + day - 1, &key), Some(first));
+        assert_eq!(store.floor(1_000 + day, &key), None);
     }
 
     #[test]
