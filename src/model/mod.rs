@@ -132,7 +132,7 @@ impl Setup {
 
     /// For how long a lease is believed in after it was asked for.
     fn belief(&self) -> Duration {
-        self.client_ttl() - drift(self.client_ttl())
+        self.client_ttl().saturating_sub(drift(self.client_ttl()))
     }
 
     /// Whose token a release deletes.
