@@ -15,8 +15,11 @@ mod lease;
 mod leases;
 mod lock;
 mod lost;
+#[cfg(test)]
+mod model;
 mod node;
 mod owner;
+mod plants;
 mod quorum;
 mod shared;
 mod status;
@@ -24,6 +27,9 @@ mod token;
 mod votes;
 mod wait;
 mod watchdog;
+
+#[doc = include_str!("../docs/safety.md")]
+pub mod safety {}
 
 #[doc = include_str!("../docs/set-ups.md")]
 pub mod set_ups {}

@@ -11,15 +11,21 @@
 
 use std::time::Duration;
 
-use crate::clock::Time;
+use crate::{
+    clock::Time,
+    plants::{self, Plant},
+};
 
 /// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
 pub(crate) fn drift(ttl: Duration) -> Duration {
+    if plants::is(Plant::NoDrift) {
+        return Duration::ZERO;
+    }
     ttl / 100 + Duration::from_millis(2)
 }
 
 /// A node's definite "not yours".
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Denial {
     /// The key is gone.
     Gone,
@@ -28,7 +34,7 @@ pub(crate) enum Denial {
 }
 
 /// Some of the nodes, by their numbers. A quorum has nine at most.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Nodes(u16);
 
 impl Nodes {
@@ -89,11 +95,13 @@ pub(crate) fn majority(nodes: usize) -> usize {
 
 /// What each node last said about one token.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Tally {
     seats: Box<[Seat]>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 struct Seat {
     /// When the newest request that this node confirmed was sent.
     sent: Time,

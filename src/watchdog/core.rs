@@ -28,6 +28,7 @@ use crate::{
     clock::Time,
     jitter::Jitter,
     lost::LossReason,
+    plants::{self, Plant},
     quorum::tally::{Denial, Nodes, Tally, drift},
 };
 
@@ -39,6 +40,7 @@ const SUSPECT_AFTER: u32 = 3;
 
 /// What the life of a lease is bounded by.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
@@ -47,7 +49,7 @@ pub(crate) struct Terms {
 }
 
 /// Where the lease stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Held,
     AtRisk,
@@ -81,6 +83,7 @@ pub(crate) struct Orders {
 
 /// One held lease.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Core {
     terms: Terms,
     tally: Tally,
@@ -211,6 +214,7 @@ impl Core {
 
     /// `node` has said something about the renewal that was sent at `sent`.
     pub(crate) fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        let sent = if plants::is(Plant::DeadlineFromReply) { now } else { sent };
         let orders = self.judge(now);
         if self.is_over() {
             return orders;

@@ -20,6 +20,7 @@ pub(crate) type Micros = u64;
 
 /// What a server would hold.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq))]
 pub(crate) struct Store {
     locks: HashMap<Key, (Token, Micros)>,
     fences: HashMap<Key, (Fence, Micros)>,
@@ -37,6 +38,12 @@ impl Store {
     #[cfg(test)]
     pub(crate) fn started(now: Micros) -> Self {
         Self { up_since: now, ..Self::default() }
+    }
+
+    /// The same, but that it found everything on its disk.
+    #[cfg(test)]
+    pub(crate) fn restarted(&mut self, now: Micros) {
+        self.up_since = now;
     }
 
     pub(crate) fn acquire(&mut self, now: Micros, bid: &Bid) -> Ballot {
@@ -318,6 +325,23 @@ impl Store {
             self.queues.retain(|_, queue| !queue.is_over(now));
             self.crowded = 2 * self.fences.len().max(512);
         }
+    }
+}
+
+/// By everything that is in it, for a model checker tells states by their hashes. Fair queues are none of its business.
+#[cfg(test)]
+impl std::hash::Hash for Store {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        fn sorted<V: std::hash::Hash>(map: &HashMap<Key, V>, state: &mut impl std::hash::Hasher) {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_by_key(|(key, _)| key.lock());
+            entries.hash(state);
+        }
+        assert!(self.queues.is_empty(), "a queue has no hash");
+        sorted(&self.locks, state);
+        sorted(&self.fences, state);
+        sorted(&self.guarded, state);
+        (self.crowded, self.up_since).hash(state);
     }
 }
 
