@@ -549,6 +549,37 @@ mod tests {
     }
 
     #[test]
+    fn a_renewal_and_a_heal_give_the_full_ttl_from_now() {
+        let (mut store, key, one, _) = scene();
+        let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+        let lives_until = |store: &mut Store, end: Micros| {
+            assert!(store.holder(end - 1, &key).is_some() && store.holder(end, &key).is_none());
+        };
+        granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
+        assert_eq!(store.renew(60_000, &lease), Ok(()));
+        lives_until(&mut store, 160_000);
+        assert_eq!(store.heal(200_000, &lease, Fence::ZERO, Duration::ZERO), Healed::Done);
+        lives_until(&mut store, 300_000);
+    }
+
+    #[test]
+    fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
+        let (mut store, key, one, _) = scene();
+        let now = 1_000_000;
+        granted(&store.acquire(now, &bid(&key, &one, TTL)).acquired);
+        for (fence, from) in [(now + 9, now + 9), (now + 20, now + 20)] {
+            let fence = Fence::try_from(fence).unwrap();
+            assert_eq!(store.raise(now, &key, &one, fence), Ok(()));
+            assert_eq!(store.floor(from + FLOOR_LIVES - 1, &key), Some(fence));
+        }
+        assert_eq!(store.floor(now + 20 + FLOOR_LIVES, &key), None);
+        let old = Fence::try_from(5_u64).unwrap();
+        assert_eq!(store.raise(now, &key, &one, old), Ok(()));
+        assert_eq!(store.floor(now + FLOOR_LIVES - 1, &key), Some(old));
+        assert_eq!(store.floor(now + FLOOR_LIVES, &key), None);
+    }
+
+    #[test]
     fn a_span_that_is_too_long_is_long() {
         assert!(micros(Duration::MAX) > 1_000 * FLOOR_LIVES);
     }
