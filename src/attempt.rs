@@ -57,6 +57,7 @@ pub(crate) enum Verdict {
 
 /// One attempt under way.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Attempt {
     sent: Time,
     deadline: Time,
@@ -68,6 +69,7 @@ pub(crate) struct Attempt {
 
 /// What is known of one node.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 enum Seat {
     /// It has not answered.
     Asked,
@@ -157,7 +159,7 @@ impl Attempt {
             return Step::Wait;
         }
         let busy = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy { .. })).count();
-        if busy > 0 && drawn.len() + busy >= majority {
+        if drawn.len() + busy >= majority {
             if let Some(verdict) = self.held(drawn.len(), asked, majority) {
                 return Step::Over(verdict);
             }

@@ -15,6 +15,8 @@ mod lease;
 mod leases;
 mod lock;
 mod lost;
+#[cfg(test)]
+mod model;
 mod node;
 mod owner;
 mod plants;

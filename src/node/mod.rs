@@ -140,6 +140,7 @@ pub(crate) struct Ballot {
 
 /// What an acquire found.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) enum Acquired {
     Granted(Fence),
     Busy {
@@ -163,7 +164,7 @@ pub(crate) struct Sign {
 }
 
 /// What bringing a lost key back came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Healed {
     Done,
     /// Somebody else has it.
@@ -291,6 +292,7 @@ pub(crate) fn only(answers: Vec<Result<Owned, Failure>>) -> Result<Owned, Failur
 
 /// Why a node's answer says nothing about the lock.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Failure {
     text: String,
     kind: FailureKind,
@@ -298,7 +300,7 @@ pub(crate) struct Failure {
     votes: Option<Arc<Votes>>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum FailureKind {
     /// The node cannot serve now, and did nothing.
     Unavailable,

@@ -101,7 +101,9 @@ mod tests {
     fn one_server_has_one_place() {
         let roll = Roll::new(3);
         assert_eq!(roll.enter(0, "a:1", "run1"), None);
+        assert_eq!(roll.enter(1, "b:1", "run0"), None);
         assert_eq!(roll.enter(1, "b:1", "run1").as_deref(), Some("a:1"));
+        assert!(roll.is_known(0, "run1") && !roll.is_known(1, "run0"), "the second is none any more");
         assert_eq!(roll.enter(0, "a:1", "run1"), None, "the first keeps its vote");
         assert_eq!(roll.enter(0, "a:1", "run2"), None, "restarted");
         assert!(roll.is_known(0, "run2") && !roll.is_known(0, "run1") && !roll.is_known(1, "run2"));

@@ -25,7 +25,7 @@ pub(crate) fn drift(ttl: Duration) -> Duration {
 }
 
 /// A node's definite "not yours".
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Denial {
     /// The key is gone.
     Gone,
@@ -34,7 +34,7 @@ pub(crate) enum Denial {
 }
 
 /// Some of the nodes, by their numbers. A quorum has nine at most.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Nodes(u16);
 
 impl Nodes {
@@ -95,11 +95,13 @@ pub(crate) fn majority(nodes: usize) -> usize {
 
 /// What each node last said about one token.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Tally {
     seats: Box<[Seat]>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 struct Seat {
     /// When the newest request that this node confirmed was sent.
     sent: Time,

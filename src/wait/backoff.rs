@@ -100,9 +100,9 @@ mod tests {
 
     /// That pauses are anywhere from `from` to just before `to`.
     fn assert_spread(looks: &[Look], from: Duration, to: Duration) {
-        let ((shortest, longest), tenth) = (spread(looks), (to - from) / 10);
+        let ((shortest, longest), tenth) = (spread(looks), to.saturating_sub(from) / 10);
         assert!((from..from + tenth).contains(&shortest), "{shortest:?} of {from:?} to {to:?}");
-        assert!((to - tenth..to).contains(&longest), "{longest:?} of {from:?} to {to:?}");
+        assert!((to.saturating_sub(tenth)..to).contains(&longest), "{longest:?} of {from:?} to {to:?}");
     }
 
     #[test]

@@ -40,6 +40,7 @@ const SUSPECT_AFTER: u32 = 3;
 
 /// What the life of a lease is bounded by.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
@@ -48,7 +49,7 @@ pub(crate) struct Terms {
 }
 
 /// Where the lease stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Held,
     AtRisk,
@@ -82,6 +83,7 @@ pub(crate) struct Orders {
 
 /// One held lease.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Core {
     terms: Terms,
     tally: Tally,

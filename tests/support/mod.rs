@@ -22,6 +22,7 @@ mod proxy_conn;
 mod proxy_rule;
 mod resp;
 pub mod scripts;
+pub mod seen;
 mod server;
 mod sha1;
 pub mod spawner;
