@@ -6,6 +6,8 @@ mod capabilities;
 mod clock;
 mod error;
 mod fence;
+#[cfg(test)]
+mod fuzz;
 mod guarded;
 mod holder;
 mod jitter;

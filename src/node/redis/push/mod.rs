@@ -38,6 +38,8 @@ use super::{
 use crate::{capabilities, node::Ear, token::random_u64};
 
 mod call;
+#[cfg(test)]
+mod fuzz;
 mod session;
 
 /// How often to see whether anybody needs the connection; when nobody did twice, it is closed.
