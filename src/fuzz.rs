@@ -59,8 +59,9 @@ fn node_answer() -> impl Strategy<Value = NodeAnswer> {
 
 proptest! {
     #[test]
-    fn a_name_that_is_taken_has_keys_of_its_own(prefix in "[a{}:]{0,3}", one in name(), two in name()) {
-        let taken = [Key::new(&prefix, &one), Key::new("", &one), Key::new("", &two)];
+    fn a_name_that_is_taken_has_keys_of_its_own(prefix in "[a{}:]{0,3}", one in name(), two in name(), at in 0_usize..4) {
+        let companion = keys(&Key::of_lock(&one))[at].clone();
+        let taken = [Key::new(&prefix, &one), Key::new("", &one), Key::new("", &two), Key::new("", &companion)];
         let taken: HashSet<Key> = taken.into_iter().filter_map(Result::ok).collect();
         let all: HashSet<String> = taken.iter().flat_map(keys).collect();
         prop_assert_eq!(all.len(), taken.len() * 4, "{:?}", all);
@@ -115,7 +116,8 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_a_fence_that_is_not_a_number_in_bounds(text in prop_oneof![".*", "[+-]?[0-9]{0,22}(\\.0|e1)?"]) {
+    fn no_text_is_a_fence_that_is_not_a_number_in_bounds(text in prop_oneof![".*", "[+-]?[0-9]{0,22}(\\.0|e1)?", any::<u64>().prop_map(|number| number.to_string())],
+    ) {
         let number = text.parse::<i128>().ok().filter(|number| (0..=i128::from(i64::MAX)).contains(number));
         let fence = text.parse::<Fence>().ok().map(|fence| i128::from(u64::from(fence)));
         // `-0` is a number, and no fence.
