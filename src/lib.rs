@@ -11,6 +11,7 @@ mod fuzz;
 mod guarded;
 mod holder;
 mod jitter;
+#[cfg_attr(all(test, leasehold_shuttle), path = "shuttled/keeper.rs")]
 mod keeper;
 mod key;
 mod lease;
@@ -21,7 +22,10 @@ mod node;
 mod owner;
 mod quorum;
 mod shared;
+#[cfg(all(test, leasehold_shuttle))]
+mod shuttled;
 mod status;
+mod sync;
 mod token;
 mod votes;
 mod wait;

@@ -158,11 +158,11 @@ fn read_everywhere(reply: &Value) {
     for votes in [false, true] {
         if let Some(read) = ballot(reply, true, votes) {
             assert_eq!(read.sign.is_some(), votes, "{reply:?}");
-            reckon_with(read.acquired);
+            reckon_with(&read.acquired);
         }
     }
     if let Some(Healed::Recovering(left)) = healed(reply) {
-        reckon_with(Acquired::Recovering(left));
+        reckon_with(&Acquired::Recovering(left));
     }
     match knocked(reply, true, true) {
         Some(Knocked::Waits { holder, ticket, ahead, called, .. }) => {
@@ -174,7 +174,7 @@ fn read_everywhere(reply: &Value) {
                     + place.next_knock(&look, leads, Duration::from_secs(1), &mut backoff).unwrap_or_default();
             }
         }
-        Some(Knocked::Granted(fence)) => reckon_with(Acquired::Granted(fence)),
+        Some(Knocked::Granted(fence)) => reckon_with(&Acquired::Granted(fence)),
         None => {}
     }
     if let Some(line) = line(reply) {
@@ -184,7 +184,7 @@ fn read_everywhere(reply: &Value) {
         assert_eq!(verdicts.len(), parts(reply), "{reply:?}");
     }
     if let Some(Some(holder)) = holder(reply) {
-        reckon_with(Acquired::Busy { holder, watched: true });
+        reckon_with(&Acquired::Busy { holder, watched: true });
     }
     let _verdicts = (released(reply), flag(reply), guarding(reply), guarded(reply));
 }
@@ -197,8 +197,8 @@ fn seen(holder: Holder) -> Look {
     Look::Held { holder, watched: true, needs: Needs::ANY }
 }
 
-fn reckon_with(acquired: Acquired) {
-    match &acquired {
+fn reckon_with(acquired: &Acquired) {
+    match acquired {
         Acquired::Granted(fence) => assert!(i64::from(*fence) >= 0, "{fence}"),
         Acquired::Busy { holder, .. } => {
             let shown = format!("{holder} {holder:?}");
