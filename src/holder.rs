@@ -9,6 +9,7 @@ use crate::{fence::Fence, token::Token};
 /// Every part is optional: a key that another library wrote has neither label nor fence, and one without a TTL has
 /// no remaining time.
 #[derive(Clone, Default, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 pub struct Holder {
     pub(crate) token: Option<Token>,
     pub(crate) remaining: Option<Duration>,

@@ -15,6 +15,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A stream of random spans: splitmix64 (Steele, Lea, Flood 2014).
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Jitter(u64);
 
 impl Jitter {

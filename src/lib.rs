@@ -18,8 +18,11 @@ mod lease;
 mod leases;
 mod lock;
 mod lost;
+#[cfg(test)]
+mod model;
 mod node;
 mod owner;
+mod plants;
 mod quorum;
 mod shared;
 #[cfg(all(test, leasehold_shuttle))]
@@ -30,6 +33,9 @@ mod token;
 mod votes;
 mod wait;
 mod watchdog;
+
+#[doc = include_str!("../docs/safety.md")]
+pub mod safety {}
 
 #[doc = include_str!("../docs/set-ups.md")]
 pub mod set_ups {}

@@ -201,6 +201,14 @@ impl Ear for Listener {
         self.calls.touched(key, self.now());
     }
 
+    fn holds(&self, key: &str) -> bool {
+        self.watchdog.newest(key).is_some()
+    }
+
+    fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
+        self.watchdog.newest(key).is_some_and(|hold| hold.is_as_left(value, left, self.now()))
+    }
+
     fn missed(&self) {
         self.watchdog.hint_all();
         self.lines.alert_all(self.now());

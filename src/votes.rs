@@ -6,12 +6,14 @@ use crate::{holder::Holder, quorum::tally::majority};
 
 /// What each node of a quorum said to something that too few of them granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 pub struct Votes {
     pub(crate) votes: Vec<Vote>,
 }
 
 /// What one node said.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 pub struct Vote {
     pub(crate) address: String,
     pub(crate) answer: NodeAnswer,
@@ -19,6 +21,7 @@ pub struct Vote {
 
 /// A node's part in a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 #[non_exhaustive]
 pub enum NodeAnswer {
     /// It granted what was asked. (Since too few others did, that was taken back.)

@@ -44,6 +44,12 @@ pub(crate) trait Ear: Send + Sync + 'static {
     /// Something was done to a watched key.
     fn touched(&self, key: &str);
 
+    /// Whether this lock was acquired here, and was not let go of.
+    fn holds(&self, key: &str) -> bool;
+
+    /// Whether this is what a lock that is held here should look like: the value, and how long the key will live.
+    fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool;
+
     /// What was watched is not any more, or was not for a while: anything may have happened.
     fn missed(&self);
 
@@ -134,6 +140,7 @@ pub(crate) struct Ballot {
 
 /// What an acquire found.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) enum Acquired {
     Granted(Fence),
     Busy {
@@ -157,7 +164,7 @@ pub(crate) struct Sign {
 }
 
 /// What bringing a lost key back came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Healed {
     Done,
     /// Somebody else has it.
@@ -285,6 +292,7 @@ pub(crate) fn only(answers: Vec<Result<Owned, Failure>>) -> Result<Owned, Failur
 
 /// Why a node's answer says nothing about the lock.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Failure {
     text: String,
     kind: FailureKind,
@@ -292,7 +300,7 @@ pub(crate) struct Failure {
     votes: Option<Arc<Votes>>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum FailureKind {
     /// The node cannot serve now, and did nothing.
     Unavailable,

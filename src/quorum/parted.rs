@@ -9,6 +9,7 @@ use crate::{
 
 /// One node's last word on a release.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Parted {
     pub(crate) owned: Owned,
     /// Whether no sending before it went unanswered, which may have done it.
@@ -27,6 +28,7 @@ pub(crate) enum End {
 
 /// A release under way.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Parting {
     believed_until: Time,
     said: Box<[Option<Result<Parted, Failure>>]>,

@@ -258,6 +258,14 @@ impl Ear for Courier {
         false
     }
 
+    fn holds(&self, key: &str) -> bool {
+        self.0.upgrade().is_some_and(|ear| ear.holds(key))
+    }
+
+    fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
+        self.0.upgrade().is_some_and(|ear| ear.is_as_left(key, value, left))
+    }
+
     fn granted(&self, key: &str, token: &str) {
         let (key, token) = (key.to_owned(), token.to_owned());
         self.bring(move |ear| ear.granted(&key, &token));

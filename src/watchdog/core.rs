@@ -28,6 +28,7 @@ use crate::{
     clock::Time,
     jitter::Jitter,
     lost::LossReason,
+    plants::{self, Plant},
     quorum::tally::{Denial, Nodes, Tally, drift},
 };
 
@@ -39,6 +40,7 @@ const SUSPECT_AFTER: u32 = 3;
 
 /// What the life of a lease is bounded by.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
@@ -47,7 +49,7 @@ pub(crate) struct Terms {
 }
 
 /// Where the lease stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Held,
     AtRisk,
@@ -81,6 +83,7 @@ pub(crate) struct Orders {
 
 /// One held lease.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Core {
     terms: Terms,
     tally: Tally,
@@ -211,6 +214,7 @@ impl Core {
 
     /// `node` has said something about the renewal that was sent at `sent`.
     pub(crate) fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        let sent = if plants::is(Plant::DeadlineFromReply) { now } else { sent };
         let orders = self.judge(now);
         if self.is_over() {
             return orders;
@@ -258,9 +262,8 @@ impl Core {
             Some(Denial::Taken) => return self.end(LossReason::Taken, now),
             None => {}
         }
-        // A later round was confirmed, and the fate of this one is of no interest; or it may still be confirmed; or
-        // that it cannot be was known.
-        if sent <= self.tally.confirmed() || was_hopeless || !self.tally.is_hopeless(sent) {
+        // It is confirmed, or a later one is, or it may still be; or that it cannot be was known.
+        if was_hopeless || !self.tally.is_hopeless(sent) {
             return Orders::default();
         }
         self.unanswered = 0;

@@ -83,6 +83,13 @@ impl Hold {
         Time::from_nanos(self.believed_until.load(Ordering::Acquire)).since(now)
     }
 
+    /// Whether a key with this value, which will live for so long, is as our last renewal left it: then nobody else has
+    /// touched it since, or to no effect.
+    pub(crate) fn is_as_left(&self, value: &str, left: Duration, now: Time) -> bool {
+        // The server counts in whole milliseconds.
+        value == self.token.as_str() && left >= self.remaining(now) && left < self.ttl + Duration::from_millis(1)
+    }
+
     pub(crate) fn next_look(&self) -> Option<Time> {
         self.state.lock().core.next_look()
     }

@@ -41,6 +41,7 @@ pub(super) enum Turn {
 /// 2. Who cannot be reached loses its place only when it is its turn, and has it back with its ticket.
 /// 3. A process has at most one grant since which it has not said anything: a stopped one costs a single grant.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq))]
 pub(super) struct Queue {
     line: BTreeSet<(u64, Token)>,
     waiters: HashMap<Token, Waiter>,
@@ -50,6 +51,7 @@ pub(super) struct Queue {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq))]
 struct Waiter {
     ticket: u64,
     grant: Duration,

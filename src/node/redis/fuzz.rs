@@ -19,7 +19,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use super::{
     connection,
     failure::{classify, is_refusal, not_extended},
-    reply::{ballot, flag, guarded, guarding, healed, holder, knocked, line, released, renewed, sign},
+    reply::{ballot, flag, guarded, guarding, healed, holder, knocked, line, looked, released, renewed, sign},
     url::Target,
 };
 use crate::{
@@ -186,6 +186,7 @@ fn read_everywhere(reply: &Value) {
     if let Some(Some(holder)) = holder(reply) {
         reckon_with(&Acquired::Busy { holder, watched: true });
     }
+    assert!(looked(reply).len() <= parts(reply).max(1), "{reply:?}");
     let _verdicts = (released(reply), flag(reply), guarding(reply), guarded(reply));
 }
 

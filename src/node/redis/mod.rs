@@ -78,7 +78,7 @@ impl Redis {
             None => (None, open(host.runtime().clone()).await?),
         };
         let push = Push::new();
-        host.spawn_until_stopped(push.clone().serve(target.clone(), limits, keeper.clone()));
+        host.spawn_until_stopped(push.clone().serve(target.clone(), limits, keeper.clone(), host.clone()));
         Ok(Self { home, keeper, push, host, address: target.to_string() })
     }
 

@@ -97,6 +97,15 @@ pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
     array(reply).iter().map(verdict).collect()
 }
 
+/// For each key what it holds and for how long, if it holds a text and for a time.
+pub(super) fn looked(reply: &Value) -> Vec<Option<(String, Duration)>> {
+    let read = |one: &Value| match array(one) {
+        [value, pttl] => Some((value.as_string()?, Duration::from_millis(pttl.as_u64()?))),
+        _ => None,
+    };
+    array(reply).iter().map(read).collect()
+}
+
 pub(super) fn released(reply: &Value) -> Option<Owned> {
     owned(reply.as_i64()?)
 }

@@ -31,6 +31,14 @@ impl Ear for Heard {
         true
     }
 
+    fn holds(&self, key: &str) -> bool {
+        key.len() % 2 == 0
+    }
+
+    fn is_as_left(&self, _: &str, _: &str, _: Duration) -> bool {
+        false
+    }
+
     fn granted(&self, key: &str, token: &str) {
         self.0.lock().push(format!("{key} {token}"));
     }
@@ -64,7 +72,7 @@ proptest! {
         let listening: Arc<dyn Ear> = ear.clone();
         push.listen(Arc::downgrade(&listening));
         let (channel, kind) = ("leasehold:1".into(), MessageKind::Message);
-        push.hear(&Message { channel, value: value.clone(), kind, server: Server::new("h", 1) });
+        push.hear(&Message { channel, value: value.clone(), kind, server: Server::new("h", 1) }, |key, ear| ear.touched(key));
         let most = if let Value::Array(keys) = &value { keys.len() } else { 1 };
         prop_assert!(ear.0.lock().len() <= most, "{:?}", value);
     }

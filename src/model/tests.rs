@@ -1,0 +1,229 @@
+//! The searches: within the assumptions no rule is broken; outside of each of them, one is.
+
+use std::{collections::BTreeSet, fmt::Write};
+
+use stateright::{Checker, HasDiscoveries};
+
+use super::{
+    worlds::{CALM, deep, one, quick, three},
+    *,
+};
+
+/// What a search came to.
+struct Search {
+    states: usize,
+    steps: usize,
+    depth: usize,
+    /// The rules that were broken, and the good things that were seen, each with a path to it.
+    found: Vec<(&'static str, String)>,
+}
+
+/// Searches all of a world, or until one of the rules given is broken.
+fn search(setup: &Setup, until: &[&'static str]) -> Search {
+    let until: BTreeSet<_> = until.iter().copied().collect();
+    let stop = if until.is_empty() { HasDiscoveries::AnyFailures } else { HasDiscoveries::AllOf(until) };
+    let checker = setup.clone().checker().finish_when(stop).spawn_bfs().join();
+    let found = checker.discoveries().into_iter().map(|(name, path)| (name, path::told(setup, path)));
+    Search {
+        states: checker.unique_state_count(),
+        steps: checker.state_count(),
+        depth: checker.max_depth(),
+        found: found.collect(),
+    }
+}
+
+impl Setup {
+    /// Whether something good must be possible here.
+    fn is_expected(&self, good: &str) -> bool {
+        match good {
+            INHERITED => self.faults.deaths > 0,
+            OUTLIVES => self.closes > TTL,
+            BROUGHT_BACK => self.is_one_new,
+            _ => true,
+        }
+    }
+}
+
+/// Searches all of it: no rule is broken, and what should be possible is.
+fn holds(setup: &Setup) -> Search {
+    let search = search(setup, &[]);
+    let found = |name: &str| search.found.iter().find(|(found, _)| *found == name).map(|(_, path)| path);
+    for property in setup.properties() {
+        let path = found(property.name);
+        if property.expectation.discovery_is_failure() {
+            assert!(path.is_none(), "{}: not {:?}:\n{}", setup.name, property.name, path.unwrap());
+        } else if setup.is_expected(property.name) {
+            assert!(path.is_some(), "{}: never {:?}", setup.name, property.name);
+        }
+    }
+    println!("{}: {} states, {} steps, depth {}", setup.name, search.states, search.steps, search.depth);
+    search
+}
+
+/// Searches until this rule is broken, and prints how.
+fn breaks(setup: &Setup, rule: &'static str) {
+    let search = search(setup, &[rule]);
+    let path = search.found.iter().find(|(found, _)| *found == rule);
+    let Some((_, path)) = path else { panic!("{}: {rule:?} holds in all {} states", setup.name, search.states) };
+    println!("{}: not {rule:?}, found after {} states:\n{path}", setup.name, search.states);
+}
+
+fn within(name: &str) {
+    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
+    holds(&setup);
+}
+
+#[test]
+fn one_node_on_a_calm_day() {
+    within("one node, calm");
+}
+
+#[test]
+fn one_node_that_is_asked_early() {
+    within("one node, an early renewal");
+}
+
+#[test]
+fn one_node_and_a_late_message() {
+    within("one node, a late message");
+}
+
+#[test]
+fn one_node_and_a_pause() {
+    within("one node, a pause");
+}
+
+#[test]
+fn one_node_and_a_death() {
+    within("one node, a death and a request twice");
+}
+
+#[test]
+fn one_node_that_forgets() {
+    within("one node, amnesia");
+}
+
+#[test]
+fn one_node_that_remembers() {
+    within("one node, a restart with its data, its clock set back");
+}
+
+#[test]
+fn three_nodes_on_a_calm_day() {
+    within("three nodes, calm");
+}
+
+#[test]
+fn three_nodes_that_are_offered_a_fence() {
+    within("three nodes, fences proposed");
+}
+
+#[test]
+fn three_nodes_one_of_which_is_new() {
+    within("three nodes, one of them new");
+}
+
+#[test]
+fn three_nodes_and_a_death() {
+    within("three nodes, a death");
+}
+
+#[test]
+fn three_nodes_and_a_late_message() {
+    within("three nodes, a late message, short");
+}
+
+#[test]
+fn three_nodes_one_of_which_forgets() {
+    within("three nodes, amnesia");
+}
+
+#[test]
+fn a_clock_faster_than_a_ttl_allows_for_gives_two_holders() {
+    let paused = Faults { pauses: 1, ..CALM };
+    breaks(&one("a clock that gains 2 %", paused).rate(1_020), ONE_HOLDER);
+}
+
+#[test]
+fn nothing_off_for_drift_gives_two_holders() {
+    let paused = Faults { pauses: 1, ..CALM };
+    breaks(&one("nothing off for drift", paused).with(Flaw::NoDrift), ONE_HOLDER);
+}
+
+#[test]
+fn a_deadline_from_the_reply_gives_two_holders() {
+    let faults = Faults { late: 1, pauses: 1, ..CALM };
+    breaks(
+        &Setup { grid: TTL / 4, ..one("a deadline from the reply", faults).with(Flaw::DeadlineFromReply) },
+        ONE_HOLDER,
+    );
+}
+
+#[test]
+fn a_step_of_a_servers_clock_gives_two_holders() {
+    let faults = Faults { steps: 1, ..CALM };
+    breaks(&Setup { step: 2_000_000, ..one("a step forward", faults) }, ONE_HOLDER);
+    let faults = Faults { late: 1, ..faults };
+    breaks(&Setup { step: 2_000_000, ..three("a step forward of one of three", faults).for_millis(100) }, ONE_HOLDER);
+}
+
+#[test]
+fn a_node_that_forgot_and_votes_gives_two_holders() {
+    breaks(&one("one node that forgot", Faults { amnesias: 1, ..CALM }), ONE_HOLDER);
+    breaks(&three("a node of three that forgot", Faults { amnesias: 1, late: 1, ..CALM }).for_millis(100), ONE_HOLDER);
+}
+
+#[test]
+fn a_restart_delay_without_the_second_more_gives_two_holders() {
+    let faults = Faults { amnesias: 1, pauses: 1, ..CALM };
+    breaks(&Setup { restart_delay: TTL, ..one("a second too short", faults) }, ONE_HOLDER);
+}
+
+#[test]
+fn without_the_second_phase_fences_fall() {
+    let faults = Faults { late: 1, ..CALM };
+    let setup = three("no second phase", faults).with(Flaw::NoSecondPhase).for_millis(100);
+    breaks(&setup, LATER_IS_LARGER);
+    breaks(&setup, FENCES_GROW);
+}
+
+#[test]
+fn a_clock_set_back_on_a_server_that_forgot_makes_fences_fall() {
+    let faults = Faults { amnesias: 1, steps: 1, ..CALM };
+    breaks(&Setup { step: -5_000_000, ..one("forgot, and went back", faults) }, FENCES_GROW);
+}
+
+#[test]
+fn a_late_grant_that_is_not_undone_stays() {
+    breaks(&three("a late grant stays", CALM).with(Flaw::LateGrantStays), NOTHING_STAYS);
+}
+
+#[test]
+fn a_release_without_the_compare_gives_two_holders() {
+    let setup = one("a release of whatever is there", Faults { pauses: 1, ..CALM }).attempts(2, 1);
+    breaks(&setup.with(Flaw::ReleaseUnchecked).for_millis(2_000), ONE_HOLDER);
+}
+
+/// Whatever clocks do, and so whoever holds it meanwhile: what safety.md calls enough for the resource.
+#[test]
+fn who_begins_later_has_the_larger_fence_whatever_the_clocks_do() {
+    let faults = Faults { pauses: 1, ..CALM };
+    let setup = one("a clock that gains a half", faults).rate(1_500);
+    let search = search(&setup, &[LATER_IS_LARGER]);
+    let found: Vec<_> = search.found.iter().map(|(name, _)| *name).collect();
+    assert!(found.contains(&ONE_HOLDER) && !found.contains(&LATER_IS_LARGER), "{found:?}");
+}
+
+/// Everything, with the figures for `docs/model.md`: `scripts/model` runs it.
+#[test]
+#[ignore = "takes minutes even when optimised"]
+fn the_deep_search() {
+    let mut table = String::new();
+    for setup in quick().into_iter().chain(deep()) {
+        let Search { states, steps, depth, .. } = holds(&setup);
+        let [first, second] = setup.attempts;
+        let millis = setup.closes.as_millis();
+        let _ = writeln!(table, "| {} | {first} + {second} | {millis} ms | {states} | {steps} | {depth} |", setup.name);
+    }
+    println!("{table}");
+}

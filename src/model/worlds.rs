@@ -1,0 +1,124 @@
+//! The worlds that are searched: within the assumptions of the library, from a calm day to what takes a night.
+
+use super::*;
+
+/// What a node's clock shows at first: microseconds since 1970 are long past zero.
+const EPOCH: u64 = 1_000_000_000_000_000;
+
+/// The most that a clock may gain on a client's, and a client's on a node's: one per cent.
+const FAST: u32 = 1_010;
+const SLOW: u32 = 990;
+
+/// Clocks that differ by less than a restart delay, so that nodes draw different fences.
+const THREE: [Clock; 3] = [
+    Clock { offset: EPOCH + 100_000_000, rate: FAST },
+    Clock { offset: EPOCH + 300_000_000, rate: SLOW },
+    Clock { offset: EPOCH, rate: 1_000 },
+];
+
+/// Nothing goes wrong.
+pub(super) const CALM: Faults =
+    Faults { late: 0, doubled: 0, deaths: 0, pauses: 0, amnesias: 0, restarts: 0, steps: 0 };
+
+/// One node whose clock gains on the clients' as much as it may, and one attempt of each client.
+pub(super) fn one(name: &'static str, faults: Faults) -> Setup {
+    world(name, &THREE[..1], faults)
+}
+
+/// Three nodes.
+pub(super) fn three(name: &'static str, faults: Faults) -> Setup {
+    world(name, &THREE, faults)
+}
+
+fn world(name: &'static str, nodes: &[Clock], faults: Faults) -> Setup {
+    let token = |client: u64, number: u64| {
+        let uuid = Uuid::from_u64_pair(client, number);
+        Token::parse(&format!("lh1:{uuid}@client-{client}.{number}")).unwrap()
+    };
+    Setup {
+        name,
+        clients: Clock { offset: 5_000_000_000, rate: 1_000 },
+        nodes: nodes.to_vec(),
+        attempts: [1, 1],
+        grid: TTL / 2,
+        faults,
+        step: -300_000,
+        closes: TTL * 5 / 4,
+        restart_delay: Duration::ZERO,
+        is_one_new: false,
+        watches_after: None,
+        proposes: None,
+        flaw: Flaw::None,
+        key: Key::new("", "job").unwrap(),
+        tokens: (0..2).map(|client| (0..8).map(|number| token(client, number)).collect()).collect(),
+    }
+}
+
+impl Setup {
+    pub(super) fn attempts(self, first: u8, second: u8) -> Self {
+        Self { attempts: [first, second], ..self }
+    }
+
+    /// Things happen for so many milliseconds.
+    pub(super) fn for_millis(self, millis: u64) -> Self {
+        Self { closes: Duration::from_millis(millis), ..self }
+    }
+
+    /// Nodes that were started lately give no vote: for the longest TTL, rounded up to seconds, and one second more.
+    pub(super) fn delayed(self) -> Self {
+        Self { restart_delay: TTL * 2, ..self }
+    }
+
+    pub(super) fn with(self, flaw: Flaw) -> Self {
+        Self { flaw, ..self }
+    }
+
+    /// The first node's clock runs at so many thousandths.
+    pub(super) fn rate(mut self, rate: u32) -> Self {
+        self.nodes[0].rate = rate;
+        self
+    }
+}
+
+/// What is searched in every test run.
+pub(super) fn quick() -> Vec<Setup> {
+    vec![
+        one("one node, calm", CALM).attempts(2, 2),
+        one("one node, a late message", Faults { late: 1, ..CALM }),
+        one("one node, a pause", Faults { pauses: 1, ..CALM }),
+        one("one node, a death and a request twice", Faults { deaths: 1, doubled: 1, ..CALM }),
+        one("one node, amnesia", Faults { amnesias: 1, ..CALM }).delayed().for_millis(2_500),
+        one("one node, a restart with its data, its clock set back", Faults { restarts: 1, steps: 1, ..CALM }),
+        Setup { watches_after: Some(TTL / 4), ..one("one node, an early renewal", CALM) },
+        three("three nodes, calm", CALM),
+        Setup { proposes: Some(TTL / 2), ..three("three nodes, fences proposed", CALM) },
+        Setup { is_one_new: true, ..three("three nodes, one of them new", CALM).delayed().for_millis(1_750) },
+        three("three nodes, a death", Faults { deaths: 1, ..CALM }),
+        three("three nodes, a late message, short", Faults { late: 1, ..CALM }).for_millis(300),
+        three("three nodes, amnesia", Faults { amnesias: 1, ..CALM }).delayed(),
+    ]
+}
+
+/// What is searched when somebody has the time.
+pub(super) fn deep() -> Vec<Setup> {
+    vec![
+        one("one node, two late messages", Faults { late: 2, ..CALM }),
+        one("one node, a late message, a pause", Faults { late: 1, pauses: 1, ..CALM }),
+        one("one node, a late message, retries", Faults { late: 1, ..CALM }).attempts(2, 2),
+        one("one node, a late message, one twice, a death", Faults { late: 1, doubled: 1, deaths: 1, ..CALM }),
+        one("one node, amnesia, a pause", Faults { amnesias: 1, pauses: 1, ..CALM })
+            .attempts(1, 2)
+            .delayed()
+            .for_millis(2_500),
+        one("one node, amnesia, a late message", Faults { amnesias: 1, late: 1, ..CALM }).delayed().for_millis(2_500),
+        three("three nodes, a late message", Faults { late: 1, ..CALM }),
+        three("three nodes, two late messages, short", Faults { late: 2, ..CALM }).for_millis(300),
+        three("three nodes, a pause", Faults { pauses: 1, ..CALM }),
+        three("three nodes, a request twice, a death", Faults { doubled: 1, deaths: 1, ..CALM }),
+        three("three nodes, retries", CALM).attempts(2, 2),
+        three("three nodes, amnesia, a late message, short", Faults { amnesias: 1, late: 1, ..CALM })
+            .delayed()
+            .for_millis(600),
+        three("three nodes, a clock set back", Faults { steps: 1, ..CALM }),
+    ]
+}
