@@ -23,6 +23,14 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
+#[cfg(all(test, leasehold_shuttle))]
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        crate::shuttled::time::now()
+    }
+}
+
+#[cfg(not(all(test, leasehold_shuttle)))]
 impl Clock for SystemClock {
     #[cfg(unix)]
     fn now(&self) -> Duration {

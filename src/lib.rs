@@ -6,9 +6,12 @@ mod capabilities;
 mod clock;
 mod error;
 mod fence;
+#[cfg(test)]
+mod fuzz;
 mod guarded;
 mod holder;
 mod jitter;
+#[cfg_attr(all(test, leasehold_shuttle), path = "shuttled/keeper.rs")]
 mod keeper;
 mod key;
 mod lease;
@@ -22,7 +25,10 @@ mod owner;
 mod plants;
 mod quorum;
 mod shared;
+#[cfg(all(test, leasehold_shuttle))]
+mod shuttled;
 mod status;
+mod sync;
 mod token;
 mod votes;
 mod wait;

@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -19,6 +18,7 @@ use crate::{
     owner::Owners,
     quorum::{Quorum, tally::Tally},
     status::Signal,
+    sync::Semaphore,
     token::Token,
     wait::{Calls, Lines},
     watchdog::{Core, Hold, Terms, Watchdog},

@@ -57,7 +57,14 @@ impl Run<'_> {
         }
     }
 
-    fn ask(&mut self, me: usize, session: &mut Session, (node, about): (usize, About), fence: Option<Fence>, limit: Duration) {
+    fn ask(
+        &mut self,
+        me: usize,
+        session: &mut Session,
+        (node, about): (usize, About),
+        fence: Option<Fence>,
+        limit: Duration,
+    ) {
         let (at, kind) = (self.now(), about.kind());
         let nth = &mut session.sendings[node][kind as usize];
         *nth += 1;

@@ -238,7 +238,10 @@ impl State {
     }
 
     fn holders(&self) -> impl Iterator<Item = (usize, &state::Session)> {
-        self.clients.iter().enumerate().flat_map(|(at, client)| client.sessions.iter().map(move |session| (at, session)))
+        self.clients
+            .iter()
+            .enumerate()
+            .flat_map(|(at, client)| client.sessions.iter().map(move |session| (at, session)))
             .filter(|(_, session)| matches!(session.stage, Stage::Held(_)))
     }
 

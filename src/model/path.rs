@@ -25,7 +25,12 @@ pub(super) fn told(setup: &Setup, path: Path<State, Action>) -> String {
         let _ = writeln!(text, "{:>6.3} s  {action}{news}", seconds(before.now));
     }
     if let Some((last, _)) = steps.last() {
-        let _ = writeln!(text, "{:>6.3} s  clients that believe they hold the lock: {}", seconds(last.now), last.believers(setup));
+        let _ = writeln!(
+            text,
+            "{:>6.3} s  clients that believe they hold the lock: {}",
+            seconds(last.now),
+            last.believers(setup)
+        );
     }
     text
 }

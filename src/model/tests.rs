@@ -64,9 +64,7 @@ fn holds(setup: &Setup) -> Search {
 fn breaks(setup: &Setup, rule: &'static str) {
     let search = search(setup, &[rule]);
     let path = search.found.iter().find(|(found, _)| *found == rule);
-    let Some((_, path)) = path else {
-        panic!("{}: {rule:?} holds in all {} states", setup.name, search.states)
-    };
+    let Some((_, path)) = path else { panic!("{}: {rule:?} holds in all {} states", setup.name, search.states) };
     println!("{}: not {rule:?}, found after {} states:\n{path}", setup.name, search.states);
 }
 
@@ -155,7 +153,10 @@ fn nothing_off_for_drift_gives_two_holders() {
 #[test]
 fn a_deadline_from_the_reply_gives_two_holders() {
     let faults = Faults { late: 1, pauses: 1, ..CALM };
-    breaks(&Setup { grid: TTL / 4, ..one("a deadline from the reply", faults).with(Flaw::DeadlineFromReply) }, ONE_HOLDER);
+    breaks(
+        &Setup { grid: TTL / 4, ..one("a deadline from the reply", faults).with(Flaw::DeadlineFromReply) },
+        ONE_HOLDER,
+    );
 }
 
 #[test]

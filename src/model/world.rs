@@ -59,9 +59,11 @@ impl State {
             Some(self.when(setup, node, until))
         });
         let delay = nanos(setup.restart_delay).div_ceil(1_000_000_000) * 1_000_000;
-        let recoveries = self.servers.iter().enumerate().filter_map(|(node, server)| {
-            Some(self.when(setup, node, server.started? + delay))
-        });
+        let recoveries = self
+            .servers
+            .iter()
+            .enumerate()
+            .filter_map(|(node, server)| Some(self.when(setup, node, server.started? + delay)));
         let step = (self.now / nanos(setup.grid) + 1) * nanos(setup.grid);
         let whole = recoveries.chain([step]).filter(|_| !self.is_closing(setup));
         due.chain(expiries).chain(whole).filter(|&moment| moment > self.now).min()
@@ -120,7 +122,8 @@ impl Run<'_> {
         let reply = match kind {
             Kind::Bid => {
                 let proposal = (fence != Fence::ZERO).then_some(fence);
-                let voting = (!delay.is_zero() || proposal.is_some()).then_some(Voting { restart_delay: delay, proposal });
+                let voting =
+                    (!delay.is_zero() || proposal.is_some()).then_some(Voting { restart_delay: delay, proposal });
                 Reply::Vote(server.store.acquire(now, &Bid { key: key.clone(), token, ttl: TTL, voting }).acquired)
             }
             Kind::Raise => Reply::Owned(server.store.raise(now, key, &token, fence)),
@@ -200,9 +203,8 @@ impl Run<'_> {
 
     /// On how many nodes a token is.
     pub(super) fn keys_of(&self, owner: Owner) -> usize {
-        let has = |server: &&super::state::Server| {
-            server.key.is_some_and(|(there, _)| there == owner) && !server.is_belated
-        };
+        let has =
+            |server: &&super::state::Server| server.key.is_some_and(|(there, _)| there == owner) && !server.is_belated;
         self.state.servers.iter().filter(has).count()
     }
 }

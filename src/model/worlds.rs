@@ -106,14 +106,19 @@ pub(super) fn deep() -> Vec<Setup> {
         one("one node, a late message, a pause", Faults { late: 1, pauses: 1, ..CALM }),
         one("one node, a late message, retries", Faults { late: 1, ..CALM }).attempts(2, 2),
         one("one node, a late message, one twice, a death", Faults { late: 1, doubled: 1, deaths: 1, ..CALM }),
-        one("one node, amnesia, a pause", Faults { amnesias: 1, pauses: 1, ..CALM }).attempts(1, 2).delayed().for_millis(2_500),
+        one("one node, amnesia, a pause", Faults { amnesias: 1, pauses: 1, ..CALM })
+            .attempts(1, 2)
+            .delayed()
+            .for_millis(2_500),
         one("one node, amnesia, a late message", Faults { amnesias: 1, late: 1, ..CALM }).delayed().for_millis(2_500),
         three("three nodes, a late message", Faults { late: 1, ..CALM }),
         three("three nodes, two late messages, short", Faults { late: 2, ..CALM }).for_millis(300),
         three("three nodes, a pause", Faults { pauses: 1, ..CALM }),
         three("three nodes, a request twice, a death", Faults { doubled: 1, deaths: 1, ..CALM }),
         three("three nodes, retries", CALM).attempts(2, 2),
-        three("three nodes, amnesia, a late message, short", Faults { amnesias: 1, late: 1, ..CALM }).delayed().for_millis(600),
+        three("three nodes, amnesia, a late message, short", Faults { amnesias: 1, late: 1, ..CALM })
+            .delayed()
+            .for_millis(600),
         three("three nodes, a clock set back", Faults { steps: 1, ..CALM }),
     ]
 }

@@ -11,18 +11,9 @@
 //! 3. Whoever has the turn says by when it will look. When it does not, for it may stand on a runtime that nobody
 //!    polls, the others go on without it.
 
-use std::{
-    collections::HashMap,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
+use tokio::sync::watch;
 
 use crate::{
     clock::Time,
@@ -30,6 +21,10 @@ use crate::{
     key::Key,
     node::Failure,
     quorum::tally::{Needs, Nodes, majority},
+    sync::{
+        Mutex, Notify, Semaphore, SemaphorePermit,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 mod backoff;

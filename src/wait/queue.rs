@@ -4,20 +4,18 @@
 //! of each process and name leads: it knocks for all of them, so that the queue does not expire. The others say nothing
 //! until they are called.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use super::{Backoff, Look};
-use crate::{clock::Time, key::Key, token::Token};
+use crate::{
+    clock::Time,
+    key::Key,
+    sync::{
+        Mutex, Notify,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    token::Token,
+};
 
 /// How often a process says at least that it waits.
 const HEARTBEAT: Duration = Duration::from_secs(5);

@@ -1,15 +1,6 @@
 //! One acquisition: what its leases, its watchdog and the table of owners share.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
-use parking_lot::Mutex;
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::core::{Answer, Core, Orders, Phase};
 use crate::{
@@ -19,6 +10,10 @@ use crate::{
     lost::{LossReason, Lost},
     node::{Lane, Renewal},
     status::{Signal, Status},
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     token::Token,
 };
 

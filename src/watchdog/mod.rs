@@ -7,15 +7,9 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
-
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::{
     clock::{Clock, Time},
@@ -25,6 +19,10 @@ use crate::{
     key::Key,
     node::{Lane, Parting},
     quorum::{Quorum, Undo, tally::Nodes},
+    sync::{
+        Mutex, Notify,
+        atomic::{AtomicBool, Ordering},
+    },
     token::Token,
     wait::Lines,
 };

@@ -33,6 +33,8 @@ use crate::{
 
 mod connection;
 mod failure;
+#[cfg(test)]
+mod fuzz;
 mod push;
 mod reply;
 mod script;

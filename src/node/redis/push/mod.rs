@@ -41,6 +41,8 @@ use crate::{capabilities, keeper::Host, node::Ear, token::random_u64};
 
 mod call;
 mod doubts;
+#[cfg(test)]
+mod fuzz;
 mod session;
 
 /// How often to see whether anybody needs the connection; when nobody did twice, it is closed.
@@ -276,7 +278,7 @@ impl Push {
             loop {
                 tokio::select! {
                     heard = session.next() => match heard {
-                        Ok(Some(message)) => self.hear(&message, doubts),
+                        Ok(Some(message)) => self.hear(&message, |key, ear| doubts.add(key, ear)),
                         Ok(None) => self.missed(),
                         Err(reason) => return End::Failed(reason),
                     },
@@ -339,14 +341,15 @@ impl Push {
         }
     }
 
-    fn hear(&self, message: &Message, doubts: &Arc<Doubts>) {
+    /// A touch of what is held here is doubted.
+    fn hear(&self, message: &Message, doubt: impl Fn(&str, &Arc<dyn Ear>)) {
         let Some(ear) = self.ear() else { return };
         match &message.value {
             Value::Null => ear.missed(),
             Value::Array(keys) => {
                 for key in keys.iter().filter_map(text) {
                     if ear.holds(key) {
-                        doubts.add(key, &ear);
+                        doubt(key, &ear);
                     } else {
                         ear.touched(key);
                     }
