@@ -41,7 +41,7 @@ async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<W
         lease.release().await.unwrap();
         let (next, at) = had(waiter).await;
         let took = at.saturating_duration_since(released);
-        assert!(took <= PROMPT + lag.worst(), "{took:?}");
+        assert!(took <= PROMPT + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
         assert!(next.fence() > fence);
         lease = next;
     }

@@ -31,10 +31,10 @@ const HANGS: Duration = Duration::from_secs(10);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_each_way() {
     const TTL: Duration = Duration::from_secs(1);
+    /// What a renewal has left: it is due after a third of the TTL, and its way there and back takes 0.4 s.
+    const SPARE: Duration = Duration::from_millis(1_000 - 12 - 334 - 400);
     // What the row asks for, where there is the time.
     let ttls = if seen::is_wanted() { 100 } else { 10 };
-    // What a renewal has left: it is due after a third of the TTL, and its way there and back takes 0.4 s.
-    const SPARE: Duration = Duration::from_millis(1_000 - 12 - 334 - 400);
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(TTL).build().await.unwrap();

@@ -337,10 +337,10 @@ async fn f10_replies_of_a_release_swallowed_and_the_commands_replayed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_each_way() {
     const TTL: Duration = Duration::from_secs(1);
+    /// What a renewal has left: it is due after a third of the TTL, and its way there and back takes 0.4 s.
+    const SPARE: Duration = Duration::from_millis(1_000 - 12 - 334 - 400);
     // What the row asks for, where there is the time.
     let ttls = if seen::is_wanted() { 100 } else { 20 };
-    // What a renewal has left: it is due after a third of the TTL, and its way there and back takes 0.4 s.
-    const SPARE: Duration = Duration::from_millis(1_000 - 12 - 334 - 400);
     let scene = Scene::with(3, |builder| builder.command_timeout(TTL)).await;
     let delay = |each_way| scene.nodes.iter().for_each(|node| node.proxy.delay(each_way));
     let started = Instant::now();

@@ -1,4 +1,4 @@
-//! Two holders over a quorum, step by step: what a random nemesis comes upon too rarely to rely on.
+//! One or two holders, step by step: what a random nemesis comes upon too rarely to rely on.
 
 use std::{
     future::Future,
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases, Lock};
+use leasehold::{Lease, Leases};
 
 use crate::{
     history::{Loss, Whom},
@@ -22,6 +22,7 @@ use crate::{
 };
 
 const LOCK: &str = "quorum-1";
+const LONE_LOCK: &str = "plain-1";
 const HANGS: Duration = Duration::from_secs(20);
 /// The quorum's nodes, by their servers.
 const A: usize = LONE + 1;
@@ -33,6 +34,7 @@ struct Duellist<'a> {
     scene: &'a Scene,
     process: Process,
     leases: Leases,
+    lock: &'static str,
     numbers: AtomicU32,
 }
 
@@ -42,11 +44,15 @@ impl<'a> Duellist<'a> {
         let nodes = &scene.links[at][A..];
         let builder = builder(process).quorum(urls(nodes)).restart_delay(restart_delay).ttl(Duration::from_millis(300));
         let leases = builder.command_timeout(Duration::from_millis(4_400)).build().await.expect("the nodes are there");
-        Self { scene, process, leases, numbers: AtomicU32::new(0) }
+        Self { scene, process, leases, lock: LOCK, numbers: AtomicU32::new(0) }
     }
 
-    fn lock(&self, ttl: Duration) -> Lock {
-        self.leases.lock(LOCK).ttl(ttl)
+    /// On the lone server.
+    async fn alone(scene: &'a Scene) -> Self {
+        // The link is slow, and has to be made anew at times.
+        let builder = builder(DUELLISTS[0]).url(scene.links[0][LONE].url()).command_timeout(Duration::from_secs(4));
+        let leases = builder.build().await.expect("the server is there");
+        Self { scene, process: DUELLISTS[0], leases, lock: LONE_LOCK, numbers: AtomicU32::new(0) }
     }
 
     fn say(&self, line: &Line) {
@@ -56,12 +62,18 @@ impl<'a> Duellist<'a> {
     /// Acquires it and says so; `None` if it took too long.
     async fn acquire(&self, ttl: Duration, within: Duration) -> Option<Held> {
         let invoked = now();
-        let lease: Lease = self.lock(ttl).acquire_within(within).await.ok()?;
+        let lease: Lease = match self.leases.lock(self.lock).ttl(ttl).acquire_within(within).await {
+            Ok(lease) => lease,
+            Err(error) => {
+                eprintln!("{}: {error}", self.process);
+                return None;
+            }
+        };
         let start = now();
         let id = LeaseId { process: self.process, number: self.numbers.fetch_add(1, Ordering::Relaxed) };
         let mut held = Held::new(id, lease);
         let until = held.check().ok().map(|()| held.until());
-        let name = KINDS.iter().position(|kind| kind.name == LOCK).unwrap_or(0);
+        let name = KINDS.iter().position(|kind| kind.name == self.lock).unwrap_or(0);
         let (fence, ttl) = (held.fence(), u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
         self.say(&Line::Acquired { lease: id, name, ttl, fence, invoked, start, until });
         Some(held)
@@ -104,12 +116,37 @@ fn played<F: Future<Output = ()>>(seed: u64, play: impl FnOnce(&'static Scene) -
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let over = &over;
-        scope.spawn(move || watch::run(scene, A..SERVERS, Duration::from_millis(2), over));
+        let _at_the_end = watch::Over(over);
+        for servers in [LONE..A, A..SERVERS] {
+            scope.spawn(move || watch::run(scene, servers, Duration::from_millis(2), over));
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.expect("a runtime").block_on(play(scene));
-        over.store(true, Ordering::SeqCst);
     });
     round::judge(seed, start.elapsed(), scene)
+}
+
+/// Every answer takes a good part of the TTL, and the link comes to a stand after the acquire, or after some renewals.
+pub fn slow_link() -> Outcome {
+    played(12, |scene| async move {
+        let one = Duellist::alone(scene).await;
+        let (link, whom) = (&scene.links[0][LONE], Whom::Link { slot: 0, server: LONE });
+        let delayed = now();
+        link.delay(Duration::from_millis(60));
+        scene.mark(delayed, whom, "link delayed (60ms each way)");
+        for renewed_for in [0, 0, 700, 1_400].map(Duration::from_millis) {
+            let mut held = one.acquire(Duration::from_secs(1), HANGS).await.expect("the server is there");
+            let start = Instant::now();
+            let still = one.believe(&mut held, || start.elapsed() >= renewed_for).await;
+            let frozen = now();
+            link.freeze(true);
+            if still {
+                one.believe(&mut held, || false).await;
+            }
+            link.freeze(false);
+            scene.mark(frozen, whom, "link frozen");
+        }
+    })
 }
 
 /// One node's clock jumps ahead of what the first has seen of it, so that the nodes draw different fences, and the second

@@ -4,7 +4,7 @@
 //! have to find it; without the variable the same scene has to pass.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
@@ -30,7 +30,7 @@ pub struct Plant {
 
 pub const PLANTS: [Plant; 6] = [
     Plant { name: "release-without-compare", scene: releases_that_come_late },
-    Plant { name: "deadline-from-reply", scene: slow_links },
+    Plant { name: "deadline-from-reply", scene: duel::slow_link },
     Plant { name: "renewal-recreates", scene: deleted_keys },
     Plant { name: "no-phase-two", scene: duel::clocks_apart },
     Plant { name: "heal-without-uptime", scene: duel::forgetful_node },
@@ -69,6 +69,7 @@ fn aimed(
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (scene, over, fault) = (&scene, &over, &fault);
+        let at_the_end = watch::Over(over);
         scope.spawn(move || watch::run(scene, LONE..LONE + 1, Duration::from_millis(1), over));
         scope.spawn(move || watch::run(scene, LONE + 1..SERVERS, Duration::from_millis(4), over));
         scope.spawn(move || fault(scene, until));
@@ -76,7 +77,7 @@ fn aimed(
         for lane in lanes {
             lane.join().expect("a lane does not panic");
         }
-        over.store(true, Ordering::SeqCst);
+        drop(at_the_end);
     });
     round::judge(seed, start.elapsed(), &scene)
 }
@@ -89,30 +90,6 @@ fn nothing_else(_: &Scene, _: Instant) {}
 fn releases_that_come_late() -> Outcome {
     let lanes = [PROCESSES.as_slice(), &[Lane::Links(0), Lane::Links(1), Lane::Links(2)]].concat();
     aimed(11, Duration::from_secs(12), &["slow-1", "slow-2", "crowded"], &lanes, nothing_else)
-}
-
-/// Every reply takes a good part of a TTL, and the links of holders go silent now and then.
-fn slow_links() -> Outcome {
-    aimed(12, Duration::from_secs(10), &SLOW, &PROCESSES, |scene, until| {
-        std::thread::scope(|scope| {
-            for (slot, links) in (0..).zip(&scene.links) {
-                scope.spawn(move || {
-                    let (mut chance, whom) = (Chance::new(12, &[slot.into()]), Whom::Link { slot, server: LONE });
-                    let from = now();
-                    links[LONE].delay(Duration::from_millis(40));
-                    scene.mark(from, whom, "link delayed (40ms each way)");
-                    while Instant::now() < until {
-                        std::thread::sleep(chance.millis(300, 900));
-                        let from = now();
-                        links[LONE].black_hole(true);
-                        std::thread::sleep(Duration::from_millis(1_100));
-                        links[LONE].black_hole(false);
-                        scene.mark(from, whom, "link black-holed (1.1s)");
-                    }
-                });
-            }
-        });
-    })
 }
 
 /// Somebody deletes locks by hand that nobody else waits for.

@@ -1,10 +1,7 @@
 //! One round: servers, workers and a nemesis for a while, and then the checks.
 
 use std::{
-    sync::{
-        PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{PoisonError, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -37,6 +34,7 @@ pub fn run(seed: u64, length: Duration) -> Outcome {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (scene, over) = (&scene, &over);
+        let at_the_end = watch::Over(over);
         let eyes = [LONE..LONE + 1, LONE + 1..SERVERS];
         let eyes = eyes.map(|servers| scope.spawn(move || watch::run(scene, servers, LOOK_EVERY, over)));
         let lanes = (0..SERVERS)
@@ -46,7 +44,7 @@ pub fn run(seed: u64, length: Duration) -> Outcome {
         for lane in lanes {
             lane.join().expect("a lane does not panic");
         }
-        over.store(true, Ordering::SeqCst);
+        drop(at_the_end);
         for eye in eyes {
             eye.join().expect("a look does not panic");
         }

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How long a worker may take to end when it is told to.
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Everything that takes part in a round.
 pub struct Scene {

@@ -17,6 +17,15 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// How long such a server is left alone.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Ends the looks when it goes, also by a panic.
+pub struct Over<'a>(pub &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Looks at all names on these servers until it is over.
 pub fn run(scene: &Scene, servers: std::ops::Range<usize>, every: Duration, over: &AtomicBool) {
     let names: Vec<(usize, Name)> = {
