@@ -329,6 +329,16 @@ mod tests {
     }
 
     #[test]
+    fn a_denial_stands_until_something_later_is_confirmed() {
+        let mut tally = Tally::new(1);
+        tally.deny(0, at(5), Denial::Gone);
+        tally.confirm(0, at(5));
+        assert_eq!(tally.denied(), Some(Denial::Gone));
+        tally.confirm(0, at(7));
+        assert_eq!(tally.denied(), None);
+    }
+
+    #[test]
     fn a_node_may_have_what_it_was_sent() {
         let mut tally = Tally::new(4);
         tally.confirm(0, at(1));

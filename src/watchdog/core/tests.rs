@@ -229,6 +229,24 @@ fn a_failed_renewal_is_retried_quickly_and_then_less_quickly() {
 }
 
 #[test]
+fn the_pause_after_a_failure_is_between_half_and_all_of_its_bound() {
+    let pauses: Vec<_> = (0..200)
+        .map(|seed| {
+            let mut tally = Tally::new(1);
+            tally.confirm(0, at(1_000));
+            let terms = Terms { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+            let mut core = Core::new(terms, tally, Jitter::from_seed(seed));
+            assert!(core.tick(at(2_000)).renew);
+            let _ = core.answer(at(2_000), 0, at(2_000), Answer::Unclear);
+            core.next_look().unwrap().since(at(2_000))
+        })
+        .collect();
+    let (shortest, longest, bound) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap(), TTL / 3 / 64);
+    assert!((bound / 2..bound * 6 / 10).contains(shortest), "{shortest:?}");
+    assert!((bound * 9 / 10..=bound).contains(longest), "{longest:?}");
+}
+
+#[test]
 fn silence_puts_it_at_risk_after_the_patience_and_another_round_goes_out() {
     let mut core = core();
     assert_eq!(core.tick(at(2_000)), Orders { renew: true, ..NOTHING });
