@@ -17,6 +17,7 @@ use crate::{
     fence::Fence,
     holder::Holder,
     node::{Acquired, Failure, Owned},
+    plants::{self, Plant},
     quorum::{
         camp::Camp,
         tally::{Denial, Needs, Nodes, Tally, drift, majority},
@@ -112,6 +113,9 @@ impl Attempt {
 
     /// `node` has answered the bid, or will not.
     pub(crate) fn answer(&mut self, now: Time, node: usize, answer: Result<Acquired, Failure>) -> Step {
+        if plants::is(Plant::DeadlineFromReply) {
+            self.sent = now;
+        }
         let Some(seat) = self.seats.get_mut(node) else { return Step::Wait };
         *seat = match answer {
             Ok(Acquired::Granted(fence)) => Seat::Granted(fence),
@@ -155,7 +159,7 @@ impl Attempt {
             return Step::Wait;
         }
         let busy = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy { .. })).count();
-        if busy > 0 && drawn.len() + busy >= majority {
+        if drawn.len() + busy >= majority {
             if let Some(verdict) = self.held(drawn.len(), asked, majority) {
                 return Step::Over(verdict);
             }
@@ -167,6 +171,10 @@ impl Attempt {
     /// majority drew nothing larger: in the second, the one whose largest draw it is. Once a raise is under way it is
     /// the second, or the floors would tell of another fence than the holder's.
     fn fence(&self, majority: usize) -> Option<Fence> {
+        if plants::is(Plant::NoPhaseTwo) {
+            let drawn = || self.seats.iter().filter_map(Seat::drawn);
+            return if drawn().count() >= majority { drawn().max() } else { None };
+        }
         let Some(fence) = self.raising_to else {
             let alike = |fence: Fence| self.seats.iter().filter(|seat| seat.drawn() == Some(fence)).count();
             return self.seats.iter().filter_map(Seat::drawn).find(|&fence| alike(fence) >= majority);

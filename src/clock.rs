@@ -23,6 +23,14 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
+#[cfg(all(test, leasehold_shuttle))]
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        crate::shuttled::time::now()
+    }
+}
+
+#[cfg(not(all(test, leasehold_shuttle)))]
 impl Clock for SystemClock {
     #[cfg(unix)]
     fn now(&self) -> Duration {
@@ -127,5 +135,40 @@ mod tests {
         let before = SystemClock.now();
         assert!(before > Duration::ZERO);
         assert!(SystemClock.now() >= before);
+    }
+
+    /// Where this process shows the clocks of a machine that has slept for an hour, the clock has to have counted that.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_system_clock_counts_suspend() {
+        use rustix::time::{ClockId, clock_gettime};
+        use std::process::Command;
+
+        const ASLEEP: &str = "LEASEHOLD_TEST_ASLEEP";
+        let read = |id| Duration::from_secs(u64::try_from(clock_gettime(id).tv_sec).unwrap());
+        if std::env::var_os(ASLEEP).is_some() {
+            let (awake, all) = (read(ClockId::Monotonic), read(ClockId::Boottime));
+            assert!(all >= awake + Duration::from_secs(3_500), "the premise");
+            assert!(SystemClock.now() >= all, "{:?} of {all:?}", SystemClock.now());
+            return;
+        }
+        let slept = |more: &[&str]| {
+            let mut unshare = Command::new("unshare");
+            unshare.args(more).args(["--time", "--boottime", "3600"]);
+            unshare
+        };
+        let ways: [&[&str]; 2] = [&[], &["--user", "--map-root-user"]];
+        let may = |way: &&&[&str]| slept(way).arg("true").output().is_ok_and(|done| done.status.success());
+        let Some(way) = ways.iter().find(may) else {
+            // Here nobody may set a clock apart. A machine that has slept once shows the difference too.
+            let before = read(ClockId::Boottime);
+            assert!(SystemClock.now() >= before);
+            return;
+        };
+        let this = std::env::current_exe().unwrap();
+        let name = "clock::tests::the_system_clock_counts_suspend";
+        let done = slept(way).arg(this).args(["--exact", name]).env(ASLEEP, "1").output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+        assert!(String::from_utf8_lossy(&done.stdout).contains("1 passed"), "the premise");
     }
 }

@@ -6,9 +6,12 @@ mod capabilities;
 mod clock;
 mod error;
 mod fence;
+#[cfg(test)]
+mod fuzz;
 mod guarded;
 mod holder;
 mod jitter;
+#[cfg_attr(all(test, leasehold_shuttle), path = "shuttled/keeper.rs")]
 mod keeper;
 mod key;
 mod lease;
@@ -19,13 +22,20 @@ mod lost;
 mod model;
 mod node;
 mod owner;
+mod plants;
 mod quorum;
 mod shared;
+#[cfg(all(test, leasehold_shuttle))]
+mod shuttled;
 mod status;
+mod sync;
 mod token;
 mod votes;
 mod wait;
 mod watchdog;
+
+#[doc = include_str!("../docs/safety.md")]
+pub mod safety {}
 
 #[doc = include_str!("../docs/set-ups.md")]
 pub mod set_ups {}

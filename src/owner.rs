@@ -9,10 +9,9 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use parking_lot::Mutex;
 use tokio::task;
 
-use crate::{clock::Time, key::Key, watchdog::Hold};
+use crate::{clock::Time, key::Key, sync::Mutex, watchdog::Hold};
 
 /// Who acquires, for [re-entrancy](crate::Lock::reentrant) and for the answer
 /// [`AlreadyHeld`](crate::AcquireError::AlreadyHeld) instead of a deadlock with oneself.
@@ -133,6 +132,11 @@ impl Owners {
         table.insert(at, Entry { seat: Arc::downgrade(&seat), hold: None, reentrant });
         Claim::Free(seat)
     }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.lock().is_empty()
+    }
 }
 
 impl Entry {
@@ -186,6 +190,6 @@ mod tests {
         for _ in 0..3 {
             all_done.recv_timeout(Duration::from_secs(60)).expect("no thread is stuck in the table");
         }
-        assert!(owners.table.lock().is_empty());
+        assert!(owners.is_empty());
     }
 }

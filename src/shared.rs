@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -19,6 +18,7 @@ use crate::{
     owner::Owners,
     quorum::{Quorum, tally::Tally},
     status::Signal,
+    sync::Semaphore,
     token::Token,
     wait::{Calls, Lines},
     watchdog::{Core, Hold, Terms, Watchdog},
@@ -199,6 +199,14 @@ impl Ear for Listener {
         self.watchdog.hint(key);
         self.lines.touched(key, self.node, self.now());
         self.calls.touched(key, self.now());
+    }
+
+    fn holds(&self, key: &str) -> bool {
+        self.watchdog.newest(key).is_some()
+    }
+
+    fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
+        self.watchdog.newest(key).is_some_and(|hold| hold.is_as_left(value, left, self.now()))
     }
 
     fn missed(&self) {

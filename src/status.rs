@@ -1,12 +1,13 @@
 //! What one holder is told about its lease, and how it hears of changes.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::lost::{LossReason, Lost};
+use crate::{
+    lost::{LossReason, Lost},
+    sync::{Mutex, Notify, OnceLock},
+};
 
 /// Where a lease stands.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use leasehold::{Leases, Owner};
 use support::{
     Action, Child, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
     scripts::{LEAVE, RELEASE},
-    within,
+    seen, within,
 };
 use tokio::runtime::Runtime;
 
@@ -123,7 +123,9 @@ fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_k
             let median = usual[usual.len() / 2];
             let added: i64 = past_the_dead.iter().map(|gap| gap - median).sum();
             println!("{killed:?}: {median} µs each, {added} µs for {} times past the dead", past_the_dead.len());
-            assert!(Duration::from_micros(added.try_into().unwrap_or(0)) <= PROMPT + lag.worst(), "{added} µs");
+            let added = Duration::from_micros(added.try_into().unwrap_or(0));
+            seen::took("the line's delay by its dead", added, PROMPT, &lag);
+            assert!(added <= PROMPT + lag.worst(), "{added:?}");
             wire.del("history");
             nothing_is_left(&mut wire).await;
         }
@@ -166,6 +168,7 @@ fn f35_the_head_killed_cancelled_or_stopped() {
             println!("{case}: {took:?}");
             let limit = if case == "stopped" { GRANT } else { Duration::ZERO };
             assert!(took >= limit, "{case}: nobody was granted it before: {took:?}");
+            seen::took(&format!("next one, the head {case}"), took, limit + PROMPT, &lag);
             assert!(took <= limit + PROMPT + lag.worst(), "{case}: {took:?}");
             if case == "stopped" {
                 stopped.cont();
@@ -212,6 +215,9 @@ fn f1_holder_killed_with_a_fair_queue_behind_it() {
             let took = at.saturating_duration_since(before);
             println!("{n}: {took:?}");
             let limit = if n == 0 { TTL } else { Duration::ZERO } + PROMPT + lag.worst();
+            if n == 0 {
+                seen::took("next of a queue after the kill", took, TTL + PROMPT, &lag);
+            }
             assert!(took <= limit, "{n}: {took:?}");
             before = Instant::now();
             lease.release().await.unwrap();
@@ -274,6 +280,9 @@ async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_he
             let (lease, at) = had(unlucky).await;
             let its = at.duration_since(released);
             println!("{name}: the next one after {took:?}, itself after {its:?}");
+            let what = if fate == Messages::Lose { "call lost" } else { "call late" };
+            seen::took(&format!("next of a queue, {what}"), took, grant + PROMPT, &lag);
+            seen::took(&format!("the called one itself, {what}"), its, call + PROMPT, &lag);
             assert!(its <= call + PROMPT + lag.worst(), "{name}: itself after {its:?}");
             lease.release().await.unwrap();
         }));
@@ -353,6 +362,7 @@ async fn f36_there_are_never_two_fair_holders() {
         within(SOON, "everybody's end", task).await.unwrap();
     }
     println!("{} acquisitions", history.count());
+    seen::at_least("fair turns, one at a time", history.count(), 50);
     assert!(history.count() > 50, "{} in 3 s", history.count());
     nothing_is_left(&mut server.wire()).await;
 }

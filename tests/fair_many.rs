@@ -13,6 +13,7 @@ use leasehold::{Leases, Owner};
 use support::{
     Lag, Match, Proxy, Server, Wire, eventually_async,
     scripts::{KNOCK, RENEW},
+    seen,
 };
 use tokio::task::JoinHandle;
 
@@ -64,6 +65,8 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
     let (lease, at) = had(waiters.remove(0)).await;
     let took = at.duration_since(released);
     println!("{took:?}, {all} knocks, {its} of the new holder");
+    seen::took("next of the queue after the release", took, PROMPT, &lag);
+    seen::at_most("knocks of all fair waiters together", all, 1);
     assert_eq!((all, its), (1, 1), "one knock, by the one who was called");
     assert!(took <= PROMPT + lag.worst(), "{took:?}");
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "a second holder");

@@ -25,7 +25,7 @@ use leasehold::{
 use support::{
     Action, Lag, Match, Proxy, Server, Wire, eventually_async,
     scripts::{RELEASE, RENEW},
-    within,
+    seen, within,
 };
 
 /// Long enough that a renewal is never missed on a busy machine, short enough to wait for a third of it.
@@ -46,7 +46,7 @@ async fn connect(url: String) -> Leases {
 #[track_caller]
 fn assert_by_the_next_renewal(proxy: &Proxy, name: &str, fault: Instant) {
     let now = Instant::now();
-    let (round, name) = (Match::command("EVALSHA").and(Match::script(RENEW)), name.as_bytes());
+    let (round, name) = (Match::script(RENEW), name.as_bytes());
     let seen = proxy.seen();
     let of_this = seen.iter().filter(|seen| round.matches(&seen.args) && seen.args.iter().any(|arg| arg == name));
     let since: Vec<Instant> = of_this.map(|seen| seen.at).filter(|at| *at > fault).collect();
@@ -60,6 +60,7 @@ fn assert_by_the_next_renewal(proxy: &Proxy, name: &str, fault: Instant) {
 
 /// What a signal may take that the server pushes, besides what the machine is late.
 const PUSHED: Duration = Duration::from_millis(50);
+const TOLD: &str = "signal after the fault";
 
 /// Waits until the server will tell of a change of that many keys. It must have tracked none before.
 async fn are_watched(wire: &mut Wire, keys: usize) {
@@ -67,7 +68,8 @@ async fn are_watched(wire: &mut Wire, keys: usize) {
 }
 
 #[track_caller]
-fn assert_pushed(took: Duration, lag: &Lag) {
+fn assert_pushed(what: &str, took: Duration, lag: &Lag) {
+    seen::took(what, took, PUSHED, lag);
     let limit = PUSHED + lag.worst();
     assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
 }
@@ -103,7 +105,7 @@ async fn f13_key_deleted_by_hand() {
         let fault = Instant::now();
         wire.must(&[delete, "job"]);
         let lost = signal(&lease).await;
-        assert_pushed(fault.elapsed(), &lag);
+        assert_pushed(TOLD, fault.elapsed(), &lag);
         assert_signalled(&lost, &lease, &proxy, fault, LossReason::Deleted);
         release_reports(lease, LossReason::Deleted).await;
     }
@@ -144,7 +146,7 @@ async fn f14_key_overwritten_with_another_token() {
     let fault = Instant::now();
     wire.must(&["SET", "job", "somebody-else", "PX", "60000"]);
     let lost = signal(&lease).await;
-    assert_pushed(fault.elapsed(), &lag);
+    assert_pushed(TOLD, fault.elapsed(), &lag);
     assert_signalled(&lost, &lease, &proxy, fault, LossReason::Taken);
     within(PATIENCE, "the server has executed the release", released.hit()).await;
     assert_eq!(wire.get("job").as_deref(), Some("somebody-else"));
@@ -163,7 +165,7 @@ async fn f14_key_overwritten_without_a_ttl() {
     let fault = Instant::now();
     wire.set("job", "somebody-else");
     let lost = signal(&lease).await;
-    assert_pushed(fault.elapsed(), &lag);
+    assert_pushed(TOLD, fault.elapsed(), &lag);
     assert_eq!(lost.reason(), LossReason::Taken);
     release_reports(lease, LossReason::Taken).await;
     assert_eq!((wire.get("job").as_deref(), wire.pttl("job")), (Some("somebody-else"), -1));
@@ -211,7 +213,7 @@ async fn f15_flushall_and_flushdb() {
         wire.must(&[flush]);
         for lease in &held {
             let lost = signal(lease).await;
-            assert_pushed(fault.elapsed(), &lag);
+            assert_pushed(TOLD, fault.elapsed(), &lag);
             assert_signalled(&lost, lease, &proxy, fault, LossReason::Deleted);
         }
         for lease in held {
@@ -246,7 +248,7 @@ async fn f16_ttl_changed_by_hand_is_put_right_at_once() {
         let fault = Instant::now();
         assert_eq!(wire.must(change).int(), 1);
         eventually_async(PATIENCE, "a renewal puts the TTL right", || right.contains(&wire.pttl("job"))).await;
-        assert_pushed(fault.elapsed(), &lag);
+        assert_pushed("TTL put right", fault.elapsed(), &lag);
         assert_by_the_next_renewal(&proxy, "job", fault);
         lease.check().unwrap();
     }
@@ -287,7 +289,7 @@ async fn f17_key_replaced_by_another_type_is_taken() {
         replace(&mut wire, make);
         let before = dump(&mut wire, "job");
         let lost = signal(&lease).await;
-        assert_pushed(fault.elapsed(), &lag);
+        assert_pushed(TOLD, fault.elapsed(), &lag);
         assert_signalled(&lost, &lease, &proxy, fault, LossReason::Taken);
         release_reports(lease, LossReason::Taken).await;
         assert_eq!(dump(&mut wire, "job"), before, "{make:?}");
@@ -736,6 +738,7 @@ async fn use_everything(leases: Leases, busy: &str, name: &str) {
     let lag = Lag::start();
     let step = async |what: &str, start: Instant| {
         let (took, bound) = (start.elapsed(), COMMAND_TIMEOUT + lag.worst());
+        seen::took("a call from elsewhere", took, COMMAND_TIMEOUT, &lag);
         assert!(took < bound, "{what} took {took:?}, as if it had waited for somebody who is not there");
     };
     let lock = leases.lock(name);
@@ -881,6 +884,7 @@ fn close_is_bounded(leases: &Leases) {
     let (lag, start) = (Lag::start(), Instant::now());
     block_on("close", leases.close());
     let (took, bound) = (start.elapsed(), COMMAND_TIMEOUT * 2 + Duration::from_millis(50));
+    seen::took("close", took, bound, &lag);
     assert!(took <= bound + lag.worst(), "closing took {took:?}");
     let acquired = block_on("acquire after close", leases.lock("job").acquire());
     assert!(matches!(acquired, Err(AcquireError::Closed)), "{acquired:?}");

@@ -24,7 +24,7 @@ use leasehold::{
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, Server, Stamped, eventually, eventually_async,
     scripts::{ACQUIRE, RELEASE, RENEW},
-    stamped, within,
+    seen, stamped, within,
 };
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -203,6 +203,7 @@ async fn is_told_by_the_deadline(rig: Rig, begin: impl AsyncFnOnce(&Rig) -> Inst
     let allowed = SIGNAL + rig.lag.worst();
     assert!(was_err >= promised, "check() was Err {:?} before the deadline", promised - was_err);
     assert!(returned >= quiet_promised, "lost() came {:?} before the deadline", quiet_promised - returned);
+    seen::took("signal after the deadline", woken.saturating_duration_since(quiet_latest), SIGNAL, &rig.lag);
     assert!(woken <= quiet_latest + allowed, "lost() came {:?} after the deadline", woken - quiet_latest);
     assert_eq!(lost.reason(), LossReason::Expired);
 
@@ -284,6 +285,7 @@ async fn f5_server_killed_and_restarted_empty() {
     // One renewal is two commands: a server that was restarted does not know the script's hash.
     assert!((1..=2).contains(&seen.len()), "it took {} commands to find out", seen.len());
     let (due, allowed) = (back + MEDIUM / 3, SIGNAL + rig.lag.worst());
+    seen::took("renewal after it was due", seen[0].at.saturating_duration_since(due), SIGNAL, &rig.lag);
     assert!(seen[0].at <= due + allowed, "the renewal came {:?} after it was due", seen[0].at - due);
     assert_says_lost(lease.release().await, LossReason::Deleted);
 
@@ -431,7 +433,9 @@ async fn f9_acquire_that_arrives_after_its_undo() {
     // It is believed by nobody, and in nobody's way for longer than a dead holder's key would be (F1).
     let rival = rig.rival().await;
     let (_, acquired) = within(HANGS, "the rival gets the lock", rival).await.expect("it does not panic");
-    let allowed = SHORT + Duration::from_millis(250) + rig.lag.worst();
+    let bound = SHORT + Duration::from_millis(250);
+    let allowed = bound + rig.lag.worst();
+    seen::took("next holder after the late acquire", acquired.saturating_duration_since(executed), bound, &rig.lag);
     assert!(acquired <= executed + allowed, "the rival waited {:?}", acquired - executed);
 }
 

@@ -24,7 +24,7 @@ use leasehold::{
     AcquireError, Clock, ErrorKind, Fence, GuardError, Keeper, Lease, Leases, Lock, LossReason, Owner, ReleaseError,
     RenewError, Status, SystemClock,
 };
-use support::{Child, ClockShim, Lag, Part, Server, Wire, eventually, eventually_async, within};
+use support::{Child, ClockShim, Lag, Part, Server, Wire, eventually, eventually_async, seen, within};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::Notify,
@@ -114,6 +114,7 @@ fn f1_holder_killed() {
             let (lease, acquired) = within(PATIENCE, "a waiter gets the lock", waiter).await.unwrap();
             let took = acquired.saturating_duration_since(killed);
             let limit = TTL + HAND_OFF + lag.worst();
+            seen::took("next holder after the kill", took, TTL + HAND_OFF, &lag);
             assert!(took <= limit, "the waiter had the lock {took:?} after the kill, not within {limit:?}");
             assert!(lease.unwrap().fence() > old);
         }
@@ -328,6 +329,8 @@ fn f30_machine_suspends() {
             let waker = Waker::from(woken.clone());
             assert!(signal.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             let lag = Lag::start();
+            // The look that was planned while nothing was held yet is over by then.
+            tokio::time::sleep(2 * LOOK).await;
 
             clock.sleep(2 * TTL);
             let (first_look, resumed) = (looked_at.check(), Instant::now());
@@ -338,6 +341,7 @@ fn f30_machine_suspends() {
             eventually(PATIENCE, "the signal", || woken.0.get().is_some());
             let took = woken.0.get().expect("the signal came").saturating_duration_since(resumed);
             let limit = LOOK + PROMPT + lag.worst();
+            seen::took("signal after resume", took, LOOK + PROMPT, &lag);
             assert!(took <= limit, "the signal took {took:?}, not {limit:?}, after resume");
             let lost = within(PATIENCE, "the reason", signal).await;
             assert_eq!(lost.reason(), LossReason::Expired);
@@ -459,6 +463,7 @@ async fn drop_after_each_poll(ours: &Leases, theirs: &Leases) -> (Vec<String>, u
 /// Nothing is left of the acquires that `ours` dropped: neither a key, nor a place in line or an owner's seat, nor a
 /// task. `ours` is closed after this. It must have been built with [`UNDO`] as its command time-out.
 async fn nothing_is_left(ours: Leases, look: &Leases, names: &[String]) {
+    seen::counted("acquires dropped at some poll", names.len());
     for name in names {
         // The same owner asks: of what it dropped, nothing is in its way once the undo is done.
         let again = ours.lock(name).acquire_within(PATIENCE).await;
@@ -602,6 +607,7 @@ fn f32_dropped_on_a_current_thread_runtime_that_ends() {
             timed(|| drop(lease))
         };
         let limit = PROMPT + lag.worst();
+        seen::took("a drop", took, PROMPT, &lag);
         assert!(took <= limit, "the drop took {took:?}, not {limit:?}");
         eventually(PATIENCE, "it is released", || !wire.exists("job"));
     }
@@ -622,6 +628,7 @@ fn drop_releases_without_blocking(runtime: &Runtime, drop_it: impl FnOnce(Lease)
     server.stop();
     let took = drop_it(lease);
     let limit = PROMPT + lag.worst();
+    seen::took("a drop", took, PROMPT, &lag);
     server.cont();
     assert!(took <= limit, "the drop took {took:?}, not {limit:?}");
     eventually(PATIENCE, "it is released", || !wire.exists("job"));
@@ -689,6 +696,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
         }
         holder.ends();
         let (took, limit) = (told.elapsed(), AT_ONCE + lag.worst());
+        seen::took("exit of the process", took, AT_ONCE, &lag);
         assert!(took <= limit, "{end}: the process took {took:?}, not {limit:?}, to exit");
         ended.push((end, Instant::now(), server, wire));
     }
@@ -750,6 +758,7 @@ async fn close_ends_everything(url: &str) {
     let start = Instant::now();
     within(PATIENCE, "close", leases.close()).await;
     let (took, limit) = (start.elapsed(), COMMAND + lag.worst());
+    seen::took("close", took, COMMAND, &lag);
     assert!(took <= limit, "close took {took:?}, not {limit:?}, with a healthy server");
     for name in ["ours", "alone"] {
         assert_eq!(others.lock(name).holder().await.unwrap(), None, "{name} is free when close returns");
@@ -812,6 +821,7 @@ fn f34_close_while_the_server_is_stopped() {
         let closed = tokio::time::timeout(PATIENCE, leases.close()).await;
         // Three timers one after the other, each as late as the machine makes it.
         let (took, limit) = (start.elapsed(), 3 * (COMMAND + lag.worst()));
+        seen::took("close beside a stopped server", took, 3 * COMMAND, &lag);
         server.cont();
         assert!(closed.is_ok() && took <= limit, "close took {took:?}, not {limit:?}, with a stopped server");
         let outcome = within(PATIENCE, "the waiter ends", waiter).await.unwrap();

@@ -72,6 +72,60 @@ async fn a_release_in_another_process_is_pushed() {
     println!("hand-off: median and worst {:?}", median(all));
 }
 
+/// How often the server has run a command, also in scripts.
+fn calls(wire: &mut Wire, command: &str) -> usize {
+    let line = wire.info_field("commandstats", &format!("cmdstat_{command}")).unwrap_or_default();
+    let calls = line.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+    calls.map_or(0, |calls| calls.parse().unwrap())
+}
+
+/// Neither the holder's own renewals nor the waiters' looks are news that would bring the next ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_we_do_to_a_lock_ourselves_brings_no_more_of_it() {
+    const TTL: Duration = Duration::from_secs(1);
+    const WINDOW: Duration = Duration::from_secs(3);
+    for (fair, waiters) in [(false, 0), (false, 3), (true, 0), (true, 3)] {
+        let server = Server::start();
+        let (one, two, mut wire) = (program(&server).await, program(&server).await, server.wire());
+        let lease = one.lock("job").ttl(TTL).fair(fair).acquire().await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..waiters {
+            let (told, mut hears) = mpsc::unbounded_channel();
+            let lock = two.lock("job").ttl(TTL).fair(fair).owner(Owner::anonymous()).on_wait(move |_| {
+                let _enough = told.send(());
+            });
+            waiting.push(tokio::spawn(lock.acquire()));
+            within(SOON, "it waits", hears.recv()).await.unwrap();
+        }
+        let counts = |wire: &mut Wire| (calls(wire, "pexpire"), calls(wire, "evalsha"));
+        let (start, before) = (Instant::now(), counts(&mut wire));
+        // The window in which they are counted.
+        tokio::time::sleep(WINDOW).await;
+        let (after, elapsed) = (counts(&mut wire), start.elapsed());
+        let (renewed, asked) = (after.0 - before.0, after.1 - before.1);
+        // A third of the TTL, at most a tenth of it early; the one that begins to watch, and one for either end.
+        let due = elapsed.as_millis() / (TTL / 3 * 9 / 10).as_millis() + 3;
+        let due = usize::try_from(due).unwrap();
+        println!("fair {fair}, {waiters} waiters: {renewed} extensions, {asked} scripts in {elapsed:?}");
+        // A waiter in the queue says that it still waits, which extends two keys.
+        let knocks = if fair && waiters > 0 { 2 * due } else { 0 };
+        assert!((6..=due + knocks).contains(&renewed), "fair {fair}, {waiters} waiters: {renewed} of {due}");
+        // Each renewal is told to the first waiter, and by an old server to us: each of them looks once.
+        assert!(asked <= 3 * due, "fair {fair}, {waiters} waiters: {asked} scripts, {due} renewals");
+        // That they were heard does not mean that others are not.
+        let deleted = Instant::now();
+        let lost = timed(lease.lost());
+        let lag = Lag::start();
+        assert!(wire.del("job"));
+        let (lost, at) = within(SOON, "lost()", lost).await.unwrap();
+        assert!([LossReason::Deleted, LossReason::Taken].contains(&lost.reason()), "{lost}");
+        assert!(at.duration_since(deleted) <= PUSHED + lag.worst(), "{:?}", at.duration_since(deleted));
+        for waiting in waiting {
+            waiting.abort();
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_frees_the_lock_wakes_the_waiter() {
     const HELD: &[&str] = &["SET", "job", "another library's", "NX", "PX", "60000"];

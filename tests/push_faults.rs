@@ -16,7 +16,7 @@ use std::{
 };
 
 use leasehold::{Leases, LossReason, Owner};
-use support::{Action, Lag, Match, Messages, Proxy, Server, Wire, eventually_async, within};
+use support::{Action, Lag, Match, Messages, Proxy, Server, Wire, eventually_async, seen, within};
 use tokio::task::JoinHandle;
 
 /// Ends a test that would hang.
@@ -101,6 +101,7 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
         let took = at.duration_since(released);
         // Connecting anew takes a few pauses.
         let limit = if round > 0 { PUSHED } else { 5 * PUSHED };
+        seen::took(if round > 0 { "hand-off afterwards" } else { "hand-off at once" }, took, limit, &lag);
         assert!(took <= limit + lag.worst(), "{round}: {took:?}");
         next.unwrap().release().await.unwrap();
     }
@@ -284,6 +285,16 @@ async fn waiters_poll_from_the_moment_when_pushes_cannot_come_back() {
     lease.unwrap().release().await.unwrap();
 }
 
+/// What became of the messages, for people.
+fn fate(messages: Messages) -> &'static str {
+    match messages {
+        Messages::Lose => "message lost",
+        Messages::Late(_) => "message late",
+        Messages::Twice => "message twice",
+        Messages::Pass => "message passed",
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most() {
     let server = Server::start();
@@ -314,6 +325,7 @@ async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most
         };
         assert!(took <= limit + PUSHED + lag.worst(), "{messages:?}: {took:?} of {limit:?}");
         println!("{messages:?}: {took:?} of {limit:?}");
+        seen::took(&format!("waiter's delay, {}", fate(messages)), took, limit + PUSHED, &lag);
         next.unwrap().release().await.unwrap();
     }
 }
@@ -340,6 +352,7 @@ async fn f36_a_lost_message_delays_a_loss_to_the_next_renewal_at_most() {
             _ => TTL / 3,
         };
         assert_eq!(lost.reason(), LossReason::Deleted);
+        seen::took(&format!("signal's delay, {}", fate(messages)), took, limit + PUSHED, &lag);
         assert!(took <= limit + PUSHED + lag.worst(), "{messages:?}: {took:?} of {limit:?}");
     }
 }
@@ -384,5 +397,6 @@ async fn f36_there_are_never_two_holders() {
     }
     let taken = taken.load(Ordering::SeqCst);
     println!("{taken} acquisitions");
+    seen::at_least("turns, one at a time", taken, 50);
     assert!(taken > 50, "{taken} in 3 s");
 }

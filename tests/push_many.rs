@@ -14,7 +14,7 @@ use std::{
 };
 
 use leasehold::{Fence, Leases, Owner};
-use support::{Lag, Match, Proxy, Server, Wire, eventually_async, within};
+use support::{Lag, Match, Proxy, Server, Wire, eventually_async, seen, within};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use support::scripts::ACQUIRE;
@@ -144,6 +144,7 @@ async fn f37_a_thousand_waiters_in_ten_processes_and_one_release() {
     let next = within(SOON, "the next holder", winners.recv()).await.unwrap();
     let took = freed.elapsed();
     assert!(next > fence);
+    seen::took("next holder after the release", took, Duration::from_millis(50), &lag);
     assert!(took <= Duration::from_millis(50) + lag.worst(), "{took:?}");
     // Everybody has looked well before the new holder's first renewal, at 250 ms, which makes the others look again.
     eventually_async(SOON, "all are watched again", || wire.tracked_items() >= 2 * (PROCESSES - 1)).await;
@@ -151,6 +152,7 @@ async fn f37_a_thousand_waiters_in_ten_processes_and_one_release() {
     // None, unless this took as long as until then.
     let renewals: usize = processes.iter().map(|(proxy, ..)| proxy.count(Match::script(RENEW))).sum();
     println!("{took:?}, looks by process: {looks:?}, seen {:?} after the release", freed.elapsed());
+    seen::at_most("looks of all waiters together", looks.iter().sum(), PROCESSES * (1 + renewals));
     assert!(looks.iter().sum::<usize>() <= PROCESSES * (1 + renewals), "{looks:?}, {renewals} renewals");
     // Exactly one, also later.
     let second = tokio::time::timeout(Duration::from_secs(1), winners.recv()).await;

@@ -19,7 +19,7 @@ use leasehold::{AcquireError, Lease, LeaseHandle, Leases, LossReason, NodeState,
 use support::{
     Lag, Match, Nodes, Proxy, Stamped, eventually_async,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
-    stamped, urls, within,
+    seen, stamped, urls, within,
 };
 use tokio::task::spawn_blocking;
 
@@ -184,9 +184,10 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     rig.nodes[there.start].wire().set("contested", "somebody else's");
 
     minority.clone().for_each(|at| away.begin(&rig, at));
-    let (began, mut waited) = (Instant::now(), Vec::new());
+    let (began, mut waited, mut slowest) = (Instant::now(), Vec::new(), Duration::ZERO);
     while began.elapsed() < 4 * TTL {
         let took = contest(&rig).await.max(cycle(&rig, "other").await);
+        slowest = slowest.max(took);
         if took > rig.allowed(AT_ONCE) {
             waited.push((took, began.elapsed()));
         }
@@ -194,6 +195,8 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     // The first that goes unanswered finds out for all; a link that breaks says nothing of the node behind it.
     assert!(waited.len() <= 1, "calls waited for who is {away:?}: {waited:?}");
     let most = rig.allowed(COMMAND + AT_ONCE);
+    seen::took("slowest acquire or release", slowest, COMMAND + AT_ONCE, &rig.lag);
+    seen::at_most("calls that waited for a dead node", waited.len(), 1);
     assert!(waited.iter().all(|(took, _)| *took <= most), "a call waited for who is {away:?}: {waited:?}");
     assert_unchanged(&mut changes).await;
 
@@ -204,6 +207,7 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     })
     .await;
     let bound = rig.allowed(NOTICED + away.recovers_in());
+    seen::took("lease healed after their return", back.elapsed(), NOTICED + away.recovers_in(), &rig.lag);
     assert!(back.elapsed() <= bound, "it was healed {:?} after they came back, not within {bound:?}", back.elapsed());
     // So as many others may go.
     rig.renewed(&lease, TTL).await;
@@ -293,6 +297,11 @@ async fn f39_a_majority_is_stopped_and_back_before_the_deadline() {
     stays_held(Away::Stopped).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f39_a_majority_is_black_holed_and_back_before_the_deadline() {
+    stays_held(Away::BlackHoled).await;
+}
+
 /// When `check()` was last asked and `Ok`. Fails if it is asked at the deadline or after it, and `Ok`.
 fn last_ok(lease: &LeaseHandle, deadline: Instant) -> Instant {
     let mut last_ok = Instant::now();
@@ -327,6 +336,7 @@ async fn is_told_by_the_deadline(away: Away) {
     let last_ok = spawn_blocking(move || last_ok(&handle, latest)).await.expect("check() is Err from the deadline on");
     let Stamped { output: lost, woken, returned } = lost.await.expect("lost() completes");
     assert!(returned >= quiet_promised, "lost() came {:?} before the deadline", quiet_promised - returned);
+    seen::took("signal after the deadline", woken.saturating_duration_since(quiet_latest), SIGNAL, &rig.lag);
     assert!(woken <= quiet_latest + rig.allowed(SIGNAL), "lost() came {:?} after the deadline", woken - quiet_latest);
     assert_eq!(lost.reason(), LossReason::NoQuorum);
     match lease.status() {

@@ -213,8 +213,9 @@ async fn one_node_stands_in_for_another_that_fails_to_raise() {
 
 fn scripts_run(nodes: &Nodes) -> Vec<u64> {
     let calls = |text: String| text.split(',').next().and_then(|calls| calls.strip_prefix("calls=")?.parse().ok());
-    let of = |node: &support::Server| node.wire().info_field("commandstats", "cmdstat_evalsha").and_then(calls);
-    nodes.iter().map(|node| of(node).unwrap_or_default()).collect()
+    let of = |node: &support::Server, command: &str| node.wire().info_field("commandstats", command).and_then(calls);
+    let both = |node| of(node, "cmdstat_evalsha").unwrap_or(0) + of(node, "cmdstat_eval").unwrap_or(0);
+    nodes.iter().map(both).collect()
 }
 
 /// Each cycle is one acquire and one release on each node, and no raise: nodes that have been seen draw alike.

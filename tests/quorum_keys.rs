@@ -1,5 +1,5 @@
-//! Faults of the keys of a quorum: deleted, overwritten and flushed, on a minority of the nodes and on a majority. The
-//! rows F13 to F15.
+//! Faults of the keys of a quorum: deleted, overwritten, flushed, changed and retyped, on a minority of the nodes and on a
+//! majority; and of its scripts. The rows F13 to F18.
 
 // The library's doors for time and tasks are not those of its tests.
 #![allow(clippy::disallowed_methods)]
@@ -12,8 +12,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use leasehold::{Lease, Leases, LossReason, Lost, ReleaseError};
-use quorum_scene::{Calm, HANGS, LONG, MEDIUM, NAME, SIGNAL, Scene, Share, at_once, builder, built};
-use support::{eventually_async, within};
+use quorum_scene::{Calm, HANGS, LONG, MEDIUM, NAME, SIGNAL, Scene, Share, at_once, builder, built, is_ours};
+use support::{eventually_async, seen, within};
 use tokio::task::JoinHandle;
 
 /// Whose keys are not ours.
@@ -34,8 +34,10 @@ async fn is_told(
     scene: &Scene,
 ) {
     let (lost, at) = within(HANGS, "the signal of a loss", loss).await.expect("it does not panic");
-    let (took, limit) = (at.saturating_duration_since(since), scene.allowed(limit));
+    let (took, bound, limit) = (at.saturating_duration_since(since), limit, scene.allowed(limit));
     assert_eq!(lost.reason(), reason);
+    let what = if bound == SIGNAL { "quorum: signal after the fault" } else { "quorum: signal without push" };
+    seen::took(what, took, bound, &scene.lag);
     assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
 }
 
@@ -50,7 +52,9 @@ fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
 /// Fails unless every node has the key of the lease again within the limit.
 async fn is_healed(scene: &Scene, lease: &Lease, since: Instant, limit: Duration) {
     scene.is_everywhere(lease, HANGS).await;
-    let (took, limit) = (since.elapsed(), scene.allowed(limit));
+    let (took, bound, limit) = (since.elapsed(), limit, scene.allowed(limit));
+    let what = if bound == SIGNAL { "quorum: healed after the fault" } else { "quorum: healed by the next renewal" };
+    seen::took(what, took, bound, &scene.lag);
     assert!(took <= limit, "healed {took:?} after the fault, not within {limit:?}");
 }
 
@@ -221,4 +225,81 @@ async fn f15_flushed_majority_is_a_loss() {
             assert_eq!(scene.tokens(name), [None, None, None], "nothing is made again");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f16_ttl_changed_by_hand_is_put_right() {
+    for (share, change) in Share::BOTH.into_iter().flat_map(|share| [(share, "PERSIST"), (share, "PEXPIRE")]) {
+        let scene = Scene::of(3).await;
+        let lease = scene.acquire_everywhere(MEDIUM).await;
+        scene.are_watched(1).await;
+        let calm = Calm::of(&lease);
+        let command = if change == "PERSIST" { &[change, NAME][..] } else { &[change, NAME, "3600000"] };
+        let changed = at_once(scene.faulty(share), command);
+        let (mut wires, full) = (scene.wires(), i64::try_from(MEDIUM.as_millis()).expect("a short TTL"));
+        eventually_async(HANGS, "a renewal puts the TTL right", || {
+            wires.iter_mut().all(|wire| (1..=full).contains(&wire.pttl(NAME)))
+        })
+        .await;
+        let (took, bound) = (changed.elapsed(), MEDIUM / 3 + SIGNAL);
+        seen::took("quorum: TTL put right", took, bound, &scene.lag);
+        assert!(took <= scene.allowed(bound), "{share:?}, {change}: {took:?}");
+        calm.lasted(&scene.lag);
+        lease.release().await.expect("it was ours to the end");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f17_another_type_on_a_minority_is_left_alone_and_on_a_majority_a_loss() {
+    for share in Share::BOTH {
+        let scene = Scene::of(3).await;
+        let lease = scene.acquire_everywhere(MEDIUM).await;
+        scene.are_watched(1).await;
+        let (calm, loss, faulty) = (Calm::of(&lease), loss(&lease), scene.faulty(share));
+        at_once(faulty, &["HSET", "made", "field", "value"]);
+        let replaced = at_once(faulty, &["RENAME", "made", NAME]);
+        match share {
+            Share::Minority => {
+                // The time in which it might be touched, or the holder disturbed.
+                tokio::time::sleep(MEDIUM).await;
+                calm.lasted(&scene.lag);
+                lease.release().await.expect("a majority was ours to the end");
+            }
+            Share::Majority => {
+                is_told(loss, replaced, SIGNAL, LossReason::Taken, &scene).await;
+                assert_says_lost(lease.release().await, LossReason::Taken);
+            }
+        }
+        scene.leases.close().await;
+        for node in faulty {
+            assert_eq!(node.server.wire().must(&["HGET", NAME, "field"]).text(), "value", "it is left alone");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f18_script_flush_during_use_is_invisible() {
+    let scene = Scene::of(3).await;
+    let held = scene.acquire_as("held", MEDIUM).await;
+    let calm = Calm::of(&held);
+    let flush = || {
+        for node in &scene.nodes {
+            node.server.wire().must(&["SCRIPT", "FLUSH"]);
+        }
+    };
+    // Three TTLs, in which renewals meet an empty cache too.
+    let until = Instant::now() + 3 * MEDIUM;
+    let mut cycles = 0;
+    while Instant::now() < until {
+        flush();
+        let lease = scene.acquire(MEDIUM).await;
+        flush();
+        is_ours(&lease).await;
+        flush();
+        lease.release().await.expect("it was ours to the end");
+        cycles += 1;
+    }
+    seen::counted("quorum: cycles with an empty cache", cycles);
+    calm.lasted(&scene.lag);
+    held.release().await.expect("it was ours to the end");
 }

@@ -1,10 +1,10 @@
-//! What happens to leases over a quorum when the process, its runtime or its clock misbehaves: the rows F27, F31, F32 and
-//! F34.
+//! What happens to leases over a quorum when the process, its runtime or its clock misbehaves: the rows F2, F25, F27, F31,
+//! F32 and F34.
 
 // The library's doors for time and tasks are not those of its tests.
 #![allow(clippy::disallowed_methods)]
 // A helper that cannot do its work has to stop the test and say why.
-#![allow(clippy::expect_used)]
+#![allow(clippy::expect_used, clippy::indexing_slicing)]
 
 mod quorum_scene;
 mod support;
@@ -21,9 +21,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{AcquireError, Lease, LossReason, Owner};
+use leasehold::{AcquireError, GuardError, Keeper, Lease, Leases, LossReason, Owner, Status};
 use quorum_scene::{COMMAND, Calm, HANGS, LONG, NAME, Scene, builder, built};
-use support::{Child, ClockShim, Lag, Part, Server, eventually_async, within};
+use support::{Child, ClockShim, Lag, Part, Server, eventually_async, seen, within};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::Notify,
@@ -33,8 +33,84 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
+fn one_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
 /// Far more than a child needs for what it was told.
 const TTL: Duration = Duration::from_secs(2);
+
+fn urls_of(part: &Part) -> Vec<String> {
+    part.url.split(',').map(ToOwned::to_owned).collect()
+}
+
+#[test]
+fn f2_holder_stopped_and_continued() {
+    const TTL: Duration = Duration::from_millis(500);
+    if let Some(part) = Part::mine() {
+        return one_thread().block_on(look_when_continued(&part, TTL));
+    }
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls = servers.each_ref().map(Server::url);
+    let mut holder = Child::start("f2_holder_stopped_and_continued", "hold", &urls.join(","));
+    let old: u64 = holder.says("held").parse().expect("a fence");
+    holder.stop();
+    let stopped = Instant::now();
+    runtime().block_on(async {
+        let (leases, resource) = (built(builder(urls.to_vec()).ttl(TTL)).await, resource(&urls[0]).await);
+        let next = within(HANGS, "the next holder", leases.lock(NAME).acquire()).await.expect("the nodes are well");
+        assert!(u64::from(next.fence()) > old);
+        resource.guarded("result").set("from the next holder", next.fence()).await.expect("it is the latest");
+        // The length of the stop is the fault.
+        tokio::time::sleep((2 * TTL).saturating_sub(stopped.elapsed())).await;
+        holder.tell("look");
+        holder.cont();
+        holder.says("refused");
+        holder.ends();
+        let (value, _) = resource.guarded("result").get().await.expect("the server is well").expect("it was written");
+        assert_eq!(value, b"from the next holder");
+    });
+}
+
+/// What holders write to: a place that checks the fence.
+async fn resource(url: &str) -> Leases {
+    Leases::connect(url).await.expect("the server is there")
+}
+
+async fn look_when_continued(part: &Part, ttl: Duration) {
+    let urls = urls_of(part);
+    let resource = resource(&urls[0]).await;
+    // With the keeper on the blocked runtime nobody but `check` itself can find out.
+    let leases = built(builder(urls).ttl(ttl).keeper(Keeper::CurrentRuntime)).await;
+    let lease = leases.lock(NAME).acquire().await.expect("it is free");
+    part.say(format!("held {}", lease.fence()));
+    // Blocks the thread: the look below is the first thing after it.
+    part.hear();
+    let first_look = lease.check();
+    let lost = first_look.expect_err("stopped for 2 TTL");
+    // Which of them depends on whether a renewal was under way when it was stopped.
+    assert!(matches!(lost.reason(), LossReason::Expired | LossReason::NoQuorum), "{lost:?}");
+    assert_eq!(within(HANGS, "the signal", lease.lost()).await, lost);
+    let outcome = resource.guarded("result").set("from the past", lease.fence()).await;
+    assert!(matches!(outcome, Err(GuardError::Stale { .. })), "{outcome:?}");
+    part.say("refused");
+}
+
+#[test]
+fn f25_job_blocks_the_only_thread() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let tokens = || servers.each_ref().map(|server| server.wire().get(NAME));
+    one_thread().block_on(async {
+        let leases = built(builder(servers.each_ref().map(Server::url).to_vec()).ttl(TTL)).await;
+        let lease = leases.lock(NAME).acquire().await.expect("it is free");
+        eventually_async(HANGS, "every node has it", || tokens().iter().all(Option::is_some)).await;
+        let held = tokens();
+        std::thread::sleep(3 * TTL);
+        assert_eq!((lease.check(), lease.status()), (Ok(()), Status::Held));
+        assert_eq!(tokens(), held, "nobody else had it");
+        lease.release().await.expect("it was ours to the end");
+    });
+}
 
 #[test]
 fn f27_wall_clock_steps() {
@@ -64,8 +140,7 @@ fn f27_wall_clock_steps() {
 
 async fn hold_while_the_clock_steps(part: &Part) {
     let lag = Lag::start();
-    let urls = part.url.split(',').map(ToOwned::to_owned).collect();
-    let leases = built(builder(urls).ttl(TTL)).await;
+    let leases = built(builder(urls_of(part)).ttl(TTL)).await;
     let (boot, wall) = (Instant::now(), SystemTime::now());
     let lease = leases.lock(NAME).acquire().await.expect("it is free");
     let calm = Calm::of(&lease);
@@ -164,6 +239,7 @@ fn f31_acquire_dropped_after_any_poll() {
             let other = scene.other().await;
             let mut names = drop_after_each_poll(&scene, &other, false).await;
             names.extend(drop_after_each_poll(&scene, &other, true).await);
+            seen::counted("quorum: acquires dropped at some poll", names.len());
             assert!(names.len() >= 4, "every acquire was ready at once: {names:?}");
             // `close` waits for whatever is still under way, and if that never ends, for the whole of the time-out.
             let start = Instant::now();
@@ -202,6 +278,7 @@ fn is_released_everywhere(drop_it: impl FnOnce(Lease)) {
     drop_it(lease);
     let took = start.elapsed();
     // Not a round trip, nor a wait for one.
+    seen::took("quorum: a drop", took, Duration::from_millis(5), &scene.lag);
     assert!(took <= Duration::from_millis(5) + scene.lag.worst(), "the drop took {took:?}");
     runtime.block_on(scene.is_taken_away(NAME));
 }
@@ -289,6 +366,7 @@ async fn close_ends_everything(scene: &Scene, other: &leasehold::Leases) {
     let start = Instant::now();
     within(HANGS, "close", leases.close()).await;
     let (took, limit) = (start.elapsed(), scene.allowed(COMMAND * 3));
+    seen::took("quorum: close", took, COMMAND * 3, &scene.lag);
     assert!(took <= limit, "close took {took:?}, not {limit:?}");
     for waiter in waiters {
         let outcome = within(HANGS, "a waiter ends", waiter).await.expect("it does not panic");

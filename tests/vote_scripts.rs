@@ -65,6 +65,22 @@ fn a_vote_says_when_and_by_whom() {
 }
 
 #[test]
+fn a_replayed_acquire_is_granted_again_with_its_fence_and_never_shortens() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let mut acquire = |ttl: &str| {
+        let reply = wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, "one", ttl]);
+        assert_eq!(reply.array()[0].int(), 1, "{reply:?}");
+        (fence(&reply.array()[1]), wire.pttl(LOCK))
+    };
+    let (first, _) = acquire("60000");
+    let (shorter, left) = acquire("1000");
+    assert!(shorter == first && left > 30_000, "{left} ms");
+    let (longer, left) = acquire("90000");
+    assert!(longer == first && left > 60_000, "{left} ms");
+}
+
+#[test]
 fn a_proposal_is_drawn_alike_wherever_it_is_large_enough() {
     let server = Server::start();
     let mut wire = server.wire();

@@ -2,8 +2,6 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::sync::SemaphorePermit;
-
 use crate::{
     clock::Time,
     error::AcquireError,
@@ -15,6 +13,7 @@ use crate::{
     quorum::tally::{Needs, Nodes},
     shared::{Outcome, Shared, Wanted},
     status::Signal,
+    sync::SemaphorePermit,
     wait::{Backoff, LONGEST_PAUSE, Look, Waiter},
     watchdog::{Entry, Hold},
 };

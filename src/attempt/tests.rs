@@ -173,6 +173,16 @@ fn when_nobody_has_a_majority_the_votes_are_split() {
 }
 
 #[test]
+fn votes_are_not_split_while_we_may_have_a_majority() {
+    let mut attempt = Attempt::new(at(0), TTL, 5);
+    let _ = attempt.answer(at(1), 0, busy(&Token::draw("one:1"), 100));
+    let _ = attempt.answer(at(1), 1, busy(&Token::draw("two:2"), 100));
+    let _ = attempt.answer(at(1), 2, granted(5));
+    assert!(waits(&attempt.answer(at(1), 3, granted(5))), "the fifth may grant it too");
+    assert!(won(&attempt.answer(at(1), 4, granted(5)), 5));
+}
+
+#[test]
 fn votes_are_not_split_while_somebody_may_have_a_majority() {
     let (one, left_over) = (Token::draw("one:1"), Token::draw("two:2"));
     let mut attempt = Attempt::new(at(0), TTL, 5);
@@ -205,4 +215,17 @@ fn the_tally_of_a_win_knows_who_denied() {
     assert_eq!(tally.confirmed(), at(5));
     tally.deny(1, at(7), Denial::Gone);
     assert_eq!(tally.denied(), Some(Denial::Taken), "two of three");
+}
+
+#[test]
+fn the_tally_of_a_win_knows_on_whom_it_may_be() {
+    let mut attempt = Attempt::new(at(0), TTL, 7);
+    let _ = attempt.answer(at(1), 0, silence());
+    let _ = attempt.answer(at(1), 1, down());
+    for node in 3..6 {
+        let _ = attempt.answer(at(1), node, granted(9));
+    }
+    let Step::Over(Verdict::Won { tally, .. }) = attempt.answer(at(1), 6, granted(9)) else { panic!() };
+    // The third has not answered.
+    assert_eq!([0, 1, 2, 3].map(|node| tally.may_hold(node)), [true, false, true, true]);
 }

@@ -12,8 +12,6 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use parking_lot::Mutex;
-
 use self::{
     queue::Told,
     store::{Micros, Store, micros, sign},
@@ -27,6 +25,7 @@ use crate::{
     fence::Fence,
     holder::Holder,
     key::Key,
+    sync::Mutex,
     token::Token,
 };
 

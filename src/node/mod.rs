@@ -44,6 +44,12 @@ pub(crate) trait Ear: Send + Sync + 'static {
     /// Something was done to a watched key.
     fn touched(&self, key: &str);
 
+    /// Whether this lock was acquired here, and was not let go of.
+    fn holds(&self, key: &str) -> bool;
+
+    /// Whether this is what a lock that is held here should look like: the value, and how long the key will live.
+    fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool;
+
     /// What was watched is not any more, or was not for a while: anything may have happened.
     fn missed(&self);
 

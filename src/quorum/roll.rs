@@ -101,11 +101,18 @@ mod tests {
     fn one_server_has_one_place() {
         let roll = Roll::new(3);
         assert_eq!(roll.enter(0, "a:1", "run1"), None);
+        assert_eq!(roll.enter(1, "b:1", "run0"), None);
         assert_eq!(roll.enter(1, "b:1", "run1").as_deref(), Some("a:1"));
+        assert!(roll.is_known(0, "run1") && !roll.is_known(1, "run0"), "the second is none any more");
         assert_eq!(roll.enter(0, "a:1", "run1"), None, "the first keeps its vote");
         assert_eq!(roll.enter(0, "a:1", "run2"), None, "restarted");
         assert!(roll.is_known(0, "run2") && !roll.is_known(0, "run1") && !roll.is_known(1, "run2"));
         assert_eq!(roll.enter(1, "b:1", "run1"), None, "now nobody else is that one");
+    }
+
+    #[test]
+    fn one_node_is_alone() {
+        assert!(Roll::new(1).is_one() && !Roll::new(3).is_one());
     }
 
     #[test]
@@ -123,6 +130,8 @@ mod tests {
     fn an_old_time_is_none() {
         let roll = Roll::new(3);
         roll.note_time(9_000_000, at(0));
+        roll.note_time(5_000_000, at(10_000));
+        assert_eq!(proposal(&roll, 10_000), Some(19_050_000), "ten seconds are not old");
         assert_eq!(proposal(&roll, 10_001), None);
         roll.note_time(5_000_000, at(10_001));
         assert_eq!(proposal(&roll, 10_001), Some(5_050_000), "a node whose clock was ahead has gone");

@@ -11,10 +11,16 @@
 
 use std::time::Duration;
 
-use crate::clock::Time;
+use crate::{
+    clock::Time,
+    plants::{self, Plant},
+};
 
 /// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
 pub(crate) fn drift(ttl: Duration) -> Duration {
+    if plants::is(Plant::NoDrift) {
+        return Duration::ZERO;
+    }
     ttl / 100 + Duration::from_millis(2)
 }
 
@@ -307,6 +313,46 @@ mod tests {
         assert!(tally.is_hopeless(at(5)));
         tally.confirm(0, at(5));
         assert!(!tally.is_hopeless(at(5)), "it came after all");
+    }
+
+    #[test]
+    fn a_round_that_a_majority_has_confirmed_is_not_hopeless_whatever_the_others_say() {
+        for nodes in 1..=9 {
+            let mut tally = Tally::new(nodes);
+            (0..majority(nodes)).for_each(|node| tally.confirm(node, at(5)));
+            for node in 0..nodes {
+                tally.doubt(node, at(9));
+                tally.deny(node, at(9), Denial::Gone);
+            }
+            assert!(!tally.is_hopeless(at(5)) && !tally.is_hopeless(at(3)) && tally.is_hopeless(at(6)), "{nodes}");
+        }
+    }
+
+    #[test]
+    fn a_denial_stands_until_something_later_is_confirmed() {
+        let mut tally = Tally::new(1);
+        tally.deny(0, at(5), Denial::Gone);
+        tally.confirm(0, at(5));
+        assert_eq!(tally.denied(), Some(Denial::Gone));
+        tally.confirm(0, at(7));
+        assert_eq!(tally.denied(), None);
+    }
+
+    #[test]
+    fn a_node_may_have_what_it_was_sent() {
+        let mut tally = Tally::new(4);
+        tally.confirm(0, at(1));
+        tally.suspect(1);
+        tally.doubt(2, at(1));
+        tally.deny(3, at(1), Denial::Gone);
+        assert_eq!([0, 1, 2, 3, 4].map(|node| tally.may_hold(node)), [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn who_has_confirmed_less_than_the_last_round_is_silent() {
+        let mut tally = Tally::new(3);
+        (0..3).for_each(|node| tally.confirm(node, at(4 + u64::try_from(node).unwrap())));
+        assert_eq!(tally.silent_since(at(5)), [0].into_iter().collect());
     }
 
     #[test]

@@ -5,9 +5,7 @@
 
 use std::{future::Future, mem::take, pin::Pin, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
-
-use crate::keeper::Host;
+use crate::{keeper::Host, sync::Mutex};
 
 const GATHER: Duration = Duration::from_millis(20);
 

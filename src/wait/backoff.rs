@@ -74,7 +74,80 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{holder::Holder, node::Failure, quorum::tally::Needs};
     use proptest::prelude::*;
+
+    const ROUND: Duration = Duration::from_millis(3);
+
+    fn held(remaining: Option<Duration>, watched: bool) -> Look {
+        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched, needs: Needs::ANY }
+    }
+
+    fn split(took: Duration) -> Look {
+        Look::Split { holder: Holder::default(), took }
+    }
+
+    /// The shortest and the longest pause that many waiters make after these looks.
+    fn spread(looks: &[Look]) -> (Duration, Duration) {
+        let pauses: Vec<_> = (0..400)
+            .filter_map(|seed| {
+                let mut backoff = Backoff::new(Jitter::from_seed(seed));
+                looks.iter().map(|look| backoff.after(look)).last()
+            })
+            .collect();
+        (*pauses.iter().min().unwrap(), *pauses.iter().max().unwrap())
+    }
+
+    /// That pauses are anywhere from `from` to just before `to`.
+    fn assert_spread(looks: &[Look], from: Duration, to: Duration) {
+        let ((shortest, longest), tenth) = (spread(looks), to.saturating_sub(from) / 10);
+        assert!((from..from + tenth).contains(&shortest), "{shortest:?} of {from:?} to {to:?}");
+        assert!((to.saturating_sub(tenth)..to).contains(&longest), "{longest:?} of {from:?} to {to:?}");
+    }
+
+    #[test]
+    fn who_is_told_of_changes_is_there_when_the_key_expires() {
+        let remaining = Duration::from_millis(500);
+        assert_spread(&[held(Some(remaining), true)], remaining + SHORTEST, remaining + SHORTEST + EXPIRY_SPREAD);
+        assert_spread(&[held(None, true)], SLOW_LOOK, SLOW_LOOK + EXPIRY_SPREAD);
+    }
+
+    #[test]
+    fn who_is_not_told_looks_less_and_less_often() {
+        for (looks, bound) in [(1, 10), (2, 20), (3, 40), (7, 640), (8, 1_000), (20, 1_000)] {
+            let bound = Duration::from_millis(bound);
+            for look in [held(None, false), Look::Failed(Failure::unknown("no answer")), Look::NotYet] {
+                assert_spread(&vec![look; looks], SHORTEST, bound);
+            }
+        }
+        let soon = held(Some(Duration::from_millis(2)), false);
+        assert_eq!(spread(&vec![soon; 9]).1, Duration::from_millis(2) + SHORTEST, "the key expires before that");
+    }
+
+    #[test]
+    fn who_was_told_in_between_begins_anew() {
+        let mut looks = vec![Look::NotYet; 9];
+        looks.extend([held(None, true), Look::NotYet]);
+        assert_spread(&looks, SHORTEST, FIRST);
+    }
+
+    #[test]
+    fn after_split_votes_the_pauses_spread_over_more_and_more_rounds() {
+        let after = ROUND + SHORTEST;
+        for (splits, rounds) in [(1, 2), (2, 4), (3, 8), (7, 128), (8, 128), (50, 128)] {
+            assert_spread(&vec![split(ROUND); splits], after, after + ROUND * rounds);
+        }
+        assert_spread(&[split(Duration::ZERO)], SHORTEST, SHORTEST + SHORTEST * 2);
+        let slow = Duration::from_millis(700);
+        assert_spread(&[split(slow)], slow + SHORTEST, slow + SHORTEST + LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn another_look_ends_a_row_of_split_votes() {
+        let mut looks = vec![split(ROUND); 5];
+        looks.extend([held(None, true), split(ROUND)]);
+        assert_spread(&looks, ROUND + SHORTEST, ROUND + SHORTEST + ROUND * 2);
+    }
 
     proptest! {
         #[test]

@@ -11,18 +11,9 @@
 //! 3. Whoever has the turn says by when it will look. When it does not, for it may stand on a runtime that nobody
 //!    polls, the others go on without it.
 
-use std::{
-    collections::HashMap,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
+use tokio::sync::watch;
 
 use crate::{
     clock::Time,
@@ -30,6 +21,10 @@ use crate::{
     key::Key,
     node::Failure,
     quorum::tally::{Needs, Nodes, majority},
+    sync::{
+        Mutex, Notify, Semaphore, SemaphorePermit,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 mod backoff;
@@ -293,23 +288,43 @@ mod tests {
         assert!(!lines.has(&key()));
     }
 
-    #[tokio::test]
-    async fn a_release_in_this_process_is_not_lost_on_a_busy_waiter() {
+    #[test]
+    fn names_are_counted_and_not_their_waiters() {
+        let lines = Lines::new(1);
+        assert_eq!((lines.is_empty(), lines.len()), (true, 0));
+        let (_one, _two) = (lines.join(&key()), lines.join(&key()));
+        assert_eq!((lines.is_empty(), lines.len()), (false, 1));
+        let _other = lines.join(&Key::new("", "another").unwrap());
+        assert_eq!((lines.is_empty(), lines.len()), (false, 2));
+    }
+
+    #[test]
+    fn a_turn_is_had_at_once_unless_somebody_has_it() {
+        let lines = Lines::new(1);
+        let (first, second) = (lines.join(&key()), lines.join(&key()));
+        let turn = first.turn_now();
+        assert!(turn.is_some() && second.turn_now().is_none());
+        drop(turn);
+        assert!(second.turn_now().is_some());
+    }
+
+    #[test]
+    fn a_release_in_this_process_is_not_lost_on_a_busy_waiter() {
         let lines = Lines::new(1);
         let waiter = lines.join(&key());
         lines.alert("job", Time::ZERO);
-        waiter.alerted().await;
+        assert!(futures_now(&mut Box::pin(waiter.alerted())).is_some());
     }
 
-    #[tokio::test]
-    async fn a_look_deals_with_the_alerts_before_it_and_keeps_those_after() {
+    #[test]
+    fn a_look_deals_with_the_alerts_before_it_and_keeps_those_after() {
         let lines = Lines::new(1);
         let waiter = lines.join(&key());
         lines.alert("job", Time::ZERO);
         waiter.looks_by(Time::NEVER);
         assert!(futures_now(&mut Box::pin(waiter.alerted())).is_none());
         lines.alert_all(Time::ZERO);
-        waiter.alerted().await;
+        assert!(futures_now(&mut Box::pin(waiter.alerted())).is_some());
     }
 
     #[test]
@@ -373,6 +388,11 @@ mod tests {
         assert!(!looks.has_changed().unwrap(), "it has renewed");
         waiter.saw(held("two", 30), Time::ZERO, Time::NEVER);
         assert!(looks.has_changed().unwrap());
+        let split = || Look::Split { holder: Holder::default(), took: Duration::ZERO };
+        waiter.saw(split(), Time::ZERO, Time::NEVER);
+        drop(looks.borrow_and_update());
+        waiter.saw(split(), Time::ZERO, Time::NEVER);
+        assert!(!looks.has_changed().unwrap(), "nobody has it still");
     }
 
     fn futures_now<F: std::future::Future + Unpin>(future: &mut F) -> Option<F::Output> {

@@ -28,6 +28,7 @@ use crate::{
     clock::Time,
     jitter::Jitter,
     lost::LossReason,
+    plants::{self, Plant},
     quorum::tally::{Denial, Nodes, Tally, drift},
 };
 
@@ -213,6 +214,7 @@ impl Core {
 
     /// `node` has said something about the renewal that was sent at `sent`.
     pub(crate) fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        let sent = if plants::is(Plant::DeadlineFromReply) { now } else { sent };
         let orders = self.judge(now);
         if self.is_over() {
             return orders;
@@ -260,9 +262,8 @@ impl Core {
             Some(Denial::Taken) => return self.end(LossReason::Taken, now),
             None => {}
         }
-        // A later round was confirmed, and the fate of this one is of no interest; or it may still be confirmed; or
-        // that it cannot be was known.
-        if sent <= self.tally.confirmed() || was_hopeless || !self.tally.is_hopeless(sent) {
+        // It is confirmed, or a later one is, or it may still be; or that it cannot be was known.
+        if was_hopeless || !self.tally.is_hopeless(sent) {
             return Orders::default();
         }
         self.unanswered = 0;

@@ -1,15 +1,6 @@
 //! One acquisition: what its leases, its watchdog and the table of owners share.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
-use parking_lot::Mutex;
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::core::{Answer, Core, Orders, Phase};
 use crate::{
@@ -19,6 +10,10 @@ use crate::{
     lost::{LossReason, Lost},
     node::{Lane, Renewal},
     status::{Signal, Status},
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     token::Token,
 };
 
@@ -86,6 +81,13 @@ impl Hold {
     /// How long the holder may still believe in it: from the clock, so right even when every timer is late (rule 2).
     pub(crate) fn remaining(&self, now: Time) -> Duration {
         Time::from_nanos(self.believed_until.load(Ordering::Acquire)).since(now)
+    }
+
+    /// Whether a key with this value, which will live for so long, is as our last renewal left it: then nobody else has
+    /// touched it since, or to no effect.
+    pub(crate) fn is_as_left(&self, value: &str, left: Duration, now: Time) -> bool {
+        // The server counts in whole milliseconds.
+        value == self.token.as_str() && left >= self.remaining(now) && left < self.ttl + Duration::from_millis(1)
     }
 
     pub(crate) fn next_look(&self) -> Option<Time> {

@@ -7,15 +7,9 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
-
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::{
     clock::{Clock, Time},
@@ -25,6 +19,10 @@ use crate::{
     key::Key,
     node::{Lane, Parting},
     quorum::{Quorum, Undo, tally::Nodes},
+    sync::{
+        Mutex, Notify,
+        atomic::{AtomicBool, Ordering},
+    },
     token::Token,
     wait::Lines,
 };
@@ -157,9 +155,14 @@ impl Watchdog {
         drop(kept);
     }
 
+    /// The last acquisition of this lock that has not been forgotten yet.
+    pub(crate) fn newest(&self, key: &str) -> Option<Arc<Hold>> {
+        self.table.lock().newest(key)
+    }
+
     /// Whether a lock is held here, by whom, and for how long that is certain.
     pub(crate) fn held(&self, key: &Key) -> Option<Holder> {
-        let hold = self.table.lock().newest(key.lock())?;
+        let hold = self.newest(key.lock())?;
         let remaining = hold.remaining(self.now());
         let holder = || Holder { token: Some(hold.token.clone()), remaining: Some(remaining), fence: Some(hold.fence) };
         (!remaining.is_zero()).then(holder)
@@ -167,7 +170,7 @@ impl Watchdog {
 
     /// Something may have happened to this key: asks about it at once. The answer decides, not the hint.
     pub(crate) fn hint(&self, key: &str) {
-        let Some(hold) = self.table.lock().newest(key) else { return };
+        let Some(hold) = self.newest(key) else { return };
         hold.hint(self.now());
         self.reschedule(&hold);
     }
@@ -238,7 +241,7 @@ impl Watchdog {
     /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
     /// call may come after the knock that confirmed it, or twice.
     pub(crate) fn leave(&self, key: &Key, token: &Token) {
-        if self.table.lock().newest(key.lock()).is_some_and(|hold| hold.token == *token) {
+        if self.newest(key.lock()).is_some_and(|hold| hold.token == *token) {
             return;
         }
         // Nobody renews a grant.

@@ -11,12 +11,7 @@ use crate::{
 
 impl Watchdog {
     /// One batch: sends it to every node, and feeds the answers to the cores.
-    pub(super) fn renew(self: &Arc<Self>, sent: Time, mut batch: Vec<Arc<Hold>>) {
-        // What was let go of since it fell due is not renewed any more (rule 8), and a wait of zero is fred's "for ever".
-        batch.retain(|hold| !hold.remaining(sent).is_zero());
-        if batch.is_empty() {
-            return;
-        }
+    pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: Vec<Arc<Hold>>) {
         let (lane, batch) = (self.lane(), Arc::new(batch));
         for (at, member) in self.quorum.members() {
             self.host.spawn_until_stopped(self.clone().renew_on(at, member.clone(), lane, sent, batch.clone()));
@@ -33,8 +28,14 @@ impl Watchdog {
         batch: Arc<Vec<Arc<Hold>>>,
     ) {
         let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
-        let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
         let shortest = batch.iter().map(|hold| hold.ttl).min().unwrap_or_default();
+        // What was let go of since it fell due is not renewed any more (rule 8), so this is the last look before it is
+        // sent; and a wait of zero is fred's "for ever".
+        let batch: Vec<_> = batch.iter().filter(|hold| !hold.remaining(sent).is_zero()).collect();
+        if batch.is_empty() {
+            return;
+        }
+        let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
         let answers = self.renewed(&member, lane, &requests, shortest, patience).await;
         for (place, hold) in batch.iter().enumerate() {
             let answer = match &answers {
@@ -81,6 +82,10 @@ impl Watchdog {
         limit: Duration,
     ) -> Result<(), Failure> {
         let (sent, request) = (self.now(), [hold.renewal()]);
+        // As above: it may have ended since the caller has looked, and then the limit may be zero.
+        if hold.remaining(sent).is_zero() {
+            return Err(Failure::unavailable("the lease has ended"));
+        }
         let ask = |(at, member): (usize, &Arc<Member>)| (at, self.renewed(member, lane, &request, hold.ttl, limit));
         let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
         let mut last = Failure::unknown("no node has answered");

@@ -1,7 +1,7 @@
 //! Which command a proxy interferes with, and how.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,17 @@ impl Match {
         let text = text.as_bytes().to_owned();
         Self::with(move |args| {
             text.is_empty() || args.iter().any(|arg| arg.windows(text.len()).any(|part| part == text))
+        })
+    }
+
+    /// One of so many commands, at random, but for one seed the same ones in every run.
+    pub fn one_in(many: u64, seed: u64) -> Self {
+        let state = AtomicU64::new(seed);
+        // Knuth's generator; its upper bits are the random ones.
+        let next = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Self::with(move |_| {
+            let draw = state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| Some(next(state)));
+            (draw.expect("there is always a next one") >> 33) % many == 0
         })
     }
 

@@ -298,4 +298,16 @@ mod tests {
         assert_eq!(queue.promote(Some(&b), 2, &|_| false, &mut told), Turn::Mine);
         assert_eq!((queue.len(), told), (1, vec![]));
     }
+
+    #[test]
+    fn a_poller_is_alive_for_its_window_and_the_queue_for_two() {
+        for (now, is_alive) in [(MINUTE + 4, true), (MINUTE + 5, false)] {
+            let (mut queue, [a]) = (Queue::default(), tokens());
+            queue.enter(5, &knock(&a), channel(""));
+            assert_eq!(turn(&mut queue, now, "").0, is_alive.then_some(a), "{now}");
+        }
+        let (mut queue, [a]) = (Queue::default(), tokens());
+        queue.enter(5, &knock(&a), channel("a"));
+        assert!(!queue.is_over(2 * MINUTE + 4) && queue.is_over(2 * MINUTE + 5));
+    }
 }

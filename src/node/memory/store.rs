@@ -453,8 +453,9 @@ mod tests {
     fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
         let (mut store, key, one, _) = scene();
         let first = granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
-        assert_eq!(store.floor(1_000 + FLOOR_LIVES - 1, &key), Some(first));
-        assert_eq!(store.floor(1_000 + FLOOR_LIVES, &key), None);
+        let day = micros(Duration::from_secs(24 * 3_600));
+        assert_eq!(store.floor(1_000 + day - 1, &key), Some(first));
+        assert_eq!(store.floor(1_000 + day, &key), None);
     }
 
     #[test]
@@ -475,5 +476,111 @@ mod tests {
         granted(&store.acquire(0, &bid(&key, &one, TTL * 10)).acquired);
         granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
         assert_eq!(store.holder(0, &key).unwrap().remaining, Some(TTL * 10));
+    }
+
+    fn knock(key: &Key, token: &Token) -> Knock {
+        let (ttl, window) = (TTL, Duration::from_secs(60));
+        Knock { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true }
+    }
+
+    #[test]
+    fn what_is_held_or_waited_for_is_not_swept_away() {
+        let (mut store, key, one, two) = scene();
+        let crowd = |store: &mut Store, now: Micros| {
+            for n in 0..3_000 {
+                let key = Key::new("", &format!("{now}:{n}")).unwrap();
+                granted(&store.acquire(now, &bid(&key, &one, TTL)).acquired);
+            }
+        };
+        granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
+        store.knock(0, &knock(&key, &two), None, &|_| true);
+        crowd(&mut store, 1);
+        assert_eq!(store.queue(1, &key, 9).0, 1);
+        assert_eq!(store.renew(1, &Renewal { key: key.clone(), token: one.clone(), ttl: TTL }), Ok(()));
+        crowd(&mut store, 2 * FLOOR_LIVES);
+        assert!(store.queues.is_empty() && !store.fences.contains_key(&key) && !store.locks.contains_key(&key));
+    }
+
+    #[test]
+    fn a_guarded_value_is_written_in_the_order_of_fences() {
+        let (mut store, key, ..) = scene();
+        let fence = |number: u64| Fence::try_from(number).unwrap();
+        for (number, is_written) in [(5, true), (5, true), (4, false), (6, true)] {
+            let written = store.guarded_set(0, &key, &[1], fence(number)).unwrap();
+            assert_eq!(matches!(written, Guarding::Written), is_written, "{number}");
+        }
+        assert_eq!(store.guarded_get(0, &key).unwrap(), Some((vec![1], fence(6))));
+    }
+
+    #[test]
+    fn a_guarded_value_is_somebody_elses_to_every_lock() {
+        let (mut store, key, one, _) = scene();
+        store.guarded_set(0, &key, &[1], Fence::ZERO).unwrap();
+        let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+        assert!(matches!(store.acquire(0, &bid(&key, &one, TTL)).acquired, Acquired::Busy { .. }));
+        assert!(matches!(store.knock(0, &knock(&key, &one), None, &|_| true).0, Knocked::Waits { .. }));
+        assert_eq!(store.renew(0, &lease), Err(Denial::Taken));
+        assert_eq!(store.release(0, &key, &one, &|_| true).0, Err(Denial::Taken));
+        assert_eq!(store.leave(0, &key, &one, None, &|_| true).0, Err(Denial::Taken));
+        assert_eq!(store.keep(0, &key, &one, TTL, &Token::draw("kept")), Err(Denial::Taken));
+        assert!(store.force_release(0, &key, &|_| true).is_err());
+        assert_eq!(store.holder(0, &key), Some(Holder::default()));
+    }
+
+    #[test]
+    fn what_is_kept_stays_for_its_time_however_often_that_is_said() {
+        let (mut store, key, one, two) = scene();
+        let stays = Token::draw("kept");
+        granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
+        assert_eq!(store.keep(0, &key, &two, TTL, &stays), Err(Denial::Taken));
+        assert_eq!(store.keep(0, &key, &one, TTL * 2, &stays), Ok(()));
+        assert_eq!(store.keep(50_000, &key, &one, TTL * 2, &stays), Ok(()), "a replay");
+        assert!(store.holder(199_999, &key).is_some() && store.holder(200_000, &key).is_none());
+        assert_eq!(store.keep(200_000, &key, &one, TTL, &stays), Err(Denial::Gone));
+    }
+
+    #[test]
+    fn a_confirmed_grant_has_the_full_ttl() {
+        let (mut store, key, one, _) = scene();
+        let confirm = |store: &mut Store, now: Micros| store.knock(now, &knock(&key, &one), None, &|_| true).0;
+        let Knocked::Granted(first) = confirm(&mut store, 0) else { panic!("it is free") };
+        assert!(matches!(confirm(&mut store, 70_000), Knocked::Granted(fence) if fence == first));
+        assert!(store.holder(169_999, &key).is_some() && store.holder(170_000, &key).is_none());
+    }
+
+    #[test]
+    fn a_renewal_and_a_heal_give_the_full_ttl_from_now() {
+        let (mut store, key, one, _) = scene();
+        let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+        let lives_until = |store: &mut Store, end: Micros| {
+            assert!(store.holder(end - 1, &key).is_some() && store.holder(end, &key).is_none());
+        };
+        granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
+        assert_eq!(store.renew(60_000, &lease), Ok(()));
+        lives_until(&mut store, 160_000);
+        assert_eq!(store.heal(200_000, &lease, Fence::ZERO, Duration::ZERO), Healed::Done);
+        lives_until(&mut store, 300_000);
+    }
+
+    #[test]
+    fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
+        let (mut store, key, one, _) = scene();
+        let now = 1_000_000;
+        granted(&store.acquire(now, &bid(&key, &one, TTL)).acquired);
+        for (fence, from) in [(now + 9, now + 9), (now + 20, now + 20)] {
+            let fence = Fence::try_from(fence).unwrap();
+            assert_eq!(store.raise(now, &key, &one, fence), Ok(()));
+            assert_eq!(store.floor(from + FLOOR_LIVES - 1, &key), Some(fence));
+        }
+        assert_eq!(store.floor(now + 20 + FLOOR_LIVES, &key), None);
+        let old = Fence::try_from(5_u64).unwrap();
+        assert_eq!(store.raise(now, &key, &one, old), Ok(()));
+        assert_eq!(store.floor(now + FLOOR_LIVES - 1, &key), Some(old));
+        assert_eq!(store.floor(now + FLOOR_LIVES, &key), None);
+    }
+
+    #[test]
+    fn a_span_that_is_too_long_is_long() {
+        assert!(micros(Duration::MAX) > 1_000 * FLOOR_LIVES);
     }
 }

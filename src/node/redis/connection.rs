@@ -6,7 +6,7 @@ use std::{
     panic::resume_unwind,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     task::Poll,
     time::Duration,
@@ -28,7 +28,7 @@ use socket2::TcpKeepalive;
 use tokio::task::AbortHandle;
 
 use super::{
-    failure::{classify, is_refusal},
+    failure::{classify, is_full, is_refusal},
     script::Script,
     tls,
     url::{Place, Target},
@@ -78,6 +78,8 @@ pub(super) struct Connection {
     client: Client,
     server: Arc<str>,
     limits: Limits,
+    /// The scripts that were sent on this connection, and that the server so knows.
+    known: Arc<AtomicU32>,
     /// Milliseconds that calls have waited in vain since the last answer.
     silent: AtomicU64,
     reconnecting: AtomicBool,
@@ -121,12 +123,13 @@ impl Connection {
     async fn try_open(target: &Target, config: Config, limits: Limits) -> Result<Self, FredError> {
         let client = Client::new(config, Some(performance(limits)), Some(connection(limits)), Some(reconnection()));
         let router = connect(&client).await?.abort_handle();
-        let turned_down = Arc::new(Mutex::new(None));
-        let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone())).abort_handle();
+        let (turned_down, known) = (Arc::new(Mutex::new(None)), Arc::new(AtomicU32::new(0)));
+        let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone(), known.clone())).abort_handle();
         Ok(Self {
             client,
             server: target.to_string().into(),
             limits,
+            known,
             silent: AtomicU64::new(0),
             reconnecting: AtomicBool::new(false),
             turned_down,
@@ -134,8 +137,9 @@ impl Connection {
         })
     }
 
-    /// Runs a script by its hash, once; with its text if the server does not know the hash. `limit` bounds each. With
-    /// `watch` the server is asked to tell when a key changes that the script reads; the answer says whether it will.
+    /// Runs a script once: by its text the first time, so that this takes one round trip on a server that has never seen
+    /// it, then by its hash; with its text again if the server has forgotten it. `limit` bounds each. With `watch` the
+    /// server is asked to tell when a key changes that the script reads; the answer says whether it will.
     ///
     /// `arguments` gives the keys and the arguments, and is asked again for the second sending: a copy kept for that
     /// would cost every call.
@@ -149,9 +153,11 @@ impl Connection {
         watch: bool,
     ) -> Result<(Value, Way), Failure> {
         let client = once(&self.client, limit);
-        let mut by_hash = true;
+        // What follows on this connection comes after it, and may take it for known.
+        let is_first = self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0;
+        let (mut by_hash, mut resent) = (!is_first, false);
         let outcome = loop {
-            let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
+            let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", *script.source) };
             let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
             all.push(text.into());
             all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
@@ -162,14 +168,14 @@ impl Connection {
                 client.custom(custom(command), all).await.map(|value| (value, false))
             };
             match outcome {
-                Err(error) if by_hash && unknown_script(&error) => by_hash = false,
+                Err(error) if by_hash && unknown_script(&error) => (by_hash, resent) = (false, true),
                 outcome => break outcome,
             }
         };
         match outcome {
             Ok((value, watched)) => {
                 self.silent.store(0, Ordering::Relaxed);
-                Ok((value, Way { watched, resent: !by_hash }))
+                Ok((value, Way { watched, resent }))
             }
             Err(error) if error.kind() == &FredKind::Timeout => {
                 self.note_silence(&host, limit);
@@ -215,7 +221,7 @@ impl Connection {
     /// The reason behind a silence, where the server gave one: it turns our reconnections down.
     fn why_silent(&self, error: &FredError, limit: Duration) -> Failure {
         let turned_down = self.turned_down.lock();
-        match turned_down.as_ref().filter(|reason| is_refusal(reason)) {
+        match turned_down.as_ref().filter(|reason| is_refusal(reason) || is_full(reason)) {
             Some(reason) => classify(&self.server, reason, limit).halfway(),
             None => classify(&self.server, error, limit),
         }
@@ -324,8 +330,9 @@ pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError>
     Ok(connecting)
 }
 
-/// Keeps the last reason for which the server turned us down.
-async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>) {
+/// Keeps the last reason for which the server turned us down, and forgets with each new connection what the server knew:
+/// it may be another one.
+async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>, known: Arc<AtomicU32>) {
     let (mut errors, mut connections) = (client.error_rx(), client.reconnect_rx());
     loop {
         let reason = tokio::select! {
@@ -336,6 +343,8 @@ async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>) {
             Ok(reason) => {
                 if let Some(error) = &reason {
                     tracing::debug!(name: "connection", target: "leasehold", error = error.details());
+                } else {
+                    known.store(0, Ordering::Relaxed);
                 }
                 *turned_down.lock() = reason;
             }

@@ -43,6 +43,11 @@ pub(super) fn is_refusal(error: &Error) -> bool {
         || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !full(error.details()))
 }
 
+/// Whether the server has no room for us.
+pub(super) fn is_full(error: &Error) -> bool {
+    full(error.details())
+}
+
 /// An error reply of a server starts with a word in capitals; nothing that fred says does.
 fn reply_word(details: &str) -> Option<&str> {
     let word = details.split(' ').next()?;

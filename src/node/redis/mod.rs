@@ -33,6 +33,8 @@ use crate::{
 
 mod connection;
 mod failure;
+#[cfg(test)]
+mod fuzz;
 mod push;
 mod reply;
 mod script;
@@ -76,7 +78,7 @@ impl Redis {
             None => (None, open(host.runtime().clone()).await?),
         };
         let push = Push::new();
-        host.spawn_until_stopped(push.clone().serve(target.clone(), limits, keeper.clone()));
+        host.spawn_until_stopped(push.clone().serve(target.clone(), limits, keeper.clone(), host.clone()));
         Ok(Self { home, keeper, push, host, address: target.to_string() })
     }
 

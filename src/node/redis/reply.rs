@@ -97,6 +97,15 @@ pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
     array(reply).iter().map(verdict).collect()
 }
 
+/// For each key what it holds and for how long, if it holds a text and for a time.
+pub(super) fn looked(reply: &Value) -> Vec<Option<(String, Duration)>> {
+    let read = |one: &Value| match array(one) {
+        [value, pttl] => Some((value.as_string()?, Duration::from_millis(pttl.as_u64()?))),
+        _ => None,
+    };
+    array(reply).iter().map(read).collect()
+}
+
 pub(super) fn released(reply: &Value) -> Option<Owned> {
     owned(reply.as_i64()?)
 }
@@ -164,35 +173,6 @@ fn array(reply: &Value) -> &[Value] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    fn anything() -> impl Strategy<Value = Value> {
-        let leaf = prop_oneof![
-            any::<i64>().prop_map(Value::from),
-            (-2_i64..3).prop_map(Value::from),
-            ".*".prop_map(|text: String| Value::from(text)),
-            any::<Vec<u8>>().prop_map(|bytes| Value::Bytes(bytes.into())),
-            Just(Value::Null),
-        ];
-        leaf.prop_recursive(2, 16, 5, |inner| prop::collection::vec(inner, 0..5).prop_map(Value::Array))
-    }
-
-    proptest! {
-        #[test]
-        fn no_reply_makes_a_reader_panic(reply in anything()) {
-            let _ = ballot(&reply, false, false);
-            let _ = ballot(&reply, false, true);
-            let _ = healed(&reply);
-            let _ = knocked(&reply, true, true);
-            let _ = line(&reply);
-            let _ = renewed(&reply);
-            let _ = released(&reply);
-            let _ = holder(&reply);
-            let _ = flag(&reply);
-            let _ = guarding(&reply);
-            let _ = guarded(&reply);
-        }
-    }
 
     #[test]
     fn a_reply_of_another_shape_is_nobodys_verdict() {

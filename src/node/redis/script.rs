@@ -1,39 +1,45 @@
-//! The scripts, each sent by its hash.
+//! The scripts, each sent by its hash once the server knows it.
 
 use std::sync::LazyLock;
+
+use crate::plants;
 
 /// One Lua script: its text is the documentation of what it does.
 #[derive(Debug)]
 pub(crate) struct Script {
-    pub(crate) source: &'static str,
+    pub(crate) source: LazyLock<&'static str>,
+    /// Its place in a set of scripts.
+    pub(crate) bit: u32,
     hash: LazyLock<String>,
 }
 
 macro_rules! scripts {
-    ($($(#[$attribute:meta])* $name:ident = $($file:literal)+;)*) => {$(
+    ($($(#[$attribute:meta])* $at:literal $name:ident = $($file:literal)+;)*) => {$(
         $(#[$attribute])*
         pub(crate) static $name: Script = Script {
-            source: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
-            hash: LazyLock::new(|| fred::util::sha1_hash($name.source)),
+            source: LazyLock::new(|| plants::script(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))),
+            bit: 1 << $at,
+            hash: LazyLock::new(|| fred::util::sha1_hash(&$name.source)),
         };
     )*};
 }
 
-// A script may need parts before it; its header says which.
+// Each has a place of its own. It may need parts before it; its header says which.
 scripts! {
-    ACQUIRE = "draw" "may_vote" "acquire";
-    RAISE = "lift" "raise";
-    HEAL = "may_vote" "lift" "heal";
-    RENEW = "renew";
-    RELEASE = "draw" "promote" "pass_on" "release";
-    KEEP = "keep";
-    HOLDER = "holder";
-    FORCE_RELEASE = "draw" "promote" "pass_on" "force_release";
-    GUARDED_SET = "guarded_set";
-    GUARDED_GET = "guarded_get";
-    KNOCK = "draw" "promote" "knock";
-    LEAVE = "draw" "promote" "pass_on" "leave";
-    QUEUE = "queue";
+    0 ACQUIRE = "draw" "may_vote" "acquire";
+    1 RAISE = "lift" "raise";
+    2 HEAL = "may_vote" "lift" "heal";
+    3 RENEW = "renew";
+    4 RELEASE = "draw" "promote" "pass_on" "release";
+    5 KEEP = "keep";
+    6 HOLDER = "holder";
+    7 FORCE_RELEASE = "draw" "promote" "pass_on" "force_release";
+    8 GUARDED_SET = "guarded_set";
+    9 GUARDED_GET = "guarded_get";
+    10 KNOCK = "draw" "promote" "knock";
+    11 LEAVE = "draw" "promote" "pass_on" "leave";
+    12 QUEUE = "queue";
+    13 LOOK = "look";
 }
 
 impl Script {

@@ -229,6 +229,24 @@ fn a_failed_renewal_is_retried_quickly_and_then_less_quickly() {
 }
 
 #[test]
+fn the_pause_after_a_failure_is_between_half_and_all_of_its_bound() {
+    let pauses: Vec<_> = (0..200)
+        .map(|seed| {
+            let mut tally = Tally::new(1);
+            tally.confirm(0, at(1_000));
+            let terms = Terms { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+            let mut core = Core::new(terms, tally, Jitter::from_seed(seed));
+            assert!(core.tick(at(2_000)).renew);
+            let _ = core.answer(at(2_000), 0, at(2_000), Answer::Unclear);
+            core.next_look().unwrap().since(at(2_000))
+        })
+        .collect();
+    let (shortest, longest, bound) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap(), TTL / 3 / 64);
+    assert!((bound / 2..bound * 6 / 10).contains(shortest), "{shortest:?}");
+    assert!((bound * 9 / 10..=bound).contains(longest), "{longest:?}");
+}
+
+#[test]
 fn silence_puts_it_at_risk_after_the_patience_and_another_round_goes_out() {
     let mut core = core();
     assert_eq!(core.tick(at(2_000)), Orders { renew: true, ..NOTHING });
@@ -253,9 +271,11 @@ fn three_patiences_of_silence_make_the_connection_suspect() {
 fn invariant_8_an_outage_of_any_length_has_a_handful_of_rounds_under_way() {
     let mut core = core_with(Duration::from_secs(3_600), None, 1);
     let mut rounds = 0;
-    while let Some(look) = core.next_look() {
+    for _ in 0..100 {
+        let Some(look) = core.next_look() else { break };
         rounds += u32::from(core.tick(look).renew);
     }
+    assert_eq!(core.next_look(), None, "it is over in the end");
     // Gaps of 1, 2, 4 … s up to a third of an hour, in the two thirds that are left of it: 12, and 2 for the rest.
     assert!((10..=14).contains(&rounds), "{rounds}");
 }
@@ -303,6 +323,95 @@ fn the_earlier_of_deadline_and_max_hold_is_the_reason() {
     let _ = held_long.answer(at(2_000), 0, at(1_900), Answer::Confirmed);
     let _ = held_long.judge(at(60_000));
     assert_eq!(held_long.phase(), over(LossReason::MaxHold, at(4_000)));
+}
+
+#[test]
+fn where_both_come_at_once_it_is_max_hold() {
+    let mut core = core_with(TTL, Some(VALID), 1);
+    assert_eq!(core.judge(at(1_000) + VALID), Orders { news: true, ..NOTHING });
+    assert_eq!(core.phase(), over(LossReason::MaxHold, at(1_000) + VALID));
+}
+
+#[test]
+fn a_quorum_that_was_in_doubt_is_the_reason_and_a_process_that_stood_still_is_not() {
+    for (nodes, doubted, reason) in
+        [(3, true, LossReason::NoQuorum), (3, false, LossReason::Expired), (1, true, LossReason::Expired)]
+    {
+        let mut core = core_with(TTL, None, nodes);
+        for node in (0..nodes).filter(|_| doubted) {
+            let _ = core.answer(at(2_005), node, at(2_000), Answer::Unclear);
+        }
+        assert_eq!(core.phase(), if doubted { Phase::AtRisk } else { Phase::Held });
+        assert_eq!(core.judge(at(60_000)), LOST);
+        assert_eq!(core.phase(), over(reason, at(1_000) + VALID));
+    }
+}
+
+#[test]
+fn a_renewal_is_confirmed_when_a_majority_has_confirmed_that_send_or_a_later_one() {
+    let mut core = core_with(TTL, None, 3);
+    assert!(core.is_confirmed(at(1_000)) && !core.is_confirmed(at(1_001)));
+    let _ = core.answer(at(2_001), 0, at(2_000), Answer::Confirmed);
+    assert!(!core.is_confirmed(at(2_000)));
+    let _ = core.answer(at(2_011), 1, at(2_010), Answer::Confirmed);
+    assert!(core.is_confirmed(at(2_000)) && !core.is_confirmed(at(2_001)));
+}
+
+#[test]
+fn what_a_node_never_had_is_not_on_it() {
+    let mut tally = Tally::new(3);
+    tally.confirm(0, at(1_000));
+    tally.confirm(1, at(1_000));
+    tally.deny(2, at(1_000), Denial::Gone);
+    let mut core = Core::new(Terms { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7));
+    assert_eq!([0, 1, 2, 3].map(|node| core.may_be_on(node)), [true, true, false, false]);
+    // Healed, it has it.
+    assert_eq!(core.answer(at(2_001), 0, at(2_000), Answer::Confirmed).heal, [2].into_iter().collect());
+    assert!(core.may_be_on(2));
+}
+
+#[test]
+fn a_short_lease_is_not_renewed_much_before_its_third() {
+    for seed in 0..200 {
+        let mut tally = Tally::new(1);
+        tally.confirm(0, at(1_000));
+        let terms = Terms { ttl: Duration::from_millis(120), max_hold: None, patience: TTL };
+        let due = Core::new(terms, tally, Jitter::from_seed(seed)).next_look().unwrap();
+        // A tenth for the jitter, an eighth for the grain.
+        assert!(due <= at(1_040) && due >= at(1_040 - 4 - 5), "{due:?}");
+    }
+}
+
+#[test]
+fn only_those_who_are_silent_are_connected_to_anew() {
+    let mut core = core_with(TTL, None, 3);
+    let mut reconnected = Nodes::NONE;
+    for now in (2_000..3_900).map(at) {
+        let orders = core.tick(now);
+        reconnected = if orders.reconnect.is_empty() { reconnected } else { orders.reconnect };
+        if orders.renew {
+            let _ = core.answer(now, 1, now, Answer::Confirmed);
+        }
+    }
+    assert_eq!(reconnected, [0, 2].into_iter().collect());
+}
+
+#[test]
+fn one_node_more_that_fails_in_a_lost_round_changes_nothing() {
+    let rounds_with = |failing: usize| -> Vec<Time> {
+        let mut core = core_with(TTL, None, 3);
+        let mut rounds = Vec::new();
+        for _ in 0..6 {
+            let now = core.next_look().unwrap();
+            assert!(core.tick(now).renew);
+            for node in 0..failing {
+                let _ = core.answer(now, node, now, Answer::Unclear);
+            }
+            rounds.push(now);
+        }
+        rounds
+    };
+    assert_eq!(rounds_with(2), rounds_with(3));
 }
 
 #[derive(Debug, Clone)]

@@ -8,7 +8,8 @@
 //! 2. Whenever something watched may have been missed, the ear hears so, and after pushes are marked as off: when a
 //!    session starts or ends, when the keeper has a new connection, when the receiver lags, when the server flushes.
 //! 3. The connection is there only while somebody needs it.
-//! 4. What the server refuses is tried once, until the keeper has connected anew, and warned about once.
+//! 4. A touch that leaves a held lock as it was is not told, or each renewal could bring the next.
+//! 5. What the server refuses is tried once, until the keeper has connected anew, and warned about once.
 
 use std::{
     pin::pin,
@@ -29,15 +30,19 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     call::Call,
+    doubts::Doubts,
     session::{Session, ended},
 };
 use super::{
     connection::{Connection, Limits},
     url::Target,
 };
-use crate::{capabilities, node::Ear, token::random_u64};
+use crate::{capabilities, keeper::Host, node::Ear, token::random_u64};
 
 mod call;
+mod doubts;
+#[cfg(test)]
+mod fuzz;
 mod session;
 
 /// How often to see whether anybody needs the connection; when nobody did twice, it is closed.
@@ -159,9 +164,9 @@ impl Push {
     }
 
     /// One session after the other, for as long as the keeper lives.
-    pub(super) async fn serve(self: Arc<Self>, target: Target, limits: Limits, keeper: Arc<Connection>) {
-        let closed = self.closed.clone();
-        let _closed = closed.run_until_cancelled(Box::pin(self.sessions(&target, limits, &keeper))).await;
+    pub(super) async fn serve(self: Arc<Self>, target: Target, limits: Limits, keeper: Arc<Connection>, host: Host) {
+        let (closed, doubts) = (self.closed.clone(), Doubts::new(keeper.clone(), host, limits.command));
+        let _closed = closed.run_until_cancelled(Box::pin(self.sessions(&target, limits, &keeper, &doubts))).await;
         self.off();
     }
 
@@ -171,7 +176,7 @@ impl Push {
         on || called
     }
 
-    async fn sessions(&self, target: &Target, limits: Limits, keeper: &Connection) {
+    async fn sessions(&self, target: &Target, limits: Limits, keeper: &Connection, doubts: &Arc<Doubts>) {
         let mut reconnections = keeper.reconnections();
         let mut pause = FIRST_PAUSE;
         loop {
@@ -190,7 +195,7 @@ impl Push {
             let end = match Session::open(target, limits, &self.channel).await {
                 Ok(session) => {
                     longest = LONGEST_FLAP;
-                    self.listen_to(session, keeper, limits, &mut reconnections, &mut was_steady).await
+                    self.listen_to(session, keeper, doubts, limits, &mut reconnections, &mut was_steady).await
                 }
                 Err(end) => {
                     self.deaf.store(matches!(end, End::Refused(_)), Ordering::Release);
@@ -241,6 +246,7 @@ impl Push {
         &self,
         mut session: Session,
         keeper: &Connection,
+        doubts: &Arc<Doubts>,
         limits: Limits,
         reconnections: &mut Receiver<Server>,
         is_steady: &mut bool,
@@ -272,7 +278,7 @@ impl Push {
             loop {
                 tokio::select! {
                     heard = session.next() => match heard {
-                        Ok(Some(message)) => self.hear(&message),
+                        Ok(Some(message)) => self.hear(&message, |key, ear| doubts.add(key, ear)),
                         Ok(None) => self.missed(),
                         Err(reason) => return End::Failed(reason),
                     },
@@ -335,13 +341,18 @@ impl Push {
         }
     }
 
-    fn hear(&self, message: &Message) {
+    /// A touch of what is held here is doubted.
+    fn hear(&self, message: &Message, doubt: impl Fn(&str, &Arc<dyn Ear>)) {
         let Some(ear) = self.ear() else { return };
         match &message.value {
             Value::Null => ear.missed(),
             Value::Array(keys) => {
                 for key in keys.iter().filter_map(text) {
-                    ear.touched(key);
+                    if ear.holds(key) {
+                        doubt(key, &ear);
+                    } else {
+                        ear.touched(key);
+                    }
                 }
             }
             call => match text(call).and_then(Call::read) {

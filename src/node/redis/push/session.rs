@@ -112,8 +112,12 @@ pub(super) fn ended(error: &FredError) -> End {
 /// Half of what the server is set to track; it need not tell.
 pub(super) async fn room(keeper: &Connection, limits: Limits) -> usize {
     let setting = vec!["GET".into(), "tracking-table-max-keys".into()];
-    let table = match keeper.command("CONFIG", setting, limits.command).await {
-        Ok(Value::Array(pair)) => pair.get(1).and_then(Value::as_usize),
+    room_of(keeper.command("CONFIG", setting, limits.command).await.ok().as_ref())
+}
+
+pub(super) fn room_of(setting: Option<&Value>) -> usize {
+    let table = match setting {
+        Some(Value::Array(pair)) => pair.get(1).and_then(Value::as_usize),
         _ => None,
     };
     match table {

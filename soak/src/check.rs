@@ -1,0 +1,242 @@
+//! The checks of safety.md, section 8: pure, over a finished history.
+//!
+//! # What is checked, and why it is sound
+//!
+//! A lease is believed *for certain* from `start`, a look at the clock after its acquire had returned, to `end`: a
+//! look at the clock before a check that said yes, or a deadline that the holder knew of and that nothing but a loss of
+//! the key could have come before.
+//!
+//! - (a) No two leases of one name are believed at one instant.
+//! - (b) Fences grow in the order of acquisition. If one acquire had returned before another was begun, the order is
+//!   known. If both leases were believed, it is also the order of their `start`s: each lies within its own holding, and
+//!   holdings do not overlap.
+//! - (c) The resource never accepts a smaller fence after a larger, as far as one write was answered before the other was
+//!   begun; and it refuses nobody who believes in the lease afterwards, for who was refused had a successor.
+//! - (d) Nobody believes in a lease after the servers have let go of it. Somebody who looks at the servers knows of an
+//!   instant at which no majority had the token; a lease that was believed before the look and after it was believed at
+//!   that instant. One server never gives back what it has lost, so there it must not be believed at any later time.
+//!
+//! # What is forgiven
+//!
+//! A server may lose a key before its time: somebody deletes it, it restarts empty, its clock jumps ahead. Nothing tells
+//! the holder at that instant, so between the loss and the signal the promise is void; and what a lease rests on was sent
+//! before the loss for a TTL at most. So a lease that was asked for before a loss of its name on a server of its own is
+//! forgiven from the loss until its own TTL later. Not a moment longer, and no lease that was asked for after the loss.
+//! A quorum's node that restarts empty is covered by its restart delay, and (a) to (c) forgive nothing for it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{
+    history::{Found, History, Lease, Look, Loss, Write},
+    record::{LeaseId, Nanos, Written},
+};
+
+/// A check that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// `a` to `d`.
+    pub check: char,
+    pub name: usize,
+    pub at: Nanos,
+    pub leases: Vec<LeaseId>,
+    pub what: String,
+}
+
+/// All that is wrong, in the order of time.
+pub fn check(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for name in 0..history.names.len() {
+        let judge = Judge::new(history, name);
+        judge.one_holder(&mut found);
+        judge.fences_grow(&mut found);
+        judge.resource(&mut found);
+        judge.nothing_outlives_its_key(&mut found);
+    }
+    found.sort_by_key(|violation| violation.at);
+    found
+}
+
+/// One name.
+struct Judge<'a> {
+    history: &'a History,
+    name: usize,
+    /// In the order of their starts.
+    leases: Vec<&'a Lease>,
+    losses: Vec<&'a Loss>,
+    servers: std::ops::Range<usize>,
+}
+
+impl<'a> Judge<'a> {
+    fn new(history: &'a History, name: usize) -> Self {
+        let mut leases: Vec<&Lease> = history.leases.iter().filter(|lease| lease.name == name).collect();
+        leases.sort_by_key(|lease| lease.start);
+        let servers = history.names.get(name).map(|name| name.servers.clone()).unwrap_or_default();
+        let hits = |loss: &&Loss| servers.contains(&loss.server) && loss.name.is_none_or(|of| of == name);
+        let losses = history.losses.iter().filter(hits).collect();
+        Self { history, name, leases, losses, servers }
+    }
+
+    fn nodes(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// The time that is forgiven a lease for a loss, if that could have hit it.
+    fn forgiven(&self, lease: &Lease) -> impl Iterator<Item = (&'a Loss, Nanos, Nanos)> {
+        let (invoked, ttl) = (lease.invoked, lease.ttl);
+        let losses: Vec<&Loss> = self.losses.iter().filter(|loss| invoked < loss.to).copied().collect();
+        losses.into_iter().map(move |loss| (loss, loss.from, loss.to.saturating_add(ttl)))
+    }
+
+    fn is_forgiven(&self, lease: &Lease, from: Nanos, to: Nanos) -> bool {
+        self.forgiven(lease).any(|(loss, begin, end)| !loss.covered && begin <= from && to <= end)
+    }
+
+    fn violation(&self, check: char, at: Nanos, leases: &[&Lease], what: String) -> Violation {
+        Violation { check, name: self.name, at, leases: leases.iter().map(|lease| lease.id).collect(), what }
+    }
+
+    fn one_holder(&self, found: &mut Vec<Violation>) {
+        let mut before: Vec<(&Lease, Nanos)> = Vec::new();
+        for lease in &self.leases {
+            let Some(end) = lease.end else { continue };
+            before.retain(|(_, end)| *end >= lease.start);
+            for (other, other_end) in &before {
+                let (from, to) = (lease.start, end.min(*other_end));
+                if !self.is_forgiven(other, from, to) && !self.is_forgiven(lease, from, to) {
+                    let what = format!("{} and {} are both believed, for {}", other.id, lease.id, span(from, to));
+                    found.push(self.violation('a', from, &[other, lease], what));
+                }
+            }
+            before.push((lease, end));
+        }
+    }
+
+    fn fences_grow(&self, found: &mut Vec<Violation>) {
+        // Whoever had returned before: the largest fence of those, as time goes on.
+        let mut returned: Vec<&Lease> = self.leases.clone();
+        returned.sort_by_key(|lease| lease.start);
+        let mut largest: BTreeMap<Nanos, &Lease> = BTreeMap::new();
+        let mut so_far: Option<&Lease> = None;
+        for lease in returned {
+            if so_far.is_none_or(|largest| lease.fence > largest.fence) {
+                so_far = Some(lease);
+                largest.insert(lease.start, lease);
+            }
+        }
+        for lease in &self.leases {
+            if let Some((_, earlier)) = largest.range(..lease.invoked).next_back() {
+                if earlier.fence >= lease.fence {
+                    found.push(self.falling(earlier, lease));
+                }
+            }
+        }
+        // Those that were believed, in the order of their starts.
+        let mut largest: Option<&Lease> = None;
+        for lease in self.leases.iter().filter(|lease| lease.end.is_some()) {
+            if self.is_forgiven(lease, lease.start, lease.start) {
+                continue;
+            }
+            match largest {
+                Some(earlier) if earlier.fence >= lease.fence => {
+                    if earlier.start >= lease.invoked {
+                        found.push(self.falling(earlier, lease));
+                    }
+                }
+                _ => largest = Some(lease),
+            }
+        }
+    }
+
+    fn falling(&self, earlier: &Lease, later: &Lease) -> Violation {
+        let what = format!("{} has fence {}, and {} after it {}", earlier.id, earlier.fence, later.id, later.fence);
+        self.violation('b', later.start, &[earlier, later], what)
+    }
+
+    fn resource(&self, found: &mut Vec<Violation>) {
+        let by_id: HashMap<LeaseId, &Lease> = self.leases.iter().map(|lease| (lease.id, *lease)).collect();
+        let of_name = || self.history.writes.iter().filter(|write| write.name == self.name);
+        let mut accepted: Vec<&Write> = of_name().filter(|write| write.written == Written::Accepted).collect();
+        accepted.sort_by_key(|write| write.to);
+        let mut largest: BTreeMap<Nanos, &Write> = BTreeMap::new();
+        let mut so_far = None;
+        for write in &accepted {
+            if so_far.is_none_or(|fence| write.fence > fence) {
+                so_far = Some(write.fence);
+                largest.insert(write.to, write);
+            }
+        }
+        for write in accepted {
+            let Some((_, earlier)) = largest.range(..write.from).next_back() else { continue };
+            if earlier.fence > write.fence {
+                let what =
+                    format!("it accepted {} from {}, and {} after it", earlier.fence, earlier.lease, write.fence);
+                let leases = vec![earlier.lease, write.lease];
+                found.push(Violation { check: 'c', name: self.name, at: write.to, leases, what });
+            }
+        }
+        for write in of_name().filter(|write| write.written == Written::Refused) {
+            let Some(lease) = by_id.get(&write.lease) else { continue };
+            if lease.end.is_some_and(|end| end > write.to) && !self.is_forgiven(lease, write.to, write.to) {
+                let what = format!("{} is refused as a past holder, and believes in its lease after it", lease.id);
+                found.push(self.violation('c', write.to, &[lease], what));
+            }
+        }
+    }
+
+    fn nothing_outlives_its_key(&self, found: &mut Vec<Violation>) {
+        let mut looks: Vec<&Look> = self.history.looks.iter().filter(|look| look.name == self.name).collect();
+        looks.sort_by_key(|look| look.from);
+        for lease in &self.leases {
+            let Some(end) = lease.end else { continue };
+            let first = looks.partition_point(|look| look.from < lease.start);
+            let during = looks.get(first..).unwrap_or_default().iter().take_while(|look| look.from < end);
+            for look in during.filter(|look| !self.may_hold(lease, look)) {
+                // Of a quorum's nodes each is excused by itself.
+                let excused = self.forgiven(lease).filter(|_| self.nodes() == 1);
+                let excused = excused.filter(|(_, from, to)| *from <= look.to && look.from <= *to);
+                let allowed = excused.map(|(_, _, to)| to).max().unwrap_or(look.to);
+                if end > allowed {
+                    let gone = if allowed > look.to { " since a loss that it was not told of" } else { "" };
+                    let what =
+                        format!("{} is believed for {} after its key was gone{gone}", lease.id, span(look.to, end));
+                    found.push(self.violation('d', look.to, &[lease], what));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Whether there may have been a majority for the lease at every instant of the look.
+    fn may_hold(&self, lease: &Lease, look: &Look) -> bool {
+        let nodes = self.nodes();
+        let has = |(at, found): (usize, &Found)| {
+            let server = self.servers.start + at % nodes;
+            let has = match found {
+                Found::Unknown => true,
+                Found::Nothing => false,
+                // Over a quorum a node's floor need not be the lease's fence.
+                Found::Token(of, fence) => *of == Some(lease.id.process) && (nodes > 1 || *fence == lease.fence),
+            };
+            // A quorum's lease outlives the loss of a key on one node; the others are judged all the same.
+            let lost = || {
+                nodes > 1
+                    && self
+                        .forgiven(lease)
+                        .any(|(loss, from, to)| loss.server == server && from <= look.to && look.from <= to)
+            };
+            (has || lost()).then_some(server)
+        };
+        let mut having: Vec<usize> = look.found.iter().enumerate().filter_map(has).collect();
+        having.sort_unstable();
+        having.dedup();
+        having.len() > nodes / 2
+    }
+}
+
+/// How long that is, for people.
+pub fn span(from: Nanos, to: Nanos) -> String {
+    format!("{:?}", std::time::Duration::from_micros(to.saturating_sub(from) / 1_000))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+use super::*;
+use crate::{
+    history::{Mark, Name, Recorder},
+    record::{Ending, Line, MILLI, Process},
+};
+
+const TTL: Nanos = 300 * MILLI;
+
+/// A lock on a server of its own, number 0, and one over the servers 1 to 3.
+fn history() -> History {
+    let name = |text: &str, servers| Name { text: text.into(), servers };
+    History { names: vec![name("lone", 0..1), name("quorum", 1..4)], ..History::default() }
+}
+
+fn id(slot: u16) -> LeaseId {
+    LeaseId { process: Process { slot, life: 0 }, number: slot.into() }
+}
+
+/// A lease of a process of its own: asked for 5 ms before it began. In milliseconds.
+fn lease(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
+    let (start, end) = (start * MILLI, end * MILLI);
+    let invoked = start - 5 * MILLI;
+    Lease { id: id(slot), name: 0, ttl: TTL, fence, invoked, start, end: Some(end), how: Ending::Release }
+}
+
+fn over_quorum(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
+    Lease { name: 1, ..lease(slot, fence, start, end) }
+}
+
+fn loss(server: usize, name: Option<usize>, from: u64, to: u64) -> Loss {
+    Loss { server, name, from: from * MILLI, to: to * MILLI, covered: false }
+}
+
+fn write(of: &Lease, from: u64, to: u64, written: Written) -> Write {
+    let (from, to) = (from * MILLI, to * MILLI);
+    Write { lease: of.id, name: of.name, fence: of.fence, from, to, written }
+}
+
+fn look(name: usize, from: u64, to: u64, found: &[Found]) -> Look {
+    Look { name, from: from * MILLI, to: to * MILLI, found: found.into() }
+}
+
+fn token(slot: u16, fence: u64) -> Found {
+    Found::Token(Some(Process { slot, life: 0 }), fence)
+}
+
+fn found(history: &History) -> String {
+    check(history).iter().map(|violation| violation.check).collect()
+}
+
+fn with_leases(leases: impl IntoIterator<Item = Lease>) -> History {
+    History { leases: leases.into_iter().collect(), ..history() }
+}
+
+#[test]
+fn one_after_the_other_is_right() {
+    let mut history = with_leases([lease(1, 10, 100, 200), lease(2, 11, 201, 300), lease(3, 12, 301, 301)]);
+    let (one, two) = (history.leases[0].clone(), history.leases[1].clone());
+    history.writes = vec![
+        write(&one, 110, 120, Written::Accepted),
+        write(&two, 210, 220, Written::Accepted),
+        write(&one, 230, 240, Written::Refused),
+    ];
+    history.looks = vec![look(0, 150, 151, &[token(1, 10)]), look(0, 195, 205, &[Found::Nothing])];
+    assert_eq!(check(&history), []);
+    assert_eq!(found(&super::tests::history()), "");
+}
+
+#[test]
+fn two_at_once_are_wrong() {
+    assert_eq!(found(&with_leases([lease(1, 10, 100, 200), lease(2, 11, 199, 300)])), "a");
+    assert_eq!(found(&with_leases([lease(1, 10, 100, 500), lease(2, 11, 200, 200)])), "a", "one instant is enough");
+    // Everybody who is still there counts, not only the one before.
+    let three = [lease(1, 10, 100, 500), lease(2, 11, 200, 210), lease(3, 12, 300, 310)];
+    assert_eq!(found(&with_leases(three)), "aa");
+    let other_name = over_quorum(2, 11, 150, 300);
+    assert_eq!(found(&with_leases([lease(1, 10, 100, 200), other_name])), "");
+}
+
+#[test]
+fn who_never_believed_holds_nothing() {
+    let never = Lease { end: None, ..lease(1, 10, 100, 100) };
+    assert_eq!(found(&with_leases([never.clone(), lease(2, 11, 98, 300)])), "");
+    assert_eq!(found(&with_leases([never.clone(), lease(2, 11, 101, 300)])), "");
+    assert_eq!(found(&with_leases([never, lease(2, 9, 110, 300)])), "b", "its fence counts all the same");
+}
+
+#[test]
+fn a_loss_forgives_one_ttl_and_only_those_before_it() {
+    let both = |end| [lease(1, 10, 100, end), lease(2, 11, 200, 210)];
+    let lost_at = |from, to| vec![loss(0, None, from, to)];
+    let with = |leases, losses| found(&History { losses, ..with_leases(leases) });
+    assert_eq!(with(both(400), lost_at(150, 151)), "");
+    assert_eq!(with(both(400), vec![loss(0, Some(1), 150, 151)]), "a", "another name");
+    assert_eq!(with(both(400), vec![loss(1, None, 150, 151)]), "a", "another server");
+    assert_eq!(with(both(400), lost_at(205, 206)), "a", "it came after the second had begun");
+    assert_eq!(with(both(400), lost_at(80, 90)), "a", "both were asked for after it");
+    let late = [lease(1, 10, 100, 600), lease(2, 11, 460, 470)];
+    assert_eq!(with(late, lost_at(150, 151)), "a", "a TTL after it");
+    let covered = Loss { covered: true, ..loss(0, None, 150, 151) };
+    assert_eq!(with(both(400), vec![covered]), "a", "the promise knows it");
+}
+
+#[test]
+fn fences_that_fall_or_stand_still_are_wrong() {
+    assert_eq!(found(&with_leases([lease(1, 10, 100, 110), lease(2, 9, 200, 210)])), "b");
+    assert_eq!(found(&with_leases([lease(1, 10, 100, 110), lease(2, 10, 200, 210)])), "b");
+    // The acquires overlap, and the order is that of the beliefs.
+    let waited = Lease { invoked: 0, ..lease(2, 9, 200, 210) };
+    assert_eq!(found(&with_leases([lease(1, 10, 100, 110), waited.clone()])), "b");
+    let never = Lease { end: None, ..lease(1, 10, 100, 110) };
+    assert_eq!(found(&with_leases([never, waited])), "", "nobody knows which was first");
+    // A grant that is heard of late, after its key was deleted and another one had it.
+    let late = Lease { invoked: 10 * MILLI, ..lease(1, 10, 160, 160) };
+    let lost = vec![loss(0, None, 100, 101)];
+    let history = History { losses: lost, ..with_leases([lease(2, 11, 150, 155), late]) };
+    assert_eq!(found(&history), "");
+    assert_eq!(found(&History { losses: Vec::new(), ..history }), "b");
+}
+
+#[test]
+fn the_resource_goes_by_fences() {
+    let (one, two) = (lease(1, 10, 100, 200), lease(2, 11, 201, 300));
+    let with = |writes| found(&History { writes, ..with_leases([one.clone(), two.clone()]) });
+    let later = write(&two, 210, 220, Written::Accepted);
+    assert_eq!(with(vec![later.clone(), write(&one, 230, 240, Written::Accepted)]), "c");
+    assert_eq!(with(vec![later.clone(), write(&one, 215, 240, Written::Accepted)]), "", "at the same time");
+    assert_eq!(with(vec![later, write(&one, 230, 240, Written::Unknown)]), "");
+    let refused = write(&one, 110, 120, Written::Refused);
+    assert_eq!(with(vec![refused.clone()]), "c", "it believes in its lease after that");
+    let lost = vec![loss(0, None, 105, 106)];
+    let forgiven = History { writes: vec![refused], losses: lost, ..with_leases([one.clone()]) };
+    assert_eq!(found(&forgiven), "");
+}
+
+#[test]
+fn a_lease_that_outlives_its_key_is_wrong() {
+    let with = |found: &[Found], losses| {
+        let looks = vec![look(0, 150, 151, found)];
+        self::found(&History { looks, losses, ..with_leases([lease(1, 10, 100, 480)]) })
+    };
+    assert_eq!(with(&[token(1, 10)], vec![]), "");
+    assert_eq!(with(&[Found::Unknown], vec![]), "");
+    assert_eq!(with(&[Found::Nothing], vec![]), "d");
+    assert_eq!(with(&[token(2, 11)], vec![]), "d");
+    assert_eq!(with(&[token(1, 11)], vec![]), "d", "another lease of the same process");
+    assert_eq!(with(&[Found::Token(None, 10)], vec![]), "d");
+    assert_eq!(with(&[Found::Nothing], vec![loss(0, None, 200, 201)]), "d", "that loss came later");
+    assert_eq!(with(&[Found::Nothing], vec![loss(0, None, 100, 101)]), "d", "a TTL after it");
+    assert_eq!(with(&[Found::Nothing], vec![loss(0, None, 149, 190)]), "", "it ended in time");
+}
+
+#[test]
+fn what_one_server_has_lost_does_not_come_back() {
+    let looks = vec![look(0, 150, 151, &[Found::Nothing]), look(0, 500, 501, &[token(1, 10)])];
+    let losses = vec![loss(0, None, 149, 150)];
+    let told = History { looks, losses, ..with_leases([lease(1, 10, 100, 440)]) };
+    assert_eq!(found(&told), "");
+    assert_eq!(found(&History { leases: vec![lease(1, 10, 100, 600)], ..told }), "d");
+}
+
+#[test]
+fn a_majority_of_a_quorum_must_have_the_key() {
+    let (mine, other) = (token(1, 10), token(2, 11));
+    let with = |found: &[Found], losses| {
+        let looks = vec![look(1, 150, 151, found)];
+        self::found(&History { looks, losses, ..with_leases([over_quorum(1, 10, 100, 300)]) })
+    };
+    assert_eq!(with(&[mine, token(1, 12), other], vec![]), "", "a node's floor may be another");
+    assert_eq!(with(&[mine, Found::Unknown, Found::Nothing], vec![]), "");
+    assert_eq!(with(&[mine, Found::Nothing, other], vec![]), "d");
+    // Two looks at each: what was seen in either counts.
+    assert_eq!(with(&[mine, Found::Nothing, other, mine, mine, other], vec![]), "");
+    assert_eq!(with(&[mine, Found::Nothing, other, mine, Found::Nothing, other], vec![]), "d");
+    // A node that forgot does not vote: its key was there.
+    let forgot = Loss { covered: true, ..loss(2, None, 120, 140) };
+    assert_eq!(with(&[mine, Found::Nothing, other], vec![forgot.clone()]), "");
+    assert_eq!(with(&[Found::Nothing, Found::Nothing, other], vec![forgot]), "d", "the others are judged");
+}
+
+#[test]
+fn nodes_that_forget_forgive_no_second_holder() {
+    let leases = [over_quorum(1, 10, 100, 300), over_quorum(2, 11, 200, 250)];
+    let losses = vec![Loss { covered: true, ..loss(1, None, 120, 140) }];
+    assert_eq!(found(&History { losses, ..with_leases(leases) }), "a");
+}
+
+#[test]
+fn belief_ends_with_the_last_good_check_or_a_known_deadline() {
+    let end_of = |lines: Vec<Line>, killed: bool| {
+        let mut recorder = Recorder::new(history().names);
+        recorder.history.marks = Vec::<Mark>::new();
+        let until = Some(500);
+        recorder.hear(&Line::Acquired { lease: id(1), name: 0, ttl: TTL, fence: 1, invoked: 1, start: 2, until });
+        for line in lines {
+            recorder.hear(&line);
+        }
+        if killed {
+            recorder.killed(id(1).process);
+        }
+        recorder.end();
+        recorder.history.leases[0].end
+    };
+    let believed = Line::Believed { lease: id(1), at: 20, until: 600 };
+    let ended = |how| Line::Ended { lease: id(1), how };
+    assert_eq!(end_of(vec![ended(Ending::Release)], false), Some(2));
+    assert_eq!(end_of(vec![believed.clone(), ended(Ending::Release)], false), Some(20));
+    assert_eq!(end_of(vec![believed.clone(), ended(Ending::Deleted)], false), Some(20), "the signal came at any time");
+    assert_eq!(end_of(vec![believed.clone(), ended(Ending::Expired)], false), Some(600));
+    assert_eq!(end_of(vec![believed.clone()], true), Some(600), "a killed holder is none until its deadline");
+    assert_eq!(end_of(vec![believed, ended(Ending::Drop)], true), Some(20), "it had let go before");
+}

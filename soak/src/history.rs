@@ -1,0 +1,171 @@
+//! What happened to each name, as far as everybody who saw it has said: what the [checks](crate::check) judge.
+
+use std::collections::HashMap;
+
+use crate::record::{Ending, LeaseId, Line, Nanos, Outcome, Process, Written};
+
+/// A lock, and which of the servers have its key.
+#[derive(Debug, Clone)]
+pub struct Name {
+    pub text: String,
+    /// One server, or the nodes of a quorum.
+    pub servers: std::ops::Range<usize>,
+}
+
+/// One lease, from the acquire to the end of the belief in it.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    pub id: LeaseId,
+    pub name: usize,
+    pub ttl: Nanos,
+    pub fence: u64,
+    /// Before the acquire was called: nothing was sent earlier.
+    pub invoked: Nanos,
+    /// After it had returned.
+    pub start: Nanos,
+    /// The last moment at which it was believed for certain; nothing if it never was.
+    pub end: Option<Nanos>,
+    pub how: Ending,
+}
+
+/// A write with a lease's fence at a resource of the lease's name.
+#[derive(Debug, Clone)]
+pub struct Write {
+    pub lease: LeaseId,
+    pub name: usize,
+    pub fence: u64,
+    pub from: Nanos,
+    pub to: Nanos,
+    pub written: Written,
+}
+
+/// What a server had under a name when it was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// It did not answer.
+    Unknown,
+    Nothing,
+    /// A token of this process, and the fence beside it. A foreign token is nobody's.
+    Token(Option<Process>, u64),
+}
+
+/// What every server of a name had, each at some moment between `from` and `to`: for each server, one or more looks.
+#[derive(Debug, Clone)]
+pub struct Look {
+    pub name: usize,
+    pub from: Nanos,
+    pub to: Nanos,
+    pub found: Box<[Found]>,
+}
+
+/// Something took keys away from a server, at some moment between `from` and `to`.
+#[derive(Debug, Clone)]
+pub struct Loss {
+    pub server: usize,
+    /// One name, or all of them.
+    pub name: Option<usize>,
+    pub from: Nanos,
+    pub to: Nanos,
+    /// Whether the promise knows it: a quorum's node that restarts empty gives no vote, and nothing is forgiven for it.
+    pub covered: bool,
+}
+
+/// Something the nemesis did, for whoever reads the history.
+#[derive(Debug, Clone)]
+pub struct Mark {
+    pub from: Nanos,
+    pub to: Nanos,
+    pub whom: Whom,
+    pub text: String,
+}
+
+/// Whom a fault hits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whom {
+    Server(usize),
+    Process(Process),
+    Link { slot: u16, server: usize },
+}
+
+#[derive(Debug, Default, Clone)]
+pub struct History {
+    pub names: Vec<Name>,
+    pub leases: Vec<Lease>,
+    pub writes: Vec<Write>,
+    pub looks: Vec<Look>,
+    pub losses: Vec<Loss>,
+    pub marks: Vec<Mark>,
+}
+
+/// Puts lines together.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    pub history: History,
+    pub outcomes: HashMap<Outcome, u64>,
+    open: HashMap<LeaseId, Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    lease: Lease,
+    /// The latest deadline that its holder knew of for certain.
+    until: Nanos,
+}
+
+impl Recorder {
+    pub fn new(names: Vec<Name>) -> Self {
+        Self { history: History { names, ..History::default() }, ..Self::default() }
+    }
+
+    pub fn hear(&mut self, line: &Line) {
+        match *line {
+            Line::Acquired { lease: id, name, ttl, fence, invoked, start, until } => {
+                let lease =
+                    Lease { id, name, ttl, fence, invoked, start, end: until.map(|_| start), how: Ending::Killed };
+                self.open.insert(id, Open { lease, until: until.unwrap_or(0) });
+            }
+            Line::Believed { lease, at, until } => {
+                if let Some(open) = self.open.get_mut(&lease) {
+                    open.lease.end = open.lease.end.max(Some(at));
+                    open.until = open.until.max(until);
+                }
+            }
+            Line::Wrote { lease, from, to, written } => {
+                if let Some(Open { lease: of, .. }) = self.open.get(&lease) {
+                    self.history.writes.push(Write { lease, name: of.name, fence: of.fence, from, to, written });
+                }
+            }
+            Line::Ended { lease, how } => {
+                if let Some(open) = self.open.remove(&lease) {
+                    self.close(open, how);
+                }
+            }
+            Line::Counted(outcome) => *self.outcomes.entry(outcome).or_default() += 1,
+        }
+    }
+
+    /// A process is no more. It could have believed in its leases until the deadlines that it knew of.
+    pub fn killed(&mut self, process: Process) {
+        let of_it: Vec<LeaseId> = self.open.keys().filter(|id| id.process == process).copied().collect();
+        for id in of_it {
+            if let Some(open) = self.open.remove(&id) {
+                self.close(open, Ending::Killed);
+            }
+        }
+    }
+
+    /// Nobody will say any more.
+    pub fn end(&mut self) {
+        for open in std::mem::take(&mut self.open).into_values() {
+            self.close(open, Ending::Killed);
+        }
+    }
+
+    fn close(&mut self, Open { mut lease, until }: Open, how: Ending) {
+        lease.how = how;
+        if how.is_by_deadline() {
+            lease.end = lease.end.map(|end| end.max(until));
+        }
+        self.history.leases.push(lease);
+    }
+}

@@ -1,0 +1,240 @@
+//! Carries the plan out, and says what it did.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    history::{Found, Look, Loss, Name, Whom},
+    plan::{Fault, Lane, LinkFault, ProcessFault, ServerFault, plan},
+    record::{MILLI, Nanos, Process, now},
+    scene::{Scene, Worker},
+    setup::{KINDS, LONE, RESTART_DELAY},
+    support::{Action, Match},
+};
+
+/// Behind what a clock has shown, and its servers' rounding.
+const MARGIN: Nanos = 100 * MILLI;
+
+/// Goes through a lane until the time is up.
+pub fn run(scene: &Scene, lane: Lane, until: Instant) {
+    match lane {
+        Lane::Server(server) => ServerLane { scene, server, until, behind_until: 0, seasoned_at: 0 }.run(),
+        Lane::Process(slot) => process_lane(scene, slot, until),
+        Lane::Links(slot) => links_lane(scene, slot, until),
+    }
+}
+
+/// Rests; whether there is time left after it.
+fn rest(by: Duration, until: Instant) -> bool {
+    let left = until.saturating_duration_since(Instant::now());
+    std::thread::sleep(by.min(left));
+    by < left
+}
+
+struct ServerLane<'a> {
+    scene: &'a Scene,
+    server: usize,
+    until: Instant,
+    /// Its clock shows a time that it has shown before.
+    behind_until: Nanos,
+    /// From then on its uptime is above the restart delay, however its clock jumps.
+    seasoned_at: Nanos,
+}
+
+impl ServerLane<'_> {
+    fn run(mut self) {
+        for step in plan(self.scene.seed, Lane::Server(self.server)) {
+            if !rest(step.after, self.until) {
+                return;
+            }
+            let Fault::Server(fault) = step.fault else { continue };
+            // What it waits for is part of the rest before the fault.
+            match fault {
+                ServerFault::RestartEmpty(_) | ServerFault::FlushAll => self.await_moment(self.behind_until),
+                ServerFault::ClockForward(_) if self.server != LONE => self.await_moment(self.seasoned_at),
+                _ => {}
+            }
+            let from = now();
+            self.act(fault, from);
+            self.scene.mark(from, Whom::Server(self.server), step.fault.to_string());
+        }
+    }
+
+    /// Fences grow across a loss of all data only if the clock is not behind what it has shown; and a node's uptime is its
+    /// wall clock, so a jump while it is young would have it vote too early. Both are assumptions of the promises.
+    fn await_moment(&self, moment: Nanos) {
+        rest(Duration::from_nanos(moment.saturating_sub(now())), self.until);
+    }
+
+    fn act(&mut self, fault: ServerFault, from: Nanos) {
+        let server = &self.scene.servers[self.server];
+        let clock = self.scene.servers.clock(self.server);
+        match fault {
+            ServerFault::Stop(by) => {
+                server.stop();
+                rest(by, self.until);
+                server.cont();
+            }
+            ServerFault::Restart(down) => {
+                server.kill();
+                rest(down, self.until);
+                server.restart();
+                self.is_young();
+            }
+            ServerFault::RestartEmpty(down) => {
+                server.kill();
+                empty(self.scene, self.server);
+                rest(down, self.until);
+                self.lost(None, from, self.server != LONE);
+                seen_empty(self.scene, self.server, None, from);
+                server.restart();
+                self.is_young();
+            }
+            ServerFault::ClockForward(by) => {
+                clock.forward(by);
+                self.behind_until = self.behind_until.saturating_sub(nanos(by));
+                self.lost(None, from, false);
+            }
+            ServerFault::ClockBack(by) => {
+                clock.back(by);
+                self.behind_until = self.behind_until.max(now()) + nanos(by) + MARGIN;
+            }
+            ServerFault::ScriptFlush => self.command(&["SCRIPT", "FLUSH"]),
+            ServerFault::FlushAll => {
+                self.command(&["FLUSHALL"]);
+                self.lost(None, from, false);
+                seen_empty(self.scene, self.server, None, from);
+            }
+            ServerFault::Delete(name) => delete(self.scene, self.server, name),
+            ServerFault::KillClients => {
+                self.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+                self.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+            }
+        }
+    }
+
+    fn is_young(&mut self) {
+        self.seasoned_at = now() + nanos(RESTART_DELAY) + 1_500 * MILLI;
+    }
+
+    fn lost(&self, name: Option<usize>, from: Nanos, covered: bool) {
+        self.scene.loss(Loss { server: self.server, name, from, to: now(), covered });
+    }
+
+    fn command(&self, args: &[&str]) {
+        self.scene.servers[self.server].wire().must(args);
+    }
+}
+
+/// Has a server that does not run forget everything.
+pub fn empty(scene: &Scene, server: usize) {
+    for data in ["appendonlydir", "appendonly.aof"] {
+        let path = scene.servers[server].directory().join(data);
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.ok();
+    }
+}
+
+/// Deletes the key of a lock on one server.
+pub fn delete(scene: &Scene, server: usize, name: usize) {
+    let from = now();
+    scene.servers[server].wire().must(&["DEL", KINDS[name].name]);
+    scene.loss(Loss { server, name: Some(name), from, to: now(), covered: false });
+    seen_empty(scene, server, Some(name), from);
+}
+
+/// At one moment since then the server had no key of this name, or of any: that is as good as having looked. One node of
+/// a quorum is not.
+fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
+    let to = now();
+    let mut recorder = scene.recorder();
+    let here = |(at, of): (usize, &Name)| {
+        let is_it = of.servers == (server..server + 1) && name.is_none_or(|name| name == at);
+        is_it.then(|| Look { name: at, from, to, found: [Found::Nothing].into() })
+    };
+    let looks: Vec<Look> = recorder.history.names.iter().enumerate().filter_map(here).collect();
+    recorder.history.looks.extend(looks);
+}
+
+fn nanos(duration: Duration) -> Nanos {
+    u64::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
+/// Keeps one worker going, one life after the other.
+fn process_lane(scene: &Scene, slot: u16, until: Instant) {
+    let mut worker = scene.worker(Process { slot, life: 0 });
+    for step in plan(scene.seed, Lane::Process(slot)) {
+        if !rest(step.after, until) {
+            break;
+        }
+        assert!(!worker.is_dead(), "{} has died by itself", worker.process);
+        let Fault::Process(fault) = step.fault else { continue };
+        let (from, process) = (now(), worker.process);
+        match fault {
+            ProcessFault::Stop(by) => {
+                worker.stop();
+                rest(by, until);
+                worker.cont();
+                scene.mark(from, Whom::Process(process), step.fault.to_string());
+            }
+            ProcessFault::Kill(down) => {
+                worker.kill(scene);
+                scene.mark(from, Whom::Process(process), step.fault.to_string());
+                rest(down, until);
+                worker = scene.worker(Process { life: process.life + 1, ..process });
+            }
+        }
+    }
+    finish(scene, worker);
+}
+
+/// Ends a worker in peace.
+pub fn finish(scene: &Scene, mut worker: Worker) {
+    worker.dismiss();
+    worker.ended(scene);
+}
+
+fn links_lane(scene: &Scene, slot: u16, until: Instant) {
+    for step in plan(scene.seed, Lane::Links(slot)) {
+        if !rest(step.after, until) {
+            return;
+        }
+        let Fault::Link(server, fault) = step.fault else { continue };
+        let (from, link) = (now(), &scene.links[usize::from(slot)][server]);
+        let one = |nth, action| {
+            let rule = link.on(Match::any(), nth, action);
+            rule.wait_hit(Duration::from_millis(500));
+            rule.disarm();
+        };
+        match fault {
+            LinkFault::Cut => link.cut(),
+            LinkFault::BlackHole(by) => {
+                link.black_hole(true);
+                rest(by, until);
+                link.black_hole(false);
+            }
+            LinkFault::Delay(each_way, by) => {
+                link.delay(each_way);
+                rest(by, until);
+                link.delay(Duration::ZERO);
+            }
+            LinkFault::Freeze(by) => {
+                link.freeze(true);
+                rest(by, until);
+                link.freeze(false);
+            }
+            LinkFault::Refuse(by) => {
+                link.refuse(true);
+                link.cut();
+                rest(by, until);
+                link.refuse(false);
+            }
+            LinkFault::LoseReply(nth) => one(nth, Action::SwallowReply),
+            LinkFault::LoseCommand(nth) => one(nth, Action::DropRequest),
+            LinkFault::CutBefore(nth) => one(nth, Action::CutBefore),
+            LinkFault::CutAfter(nth) => one(nth, Action::CutAfter),
+        }
+        scene.mark(from, Whom::Link { slot, server }, step.fault.to_string());
+    }
+}

@@ -1,0 +1,249 @@
+//! What the nemesis will do: a function of the seed, and of nothing that happens.
+//!
+//! Each lane goes through its own list, one step after the other: each server has a lane, each worker process, and the
+//! links of each worker. So faults of one kind overlap with those of every other, but never with themselves.
+//!
+//! The plan keeps to what the promises assume (safety.md, sections 1, 2 and 4), or the checks would only find that they
+//! are needed: the clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the restart delay, and
+//! nothing but a restart makes a node forget its fences.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    chance::Chance,
+    setup::{KINDS, LONE, SERVERS},
+};
+
+/// How far a node's clock may be from the others' either way.
+const ASTRAY: i64 = 400;
+
+/// Whose turn it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    Server(usize),
+    Process(u16),
+    Links(u16),
+}
+
+/// What happens to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerFault {
+    Stop(Duration),
+    /// Killed, and back after this time with all its data.
+    Restart(Duration),
+    RestartEmpty(Duration),
+    ClockForward(Duration),
+    ClockBack(Duration),
+    ScriptFlush,
+    FlushAll,
+    /// The key of one lock, by its number.
+    Delete(usize),
+    KillClients,
+}
+
+/// What happens to a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessFault {
+    Kill(Duration),
+    Stop(Duration),
+}
+
+/// What happens to a worker's link to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkFault {
+    Cut,
+    BlackHole(Duration),
+    Delay(Duration, Duration),
+    Freeze(Duration),
+    Refuse(Duration),
+    /// One command from now on, by its number: the reply is lost, or the link is cut before or after it, or the command is
+    /// lost.
+    LoseReply(usize),
+    LoseCommand(usize),
+    CutBefore(usize),
+    CutAfter(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    Server(ServerFault),
+    Process(ProcessFault),
+    Link(usize, LinkFault),
+}
+
+/// A fault, and the rest before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    pub after: Duration,
+    pub fault: Fault,
+}
+
+/// The steps of a lane, as many as it has time for.
+pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
+    let place = match lane {
+        Lane::Server(server) => [1, server as u64],
+        Lane::Process(slot) => [2, slot.into()],
+        Lane::Links(slot) => [3, slot.into()],
+    };
+    let mut chance = Chance::new(seed, &place);
+    let mut astray = 0;
+    std::iter::repeat_with(move || match lane {
+        Lane::Server(LONE) => Step { after: chance.millis(200, 3_000), fault: Fault::Server(lone_server(&mut chance)) },
+        Lane::Server(_) => {
+            let after = chance.millis(300, 4_000);
+            Step { after, fault: Fault::Server(node(&mut chance, &mut astray)) }
+        }
+        Lane::Process(_) => {
+            let after = chance.millis(1_000, 6_000);
+            let fault = if chance.one_in(2) {
+                ProcessFault::Kill(chance.millis(0, 300))
+            } else {
+                ProcessFault::Stop(chance.millis(20, 2_500))
+            };
+            Step { after, fault: Fault::Process(fault) }
+        }
+        Lane::Links(_) => {
+            let (after, server) = (chance.millis(50, 1_200), chance.below(SERVERS));
+            Step { after, fault: Fault::Link(server, link(&mut chance)) }
+        }
+    })
+}
+
+fn lone_server(chance: &mut Chance) -> ServerFault {
+    match chance.below(20) {
+        0..=3 => ServerFault::Stop(chance.millis(5, 1_500)),
+        4..=5 => ServerFault::Restart(chance.millis(0, 300)),
+        6 => ServerFault::RestartEmpty(chance.millis(0, 300)),
+        7 if chance.one_in(4) => ServerFault::ClockForward(Duration::from_secs(3_600)),
+        7..=8 => ServerFault::ClockForward(chance.millis(10, 2_000)),
+        9..=10 => ServerFault::ClockBack(chance.millis(10, 2_000)),
+        11..=12 => ServerFault::ScriptFlush,
+        13 => ServerFault::FlushAll,
+        14..=17 => ServerFault::Delete(chance.below(KINDS.len())),
+        _ => ServerFault::KillClients,
+    }
+}
+
+fn node(chance: &mut Chance, astray: &mut i64) -> ServerFault {
+    match chance.below(20) {
+        0..=5 => ServerFault::Stop(chance.millis(5, 1_500)),
+        6..=7 => ServerFault::Restart(chance.millis(0, 300)),
+        8..=10 => ServerFault::RestartEmpty(chance.millis(0, 300)),
+        11..=13 => {
+            // To anywhere within the bounds.
+            let to = i64::try_from(chance.below(2 * 400 + 1)).unwrap_or(0) - ASTRAY;
+            let by = Duration::from_millis((to - *astray).unsigned_abs());
+            let forward = to > *astray;
+            *astray = to;
+            if forward { ServerFault::ClockForward(by) } else { ServerFault::ClockBack(by) }
+        }
+        14 => ServerFault::ScriptFlush,
+        15..=17 => ServerFault::Delete(chance.below(KINDS.len())),
+        _ => ServerFault::KillClients,
+    }
+}
+
+fn link(chance: &mut Chance) -> LinkFault {
+    let nth = chance.below(10) + 1;
+    match chance.below(18) {
+        0..=2 => LinkFault::Cut,
+        3..=4 => LinkFault::BlackHole(chance.millis(10, 1_500)),
+        5..=7 => LinkFault::Delay(chance.millis(1, 150), chance.millis(50, 1_500)),
+        8..=10 => LinkFault::Freeze(chance.millis(5, 900)),
+        11 => LinkFault::Refuse(chance.millis(10, 700)),
+        12..=13 => LinkFault::LoseReply(nth),
+        14 => LinkFault::LoseCommand(nth),
+        15 => LinkFault::CutBefore(nth),
+        _ => LinkFault::CutAfter(nth),
+    }
+}
+
+impl Fault {
+    /// Under which word it is counted.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Server(fault) => match fault {
+                ServerFault::Stop(_) => "server stopped",
+                ServerFault::Restart(_) => "server restarted with its data",
+                ServerFault::RestartEmpty(_) => "server restarted empty",
+                ServerFault::ClockForward(_) => "server clock forward",
+                ServerFault::ClockBack(_) => "server clock back",
+                ServerFault::ScriptFlush => "SCRIPT FLUSH",
+                ServerFault::FlushAll => "FLUSHALL",
+                ServerFault::Delete(_) => "DEL of a lock",
+                ServerFault::KillClients => "CLIENT KILL",
+            },
+            Self::Process(ProcessFault::Kill(_)) => "worker killed",
+            Self::Process(ProcessFault::Stop(_)) => "worker stopped",
+            Self::Link(_, fault) => match fault {
+                LinkFault::Cut => "link cut",
+                LinkFault::BlackHole(_) => "link black-holed",
+                LinkFault::Delay(..) => "link delayed",
+                LinkFault::Freeze(_) => "link frozen",
+                LinkFault::Refuse(_) => "link refused",
+                LinkFault::LoseReply(_) => "reply lost",
+                LinkFault::LoseCommand(_) => "command lost",
+                LinkFault::CutBefore(_) => "link cut before a command",
+                LinkFault::CutAfter(_) => "link cut before a reply",
+            },
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind())?;
+        match self {
+            Self::Server(ServerFault::Delete(name)) => write!(f, " ({})", KINDS[*name].name),
+            Self::Server(
+                ServerFault::Stop(by)
+                | ServerFault::Restart(by)
+                | ServerFault::RestartEmpty(by)
+                | ServerFault::ClockForward(by)
+                | ServerFault::ClockBack(by),
+            )
+            | Self::Process(ProcessFault::Kill(by) | ProcessFault::Stop(by))
+            | Self::Link(_, LinkFault::BlackHole(by) | LinkFault::Freeze(by) | LinkFault::Refuse(by)) => {
+                write!(f, " ({by:?})")
+            }
+            Self::Link(_, LinkFault::Delay(each_way, by)) => write!(f, " ({each_way:?} each way, {by:?})"),
+            Self::Link(
+                _,
+                LinkFault::LoseReply(nth)
+                | LinkFault::LoseCommand(nth)
+                | LinkFault::CutBefore(nth)
+                | LinkFault::CutAfter(nth),
+            ) => write!(f, " (the {nth}. from now)"),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_a_function_of_its_seed() {
+        let steps = |seed, lane| plan(seed, lane).take(100).collect::<Vec<_>>();
+        for lane in [Lane::Server(LONE), Lane::Server(2), Lane::Process(1), Lane::Links(0)] {
+            assert_eq!(steps(7, lane), steps(7, lane));
+            assert_ne!(steps(7, lane), steps(8, lane));
+        }
+        assert_ne!(steps(7, Lane::Server(1)), steps(7, Lane::Server(2)));
+    }
+
+    #[test]
+    fn the_clocks_of_a_quorum_stay_close() {
+        let mut at = 0;
+        for step in plan(3, Lane::Server(1)).take(10_000) {
+            match step.fault {
+                Fault::Server(ServerFault::ClockForward(by)) => at += i64::try_from(by.as_millis()).unwrap(),
+                Fault::Server(ServerFault::ClockBack(by)) => at -= i64::try_from(by.as_millis()).unwrap(),
+                Fault::Server(ServerFault::FlushAll) => panic!("a node forgets without a restart"),
+                _ => {}
+            }
+            assert!(at.abs() <= ASTRAY);
+        }
+    }
+}

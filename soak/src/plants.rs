@@ -1,0 +1,117 @@
+//! The checks, checked: for each bug of safety.md, section 8, a scene in which it shows.
+//!
+//! In a build with `--cfg leasehold_plants` and with `LEASEHOLD_PLANT` set to its name the bug is there, and the checks
+//! have to find it; without the variable the same scene has to pass.
+
+use std::{
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    chance::Chance,
+    duel,
+    history::Whom,
+    nemesis,
+    plan::Lane,
+    record::{Process, now},
+    round::{self, Outcome},
+    scene::Scene,
+    setup::{KINDS, LONE, SERVERS},
+    watch,
+};
+
+/// A planted bug, and where it shows.
+pub struct Plant {
+    /// What `LEASEHOLD_PLANT` calls it.
+    pub name: &'static str,
+    scene: fn() -> Outcome,
+}
+
+pub const PLANTS: [Plant; 6] = [
+    Plant { name: "release-without-compare", scene: releases_that_come_late },
+    Plant { name: "deadline-from-reply", scene: duel::slow_link },
+    Plant { name: "renewal-recreates", scene: deleted_keys },
+    Plant { name: "no-phase-two", scene: duel::clocks_apart },
+    Plant { name: "heal-without-uptime", scene: duel::forgetful_node },
+    Plant { name: "no-drift", scene: fast_clock },
+];
+
+impl Plant {
+    pub fn named(name: &str) -> Option<&'static Self> {
+        PLANTS.iter().find(|plant| plant.name == name)
+    }
+
+    pub fn run(&self) -> Outcome {
+        (self.scene)()
+    }
+}
+
+/// The bits of these locks.
+fn kinds(names: &[&str]) -> u64 {
+    KINDS.iter().enumerate().filter(|(_, kind)| names.contains(&kind.name)).map(|(at, _)| 1 << at).sum()
+}
+
+const SLOW: [&str; 3] = ["slow-1", "slow-2", "slow-3"];
+
+/// Workers on these locks for so long, one for each process among the lanes, and one fault that goes on all the time.
+fn aimed(
+    seed: u64,
+    length: Duration,
+    names: &[&str],
+    lanes: &[Lane],
+    fault: impl Fn(&Scene, Instant) + Sync,
+) -> Outcome {
+    let workers = lanes.iter().filter(|lane| matches!(lane, Lane::Process(_))).count();
+    let scene = Scene::new(seed, u16::try_from(workers).unwrap_or(0), kinds(names));
+    let start = Instant::now();
+    let until = start + length;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (scene, over, fault) = (&scene, &over, &fault);
+        let at_the_end = watch::Over(over);
+        scope.spawn(move || watch::run(scene, LONE..LONE + 1, Duration::from_millis(1), over));
+        scope.spawn(move || watch::run(scene, LONE + 1..SERVERS, Duration::from_millis(4), over));
+        scope.spawn(move || fault(scene, until));
+        let lanes: Vec<_> = lanes.iter().map(|&lane| scope.spawn(move || nemesis::run(scene, lane, until))).collect();
+        for lane in lanes {
+            lane.join().expect("a lane does not panic");
+        }
+        drop(at_the_end);
+    });
+    round::judge(seed, start.elapsed(), &scene)
+}
+
+const PROCESSES: [Lane; 3] = [Lane::Process(0), Lane::Process(1), Lane::Process(2)];
+
+fn nothing_else(_: &Scene, _: Instant) {}
+
+/// Attempts of unknown outcome are undone by a release, which comes when somebody else has the lock.
+fn releases_that_come_late() -> Outcome {
+    let lanes = [PROCESSES.as_slice(), &[Lane::Links(0), Lane::Links(1), Lane::Links(2)]].concat();
+    aimed(11, Duration::from_secs(12), &["slow-1", "slow-2", "crowded"], &lanes, nothing_else)
+}
+
+/// Somebody deletes locks by hand that nobody else waits for.
+fn deleted_keys() -> Outcome {
+    aimed(13, Duration::from_secs(12), &SLOW, &PROCESSES[..1], |scene, until| {
+        let mut chance = Chance::new(13, &[]);
+        while Instant::now() < until {
+            std::thread::sleep(chance.millis(30, 150));
+            let name = *chance.pick(&SLOW);
+            nemesis::delete(scene, LONE, KINDS.iter().position(|kind| kind.name == name).unwrap_or(0));
+        }
+    })
+}
+
+/// The server's clock goes 1 % too fast, and holders are killed.
+fn fast_clock() -> Outcome {
+    aimed(14, Duration::from_secs(12), &SLOW, &PROCESSES, |scene, _| {
+        let from = now();
+        scene.servers.clock(LONE).gain(10_000);
+        scene.mark(from, Whom::Server(LONE), "clock goes 1 % too fast");
+    })
+}
+
+/// Processes of a scene that are not there, but in this one.
+pub const DUELLISTS: [Process; 2] = [Process { slot: 0, life: 0 }, Process { slot: 1, life: 0 }];

@@ -1,0 +1,250 @@
+//! What a worker says of itself, line by line, and the clock that everybody here goes by.
+//!
+//! A worker may be killed at any instant, so it writes each line at once, and *before* it acts on it: a release is said
+//! before it is asked for. What was not said by then did not happen for the check.
+
+use std::{fmt, str::FromStr};
+
+use leasehold::{Clock, LossReason, SystemClock};
+
+/// A moment of this machine's clock that counts suspend, in nanoseconds: the same for every process.
+pub type Nanos = u64;
+
+pub const MILLI: Nanos = 1_000_000;
+
+pub fn now() -> Nanos {
+    u64::try_from(SystemClock.now().as_nanos()).unwrap_or(Nanos::MAX)
+}
+
+/// Which process: its place among the workers, and how many were killed there before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Process {
+    pub slot: u16,
+    pub life: u16,
+}
+
+/// Which lease, of all that were ever held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId {
+    pub process: Process,
+    pub number: u32,
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "w{}.{}", self.slot, self.life)
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.process, self.number)
+    }
+}
+
+/// The text is none of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unreadable;
+
+impl FromStr for Process {
+    type Err = Unreadable;
+
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        let (slot, life) = text.strip_prefix('w').and_then(|rest| rest.split_once('.')).ok_or(Unreadable)?;
+        Ok(Self { slot: number(slot)?, life: number(life)? })
+    }
+}
+
+impl FromStr for LeaseId {
+    type Err = Unreadable;
+
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        let (process, of_it) = text.split_once('#').ok_or(Unreadable)?;
+        Ok(Self { process: process.parse()?, number: number(of_it)? })
+    }
+}
+
+fn number<T: FromStr>(text: &str) -> Result<T, Unreadable> {
+    text.parse().map_err(|_| Unreadable)
+}
+
+macro_rules! words {
+    ($(#[$attribute:meta])* $name:ident { $($variant:ident = $word:literal,)+ }) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name { $($variant),+ }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self { $(Self::$variant => $word),+ })
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Unreadable;
+
+            fn from_str(text: &str) -> Result<Self, Unreadable> {
+                match text { $($word => Ok(Self::$variant),)+ _ => Err(Unreadable) }
+            }
+        }
+    };
+}
+
+words! {
+    /// How the belief in a lease ended.
+    Ending {
+        Release = "release",
+        Drop = "drop",
+        Expired = "expired",
+        NoQuorum = "no-quorum",
+        Deleted = "deleted",
+        Taken = "taken",
+        OtherLoss = "other-loss",
+        // Never said: what the parent makes of a lease of a killed process.
+        Killed = "killed",
+    }
+}
+
+impl Ending {
+    /// The loss of a lease, by its reason.
+    pub fn of(reason: LossReason) -> Self {
+        match reason {
+            LossReason::Expired => Self::Expired,
+            LossReason::NoQuorum => Self::NoQuorum,
+            LossReason::Deleted => Self::Deleted,
+            LossReason::Taken => Self::Taken,
+            _ => Self::OtherLoss,
+        }
+    }
+
+    /// Whether nothing ended it before the deadline did.
+    pub fn is_by_deadline(self) -> bool {
+        matches!(self, Self::Expired | Self::NoQuorum | Self::Killed)
+    }
+}
+
+words! {
+    /// What a guarded write came to.
+    Written {
+        Accepted = "accepted",
+        Refused = "refused",
+        Unknown = "unknown",
+    }
+}
+
+words! {
+    /// What became of something that has no place in the histories, and is only counted.
+    Outcome {
+        Released = "released",
+        ReleaseLost = "release-lost",
+        ReleaseUnknown = "release-unknown",
+        TimedOut = "acquire-timed-out",
+        Unavailable = "acquire-unavailable",
+        Failed = "acquire-failed",
+        Abandoned = "acquire-abandoned",
+    }
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Line {
+    /// An acquire, begun at `invoked`, had given a lease by `start`. `until`: a deadline that the holder knew for
+    /// certain, or nothing if the first check already said no.
+    Acquired {
+        lease: LeaseId,
+        name: usize,
+        ttl: Nanos,
+        fence: u64,
+        invoked: Nanos,
+        start: Nanos,
+        until: Option<Nanos>,
+    },
+    /// A check that began at `at` said yes.
+    Believed {
+        lease: LeaseId,
+        at: Nanos,
+        until: Nanos,
+    },
+    /// A guarded write with the lease's fence, begun and answered at these moments.
+    Wrote {
+        lease: LeaseId,
+        from: Nanos,
+        to: Nanos,
+        written: Written,
+    },
+    /// The holder believes no more.
+    Ended {
+        lease: LeaseId,
+        how: Ending,
+    },
+    Counted(Outcome),
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Acquired { lease, name, ttl, fence, invoked, start, until } => {
+                write!(f, "A {lease} {name} {ttl} {fence} {invoked} {start} {}", until.unwrap_or(0))
+            }
+            Self::Believed { lease, at, until } => write!(f, "B {lease} {at} {until}"),
+            Self::Wrote { lease, from, to, written } => write!(f, "W {lease} {from} {to} {written}"),
+            Self::Ended { lease, how } => write!(f, "E {lease} {how}"),
+            Self::Counted(outcome) => write!(f, "C {outcome}"),
+        }
+    }
+}
+
+impl FromStr for Line {
+    type Err = Unreadable;
+
+    fn from_str(line: &str) -> Result<Self, Unreadable> {
+        let mut words = line.split(' ');
+        let kind = words.next().ok_or(Unreadable)?;
+        let mut word = || words.next().ok_or(Unreadable);
+        Ok(match kind {
+            "A" => Self::Acquired {
+                lease: word()?.parse()?,
+                name: number(word()?)?,
+                ttl: number(word()?)?,
+                fence: number(word()?)?,
+                invoked: number(word()?)?,
+                start: number(word()?)?,
+                until: Some(number(word()?)?).filter(|&until| until > 0),
+            },
+            "B" => Self::Believed { lease: word()?.parse()?, at: number(word()?)?, until: number(word()?)? },
+            "W" => Self::Wrote {
+                lease: word()?.parse()?,
+                from: number(word()?)?,
+                to: number(word()?)?,
+                written: word()?.parse()?,
+            },
+            "E" => Self::Ended { lease: word()?.parse()?, how: word()?.parse()? },
+            "C" => Self::Counted(word()?.parse()?),
+            _ => return Err(Unreadable),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_they_were_written() {
+        let lease = LeaseId { process: Process { slot: 2, life: 7 }, number: 99 };
+        let acquired = |until| Line::Acquired { lease, name: 3, ttl: 4, fence: 5, invoked: 6, start: 7, until };
+        for line in [
+            acquired(Some(8)),
+            acquired(None),
+            Line::Believed { lease, at: 1, until: 2 },
+            Line::Wrote { lease, from: 1, to: 2, written: Written::Refused },
+            Line::Ended { lease, how: Ending::NoQuorum },
+            Line::Counted(Outcome::Released),
+        ] {
+            assert_eq!(line.to_string().parse(), Ok(line));
+        }
+        for bad in ["", "A", "E w1.2#3", "E w1#3 release", "C thing", "Z 1"] {
+            assert_eq!(bad.parse::<Line>(), Err(Unreadable), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What people read: the timeline around a violation, and the totals of many rounds.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    time::Duration,
+};
+
+use crate::{
+    check::{Violation, span},
+    history::{Found, History, Whom},
+    record::{Ending, MILLI, Nanos, Written},
+    round::Outcome,
+    setup::LONE,
+};
+
+/// How much before and after a violation is shown at most, and how much before the leases that are involved.
+const BEFORE: Nanos = 1_500 * MILLI;
+const AFTER: Nanos = 300 * MILLI;
+const LEAD: Nanos = 20 * MILLI;
+/// And how many lines.
+const LINES: usize = 60;
+
+/// A violation, and what happened to its name around it.
+pub fn timeline(history: &History, violation: &Violation) -> String {
+    let name = &history.names[violation.name];
+    let involved = || history.leases.iter().filter(|lease| violation.leases.contains(&lease.id));
+    let begun = involved().map(|lease| lease.start).min().unwrap_or(0).saturating_sub(LEAD);
+    let (from, to) = (begun.max(violation.at.saturating_sub(BEFORE)), violation.at + AFTER);
+    let within = |at: Nanos| (from..=to).contains(&at);
+    let mut lines: Vec<(Nanos, String)> = Vec::new();
+    // Those involved, and their neighbours.
+    let mut leases: Vec<_> = history.leases.iter().filter(|lease| lease.name == violation.name).collect();
+    leases.sort_by_key(|lease| lease.start);
+    let is_involved = |at: usize| leases.get(at).is_some_and(|lease| violation.leases.contains(&lease.id));
+    for (at, lease) in leases.iter().enumerate() {
+        if !(at.saturating_sub(1)..=at + 1).any(is_involved) {
+            continue;
+        }
+        let involved = if is_involved(at) { "  <--" } else { "" };
+        lines.push((lease.invoked, format!("{} asks for it", lease.id)));
+        let ttl = span(0, lease.ttl);
+        lines.push((lease.start, format!("{} has it: fence {}, TTL {ttl}{involved}", lease.id, lease.fence)));
+        if let Some(end) = lease.end {
+            lines.push((end, format!("{} believed in it until here ({}){involved}", lease.id, lease.how)));
+        }
+        // An accepted write is no news but after one that was not.
+        let mut last = Written::Accepted;
+        for write in history.writes.iter().filter(|write| write.lease == lease.id) {
+            if std::mem::replace(&mut last, write.written) != write.written
+                || is_involved(at) && write.to >= violation.at
+            {
+                lines.push((write.to, format!("{} wrote with fence {}: {}", lease.id, write.fence, write.written)));
+            }
+        }
+    }
+    for mark in &history.marks {
+        let hits = match mark.whom {
+            Whom::Server(server) => name.servers.contains(&server),
+            Whom::Link { slot, server } => {
+                name.servers.contains(&server) && violation.leases.iter().any(|lease| lease.process.slot == slot)
+            }
+            Whom::Process(process) => violation.leases.iter().any(|lease| lease.process == process),
+        };
+        if hits && mark.from <= to && mark.to >= from {
+            lines.push((
+                mark.from,
+                format!("{}: {}, done after {}", whom(mark.whom), mark.text, span(mark.from, mark.to)),
+            ));
+        }
+    }
+    let mut last = None;
+    for look in history.looks.iter().filter(|look| look.name == violation.name && within(look.from)) {
+        if last.replace(&look.found) != Some(&look.found) {
+            let found: Vec<String> = look.found.iter().take(name.servers.len()).map(describe).collect();
+            lines.push((look.from, format!("the servers have {}", found.join(", "))));
+        }
+    }
+    lines.retain(|(at, _)| *at <= to);
+    lines.sort_by_key(|(at, _)| *at);
+    let first = lines.partition_point(|(at, _)| *at <= violation.at).saturating_sub(LINES * 3 / 4);
+    let mut text = format!("({}) {}: {}\n", violation.check, name.text, violation.what);
+    for (at, line) in lines.into_iter().skip(first).take(LINES) {
+        let before = at < violation.at;
+        let (sign, by) = if before { ('-', violation.at - at) } else { ('+', at - violation.at) };
+        let _infallible =
+            writeln!(text, "  {sign}{:>9.3} ms  {line}", Duration::from_nanos(by).as_secs_f64() * 1_000.0);
+    }
+    text
+}
+
+fn whom(whom: Whom) -> String {
+    match whom {
+        Whom::Server(server) => server_name(server),
+        Whom::Process(process) => process.to_string(),
+        Whom::Link { slot, server } => format!("w{slot} to {}", server_name(server)),
+    }
+}
+
+fn server_name(server: usize) -> String {
+    if server == LONE { "the server".into() } else { format!("node {server}") }
+}
+
+fn describe(found: &Found) -> String {
+    match found {
+        Found::Unknown => "?".into(),
+        Found::Nothing => "nothing".into(),
+        Found::Token(Some(process), fence) => format!("{process} with {fence}"),
+        Found::Token(None, _) => "something else".into(),
+    }
+}
+
+/// What many rounds came to.
+#[derive(Debug, Default)]
+pub struct Totals {
+    seeds: Vec<u64>,
+    lasted: Duration,
+    leases: u64,
+    by_name: BTreeMap<String, u64>,
+    endings: BTreeMap<Ending, u64>,
+    writes: BTreeMap<Written, u64>,
+    outcomes: BTreeMap<crate::record::Outcome, u64>,
+    looks: u64,
+    faults: BTreeMap<String, u64>,
+    violations: u64,
+}
+
+impl Totals {
+    pub fn add(&mut self, round: &Outcome) {
+        let history = &round.recorder.history;
+        self.seeds.push(round.seed);
+        self.lasted += round.lasted;
+        self.looks += history.looks.len() as u64;
+        self.violations += round.violations.len() as u64;
+        self.leases += history.leases.len() as u64;
+        for lease in &history.leases {
+            *self.by_name.entry(history.names[lease.name].text.clone()).or_default() += 1;
+            *self.endings.entry(lease.how).or_default() += 1;
+        }
+        for write in &history.writes {
+            *self.writes.entry(write.written).or_default() += 1;
+        }
+        for (outcome, count) in &round.recorder.outcomes {
+            *self.outcomes.entry(*outcome).or_default() += count;
+        }
+        for mark in &history.marks {
+            let kind = mark.text.split(" (").next().unwrap_or_default();
+            *self.faults.entry(kind.into()).or_default() += 1;
+        }
+    }
+
+    pub fn violations(&self) -> u64 {
+        self.violations
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.lasted.as_secs_f64();
+        let seeds: Vec<String> = self.seeds.iter().map(u64::to_string).collect();
+        let faults: u64 = self.faults.values().sum();
+        let rate = self.leases as f64 / seconds.max(0.001);
+        writeln!(f, "Seeds: {}.\n", seeds.join(", "))?;
+        writeln!(f, "| what | count |\n| --- | ---: |")?;
+        writeln!(f, "| seconds | {seconds:.0} |")?;
+        writeln!(f, "| lock cycles, each a lease from its acquire to its end | {} |", self.leases)?;
+        writeln!(f, "| per second | {rate:.0} |")?;
+        for (how, count) in &self.endings {
+            let what = match how {
+                Ending::Release | Ending::Drop => "let go of by",
+                Ending::Killed => "held by a process that was",
+                _ => "lost, and said so:",
+            };
+            writeln!(f, "| {what} {how} | {count} |")?;
+        }
+        for (outcome, count) in &self.outcomes {
+            writeln!(f, "| {outcome} | {count} |")?;
+        }
+        for (written, count) in &self.writes {
+            writeln!(f, "| guarded writes {written} | {count} |")?;
+        }
+        writeln!(f, "| looks at what the servers had under a name | {} |", self.looks)?;
+        writeln!(f, "| faults | {faults} |")?;
+        for (kind, count) in &self.faults {
+            writeln!(f, "| {kind} | {count} |")?;
+        }
+        writeln!(f, "| **violations** | **{}** |", self.violations)?;
+        let by_name: Vec<String> = self.by_name.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        writeln!(f, "\nLeases by name: {}.", by_name.join(", "))
+    }
+}

@@ -1,0 +1,62 @@
+//! One round: servers, workers and a nemesis for a while, and then the checks.
+
+use std::{
+    sync::{PoisonError, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    check::{self, Violation},
+    history::Recorder,
+    nemesis,
+    plan::Lane,
+    scene::Scene,
+    setup::{LONE, SERVERS},
+    watch,
+};
+
+pub const WORKERS: u16 = 3;
+const LOOK_EVERY: Duration = Duration::from_millis(8);
+const ALL: u64 = u64::MAX;
+
+/// What a round has shown.
+pub struct Outcome {
+    pub seed: u64,
+    pub lasted: Duration,
+    pub recorder: Recorder,
+    pub violations: Vec<Violation>,
+}
+
+pub fn run(seed: u64, length: Duration) -> Outcome {
+    let scene = Scene::new(seed, WORKERS, ALL);
+    let start = Instant::now();
+    let until = start + length;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (scene, over) = (&scene, &over);
+        let at_the_end = watch::Over(over);
+        let eyes = [LONE..LONE + 1, LONE + 1..SERVERS];
+        let eyes = eyes.map(|servers| scope.spawn(move || watch::run(scene, servers, LOOK_EVERY, over)));
+        let lanes = (0..SERVERS)
+            .map(Lane::Server)
+            .chain((0..WORKERS).flat_map(|slot| [Lane::Process(slot), Lane::Links(slot)]));
+        let lanes: Vec<_> = lanes.map(|lane| scope.spawn(move || nemesis::run(scene, lane, until))).collect();
+        for lane in lanes {
+            lane.join().expect("a lane does not panic");
+        }
+        drop(at_the_end);
+        for eye in eyes {
+            eye.join().expect("a look does not panic");
+        }
+    });
+    let lasted = start.elapsed();
+    judge(seed, lasted, &scene)
+}
+
+/// The history of a scene that is over, and what is wrong with it.
+pub fn judge(seed: u64, lasted: Duration, scene: &Scene) -> Outcome {
+    let mut recorder = std::mem::take(&mut *scene.recorder.lock().unwrap_or_else(PoisonError::into_inner));
+    recorder.end();
+    let violations = check::check(&recorder.history);
+    Outcome { seed, lasted, recorder, violations }
+}

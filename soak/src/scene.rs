@@ -1,0 +1,150 @@
+//! The servers, the links to them, and the worker processes.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+use crate::{
+    history::{Loss, Mark, Recorder, Whom},
+    record::{Line, Nanos, Process, now},
+    setup::{SERVERS, names},
+    support::{Nodes, Proxy, Server, spawner, urls},
+    worker::Part,
+};
+
+/// How long a worker may take to end when it is told to.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
+
+/// Everything that takes part in a round.
+pub struct Scene {
+    pub servers: Nodes,
+    pub resource: Server,
+    /// For each worker, one to each server.
+    pub links: Vec<Vec<Proxy>>,
+    pub recorder: Arc<Mutex<Recorder>>,
+    pub seed: u64,
+    kinds: u64,
+}
+
+impl Scene {
+    /// Servers that keep their data over a restart and have been up for long, and links for so many workers.
+    pub fn new(seed: u64, workers: u16, kinds: u64) -> Self {
+        // No fsync: what a killed process has written is there all the same.
+        let servers = Nodes::with(SERVERS, |server| server.aof(true).arg("--appendfsync", "no")).season();
+        let links = (0..workers).map(|_| servers.proxies()).collect();
+        let recorder = Arc::new(Mutex::new(Recorder::new(names())));
+        Self { servers, resource: Server::start(), links, recorder, seed, kinds }
+    }
+
+    pub fn recorder(&self) -> MutexGuard<'_, Recorder> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn mark(&self, from: Nanos, whom: Whom, text: impl Into<String>) {
+        let mark = Mark { from, to: now(), whom, text: text.into() };
+        self.recorder().history.marks.push(mark);
+    }
+
+    pub fn loss(&self, loss: Loss) {
+        self.recorder().history.losses.push(loss);
+    }
+
+    /// Starts a worker. Its lines are on record as they come.
+    pub fn worker(&self, process: Process) -> Worker {
+        let part = Part {
+            process,
+            seed: self.seed,
+            kinds: self.kinds,
+            resource: self.resource.url(),
+            servers: urls(&self.links[usize::from(process.slot)]),
+        };
+        let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("leasehold-soak"));
+        let mut command: Command = spawner::mortal(&program);
+        command.arg("worker").args(part.to_args()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = spawner::spawn(command).expect("a worker starts");
+        let input = child.stdin.take();
+        let output = child.stdout.take().expect("the worker's output was asked for");
+        let recorder = self.recorder.clone();
+        let hearing = std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let line: Line = line.parse().unwrap_or_else(|_| panic!("a worker said {line:?}"));
+                recorder.lock().unwrap_or_else(PoisonError::into_inner).hear(&line);
+            }
+        });
+        Worker { process, child, input, hearing: Some(hearing) }
+    }
+}
+
+/// A worker process; killed and reaped on drop.
+pub struct Worker {
+    pub process: Process,
+    child: Child,
+    input: Option<ChildStdin>,
+    hearing: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Kills it without warning. All that it said is on record when this returns.
+    pub fn kill(mut self, scene: &Scene) {
+        self.end();
+        scene.recorder().killed(self.process);
+    }
+
+    /// Suspends it, and returns once it is suspended.
+    pub fn stop(&self) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP).expect("SIGSTOP reaches the worker");
+        let states = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(pid), states).expect("the worker reports that it is suspended");
+    }
+
+    pub fn cont(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).expect("SIGCONT reaches the worker");
+    }
+
+    /// Tells it to end.
+    pub fn dismiss(&mut self) {
+        self.input.take();
+    }
+
+    /// Waits for its end after [`dismiss`](Self::dismiss); panics if it ended otherwise than well.
+    pub fn ended(mut self, scene: &Scene) {
+        let start = Instant::now();
+        let status = loop {
+            match self.child.try_wait().expect("the worker can be waited for") {
+                Some(status) => break status,
+                None if start.elapsed() > ENDS_WITHIN => panic!("{} does not end", self.process),
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        assert!(status.success(), "{} failed: {status}", self.process);
+        self.kill(scene);
+    }
+
+    /// Whether it has died by itself.
+    pub fn is_dead(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
+    }
+
+    fn end(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+        if let Some(hearing) = self.hearing.take() {
+            hearing.join().expect("the worker's lines can be read");
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}

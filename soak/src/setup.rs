@@ -1,0 +1,60 @@
+//! Which locks there are, on which servers, and who works on them: the same for the parent and its workers.
+
+use std::time::Duration;
+
+use crate::history::Name;
+
+/// The server on its own, and how many nodes the quorum has behind it.
+pub const LONE: usize = 0;
+pub const NODES: usize = 3;
+pub const SERVERS: usize = 1 + NODES;
+
+/// Longer than the longest TTL by the second that a server's uptime may be wrong by.
+pub const RESTART_DELAY: Duration = Duration::from_secs(2);
+pub const TTLS: [Duration; 3] = [Duration::from_millis(300), Duration::from_millis(500), Duration::from_secs(1)];
+pub const COMMAND_TIMEOUT: Duration = Duration::from_millis(400);
+
+/// How a task treats its locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// Mostly held for nothing.
+    Quick,
+    /// Mostly held for a while, at times for several TTLs.
+    Slow,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    pub name: &'static str,
+    pub quorum: bool,
+    pub fair: bool,
+    pub pace: Pace,
+    /// How many tasks of each process work on it.
+    pub tasks: usize,
+}
+
+const fn kind(name: &'static str, quorum: bool, fair: bool, pace: Pace, tasks: usize) -> Kind {
+    Kind { name, quorum, fair, pace, tasks }
+}
+
+/// Every lock. With three processes each of them is contended, and the quick ones hardly ever rest.
+pub const KINDS: [Kind; 13] = [
+    kind("plain-1", false, false, Pace::Quick, 1),
+    kind("plain-2", false, false, Pace::Quick, 1),
+    kind("plain-3", false, false, Pace::Quick, 1),
+    kind("crowded", false, false, Pace::Quick, 2),
+    kind("fair-1", false, true, Pace::Quick, 1),
+    kind("fair-2", false, true, Pace::Slow, 1),
+    kind("slow-1", false, false, Pace::Slow, 1),
+    kind("slow-2", false, false, Pace::Slow, 1),
+    kind("slow-3", false, false, Pace::Slow, 1),
+    kind("quorum-1", true, false, Pace::Quick, 1),
+    kind("quorum-2", true, false, Pace::Quick, 1),
+    kind("quorum-slow-1", true, false, Pace::Slow, 1),
+    kind("quorum-slow-2", true, false, Pace::Slow, 1),
+];
+
+pub fn names() -> Vec<Name> {
+    let servers = |kind: &Kind| if kind.quorum { LONE + 1..SERVERS } else { LONE..LONE + 1 };
+    KINDS.iter().map(|kind| Name { text: kind.name.into(), servers: servers(kind) }).collect()
+}

@@ -1,0 +1,300 @@
+//! A worker: acquires, believes, writes, lets go, and says so, until its input ends.
+
+use std::{
+    io::{Read, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::{AcquireError, Builder, GuardError, Guarded, Lease, Leases, Lock, ReleaseError};
+
+use crate::{
+    chance::Chance,
+    record::{Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
+    setup::{COMMAND_TIMEOUT, KINDS, Kind, Pace, RESTART_DELAY, TTLS},
+};
+
+/// What the parent tells a worker on its command line.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub process: Process,
+    pub seed: u64,
+    /// Which of [`KINDS`] it works on, by their bits.
+    pub kinds: u64,
+    /// Where the resource is, which nothing happens to.
+    pub resource: String,
+    /// The lone server, then the quorum's nodes, each through a proxy.
+    pub servers: Vec<String>,
+}
+
+impl Part {
+    pub fn to_args(&self) -> Vec<String> {
+        let mut args =
+            vec![self.process.to_string(), self.seed.to_string(), self.kinds.to_string(), self.resource.clone()];
+        args.extend(self.servers.iter().cloned());
+        args
+    }
+
+    pub fn from_args(args: &[String]) -> Option<Self> {
+        let [process, seed, kinds, resource, servers @ ..] = args else { return None };
+        Some(Self {
+            process: process.parse().ok()?,
+            seed: seed.parse().ok()?,
+            kinds: kinds.parse().ok()?,
+            resource: resource.clone(),
+            servers: servers.to_vec(),
+        })
+    }
+}
+
+/// The settings that every client here has.
+pub fn builder(process: Process) -> Builder {
+    Leases::builder()
+        .label(process.to_string())
+        .command_timeout(COMMAND_TIMEOUT)
+        .connect_timeout(Duration::from_secs(1))
+        .grant(Duration::from_millis(300))
+}
+
+/// Plays a part to its end.
+pub async fn run(part: Part) {
+    let over = Arc::new(AtomicBool::new(false));
+    let heard = over.clone();
+    std::thread::spawn(move || {
+        let mut nothing = Vec::new();
+        std::io::stdin().read_to_end(&mut nothing).ok();
+        heard.store(true, Ordering::SeqCst);
+    });
+    let (lone, nodes) = part.servers.split_first().expect("the parent names the servers");
+    let lone = built(&over, || builder(part.process).url(lone)).await;
+    let quorum = built(&over, || builder(part.process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0])).await;
+    let resource =
+        built(&over, || builder(part.process).command_timeout(Duration::from_secs(5)).url(&part.resource)).await;
+    let (Some(lone), Some(quorum), Some(resource)) = (lone, quorum, resource) else { return };
+
+    let numbers = Arc::new(AtomicU32::new(0));
+    let mut tasks = Vec::new();
+    for (name, kind) in KINDS.iter().enumerate().filter(|(name, _)| part.kinds & (1 << name) != 0) {
+        for task in 0..kind.tasks {
+            let leases = if kind.quorum { &quorum } else { &lone };
+            let place = [part.process.slot.into(), part.process.life.into(), name as u64, task as u64];
+            let job = Job {
+                name,
+                kind: *kind,
+                lock: leases.lock(kind.name).fair(kind.fair),
+                guarded: resource.guarded(format!("resource:{}", kind.name)),
+                chance: Chance::new(part.seed, &place),
+                process: part.process,
+                numbers: numbers.clone(),
+            };
+            tasks.push(tokio::spawn(job.run(over.clone())));
+        }
+    }
+    for task in tasks {
+        task.await.expect("a task does not panic");
+    }
+    for leases in [lone, quorum, resource] {
+        leases.close().await;
+    }
+}
+
+/// Tries until the servers are there.
+async fn built(over: &AtomicBool, builder: impl Fn() -> Builder) -> Option<Leases> {
+    while !over.load(Ordering::SeqCst) {
+        match builder().build().await {
+            Ok(leases) => return Some(leases),
+            Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    None
+}
+
+/// Says something to the parent, at once and in one piece.
+fn say(lines: impl IntoIterator<Item = Line>) {
+    let mut text = Vec::new();
+    for line in lines {
+        writeln!(text, "{line}").expect("there is memory");
+    }
+    // The parent has gone, and so shall we.
+    if std::io::stdout().lock().write_all(&text).is_err() {
+        std::process::exit(3);
+    }
+}
+
+/// One task and its lock.
+struct Job {
+    name: usize,
+    kind: Kind,
+    lock: Lock,
+    guarded: Guarded,
+    chance: Chance,
+    process: Process,
+    numbers: Arc<AtomicU32>,
+}
+
+/// A lease that its holder looks after.
+pub struct Held {
+    id: LeaseId,
+    lease: Lease,
+    /// The newest check that said yes, and a deadline known for certain; said or not.
+    at: Nanos,
+    until: Nanos,
+}
+
+impl Job {
+    async fn run(mut self, over: Arc<AtomicBool>) {
+        while !over.load(Ordering::SeqCst) {
+            self.cycle().await;
+        }
+    }
+
+    async fn cycle(&mut self) {
+        let ttl = *self.chance.pick(&TTLS);
+        let lock = self.lock.clone().ttl(ttl);
+        let invoked = now();
+        let acquire = lock.acquire_within(self.chance.millis(50, 3_000));
+        let acquired = if self.chance.one_in(100) {
+            let dropped_after = self.chance.millis(0, 20);
+            let Ok(acquired) = tokio::time::timeout(dropped_after, acquire).await else {
+                return say([Line::Counted(Outcome::Abandoned)]);
+            };
+            acquired
+        } else {
+            acquire.await
+        };
+        let start = now();
+        match acquired {
+            Ok(lease) => self.hold(lease, ttl, invoked, start).await,
+            Err(AcquireError::TimedOut { .. }) => say([Line::Counted(Outcome::TimedOut)]),
+            Err(AcquireError::Unavailable(_)) => {
+                say([Line::Counted(Outcome::Unavailable)]);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            Err(error) => {
+                eprintln!("{} on {}: {error}", self.process, self.kind.name);
+                say([Line::Counted(Outcome::Failed)]);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+
+    async fn hold(&mut self, lease: Lease, ttl: Duration, invoked: Nanos, start: Nanos) {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let id = LeaseId { process: self.process, number };
+        let mut held = Held::new(id, lease);
+        let first = held.check();
+        let ttl_nanos = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
+        let (fence, until) = (held.lease.fence().into(), first.is_ok().then_some(held.until));
+        let acquired = Line::Acquired { lease: id, name: self.name, ttl: ttl_nanos, fence, invoked, start, until };
+        say([acquired]);
+        let kept = match first {
+            Ok(()) => self.work(&mut held, ttl).await,
+            Err(how) => Err(how),
+        };
+        if let Err(how) = kept {
+            // A job that does not look before it writes.
+            self.write(&held).await;
+            return say([Line::Ended { lease: id, how }]);
+        }
+        self.let_go(held).await;
+    }
+
+    /// Holds the lease for as long as this cycle wants to, and checks it to the last.
+    async fn work(&mut self, held: &mut Held, ttl: Duration) -> Result<(), Ending> {
+        let time = self.hold_for(ttl);
+        let end = now() + u64::try_from(time.as_nanos()).unwrap_or(0);
+        if time.is_zero() {
+            if self.chance.one_in(16) {
+                self.write(held).await;
+            }
+        } else {
+            while now() < end {
+                if self.chance.one_in(4) {
+                    self.write(held).await;
+                }
+                tokio::time::sleep(self.chance.millis(1, 12)).await;
+                held.check()?;
+                say([held.believed()]);
+            }
+        }
+        held.check()
+    }
+
+    fn hold_for(&mut self, ttl: Duration) -> Duration {
+        let chance = &mut self.chance;
+        match self.kind.pace {
+            Pace::Quick if chance.one_in(2_000) => ttl * 2,
+            Pace::Quick if chance.one_in(100) => chance.millis(1, 20),
+            Pace::Quick => Duration::ZERO,
+            Pace::Slow if chance.one_in(2) => ttl * 5 / 2,
+            Pace::Slow if chance.one_in(2) => ttl,
+            Pace::Slow => chance.millis(1, 50),
+        }
+    }
+
+    async fn write(&mut self, held: &Held) {
+        let from = now();
+        let written = match self.guarded.set(held.id.to_string(), held.lease.fence()).await {
+            Ok(()) => Written::Accepted,
+            Err(GuardError::Stale { .. }) => Written::Refused,
+            Err(_) => Written::Unknown,
+        };
+        say([Line::Wrote { lease: held.id, from, to: now(), written }]);
+    }
+
+    async fn let_go(&mut self, held: Held) {
+        let drops = self.chance.one_in(10);
+        let how = if drops { Ending::Drop } else { Ending::Release };
+        say([held.believed(), Line::Ended { lease: held.id, how }]);
+        if drops {
+            drop(held.lease);
+            return;
+        }
+        let outcome = match held.lease.release().await {
+            Ok(()) => Outcome::Released,
+            Err(ReleaseError::Lost(_)) => Outcome::ReleaseLost,
+            Err(_) => Outcome::ReleaseUnknown,
+        };
+        say([Line::Counted(outcome)]);
+    }
+}
+
+impl Held {
+    pub fn new(id: LeaseId, lease: Lease) -> Self {
+        Self { id, lease, at: 0, until: 0 }
+    }
+
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    pub fn fence(&self) -> u64 {
+        self.lease.fence().into()
+    }
+
+    pub fn until(&self) -> Nanos {
+        self.until
+    }
+
+    pub async fn release(self) -> Result<(), ReleaseError> {
+        self.lease.release().await
+    }
+
+    pub fn check(&mut self) -> Result<(), Ending> {
+        let at = now();
+        self.lease.check().map_err(|lost| Ending::of(lost.reason()))?;
+        // What remains was reckoned from a later moment, so the deadline is not before this.
+        let remaining = u64::try_from(self.lease.remaining().as_nanos()).unwrap_or(0);
+        self.at = at;
+        self.until = at + remaining;
+        Ok(())
+    }
+
+    pub fn believed(&self) -> Line {
+        Line::Believed { lease: self.id, at: self.at, until: self.until }
+    }
+}

@@ -1,0 +1,95 @@
+//! What the server pushes, and how much it says that it tracks: see `redis::fuzz`.
+
+use std::{sync::Arc, time::Duration};
+
+use fred::types::{Message, MessageKind, Value, config::Server};
+use parking_lot::Mutex;
+use proptest::{collection::vec, prelude::*};
+
+use super::{
+    super::fuzz::{anything, leaf},
+    Push,
+    call::Call,
+    session::room_of,
+};
+use crate::{clock::Time, node::Ear};
+
+/// What came through.
+#[derive(Default)]
+struct Heard(Mutex<Vec<String>>);
+
+impl Ear for Heard {
+    fn touched(&self, key: &str) {
+        self.0.lock().push(key.into());
+    }
+
+    fn missed(&self) {
+        self.0.lock().push("missed".into());
+    }
+
+    fn is_needed(&self) -> bool {
+        true
+    }
+
+    fn holds(&self, key: &str) -> bool {
+        key.len() % 2 == 0
+    }
+
+    fn is_as_left(&self, _: &str, _: &str, _: Duration) -> bool {
+        false
+    }
+
+    fn granted(&self, key: &str, token: &str) {
+        self.0.lock().push(format!("{key} {token}"));
+    }
+
+    fn next(&self, token: &str, within: Duration) {
+        assert!(Time::NEVER + within == Time::NEVER);
+        self.0.lock().push(token.into());
+    }
+
+    fn has_waiters(&self) -> bool {
+        true
+    }
+
+    fn has_waiter(&self, _token: &str) -> bool {
+        true
+    }
+}
+
+fn message() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        anything(),
+        "(granted|next)? ?(-?[0-9]{0,22}) ?.{0,30}".prop_map(Value::from),
+        vec(leaf(), 0..6).prop_map(Value::Array),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_message_makes_the_ear_panic(value in message()) {
+        let (push, ear) = (Push::new(), Arc::new(Heard::default()));
+        let listening: Arc<dyn Ear> = ear.clone();
+        push.listen(Arc::downgrade(&listening));
+        let (channel, kind) = ("leasehold:1".into(), MessageKind::Message);
+        push.hear(&Message { channel, value: value.clone(), kind, server: Server::new("h", 1) }, |key, ear| ear.touched(key));
+        let most = if let Value::Array(keys) = &value { keys.len() } else { 1 };
+        prop_assert!(ear.0.lock().len() <= most, "{:?}", value);
+    }
+
+    #[test]
+    fn a_call_is_read_as_it_was_made(token in ".{0,20}", key in ".{0,20}", within: u32) {
+        let granted = format!("granted {} {token}{key}", token.len());
+        prop_assert_eq!(Call::read(&granted), Some(Call::Granted { key: &key, token: &token }));
+        let next = format!("next {within} {token}");
+        let within = Duration::from_millis(within.into());
+        prop_assert_eq!(Call::read(&next), Some(Call::Next { token: &token, within }));
+    }
+
+    #[test]
+    fn whatever_it_says_that_it_tracks_there_is_room_for_no_more_than_half(reply in anything(), table in 1_i64..) {
+        let _some_room = room_of(Some(&reply));
+        let pair = Value::Array(vec!["tracking-table-max-keys".into(), table.to_string().into()]);
+        prop_assert_eq!(i64::try_from(room_of(Some(&pair))).ok(), Some(table / 2));
+    }
+}

@@ -1,0 +1,78 @@
+//! The keeper as tasks of shuttle's, in place of `src/keeper.rs`.
+
+use std::{future::Future, io, time::Duration};
+
+use tokio::runtime::Handle;
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
+
+use crate::shuttled::time::{Sleep, sleep};
+
+/// See `src/keeper.rs`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Keeper {
+    /// A task.
+    #[default]
+    Thread,
+    /// The same.
+    CurrentRuntime,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Host {
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+#[derive(Debug)]
+pub(crate) struct Stop(CancellationToken);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+impl Host {
+    #[allow(clippy::unnecessary_wraps, reason = "as the real one")]
+    pub(crate) fn start(_: Keeper) -> io::Result<(Self, Stop)> {
+        let host = Self { tasks: TaskTracker::new(), stop: CancellationToken::new() };
+        let stop = Stop(host.stop.clone());
+        Ok((host, stop))
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        unimplemented!("nothing but fred needs one")
+    }
+
+    pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
+        drop(shuttle::future::spawn(self.tasks.track_future(task)));
+    }
+
+    pub(crate) fn spawn_until_stopped<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
+        let stop = self.stop.clone();
+        drop(shuttle::future::spawn(async move {
+            let _stopped = stop.run_until_cancelled(task).await;
+        }));
+    }
+
+    pub(crate) fn token(&self) -> TaskTrackerToken {
+        self.tasks.token()
+    }
+
+    pub(crate) async fn finished(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    pub(crate) fn keep_time<F: Future + Unpin>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
+        future
+    }
+
+    pub(crate) fn sleep(&self, span: Duration) -> Sleep {
+        sleep(span)
+    }
+}

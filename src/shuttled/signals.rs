@@ -1,0 +1,140 @@
+//! What holders and waiters are told by, alone.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use shuttle::{future::block_on, thread};
+
+use super::{explore, wire::TTL};
+use crate::{
+    LossReason, Owner, Status,
+    clock::Time,
+    fence::Fence,
+    jitter::Jitter,
+    key::Key,
+    lost::Lost,
+    owner::{Claim, Owners},
+    quorum::tally::Tally,
+    status::{Signal, StatusChanges},
+    token::Token,
+    wait::Calls,
+    watchdog::{Answer, Core, Entry, Hold, Terms},
+};
+
+fn lost(reason: LossReason) -> Lost {
+    Lost::new("job", Fence::ZERO, reason, SystemTime::UNIX_EPOCH, Duration::ZERO)
+}
+
+#[test]
+fn of_two_ends_the_first_stands_and_everybody_hears_of_it() {
+    explore(|| {
+        let signal = Signal::new();
+        let ending = [LossReason::Taken, LossReason::Released].map(|reason| {
+            let signal = signal.clone();
+            thread::spawn(move || {
+                signal.note(Status::AtRisk);
+                signal.end(&lost(reason));
+            })
+        });
+        let mut changes = StatusChanges::new(signal.clone());
+        let (heard, seen) = (
+            block_on(signal.clone().lost()),
+            block_on(async {
+                let mut last = None;
+                while let Some(status) = changes.next().await {
+                    last = Some(status);
+                }
+                last
+            }),
+        );
+        let expected = if heard.reason() == LossReason::Taken { Status::Lost(heard.clone()) } else { Status::Released };
+        assert_eq!(seen.unwrap_or_else(|| signal.status()), expected);
+        for ended in ending {
+            ended.join().unwrap();
+        }
+        assert_eq!(signal.ended(), Some(heard));
+    });
+}
+
+#[test]
+fn a_token_that_is_taken_while_the_lease_ends_is_cancelled() {
+    explore(|| {
+        let signal = Signal::new();
+        let taking = {
+            let signal = signal.clone();
+            thread::spawn(move || signal.cancellation_token())
+        };
+        signal.end(&lost(LossReason::Deleted));
+        block_on(taking.join().unwrap().cancelled());
+    });
+}
+
+#[test]
+fn a_call_is_heard_or_known_to_be_for_nobody() {
+    explore(|| {
+        let (calls, key, token) = (Arc::<Calls>::default(), Key::of_lock("job"), Token::draw("host:7"));
+        let called = calls.listen(&key, &token);
+        let calling = {
+            let (calls, token) = (calls.clone(), token.clone());
+            thread::spawn(move || (calls.call(token.as_str(), Time::NEVER), calls.grant(token.as_str(), Time::ZERO)))
+        };
+        let hearing = thread::spawn(move || {
+            while called.due() > Time::ZERO {
+                block_on(called.heard());
+            }
+            assert!(called.is_granted(), "who is called to a lock that is there knows it");
+        });
+        hearing.join().unwrap();
+        let (_, granted) = calling.join().unwrap();
+        assert!(granted && calls.is_empty() && !calls.grant(token.as_str(), Time::ZERO));
+    });
+}
+
+fn hold() -> Arc<Hold> {
+    let (terms, mut tally) = (Terms { ttl: TTL, max_hold: None, patience: TTL / 3 }, Tally::new(1));
+    tally.confirm(0, Time::ZERO);
+    let core = Core::new(terms, tally, Jitter::from_seed(1));
+    Hold::new(Key::of_lock("job"), Token::draw("host:7"), Fence::ZERO, TTL, Time::ZERO, core).0
+}
+
+#[test]
+fn news_reach_a_lease_in_the_order_in_which_they_came() {
+    explore(|| {
+        let hold = hold();
+        let (Entry::Shared(signal), _) = hold.enter(Time::ZERO) else { panic!("it is held") };
+        let at = |millis| Time::ZERO + Duration::from_millis(millis);
+        let answering = [(1, Answer::Unclear), (2, Answer::Confirmed)].map(|(sent, answer)| {
+            let hold = hold.clone();
+            thread::spawn(move || hold.answer(at(3), 0, at(sent), answer))
+        });
+        for answered in answering {
+            let _orders = answered.join().unwrap();
+        }
+        assert!(matches!(hold.enter(at(3)), (Entry::Shared(_), _)), "the newer round was confirmed");
+        assert_eq!(signal.status(), Status::Held);
+    });
+}
+
+#[test]
+fn a_seat_that_is_given_up_elsewhere_is_in_nobodys_way() {
+    explore(|| {
+        let (owners, key) = (Arc::<Owners>::default(), Key::of_lock("job"));
+        let id = Owner::new().resolve().unwrap();
+        let Claim::Free(seat) = owners.claim(id, &key, false, Time::ZERO) else { panic!("nobody has it") };
+        let hold = hold();
+        seat.hold(&hold);
+        let long_after = Time::ZERO + TTL * 2;
+        let leaving = thread::spawn(move || drop(seat));
+        let claiming = [(); 2].map(|()| {
+            let (owners, key) = (owners.clone(), key.clone());
+            thread::spawn(move || drop(owners.claim(id, &key, false, long_after)))
+        });
+        leaving.join().unwrap();
+        for claimed in claiming {
+            claimed.join().unwrap();
+        }
+        assert!(owners.is_empty());
+    });
+}

@@ -1,0 +1,191 @@
+//! The keeper's thread gets no processor, for so many others want it: the row F26 of the fault table.
+//!
+//! It has a program of its own, because what runs beside it would be starved too.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
+
+mod support;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use leasehold::{Lease, LeaseHandle, Leases, LossReason, ReleaseError};
+use support::{
+    Action, Lag, Match, Proxy, Server, Stamped,
+    scripts::{ACQUIRE, RENEW},
+    seen, stamped, within,
+};
+
+/// As short as can be, so that a thread which waits for its turn comes too late.
+const TTL: Duration = Duration::from_millis(100);
+const SIGNAL: Duration = Duration::from_millis(50);
+const HANGS: Duration = Duration::from_secs(20);
+/// Each for 2 TTL. The row asks for a hundred, which `scripts/faults` reaches by repetition.
+const RUNS: usize = 20;
+/// How many threads want each core. With the fewest a lease lives on; with the most a turn comes once in a TTL.
+const GREEDY: [usize; 4] = [1, 4, 12, 24];
+
+/// Threads that want all the processors, until dropped.
+struct Load {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    fn begin(run: usize) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let cores = thread::available_parallelism().unwrap().get();
+        let spin = |_| {
+            let over = over.clone();
+            thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            })
+        };
+        let threads = (0..cores * GREEDY[run % GREEDY.len()]).map(spin).collect();
+        Self { over, threads }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// When `check()` was asked and said `Ok`, until it says something else or the watch is over.
+struct Watch {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Instant>>,
+}
+
+impl Watch {
+    fn of(lease: LeaseHandle) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = over.clone();
+        let thread = thread::spawn(move || {
+            let mut good = Vec::new();
+            while let (asked, Ok(()), false) = (Instant::now(), lease.check(), is_over.load(Ordering::Relaxed)) {
+                good.push(asked);
+                thread::sleep(Duration::from_millis(1));
+            }
+            good
+        });
+        Self { over, thread }
+    }
+
+    fn end(self) -> Vec<Instant> {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// What a lease may be believed for after each of its requests. The proxy reads them after they were sent.
+fn valid() -> Duration {
+    TTL.saturating_sub(TTL / 100 + Duration::from_millis(2))
+}
+
+/// When the proxy saw runs of these scripts for the lease.
+fn requests(proxy: &Proxy, scripts: &[&str], name: &str) -> Vec<Instant> {
+    let scripts: Vec<Match> = scripts.iter().map(|script| Match::script(script)).collect();
+    let of_this = |args: &[Vec<u8>]| {
+        scripts.iter().any(|script| script.matches(args)) && args.iter().any(|arg| arg == name.as_bytes())
+    };
+    proxy.seen().iter().filter(|seen| of_this(&seen.args)).map(|seen| seen.at).collect()
+}
+
+/// Panics if it was believed at a time for which no request can account.
+fn assert_never_beyond(good: &[Instant], requests: &[Instant]) {
+    for asked in good {
+        // One that the proxy had not read by then may have been sent before.
+        let next = requests.partition_point(|at| at <= asked).min(requests.len() - 1);
+        let until = requests[next] + valid();
+        assert!(*asked < until, "check() is Ok {:?} after the deadline", *asked - until);
+    }
+}
+
+async fn end(lease: Lease) -> Option<LossReason> {
+    match lease.release().await {
+        Err(ReleaseError::Lost(lost)) => Some(lost.reason()),
+        _ => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f26_the_keeper_is_starved() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+    let (mut held, mut late) = (0, Duration::ZERO);
+    for run in 0..RUNS {
+        let (name, lag) = (format!("job:{run}"), Lag::start());
+        let lease = within(HANGS, "the lock", leases.lock(&name).acquire()).await.unwrap();
+        let watch = Watch::of(lease.handle());
+        let load = Load::begin(run);
+        thread::sleep(2 * TTL);
+        drop(load);
+        let good = watch.end();
+        assert_never_beyond(&good, &requests(&proxy, &[ACQUIRE, RENEW], &name));
+        match lease.check() {
+            Ok(()) => held += 1,
+            Err(lost) => assert_eq!(lost.reason(), LossReason::Expired),
+        }
+        assert!(matches!(end(lease).await, None | Some(LossReason::Expired)));
+        proxy.forget();
+        late = late.max(lag.worst());
+    }
+    seen::counted("still held, of 20", held);
+    seen::counted("ms that a control timer came late", usize::try_from(late.as_millis()).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f26_the_keeper_is_starved_and_no_renewal_is_confirmed() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+    proxy.on_each(Match::script(RENEW), Action::DropRequest);
+    for run in 0..RUNS {
+        let (names, lag) = ([format!("checked:{run}"), format!("awaited:{run}")], Lag::start());
+        // A `check()` at the deadline would complete `lost()` too.
+        let [checked, awaited] = names.each_ref().map(|name| leases.lock(name).acquire());
+        let (checked, awaited) = tokio::join!(checked, awaited);
+        let (checked, awaited) = (checked.unwrap(), awaited.unwrap());
+        let watch = Watch::of(checked.handle());
+        let signal = stamped(HANGS, "lost() completes", awaited.lost());
+        let load = Load::begin(run);
+        thread::sleep(2 * TTL);
+        drop(load);
+        let over = Instant::now();
+        let Stamped { output: lost, woken, .. } = signal.await.unwrap();
+        assert_eq!(lost.reason(), LossReason::Expired);
+        // The last acquire is the one that won.
+        let deadline = |name: &String| *requests(&proxy, &[ACQUIRE], name).last().unwrap() + valid();
+        let [first, second] = names.each_ref().map(deadline);
+        for asked in watch.end() {
+            assert!(asked < first, "check() is Ok {:?} after the deadline", asked - first);
+        }
+        // Among many it is chance whether the control or the keeper has its turn in time. The signal has the load's.
+        let due = if run % GREEDY.len() == 0 { second } else { second.max(over) };
+        let late = woken.saturating_duration_since(due);
+        let what = if due == second {
+            "signal after the deadline"
+        } else {
+            "signal after the end of a load past the deadline"
+        };
+        seen::took(what, late, SIGNAL, &lag);
+        assert!(late <= SIGNAL + lag.worst(), "lost() came {late:?} late");
+        assert_eq!((end(checked).await, end(awaited).await), (Some(LossReason::Expired), Some(LossReason::Expired)));
+        proxy.forget();
+    }
+}
