@@ -94,8 +94,8 @@ fn one_node_and_a_pause() {
 }
 
 #[test]
-fn one_node_and_a_late_message_and_a_pause() {
-    within("one node, a late message, a pause");
+fn one_node_and_a_late_message_and_a_cut() {
+    within("one node, a late message, a cut");
 }
 
 #[test]

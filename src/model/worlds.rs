@@ -86,7 +86,7 @@ pub(super) fn quick() -> Vec<Setup> {
         one("one node, calm", CALM).attempts(2, 2),
         one("one node, a late message", Faults { late: 1, ..CALM }),
         one("one node, a pause", Faults { pauses: 1, ..CALM }),
-        one("one node, a late message, a pause", Faults { late: 1, pauses: 1, ..CALM }),
+        one("one node, a late message, a cut", Faults { late: 1, cuts: 1, ..CALM }).for_millis(1_350),
         one("one node, a death and a request twice", Faults { deaths: 1, doubled: 1, ..CALM }),
         one("one node, amnesia", Faults { amnesias: 1, ..CALM }).delayed().for_millis(2_500),
         one("one node, a restart with its data, its clock set back", Faults { restarts: 1, steps: 1, ..CALM }),
@@ -104,6 +104,7 @@ pub(super) fn quick() -> Vec<Setup> {
 /// What is searched when somebody has the time.
 pub(super) fn deep() -> Vec<Setup> {
     vec![
+        one("one node, a late message, a pause", Faults { late: 1, pauses: 1, ..CALM }),
         one("one node, two late messages", Faults { late: 2, ..CALM }),
         one("one node, a late message, retries", Faults { late: 1, ..CALM }).attempts(2, 2),
         one("one node, a late message, one twice, a death", Faults { late: 1, doubled: 1, deaths: 1, ..CALM }),
