@@ -157,6 +157,8 @@ that 0.0 ms after one is before it. The tests are those in `tests/` whose names 
 
 
 def main():
+    if not re.fullmatch("[1-9][0-9]*", os.environ.get("FAULTS_REPEAT", "1")):
+        sys.exit("FAULTS_REPEAT is how often each test is run: a number from 1")
     table, found = rows(), tests()
     wanted = sys.argv[1:] or list(table)
     if unknown := [row for row in [*wanted, *found] if row not in table]:

@@ -15,7 +15,7 @@ use leasehold::{AcquireError, Leases, LossReason, Owner, Status};
 use support::{Action, ClockShim, Lag, Match, Proxy, Server, Wire, eventually_async, within};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use support::scripts::ACQUIRE;
+use support::scripts::{ACQUIRE, LOOK};
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(10);
@@ -124,6 +124,29 @@ async fn what_we_do_to_a_lock_ourselves_brings_no_more_of_it() {
             waiting.abort();
         }
     }
+}
+
+/// By the time that anybody looks, the key is as its new holder left it, who is of the same process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_followed_in_its_own_process_is_told() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (leases, mut wire) = (Leases::connect(proxy.url()).await.unwrap(), server.wire());
+    let lock = leases.lock("job").owner(Owner::anonymous());
+    let lease = lock.acquire().await.unwrap();
+    eventually_async(SOON, "the lease is watched", || wire.tracked_keys() >= 1).await;
+    let look = proxy.on(Match::script(LOOK), 1, Action::Hold);
+    assert!(wire.del("job"));
+    within(SOON, "the look", look.hit()).await;
+    let next = lock.try_acquire().await.unwrap().expect("it is free");
+    let (lag, lost) = (Lag::start(), timed(lease.lost()));
+    let looked = Instant::now();
+    look.release();
+    let (lost, at) = within(SOON, "lost()", lost).await.unwrap();
+    assert_eq!(lost.reason(), LossReason::Taken, "{lost}");
+    let took = at.duration_since(looked);
+    assert!(took <= PUSHED + lag.worst(), "{took:?}");
+    assert!(next.is_held() && next.fence() > lease.fence());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

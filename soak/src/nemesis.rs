@@ -20,7 +20,9 @@ const MARGIN: Nanos = 100 * MILLI;
 /// Goes through a lane until the time is up.
 pub fn run(scene: &Scene, lane: Lane, until: Instant) {
     match lane {
-        Lane::Server(server) => ServerLane { scene, server, until, behind_until: 0, seasoned_at: 0 }.run(),
+        Lane::Server(server) => {
+            ServerLane { scene, server, until, behind_until: 0, emptied_at: 0, set_back: 0, seasoned_at: 0 }.run();
+        }
         Lane::Process(slot) => process_lane(scene, slot, until),
         Lane::Links(slot) => links_lane(scene, slot, until),
     }
@@ -39,6 +41,9 @@ struct ServerLane<'a> {
     until: Instant,
     /// Its clock shows a time that it has shown before.
     behind_until: Nanos,
+    /// When it lost all that it had, and by how much its clock was set back since.
+    emptied_at: Nanos,
+    set_back: Nanos,
     /// From then on its uptime is above the restart delay, however its clock jumps.
     seasoned_at: Nanos,
 }
@@ -53,6 +58,7 @@ impl ServerLane<'_> {
             // What it waits for is part of the rest before the fault.
             match fault {
                 ServerFault::RestartEmpty(_) | ServerFault::FlushAll => self.await_moment(self.behind_until),
+                ServerFault::ClockBack(by) => self.await_moment(self.emptied_at + self.set_back + nanos(by) + MARGIN),
                 ServerFault::ClockForward(_) if self.server != LONE => self.await_moment(self.seasoned_at),
                 _ => {}
             }
@@ -62,8 +68,9 @@ impl ServerLane<'_> {
         }
     }
 
-    /// Fences grow across a loss of all data only if the clock is not behind what it has shown; and a node's uptime is its
-    /// wall clock, so a jump while it is young would have it vote too early. Both are assumptions of the promises.
+    /// Fences grow across a loss of all data only if the clock is not behind what it has shown, then or later; and a node's
+    /// uptime is its wall clock, so a jump while it is young would have it vote too early. Both are assumptions of the
+    /// promises.
     fn await_moment(&self, moment: Nanos) {
         rest(Duration::from_nanos(moment.saturating_sub(now())), self.until);
     }
@@ -88,6 +95,7 @@ impl ServerLane<'_> {
                 empty(self.scene, self.server);
                 rest(down, self.until);
                 self.lost(None, from, self.server != LONE);
+                self.is_empty();
                 seen_empty(self.scene, self.server, None, from);
                 server.restart();
                 self.is_young();
@@ -95,16 +103,19 @@ impl ServerLane<'_> {
             ServerFault::ClockForward(by) => {
                 clock.forward(by);
                 self.behind_until = self.behind_until.saturating_sub(nanos(by));
+                self.set_back = self.set_back.saturating_sub(nanos(by));
                 self.lost(None, from, false);
             }
             ServerFault::ClockBack(by) => {
                 clock.back(by);
                 self.behind_until = self.behind_until.max(now()) + nanos(by) + MARGIN;
+                self.set_back += nanos(by);
             }
             ServerFault::ScriptFlush => self.command(&["SCRIPT", "FLUSH"]),
             ServerFault::FlushAll => {
                 self.command(&["FLUSHALL"]);
                 self.lost(None, from, false);
+                self.is_empty();
                 seen_empty(self.scene, self.server, None, from);
             }
             ServerFault::Delete(name) => delete(self.scene, self.server, name),
@@ -113,6 +124,10 @@ impl ServerLane<'_> {
                 self.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
             }
         }
+    }
+
+    fn is_empty(&mut self) {
+        (self.emptied_at, self.set_back) = (now(), 0);
     }
 
     fn is_young(&mut self) {

@@ -8,10 +8,10 @@ use std::{
 
 use crate::{
     check::{Violation, span},
-    history::{Found, History, Whom},
+    history::{Found, History, Look, Whom},
     record::{Ending, MILLI, Nanos, Written},
     round::Outcome,
-    setup::LONE,
+    setup::{KINDS, Kind, LONE},
 };
 
 /// How much before and after a violation is shown at most, and how much before the leases that are involved.
@@ -130,7 +130,8 @@ impl Totals {
         let history = &round.recorder.history;
         self.seeds.push(round.seed);
         self.lasted += round.lasted;
-        self.looks += history.looks.len() as u64;
+        let is_answered = |look: &&Look| look.found.iter().any(|found| *found != Found::Unknown);
+        self.looks += history.looks.iter().filter(is_answered).count() as u64;
         self.violations += round.violations.len() as u64;
         self.leases += history.leases.len() as u64;
         for lease in &history.leases {
@@ -147,6 +148,12 @@ impl Totals {
             let kind = mark.text.split(" (").next().unwrap_or_default();
             *self.faults.entry(kind.into()).or_default() += 1;
         }
+    }
+
+    /// Whether there is a lock that nobody ever held, or nothing was seen of the servers or the resource.
+    pub fn is_hollow(&self) -> bool {
+        let is_unheld = |kind: &Kind| !self.by_name.contains_key(kind.name);
+        KINDS.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
     }
 
     pub fn violations(&self) -> u64 {
@@ -187,5 +194,50 @@ impl fmt::Display for Totals {
         writeln!(f, "| **violations** | **{}** |", self.violations)?;
         let by_name: Vec<String> = self.by_name.iter().map(|(name, count)| format!("{name} {count}")).collect();
         writeln!(f, "\nLeases by name: {}.", by_name.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        history::{Lease, Recorder, Write},
+        record::{LeaseId, Process},
+        setup::names,
+    };
+
+    fn totals(history: History) -> Totals {
+        let mut totals = Totals::default();
+        let mut recorder = Recorder::new(names());
+        recorder.history = history;
+        totals.add(&Outcome { seed: 1, lasted: Duration::ZERO, recorder, violations: Vec::new() });
+        totals
+    }
+
+    #[test]
+    fn a_round_in_which_nothing_happened_shows_nothing() {
+        let id = LeaseId { process: Process { slot: 0, life: 0 }, number: 0 };
+        let lease =
+            |name| Lease { id, name, ttl: 1, fence: 1, invoked: 1, start: 2, end: Some(3), how: Ending::Release };
+        let written = Written::Accepted;
+        let look = |found| Look { name: 0, from: 1, to: 2, found: [found].into() };
+        let full = History {
+            names: names(),
+            leases: (0..KINDS.len()).map(lease).collect(),
+            writes: vec![Write { lease: id, name: 0, fence: 1, from: 1, to: 2, written }],
+            looks: vec![look(Found::Nothing)],
+            ..History::default()
+        };
+        assert!(!totals(full.clone()).is_hollow());
+        let mut unheld = full.clone();
+        unheld.leases.pop();
+        for hollow in [
+            unheld,
+            History { writes: Vec::new(), ..full.clone() },
+            History { looks: vec![look(Found::Unknown)], ..full },
+            History { names: names(), ..History::default() },
+        ] {
+            assert!(totals(hollow).is_hollow());
+        }
     }
 }

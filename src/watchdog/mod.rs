@@ -134,13 +134,19 @@ impl Watchdog {
         let first = hold.next_look();
         let mut table = self.table.lock();
         table.holds.insert(id(hold), Kept { hold: hold.clone(), look: Time::NEVER });
-        table.newest.insert(hold.key.clone(), id(hold));
+        let before = table.newest.insert(hold.key.clone(), id(hold));
+        let before = before.and_then(|id| Some(table.holds.get(&id)?.hold.clone()));
         table.fresh.push(id(hold));
         table.empty_since = None;
         let too_late = first.is_some_and(|first| first < table.planned);
         drop(table);
         if too_late {
             self.wake.notify_one();
+        }
+        // Hints go to the newest. Who had it until now has lost it, and must hear of that from its server.
+        if let Some(before) = before {
+            before.hint(self.now());
+            self.reschedule(&before);
         }
     }
 

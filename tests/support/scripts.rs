@@ -15,3 +15,4 @@ pub const FORCE_RELEASE: &str = script!("draw" "promote" "pass_on" "force_releas
 pub const KNOCK: &str = script!("draw" "promote" "knock");
 pub const LEAVE: &str = script!("draw" "promote" "pass_on" "leave");
 pub const QUEUE: &str = script!("queue");
+pub const LOOK: &str = script!("look");
