@@ -244,7 +244,8 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
                 lease.release().await.unwrap();
                 Instant::now()
             }
-            Err(AcquireError::TimedOut { .. }) => {
+            // Where the machine had its own affairs for 15 ms, the last look was not answered in its time.
+            Err(AcquireError::TimedOut { .. } | AcquireError::Unavailable(_)) => {
                 over += 1;
                 at.max(released)
             }
