@@ -1,0 +1,218 @@
+use super::*;
+
+const TTL: Duration = Duration::from_millis(100);
+
+fn granted(acquired: &Acquired) -> Fence {
+    match acquired {
+        Acquired::Granted(fence) => *fence,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn bid(key: &Key, token: &Token, ttl: Duration) -> Bid {
+    Bid { key: key.clone(), token: token.clone(), ttl, voting: None }
+}
+
+/// From 1 s on, with a restart delay of 3 s.
+fn vote(key: &Key, token: &Token, proposal: u64) -> Bid {
+    let voting = Voting { restart_delay: TTL * 30, proposal: Fence::try_from(proposal).ok() };
+    Bid { voting: Some(voting), ..bid(key, token, TTL) }
+}
+
+#[test]
+fn who_was_started_lately_neither_votes_nor_is_healed() {
+    let (_, key, one, _) = scene();
+    let mut store = Store::started(1_000_000);
+    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let (delay, fence) = (TTL * 30, Fence::try_from(9_000_000_u64).unwrap());
+    let Ballot { acquired, sign, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
+    assert!(matches!(acquired, Acquired::Recovering(left) if left == Duration::from_secs(2)), "{acquired:?}");
+    assert_eq!(sign.and_then(|sign| sign.time), Some(2_500_000));
+    assert_eq!(store.heal(3_999_999, &lease, fence, delay), Healed::Recovering(Duration::from_secs(1)));
+    assert_eq!(store.holder(3_999_999, &key), None);
+    assert_eq!(store.heal(4_000_000, &lease, fence, delay), Healed::Done);
+    assert_eq!(store.floor(4_000_000, &key), Some(fence));
+    assert_eq!(store.raise(4_000_000, &key, &one, Fence::ZERO), Ok(()));
+    assert_eq!(store.floor(4_000_000, &key), Some(fence), "a floor is never lowered");
+}
+
+#[test]
+fn what_somebody_else_has_is_neither_raised_nor_healed() {
+    let (mut store, key, one, two) = scene();
+    granted(&store.acquire(1_000, &bid(&key, &two, TTL)).acquired);
+    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let fence = Fence::try_from(9_000_000_u64).unwrap();
+    assert_eq!(store.raise(1_000, &key, &one, fence), Err(Denial::Taken));
+    assert_eq!(store.heal(1_000, &lease, fence, Duration::ZERO), Healed::Taken);
+    assert!(store.floor(1_000, &key) < Some(fence));
+}
+
+#[test]
+fn a_proposal_is_drawn_if_it_is_large_enough() {
+    let (mut store, key, one, two) = scene();
+    let now = 10_000_000;
+    assert_eq!(u64::from(granted(&store.acquire(now, &vote(&key, &one, now + 50)).acquired)), now + 50);
+    store.release(now, &key, &one, &|_| true).0.unwrap();
+    assert_eq!(u64::from(granted(&store.acquire(now, &vote(&key, &two, now + 50)).acquired)), now + 51);
+    store.release(now, &key, &two, &|_| true).0.unwrap();
+    assert_eq!(u64::from(granted(&store.acquire(now + 60, &vote(&key, &one, 7)).acquired)), now + 60);
+}
+
+fn scene() -> (Store, Key, Token, Token) {
+    (Store::default(), Key::new("", "job").unwrap(), Token::draw("one"), Token::draw("two"))
+}
+
+#[test]
+fn a_lock_excludes_until_it_expires() {
+    let (mut store, key, one, two) = scene();
+    granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
+    assert!(matches!(store.acquire(100_999, &bid(&key, &two, TTL)).acquired, Acquired::Busy { .. }));
+    granted(&store.acquire(101_000, &bid(&key, &two, TTL)).acquired);
+    assert_eq!(store.release(101_000, &key, &one, &|_| true).0, Err(Denial::Taken));
+    assert_eq!(store.renew(201_000, &Renewal { key, token: two, ttl: TTL }), Err(Denial::Gone));
+}
+
+#[test]
+fn fences_grow_when_the_clock_stands_still_or_goes_back() {
+    let (mut store, key, one, two) = scene();
+    let first = granted(&store.acquire(5_000_000, &bid(&key, &one, TTL)).acquired);
+    assert_eq!(granted(&store.acquire(5_000_001, &bid(&key, &one, TTL)).acquired), first, "a replay draws nothing");
+    store.release(5_000_001, &key, &one, &|_| true).0.unwrap();
+    let second = granted(&store.acquire(1_000, &bid(&key, &two, TTL)).acquired);
+    assert!(second > first, "{second} after {first}");
+}
+
+#[test]
+fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
+    let (mut store, key, one, _) = scene();
+    let first = granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
+    let day = micros(Duration::from_secs(24 * 3_600));
+    assert_eq!(store.floor(1_000 + day - 1, &key), Some(first));
+    assert_eq!(store.floor(1_000 + day, &key), None);
+}
+
+#[test]
+fn what_has_expired_does_not_pile_up() {
+    let mut store = Store::default();
+    for day in 1..=10 {
+        for n in 0..500 {
+            let key = Key::new("", &format!("{day}:{n}")).unwrap();
+            granted(&store.acquire(day * (FLOOR_LIVES + 1), &bid(&key, &Token::draw("one"), TTL)).acquired);
+        }
+    }
+    assert!(store.fences.len() <= 1_500 && store.locks.len() <= 1_500, "{}", store.fences.len());
+}
+
+#[test]
+fn a_replayed_acquire_never_shortens() {
+    let (mut store, key, one, _) = scene();
+    granted(&store.acquire(0, &bid(&key, &one, TTL * 10)).acquired);
+    granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
+    assert_eq!(store.holder(0, &key).unwrap().remaining, Some(TTL * 10));
+}
+
+fn knock(key: &Key, token: &Token) -> Knock {
+    let (ttl, window) = (TTL, Duration::from_secs(60));
+    Knock { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true }
+}
+
+#[test]
+fn what_is_held_or_waited_for_is_not_swept_away() {
+    let (mut store, key, one, two) = scene();
+    let crowd = |store: &mut Store, now: Micros| {
+        for n in 0..3_000 {
+            let key = Key::new("", &format!("{now}:{n}")).unwrap();
+            granted(&store.acquire(now, &bid(&key, &one, TTL)).acquired);
+        }
+    };
+    granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
+    store.knock(0, &knock(&key, &two), None, &|_| true);
+    crowd(&mut store, 1);
+    assert_eq!(store.queue(1, &key, 9).0, 1);
+    assert_eq!(store.renew(1, &Renewal { key: key.clone(), token: one.clone(), ttl: TTL }), Ok(()));
+    crowd(&mut store, 2 * FLOOR_LIVES);
+    assert!(store.queues.is_empty() && !store.fences.contains_key(&key) && !store.locks.contains_key(&key));
+}
+
+#[test]
+fn a_guarded_value_is_written_in_the_order_of_fences() {
+    let (mut store, key, ..) = scene();
+    let fence = |number: u64| Fence::try_from(number).unwrap();
+    for (number, is_written) in [(5, true), (5, true), (4, false), (6, true)] {
+        let written = store.guarded_set(0, &key, &[1], fence(number)).unwrap();
+        assert_eq!(matches!(written, Guarding::Written), is_written, "{number}");
+    }
+    assert_eq!(store.guarded_get(0, &key).unwrap(), Some((vec![1], fence(6))));
+}
+
+#[test]
+fn a_guarded_value_is_somebody_elses_to_every_lock() {
+    let (mut store, key, one, _) = scene();
+    store.guarded_set(0, &key, &[1], Fence::ZERO).unwrap();
+    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    assert!(matches!(store.acquire(0, &bid(&key, &one, TTL)).acquired, Acquired::Busy { .. }));
+    assert!(matches!(store.knock(0, &knock(&key, &one), None, &|_| true).0, Knocked::Waits { .. }));
+    assert_eq!(store.renew(0, &lease), Err(Denial::Taken));
+    assert_eq!(store.release(0, &key, &one, &|_| true).0, Err(Denial::Taken));
+    assert_eq!(store.leave(0, &key, &one, None, &|_| true).0, Err(Denial::Taken));
+    assert_eq!(store.keep(0, &key, &one, TTL, &Token::draw("kept")), Err(Denial::Taken));
+    assert!(store.force_release(0, &key, &|_| true).is_err());
+    assert_eq!(store.holder(0, &key), Some(Holder::default()));
+}
+
+#[test]
+fn what_is_kept_stays_for_its_time_however_often_that_is_said() {
+    let (mut store, key, one, two) = scene();
+    let stays = Token::draw("kept");
+    granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
+    assert_eq!(store.keep(0, &key, &two, TTL, &stays), Err(Denial::Taken));
+    assert_eq!(store.keep(0, &key, &one, TTL * 2, &stays), Ok(()));
+    assert_eq!(store.keep(50_000, &key, &one, TTL * 2, &stays), Ok(()), "a replay");
+    assert!(store.holder(199_999, &key).is_some() && store.holder(200_000, &key).is_none());
+    assert_eq!(store.keep(200_000, &key, &one, TTL, &stays), Err(Denial::Gone));
+}
+
+#[test]
+fn a_confirmed_grant_has_the_full_ttl() {
+    let (mut store, key, one, _) = scene();
+    let confirm = |store: &mut Store, now: Micros| store.knock(now, &knock(&key, &one), None, &|_| true).0;
+    let Knocked::Granted(first) = confirm(&mut store, 0) else { panic!("it is free") };
+    assert!(matches!(confirm(&mut store, 70_000), Knocked::Granted(fence) if fence == first));
+    assert!(store.holder(169_999, &key).is_some() && store.holder(170_000, &key).is_none());
+}
+
+#[test]
+fn a_renewal_and_a_heal_give_the_full_ttl_from_now() {
+    let (mut store, key, one, _) = scene();
+    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let lives_until = |store: &mut Store, end: Micros| {
+        assert!(store.holder(end - 1, &key).is_some() && store.holder(end, &key).is_none());
+    };
+    granted(&store.acquire(1_000, &bid(&key, &one, TTL)).acquired);
+    assert_eq!(store.renew(60_000, &lease), Ok(()));
+    lives_until(&mut store, 160_000);
+    assert_eq!(store.heal(200_000, &lease, Fence::ZERO, Duration::ZERO), Healed::Done);
+    lives_until(&mut store, 300_000);
+}
+
+#[test]
+fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
+    let (mut store, key, one, _) = scene();
+    let now = 1_000_000;
+    granted(&store.acquire(now, &bid(&key, &one, TTL)).acquired);
+    for (fence, from) in [(now + 9, now + 9), (now + 20, now + 20)] {
+        let fence = Fence::try_from(fence).unwrap();
+        assert_eq!(store.raise(now, &key, &one, fence), Ok(()));
+        assert_eq!(store.floor(from + FLOOR_LIVES - 1, &key), Some(fence));
+    }
+    assert_eq!(store.floor(now + 20 + FLOOR_LIVES, &key), None);
+    let old = Fence::try_from(5_u64).unwrap();
+    assert_eq!(store.raise(now, &key, &one, old), Ok(()));
+    assert_eq!(store.floor(now + FLOOR_LIVES - 1, &key), Some(old));
+    assert_eq!(store.floor(now + FLOOR_LIVES, &key), None);
+}
+
+#[test]
+fn a_span_that_is_too_long_is_long() {
+    assert!(micros(Duration::MAX) > 1_000 * FLOOR_LIVES);
+}
