@@ -44,8 +44,10 @@ async fn f11_a_link_that_is_slow_each_way() {
         let (lag, lease) = (Lag::start(), leases.lock("job").acquire().await.unwrap());
         proxy.delay(Duration::from_millis(200));
         let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break lease };
-        // From the keeper through the proxy to the server and back, each of which may be as late as the control.
-        assert!(4 * lag.worst() >= SPARE, "{lost:?}; the machine lagged {:?}", lag.worst());
+        // From the keeper through the proxy to the server and back, each of which may be as late as the control: then the
+        // machine, not the link, was too slow, and it is tried again, unless the figure is to be published.
+        let is_excused = 4 * lag.worst() >= SPARE && !seen::is_wanted();
+        assert!(is_excused, "{lost:?}; the machine lagged {:?}", lag.worst());
         assert!(
             started.elapsed() < 3 * TTL * ttls,
             "no lease of a second has lived on; the machine lagged {:?}",
