@@ -230,7 +230,7 @@ impl Builder {
     }
 
     /// How long one answer of the server is waited for, 1 ms to an hour. Default 1 s. Renewals wait for as long as
-    /// their lease allows.
+    /// their lease allows. Make it longer than two round trips to the server: a release asks twice within it.
     pub fn command_timeout(mut self, limit: Duration) -> Self {
         self.options.command_timeout = limit;
         self

@@ -14,7 +14,7 @@ use fair_line::{
     wait_key,
 };
 use leasehold::{AcquireError, Leases, LossReason, ReleaseError};
-use support::{ClockShim, Lag, Server, Wire, eventually_async, seen, within};
+use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, seen, within};
 
 /// How often each program knocks for those of its waiters who share a name.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -32,8 +32,8 @@ async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<W
     let first = waiters.iter().position(Waiter::is_finished).unwrap();
     assert_eq!(line.remove(first), wire.get(name).unwrap());
     let (mut lease, _) = had(waiters.remove(first)).await;
-    eventually_async(HEARTBEAT + PROMPT + lag.worst(), "all have knocked", || tokens(wire, name).len() == line.len())
-        .await;
+    let is_all = || tokens(wire, name).len() == line.len();
+    eventually_but_for(&lag, HEARTBEAT + PROMPT, "all have knocked", is_all).await;
     println!("{name}: number {first} first, all are there after {:?}", began.elapsed());
     assert_eq!(tokens(wire, name), line);
     for waiter in waiters {
@@ -103,8 +103,7 @@ async fn keys_of_the_queue_that_are_deleted_come_back_in_order() {
                 if !at_once {
                     // The one who leads in each program looks when the holder's key could be gone, and then calls the
                     // others of its own.
-                    let limit = TTL + PROMPT + lag.worst();
-                    eventually_async(limit, &name, || {
+                    eventually_but_for(&lag, TTL + PROMPT, &name, || {
                         tokens(&mut wire, &name).len() == 9 && callable(&mut wire, &name) == 9
                     })
                     .await;

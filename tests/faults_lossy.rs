@@ -63,6 +63,43 @@ async fn f11_a_link_that_is_slow_each_way() {
     assert_eq!(server.wire().keys("job"), Vec::<String>::new());
 }
 
+/// A round trip within the time that an answer may take. A handshake has several of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
+    const ANSWER: Duration = Duration::from_millis(400);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.delay(Duration::from_millis(90));
+    let build = Leases::builder().url(proxy.url()).command_timeout(ANSWER).build();
+    let leases = within(HANGS, "it connects", build).await.expect("every answer is in time");
+    let lease = within(HANGS, "a free lock", leases.lock("job").acquire()).await.expect("every answer is in time");
+    for turn in 0..3 {
+        proxy.cut();
+        // Some are asked for before the link is back, and so at any moment of its way back.
+        let others = (0..8).map(|n| {
+            let lock = leases.lock(format!("other-{turn}-{n}"));
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(100) * n).await;
+                lock.acquire()
+                    .await?
+                    .release()
+                    .await
+                    .map_err(|error| error.to_string())
+                    .expect("every answer is in time");
+                Ok::<_, leasehold::AcquireError>(())
+            })
+        });
+        for other in others.collect::<Vec<_>>() {
+            within(HANGS, "it comes back", other).await.unwrap().expect("it waits for the server");
+        }
+    }
+    // One for those who ask, one for the keeper, one for what is pushed; each was made anew once for each cut.
+    let connections = 1 + proxy.seen().iter().map(|seen| seen.connection).max().unwrap_or(0);
+    seen::at_most("connections", usize::try_from(connections).unwrap(), 12);
+    assert!(connections <= 12, "{connections} connections were made");
+    lease.release().await.expect("it was ours all the time");
+}
+
 const COMMAND: Duration = Duration::from_millis(100);
 /// As many of it as by default. A reply is not lost alone: its connection is silent until the library has made a new one,
 /// which is a matter of a few command time-outs.

@@ -22,7 +22,7 @@ use leasehold::{
     AcquireError, ErrorKind, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, ReleaseError, Status, StatusChanges,
 };
 use support::{
-    Action, Lag, Match, Proxy, RuleHandle, Server, Stamped, eventually, eventually_async,
+    Action, Lag, Match, Proxy, RuleHandle, Server, Stamped, eventually, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
     seen, stamped, within,
 };
@@ -645,10 +645,9 @@ impl Away {
 
 /// Waits for what tries left behind to be gone: a command may have been in the socket of a stopped server, behind its
 /// own undo, and then it lasts for one TTL from when the server is back.
-#[track_caller]
-fn is_gone_within(ttl: Duration, rig: &Rig) {
+async fn is_gone_within(ttl: Duration, rig: &Rig) {
     let mut wire = rig.server.wire();
-    eventually(ttl + SIGNAL + rig.lag.worst(), "the key is gone", || !wire.exists(NAME));
+    eventually_but_for(&rig.lag, ttl + SIGNAL, "the key is gone", || !wire.exists(NAME)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -662,7 +661,7 @@ async fn acquire_waits_for_a_server_that_is_away() {
         away.end(&rig);
         let lease = within(HANGS, "the lock is acquired", acquire).await.expect("it does not panic");
         lease.expect("an outage ends no acquire").release().await.expect("it was ours");
-        is_gone_within(MEDIUM, &rig);
+        is_gone_within(MEDIUM, &rig).await;
     }
 }
 
@@ -677,7 +676,7 @@ async fn try_acquire_of_a_server_that_is_away_ends_within_the_command_timeout() 
         assert_is_unavailable(away, outcome.map(drop));
         assert!(took <= COMMAND + EXACT + rig.lag.worst(), "{away:?}: it took {took:?}");
         away.end(&rig);
-        is_gone_within(SHORT, &rig);
+        is_gone_within(SHORT, &rig).await;
     }
 }
 
@@ -695,7 +694,7 @@ async fn acquire_within_of_a_server_that_is_away_ends_when_its_time_is_over() {
             let most = limit + EXACT + rig.lag.worst();
             assert!(took >= limit && took <= most, "{away:?}: {limit:?} took {took:?}");
             away.end(&rig);
-            is_gone_within(SHORT, &rig);
+            is_gone_within(SHORT, &rig).await;
         }
     }
 }

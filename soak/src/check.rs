@@ -15,6 +15,8 @@
 //! - (d) Nobody believes in a lease after the servers have let go of it. Somebody who looks at the servers knows of an
 //!   instant at which no majority had the token; a lease that was believed before the look and after it was believed at
 //!   that instant. One server never gives back what it has lost, so there it must not be believed at any later time.
+//! - (e) Nobody is told of a loss that did not happen: that the key is gone, or somebody else's, has a cause on a server
+//!   between the acquire and the telling, or, for a release, is told after the lease's deadline.
 //!
 //! # What is forgiven
 //!
@@ -28,13 +30,13 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     history::{Found, History, Lease, Look, Loss, Write},
-    record::{LeaseId, Nanos, Written},
+    record::{Ending, LeaseId, Nanos, Written},
 };
 
 /// A check that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// `a` to `d`.
+    /// `a` to `e`.
     pub check: char,
     pub name: usize,
     pub at: Nanos,
@@ -51,6 +53,7 @@ pub fn check(history: &History) -> Vec<Violation> {
         judge.fences_grow(&mut found);
         judge.resource(&mut found);
         judge.nothing_outlives_its_key(&mut found);
+        judge.no_false_alarm(&mut found);
     }
     found.sort_by_key(|violation| violation.at);
     found
@@ -152,8 +155,12 @@ impl<'a> Judge<'a> {
         self.violation('b', later.start, &[earlier, later], what)
     }
 
+    fn by_id(&self) -> HashMap<LeaseId, &'a Lease> {
+        self.leases.iter().map(|lease| (lease.id, *lease)).collect()
+    }
+
     fn resource(&self, found: &mut Vec<Violation>) {
-        let by_id: HashMap<LeaseId, &Lease> = self.leases.iter().map(|lease| (lease.id, *lease)).collect();
+        let by_id = self.by_id();
         let of_name = || self.history.writes.iter().filter(|write| write.name == self.name);
         let mut accepted: Vec<&Write> = of_name().filter(|write| write.written == Written::Accepted).collect();
         accepted.sort_by_key(|write| write.to);
@@ -202,6 +209,21 @@ impl<'a> Judge<'a> {
                     found.push(self.violation('d', look.to, &[lease], what));
                     break;
                 }
+            }
+        }
+    }
+
+    fn no_false_alarm(&self, found: &mut Vec<Violation>) {
+        let by_id = self.by_id();
+        let is_signal = |lease: &&&Lease| matches!(lease.how, Ending::Deleted | Ending::Taken);
+        let signals = self.leases.iter().filter(is_signal).map(|lease| (*lease, lease.told));
+        let releases = self.history.lost_releases.iter().filter_map(|lost| Some((*by_id.get(&lost.lease)?, lost.at)));
+        // By its deadline a key may have expired; but a signal says so then.
+        for (lease, at) in signals.chain(releases.filter(|(lease, at)| *at < lease.until)) {
+            if !self.losses.iter().any(|loss| lease.invoked < loss.to && loss.from <= at) {
+                let what =
+                    format!("{} is told that it has lost its key ({}), and nothing took it", lease.id, lease.how);
+                found.push(self.violation('e', at, &[lease], what));
             }
         }
     }

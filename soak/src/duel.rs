@@ -83,7 +83,7 @@ impl<'a> Duellist<'a> {
     async fn believe(&self, held: &mut Held, enough: impl Fn() -> bool) -> bool {
         while !enough() {
             if let Err(how) = held.check() {
-                self.say(&Line::Ended { lease: held.id(), how });
+                self.say(&Line::Ended { lease: held.id(), at: now(), how });
                 return false;
             }
             self.say(&held.believed());
@@ -93,7 +93,7 @@ impl<'a> Duellist<'a> {
     }
 
     async fn let_go(&self, held: Held) {
-        self.say(&Line::Ended { lease: held.id(), how: crate::record::Ending::Release });
+        self.say(&Line::Ended { lease: held.id(), at: now(), how: crate::record::Ending::Release });
         held.release().await.ok();
     }
 

@@ -25,7 +25,11 @@ pub struct Lease {
     pub start: Nanos,
     /// The last moment at which it was believed for certain; nothing if it never was.
     pub end: Option<Nanos>,
+    /// The latest deadline that its holder knew of for certain; zero if it never did.
+    pub until: Nanos,
     pub how: Ending,
+    /// When its holder had learned that; of one that was killed, nothing is known.
+    pub told: Nanos,
 }
 
 /// A write with a lease's fence at a resource of the lease's name.
@@ -37,6 +41,13 @@ pub struct Write {
     pub from: Nanos,
     pub to: Nanos,
     pub written: Written,
+}
+
+/// A release that was told that the lock was no longer its lease's.
+#[derive(Debug, Clone)]
+pub struct LostRelease {
+    pub lease: LeaseId,
+    pub at: Nanos,
 }
 
 /// What a server had under a name when it was looked at.
@@ -92,6 +103,7 @@ pub struct History {
     pub names: Vec<Name>,
     pub leases: Vec<Lease>,
     pub writes: Vec<Write>,
+    pub lost_releases: Vec<LostRelease>,
     pub looks: Vec<Look>,
     pub losses: Vec<Loss>,
     pub marks: Vec<Mark>,
@@ -102,14 +114,7 @@ pub struct History {
 pub struct Recorder {
     pub history: History,
     pub outcomes: HashMap<Outcome, u64>,
-    open: HashMap<LeaseId, Open>,
-}
-
-#[derive(Debug)]
-struct Open {
-    lease: Lease,
-    /// The latest deadline that its holder knew of for certain.
-    until: Nanos,
+    open: HashMap<LeaseId, Lease>,
 }
 
 impl Recorder {
@@ -120,25 +125,29 @@ impl Recorder {
     pub fn hear(&mut self, line: &Line) {
         match *line {
             Line::Acquired { lease: id, name, ttl, fence, invoked, start, until } => {
-                let lease =
-                    Lease { id, name, ttl, fence, invoked, start, end: until.map(|_| start), how: Ending::Killed };
-                self.open.insert(id, Open { lease, until: until.unwrap_or(0) });
+                let (end, until) = (until.map(|_| start), until.unwrap_or(0));
+                let (how, told) = (Ending::Killed, Nanos::MAX);
+                self.open.insert(id, Lease { id, name, ttl, fence, invoked, start, end, until, how, told });
             }
             Line::Believed { lease, at, until } => {
                 if let Some(open) = self.open.get_mut(&lease) {
-                    open.lease.end = open.lease.end.max(Some(at));
+                    open.end = open.end.max(Some(at));
                     open.until = open.until.max(until);
                 }
             }
             Line::Wrote { lease, from, to, written } => {
-                if let Some(Open { lease: of, .. }) = self.open.get(&lease) {
+                if let Some(of) = self.open.get(&lease) {
                     self.history.writes.push(Write { lease, name: of.name, fence: of.fence, from, to, written });
                 }
             }
-            Line::Ended { lease, how } => {
+            Line::Ended { lease, at, how } => {
                 if let Some(open) = self.open.remove(&lease) {
-                    self.close(open, how);
+                    self.close(Lease { how, told: at, ..open });
                 }
+            }
+            Line::ReleaseLost { lease, at } => {
+                self.history.lost_releases.push(LostRelease { lease, at });
+                *self.outcomes.entry(Outcome::ReleaseLost).or_default() += 1;
             }
             Line::Counted(outcome) => *self.outcomes.entry(outcome).or_default() += 1,
         }
@@ -149,7 +158,7 @@ impl Recorder {
         let of_it: Vec<LeaseId> = self.open.keys().filter(|id| id.process == process).copied().collect();
         for id in of_it {
             if let Some(open) = self.open.remove(&id) {
-                self.close(open, Ending::Killed);
+                self.close(open);
             }
         }
     }
@@ -157,14 +166,13 @@ impl Recorder {
     /// Nobody will say any more.
     pub fn end(&mut self) {
         for open in std::mem::take(&mut self.open).into_values() {
-            self.close(open, Ending::Killed);
+            self.close(open);
         }
     }
 
-    fn close(&mut self, Open { mut lease, until }: Open, how: Ending) {
-        lease.how = how;
-        if how.is_by_deadline() {
-            lease.end = lease.end.map(|end| end.max(until));
+    fn close(&mut self, mut lease: Lease) {
+        if lease.how.is_by_deadline() {
+            lease.end = lease.end.map(|end| end.max(lease.until));
         }
         self.history.leases.push(lease);
     }

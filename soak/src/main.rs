@@ -78,6 +78,10 @@ fn soak(seconds: u64, first_seed: u64) -> ExitCode {
         eprintln!("a lock was never held, or no server was seen: that nothing was wrong means nothing");
         return ExitCode::FAILURE;
     }
+    if totals.failed() > 0 {
+        eprintln!("{} acquires failed for reasons that no fault here gives; each is told of above", totals.failed());
+        return ExitCode::FAILURE;
+    }
     if totals.violations() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

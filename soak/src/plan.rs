@@ -119,9 +119,15 @@ fn lone_server(chance: &mut Chance) -> ServerFault {
         9..=10 => ServerFault::ClockBack(chance.millis(10, 2_000)),
         11..=12 => ServerFault::ScriptFlush,
         13 => ServerFault::FlushAll,
-        14..=17 => ServerFault::Delete(chance.below(KINDS.len())),
+        14..=17 => delete(chance, false),
         _ => ServerFault::KillClients,
     }
+}
+
+/// The key of one of the locks that are there.
+fn delete(chance: &mut Chance, quorum: bool) -> ServerFault {
+    let here: Vec<usize> = (0..KINDS.len()).filter(|&kind| KINDS[kind].quorum == quorum).collect();
+    ServerFault::Delete(*chance.pick(&here))
 }
 
 fn node(chance: &mut Chance, astray: &mut i64) -> ServerFault {
@@ -138,7 +144,7 @@ fn node(chance: &mut Chance, astray: &mut i64) -> ServerFault {
             if forward { ServerFault::ClockForward(by) } else { ServerFault::ClockBack(by) }
         }
         14 => ServerFault::ScriptFlush,
-        15..=17 => ServerFault::Delete(chance.below(KINDS.len())),
+        15..=17 => delete(chance, true),
         _ => ServerFault::KillClients,
     }
 }

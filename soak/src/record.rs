@@ -172,10 +172,16 @@ pub enum Line {
         to: Nanos,
         written: Written,
     },
-    /// The holder believes no more.
+    /// The holder believes no more, and knew it by `at`.
     Ended {
         lease: LeaseId,
+        at: Nanos,
         how: Ending,
+    },
+    /// The release had been answered by `at`: the lock was no longer this lease's.
+    ReleaseLost {
+        lease: LeaseId,
+        at: Nanos,
     },
     Counted(Outcome),
 }
@@ -188,7 +194,8 @@ impl fmt::Display for Line {
             }
             Self::Believed { lease, at, until } => write!(f, "B {lease} {at} {until}"),
             Self::Wrote { lease, from, to, written } => write!(f, "W {lease} {from} {to} {written}"),
-            Self::Ended { lease, how } => write!(f, "E {lease} {how}"),
+            Self::Ended { lease, at, how } => write!(f, "E {lease} {at} {how}"),
+            Self::ReleaseLost { lease, at } => write!(f, "L {lease} {at}"),
             Self::Counted(outcome) => write!(f, "C {outcome}"),
         }
     }
@@ -218,7 +225,8 @@ impl FromStr for Line {
                 to: number(word()?)?,
                 written: word()?.parse()?,
             },
-            "E" => Self::Ended { lease: word()?.parse()?, how: word()?.parse()? },
+            "E" => Self::Ended { lease: word()?.parse()?, at: number(word()?)?, how: word()?.parse()? },
+            "L" => Self::ReleaseLost { lease: word()?.parse()?, at: number(word()?)? },
             "C" => Self::Counted(word()?.parse()?),
             _ => return Err(Unreadable),
         })
@@ -238,12 +246,13 @@ mod tests {
             acquired(None),
             Line::Believed { lease, at: 1, until: 2 },
             Line::Wrote { lease, from: 1, to: 2, written: Written::Refused },
-            Line::Ended { lease, how: Ending::NoQuorum },
+            Line::Ended { lease, at: 3, how: Ending::NoQuorum },
+            Line::ReleaseLost { lease, at: 4 },
             Line::Counted(Outcome::Released),
         ] {
             assert_eq!(line.to_string().parse(), Ok(line));
         }
-        for bad in ["", "A", "E w1.2#3", "E w1#3 release", "C thing", "Z 1"] {
+        for bad in ["", "A", "E w1.2#3", "E w1#3 4 release", "E w1.2#3 release", "C thing", "Z 1"] {
             assert_eq!(bad.parse::<Line>(), Err(Unreadable), "{bad:?}");
         }
     }

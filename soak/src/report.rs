@@ -9,8 +9,8 @@ use std::{
 use crate::{
     check::{Violation, span},
     history::{Found, History, Look, Whom},
-    record::{Ending, MILLI, Nanos, Written},
-    round::Outcome,
+    record::{Ending, MILLI, Nanos, Outcome, Written},
+    round,
     setup::{KINDS, Kind, LONE},
 };
 
@@ -119,14 +119,14 @@ pub struct Totals {
     by_name: BTreeMap<String, u64>,
     endings: BTreeMap<Ending, u64>,
     writes: BTreeMap<Written, u64>,
-    outcomes: BTreeMap<crate::record::Outcome, u64>,
+    outcomes: BTreeMap<Outcome, u64>,
     looks: u64,
     faults: BTreeMap<String, u64>,
     violations: u64,
 }
 
 impl Totals {
-    pub fn add(&mut self, round: &Outcome) {
+    pub fn add(&mut self, round: &round::Outcome) {
         let history = &round.recorder.history;
         self.seeds.push(round.seed);
         self.lasted += round.lasted;
@@ -154,6 +154,11 @@ impl Totals {
     pub fn is_hollow(&self) -> bool {
         let is_unheld = |kind: &Kind| !self.by_name.contains_key(kind.name);
         KINDS.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
+    }
+
+    /// Acquires that failed for another reason than servers that are away and locks that are held.
+    pub fn failed(&self) -> u64 {
+        self.outcomes.get(&Outcome::Failed).copied().unwrap_or(0)
     }
 
     pub fn violations(&self) -> u64 {
@@ -210,15 +215,17 @@ mod tests {
         let mut totals = Totals::default();
         let mut recorder = Recorder::new(names());
         recorder.history = history;
-        totals.add(&Outcome { seed: 1, lasted: Duration::ZERO, recorder, violations: Vec::new() });
+        totals.add(&round::Outcome { seed: 1, lasted: Duration::ZERO, recorder, violations: Vec::new() });
         totals
     }
 
     #[test]
     fn a_round_in_which_nothing_happened_shows_nothing() {
         let id = LeaseId { process: Process { slot: 0, life: 0 }, number: 0 };
-        let lease =
-            |name| Lease { id, name, ttl: 1, fence: 1, invoked: 1, start: 2, end: Some(3), how: Ending::Release };
+        let how = Ending::Release;
+        let (name, ttl, fence, invoked, start, end) = (0, 1, 1, 1, 2, Some(3));
+        let lease = Lease { id, name, ttl, fence, invoked, start, end, until: 4, how, told: 3 };
+        let lease = |name| Lease { name, ..lease.clone() };
         let written = Written::Accepted;
         let look = |found| Look { name: 0, from: 1, to: 2, found: [found].into() };
         let full = History {

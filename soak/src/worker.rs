@@ -196,9 +196,10 @@ impl Job {
             Err(how) => Err(how),
         };
         if let Err(how) = kept {
+            let at = now();
             // A job that does not look before it writes.
             self.write(&held).await;
-            return say([Line::Ended { lease: id, how }]);
+            return say([Line::Ended { lease: id, at, how }]);
         }
         self.let_go(held).await;
     }
@@ -249,17 +250,17 @@ impl Job {
     async fn let_go(&mut self, held: Held) {
         let drops = self.chance.one_in(10);
         let how = if drops { Ending::Drop } else { Ending::Release };
-        say([held.believed(), Line::Ended { lease: held.id, how }]);
+        let lease = held.id;
+        say([held.believed(), Line::Ended { lease, at: now(), how }]);
         if drops {
             drop(held.lease);
             return;
         }
-        let outcome = match held.lease.release().await {
-            Ok(()) => Outcome::Released,
-            Err(ReleaseError::Lost(_)) => Outcome::ReleaseLost,
-            Err(_) => Outcome::ReleaseUnknown,
-        };
-        say([Line::Counted(outcome)]);
+        say([match held.lease.release().await {
+            Ok(()) => Line::Counted(Outcome::Released),
+            Err(ReleaseError::Lost(_)) => Line::ReleaseLost { lease, at: now() },
+            Err(_) => Line::Counted(Outcome::ReleaseUnknown),
+        }]);
     }
 }
 

@@ -12,8 +12,9 @@
 //! 2. Timers are on time, unless their client stands still, which is a fault: then its clock goes on, and it hears and
 //!    does nothing until it goes on, at any later moment.
 //! 3. Time passes to the next moment at which something is due for anybody: a timer, a time limit, a deadline, the expiry
-//!    of a key, the end of a restart delay; and to every multiple of the grid. Nothing that is decided by a comparison of
-//!    times comes out differently in between.
+//!    of a key, the end of a restart delay; and to every multiple of the grid. What is decided by a comparison of times
+//!    comes out the same in between, but for two things that are met where a moment falls anyway: the end of the tries to
+//!    undo, and a clock that was set back and passes a node's floor of fences again.
 //! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends. What must come about at
 //!    some time is therefore a rule about ends, which `eventually` of stateright could miss where two paths meet.
 //!

@@ -45,5 +45,5 @@ pub use server::{NoTls, Server, ServerBuilder};
 pub use sha1::sha1_hex;
 pub use stamp::{Stamped, stamped};
 pub use temp_dir::TempDir;
-pub use wait::{eventually, eventually_async, within};
+pub use wait::{eventually, eventually_async, eventually_but_for, within};
 pub use wire::Wire;

@@ -4,6 +4,8 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use super::lag::Lag;
+
 /// Fine enough to be exact for a test, coarse enough to leave it the processor.
 const POLL: Duration = Duration::from_millis(2);
 
@@ -24,6 +26,15 @@ pub async fn eventually_async(limit: Duration, what: &str, mut holds: impl FnMut
         assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// As [`eventually_async`] with `limit`, and as much longer as `lag` has lagged by then.
+pub async fn eventually_but_for(lag: &Lag, limit: Duration, what: &str, holds: impl FnMut() -> bool) {
+    const HANGS: Duration = Duration::from_secs(20);
+    let start = Instant::now();
+    eventually_async(limit + HANGS, what, holds).await;
+    let (took, late) = (start.elapsed(), lag.worst());
+    assert!(took <= limit + late, "not within {limit:?} but {took:?}: {what}; the machine lagged {late:?}");
 }
 
 /// The output of `future`; panics with `what` if it takes longer than `limit`.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    history::{Mark, Name, Recorder},
+    history::{LostRelease, Mark, Name, Recorder},
     record::{Ending, Line, MILLI, Process},
 };
 
@@ -20,7 +20,8 @@ fn id(slot: u16) -> LeaseId {
 fn lease(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     let (start, end) = (start * MILLI, end * MILLI);
     let invoked = start - 5 * MILLI;
-    Lease { id: id(slot), name: 0, ttl: TTL, fence, invoked, start, end: Some(end), how: Ending::Release }
+    let (until, how) = (end + TTL, Ending::Release);
+    Lease { id: id(slot), name: 0, ttl: TTL, fence, invoked, start, end: Some(end), until, how, told: end }
 }
 
 fn over_quorum(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
@@ -186,6 +187,35 @@ fn nodes_that_forget_forgive_no_second_holder() {
 }
 
 #[test]
+fn an_alarm_has_a_cause() {
+    let with = |how, losses| found(&History { losses, ..with_leases([Lease { how, ..lease(1, 10, 100, 200) }]) });
+    for how in [Ending::Deleted, Ending::Taken] {
+        assert_eq!(with(how, vec![]), "e");
+        assert_eq!(with(how, vec![loss(0, None, 150, 151)]), "");
+        assert_eq!(with(how, vec![loss(0, None, 199, 400)]), "", "it may have been at once");
+        assert_eq!(with(how, vec![loss(0, None, 201, 202)]), "e", "told before it");
+        assert_eq!(with(how, vec![loss(0, None, 80, 90)]), "e", "asked for after it");
+        assert_eq!(with(how, vec![loss(0, Some(1), 150, 151)]), "e", "another name");
+        assert_eq!(with(how, vec![loss(1, None, 150, 151)]), "e", "another server");
+    }
+    for how in [Ending::Expired, Ending::NoQuorum, Ending::Killed, Ending::Drop] {
+        assert_eq!(with(how, vec![]), "", "needs none");
+    }
+}
+
+#[test]
+fn a_release_is_told_of_a_loss_only_if_there_was_one() {
+    let with = |at: u64, losses| {
+        let lost_releases = vec![LostRelease { lease: id(1), at: at * MILLI }];
+        found(&History { lost_releases, losses, ..with_leases([lease(1, 10, 100, 200)]) })
+    };
+    assert_eq!(with(210, vec![]), "e");
+    assert_eq!(with(210, vec![loss(0, None, 150, 151)]), "");
+    assert_eq!(with(210, vec![loss(0, None, 211, 212)]), "e");
+    assert_eq!(with(500, vec![]), "", "its deadline was over");
+}
+
+#[test]
 fn belief_ends_with_the_last_good_check_or_a_known_deadline() {
     let end_of = |lines: Vec<Line>, killed: bool| {
         let mut recorder = Recorder::new(history().names);
@@ -202,7 +232,7 @@ fn belief_ends_with_the_last_good_check_or_a_known_deadline() {
         recorder.history.leases[0].end
     };
     let believed = Line::Believed { lease: id(1), at: 20, until: 600 };
-    let ended = |how| Line::Ended { lease: id(1), how };
+    let ended = |how| Line::Ended { lease: id(1), at: 30, how };
     assert_eq!(end_of(vec![ended(Ending::Release)], false), Some(2));
     assert_eq!(end_of(vec![believed.clone(), ended(Ending::Release)], false), Some(20));
     assert_eq!(end_of(vec![believed.clone(), ended(Ending::Deleted)], false), Some(20), "the signal came at any time");

@@ -64,6 +64,15 @@ pub(crate) struct Limits {
     pub(crate) command: Duration,
 }
 
+/// What holds for the newest connection to the server only.
+#[derive(Debug, Default)]
+struct Newest {
+    /// How many there were before it.
+    number: AtomicU64,
+    /// The scripts that were sent on it, and that the server so knows.
+    known: AtomicU32,
+}
+
 /// How a script's answer came.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Way {
@@ -78,8 +87,7 @@ pub(super) struct Connection {
     client: Client,
     server: Arc<str>,
     limits: Limits,
-    /// The scripts that were sent on this connection, and that the server so knows.
-    known: Arc<AtomicU32>,
+    newest: Arc<Newest>,
     /// Milliseconds that calls have waited in vain since the last answer.
     silent: AtomicU64,
     reconnecting: AtomicBool,
@@ -121,15 +129,16 @@ impl Connection {
         reason = "like fred's own tasks it belongs to this runtime and this connection"
     )]
     async fn try_open(target: &Target, config: Config, limits: Limits) -> Result<Self, FredError> {
-        let client = Client::new(config, Some(performance(limits)), Some(connection(limits)), Some(reconnection()));
+        let settings = connection(target, limits);
+        let client = Client::new(config, Some(performance(limits)), Some(settings), Some(reconnection()));
         let router = connect(&client).await?.abort_handle();
-        let (turned_down, known) = (Arc::new(Mutex::new(None)), Arc::new(AtomicU32::new(0)));
-        let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone(), known.clone())).abort_handle();
+        let (turned_down, newest) = (Arc::new(Mutex::new(None)), Arc::new(Newest::default()));
+        let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone(), newest.clone())).abort_handle();
         Ok(Self {
             client,
             server: target.to_string().into(),
             limits,
-            known,
+            newest,
             silent: AtomicU64::new(0),
             reconnecting: AtomicBool::new(false),
             turned_down,
@@ -152,9 +161,9 @@ impl Connection {
         limit: Duration,
         watch: bool,
     ) -> Result<(Value, Way), Failure> {
-        let client = once(&self.client, limit);
+        let (client, number) = (once(&self.client, limit), self.number());
         // What follows on this connection comes after it, and may take it for known.
-        let is_first = self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0;
+        let is_first = self.newest.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0;
         let (mut by_hash, mut resent) = (!is_first, false);
         let outcome = loop {
             let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", *script.source) };
@@ -178,7 +187,7 @@ impl Connection {
                 Ok((value, Way { watched, resent }))
             }
             Err(error) if error.kind() == &FredKind::Timeout => {
-                self.note_silence(&host, limit);
+                self.note_silence(&host, limit, number);
                 Err(self.why_silent(&error, limit))
             }
             Err(error) => Err(classify(&self.server, &error, limit)),
@@ -197,6 +206,7 @@ impl Connection {
 
     /// What the server says of itself; nothing if it keeps that to itself.
     pub(super) async fn info(self: Arc<Self>, host: Host, limit: Duration) -> Result<String, Failure> {
+        let number = self.number();
         match self.command("INFO", Vec::new(), limit).await {
             Ok(info) => {
                 self.silent.store(0, Ordering::Relaxed);
@@ -205,7 +215,7 @@ impl Connection {
             Err(error) => {
                 // It may be all that is asked on this connection.
                 if error.kind() == &FredKind::Timeout {
-                    self.note_silence(&host, limit);
+                    self.note_silence(&host, limit, number);
                 }
                 let failure = classify(&self.server, &error, limit);
                 if failure.is_refusal() { Ok(String::new()) } else { Err(failure) }
@@ -227,8 +237,16 @@ impl Connection {
         }
     }
 
-    /// fred does not notice a dead peer by itself while commands are written: half a command time-out of silence does.
-    fn note_silence(self: &Arc<Self>, host: &Host, waited: Duration) {
+    fn number(&self) -> u64 {
+        self.newest.number.load(Ordering::Relaxed)
+    }
+
+    /// fred does not notice a dead peer by itself while commands are written: half a command time-out of silence does. What
+    /// was asked before the newest connection was made, which is `number` then, says nothing of that one.
+    fn note_silence(self: &Arc<Self>, host: &Host, waited: Duration, number: u64) {
+        if number != self.number() {
+            return;
+        }
         let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
         let silent = self.silent.fetch_add(waited, Ordering::Relaxed).saturating_add(waited);
         if u128::from(silent) >= self.limits.command.as_millis() / 2 {
@@ -237,9 +255,10 @@ impl Connection {
         }
     }
 
-    /// Gives the connection up and makes a new one, in the background, one at a time.
+    /// Gives the connection up and makes a new one, in the background, one at a time. While there is none fred is making
+    /// one, and would make another after it.
     pub(super) fn reconnect(self: Arc<Self>, host: &Host) {
-        if self.reconnecting.swap(true, Ordering::AcqRel) {
+        if !self.client.is_connected() || self.reconnecting.swap(true, Ordering::AcqRel) {
             return;
         }
         host.spawn(async move {
@@ -332,7 +351,7 @@ pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError>
 
 /// Keeps the last reason for which the server turned us down, and forgets with each new connection what the server knew:
 /// it may be another one.
-async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>, known: Arc<AtomicU32>) {
+async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>, newest: Arc<Newest>) {
     let (mut errors, mut connections) = (client.error_rx(), client.reconnect_rx());
     loop {
         let reason = tokio::select! {
@@ -344,7 +363,8 @@ async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>, known
                 if let Some(error) = &reason {
                     tracing::debug!(name: "connection", target: "leasehold", error = error.details());
                 } else {
-                    known.store(0, Ordering::Relaxed);
+                    newest.number.fetch_add(1, Ordering::Relaxed);
+                    newest.known.store(0, Ordering::Relaxed);
                 }
                 *turned_down.lock() = reason;
             }
@@ -391,10 +411,17 @@ pub(super) fn receiving(limits: Limits) -> PerformanceConfig {
     PerformanceConfig { broadcast_channel_capacity: BACKLOG, ..performance(limits) }
 }
 
-pub(super) fn connection(limits: Limits) -> ConnectionConfig {
+/// A step of a handshake may take as long as an answer, for each of its round trips; and not the ten seconds that fred
+/// would wait for one that hangs.
+pub(super) fn connection(target: &Target, limits: Limits) -> ConnectionConfig {
+    // TCP, and two for TLS before 1.3.
+    let connecting = if matches!(target.place, Place::Tcp { tls: true, .. }) { 3 } else { 1 };
+    // HELLO, CLIENT ID, INFO; and SELECT.
+    let greeting = if target.database == 0 { 3 } else { 4 };
+    let limit = |round_trips| limits.connect.min(limits.command.saturating_mul(round_trips));
     ConnectionConfig {
-        connection_timeout: limits.connect.min(limits.command),
-        internal_command_timeout: limits.connect.min(limits.command),
+        connection_timeout: limit(connecting),
+        internal_command_timeout: limit(greeting),
         max_command_attempts: 1,
         reconnect_on_auth_error: true,
         // LOADING, READONLY and their like are answers, not reasons to drop the connection under everybody else.

@@ -32,7 +32,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) async fn open(target: &Target, limits: Limits, channel: &str) -> Result<Self, End> {
         let config = connection::config(target).map_err(|error| End::Refused(error.to_string()))?;
-        let (receiving, settings) = (connection::receiving(limits), connection::connection(limits));
+        let (receiving, settings) = (connection::receiving(limits), connection::connection(target, limits));
         let client = Client::new(config, Some(receiving), Some(settings), None);
         let (errors, messages) = (client.error_rx(), client.message_rx());
         let router = connection::connect(&client).await.map_err(|error| ended(&error))?;
