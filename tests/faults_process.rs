@@ -24,7 +24,7 @@ use leasehold::{
     AcquireError, Clock, ErrorKind, Fence, GuardError, Keeper, Lease, Leases, Lock, LossReason, Owner, ReleaseError,
     RenewError, Status, SystemClock,
 };
-use support::{Child, ClockShim, Lag, Part, Server, Wire, eventually, eventually_async, seen, within};
+use support::{Child, ClockShim, Lag, Nodes, Part, Server, Wire, eventually, eventually_async, seen, within};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::Notify,
@@ -317,12 +317,16 @@ fn f30_machine_suspends() {
     // Nothing but the look at least every 250 ms comes before the first renewal, far away.
     const TTL: Duration = Duration::from_secs(30);
     const LOOK: Duration = Duration::from_millis(250);
-    let server = Server::start();
-    let mut wire = server.wire();
+    let (server, nodes) = (Server::start(), Nodes::start(3));
+    let over = |servers: &[Server]| -> Vec<Wire> { servers.iter().map(Server::wire).collect() };
     two_workers().block_on(async {
-        for url in [&*server.url(), "memory://"] {
+        for (builder, mut wires) in [
+            (Leases::builder().url(server.url()), over(std::slice::from_ref(&server))),
+            (Leases::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO), over(&nodes)),
+            (Leases::builder().url("memory://"), Vec::new()),
+        ] {
             let clock = Sleeper::default();
-            let leases = Leases::builder().url(url).ttl(TTL).clock(clock.clone()).build().await.unwrap();
+            let leases = builder.ttl(TTL).clock(clock.clone()).build().await.unwrap();
             let looked_at = leases.lock("looked at").acquire().await.unwrap();
             let awaited = leases.lock("awaited").acquire().await.unwrap();
             let (mut signal, woken) = (Box::pin(awaited.lost()), Arc::new(Woken::default()));
@@ -351,11 +355,9 @@ fn f30_machine_suspends() {
                     other => panic!("the release said {other:?}"),
                 }
             }
-            if url != "memory://" {
-                // A loss releases too.
-                eventually_async(PATIENCE, "what was lost is taken off the server", || lock_keys(&mut wire).is_empty())
-                    .await;
-            }
+            // A loss releases too.
+            let is_gone = || wires.iter_mut().all(|wire| lock_keys(wire).is_empty());
+            eventually_async(PATIENCE, "what was lost is taken off the servers", is_gone).await;
         }
     });
 }

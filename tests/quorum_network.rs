@@ -1,4 +1,4 @@
-//! Faults of servers and links under a quorum, on a minority of the nodes and on a majority: F5, F7 to F12 and F19.
+//! Faults of servers and links under a quorum, on a minority of the nodes and on a majority: F5 to F12 and F19.
 //!
 //! What befalls a minority must be invisible: the lease is held, `check()` is always `Ok`, and no status but `Held` is
 //! ever told. Deadlines are reckoned from outside, as in `faults_network.rs`.
@@ -25,7 +25,7 @@ use quorum_scene::{
     floors_apart, is_ours, on_each, on_first, renewals,
 };
 use support::{
-    Action, Lag, Match, RuleHandle, eventually_async,
+    Action, Lag, Match, Nodes, RuleHandle, eventually_async,
     scripts::{ACQUIRE, RELEASE, RENEW},
     seen, within,
 };
@@ -40,6 +40,31 @@ fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
         Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), reason),
         other => panic!("the release of a lost lease says {other:?}"),
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {
+    let nodes = Nodes::with(3, |server| server.aof(true));
+    let leases = built(builder(nodes.urls())).await;
+    let lease =
+        within(HANGS, "a free lock", leases.lock(NAME).ttl(MEDIUM).acquire()).await.expect("the nodes are well");
+    let tokens = || -> Vec<_> { nodes.iter().map(|server| server.wire().get(NAME)).collect() };
+    let is_everywhere = || tokens().iter().all(Option::is_some);
+    eventually_async(HANGS, "every node has it", is_everywhere).await;
+    let before = tokens();
+    let deadline = Instant::now() + lease.remaining();
+    for server in nodes.iter() {
+        server.kill();
+    }
+    for server in nodes.iter() {
+        server.restart();
+    }
+    assert!(Instant::now() < deadline, "the servers took too long to start for this test");
+    let is_renewed = || Instant::now() + lease.remaining() > deadline + SIGNAL || lease.check().is_err();
+    eventually_async(HANGS, "a renewal is confirmed", is_renewed).await;
+    assert_eq!((lease.check(), tokens()), (Ok(()), before));
+    lease.release().await.expect("it was held to the end");
+    assert_eq!(tokens(), [const { None }; 3]);
 }
 
 fn restart_empty(nodes: &[Node]) {
