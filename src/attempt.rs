@@ -7,7 +7,7 @@
 //!    used up is no win.
 //! 2. An unknown outcome is not a no: every node that may hold our token is undone unless the attempt was won (rule 6).
 //! 3. A win is the only verdict with a fence, and it has one only when a majority holds our token with a floor that is
-//!    at least that fence, and a majority drew nothing larger (rule 10; the argument is in safety.md, section 3).
+//!    at least that fence, and a majority drew nothing larger (rule 10; set-ups: how fences grow over a quorum).
 //! 4. A loss is told when no majority can grant any more, and it is known whether one is there at all.
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What lies in the fence key, and what a lock makes of it (safety, section 2).
+//! What lies in the fence key, and what a lock makes of it.
 
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]

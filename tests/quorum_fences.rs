@@ -1,4 +1,4 @@
-//! Fences over a quorum: the argument of safety.md, section 3, step by step, and what clocks that step do to it (F28,
+//! Fences over a quorum: the argument of `docs/set-ups.md`, step by step, and what clocks that step do to it (F28,
 //! F29).
 
 // The library's doors for time and tasks are not those of its tests.

@@ -1,5 +1,5 @@
 //! One server that may have forgotten: with a restart delay it grants nothing until every lease that it knew has run
-//! out (safety, section 4).
+//! out.
 
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]

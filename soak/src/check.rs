@@ -1,4 +1,4 @@
-//! The checks of safety.md, section 8: pure, over a finished history.
+//! The checks: pure, over a finished history.
 //!
 //! # What is checked, and why it is sound
 //!

@@ -3,7 +3,7 @@
 //! Each lane goes through its own list, one step after the other: each server has a lane, each worker process, and the
 //! links of each worker. So faults of one kind overlap with those of every other, but never with themselves.
 //!
-//! The plan keeps to what the promises assume (safety.md, sections 1, 2 and 4), or the checks would only find that they
+//! The plan keeps to what the promises assume (`docs/safety.md`), or the checks would only find that they
 //! are needed: the clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the restart delay, and
 //! nothing but a restart makes a node forget its fences.
 

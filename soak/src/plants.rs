@@ -1,4 +1,4 @@
-//! The checks, checked: for each bug of safety.md, section 8, a scene in which it shows.
+//! The checks, checked: for each planted bug a scene in which it shows.
 //!
 //! In a build with `--cfg leasehold_plants` and with `LEASEHOLD_PLANT` set to its name the bug is there, and the checks
 //! have to find it; without the variable the same scene has to pass.

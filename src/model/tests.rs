@@ -214,7 +214,7 @@ fn a_release_without_the_compare_gives_two_holders() {
     breaks(&setup.with(Flaw::ReleaseUnchecked).for_millis(2_000), ONE_HOLDER);
 }
 
-/// Whatever clocks do, and so whoever holds it meanwhile: what safety.md calls enough for the resource.
+/// Whatever clocks do, and so whoever holds it meanwhile: what is enough for the resource.
 #[test]
 fn who_begins_later_has_the_larger_fence_whatever_the_clocks_do() {
     let faults = Faults { pauses: 1, ..CALM };

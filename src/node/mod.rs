@@ -122,7 +122,8 @@ pub(crate) struct Bid {
 /// Under which conditions a node votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Voting {
-    /// A node that has been up for less may have forgotten a lease, and gives no vote (safety.md, section 4).
+    /// A node that has been up for less may have forgotten a lease, and gives no vote (set-ups: a server that forgot stays
+    /// out).
     pub(crate) restart_delay: Duration,
     /// The fence to draw, if it is large enough: where a majority draws the same, no floor has to be raised.
     pub(crate) proposal: Option<Fence>,

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! 1. A deadline counts from the majority-th largest confirmed send (rule 1). What a node denies later takes nothing
-//!    back: its key lived until then, or the node forgot and gives no vote (safety.md, section 4).
+//!    back: its key lived until then, or the node forgot and gives no vote (set-ups: a server that forgot stays out).
 //! 2. A denial stands until the node has confirmed something that was sent later. On one node nothing brings a key back,
 //!    so there it stands for ever.
 //! 3. A node that lost the key is healed only when a majority has confirmed the round in which it said so, or a later
