@@ -706,3 +706,29 @@ fn assert_is_unavailable(away: Away, outcome: Result<(), AcquireError>) {
         other => panic!("{away:?}: {other:?}"),
     }
 }
+
+/// Many short waits at once are no longer silence than one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_side_by_side_costs_no_connection() {
+    const SHORT_WAIT: Duration = Duration::from_millis(50);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases =
+        Leases::builder().url(proxy.url()).command_timeout(Duration::from_secs(1)).build().await.expect("there");
+    // The scripts are known, so that each call is one command.
+    leases.lock("first").acquire().await.expect("free").release().await.expect("ours");
+    let connections = || proxy.seen().iter().map(|seen| seen.connection).max();
+    let before = connections();
+    proxy.freeze(true);
+    let patient = tokio::spawn(leases.lock("patient").try_acquire());
+    let hasty = (0..12).map(|n| tokio::spawn(leases.lock(format!("hasty-{n}")).acquire_within(SHORT_WAIT)));
+    for hasty in hasty.collect::<Vec<_>>() {
+        let outcome = within(HANGS, "a short wait", hasty).await.expect("it does not panic");
+        assert!(outcome.is_err(), "nothing was answered");
+    }
+    proxy.freeze(false);
+    let lease =
+        within(HANGS, "the answer", patient).await.expect("it does not panic").expect("its answer was on its way");
+    assert!(lease.is_some(), "it is free");
+    assert_eq!(connections(), before, "the connection was given up");
+}

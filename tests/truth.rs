@@ -53,7 +53,7 @@ impl<S: Subscriber> Layer<S> for SlowLog {
 fn slow_log(slow: impl Fn(&str) + Send + 'static) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    *slowness().lock().unwrap() = Some(Box::new(slow));
+    *slowness().lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(slow));
     turn
 }
 
@@ -178,4 +178,31 @@ async fn after_a_suspend_the_same_task_competes_anew() {
         drop(before);
         within(SOON, "the key to be undone", lock.acquire()).await.unwrap().release().await.unwrap();
     }
+}
+
+/// As one that prints does once its pipe is closed.
+#[test]
+fn a_log_that_panics_ends_no_watch() {
+    const TTL: Duration = Duration::from_millis(300);
+    let panics = Arc::new(AtomicU64::new(0));
+    let panicked = panics.clone();
+    let _turn = slow_log(move |event| {
+        if event == "lost" && panicked.fetch_add(1, Ordering::SeqCst) == 0 {
+            panic!("nobody reads the log");
+        }
+    });
+    let server = Server::start();
+    runtime().block_on(async {
+        let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.unwrap();
+        let short = leases.lock("short").max_hold(TTL).acquire().await.unwrap();
+        let long = leases.lock("long").acquire().await.unwrap();
+        assert_eq!(within(SOON, "the signal", short.lost()).await.reason(), LossReason::MaxHold);
+        // As long as the other would not last if nobody renewed it.
+        tokio::time::sleep(3 * TTL).await;
+        assert_eq!((panics.load(Ordering::SeqCst), long.check()), (1, Ok(())));
+        // And its own deadline is told, with the server away for good.
+        server.stop();
+        assert_eq!(within(SOON, "the signal", long.lost()).await.reason(), LossReason::Expired);
+        server.cont();
+    });
 }

@@ -49,7 +49,7 @@ impl Shared {
             raises: FanOut::none(),
             lane,
             bid,
-            limit,
+            until: sent + limit,
         };
         let verdict = round.run().await;
         self.quorum.compare_clocks(self.now(), self.options.ttl);
@@ -129,7 +129,8 @@ struct Round<'a> {
     raises: FanOut<Owned>,
     lane: Lane,
     bid: Bid,
-    limit: Duration,
+    /// For both phases.
+    until: Time,
 }
 
 impl Round<'_> {
@@ -150,10 +151,11 @@ impl Round<'_> {
 
     /// The second phase (rule 10).
     fn raise(&mut self, fence: Fence, on: Nodes) {
-        let Self { lane, limit, bid: Bid { key, token, .. }, .. } = self;
+        let Self { lane, until, bid: Bid { key, token, .. }, .. } = self;
+        let limit = until.since(self.shared.now()).max(Duration::from_millis(1));
         for at in on.iter() {
             if let Some(member) = self.shared.quorum.member(at) {
-                let answer = member.ask(|node| node.raise(*lane, key, token, fence, *limit));
+                let answer = member.ask(|node| node.raise(*lane, key, token, fence, limit));
                 self.raises.push(at, answer);
             }
         }

@@ -7,6 +7,7 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
 };
@@ -257,19 +258,12 @@ impl Watchdog {
     /// The loop: until the keeper stops.
     pub(crate) async fn run(self: Arc<Self>) {
         loop {
-            let now = self.now();
-            let mut batch = Vec::new();
-            for hold in self.due(now) {
-                let _under_way = self.host.token();
-                let orders = hold.tick(now);
-                self.obey(&hold, orders);
-                self.table.lock().schedule(id(&hold));
-                if orders.renew {
-                    batch.push(hold);
-                }
-            }
-            for part in batch.chunks(BATCH) {
-                self.renew(now, part.to_vec());
+            // Wakers and subscribers are foreign. What one of them panics with was told by the hook of panics, and is no
+            // reason to end the watch over all the other leases.
+            if catch_unwind(AssertUnwindSafe(|| self.look())).is_err() {
+                let mut table = self.table.lock();
+                let all: Vec<Id> = table.holds.keys().copied().collect();
+                all.into_iter().for_each(|id| table.schedule(id));
             }
             let planned = self.plan();
             if planned == Time::NEVER {
@@ -280,6 +274,23 @@ impl Watchdog {
                     () = self.wake.notified() => {}
                 }
             }
+        }
+    }
+
+    /// Looks at every hold whose time has come, and renews those that want it.
+    fn look(self: &Arc<Self>) {
+        let (now, mut batch) = (self.now(), Vec::new());
+        for hold in self.due(now) {
+            let _under_way = self.host.token();
+            let orders = hold.tick(now);
+            self.obey(&hold, orders);
+            self.table.lock().schedule(id(&hold));
+            if orders.renew {
+                batch.push(hold);
+            }
+        }
+        for part in batch.chunks(BATCH) {
+            self.renew(now, part.to_vec());
         }
     }
 

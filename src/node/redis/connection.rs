@@ -69,8 +69,21 @@ pub(crate) struct Limits {
 struct Newest {
     /// How many there were before it.
     number: AtomicU64,
+    /// When it was made. All times are in nanoseconds.
+    made: AtomicU64,
+    /// How long calls have waited in vain since the last answer, and until when that was reckoned.
+    silent: AtomicU64,
+    reckoned: AtomicU64,
     /// The scripts that were sent on it, and that the server so knows.
     known: AtomicU32,
+}
+
+impl Newest {
+    fn begins(&self, clock: &dyn Clock) {
+        self.made.store(Time::now(clock).as_nanos(), Ordering::Relaxed);
+        self.silent.store(0, Ordering::Relaxed);
+        self.known.store(0, Ordering::Relaxed);
+    }
 }
 
 /// How a script's answer came.
@@ -88,8 +101,7 @@ pub(super) struct Connection {
     server: Arc<str>,
     limits: Limits,
     newest: Arc<Newest>,
-    /// Milliseconds that calls have waited in vain since the last answer.
-    silent: AtomicU64,
+    clock: Arc<dyn Clock>,
     reconnecting: AtomicBool,
     /// Why the last reconnection was turned down, until one succeeds.
     turned_down: Arc<Mutex<Option<FredError>>>,
@@ -102,20 +114,20 @@ impl Connection {
     pub(super) async fn open(
         target: &Target,
         limits: Limits,
-        clock: &dyn Clock,
+        clock: &Arc<dyn Clock>,
         last_reason: &Mutex<String>,
     ) -> Result<Self, Error> {
         let config = config(target)?;
-        let until = Time::now(clock) + limits.connect;
+        let until = Time::now(&**clock) + limits.connect;
         loop {
-            let error = match Self::try_open(target, config.clone(), limits).await {
+            let error = match Self::try_open(target, config.clone(), limits, clock.clone()).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };
             if is_refusal(&error) {
                 return Err(classify(&target.to_string(), &error, limits.connect).into());
             }
-            if Time::now(clock) + CONNECT_PAUSE >= until {
+            if Time::now(&**clock) + CONNECT_PAUSE >= until {
                 return Err(unreachable(target, limits, error.details()));
             }
             *last_reason.lock() = error.details().into();
@@ -128,18 +140,25 @@ impl Connection {
         clippy::disallowed_methods,
         reason = "like fred's own tasks it belongs to this runtime and this connection"
     )]
-    async fn try_open(target: &Target, config: Config, limits: Limits) -> Result<Self, FredError> {
+    async fn try_open(
+        target: &Target,
+        config: Config,
+        limits: Limits,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, FredError> {
         let settings = connection(target, limits);
         let client = Client::new(config, Some(performance(limits)), Some(settings), Some(reconnection()));
         let router = connect(&client).await?.abort_handle();
         let (turned_down, newest) = (Arc::new(Mutex::new(None)), Arc::new(Newest::default()));
-        let watch = tokio::task::spawn(watch(client.clone(), turned_down.clone(), newest.clone())).abort_handle();
+        newest.begins(&*clock);
+        let watching = watch(client.clone(), turned_down.clone(), newest.clone(), clock.clone());
+        let watch = tokio::task::spawn(watching).abort_handle();
         Ok(Self {
             client,
             server: target.to_string().into(),
             limits,
             newest,
-            silent: AtomicU64::new(0),
+            clock,
             reconnecting: AtomicBool::new(false),
             turned_down,
             tasks: [router, watch],
@@ -183,7 +202,7 @@ impl Connection {
         };
         match outcome {
             Ok((value, watched)) => {
-                self.silent.store(0, Ordering::Relaxed);
+                self.newest.silent.store(0, Ordering::Relaxed);
                 Ok((value, Way { watched, resent }))
             }
             Err(error) if error.kind() == &FredKind::Timeout => {
@@ -209,7 +228,7 @@ impl Connection {
         let number = self.number();
         match self.command("INFO", Vec::new(), limit).await {
             Ok(info) => {
-                self.silent.store(0, Ordering::Relaxed);
+                self.newest.silent.store(0, Ordering::Relaxed);
                 Ok(info.as_string().unwrap_or_default())
             }
             Err(error) => {
@@ -242,17 +261,26 @@ impl Connection {
     }
 
     /// fred does not notice a dead peer by itself while commands are written: half a command time-out of silence does. What
-    /// was asked before the newest connection was made, which is `number` then, says nothing of that one.
+    /// waits side by side waits once; and what was asked before the newest connection was made, which was `number` then,
+    /// says nothing of that one.
     fn note_silence(self: &Arc<Self>, host: &Host, waited: Duration, number: u64) {
         if number != self.number() {
             return;
         }
-        let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-        let silent = self.silent.fetch_add(waited, Ordering::Relaxed).saturating_add(waited);
-        if u128::from(silent) >= self.limits.command.as_millis() / 2 {
-            self.silent.store(0, Ordering::Relaxed);
+        let now = Time::now(&*self.clock);
+        let reckoned = Time::from_nanos(self.newest.reckoned.fetch_max(now.as_nanos(), Ordering::Relaxed));
+        let news = u64::try_from(waited.min(now.since(reckoned)).as_nanos()).unwrap_or(u64::MAX);
+        let silent = self.newest.silent.fetch_add(news, Ordering::Relaxed).saturating_add(news);
+        if Duration::from_nanos(silent) >= self.limits.command / 2 {
+            self.newest.silent.store(0, Ordering::Relaxed);
             self.clone().reconnect(host);
         }
+    }
+
+    /// Whether the connection is younger than any silence on it could be told by.
+    pub(super) fn is_new(&self) -> bool {
+        let made = Time::from_nanos(self.newest.made.load(Ordering::Relaxed));
+        Time::now(&*self.clock).since(made) < self.limits.command / 2
     }
 
     /// Gives the connection up and makes a new one, in the background, one at a time. While there is none fred is making
@@ -351,10 +379,12 @@ pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError>
 
 /// Keeps the last reason for which the server turned us down, and forgets with each new connection what the server knew:
 /// it may be another one.
-async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>, newest: Arc<Newest>) {
+async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>, newest: Arc<Newest>, clock: Arc<dyn Clock>) {
     let (mut errors, mut connections) = (client.error_rx(), client.reconnect_rx());
     loop {
+        // What both have waits in this order: a reason to turn us down comes before what we were let in by.
         let reason = tokio::select! {
+            biased;
             error = errors.recv() => error.map(|(error, _server)| Some(error)),
             connection = connections.recv() => connection.map(|_server| None),
         };
@@ -364,7 +394,7 @@ async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>, newes
                     tracing::debug!(name: "connection", target: "leasehold", error = error.details());
                 } else {
                     newest.number.fetch_add(1, Ordering::Relaxed);
-                    newest.known.store(0, Ordering::Relaxed);
+                    newest.begins(&*clock);
                 }
                 *turned_down.lock() = reason;
             }
@@ -416,7 +446,7 @@ pub(super) fn receiving(limits: Limits) -> PerformanceConfig {
 pub(super) fn connection(target: &Target, limits: Limits) -> ConnectionConfig {
     // TCP, and two for TLS before 1.3.
     let connecting = if matches!(target.place, Place::Tcp { tls: true, .. }) { 3 } else { 1 };
-    // HELLO, CLIENT ID, INFO; and SELECT.
+    // PING or AUTH, CLIENT ID, INFO; and SELECT.
     let greeting = if target.database == 0 { 3 } else { 4 };
     let limit = |round_trips| limits.connect.min(limits.command.saturating_mul(round_trips));
     ConnectionConfig {

@@ -126,7 +126,7 @@ async fn open(
     let reason = Arc::new(Mutex::new("no answer".to_owned()));
     let opening = {
         let (target, reason) = (target.clone(), reason.clone());
-        runtime.spawn(async move { Connection::open(&target, limits, &*clock, &reason).await })
+        runtime.spawn(async move { Connection::open(&target, limits, &clock, &reason).await })
     };
     tokio::select! {
         biased;
@@ -317,7 +317,11 @@ impl Node for Redis {
     }
 
     fn reconnect(&self, lane: Lane) {
-        self.connection(lane).reconnect(&self.host);
+        let connection = self.connection(lane);
+        // What went unanswered may have been lost with the one before it.
+        if !connection.is_new() {
+            connection.reconnect(&self.host);
+        }
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
