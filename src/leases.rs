@@ -223,7 +223,8 @@ impl Builder {
         self
     }
 
-    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s.
+    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s. It is also the longest that any later handshake
+    /// may take, and, on Linux, for how long what was sent may stay unacknowledged before the connection counts as broken.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self

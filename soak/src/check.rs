@@ -16,7 +16,8 @@
 //!   instant at which no majority had the token; a lease that was believed before the look and after it was believed at
 //!   that instant. One server never gives back what it has lost, so there it must not be believed at any later time.
 //! - (e) Nobody is told of a loss that did not happen: that the key is gone, or somebody else's, has a cause on a server
-//!   between the acquire and the telling, or, for a release, is told after the lease's deadline.
+//!   between the acquire and the telling, or, for a release, is told after the lease's deadline. And nobody is told that
+//!   time is up before a deadline that it knew of.
 //!
 //! # What is forgiven
 //!
@@ -218,6 +219,12 @@ impl<'a> Judge<'a> {
         let is_signal = |lease: &&&Lease| matches!(lease.how, Ending::Deleted | Ending::Taken);
         let signals = self.leases.iter().filter(is_signal).map(|lease| (*lease, lease.told));
         let releases = self.history.lost_releases.iter().filter_map(|lost| Some((*by_id.get(&lost.lease)?, lost.at)));
+        let early =
+            |lease: &&&Lease| matches!(lease.how, Ending::Expired | Ending::NoQuorum) && lease.told < lease.until;
+        for lease in self.leases.iter().filter(early) {
+            let what = format!("{} is told {} before its deadline", lease.id, span(lease.told, lease.until));
+            found.push(self.violation('e', lease.told, &[lease], what));
+        }
         // By its deadline a key may have expired; but a signal says so then.
         for (lease, at) in signals.chain(releases.filter(|(lease, at)| *at < lease.until)) {
             if !self.losses.iter().any(|loss| lease.invoked < loss.to && loss.from <= at) {

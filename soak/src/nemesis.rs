@@ -56,11 +56,14 @@ impl ServerLane<'_> {
             }
             let Fault::Server(fault) = step.fault else { continue };
             // What it waits for is part of the rest before the fault.
-            match fault {
+            let in_time = match fault {
                 ServerFault::RestartEmpty(_) | ServerFault::FlushAll => self.await_moment(self.behind_until),
                 ServerFault::ClockBack(by) => self.await_moment(self.emptied_at + self.set_back + nanos(by) + MARGIN),
                 ServerFault::ClockForward(_) if self.server != LONE => self.await_moment(self.seasoned_at),
-                _ => {}
+                _ => true,
+            };
+            if !in_time {
+                return;
             }
             let from = now();
             self.act(fault, from);
@@ -70,9 +73,9 @@ impl ServerLane<'_> {
 
     /// Fences grow across a loss of all data only if the clock is not behind what it has shown, then or later; and a node's
     /// uptime is its wall clock, so a jump while it is young would have it vote too early. Both are assumptions of the
-    /// promises.
-    fn await_moment(&self, moment: Nanos) {
-        rest(Duration::from_nanos(moment.saturating_sub(now())), self.until);
+    /// promises. Whether the moment comes before the end.
+    fn await_moment(&self, moment: Nanos) -> bool {
+        rest(Duration::from_nanos(moment.saturating_sub(now())), self.until)
     }
 
     fn act(&mut self, fault: ServerFault, from: Nanos) {

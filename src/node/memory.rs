@@ -33,6 +33,8 @@ use crate::{
 mod fairness;
 mod queue;
 pub(crate) mod store;
+#[cfg(test)]
+mod tests;
 
 /// The store with its lock and its clock.
 pub(crate) struct Memory {

@@ -198,9 +198,22 @@ fn an_alarm_has_a_cause() {
         assert_eq!(with(how, vec![loss(0, Some(1), 150, 151)]), "e", "another name");
         assert_eq!(with(how, vec![loss(1, None, 150, 151)]), "e", "another server");
     }
-    for how in [Ending::Expired, Ending::NoQuorum, Ending::Killed, Ending::Drop] {
+    for how in [Ending::Killed, Ending::Drop, Ending::Release] {
         assert_eq!(with(how, vec![]), "", "needs none");
     }
+}
+
+#[test]
+fn time_is_not_up_before_a_known_deadline() {
+    let with = |how, told: u64| {
+        let lease = Lease { how, until: 450 * MILLI, told: told * MILLI, ..lease(1, 10, 100, 200) };
+        found(&with_leases([lease]))
+    };
+    for how in [Ending::Expired, Ending::NoQuorum] {
+        assert_eq!(with(how, 449), "e");
+        assert_eq!(with(how, 450), "");
+    }
+    assert_eq!(with(Ending::Release, 300), "", "it was let go of");
 }
 
 #[test]

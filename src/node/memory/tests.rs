@@ -1,0 +1,66 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+/// How often somebody was told.
+#[derive(Default)]
+struct Told(AtomicUsize);
+
+impl Ear for Told {
+    fn touched(&self, _: &str) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn holds(&self, _: &str) -> bool {
+        false
+    }
+
+    fn is_as_left(&self, _: &str, _: &str, _: Duration) -> bool {
+        false
+    }
+
+    fn missed(&self) {}
+
+    fn is_needed(&self) -> bool {
+        true
+    }
+
+    fn granted(&self, _: &str, _: &str) {}
+
+    fn next(&self, _: &str, _: Duration) {}
+
+    fn has_waiters(&self) -> bool {
+        false
+    }
+
+    fn has_waiter(&self, _: &str) -> bool {
+        false
+    }
+}
+
+#[test]
+fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
+    let (memory, limit) = (Memory::named("everybody is told"), Duration::from_secs(1));
+    let both = [Arc::new(Told::default()), Arc::new(Told::default())];
+    for told in &both {
+        let ear: Arc<dyn Ear> = told.clone();
+        memory.listen(Arc::downgrade(&ear));
+    }
+    let counts = || both.each_ref().map(|told| told.0.load(Ordering::Relaxed));
+    let (key, token, stays) = (Key::new("", "job").unwrap(), Token::draw("one"), Token::draw("one"));
+    let bid = Bid { key: key.clone(), token: token.clone(), ttl: limit, voting: None };
+    drop(memory.acquire(Lane::Home, &bid, limit));
+    assert_eq!(counts(), [0, 0]);
+    drop(memory.keep(Lane::Home, &key, &token, limit, &stays, limit));
+    assert_eq!(counts(), [1, 1], "it expires at another time than they knew");
+    drop(memory.release(Lane::Home, &key, &stays, limit));
+    assert_eq!(counts(), [2, 2]);
+    drop(memory.release(Lane::Home, &key, &stays, limit));
+    assert_eq!(counts(), [2, 2], "nothing was there");
+}
+
+#[test]
+fn it_says_which_it_is_and_watches_any_number_of_keys() {
+    let memory = Memory::named("which it is");
+    assert_eq!((memory.address(), memory.room()), ("memory://which it is", usize::MAX));
+}
