@@ -8,11 +8,11 @@
 
 mod support;
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use leasehold::{AcquireError, Fence, Lease, Leases, LossReason, Status, StatusChanges};
 use support::{
-    Action, Match, Nodes, Proxy, eventually_async,
+    Action, Match, Nodes, Proxy, RuleHandle, eventually_async,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     urls, within,
 };
@@ -375,17 +375,18 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f28_a_majority_steps_forward_past_the_ttl() {
     let nodes = servers(&TOGETHER);
-    let leases = client(nodes.urls(), LONG + TTL).await;
+    let proxies = nodes.proxies();
+    let leases = client(urls(&proxies), LONG + TTL).await;
     let lease = acquire(&leases).await;
-    // At once: what one of them loses is brought back while the others have it.
-    thread::scope(|scope| {
-        for at in 0..2 {
-            let clock = nodes.clock(at);
-            scope.spawn(move || clock.forward(HOUR));
-        }
-    });
+    // What the first of them loses would be brought back before it is known that the second has lost it too; and then what
+    // the second has lost, by the first.
+    let heals: Vec<_> = proxies.iter().map(|proxy| proxy.on_each(Match::script(HEAL), Action::DropRequest)).collect();
+    for at in 0..2 {
+        nodes.clock(at).forward(HOUR);
+    }
     let lost = within(HANGS, "the loss is told", lease.lost()).await;
     assert_eq!(lost.reason(), LossReason::Deleted);
+    heals.iter().for_each(RuleHandle::disarm);
     fences_grow_over(&nodes, &leases, lease.fence(), "ahead").await;
 }
 
