@@ -263,7 +263,9 @@ impl Watchdog {
             if catch_unwind(AssertUnwindSafe(|| self.look())).is_err() {
                 let mut table = self.table.lock();
                 let all: Vec<Id> = table.holds.keys().copied().collect();
-                all.into_iter().for_each(|id| table.schedule(id));
+                for id in all {
+                    table.schedule(id);
+                }
             }
             let planned = self.plan();
             if planned == Time::NEVER {
