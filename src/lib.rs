@@ -34,6 +34,9 @@ mod votes;
 mod wait;
 mod watchdog;
 
+#[doc = include_str!("../docs/cron.md")]
+pub mod cron {}
+
 #[doc = include_str!("../docs/safety.md")]
 pub mod safety {}
 

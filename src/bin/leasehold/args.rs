@@ -1,0 +1,171 @@
+//! What the command line may say.
+
+use std::{ffi::OsString, time::Duration};
+
+use clap::{Args as Part, Parser, Subcommand};
+
+use crate::duration;
+
+/// Locks in Redis or Valkey for commands of any length: held while they run, and gone when they are.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Runs a command under a lock, and kills it before the lock can be somebody else's.
+    Run(Box<Run>),
+    /// Tells who holds a lock, and who waits for it.
+    Show(Show),
+    /// Takes a lock away from whoever holds it.
+    Release(Release),
+    /// Prints the completions for a shell.
+    #[command(after_help = "Example:\n  leasehold completions bash >/etc/bash_completion.d/leasehold")]
+    Completions { shell: clap_complete::Shell },
+    /// Prints the manual page.
+    #[command(after_help = "Example:\n  leasehold man | man -l -")]
+    Man,
+    /// Becomes the command, once it is tied to the life of the process that started it.
+    #[command(name = "__exec", hide = true)]
+    Exec(Exec),
+}
+
+/// Where the locks are.
+#[derive(Debug, Clone, Part)]
+pub(crate) struct Servers {
+    /// The server: redis://, rediss:// or unix://.
+    #[arg(long, env = "REDIS_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
+    pub(crate) url: String,
+    /// Three or more independent servers instead, with commas between them: a lock is a majority's.
+    #[arg(long, value_name = "URL,…", value_delimiter = ',')]
+    pub(crate) quorum: Vec<String>,
+    /// How long connecting may take.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "5s")]
+    pub(crate) connect_timeout: Duration,
+    /// What all names are put behind.
+    #[arg(long, default_value = "")]
+    pub(crate) prefix: String,
+}
+
+const RUN_HELP: &str = "\
+Durations are seconds, or have a unit: 500ms, 30s, 10m, 1h.
+
+The command's own exit code is passed on; 128 and the signal if a signal ended it. Others:
+  1     the lock is held (-n), or was for as long as we waited (-w); see -E
+  64    wrong usage
+  69    the server is not there, or refuses us
+  75    the lease was lost, and the command was stopped
+  126   the command cannot be executed
+  127   there is no such command
+
+The command has LEASEHOLD_NAME, LEASEHOLD_FENCE and LEASEHOLD_LABEL in its environment.
+
+Examples:
+  leasehold run nightly-report -- ./report.sh
+  leasehold run -n backup -- pg_dump app          # not at all if it runs elsewhere
+  leasehold run --keep-for 50s hourly -- ./job    # once, in a fleet whose clocks differ
+  leasehold run --quorum redis://a,redis://b,redis://c migrate -- ./migrate up";
+
+#[derive(Debug, Clone, Part)]
+#[command(after_help = RUN_HELP)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+    /// Do not wait for a lock that is held.
+    #[arg(short, long, conflicts_with = "wait")]
+    pub(crate) nonblock: bool,
+    /// Wait for that long at most; for ever if not given.
+    #[arg(short, long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) wait: Option<Duration>,
+    /// The exit code for a lock that is held, or was for all of --wait.
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
+    pub(crate) conflict_exit_code: u8,
+    /// How long the lock outlives us at most if we die.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "30s")]
+    pub(crate) ttl: Duration,
+    /// The command is stopped after that long.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) max_hold: Option<Duration>,
+    /// Keep the lock for that long from its start, though the command is quick.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) keep_for: Option<Duration>,
+    /// First come, first served.
+    #[arg(long)]
+    pub(crate) fair: bool,
+    /// How others see us, instead of host:pid.
+    #[arg(long)]
+    pub(crate) label: Option<String>,
+    /// From --signal to SIGKILL, when the lease is about to be lost: it comes out of the lease. A third of the TTL, up to
+    /// ten seconds, if not given.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) grace: Option<Duration>,
+    /// What the command is asked to stop by.
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = crate::run::signal)]
+    pub(crate) signal: rustix::process::Signal,
+    /// Tell what happens on standard error.
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// The lock's name.
+    pub(crate) name: String,
+    /// The command, and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Part)]
+#[command(after_help = "Example:\n  leasehold show nightly-report")]
+pub(crate) struct Show {
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock's name.
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Clone, Part)]
+#[command(after_help = "\
+Its holder is told, and must stop. Until it has, two may run: first look with `leasehold show` who it is.
+
+Example:
+  leasehold release --force nightly-report")]
+pub(crate) struct Release {
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+    /// Take it away though it is somebody's: there is no other way to release from outside.
+    #[arg(long, required = true)]
+    pub(crate) force: bool,
+    /// Do not ask.
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// The lock's name.
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Clone, Part)]
+pub(crate) struct Exec {
+    /// The process whose death is ours.
+    #[arg(long)]
+    pub(crate) parent: i32,
+    /// Stop first, until the terminal is ours.
+    #[arg(long)]
+    pub(crate) stopped: bool,
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_in_order() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,81 @@
+//! The exit codes of the tool itself; those of `sysexits.h` where there is one.
+
+use std::{fmt, process::ExitCode};
+
+use leasehold::{AcquireError, Error, ErrorKind};
+
+/// Why the tool ends otherwise than with its command's own code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Somebody else holds the lock.
+    Conflict(u8),
+    /// It was asked for something that cannot be.
+    Usage,
+    /// The server is not there, or refuses us.
+    Unreachable,
+    /// Output could not be written, or a process could not be started.
+    Io,
+    /// The lease was lost, and the command killed.
+    Lost,
+    NotExecutable,
+    NotFound,
+    /// A signal ended us.
+    Signal(i32),
+}
+
+impl Exit {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Conflict(code) => code,
+            Self::Usage => 64,
+            Self::Unreachable => 69,
+            Self::Io => 74,
+            Self::Lost => 75,
+            Self::NotExecutable => 126,
+            Self::NotFound => 127,
+            Self::Signal(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        exit.code().into()
+    }
+}
+
+/// The tool's end, and the line that says why.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) exit: Exit,
+    why: String,
+}
+
+impl Ended {
+    pub(crate) fn new(exit: Exit, why: impl Into<String>) -> Self {
+        Self { exit, why: why.into() }
+    }
+
+    /// Of a wait for a lock: `conflict` is the code for one that is held.
+    pub(crate) fn waiting(error: &AcquireError, conflict: u8) -> Self {
+        let exit = match error {
+            AcquireError::TimedOut { .. } => Exit::Conflict(conflict),
+            AcquireError::Refused(error) if error.kind() == ErrorKind::Config => Exit::Usage,
+            _ => Exit::Unreachable,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+impl From<Error> for Ended {
+    fn from(error: Error) -> Self {
+        let exit = if error.kind() == ErrorKind::Config { Exit::Usage } else { Exit::Unreachable };
+        Self::new(exit, error.to_string())
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}

@@ -1,0 +1,76 @@
+//! The command and what it has started: a process group of its own.
+
+use std::{io, os::unix::process::CommandExt, process::Command};
+
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, test_kill_process_group, waitpid,
+};
+
+use crate::args::Run;
+
+/// What the command has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    Stopped,
+    Exited(u8),
+    Killed(i32),
+}
+
+/// Its leader is the command.
+pub(super) struct Group {
+    leader: Pid,
+}
+
+impl Group {
+    /// Starts the command by way of ourselves, so that it dies with us; `stopped` until it is continued. To be called on
+    /// the main thread: on Linux the command dies with the thread that started it.
+    pub(super) fn start(options: &Run, fence: u64, label: &str, stopped: bool) -> io::Result<Self> {
+        let mut command = Command::new(own_program()?);
+        command.arg("__exec").arg("--parent").arg(getpid().as_raw_nonzero().to_string());
+        if stopped {
+            command.arg("--stopped");
+        }
+        let child = command
+            .arg("--")
+            .args(&options.command)
+            .env("LEASEHOLD_NAME", &options.name)
+            .env("LEASEHOLD_FENCE", fence.to_string())
+            .env("LEASEHOLD_LABEL", label)
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { leader: Pid::from_child(&child) })
+    }
+
+    pub(super) fn leader(&self) -> Pid {
+        self.leader
+    }
+
+    /// To all of them. Who is gone needs no signal.
+    pub(super) fn send(&self, signal: Signal) {
+        let _gone = kill_process_group(self.leader, signal);
+    }
+
+    /// Whether any of them is there.
+    pub(super) fn is_there(&self) -> bool {
+        test_kill_process_group(self.leader).is_ok()
+    }
+
+    /// What has become of the command since the last look.
+    pub(super) fn change(&self) -> io::Result<Option<Change>> {
+        let changed = waitpid(Some(self.leader), WaitOptions::NOHANG | WaitOptions::UNTRACED)?;
+        Ok(changed.and_then(|(_, status)| read(status)))
+    }
+}
+
+fn read(status: WaitStatus) -> Option<Change> {
+    if status.stopped() {
+        return Some(Change::Stopped);
+    }
+    let exited = status.exit_status().map(|code| Change::Exited(u8::try_from(code).unwrap_or(u8::MAX)));
+    exited.or_else(|| status.terminating_signal().map(Change::Killed))
+}
+
+/// This very program, also where its file was replaced meanwhile.
+fn own_program() -> io::Result<std::path::PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}

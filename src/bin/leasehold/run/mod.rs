@@ -1,0 +1,131 @@
+//! `leasehold run`: a command under a lease.
+
+use std::{future::Future, process::ExitCode, time::Duration};
+
+use leasehold::{AcquireError, Clock, Lease, Lock, ReleaseError, SystemClock};
+use rustix::process::Signal;
+
+use self::{job::Job, plan::Plan, signals::Signals};
+use crate::{
+    args::Run,
+    exit::{Ended, Exit},
+    say::tell,
+};
+
+mod exec;
+mod group;
+mod job;
+mod plan;
+mod signals;
+mod terminal;
+
+pub(crate) use exec::exec;
+pub(crate) use signals::parse as signal;
+
+/// By the machine's clock that counts suspend: deadlines are its.
+fn now() -> Duration {
+    SystemClock.now()
+}
+
+pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
+    let plan = Plan::new(options.grace, options.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
+    // All of it on the main thread: the command dies with the thread that started it.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Ended::new(Exit::Io, format!("no runtime: {error}")))?;
+    runtime.block_on(async {
+        let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
+        let mut builder = options.servers.builder().ttl(options.ttl).max_hold(options.max_hold).fair(options.fair);
+        if let Some(label) = &options.label {
+            builder = builder.label(label);
+        }
+        let leases = match unless_ended(&mut signals, builder.build()).await {
+            Ok(built) => built?,
+            Err(signal) => return Ok(Exit::Signal(signal.as_raw()).into()),
+        };
+        let outcome = match unless_ended(&mut signals, acquire(options, &leases.lock(&options.name))).await {
+            Ok(Ok(lease)) => hold(options, plan, lease, &mut signals).await,
+            Ok(Err(ended)) => Err(ended),
+            Err(signal) => Ok(Exit::Signal(signal.as_raw()).into()),
+        };
+        // Also takes a waiter out of its queue.
+        leases.close().await;
+        outcome
+    })
+}
+
+/// The future's output, or the signal that came before it and would end us.
+async fn unless_ended<F: Future>(signals: &mut Signals, future: F) -> Result<F::Output, Signal> {
+    tokio::pin!(future);
+    loop {
+        tokio::select! {
+            output = &mut future => return Ok(output),
+            signal = signals.next() => match signal {
+                Signal::CHILD | Signal::CONT => {}
+                Signal::TSTP => stop_here(),
+                ending => return Err(ending),
+            },
+        }
+    }
+}
+
+/// Runs the command, and frees the lock.
+async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) -> Result<ExitCode, Ended> {
+    let acquired = now();
+    let outcome = match Job::start(options, plan, &lease, acquired) {
+        Ok(job) => Ok(job.watch(&lease, signals).await),
+        Err(ended) => Err(ended),
+    };
+    let_go(options, lease, now().saturating_sub(acquired)).await;
+    outcome
+}
+
+async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
+    let conflict = options.conflict_exit_code;
+    let lock = if options.verbose {
+        let name = options.name.clone();
+        lock.clone().on_wait(move |holder| tell(format_args!("{name:?} is held by {holder}; waiting")))
+    } else {
+        lock.clone()
+    };
+    let began = now();
+    let acquired = if options.nonblock {
+        match lock.try_acquire().await {
+            Ok(Some(lease)) => Ok(lease),
+            Ok(None) => {
+                let why = format!("the lock {:?} is held", options.name);
+                return Err(Ended::new(Exit::Conflict(conflict), why));
+            }
+            Err(error) => Err(error),
+        }
+    } else if let Some(limit) = options.wait {
+        lock.acquire_within(limit).await
+    } else {
+        lock.acquire().await
+    };
+    let lease = acquired.map_err(|error: AcquireError| Ended::waiting(&error, conflict))?;
+    if options.verbose {
+        let waited = now().saturating_sub(began);
+        tell(format_args!("{:?} is ours after {waited:.3?}, fence {}", options.name, lease.fence()));
+    }
+    Ok(lease)
+}
+
+/// Stops this process, as whoever sent TSTP wants.
+fn stop_here() {
+    let _unlikely = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+}
+
+/// Frees the lock, or keeps it for as long as was asked. What goes wrong is told, and is no reason to fail: the command has
+/// done its work.
+async fn let_go(options: &Run, lease: Lease, held: Duration) {
+    let rest = options.keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
+    let released = match rest {
+        Some(rest) => lease.release_after(rest).await,
+        None => lease.release().await,
+    };
+    match released {
+        // Told already.
+        Ok(()) | Err(ReleaseError::Lost(_)) => {}
+        Err(error) => tell(&error),
+    }
+}

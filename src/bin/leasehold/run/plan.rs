@@ -1,0 +1,97 @@
+//! When a command has to be stopped, so that it is gone before its lease is: pure.
+
+use std::time::Duration;
+
+/// What killing takes at most, from the signal to the last instruction: kept free before the deadline.
+pub(super) const MARGIN: Duration = Duration::from_millis(250);
+
+/// What is to be done at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Nothing, for this long at most.
+    Wait(Duration),
+    /// To ask the command to stop.
+    Ask,
+    /// To kill it.
+    Kill,
+}
+
+/// How a command's end is arranged. Moments are what the lease has left.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    grace: Duration,
+}
+
+impl Plan {
+    /// Takes a grace if there is time for it in a lease: between two renewals a healthy one falls to two thirds.
+    pub(super) fn new(grace: Option<Duration>, ttl: Duration) -> Result<Self, String> {
+        let most = (ttl / 2).saturating_sub(MARGIN);
+        let grace = grace.unwrap_or_else(|| (ttl / 3).min(Duration::from_secs(10)).min(most));
+        if grace <= most && !most.is_zero() {
+            return Ok(Self { grace });
+        }
+        Err(format!(
+            "--grace {grace:?} and the {MARGIN:?} that a kill may take do not fit into half of --ttl {ttl:?}: \
+             make the TTL longer, or the grace shorter"
+        ))
+    }
+
+    pub(super) fn grace(&self) -> Duration {
+        self.grace
+    }
+
+    /// While the command runs, with this much left of the lease.
+    pub(super) fn running(&self, remaining: Duration) -> Due {
+        match remaining.checked_sub(self.grace + MARGIN) {
+            Some(left) if !left.is_zero() => Due::Wait(left),
+            _ if remaining <= MARGIN => Due::Kill,
+            _ => Due::Ask,
+        }
+    }
+
+    /// After it was asked, with this much left of the grace, and of the last deadline that was known.
+    pub(super) fn asked(grace: Duration, remaining: Duration) -> Due {
+        let left = grace.min(remaining.saturating_sub(MARGIN));
+        if left.is_zero() { Due::Kill } else { Due::Wait(left) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Duration = Duration::from_secs(1);
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_grace_fits_into_half_of_the_lease() {
+        assert_eq!(Plan::new(None, 30 * S).unwrap().grace(), 10 * S);
+        assert_eq!(Plan::new(None, 3 * S).unwrap().grace(), S);
+        assert_eq!(Plan::new(None, S).unwrap().grace(), 250 * MS);
+        assert_eq!(Plan::new(Some(14_750 * MS), 30 * S).unwrap().grace(), 14_750 * MS);
+        assert_eq!(Plan::new(Some(Duration::ZERO), 30 * S).unwrap().grace(), Duration::ZERO);
+        for (grace, ttl) in [(Some(14_751 * MS), 30 * S), (None, 500 * MS), (Some(Duration::ZERO), 400 * MS)] {
+            let error = Plan::new(grace, ttl).unwrap_err();
+            assert!(error.contains("--grace") && error.contains("--ttl"), "{error}");
+        }
+    }
+
+    #[test]
+    fn it_is_asked_a_grace_before_it_has_to_be_gone() {
+        let plan = Plan::new(Some(4 * S), 30 * S).unwrap();
+        assert_eq!(plan.running(30 * S), Due::Wait(25_750 * MS));
+        assert_eq!(plan.running(4_251 * MS), Due::Wait(MS));
+        assert_eq!(plan.running(4_250 * MS), Due::Ask);
+        assert_eq!(plan.running(251 * MS), Due::Ask);
+        assert_eq!(plan.running(250 * MS), Due::Kill, "who was stopped for long asks nobody any more");
+        assert_eq!(plan.running(Duration::ZERO), Due::Kill);
+    }
+
+    #[test]
+    fn the_grace_ends_before_the_deadline() {
+        assert_eq!(Plan::asked(4 * S, 30 * S), Due::Wait(4 * S));
+        assert_eq!(Plan::asked(4 * S, S), Due::Wait(750 * MS));
+        assert_eq!(Plan::asked(Duration::ZERO, 30 * S), Due::Kill);
+        assert_eq!(Plan::asked(4 * S, 250 * MS), Due::Kill);
+    }
+}

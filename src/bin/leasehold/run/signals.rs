@@ -1,0 +1,92 @@
+//! The signals that are the command's as much as ours.
+
+use std::io;
+
+use rustix::process::Signal;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+
+const FORWARDED: [Signal; 8] =
+    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT];
+
+/// What has come for us since the tool began; and every change of a child.
+pub(super) struct Signals {
+    receiver: mpsc::UnboundedReceiver<Signal>,
+}
+
+impl Signals {
+    /// Catches them from now on, but for those that whoever started us has had ignored (`nohup`).
+    #[allow(clippy::disallowed_methods, reason = "its tasks are the tool's, and end with it")]
+    pub(super) fn catch() -> io::Result<Self> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let ignored = ignored();
+        for kind in FORWARDED.into_iter().chain([Signal::CHILD]) {
+            if ignored & (1 << (kind.as_raw() - 1)) != 0 && kind != Signal::CHILD {
+                continue;
+            }
+            let (mut stream, sender) = (signal(SignalKind::from_raw(kind.as_raw()))?, sender.clone());
+            tokio::spawn(async move {
+                while stream.recv().await.is_some() {
+                    if sender.send(kind).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Ok(Self { receiver })
+    }
+
+    /// The next one.
+    ///
+    /// # Cancel safety
+    ///
+    /// It loses none.
+    pub(super) async fn next(&mut self) -> Signal {
+        match self.receiver.recv().await {
+            Some(signal) => signal,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The signals that this process ignores, by their bits, as far as the system tells.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// A signal by its name, with or without `SIG`, or by its number.
+pub(crate) fn parse(text: &str) -> Result<Signal, String> {
+    let name = text.to_ascii_uppercase();
+    let signal = match name.strip_prefix("SIG").unwrap_or(&name) {
+        "HUP" => Some(Signal::HUP),
+        "INT" => Some(Signal::INT),
+        "QUIT" => Some(Signal::QUIT),
+        "KILL" => Some(Signal::KILL),
+        "USR1" => Some(Signal::USR1),
+        "USR2" => Some(Signal::USR2),
+        "ALRM" => Some(Signal::ALARM),
+        "TERM" => Some(Signal::TERM),
+        number => number.parse().ok().and_then(Signal::from_named_raw),
+    };
+    signal
+        .ok_or_else(|| format!("{text:?} is no signal: write TERM, INT, HUP, QUIT, USR1, USR2, ALRM, KILL or a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_has_a_name_or_a_number() {
+        for text in ["TERM", "SIGTERM", "term", "15"] {
+            assert_eq!(parse(text), Ok(Signal::TERM), "{text}");
+        }
+        for text in ["", "SIG", "TERMINATE", "0", "-1", "9999"] {
+            assert!(parse(text).is_err_and(|error| error.contains("is no signal")), "{text}");
+        }
+    }
+}
