@@ -167,6 +167,7 @@ impl Acquire {
                     paused = self.pause(pause) => { paused?; false }
                 };
             }
+            let has_failed = matches!(seen, Look::Failed(_));
             // What is held here ends here, with an alert; until then there is nothing to ask the server.
             seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
                 let needs = Needs { count: shared.quorum.majority(), of: Nodes::all(shared.quorum.len()) };
@@ -191,7 +192,11 @@ impl Acquire {
             if self.is_over() {
                 return Err(self.over(seen));
             }
-            pause = Some(backoff.after(&seen));
+            pause = match &seen {
+                // What failed was not tried again on the lane that is watched; now that the server answers, it is.
+                Look::Held { watched: false, .. } if has_failed && shared.quorum.room() > 0 => None,
+                look => Some(backoff.after(look)),
+            };
         }
     }
 
