@@ -3,7 +3,7 @@
 use std::{io, os::unix::process::CommandExt, process::Command};
 
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, test_kill_process_group, waitpid,
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, test_kill_process_group, wait,
 };
 
 use crate::args::Run;
@@ -25,6 +25,9 @@ impl Group {
     /// Starts the command by way of ourselves, so that it dies with us; `stopped` until it is continued. To be called on
     /// the main thread: on Linux the command dies with the thread that started it.
     pub(super) fn start(options: &Run, fence: u64, label: &str, stopped: bool) -> io::Result<Self> {
+        // What the command leaves behind comes to us to be buried: not every machine's first process does that, or soon.
+        #[cfg(target_os = "linux")]
+        rustix::process::set_child_subreaper(Some(getpid()))?;
         let mut command = Command::new(own_program()?);
         command.arg("__exec").arg("--parent").arg(getpid().as_raw_nonzero().to_string());
         if stopped {
@@ -50,15 +53,20 @@ impl Group {
         let _gone = kill_process_group(self.leader, signal);
     }
 
-    /// Whether any of them is there.
+    /// Whether any of them is there, once the command has ended.
     pub(super) fn is_there(&self) -> bool {
+        while let Ok(Some(_buried)) = wait(WaitOptions::NOHANG) {}
         test_kill_process_group(self.leader).is_ok()
     }
 
-    /// What has become of the command since the last look.
+    /// What has become of the command since the last look, one change after the other.
     pub(super) fn change(&self) -> io::Result<Option<Change>> {
-        let changed = waitpid(Some(self.leader), WaitOptions::NOHANG | WaitOptions::UNTRACED)?;
-        Ok(changed.and_then(|(_, status)| read(status)))
+        while let Some((pid, status)) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)? {
+            if pid == self.leader {
+                return Ok(read(status));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -149,16 +149,16 @@ impl<'a> Job<'a> {
             self.group.send(signal);
             return None;
         }
-        match self.group.change() {
-            Ok(None) => None,
-            Ok(Some(Change::Exited(code))) => Some(code.into()),
-            Ok(Some(Change::Killed(signal))) => Some(Exit::Signal(signal).into()),
-            Ok(Some(Change::Stopped)) => {
-                self.stopped(lease);
-                None
+        // One signal may stand for several changes.
+        loop {
+            match self.group.change() {
+                Ok(None) => return None,
+                Ok(Some(Change::Exited(code))) => return Some(code.into()),
+                Ok(Some(Change::Killed(signal))) => return Some(Exit::Signal(signal).into()),
+                Ok(Some(Change::Stopped)) => self.stopped(lease),
+                // Somebody else has waited for it, which nobody may.
+                Err(_) => return Some(Exit::Io.into()),
             }
-            // Somebody else has waited for it, which nobody may.
-            Err(_) => Some(Exit::Io.into()),
         }
     }
 
@@ -199,7 +199,7 @@ impl<'a> Job<'a> {
             }
             tokio::time::sleep(SURVIVORS).await;
         }
-        // Who is dead, and was not buried by whoever ought to, still counts as there.
+        // Who is dead, and not buried, still counts as there; and not everywhere that is for us to do.
         let killed = now();
         while self.group.is_there() && now().saturating_sub(killed) < MARGIN {
             tokio::time::sleep(SURVIVORS).await;
