@@ -74,9 +74,12 @@ impl Wire {
                 Err(malformed) => return Err(Error::new(ErrorKind::InvalidData, malformed)),
             }
             let mut chunk = [0; 4096];
-            match self.stream.read(&mut chunk)? {
-                0 => return Err(ErrorKind::UnexpectedEof.into()),
-                read => self.unread.extend_from_slice(&chunk[..read]),
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(read) => self.unread.extend_from_slice(&chunk[..read]),
+                // Whoever has signalled us wants nothing of this.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }
