@@ -482,23 +482,3 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     lease.release().await.expect("it was ours to the end");
     scene.is_taken_away_within(MEDIUM / 2, NAME).await;
 }
-
-/// A fence that a majority has to be raised to takes a second round trip, which is part of the wait.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_phases_of_an_acquire_have_one_limit() {
-    const LIMIT: Duration = Duration::from_millis(250);
-    let scene = Scene::with(3, |builder| builder.command_timeout(Duration::from_secs(1))).await;
-    floors_apart(&scene.nodes);
-    for node in &scene.nodes {
-        node.proxy.delay(Duration::from_millis(80));
-    }
-    let (lag, started) = (Lag::start(), Instant::now());
-    let outcome = within(HANGS, "an answer", scene.leases.lock(NAME).acquire_within(LIMIT)).await;
-    let (took, late) = (started.elapsed(), lag.worst());
-    assert!(outcome.is_err(), "two round trips take 0.32 s");
-    assert!(took <= LIMIT + Duration::from_millis(20) + late, "it took {took:?}; the machine lagged {late:?}");
-    for node in &scene.nodes {
-        node.proxy.delay(Duration::ZERO);
-    }
-    scene.is_taken_away(NAME).await;
-}

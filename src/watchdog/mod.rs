@@ -258,15 +258,7 @@ impl Watchdog {
     /// The loop: until the keeper stops.
     pub(crate) async fn run(self: Arc<Self>) {
         loop {
-            // Wakers and subscribers are foreign. What one of them panics with was told by the hook of panics, and is no
-            // reason to end the watch over all the other leases.
-            if catch_unwind(AssertUnwindSafe(|| self.look())).is_err() {
-                let mut table = self.table.lock();
-                let all: Vec<Id> = table.holds.keys().copied().collect();
-                for id in all {
-                    table.schedule(id);
-                }
-            }
+            self.look();
             let planned = self.plan();
             if planned == Time::NEVER {
                 self.wake.notified().await;
@@ -284,10 +276,15 @@ impl Watchdog {
         let (now, mut batch) = (self.now(), Vec::new());
         for hold in self.due(now) {
             let _under_way = self.host.token();
-            let orders = hold.tick(now);
-            self.obey(&hold, orders);
+            // Wakers and subscribers are foreign. What one of them panics with was told by the hook of panics, and is no
+            // reason to end the watch over the other leases.
+            let renew = catch_unwind(AssertUnwindSafe(|| {
+                let orders = hold.tick(now);
+                self.obey(&hold, orders);
+                orders.renew
+            }));
             self.table.lock().schedule(id(&hold));
-            if orders.renew {
+            if renew.unwrap_or(false) {
                 batch.push(hold);
             }
         }
