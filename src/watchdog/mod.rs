@@ -79,6 +79,12 @@ struct Table {
     empty_since: Option<Time>,
 }
 
+/// Takes a step that may run foreign code: wakers and subscribers. What one of them panics with was told by the hook of
+/// panics, and is no reason to end the watch over the other leases.
+fn unshaken<T>(step: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(step)).ok()
+}
+
 /// A hold's address, which is its own for as long as the table keeps it.
 type Id = usize;
 
@@ -276,15 +282,13 @@ impl Watchdog {
         let (now, mut batch) = (self.now(), Vec::new());
         for hold in self.due(now) {
             let _under_way = self.host.token();
-            // Wakers and subscribers are foreign. What one of them panics with was told by the hook of panics, and is no
-            // reason to end the watch over the other leases.
-            let renew = catch_unwind(AssertUnwindSafe(|| {
+            let renew = unshaken(|| {
                 let orders = hold.tick(now);
                 self.obey(&hold, orders);
                 orders.renew
-            }));
+            });
             self.table.lock().schedule(id(&hold));
-            if renew.unwrap_or(false) {
+            if renew == Some(true) {
                 batch.push(hold);
             }
         }

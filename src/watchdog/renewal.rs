@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Watchdog, core::Answer, hold::Hold};
+use super::{Watchdog, core::Answer, hold::Hold, unshaken};
 use crate::{
     clock::Time,
     node::{Answer as Answered, Failure, Healed, Lane, Owned, Renewal, only},
@@ -115,11 +115,15 @@ impl Watchdog {
         let now = self.now();
         let (lock, label) = (hold.key.name(), hold.token.label());
         let node = self.quorum.member(at).map(|member| member.address());
-        tracing::debug!(name: "renew", target: "leasehold", lock, label, node, ?answer, took = ?now.since(sent));
         // Whoever is told of a loss may close at once, and that must wait for what it orders.
         let _under_way = self.host.token();
-        let orders = hold.answer(now, at, sent, answer);
-        self.obey(hold, orders);
+        let _told = unshaken(|| {
+            tracing::debug!(name: "renew", target: "leasehold", lock, label, node, ?answer, took = ?now.since(sent));
+        });
+        let _obeyed = unshaken(|| {
+            let orders = hold.answer(now, at, sent, answer);
+            self.obey(hold, orders);
+        });
         self.reschedule(hold);
     }
 
