@@ -6,7 +6,7 @@
 // The library's doors for time and tasks are not those of its tests.
 #![allow(clippy::disallowed_methods)]
 // A helper that cannot do its work has to stop the test and say why.
-#![allow(clippy::expect_used)]
+#![allow(clippy::expect_used, clippy::indexing_slicing)]
 
 mod quorum_scene;
 mod support;
@@ -481,4 +481,26 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     scene.is_renewed(&lease, MEDIUM).await;
     lease.release().await.expect("it was ours to the end");
     scene.is_taken_away_within(MEDIUM / 2, NAME).await;
+}
+
+/// A fence that a majority has to be raised to takes a second round trip, which is part of the wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_phases_of_an_acquire_have_one_limit() {
+    const LIMIT: Duration = Duration::from_millis(250);
+    let scene = Scene::with(3, |builder| builder.command_timeout(Duration::from_secs(1))).await;
+    floors_apart(&scene.nodes);
+    // With all three, the first one's vote makes good what the other two have drawn, if it comes last.
+    scene.nodes[2].proxy.black_hole(true);
+    for node in &scene.nodes {
+        node.proxy.delay(Duration::from_millis(80));
+    }
+    let (lag, started) = (Lag::start(), Instant::now());
+    let outcome = within(HANGS, "an answer", scene.leases.lock(NAME).acquire_within(LIMIT)).await;
+    let (took, late) = (started.elapsed(), lag.worst());
+    assert!(outcome.is_err(), "two round trips take 0.32 s, and this took {took:?}");
+    assert!(took <= LIMIT + Duration::from_millis(20) + late, "it took {took:?}; the machine lagged {late:?}");
+    for node in &scene.nodes {
+        node.proxy.delay(Duration::ZERO);
+    }
+    scene.is_taken_away(NAME).await;
 }
