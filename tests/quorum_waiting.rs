@@ -111,6 +111,26 @@ async fn a_minority_that_does_not_push_is_not_missed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_after_split_votes_is_not_as_long_as_the_wait_for_a_silent_node() {
+    for _ in 0..3 {
+        let scene = Scene::of(3).await;
+        let [first, second, third] = &scene.nodes[..] else { panic!("three") };
+        first.server.wire().must(&["SET", NAME, "somebody", "PX", "60000"]);
+        third.proxy.black_hole(true);
+        let waiter = timed(scene.leases.lock(NAME).ttl(LONG).acquire());
+        // One vote for each: the third decides, and says nothing.
+        eventually_async(HANGS, "the waiter has the second", || second.server.wire().get(NAME).is_some()).await;
+        let freed = Instant::now();
+        first.server.wire().del(NAME);
+        let (lease, at) = within(HANGS, "it has the lock", waiter).await.expect("it does not panic");
+        // The wait for the third, and a pause: as long as that wait again, and it would be over 600 ms.
+        let (took, limit) = (at.saturating_duration_since(freed), scene.allowed(COMMAND * 3 / 2));
+        assert!(took <= limit, "{took:?}, not within {limit:?}");
+        lease.expect("it is free").release().await.expect("it was ours to the end");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_a_majority_does_not_push_the_waiter_polls() {
     let scene = Scene::of(3).await;
     let holder = scene.other().await;

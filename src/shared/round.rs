@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
         needs: Needs,
         watched: bool,
     },
-    /// Nobody got a majority; the round took this long.
+    /// Nobody got a majority; the nodes that answered took this long.
     Split {
         holder: Holder,
         took: Duration,
@@ -50,6 +50,7 @@ impl Shared {
             lane,
             bid,
             until: sent + limit,
+            answered: sent,
         };
         let verdict = round.run().await;
         self.quorum.compare_clocks(self.now(), self.options.ttl);
@@ -68,7 +69,7 @@ impl Shared {
                 Outcome::Won(hold, signal)
             }
             Verdict::Busy { holder, needs, watched } => Outcome::Busy { holder, needs, watched },
-            Verdict::Split { holder } => Outcome::Split { holder, took: self.now().since(sent) },
+            Verdict::Split { holder } => Outcome::Split { holder, took: round.answered.since(sent) },
             Verdict::Failed(said) => Outcome::Failed(self.why(&said)),
         }
     }
@@ -131,6 +132,9 @@ struct Round<'a> {
     bid: Bid,
     /// For both phases.
     until: Time,
+    /// When the last vote came that is an answer. A node that stays silent holds up everybody's round alike, and the next
+    /// one does not wait for it.
+    answered: Time,
 }
 
 impl Round<'_> {
@@ -139,7 +143,13 @@ impl Round<'_> {
             let step = tokio::select! {
                 biased;
                 (node, raised) = self.raises.next() => self.attempt.raised(self.shared.now(), node, raised),
-                (node, vote) = self.votes.next() => self.attempt.answer(self.shared.now(), node, vote),
+                (node, vote) = self.votes.next() => {
+                    let now = self.shared.now();
+                    if vote.is_ok() {
+                        self.answered = now;
+                    }
+                    self.attempt.answer(now, node, vote)
+                }
             };
             match step {
                 Step::Wait => {}

@@ -78,7 +78,7 @@ pub(crate) enum Look {
         /// On which nodes it has to change.
         needs: Needs,
     },
-    /// Several tried at once, and none got a majority of the nodes; our round took this long.
+    /// Several tried at once, and none got a majority of the nodes; those that answered took this long.
     Split {
         holder: Holder,
         took: Duration,
