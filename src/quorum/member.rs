@@ -122,6 +122,11 @@ impl Member {
         })
     }
 
+    /// Its number in the quorum.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
@@ -234,9 +239,10 @@ impl Member {
             state.unreachable = text;
         }
         self.is_troubled.store(true, Ordering::Release);
-        // What waits side by side waits once; and a link that breaks fails at once, and says nothing of its node.
-        let now = self.now();
-        let counted = state.waited_until;
+        // What waits side by side waits once; a link that breaks fails at once, and says nothing of its node; and a node that
+        // answers on one connection is not silent, though another one may be dead.
+        let (now, answered) = (self.now(), Time::from_nanos(self.last_answer.load(Ordering::Acquire)));
+        let counted = state.waited_until.max(answered);
         state.waited += now.since(sent.max(counted));
         state.waited_until = now;
         let is_silent = state.waited >= SILENCE && failure.may_have_happened() && !failure.is_refusal();

@@ -82,6 +82,9 @@ impl Shared {
     /// Parts with a key on one node: asks on this lane, and once more on the keeper's if that brings no answer.
     fn part(&self, member: Arc<Member>, hold: &Hold, parting: &Parting, lane: Lane, limit: Duration) -> Answer<Parted> {
         let (key, token, parting, host) = (hold.key.clone(), hold.token.clone(), parting.clone(), self.host.clone());
+        // A node that has been silent is not asked, and may be about to answer again. Where there is nothing to be had from it,
+        // that is not worth a wait.
+        let may_be_there = hold.may_be_on(member.at());
         Box::pin(async move {
             let send = |lane| member.ask(|node: &dyn Node| parting.send(node, lane, &key, &token, limit));
             let first = send(lane).await;
@@ -90,7 +93,7 @@ impl Shared {
                 // It has come nowhere, or the connection broke, or is silent; only if the node is, it is not worth asking.
                 Err(failure) if !failure.is_refusal() => {
                     let again = async {
-                        if !only_sending {
+                        if may_be_there || !only_sending {
                             member.speaks().await;
                         }
                         send(Lane::Keeper).await

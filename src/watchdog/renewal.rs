@@ -27,11 +27,13 @@ impl Watchdog {
         sent: Time,
         batch: Arc<Vec<Arc<Hold>>>,
     ) {
-        let patience = batch.iter().map(|hold| hold.remaining(sent)).max().unwrap_or_default();
         let shortest = batch.iter().map(|hold| hold.ttl).min().unwrap_or_default();
+        self.awaken(&member, shortest).await;
+        let now = self.now();
+        let patience = batch.iter().map(|hold| hold.remaining(now)).max().unwrap_or_default();
         // What was let go of since it fell due is not renewed any more (rule 8), so this is the last look before it is
         // sent; and a wait of zero is fred's "for ever".
-        let batch: Vec<_> = batch.iter().filter(|hold| !hold.remaining(sent).is_zero()).collect();
+        let batch: Vec<_> = batch.iter().filter(|hold| !hold.remaining(now).is_zero()).collect();
         if batch.is_empty() {
             return;
         }
@@ -46,6 +48,18 @@ impl Watchdog {
                 }
             };
             self.answered(hold, at, sent, answer);
+        }
+    }
+
+    /// A node that has been silent is not asked, but may be about to answer again: one dead connection to it is enough for
+    /// that. It has a moment before its renewal counts as unclear, a quarter of the time in which it is found silent: the
+    /// holder must hear of a majority that is gone while there is time to do something about it.
+    async fn awaken(&self, member: &Member, shortest_ttl: Duration) {
+        let moment = self.quorum.limit(self.command_timeout, shortest_ttl) / 4;
+        tokio::select! {
+            biased;
+            () = member.speaks() => {}
+            () = self.host.sleep(moment) => {}
         }
     }
 
