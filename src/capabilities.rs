@@ -14,6 +14,7 @@ pub struct Capabilities {
     pub(crate) watched_keys: Option<usize>,
     pub(crate) eviction: Option<String>,
     pub(crate) append_only: Option<bool>,
+    pub(crate) append_fsync: Option<String>,
     pub(crate) role: Option<String>,
     pub(crate) replicas: Option<usize>,
 }
@@ -69,6 +70,12 @@ impl Capabilities {
         self.append_only
     }
 
+    /// When it has its append-only file written to the disk: `always` before it answers, `everysec` or `no` after it.
+    #[must_use]
+    pub fn append_fsync(&self) -> Option<&str> {
+        self.append_fsync.as_deref()
+    }
+
     /// `master` or `slave`, in its own words.
     #[must_use]
     pub fn role(&self) -> Option<&str> {
@@ -112,6 +119,7 @@ impl fmt::Display for Capabilities {
         }
         writeln!(f, "eviction: {}", told(self.eviction()))?;
         writeln!(f, "append-only file: {}", told(self.append_only.map(|on| if on { "yes" } else { "no" })))?;
+        writeln!(f, "appendfsync: {}", told(self.append_fsync()))?;
         writeln!(f, "role: {}", told(self.role()))?;
         write!(f, "replicas: {}", told(self.replicas.map(|number| number.to_string()).as_deref()))
     }

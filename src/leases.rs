@@ -9,6 +9,7 @@ use crate::{
     guarded::Guarded,
     keeper::{Host, Keeper},
     lock::{Lock, check_times, fair_quorum},
+    measures,
     node::{memory::Memory, redis::Limits},
     quorum::{Place, Quorum, Terms},
     shared::{Options, Shared},
@@ -65,6 +66,7 @@ impl Leases {
         let builder = Self::builder();
         let (host, stop) = Host::start(builder.keeper).expect("the keeper's thread starts");
         let Builder { options, clock, .. } = builder;
+        measures::describe();
         let quorum = Quorum::of_one(Memory::private(), &clock, &host, options.command_timeout);
         Self { shared: Shared::new(options, clock, host, stop, quorum) }
     }
@@ -103,6 +105,28 @@ impl Leases {
     #[must_use]
     pub fn guarded(&self, key: impl AsRef<str>) -> Guarded {
         Guarded::new(self.shared.clone(), key.as_ref())
+    }
+
+    /// The locks that anybody holds now with this library, by their names. `pattern` is one of Redis' own kind (`*`, `?`,
+    /// `[a-z]`, `\` before what stands for itself), for names without the builder's [prefix](Builder::prefix). For a look
+    /// at a deployment: it goes through all keys of the server, in steps that nobody else notices.
+    ///
+    /// What comes or goes meanwhile may be missing. Over a quorum it has what any of the nodes has that answer; ask
+    /// each for its [`holder`](Lock::holder).
+    ///
+    /// # Errors
+    ///
+    /// The server, or a majority, cannot be reached or says no.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn held(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
+        self.shared.check_open()?;
+        let Options { prefix, command_timeout, .. } = &self.shared.options;
+        let pattern = literally(prefix) + pattern.as_ref();
+        let locks = self.shared.quorum.held(&pattern, *command_timeout).await?;
+        Ok(locks.iter().filter_map(|lock| lock.strip_prefix(&**prefix)).map(|name| self.lock(name)).collect())
     }
 
     /// What the server can do for waiters and holders, and what it tells of itself; over a quorum what those have in common
@@ -285,6 +309,7 @@ impl Builder {
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let terms = Terms { limits, host: host.clone(), clock: clock.clone() };
         let quorum = Quorum::connect(places, restart_delay, terms).await?;
+        measures::describe();
         Ok(Leases { shared: Shared::new(options, clock, host, stop, quorum) })
     }
 
@@ -361,6 +386,12 @@ impl fmt::Debug for Builder {
             .field("keeper", &self.keeper)
             .finish_non_exhaustive()
     }
+}
+
+/// A pattern for this and nothing else.
+fn literally(text: &str) -> String {
+    let escape = |c: char| matches!(c, '*' | '?' | '[' | '\\').then_some('\\').into_iter().chain([c]);
+    text.chars().flat_map(escape).collect()
 }
 
 fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error> {

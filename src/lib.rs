@@ -18,6 +18,7 @@ mod lease;
 mod leases;
 mod lock;
 mod lost;
+mod measures;
 #[cfg(test)]
 mod model;
 mod node;
@@ -36,6 +37,9 @@ mod watchdog;
 
 #[doc = include_str!("../docs/cron.md")]
 pub mod cron {}
+
+#[doc = include_str!("../docs/metrics.md")]
+pub mod metrics {}
 
 #[doc = include_str!("../docs/safety.md")]
 pub mod safety {}

@@ -10,6 +10,7 @@ use crate::{
     holder::{Holder, Waiting},
     key::Key,
     lease::{Lease, LeaseHandle},
+    measures::Acquiring,
     owner::Owner,
     shared::{Shared, Wanted},
 };
@@ -237,9 +238,17 @@ impl Lock {
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, AcquireError> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
-        let wanted = self.wanted()?;
-        let acquire = Acquire::new(self.shared, wanted, self.owner, self.reentrant, patience, self.on_wait);
-        acquire.run().instrument(span).await
+        let (shared, began) = (self.shared.clone(), self.shared.now());
+        let acquiring = Acquiring::begins();
+        let outcome = match self.wanted() {
+            Ok(wanted) => {
+                let acquire = Acquire::new(self.shared, wanted, self.owner, self.reentrant, patience, self.on_wait);
+                acquire.run().instrument(span).await
+            }
+            Err(refused) => Err(refused),
+        };
+        acquiring.ended(&outcome, shared.now().since(began));
+        outcome
     }
 
     /// Everything that can be refused without asking anybody.

@@ -5,79 +5,21 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+mod cli_scene;
 mod support;
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use support::{Lag, Server, TempDir, eventually};
-
-const HANGS: Duration = Duration::from_secs(20);
-const NAME: &str = "job";
-
-/// `leasehold run` with these options, then `--` and this command of a shell.
-fn run(server: &Server, options: &[&str], script: &str) -> Command {
-    let mut command = tool(server, &["run"]);
-    command.args(options).args([NAME, "--", "sh", "-c", script]);
-    command
-}
-
-fn tool(server: &Server, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
-    command
-        .env("REDIS_URL", server.url())
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[track_caller]
-fn ends_with(output: &Output, code: i32, words: &[&str]) {
-    let said = said(output);
-    assert_eq!(output.status.code(), Some(code), "{said}");
-    for word in words {
-        assert!(said.contains(word), "{word:?} is not in {said:?}");
-    }
-}
-
-fn is_held(server: &Server) -> bool {
-    server.wire().exists(NAME)
-}
-
-/// Waits until the lock is held and the command has said that it runs.
-fn started(server: &Server, sign: &Path) {
-    eventually(HANGS, "the command runs", || sign.exists() && is_held(server));
-}
-
-fn directory() -> (TempDir, PathBuf) {
-    let directory = TempDir::new("cli");
-    let sign = directory.path().join("sign");
-    (directory, sign)
-}
-
-fn send(child: &Child, signal: Signal) {
-    kill_process(Pid::from_child(child), signal).expect("the runner is there");
-}
-
-fn is_there(pid: &Path) -> bool {
-    let pid = fs::read_to_string(pid).ok().and_then(|pid| Pid::from_raw(pid.trim().parse().ok()?));
-    let Some(pid) = pid else { return false };
-    // One that nobody has buried yet is gone.
-    let state = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    test_kill_process(pid).is_ok() && !state.contains(") Z ")
-}
+use cli_scene::{HANGS, NAME, directory, ends_with, is_held, is_there, run, said, send, started, tool};
+use rustix::{io::ioctl_fionread, process::Signal};
+use support::{Action, Lag, Match, Proxy, Server, eventually, scripts::ACQUIRE};
 
 #[test]
 fn a_command_has_its_input_output_arguments_and_exit_code() {
@@ -340,25 +282,149 @@ fn the_terminal_is_the_commands_while_it_runs() {
     assert!(said.contains("the line was hello") && said.contains("is free") && said.contains("then again"), "{said}");
 }
 
+/// A pipe that is full stops whoever writes to it.
 #[test]
-fn a_holder_is_shown_and_can_be_sent_away() {
+fn a_command_is_stopped_though_nobody_reads_what_is_said() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    let script = format!("echo > {}; sleep 60", sign.display());
-    let runner = run(&server, &["--label", "nightly"], &script).spawn().unwrap();
+    let script = format!("trap '' TERM; echo $$ > {}; while :; do echo a line of many >&2; done", sign.display());
+    let mut runner = run(&server, &["--ttl", "2s", "--grace", "300ms", "-v"], &script).spawn().unwrap();
     started(&server, &sign);
-    let shown = tool(&server, &["show", NAME]).output().unwrap();
-    ends_with(&shown, 0, &[]);
-    assert!(String::from_utf8_lossy(&shown.stdout).contains("nightly"), "{shown:?}");
-    let shown = tool(&server, &["show", "--json", NAME]).output().unwrap();
-    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
-    assert_eq!(shown["holder"]["label"], "nightly");
-    assert!(shown["holder"]["remaining_ms"].as_u64().is_some_and(|left| left > 1_000), "{shown}");
-    ends_with(&tool(&server, &["release", NAME]).output().unwrap(), 64, &["--force"]);
-    ends_with(&tool(&server, &["release", "--force", NAME]).output().unwrap(), 64, &["--yes"]);
-    ends_with(&tool(&server, &["release", "--force", "--yes", NAME]).output().unwrap(), 0, &[]);
-    ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
-    ends_with(&tool(&server, &["show", NAME]).output().unwrap(), 1, &[]);
+    let stderr = runner.stderr.take().unwrap();
+    // It holds all that a pipe can, and its writer waits.
+    eventually(HANGS, "the pipe is full", || ioctl_fionread(&stderr).is_ok_and(|bytes| bytes >= 60_000));
+    server.wire().del(NAME);
+    let mut code = None;
+    eventually(HANGS, "the runner ends", || {
+        code = runner.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.and_then(|status| status.code()), Some(75));
+    assert!(!is_there(&sign));
+    drop(stderr);
+}
+
+#[test]
+fn a_runner_has_two_connections_and_a_third_while_it_waits() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let holder = run(&server, &[], &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
+    started(&server, &sign);
+    let waiter = run(&server, &["--fair"], "true").spawn().unwrap();
+    let (mut wire, queue) = (server.wire(), format!("{{{NAME}}}:lh:queue"));
+    eventually(HANGS, "it waits", || wire.exists(&queue));
+    // But for this one.
+    let mut connections = || wire.must(&["CLIENT", "LIST"]).text().lines().count() - 1;
+    let (mut most, until) = (0, Instant::now() + Duration::from_secs(1));
+    while Instant::now() < until {
+        most = connections().max(most);
+    }
+    assert!((2..=5).contains(&most), "{most}");
+    send(&waiter, Signal::TERM);
+    assert_eq!(waiter.wait_with_output().unwrap().status.code(), Some(143));
+    eventually(HANGS, "the holder is alone", || connections() <= 2);
+    assert!(connections() >= 1);
+    send(&holder, Signal::TERM);
+    assert_eq!(holder.wait_with_output().unwrap().status.code(), Some(143));
+    eventually(HANGS, "nobody is there", || connections() == 0);
+}
+
+#[test]
+fn no_command_is_started_with_a_lease_that_is_nearly_over() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (_directory, sign) = directory();
+    // A lease counts from the sending, however long the answer takes.
+    let held = proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply);
+    let script = format!("echo > {}", sign.display());
+    let runner = run(&server, &["--ttl", "1s", "--url", &proxy.url()], &script).spawn().unwrap();
+    eventually(HANGS, "it is acquired", || held.hits() == 1);
+    eventually(HANGS, "it is nearly over", || server.wire().pttl(NAME) < 300);
+    held.release();
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["nearly over", "was not started"]);
+    assert!(!sign.exists());
+    assert!(!is_held(&server));
+}
+
+#[test]
+fn a_server_that_goes_away_ends_a_wait_with_its_limit_and_no_other() {
+    let server = Server::start();
+    server.wire().set(NAME, "somebody else's");
+    let waits = |options: &[&str]| {
+        let mut runner = run(&server, &[options, &["-v"]].concat(), "true").spawn().unwrap();
+        let mut told = String::new();
+        BufReader::new(runner.stderr.as_mut().unwrap()).read_line(&mut told).unwrap();
+        assert!(told.contains("is held by"), "{told}");
+        runner
+    };
+    let (patient, limited) = (waits(&[]), waits(&["-w", "1s"]));
+    server.kill();
+    ends_with(&limited.wait_with_output().unwrap(), 69, &[]);
+    // It comes back, and has forgotten who held the lock.
+    server.restart();
+    ends_with(&patient.wait_with_output().unwrap(), 0, &[]);
+}
+
+#[test]
+fn a_server_that_goes_away_before_the_release_takes_nothing_from_the_command() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let go = directory.path().join("go");
+    let script = format!("echo > {}; while [ ! -e {} ]; do sleep 0.02; done; exit 7", sign.display(), go.display());
+    let runner = run(&server, &[], &script).spawn().unwrap();
+    started(&server, &sign);
+    server.kill();
+    let (lag, asked) = (Lag::start(), Instant::now());
+    fs::write(&go, "").unwrap();
+    ends_with(&runner.wait_with_output().unwrap(), 7, &["leasehold:"]);
+    // An answer is waited for, and then the connections' end.
+    let (took, most) = (asked.elapsed(), Duration::from_secs(3));
+    assert!(took < most + lag.worst(), "{took:?}");
+}
+
+/// What is served there, once it is.
+fn measured(address: &str) -> String {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    let mut answer = String::new();
+    eventually(HANGS, "it is served", || {
+        answer = ask().unwrap_or_default();
+        answer.contains("leasehold_renewal_remaining_ratio")
+    });
+    answer
+}
+
+#[test]
+fn what_is_measured_is_served_while_the_command_runs() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let options = ["--ttl", "1s", "--metrics-addr", &address];
+    ends_with(&run(&server, &options, "true").output().unwrap(), 74, &["--metrics-addr", &address]);
+    drop(taken);
+    let runner = run(&server, &options, &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
+    started(&server, &sign);
+    // Not before the first renewal.
+    let served = measured(&address);
+    for line in [
+        "leasehold_held 1",
+        "leasehold_waiting 0",
+        "leasehold_at_risk 0",
+        "leasehold_acquires_total{outcome=\"acquired\"} 1",
+        "leasehold_renewal_remaining_ratio{quantile=\"0\"} 0.",
+        "leasehold_renewal_seconds{quantile=\"0.99\"}",
+        "leasehold_wait_seconds_count 1",
+    ] {
+        assert!(served.contains(line), "{line:?} is not in {served}");
+    }
+    send(&runner, Signal::TERM);
+    ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
 }
 
 #[test]

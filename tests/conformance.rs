@@ -184,6 +184,7 @@ conformance! {
     one_at_a_time
     holder_reads_what_the_key_says
     force_release_takes_the_lock_from_whoever_has_it
+    what_is_held_is_listed_by_its_name
     run_returns_what_the_work_returned
     run_fits_spawn_borrows_boxes_and_local_sets
     run_stops_the_work_when_the_lease_is_lost
@@ -686,6 +687,44 @@ async fn holder_reads_what_the_key_says(place: Place) {
     assert_eq!(two.lock("job").holder().await.unwrap(), None);
 }
 
+async fn what_is_held_is_listed_by_its_name(place: Place) {
+    let (plain, prefixed) = (place.program("one").await, place.builder().prefix("[a]*:").build().await.unwrap());
+    for server in &place.servers {
+        server.wire().must(&["SET", "foreign", "another library's", "PX", "60000"]);
+    }
+    let mut leases = Vec::new();
+    for (leases_of, name) in
+        [(&plain, "job:1"), (&plain, "job:2"), (&plain, "a:job"), (&plain, "*"), (&prefixed, "own")]
+    {
+        leases.push(leases_of.lock(name).acquire().await.unwrap());
+    }
+    let listed = async |of: &Leases, pattern: &str| {
+        let locks = of.held(pattern).await.unwrap();
+        locks.iter().map(|lock| lock.name().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&plain, "*").await, ["*", "[a]*:own", "a:job", "job:1", "job:2"]);
+    assert_eq!(listed(&plain, "job:*").await, ["job:1", "job:2"]);
+    assert_eq!(listed(&plain, "job:[^1]").await, ["job:2"]);
+    assert_eq!(listed(&plain, "job:?x").await, Vec::<String>::new());
+    assert_eq!(listed(&plain, r"\*").await, ["*"]);
+    // As a pattern, the prefix would be like another name.
+    assert_eq!(listed(&prefixed, "*").await, ["own"]);
+    let listing = plain.held("job:1").await.unwrap();
+    let [one] = &listing[..] else { panic!("{listing:?}") };
+    assert_eq!(
+        one.holder().await.unwrap().and_then(|holder| holder.fence()),
+        leases.first().map(leasehold::Lease::fence)
+    );
+    for lease in leases {
+        lease.release().await.unwrap();
+    }
+    // On a minority of the nodes it may be for a moment more.
+    let asked = Instant::now();
+    while !listed(&plain, "*").await.is_empty() {
+        assert!(asked.elapsed() < SOON, "it is listed still");
+    }
+}
+
 async fn force_release_takes_the_lock_from_whoever_has_it(place: Place) {
     let (one, two) = place.two_programs().await;
     assert!(!two.lock("job").force_release().await.unwrap(), "nobody has it");
@@ -920,6 +959,7 @@ async fn what_the_server_can_do_is_told(place: Place) {
         if !place.servers.is_empty() {
             assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
             assert_eq!((told.role(), told.replicas()), (Some("master"), Some(0)), "{told}");
+            assert_eq!(told.append_fsync(), Some("always"), "{told}");
             assert!(told.watched_keys().is_some_and(|keys| !place.pushes || keys > 0), "{told}");
         }
     }

@@ -17,7 +17,7 @@ use self::{
     store::{Micros, Store, micros, sign},
 };
 use super::{
-    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Renewal, Sign,
+    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal, Sign,
 };
 use crate::{
     capabilities::{Capabilities, Push},
@@ -31,6 +31,7 @@ use crate::{
 
 #[cfg(test)]
 mod fairness;
+mod glob;
 mod queue;
 pub(crate) mod store;
 #[cfg(test)]
@@ -192,6 +193,10 @@ impl Node for Memory {
 
     fn holder(&self, key: &Key, _: Duration) -> Answer<Option<Holder>> {
         self.step(|store, now| Ok(store.holder(now, key)))
+    }
+
+    fn held(&self, pattern: &str, _: u64, _: Duration) -> Answer<Page> {
+        self.step(|store, now| Ok((0, store.held(now, pattern))))
     }
 
     fn force_release(&self, key: &Key, _: Duration) -> Answer<bool> {

@@ -109,6 +109,9 @@ pub(crate) enum Knocked {
 /// Who waits for a lock, in order: tokens, and how long each has waited.
 pub(crate) type Line = Vec<(Token, Duration)>;
 
+/// A part of what a node has, and the cursor of the next part: zero at the end.
+pub(crate) type Page = (u64, Vec<String>);
+
 /// What an acquire asks of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Bid {
@@ -246,6 +249,10 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     fn line(&self, key: &Key, most: usize, limit: Duration) -> Answer<Line>;
 
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>>;
+
+    /// A page of the locks that tokens of ours hold, of those that match a pattern of Redis' kind, from a cursor on: zero at
+    /// first. In no order; one that comes or goes meanwhile may be missing, and one that stays may come twice.
+    fn held(&self, pattern: &str, cursor: u64, limit: Duration) -> Answer<Page>;
 
     /// Deletes the key whoever holds it, if it is a string. Whether there was one.
     fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool>;

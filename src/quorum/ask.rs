@@ -1,6 +1,6 @@
 //! What is asked of all nodes outside of an acquisition: who holds a lock, to take it away, and what the servers can do.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{FanOut, Member, Quorum, camp::Camp};
 use crate::{
@@ -17,8 +17,8 @@ impl Quorum {
     }
 
     /// Waits for the slowest too.
-    async fn everybody<T: Send + 'static>(&self, request: impl Fn(&dyn Node) -> Answer<T>) -> Vec<Result<T, Failure>> {
-        let (mut answers, mut said) = (self.all(request), self.nobody_yet());
+    async fn everybody<T: Send + 'static>(&self, mut answers: FanOut<T>) -> Vec<Result<T, Failure>> {
+        let mut said = self.nobody_yet();
         while !answers.is_empty() {
             let (node, answer) = answers.next().await;
             said.splice(node..=node, [answer]);
@@ -62,9 +62,19 @@ impl Quorum {
         last.copied().filter(|&remaining| remaining != Duration::MAX)
     }
 
+    /// What any node has of the locks that are held and match a pattern, if a majority tells.
+    pub(crate) async fn held(&self, pattern: &str, limit: Duration) -> Result<BTreeSet<String>, Failure> {
+        let read = |(at, member): (usize, &Arc<Member>)| (at, read(member.clone(), pattern.to_owned(), limit));
+        let said = self.everybody(self.members().map(read).collect()).await;
+        if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
+            return Err(self.failure(&said, |_| NodeAnswer::Granted));
+        }
+        Ok(said.into_iter().flatten().flatten().collect())
+    }
+
     /// Takes the lock away on every node. Whether any had it.
     pub(crate) async fn force_release(&self, key: &Key, limit: Duration) -> Result<bool, Failure> {
-        let said = self.everybody(|node| node.force_release(key, limit)).await;
+        let said = self.everybody(self.all(|node| node.force_release(key, limit))).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
         }
@@ -73,7 +83,7 @@ impl Quorum {
 
     /// What the servers that answer have in common.
     pub(crate) async fn capabilities(&self, limit: Duration) -> Result<Capabilities, Failure> {
-        let said = self.everybody(|node| node.capabilities(limit)).await;
+        let said = self.everybody(self.all(|node| node.capabilities(limit))).await;
         let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
         common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
     }
@@ -106,6 +116,21 @@ impl Quorum {
     }
 }
 
+/// Every page of what a node has; each within the limit.
+fn read(member: Arc<Member>, pattern: String, limit: Duration) -> Answer<Vec<String>> {
+    Box::pin(async move {
+        let (mut locks, mut cursor) = (Vec::new(), 0);
+        loop {
+            let (next, page) = member.ask(|node| node.held(&pattern, cursor, limit)).await?;
+            locks.extend(page);
+            if next == 0 {
+                return Ok(locks);
+            }
+            cursor = next;
+        }
+    })
+}
+
 impl Capabilities {
     /// What holds for both.
     fn common_with(self, other: Self) -> Self {
@@ -120,6 +145,7 @@ impl Capabilities {
             watched_keys: self.watched_keys.into_iter().chain(other.watched_keys).min(),
             eviction: same(self.eviction, other.eviction),
             append_only: same(self.append_only, other.append_only),
+            append_fsync: same(self.append_fsync, other.append_fsync),
             role: same(self.role, other.role),
             replicas: same(self.replicas, other.replicas),
         }

@@ -24,8 +24,8 @@ use crate::{
     key::Key,
     lock::Lock,
     node::{
-        Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Renewal, Sign,
-        memory::Memory,
+        Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal,
+        Sign, memory::Memory,
     },
     quorum::Quorum,
     shared::{Options, Shared},
@@ -209,6 +209,10 @@ impl Node for Wire {
 
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {
         self.memory.holder(key, limit)
+    }
+
+    fn held(&self, pattern: &str, cursor: u64, limit: Duration) -> Answer<Page> {
+        self.memory.held(pattern, cursor, limit)
     }
 
     fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {

@@ -8,6 +8,7 @@ use crate::{
     fence::Fence,
     key::Key,
     lost::{LossReason, Lost},
+    measures::Holding,
     node::{Lane, Renewal},
     status::{Signal, Status},
     sync::{
@@ -30,6 +31,7 @@ pub(crate) struct Hold {
     /// A copy of the core's answer, so that `check` is one load and one look at the clock.
     believed_until: AtomicU64,
     state: Mutex<State>,
+    measured: Holding,
 }
 
 struct State {
@@ -71,7 +73,8 @@ impl Hold {
         let signal = Signal::new();
         let believed_until = AtomicU64::new(core.believed_until().as_nanos());
         let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None });
-        (Arc::new(Self { key, token, fence, ttl, acquired, parted: OnceLock::new(), believed_until, state }), signal)
+        let (parted, measured) = (OnceLock::new(), Holding::begins());
+        (Arc::new(Self { key, token, fence, ttl, acquired, parted, believed_until, state, measured }), signal)
     }
 
     pub(crate) fn renewal(&self) -> Renewal {
@@ -188,6 +191,9 @@ impl Hold {
         };
         drop(state);
         signal.end(&released);
+        if matches!(leaving, Leaving::Release { .. }) {
+            self.measured.ended(LossReason::Released, now.since(self.acquired));
+        }
         (leaving, orders)
     }
 
@@ -221,6 +227,10 @@ impl Hold {
         drop(state);
         for lease in &leases {
             lease.wake();
+        }
+        match &end {
+            Some(lost) => self.measured.ended(lost.reason(), now.since(self.acquired)),
+            None => self.measured.is_at_risk(phase == Phase::AtRisk),
         }
         self.log(phase, end.as_ref());
         orders

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Watchdog, core::Answer, hold::Hold, unshaken};
 use crate::{
     clock::Time,
+    measures,
     node::{Answer as Answered, Failure, Healed, Lane, Owned, Renewal, only},
     quorum::{FanOut, Member, tally::Denial},
 };
@@ -135,8 +136,12 @@ impl Watchdog {
             tracing::debug!(name: "renew", target: "leasehold", lock, label, node, ?answer, took = ?now.since(sent));
         });
         let _obeyed = unshaken(|| {
+            let left = hold.remaining(now);
             let orders = hold.answer(now, at, sent, answer);
             self.obey(hold, orders);
+            if hold.remaining(now) > left {
+                measures::renewed(now.since(sent), left, hold.ttl);
+            }
         });
         self.reschedule(hold);
     }

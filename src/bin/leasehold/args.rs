@@ -20,6 +20,12 @@ pub(crate) enum Task {
     Run(Box<Run>),
     /// Tells who holds a lock, and who waits for it.
     Show(Show),
+    /// Lists the locks that are held.
+    Ls(Ls),
+    /// Shows the locks that are held, again and again.
+    Top(Top),
+    /// Looks for what could go wrong with the servers, and says what to do.
+    Doctor(Doctor),
     /// Takes a lock away from whoever holds it.
     Release(Release),
     /// Prints the completions for a shell.
@@ -45,6 +51,10 @@ pub(crate) struct Servers {
     /// How long connecting may take.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "5s")]
     pub(crate) connect_timeout: Duration,
+    /// How long a server that was restarted grants nothing, for it may have forgotten: at least a second more than the
+    /// longest TTL, and the same in every program. Not given: 31s with --quorum, and none with one server.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) restart_delay: Option<Duration>,
     /// What all names are put behind.
     #[arg(long, default_value = "")]
     pub(crate) prefix: String,
@@ -103,8 +113,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) grace: Option<Duration>,
     /// What the command is asked to stop by.
-    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = crate::run::signal)]
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = crate::signals::parse)]
     pub(crate) signal: rustix::process::Signal,
+    /// Serve measurements there while we wait and run, as Prometheus text under /metrics.
+    #[arg(long, value_name = "IP:PORT")]
+    pub(crate) metrics_addr: Option<std::net::SocketAddr>,
     /// Tell what happens on standard error.
     #[arg(short, long)]
     pub(crate) verbose: bool,
@@ -124,6 +137,58 @@ pub(crate) struct Show {
     #[arg(long)]
     pub(crate) json: bool,
     /// The lock's name.
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Clone, Part)]
+#[command(after_help = "\
+A key that another library holds is not listed: see `leasehold show`. TTL is how long the key lives unless it is renewed;
+WAITING counts those in the fair queue, and is unknown over a quorum.
+
+Examples:
+  leasehold ls
+  leasehold ls 'reports:*'
+  leasehold ls --json | jq -r '.[].name'")]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only names like this one: *, ? and [a-z] stand for others.
+    #[arg(default_value = "*")]
+    pub(crate) pattern: String,
+}
+
+#[derive(Debug, Clone, Part)]
+#[command(after_help = "Examples:\n  leasehold top\n  leasehold top --interval 5s 'reports:*'")]
+pub(crate) struct Top {
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+    /// How often to look.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "1s")]
+    pub(crate) interval: Duration,
+    /// Only names like this one: *, ? and [a-z] stand for others.
+    #[arg(default_value = "*")]
+    pub(crate) pattern: String,
+}
+
+#[derive(Debug, Clone, Part)]
+#[command(after_help = "\
+It takes and frees a lock of its own, NAME:doctor, to try the rights of our user. The exit code is 0 if there is nothing to
+do, 1 if there is, and 69 if a server is not there.
+
+Examples:
+  leasehold doctor
+  leasehold doctor --quorum redis://a,redis://b,redis://c --json")]
+pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// A name like those that will be used, for users who may have some names only.
+    #[arg(long, default_value = "leasehold")]
     pub(crate) name: String,
 }
 

@@ -1,36 +1,27 @@
-//! `leasehold show` and `leasehold release`: who has a lock, and an end to it.
+//! `leasehold show`, `ls` and `release`: who has which lock, and an end to it.
 
 use std::{
-    future::Future,
     io::{self, BufRead, IsTerminal, Write},
     process::ExitCode,
 };
 
-use leasehold::{Holder, Leases};
+use leasehold::Holder;
 use serde_json::{Value, json};
 
 use crate::{
-    args::{Release, Servers, Show},
+    args::{Ls, Release, Show},
+    connect::with,
     exit::{Ended, Exit},
-    say::print,
+    say::{bold, print},
+    table::{self, shown},
 };
-
-/// Does something with a connection.
-fn with<T, F: Future<Output = Result<T, Ended>>>(servers: &Servers, act: impl FnOnce(Leases) -> F) -> Result<T, Ended> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Ended::new(Exit::Io, format!("no runtime: {error}")))?;
-    runtime.block_on(async {
-        let leases = servers.builder().build().await?;
-        let outcome = act(leases.clone()).await;
-        leases.close().await;
-        outcome
-    })
-}
 
 pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
     let (holder, waiters) = with(&options.servers, |leases| async move {
         let lock = leases.lock(&options.name);
-        Ok((lock.holder().await?, lock.waiters().await?))
+        // There is no queue over a quorum.
+        let waiters = if leases.nodes().len() == 1 { lock.waiters().await? } else { Vec::new() };
+        Ok((lock.holder().await?, waiters))
     })?;
     let held = holder.is_some();
     if options.json {
@@ -43,11 +34,11 @@ pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
         )?;
     } else {
         match &holder {
-            Some(holder) => print(&format!("{:?} is held by {holder}", options.name))?,
+            Some(holder) => print(&format!("{:?} is held by {}", options.name, shown(&holder.to_string())))?,
             None => print(&format!("{:?} is free", options.name))?,
         }
         for waiting in &waiters {
-            print(&format!("  {} waits, since {:.1?}", waiting.label(), waiting.waited()))?;
+            print(&format!("  {} waits, since {:.1?}", shown(waiting.label()), waiting.waited()))?;
         }
     }
     Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -63,6 +54,32 @@ fn as_json(holder: &Holder) -> Value {
 
 fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
+    let rows = with(&options.servers, |leases| async move { table::read(&leases, &options.pattern).await })?;
+    if options.json {
+        let rows: Vec<Value> = rows
+            .iter()
+            .map(|row| {
+                json!({
+                    "name": row.name,
+                    "label": row.label,
+                    "remaining_ms": row.remaining.map(millis),
+                    "fence": row.fence.map(u64::from),
+                    "waiters": row.waiters,
+                })
+            })
+            .collect();
+        print(&Value::from(rows).to_string())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut lines = table::lines(&rows, None);
+    if let Some(head) = lines.first_mut() {
+        *head = bold(head);
+    }
+    print(&lines.join("\n"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
@@ -82,7 +99,11 @@ fn confirmed(name: &str, holder: &Holder) -> Result<bool, Ended> {
     if !io::stdin().is_terminal() {
         return Err(Ended::new(Exit::Usage, "there is nobody to ask: say --yes"));
     }
-    let _asked = write!(io::stderr(), "{name:?} is held by {holder}. It may be at work still. Take it away? [y/N] ");
+    let _asked = write!(
+        io::stderr(),
+        "{name:?} is held by {}. It may be at work still. Take it away? [y/N] ",
+        shown(&holder.to_string())
+    );
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
     read.map_err(|error| Ended::new(Exit::Io, format!("no answer: {error}")))?;

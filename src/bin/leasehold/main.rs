@@ -6,11 +6,15 @@ use clap::{CommandFactory, Parser};
 
 mod args;
 mod connect;
+mod doctor;
 mod duration;
 mod exit;
 mod look;
 mod run;
 mod say;
+mod signals;
+mod table;
+mod top;
 
 use args::{Args, Task};
 use exit::{Ended, Exit};
@@ -27,6 +31,9 @@ fn main() -> ExitCode {
         Task::Exec(command) => run::exec(&command),
         Task::Run(options) => run::run(&options),
         Task::Show(options) => look::show(&options),
+        Task::Ls(options) => look::ls(&options),
+        Task::Top(options) => top::top(&options),
+        Task::Doctor(options) => doctor::doctor(&options),
         Task::Release(options) => look::release(&options),
         Task::Completions { shell } => {
             let mut script = Vec::new();
@@ -35,10 +42,12 @@ fn main() -> ExitCode {
         }
         Task::Man => man().map(|()| ExitCode::SUCCESS),
     };
-    ended.unwrap_or_else(|ended| {
+    let exit = ended.unwrap_or_else(|ended| {
         say::tell(&ended);
         ended.exit.into()
-    })
+    });
+    say::finish();
+    exit
 }
 
 /// The pages of all commands, one after the other.

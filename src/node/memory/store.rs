@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::queue::{Queue, Told, Turn};
+use super::{
+    glob,
+    queue::{Queue, Told, Turn},
+};
 use crate::{
     fence::Fence,
     holder::Holder,
@@ -213,6 +216,12 @@ impl Store {
         let (token, until) = self.lock(now, key)?;
         let remaining = Duration::from_micros(until.saturating_sub(now));
         Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence })
+    }
+
+    /// The locks that are held and match a pattern.
+    pub(super) fn held(&mut self, now: Micros, pattern: &str) -> Vec<String> {
+        let held = self.locks.iter().filter(|(_, (_, until))| *until > now).map(|(key, _)| key.lock());
+        held.filter(|lock| glob::matches(pattern, lock)).map(ToOwned::to_owned).collect()
     }
 
     pub(super) fn force_release(

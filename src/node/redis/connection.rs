@@ -29,6 +29,7 @@ use tokio::task::AbortHandle;
 
 use super::{
     failure::{classify, is_full, is_refusal},
+    reply,
     script::Script,
     tls,
     url::{Place, Target},
@@ -240,6 +241,11 @@ impl Connection {
                 if failure.is_refusal() { Ok(String::new()) } else { Err(failure) }
             }
         }
+    }
+
+    /// One of its settings; `None` if it keeps that to itself.
+    pub(super) async fn setting(&self, name: &'static str, limit: Duration) -> Option<String> {
+        reply::setting(&self.command("CONFIG", vec!["GET".into(), name.into()], limit).await.ok()?)
     }
 
     /// Hears of each new connection to the server, which knows nothing of the one before.

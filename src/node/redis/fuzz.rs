@@ -19,7 +19,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use super::{
     connection,
     failure::{classify, is_refusal, not_extended},
-    reply::{ballot, flag, guarded, guarding, healed, holder, knocked, line, looked, released, renewed, sign},
+    reply::{ballot, flag, guarded, guarding, healed, holder, knocked, line, looked, page, released, renewed, sign},
     url::Target,
 };
 use crate::{
@@ -102,6 +102,7 @@ fn right() -> impl Strategy<Value = Value> {
         array([vec![1_i64.into()], held().to_vec()].concat()),
         array(vec![1_i64.into(), Value::Bytes(vec![0xff, 0].into()), 7_i64.into()]),
         array(vec![1_i64.into()]),
+        array(vec!["0".into(), "job".into(), "another".into()]),
         1_i64.into(),
     ])
 }
@@ -179,6 +180,9 @@ fn read_everywhere(reply: &Value) {
     }
     if let Some(line) = line(reply) {
         assert!(line.len() <= parts(reply) / 2, "{reply:?}");
+    }
+    if let Some((_cursor, locks)) = page(reply) {
+        assert!(locks.len() < parts(reply), "{reply:?}");
     }
     if let Some(verdicts) = renewed(reply) {
         assert_eq!(verdicts.len(), parts(reply), "{reply:?}");

@@ -18,7 +18,7 @@ use self::{
     script::Script,
 };
 use super::{
-    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Renewal, Sign,
+    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal, Sign,
 };
 use crate::{
     capabilities::Capabilities,
@@ -284,6 +284,14 @@ impl Node for Redis {
         self.run(self.lane(), &script::HOLDER, 2, arguments, limit, |reply, _| reply::holder(reply))
     }
 
+    fn held(&self, pattern: &str, cursor: u64, limit: Duration) -> Answer<Page> {
+        let pattern = pattern.to_owned();
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend([cursor.to_string().into(), pattern.as_str().into(), KEYS_OF_A_PAGE.into()]);
+        };
+        self.run(self.lane(), &script::HELD, 0, arguments, limit, |reply, _| reply::page(reply))
+    }
+
     fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.extend(line_keys(&key));
@@ -308,10 +316,12 @@ impl Node for Redis {
         let (keeper, push, host) = (self.keeper.clone(), self.push.clone(), self.host.clone());
         let answer: Answer<Capabilities> = Box::pin(async move {
             // A server that keeps it to itself can be a good one.
-            let info = keeper.info(host.clone(), limit).await?;
+            let fsync = keeper.setting("appendfsync", limit);
+            let (info, append_fsync) = tokio::join!(keeper.clone().info(host.clone(), limit), fsync);
+            let info = info?;
             let (push, calls, room) = push.settled(host.sleep(limit)).await;
             let watched_keys = Some(room).filter(|&room| room != usize::MAX);
-            Ok(Capabilities { push, calls, watched_keys, ..Capabilities::read(&info) })
+            Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info) })
         });
         Box::pin(self.host.keep_time(answer))
     }
@@ -338,6 +348,9 @@ impl Node for Redis {
         Box::pin(self.host.keep_time(close))
     }
 }
+
+/// How many keys the server looks at for one page of what is held, in well under a millisecond.
+const KEYS_OF_A_PAGE: i64 = 500;
 
 /// The keys of every script that may pass a lock on.
 fn line_keys(key: &Key) -> [Value; 4] {

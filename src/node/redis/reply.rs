@@ -8,7 +8,7 @@ use super::failure::not_extended;
 use crate::{
     fence::Fence,
     holder::Holder,
-    node::{Acquired, Ballot, Failure, Guarding, Healed, Knocked, Line, Owned, Sign},
+    node::{Acquired, Ballot, Failure, Guarding, Healed, Knocked, Line, Owned, Page, Sign},
     quorum::tally::Denial,
     token::Token,
 };
@@ -114,6 +114,20 @@ pub(super) fn holder(reply: &Value) -> Option<Option<Holder>> {
     match array(reply) {
         [none] if none.as_i64() == Some(0) => Some(None),
         [some, pttl, value, stored] if some.as_i64() == Some(1) => Some(Some(found(pttl, value, stored)?)),
+        _ => None,
+    }
+}
+
+/// Keys that are no text are nobody's locks.
+pub(super) fn page(reply: &Value) -> Option<Page> {
+    let [cursor, locks @ ..] = array(reply) else { return None };
+    Some((cursor.as_u64()?, locks.iter().filter_map(Value::as_string).collect()))
+}
+
+/// What `CONFIG GET` of one setting says.
+pub(super) fn setting(reply: &Value) -> Option<String> {
+    match array(reply) {
+        [_name, value] => value.as_string(),
         _ => None,
     }
 }

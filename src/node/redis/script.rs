@@ -40,6 +40,7 @@ scripts! {
     11 LEAVE = "draw" "promote" "pass_on" "leave";
     12 QUEUE = "queue";
     13 LOOK = "look";
+    14 HELD = "held";
 }
 
 impl Script {

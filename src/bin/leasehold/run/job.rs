@@ -9,14 +9,13 @@ use super::{
     group::{Change, Group},
     now,
     plan::{Due, MARGIN, Plan},
-    signals::Signals,
-    stop_here,
     terminal::Terminal,
 };
 use crate::{
     args::Run,
     exit::{Ended, Exit},
     say::tell,
+    signals::{Signals, stop_here},
 };
 
 /// The clock that timers go by stands still while the machine sleeps: the lease is looked at that often.
@@ -52,6 +51,13 @@ pub(super) struct Job<'a> {
 impl<'a> Job<'a> {
     pub(super) fn start(options: &'a Run, plan: Plan, lease: &Lease, acquired: Duration) -> Result<Self, Ended> {
         lease.check().map_err(|lost| Ended::new(Exit::Lost, format!("{lost}; the command was not started")))?;
+        if !matches!(plan.running(lease.remaining()), Due::Wait(_)) {
+            let why = format!(
+                "{:?} was acquired so slowly that it is nearly over; the command was not started",
+                options.name
+            );
+            return Err(Ended::new(Exit::Lost, why));
+        }
         let terminal = Terminal::open();
         let waits = terminal.as_ref().is_some_and(Terminal::is_ours);
         let group = Group::start(options, lease.fence().into(), lease.label(), waits)

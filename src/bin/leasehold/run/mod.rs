@@ -5,22 +5,22 @@ use std::{future::Future, process::ExitCode, time::Duration};
 use leasehold::{AcquireError, Clock, Lease, Lock, ReleaseError, SystemClock};
 use rustix::process::Signal;
 
-use self::{job::Job, plan::Plan, signals::Signals};
+use self::{job::Job, plan::Plan};
 use crate::{
     args::Run,
     exit::{Ended, Exit},
     say::tell,
+    signals::{Signals, stop_here},
 };
 
 mod exec;
 mod group;
 mod job;
+mod metrics;
 mod plan;
-mod signals;
 mod terminal;
 
 pub(crate) use exec::exec;
-pub(crate) use signals::parse as signal;
 
 /// By the machine's clock that counts suspend: deadlines are its.
 fn now() -> Duration {
@@ -34,6 +34,9 @@ pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
     let runtime = runtime.map_err(|error| Ended::new(Exit::Io, format!("no runtime: {error}")))?;
     runtime.block_on(async {
         let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
+        if let Some(address) = options.metrics_addr {
+            metrics::serve(address)?;
+        }
         let mut builder = options.servers.builder().ttl(options.ttl).max_hold(options.max_hold).fair(options.fair);
         if let Some(label) = &options.label {
             builder = builder.label(label);
@@ -108,11 +111,6 @@ async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
         tell(format_args!("{:?} is ours after {waited:.3?}, fence {}", options.name, lease.fence()));
     }
     Ok(lease)
-}
-
-/// Stops this process, as whoever sent TSTP wants.
-fn stop_here() {
-    let _unlikely = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
 }
 
 /// Frees the lock, or keeps it for as long as was asked. What goes wrong is told, and is no reason to fail: the command has

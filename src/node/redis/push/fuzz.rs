@@ -7,7 +7,10 @@ use parking_lot::Mutex;
 use proptest::{collection::vec, prelude::*};
 
 use super::{
-    super::fuzz::{anything, leaf},
+    super::{
+        fuzz::{anything, leaf},
+        reply::setting,
+    },
     Push,
     call::Call,
     session::room_of,
@@ -88,8 +91,8 @@ proptest! {
 
     #[test]
     fn whatever_it_says_that_it_tracks_there_is_room_for_no_more_than_half(reply in anything(), table in 1_i64..) {
-        let _some_room = room_of(Some(&reply));
+        let _some_room = room_of(setting(&reply));
         let pair = Value::Array(vec!["tracking-table-max-keys".into(), table.to_string().into()]);
-        prop_assert_eq!(i64::try_from(room_of(Some(&pair))).ok(), Some(table / 2));
+        prop_assert_eq!(i64::try_from(room_of(setting(&pair))).ok(), Some(table / 2));
     }
 }

@@ -111,16 +111,11 @@ pub(super) fn ended(error: &FredError) -> End {
 
 /// Half of what the server is set to track; it need not tell.
 pub(super) async fn room(keeper: &Connection, limits: Limits) -> usize {
-    let setting = vec!["GET".into(), "tracking-table-max-keys".into()];
-    room_of(keeper.command("CONFIG", setting, limits.command).await.ok().as_ref())
+    room_of(keeper.setting("tracking-table-max-keys", limits.command).await)
 }
 
-pub(super) fn room_of(setting: Option<&Value>) -> usize {
-    let table = match setting {
-        Some(Value::Array(pair)) => pair.get(1).and_then(Value::as_usize),
-        _ => None,
-    };
-    match table {
+pub(super) fn room_of(setting: Option<String>) -> usize {
+    match setting.and_then(|table| table.parse::<usize>().ok()) {
         // No bound.
         Some(0) => usize::MAX,
         table => table.unwrap_or(USUAL_TABLE) / 2,

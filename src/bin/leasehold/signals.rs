@@ -1,4 +1,4 @@
-//! The signals that are the command's as much as ours.
+//! The signals that come for us, and for a command as much as for us.
 
 use std::io;
 
@@ -12,14 +12,14 @@ const FORWARDED: [Signal; 8] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT];
 
 /// What has come for us since the tool began; and every change of a child.
-pub(super) struct Signals {
+pub(crate) struct Signals {
     receiver: mpsc::UnboundedReceiver<Signal>,
 }
 
 impl Signals {
     /// Catches them from now on, but for those that whoever started us has had ignored (`nohup`).
     #[allow(clippy::disallowed_methods, reason = "its tasks are the tool's, and end with it")]
-    pub(super) fn catch() -> io::Result<Self> {
+    pub(crate) fn catch() -> io::Result<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let ignored = ignored();
         for kind in FORWARDED.into_iter().chain([Signal::CHILD]) {
@@ -43,12 +43,17 @@ impl Signals {
     /// # Cancel safety
     ///
     /// It loses none.
-    pub(super) async fn next(&mut self) -> Signal {
+    pub(crate) async fn next(&mut self) -> Signal {
         match self.receiver.recv().await {
             Some(signal) => signal,
             None => std::future::pending().await,
         }
     }
+}
+
+/// Stops this process, as whoever sent TSTP wants.
+pub(crate) fn stop_here() {
+    let _unlikely = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
 }
 
 /// The signals that this process ignores, by their bits, as far as the system tells.

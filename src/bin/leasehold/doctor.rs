@@ -1,0 +1,291 @@
+//! `leasehold doctor`: what could go wrong with the servers, and what to do about it.
+
+use std::process::ExitCode;
+
+use leasehold::{Capabilities, Clock, Leases, Push, SystemClock};
+use serde_json::{Value, json};
+
+use crate::{
+    args::{Doctor, Servers},
+    connect::block_on,
+    exit::{Ended, Exit},
+    say::print,
+    table::shown,
+};
+
+/// The oldest server that has what the scripts need.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// By how much the clocks of a quorum may differ, in microseconds: what a lease of the usual TTL of 30 s allows for.
+const CLOCKS_DIFFER: u64 = 302_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Ok,
+    /// Good to know.
+    Note,
+    /// Something has to be done.
+    Problem,
+}
+
+/// What was seen, and what to do about it.
+#[derive(Debug, PartialEq, Eq)]
+struct Finding {
+    level: Level,
+    what: String,
+    advice: &'static str,
+}
+
+fn ok(what: impl Into<String>) -> Finding {
+    Finding { level: Level::Ok, what: what.into(), advice: "" }
+}
+
+fn note(what: impl Into<String>, advice: &'static str) -> Finding {
+    Finding { level: Level::Note, what: what.into(), advice }
+}
+
+fn problem(what: impl Into<String>, advice: &'static str) -> Finding {
+    Finding { level: Level::Problem, what: what.into(), advice }
+}
+
+/// What was found at one place.
+struct Section {
+    place: String,
+    findings: Vec<Finding>,
+}
+
+pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
+    let (sections, all_there) = block_on(async { Ok(examine(options).await) })?;
+    let levels = || sections.iter().flat_map(|section| &section.findings).map(|finding| finding.level);
+    if options.json {
+        print(&Value::from(sections.iter().flat_map(as_json).collect::<Vec<_>>()).to_string())?;
+    } else {
+        for section in &sections {
+            print(&section.place)?;
+            for finding in &section.findings {
+                print(&format!("  {:<8} {}", word(finding.level), shown(&finding.what)))?;
+                if !finding.advice.is_empty() {
+                    print(&format!("  {:<8} {}", "", finding.advice))?;
+                }
+            }
+        }
+    }
+    Ok(if !all_there {
+        Exit::Unreachable.into()
+    } else if levels().any(|level| level == Level::Problem) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn word(level: Level) -> &'static str {
+    match level {
+        Level::Ok => "ok",
+        Level::Note => "note",
+        Level::Problem => "problem",
+    }
+}
+
+fn as_json(section: &Section) -> Vec<Value> {
+    let finding = |finding: &Finding| {
+        let advice = Some(finding.advice).filter(|advice| !advice.is_empty());
+        json!({ "place": section.place, "level": word(finding.level), "what": finding.what, "advice": advice })
+    };
+    section.findings.iter().map(finding).collect()
+}
+
+/// Each server by itself, then a lock on all of them. And whether they were there.
+async fn examine(options: &Doctor) -> (Vec<Section>, bool) {
+    let servers = &options.servers;
+    let is_quorum = !servers.quorum.is_empty();
+    let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url.clone()] };
+    let (mut sections, mut all_there) = (Vec::new(), true);
+    for (at, url) in urls.into_iter().enumerate() {
+        let alone = Servers { url, quorum: Vec::new(), ..servers.clone() };
+        let mut place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
+        let findings = match look(&alone).await {
+            Ok((address, capabilities)) => {
+                place = address;
+                judge(&capabilities, is_quorum || !servers.restart_delay.unwrap_or_default().is_zero())
+            }
+            Err(error) => {
+                all_there = false;
+                vec![problem(error.to_string(), "start it, or correct --url, --quorum or REDIS_URL")]
+            }
+        };
+        sections.push(Section { place, findings });
+    }
+    let findings = match servers.builder().build().await {
+        Ok(leases) => {
+            let findings = try_out(&leases, &options.name, is_quorum).await;
+            leases.close().await;
+            findings
+        }
+        // Told above.
+        Err(_) if !is_quorum => return (sections, false),
+        Err(error) => vec![problem(error.to_string(), "a majority of the servers must be there")],
+    };
+    sections.push(Section { place: "a lock".into(), findings });
+    (sections, all_there)
+}
+
+async fn look(servers: &Servers) -> Result<(String, Capabilities), leasehold::Error> {
+    let leases = servers.builder().build().await?;
+    let address = leases.nodes().first().map(|node| node.address().to_owned()).unwrap_or_default();
+    let capabilities = leases.capabilities().await;
+    leases.close().await;
+    Ok((address, capabilities?))
+}
+
+/// What a server tells of itself. Whether it waits after a restart makes up for what it may have forgotten.
+fn judge(server: &Capabilities, waits_after_restart: bool) -> Vec<Finding> {
+    let mut findings = vec![
+        version(server.server()),
+        match server.eviction() {
+            None => note("it does not tell its maxmemory-policy", "see to it that it is noeviction"),
+            Some("noeviction") => ok("maxmemory-policy noeviction"),
+            Some(policy) => problem(
+                format!("maxmemory-policy {policy}: it may evict a lock that is held"),
+                "set maxmemory-policy to noeviction",
+            ),
+        },
+        match (server.append_only(), server.append_fsync()) {
+            (None, _) => note(
+                "it does not tell whether it keeps an append-only file",
+                "a server that forgets its locks in a restart needs --restart-delay",
+            ),
+            (Some(true), Some("always")) => ok("every write is on disk before it is answered (appendfsync always)"),
+            (Some(true), _) if waits_after_restart => ok("append-only file, and a delay after each restart"),
+            (Some(true), fsync) => note(
+                format!("appendfsync {}: a crash may forget the locks of the last moment", fsync.unwrap_or("not told")),
+                "appendfsync always, or the same --restart-delay in every program, makes up for that",
+            ),
+            (Some(false), _) if waits_after_restart => ok("no append-only file, but a delay after each restart"),
+            (Some(false), _) => problem(
+                "no append-only file: a restart forgets who holds what",
+                "set appendonly yes, or give every program the same --restart-delay",
+            ),
+        },
+    ];
+    match (server.role(), server.replicas()) {
+        (Some("slave"), _) => findings.push(problem("it is a replica, and takes no writes", "name its primary")),
+        (_, Some(replicas @ 1..)) => findings.push(note(
+            format!("{replicas} replicas: one that takes over may not have heard of a lock"),
+            "where that matters, let the resource check the fence, or use --quorum",
+        )),
+        _ => {}
+    }
+    findings.push(match server.push() {
+        Push::On => ok("it tells of changes: waiters are woken, and losses told, at once"),
+        Push::Refused(reason) => note(
+            format!("it does not tell of changes ({reason}): waiters poll, losses are told by the next renewal"),
+            "allow our user client and subscribe",
+        ),
+        _ => note("it has not said in time whether it tells of changes", ""),
+    });
+    if !server.calls_waiters() {
+        findings.push(note("it does not call fair waiters: they poll", "allow our user subscribe, and all channels"));
+    }
+    findings
+}
+
+fn version(server: Option<&str>) -> Finding {
+    let Some(server) = server else { return note("it does not tell its version", "it must be Redis 6.2 or later") };
+    let mut numbers = server.rsplit(' ').next().unwrap_or_default().split('.').map(|number| number.parse().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), Some(minor)) if (major, minor) < OLDEST => {
+            problem(format!("{server} is too old"), "use Redis 6.2 or later, or Valkey")
+        }
+        _ => ok(server),
+    }
+}
+
+/// Takes and frees a lock, as `run` would.
+async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
+    const RIGHTS: &str = "give our user the right that is named there, for these keys";
+    let lock = leases.lock(format!("{name}:doctor"));
+    let began = SystemClock.now();
+    let lease = match lock.try_acquire().await {
+        Ok(Some(lease)) => lease,
+        Ok(None) => return vec![note(format!("{:?} is held: another doctor is at work", lock.name()), "ask again")],
+        Err(error) => return vec![problem(format!("it cannot be acquired: {error}"), RIGHTS)],
+    };
+    let renewed = lease.renew().await.map_err(|error| problem(format!("it cannot be renewed: {error}"), RIGHTS));
+    let released = lease.release().await.map_err(|error| problem(format!("it cannot be released: {error}"), RIGHTS));
+    let mut findings: Vec<_> = [renewed, released].into_iter().filter_map(Result::err).collect();
+    if findings.is_empty() {
+        findings
+            .push(ok(format!("acquired, renewed and released within {:.1?}", SystemClock.now().saturating_sub(began))));
+    }
+    if let Err(error) = lock.holder().await {
+        findings.push(problem(format!("its holder cannot be asked for: {error}"), RIGHTS));
+    }
+    if let Err(error) = leases.held(lock.name()).await {
+        findings.push(note(format!("ls and top will not work: {error}"), RIGHTS));
+    }
+    if !is_quorum {
+        match lock.clone().fair(true).try_acquire().await {
+            Ok(Some(lease)) => drop(lease.release().await),
+            Ok(None) => {}
+            Err(error) => findings.push(problem(format!("it cannot be fair: {error}"), RIGHTS)),
+        }
+    }
+    findings.extend(clocks(leases));
+    findings
+}
+
+/// Whether the clocks of the servers agree, where each has told its own.
+fn clocks(leases: &Leases) -> Option<Finding> {
+    let nodes = leases.nodes();
+    let offsets: Vec<i64> = nodes.iter().filter_map(leasehold::NodeStatus::clock_offset_micros).collect();
+    let (least, most) = (offsets.iter().min()?, offsets.iter().max()?);
+    Some(judge_clocks(offsets.len(), most.abs_diff(*least)))
+}
+
+fn judge_clocks(clocks: usize, micros: u64) -> Finding {
+    let apart = format!("{:.1} ms", std::time::Duration::from_micros(micros).as_secs_f64() * 1e3);
+    if micros > CLOCKS_DIFFER {
+        return problem(
+            format!("the clocks of {clocks} servers are {apart} apart, more than leases allow for"),
+            "have them synchronised (NTP)",
+        );
+    }
+    ok(format!("the clocks of {clocks} servers are within {apart}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(finding: &Finding) -> Level {
+        finding.level
+    }
+
+    #[test]
+    fn an_old_server_is_a_problem_and_an_unknown_one_is_not() {
+        for (server, expected) in [
+            (Some("redis 6.0.16"), Level::Problem),
+            (Some("redis 5.0.7"), Level::Problem),
+            (Some("redis 6.2.0"), Level::Ok),
+            (Some("redis 7.0.15"), Level::Ok),
+            (Some("valkey 9.1.2"), Level::Ok),
+            (Some("another"), Level::Ok),
+            (None, Level::Note),
+        ] {
+            assert_eq!(level(&version(server)), expected, "{server:?}");
+        }
+    }
+
+    #[test]
+    fn what_tells_nothing_is_no_problem() {
+        let findings = judge(&Capabilities::default(), false);
+        assert!(findings.len() >= 5 && findings.iter().all(|finding| finding.level == Level::Note), "{findings:?}");
+    }
+
+    #[test]
+    fn clocks_may_differ_by_what_leases_allow_for() {
+        assert_eq!(level(&judge_clocks(3, 302_000)), Level::Ok);
+        assert_eq!(level(&judge_clocks(3, 302_001)), Level::Problem);
+    }
+}

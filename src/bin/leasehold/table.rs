@@ -1,0 +1,183 @@
+//! What is held, as a table: for `ls` and `top`.
+
+use std::time::Duration;
+
+use leasehold::{Fence, Leases, Lock};
+use tokio::task::JoinSet;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use crate::exit::{Ended, Exit};
+
+/// So many locks are asked about at a time.
+const AT_ONCE: usize = 64;
+
+/// One lock that is held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) label: Option<String>,
+    pub(crate) remaining: Option<Duration>,
+    pub(crate) fence: Option<Fence>,
+    /// How many wait in its fair queue; nobody knows that over a quorum.
+    pub(crate) waiters: Option<usize>,
+}
+
+/// The locks that are held and match, by their names.
+pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Vec<Row>, Ended> {
+    let mut rows = Vec::new();
+    let has_queues = leases.nodes().len() == 1;
+    for some in leases.held(pattern).await?.chunks(AT_ONCE) {
+        let mut asked: JoinSet<_> = some.iter().cloned().map(|lock| row(lock, has_queues)).collect();
+        while let Some(row) = asked.join_next().await {
+            let row = row.map_err(|error| Ended::new(Exit::Io, error.to_string()))?;
+            rows.extend(row?);
+        }
+    }
+    rows.sort_by(|one: &Row, other| one.name.cmp(&other.name));
+    Ok(rows)
+}
+
+/// `None` if it is free by now.
+async fn row(lock: Lock, has_queue: bool) -> Result<Option<Row>, Ended> {
+    let Some(holder) = lock.holder().await? else { return Ok(None) };
+    let waiters = if has_queue { Some(lock.waiters().await?.len()) } else { None };
+    Ok(Some(Row {
+        name: lock.name().into(),
+        label: holder.label().map(ToOwned::to_owned),
+        remaining: holder.remaining(),
+        fence: holder.fence(),
+        waiters,
+    }))
+}
+
+const HEADS: [&str; 5] = ["NAME", "HOLDER", "TTL", "FENCE", "WAITING"];
+
+/// The table with its head; no line is wider than `width`, if there is one. Names and labels are cut first.
+pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
+    let mut cells: Vec<[String; 5]> = vec![HEADS.map(ToOwned::to_owned)];
+    cells.extend(rows.iter().map(|row| {
+        let number = |number: Option<String>| number.unwrap_or_else(|| "-".into());
+        [
+            shown(&row.name),
+            shown(row.label.as_deref().unwrap_or("?")),
+            number(row.remaining.map(|remaining| format!("{:.1}s", remaining.as_secs_f64()))),
+            number(row.fence.map(|fence| fence.to_string())),
+            number(row.waiters.map(|waiters| waiters.to_string())),
+        ]
+    }));
+    let mut widths = [0; 5];
+    for line in &cells {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = cell.width().max(*width);
+        }
+    }
+    if let Some(width) = width {
+        narrow(&mut widths, width);
+    }
+    let line = |line: &[String; 5]| {
+        let [name, label, ttl, fence, waiting] = widths;
+        let [of, by, left, drawn, behind] = line;
+        let (of, by) = (fit(of, name), fit(by, label));
+        let whole = format!("{of}  {by}  {left:>ttl$}  {drawn:>fence$}  {behind:>waiting$}");
+        match width {
+            Some(width) => cut(&whole, width),
+            None => whole,
+        }
+    };
+    cells.iter().map(line).collect()
+}
+
+/// The numbers are whole, and the two texts share what is left: the shorter one gives nothing that it needs.
+fn narrow(widths: &mut [usize; 5], width: usize) {
+    let [name, label, ttl, fence, waiting] = widths;
+    let room = width.saturating_sub(*ttl + *fence + *waiting + 4 * 2);
+    if *name + *label > room {
+        let half = room / 2;
+        if *name <= half {
+            *label = room - *name;
+        } else if *label <= room - half {
+            *name = room - *label;
+        } else {
+            (*name, *label) = (half, room - half);
+        }
+    }
+}
+
+/// What a text looks like where it must not do anything: a name may hold what moves a cursor.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// Cut or filled to just that many columns.
+fn fit(text: &str, columns: usize) -> String {
+    let cut = cut(text, columns);
+    let missing = columns.saturating_sub(cut.width());
+    cut + &" ".repeat(missing)
+}
+
+/// No more than so many columns of it.
+pub(crate) fn cut(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.into();
+    }
+    let (mut cut, mut left) = (String::new(), columns.saturating_sub(1));
+    for c in text.chars() {
+        let Some(rest) = left.checked_sub(c.width().unwrap_or(0)) else { break };
+        left = rest;
+        cut.push(c);
+    }
+    if columns > 0 {
+        cut.push('…');
+    }
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, label: &str) -> Row {
+        Row {
+            name: name.into(),
+            label: Some(label.into()),
+            remaining: Some(Duration::from_millis(21_449)),
+            fence: Fence::try_from(1_795_301_966_972_697_u64).ok(),
+            waiters: Some(3),
+        }
+    }
+
+    #[test]
+    fn a_table_has_its_columns_under_each_other() {
+        let foreign = Row { label: None, remaining: None, fence: None, waiters: None, ..row("other", "") };
+        assert_eq!(
+            lines(&[row("hourly-report", "web-3:4711"), foreign], None),
+            [
+                "NAME           HOLDER        TTL             FENCE  WAITING",
+                "hourly-report  web-3:4711  21.4s  1795301966972697        3",
+                "other          ?               -                 -        -",
+            ]
+        );
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        let rows = [row(&"n".repeat(300), &"l".repeat(100)), row("報告書報告書報告書報告書報告書報告書", "short")];
+        for width in 0..200 {
+            for line in lines(&rows, Some(width)) {
+                assert!(line.width() <= width, "{width}: {line:?}");
+            }
+        }
+        let line = lines(&rows, Some(80)).remove(1);
+        assert!(
+            line.contains("n…") && line.contains("l…") && line.ends_with("21.4s  1795301966972697        3"),
+            "{line}"
+        );
+        assert!(lines(&[row("hourly", &"l".repeat(100))], Some(80)).remove(1).starts_with("hourly  lll"));
+    }
+
+    #[test]
+    fn a_name_cannot_move_the_cursor() {
+        let line = lines(&[row("\u{1b}[2Jgone\n", "me\u{9b}")], None).remove(1);
+        assert!(!line.chars().any(char::is_control) && line.contains("gone"), "{line:?}");
+    }
+}

@@ -1,0 +1,287 @@
+//! What `leasehold` shows: `show`, `ls`, `top` and `doctor`, as a user has them.
+
+// The library's doors for time, threads and tasks are not those of its tests.
+#![allow(clippy::disallowed_methods)]
+// A helper that cannot do its work has to stop the test and say why.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+mod cli_scene;
+mod support;
+
+use std::{
+    io::Write,
+    path::PathBuf,
+    process::{Child, ChildStdin, Command, Output, Stdio},
+};
+
+use cli_scene::{HANGS, NAME, directory, ends_with, run, said, send, started, tool};
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{Server, TempDir, eventually};
+
+fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A runner that holds the lock of this name until it is sent away.
+fn holder(server: &Server, label: &str, name: &str) -> Child {
+    let runner = tool(server, &["run", "--label", label, name, "--", "sleep", "60"]).spawn().unwrap();
+    eventually(HANGS, "it is held", || server.wire().exists(name));
+    runner
+}
+
+fn sent_away(mut holder: Child) {
+    send(&holder, Signal::TERM);
+    assert_eq!(holder.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn a_holder_is_shown_and_can_be_sent_away() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let script = format!("echo > {}; sleep 60", sign.display());
+    let runner = run(&server, &["--label", "nightly"], &script).spawn().unwrap();
+    started(&server, &sign);
+    let shown = tool(&server, &["show", NAME]).output().unwrap();
+    ends_with(&shown, 0, &[]);
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("nightly"), "{shown:?}");
+    let shown = tool(&server, &["show", "--json", NAME]).output().unwrap();
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(shown["holder"]["label"], "nightly");
+    assert!(shown["holder"]["remaining_ms"].as_u64().is_some_and(|left| left > 1_000), "{shown}");
+    ends_with(&tool(&server, &["release", NAME]).output().unwrap(), 64, &["--force"]);
+    ends_with(&tool(&server, &["release", "--force", NAME]).output().unwrap(), 64, &["--yes"]);
+    ends_with(&tool(&server, &["release", "--force", "--yes", NAME]).output().unwrap(), 0, &[]);
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
+    ends_with(&tool(&server, &["show", NAME]).output().unwrap(), 1, &[]);
+}
+
+#[test]
+fn what_is_held_is_listed() {
+    let server = Server::start();
+    assert_eq!(printed(&tool(&server, &["ls"]).output().unwrap()).lines().count(), 1, "the head");
+    server.wire().must(&["SET", "foreign", "another library's", "PX", "60000"]);
+    let holders = [holder(&server, "web-1", "report"), holder(&server, "web-2", "backup")];
+    let mut waiter = tool(&server, &["run", "--fair", "report", "--", "true"]).spawn().unwrap();
+    eventually(HANGS, "it waits", || server.wire().exists("{report}:lh:queue"));
+
+    let listed = tool(&server, &["ls"]).output().unwrap();
+    ends_with(&listed, 0, &[]);
+    let text = printed(&listed);
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let [head, backup, report] = &lines[..] else { panic!("{text}") };
+    assert_eq!(*head, ["NAME", "HOLDER", "TTL", "FENCE", "WAITING"]);
+    assert_eq!((backup[0], backup[1], backup[4]), ("backup", "web-2", "0"));
+    assert_eq!((report[0], report[1], report[4]), ("report", "web-1", "1"));
+    assert!(!text.contains('\u{1b}'), "no colours where nobody sees them: {text:?}");
+
+    let listed = tool(&server, &["ls", "--json", "r*"]).output().unwrap();
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(listed.as_array().map(Vec::len), Some(1), "{listed}");
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["label"], &listed[0]["waiters"]),
+        (&"report".into(), &"web-1".into(), &1.into())
+    );
+    assert!(listed[0]["fence"].as_u64().is_some() && listed[0]["remaining_ms"].as_u64().is_some(), "{listed}");
+
+    // Nobody has to read to the end.
+    let line = format!("{} ls | head -n 1", env!("CARGO_BIN_EXE_leasehold"));
+    let output = Command::new("sh").args(["-c", &line]).env("REDIS_URL", server.url()).output().unwrap();
+    ends_with(&output, 0, &[]);
+    assert_eq!(said(&output), "");
+    send(&waiter, Signal::TERM);
+    waiter.wait().unwrap();
+    holders.into_iter().for_each(sent_away);
+}
+
+#[test]
+fn what_is_held_over_a_quorum_is_listed_and_shown() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls = servers.each_ref().map(Server::url).join(",");
+    let over = |args: &[&str]| {
+        let mut command = tool(&servers[0], &args[..1]);
+        command.args(["--quorum", &urls, "--restart-delay", "0"]).args(&args[1..]);
+        command
+    };
+    let holder = over(&["run", "--label", "web-1", NAME, "--", "sleep", "60"]).spawn().unwrap();
+    eventually(HANGS, "it is held", || servers.iter().all(|server| server.wire().exists(NAME)));
+    let listed = over(&["ls", "--json"]).output().unwrap();
+    ends_with(&listed, 0, &[]);
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["label"], &listed[0]["waiters"]),
+        (&NAME.into(), &"web-1".into(), &Value::Null)
+    );
+    let shown = over(&["show", NAME]).output().unwrap();
+    ends_with(&shown, 0, &[]);
+    assert!(printed(&shown).contains("web-1"), "{shown:?}");
+    sent_away(holder);
+}
+
+/// `top` on a terminal of 80 columns.
+struct Top {
+    terminal: Child,
+    input: ChildStdin,
+    log: PathBuf,
+    _directory: TempDir,
+}
+
+impl Top {
+    fn of(server: &Server) -> Self {
+        let (directory, log) = directory();
+        let tool = env!("CARGO_BIN_EXE_leasehold");
+        let line = format!("trap : INT; stty cols 80 rows 24; {tool} top --interval 200ms; echo code $?; stty -a");
+        // It gives what it runs a terminal, and writes down what that shows.
+        let mut command = Command::new("script");
+        command.args(["-qefc", &line]).arg(&log).env("REDIS_URL", server.url()).env("SHELL", "/bin/sh");
+        let mut terminal = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("script is there");
+        let input = terminal.stdin.take().unwrap();
+        Self { terminal, input, log, _directory: directory }
+    }
+
+    fn drawn(&self) -> String {
+        std::fs::read(&self.log).map(|drawn| String::from_utf8_lossy(&drawn).into_owned()).unwrap_or_default()
+    }
+
+    fn shows(&self, text: &str) {
+        eventually(HANGS, "it is drawn", || self.drawn().contains(text));
+    }
+
+    fn press(&mut self, key: u8) {
+        self.input.write_all(&[key]).unwrap();
+    }
+
+    /// All that it has drawn, when it has ended.
+    fn ended(mut self) -> String {
+        eventually(HANGS, "it ends", || self.terminal.try_wait().unwrap().is_some());
+        drop(self.input);
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+#[test]
+fn top_draws_what_is_held_and_leaves_the_terminal_as_it_was() {
+    let server = Server::start();
+    let name = format!("reports:{}", "n".repeat(100));
+    let holders = [holder(&server, "web-1", &name), holder(&server, "web-2", "backup")];
+    let mut top = Top::of(&server);
+    top.shows("2 held");
+    top.press(b'q');
+    let drawn = top.ended();
+    holders.into_iter().for_each(sent_away);
+    let frame = drawn.split("\u{1b}[H").find(|frame| frame.contains("2 held")).unwrap();
+    assert!(frame.contains("web-1") && frame.contains("backup") && frame.contains("nnn…"), "{frame}");
+    let (frame, _) = frame.split_once("\u{1b}[J").expect("it clears the rest");
+    for line in frame.split("\r\n") {
+        let plain =
+            ["\u{1b}[1m", "\u{1b}[0m", "\u{1b}[K"].iter().fold(line.to_owned(), |line, code| line.replace(code, ""));
+        assert!(plain.chars().count() <= 80 && !plain.contains('\u{1b}'), "{plain:?}");
+    }
+    assert!(drawn.contains("code 0") && drawn.contains("\u{1b}[?25h\u{1b}[?1049l"), "{drawn}");
+    let after = &drawn[drawn.find("code 0").unwrap()..];
+    assert!(after.contains(" icanon") && after.contains(" echo "), "{after}");
+}
+
+#[test]
+fn top_goes_on_while_the_server_is_away_and_ends_at_an_interrupt() {
+    let server = Server::start();
+    let mut top = Top::of(&server);
+    top.shows("0 held");
+    server.kill();
+    top.shows("; q ends");
+    server.restart();
+    let before = top.drawn().len();
+    eventually(HANGS, "it is back", || top.drawn()[before..].contains("0 held"));
+    top.press(3);
+    let drawn = top.ended();
+    assert!(drawn.contains("code 0"), "{drawn}");
+}
+
+#[test]
+fn top_needs_a_terminal() {
+    let server = Server::start();
+    ends_with(&tool(&server, &["top"]).output().unwrap(), 64, &["no", "terminal", "leasehold ls"]);
+}
+
+fn examined(command: &mut Command) -> (Option<i32>, Vec<Value>) {
+    let output = command.output().unwrap();
+    let findings: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    (output.status.code(), findings.as_array().unwrap().clone())
+}
+
+fn problems(findings: &[Value]) -> Vec<String> {
+    let problems = findings.iter().filter(|finding| finding["level"] == "problem");
+    problems.map(|finding| format!("{} {}", finding["what"], finding["advice"])).collect()
+}
+
+#[test]
+fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
+    let server = Server::start();
+    let wire = || server.wire();
+    let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
+    let found = problems(&findings);
+    assert!(code == Some(1) && found.len() == 1 && found[0].contains("appendonly yes"), "{code:?} {findings:?}");
+
+    wire().must(&["CONFIG", "SET", "appendonly", "yes"]);
+    wire().must(&["CONFIG", "SET", "appendfsync", "always"]);
+    let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
+    assert_eq!((code, problems(&findings)), (Some(0), Vec::new()), "{findings:?}");
+    assert!(
+        findings.iter().any(|finding| finding["what"]
+            .as_str()
+            .is_some_and(|what| what.contains("acquired, renewed and released")))
+    );
+
+    wire().must(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let text = tool(&server, &["doctor"]).output().unwrap();
+    ends_with(&text, 1, &[]);
+    assert!(printed(&text).contains("problem  maxmemory-policy allkeys-lru"), "{}", printed(&text));
+    wire().must(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+
+    // A user who may not do all that locks need.
+    wire().must(&["ACL", "SETUSER", "clerk", "on", ">secret", "~*", "+@all", "-pexpire"]);
+    let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
+    let (code, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
+    let found = problems(&findings);
+    assert!(code == Some(1) && found.iter().any(|found| found.contains("cannot be renewed")), "{findings:?}");
+    // And one who may have some keys only.
+    wire().must(&["ACL", "SETUSER", "guest", "on", ">secret", "~jobs:*", "~{jobs:*", "+@all", "&*"]);
+    let url = format!("redis://guest:secret@127.0.0.1:{}", server.port());
+    let (code, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
+    assert!(code == Some(1) && !problems(&findings).is_empty(), "{findings:?}");
+    let (code, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url, "--name", "jobs:x"]));
+    assert_eq!((code, problems(&findings)), (Some(0), Vec::new()), "{findings:?}");
+    assert_eq!(wire().keys("*doctor"), Vec::<String>::new());
+}
+
+#[test]
+fn a_doctor_looks_at_every_server_of_a_quorum() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let mut urls = servers.each_ref().map(Server::url);
+    let examine = |urls: &[String]| {
+        let mut command = tool(&servers[0], &["doctor", "--json", "--quorum", &urls.join(",")]);
+        // Servers that have just been started do not vote for that long.
+        command.args(["--restart-delay", "0"]);
+        examined(&mut command)
+    };
+    let (_, findings) = examine(&urls);
+    for server in &servers {
+        let place = format!("127.0.0.1:{}", server.port());
+        assert!(
+            findings.iter().any(|finding| finding["place"].as_str().is_some_and(|at| at.contains(&place))),
+            "{findings:?}"
+        );
+    }
+    assert!(
+        findings.iter().any(|finding| finding["what"].as_str().is_some_and(|what| what.contains("clocks of"))),
+        "{findings:?}"
+    );
+    "redis://127.0.0.1:1".clone_into(&mut urls[2]);
+    let (code, findings) = examine(&urls);
+    assert_eq!(code, Some(69), "{findings:?}");
+    assert!(problems(&findings).iter().any(|found| found.contains("127.0.0.1:1")), "{findings:?}");
+    assert!(
+        findings.iter().any(|finding| finding["what"].as_str().is_some_and(|what| what.contains("acquired"))),
+        "two of three do: {findings:?}"
+    );
+}
