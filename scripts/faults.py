@@ -23,7 +23,8 @@ import time
 
 PAGE = pathlib.Path("docs/faults.md")
 PASSED = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "faults"
-FEATURES = ["--features", "tls-rustls,serde"]
+# As scripts/test builds them.
+FEATURES = ["--features", "tls-rustls,serde,cli"]
 NAME = re.compile(r"(?:\w+::)*f(\d+)_\w+")
 # So often where a run takes less than the first figure, in seconds.
 REPEAT = [(1, 20), (2, 10), (5, 5), (15, 3), (math.inf, 1)]

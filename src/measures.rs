@@ -1,9 +1,8 @@
 //! What is measured, with the crate feature `metrics`: see the page `docs/metrics.md`. Without it nothing is.
 
-use std::{
-    sync::atomic::{AtomicU8, Ordering},
-    time::Duration,
-};
+#[cfg(feature = "metrics")]
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use crate::{error::AcquireError, lost::LossReason};
 
@@ -90,9 +89,10 @@ impl Drop for Acquiring {
     }
 }
 
-/// A lock that is held, for as long as it counts as such.
+/// A lock that is held, for as long as it counts as such. Without the feature it is nothing.
 #[derive(Debug)]
 pub(crate) struct Holding {
+    #[cfg(feature = "metrics")]
     stage: AtomicU8,
 }
 
@@ -106,12 +106,15 @@ impl Holding {
         change(HELD, 1.0);
         // An exporter knows what was told once.
         change(AT_RISK, 0.0);
-        Self { stage: AtomicU8::new(SAFE) }
+        Self {
+            #[cfg(feature = "metrics")]
+            stage: AtomicU8::new(SAFE),
+        }
     }
 
     pub(crate) fn is_at_risk(&self, at_risk: bool) {
         let (from, to, by) = if at_risk { (SAFE, DOUBTFUL, 1.0) } else { (DOUBTFUL, SAFE, -1.0) };
-        if self.stage.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        if self.moves(from, to) {
             change(AT_RISK, by);
         }
     }
@@ -127,7 +130,7 @@ impl Holding {
 
     /// Whether it had not ended before.
     fn ends(&self) -> bool {
-        let before = self.stage.swap(OVER, Ordering::AcqRel);
+        let before = self.becomes_over();
         if before == DOUBTFUL {
             change(AT_RISK, -1.0);
         }
@@ -135,6 +138,30 @@ impl Holding {
             change(HELD, -1.0);
         }
         before != OVER
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Holding {
+    fn moves(&self, from: u8, to: u8) -> bool {
+        self.stage.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// What it was before.
+    fn becomes_over(&self) -> u8 {
+        self.stage.swap(OVER, Ordering::AcqRel)
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+#[allow(clippy::unused_self, reason = "as above")]
+impl Holding {
+    fn moves(&self, _: u8, _: u8) -> bool {
+        false
+    }
+
+    fn becomes_over(&self) -> u8 {
+        OVER
     }
 }
 

@@ -209,7 +209,10 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
     let lease = match lock.try_acquire().await {
         Ok(Some(lease)) => lease,
         Ok(None) => return vec![note(format!("{:?} is held: another doctor is at work", lock.name()), "ask again")],
-        Err(error) => return vec![problem(format!("it cannot be acquired: {error}"), RIGHTS)],
+        Err(error) => {
+            let advice = if error.is_transient() { "find out what each server says" } else { RIGHTS };
+            return vec![problem(format!("it cannot be acquired: {error}"), advice)];
+        }
     };
     let renewed = lease.renew().await.map_err(|error| problem(format!("it cannot be renewed: {error}"), RIGHTS));
     let released = lease.release().await.map_err(|error| problem(format!("it cannot be released: {error}"), RIGHTS));
