@@ -8,6 +8,7 @@ use crate::{
     error::{Error, ErrorKind},
     guarded::Guarded,
     keeper::{Host, Keeper},
+    key::Key,
     lock::{Lock, check_times, fair_quorum},
     measures,
     node::{memory::Memory, redis::Limits},
@@ -126,7 +127,10 @@ impl Leases {
         let Options { prefix, command_timeout, .. } = &self.shared.options;
         let pattern = literally(prefix) + pattern.as_ref();
         let locks = self.shared.quorum.held(&pattern, *command_timeout).await?;
-        Ok(locks.iter().filter_map(|lock| lock.strip_prefix(&**prefix)).map(|name| self.lock(name)).collect())
+        // Somebody may have copied a token of ours to where no lock can be.
+        let is_lock = |name: &&str| Key::new(prefix, name).is_ok();
+        let names = locks.iter().filter_map(|lock| lock.strip_prefix(&**prefix)).filter(is_lock);
+        Ok(names.map(|name| self.lock(name)).collect())
     }
 
     /// What the server can do for waiters and holders, and what it tells of itself; over a quorum what those have in common

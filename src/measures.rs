@@ -16,12 +16,23 @@ const HELD: &str = "leasehold_held";
 const WAITING: &str = "leasehold_waiting";
 const AT_RISK: &str = "leasehold_at_risk";
 
+#[cfg(feature = "metrics")]
+const OUTCOMES: [&str; 7] = ["acquired", "timed_out", "already_held", "unavailable", "refused", "closed", "abandoned"];
+
 /// Tells an exporter what each of them is.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
         use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+        use LossReason::{Deleted, Expired, MaxHold, NoQuorum, Taken};
 
+        // What is counted for the first time would look like what was always so: from nought on, it is an increase.
+        for outcome in OUTCOMES {
+            ::metrics::counter!(ACQUIRES, "outcome" => outcome).increment(0);
+        }
+        for reason in [Expired, NoQuorum, Taken, Deleted, MaxHold].into_iter().filter_map(loss) {
+            ::metrics::counter!(LOSSES, "reason" => reason).increment(0);
+        }
         describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome.");
         describe_histogram!(WAIT, Unit::Seconds, "From the call of an acquire to its lease.");
         describe_histogram!(HOLD, Unit::Seconds, "From the acquire of a lock to its end.");
@@ -84,8 +95,8 @@ impl Acquiring {
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        change(WAITING, -1.0);
         count(ACQUIRES, "outcome", self.outcome);
+        change(WAITING, -1.0);
     }
 }
 
@@ -120,24 +131,24 @@ impl Holding {
     }
 
     pub(crate) fn ended(&self, reason: LossReason, held_for: Duration) {
-        if self.ends() {
+        self.ends(|| {
             record(HOLD, held_for.as_secs_f64());
             if let Some(reason) = loss(reason) {
                 count(LOSSES, "reason", reason);
             }
-        }
+        });
     }
 
-    /// Whether it had not ended before.
-    fn ends(&self) -> bool {
+    /// Tells of the end, if it is the first.
+    fn ends(&self, tell: impl FnOnce()) {
         let before = self.becomes_over();
+        if before != OVER {
+            tell();
+            change(HELD, -1.0);
+        }
         if before == DOUBTFUL {
             change(AT_RISK, -1.0);
         }
-        if before != OVER {
-            change(HELD, -1.0);
-        }
-        before != OVER
     }
 }
 
@@ -167,7 +178,7 @@ impl Holding {
 
 impl Drop for Holding {
     fn drop(&mut self) {
-        self.ends();
+        self.ends(|| {});
     }
 }
 

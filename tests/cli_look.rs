@@ -174,7 +174,7 @@ fn top_draws_what_is_held_and_leaves_the_terminal_as_it_was() {
     let (frame, _) = frame.split_once("\u{1b}[J").expect("it clears the rest");
     for line in frame.split("\r\n") {
         let plain =
-            ["\u{1b}[1m", "\u{1b}[0m", "\u{1b}[K"].iter().fold(line.to_owned(), |line, code| line.replace(code, ""));
+            ["\u{1b}[1m", "\u{1b}[0m", "\u{1b}[2K"].iter().fold(line.to_owned(), |line, code| line.replace(code, ""));
         assert!(plain.chars().count() <= 80 && !plain.contains('\u{1b}'), "{plain:?}");
     }
     assert!(drawn.contains("code 0") && drawn.contains("\u{1b}[?25h\u{1b}[?1049l"), "{drawn}");
@@ -264,7 +264,10 @@ fn a_doctor_looks_at_every_server_of_a_quorum() {
         command.args(["--restart-delay", "0"]);
         examined(&mut command)
     };
-    let (_, findings) = examine(&urls);
+    let (code, findings) = examine(&urls);
+    // Nothing makes up for what they may forget.
+    assert_eq!((code, problems(&findings).len()), (Some(1), 3), "{findings:?}");
+    assert!(problems(&findings).iter().all(|found| found.contains("--restart-delay")), "{findings:?}");
     for server in &servers {
         let place = format!("127.0.0.1:{}", server.port());
         assert!(

@@ -691,6 +691,9 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
     let (plain, prefixed) = (place.program("one").await, place.builder().prefix("[a]*:").build().await.unwrap());
     for server in &place.servers {
         server.wire().must(&["SET", "foreign", "another library's", "PX", "60000"]);
+        // No lock can have the name of a companion.
+        let token = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@copied";
+        server.wire().must(&["SET", "{job}:lh:copy", token, "PX", "60000"]);
     }
     let mut leases = Vec::new();
     for (leases_of, name) in

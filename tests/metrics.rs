@@ -14,7 +14,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::{Server, eventually_async, within};
 
 const HANGS: Duration = Duration::from_secs(10);
-const TTL: Duration = Duration::from_secs(1);
+const TTL: Duration = Duration::from_secs(4);
 
 /// What stands there behind this name, with its label if it has one.
 fn told(exporter: &PrometheusHandle, name: &str) -> Option<f64> {

@@ -110,6 +110,28 @@ async fn a_minority_that_does_not_push_is_not_missed() {
     }
 }
 
+/// A try that finds the votes split would have each of them say that somebody else has the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_those_that_try_at_the_same_moment_one_has_it() {
+    let scene = Scene::of(3).await;
+    let mut programs = Vec::new();
+    for _ in 0..5 {
+        programs.push(built(builder(scene.urls()).command_timeout(Duration::from_secs(3))).await);
+    }
+    for round in 0..20 {
+        let name = format!("job-{round}");
+        let tries: Vec<_> =
+            programs.iter().map(|program| tokio::spawn(program.lock(&name).ttl(LONG).try_acquire())).collect();
+        let mut leases = Vec::new();
+        for one in tries {
+            leases.extend(
+                within(HANGS, "a try ends", one).await.expect("it does not panic").expect("the nodes are well"),
+            );
+        }
+        assert_eq!(leases.len(), 1, "round {round}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pause_after_split_votes_is_not_as_long_as_the_wait_for_a_silent_node() {
     for _ in 0..3 {

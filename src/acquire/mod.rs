@@ -116,6 +116,9 @@ impl Acquire {
                 Ok(won) => return Ok(won.seated(seat)),
                 Err(look) => look,
             };
+            if self.until == self.started {
+                return Ok(self.settle(seen).await?.seated(seat));
+            }
             if self.is_over() {
                 return Err(self.over(seen));
             }
@@ -133,6 +136,29 @@ impl Acquire {
         };
         let won = self.watch(&waiter, turn.is_some(), seen, &mut told).await?;
         Ok(won.seated(seat))
+    }
+
+    /// The end of a try that has seen this. When several try at once and split the nodes' votes, nobody holds the lock: they
+    /// go on until one does, for a command time-out in all.
+    async fn settle(&self, mut seen: Look) -> Result<Won, AcquireError> {
+        let shared = &self.shared;
+        let mut backoff = Backoff::new(Jitter::new());
+        while matches!(seen, Look::Split { .. }) {
+            let pause = backoff.after(&seen);
+            if pause >= self.limit(shared.now()) {
+                break;
+            }
+            tokio::select! {
+                biased;
+                () = shared.closed.cancelled() => return Err(AcquireError::Closed),
+                () = shared.host.sleep(pause) => {}
+            }
+            match self.try_once(shared.quorum.lane()).await? {
+                Ok(won) => return Ok(won),
+                Err(look) => seen = look,
+            }
+        }
+        Err(self.over(seen))
     }
 
     /// Looks whenever something may have happened, until the lock is ours. Without the turn nobody alerts us, and we
@@ -226,7 +252,7 @@ impl Acquire {
                 Ok(Ok(won))
             }
             Outcome::Busy { holder, needs, watched } => Ok(Err(Look::Held { holder, watched, needs })),
-            Outcome::Split { holder, took } => Ok(Err(Look::Split { holder, took })),
+            Outcome::Split { holder, answered, took } => Ok(Err(Look::Split { holder, answered, took })),
             Outcome::Failed(failure) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
             Outcome::Failed(failure) => Ok(Err(Look::Failed(failure))),
         }
@@ -315,10 +341,11 @@ impl Acquire {
         self.shared.now() >= self.until
     }
 
-    /// How long one look may take: a command time-out, less when the wait ends before.
+    /// How long one look may take: a command time-out, less when the wait ends before. A try has one for all its looks.
     fn limit(&self, now: Time) -> Duration {
         let most = self.shared.options.command_timeout;
-        if self.until == self.started { most } else { self.until.since(now).max(SHORTEST_LOOK).min(most) }
+        let until = if self.until == self.started { self.started + most } else { self.until };
+        until.since(now).max(SHORTEST_LOOK).min(most)
     }
 
     /// The end of a wait, from its last look.

@@ -27,9 +27,12 @@ pub(crate) enum Outcome {
         needs: Needs,
         watched: bool,
     },
-    /// Nobody got a majority; the nodes that answered took this long.
+    /// Nobody got a majority.
     Split {
         holder: Holder,
+        /// How long the nodes took that answered.
+        answered: Duration,
+        /// And the whole round.
         took: Duration,
     },
     Failed(Failure),
@@ -69,7 +72,10 @@ impl Shared {
                 Outcome::Won(hold, signal)
             }
             Verdict::Busy { holder, needs, watched } => Outcome::Busy { holder, needs, watched },
-            Verdict::Split { holder } => Outcome::Split { holder, took: round.answered.since(sent) },
+            Verdict::Split { holder } => {
+                let (answered, took) = (round.answered.since(sent), self.now().since(sent));
+                Outcome::Split { holder, answered, took }
+            }
             Verdict::Failed(said) => Outcome::Failed(self.why(&said)),
         }
     }
@@ -132,8 +138,7 @@ struct Round<'a> {
     bid: Bid,
     /// For both phases.
     until: Time,
-    /// When the last vote came that is an answer. A node that stays silent holds up everybody's round alike, and the next
-    /// one does not wait for it.
+    /// When the last vote came that is an answer.
     answered: Time,
 }
 

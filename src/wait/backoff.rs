@@ -44,6 +44,8 @@ impl Backoff {
                 self.after_expiry(holder.remaining())
             }
             Look::Held { holder, watched: false, .. } => self.next(holder.remaining()),
+            // Who was silent in this round is not asked in the next; if that was so before, it was asked all the same.
+            Look::Split { answered, .. } if self.splits == 0 => self.after_split(*answered),
             Look::Split { took, .. } => self.after_split(*took),
             Look::NotYet | Look::Failed(_) => self.next(None),
         }
@@ -84,7 +86,7 @@ mod tests {
     }
 
     fn split(took: Duration) -> Look {
-        Look::Split { holder: Holder::default(), took }
+        Look::Split { holder: Holder::default(), answered: took, took }
     }
 
     /// The shortest and the longest pause that many waiters make after these looks.

@@ -78,9 +78,12 @@ pub(crate) enum Look {
         /// On which nodes it has to change.
         needs: Needs,
     },
-    /// Several tried at once, and none got a majority of the nodes; those that answered took this long.
+    /// Several tried at once, and none got a majority of the nodes.
     Split {
         holder: Holder,
+        /// How long the nodes took that answered.
+        answered: Duration,
+        /// How long the whole round took: some may have said nothing.
         took: Duration,
     },
     Failed(Failure),
@@ -362,7 +365,11 @@ mod tests {
         lines.touched("job", 0, Time::ZERO);
         waiter.saw(held(), Time::ZERO, Time::NEVER);
         assert!(!alerted(), "it has looked since");
-        waiter.saw(Look::Split { holder: Holder::default(), took: Duration::ZERO }, Time::ZERO, Time::NEVER);
+        waiter.saw(
+            Look::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO },
+            Time::ZERO,
+            Time::NEVER,
+        );
         lines.touched("job", 2, Time::ZERO);
         assert!(!alerted(), "the others do the same");
     }
@@ -388,7 +395,7 @@ mod tests {
         assert!(!looks.has_changed().unwrap(), "it has renewed");
         waiter.saw(held("two", 30), Time::ZERO, Time::NEVER);
         assert!(looks.has_changed().unwrap());
-        let split = || Look::Split { holder: Holder::default(), took: Duration::ZERO };
+        let split = || Look::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO };
         waiter.saw(split(), Time::ZERO, Time::NEVER);
         drop(looks.borrow_and_update());
         waiter.saw(split(), Time::ZERO, Time::NEVER);

@@ -67,6 +67,7 @@ The command's own exit code is passed on; 128 and the signal if a signal ended i
   1     the lock is held (-n), or was for as long as we waited (-w); see -E
   64    wrong usage
   69    the server is not there, or refuses us
+  74    a process could not be started
   75    the lease was lost, and the command was stopped
   126   the command cannot be executed
   127   there is no such command
@@ -99,7 +100,7 @@ pub(crate) struct Run {
     /// The command is stopped after that long.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
-    /// Keep the lock for that long from its start, though the command is quick.
+    /// Keep the lock for that long from its start, though the command is quick. Over a quorum for --restart-delay at most.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) keep_for: Option<Duration>,
     /// First come, first served.

@@ -1,6 +1,6 @@
 //! From the command line to the servers.
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use leasehold::{Builder, Keeper, Leases};
 
@@ -9,11 +9,20 @@ use crate::{
     exit::{Ended, Exit},
 };
 
+/// The TTL where none is asked for, and the shortest that there is.
+const USUAL_TTL: Duration = Duration::from_secs(30);
+const SHORTEST_TTL: Duration = Duration::from_millis(100);
+/// A restart delay is that much longer.
+const SECOND: Duration = Duration::from_secs(1);
+
 /// Runs this to its end, on this thread.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Result<T, Ended> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Ended::new(Exit::Io, format!("no runtime: {error}")))?;
-    runtime.block_on(work)
+    let outcome = runtime.block_on(work);
+    // A name server that says nothing must not keep us.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Does something with a connection.
@@ -35,7 +44,10 @@ impl Servers {
         let builder = Leases::builder().keeper(Keeper::CurrentRuntime);
         let builder = builder.connect_timeout(self.connect_timeout).prefix(&self.prefix);
         let builder = match self.restart_delay {
-            Some(delay) => builder.restart_delay(delay),
+            // Who acquires says for how long; the others do not, and may not be refused for it.
+            Some(delay) => {
+                builder.ttl(USUAL_TTL.min(delay.saturating_sub(SECOND)).max(SHORTEST_TTL)).restart_delay(delay)
+            }
             None => builder,
         };
         if self.quorum.is_empty() { builder.url(&self.url) } else { builder.quorum(&self.quorum) }

@@ -2,15 +2,14 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Capabilities, Clock, Leases, Push, SystemClock};
+use leasehold::{Capabilities, Clock, ErrorKind, Leases, Push, SystemClock};
 use serde_json::{Value, json};
 
 use crate::{
     args::{Doctor, Servers},
     connect::block_on,
     exit::{Ended, Exit},
-    say::print,
-    table::shown,
+    say::{print, shown},
 };
 
 /// The oldest server that has what the scripts need.
@@ -55,7 +54,7 @@ struct Section {
 }
 
 pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
-    let (sections, all_there) = block_on(async { Ok(examine(options).await) })?;
+    let (sections, all_there) = block_on(examine(options))?;
     let levels = || sections.iter().flat_map(|section| &section.findings).map(|finding| finding.level);
     if options.json {
         print(&Value::from(sections.iter().flat_map(as_json).collect::<Vec<_>>()).to_string())?;
@@ -96,9 +95,10 @@ fn as_json(section: &Section) -> Vec<Value> {
 }
 
 /// Each server by itself, then a lock on all of them. And whether they were there.
-async fn examine(options: &Doctor) -> (Vec<Section>, bool) {
+async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     let servers = &options.servers;
     let is_quorum = !servers.quorum.is_empty();
+    let waits_after_restart = servers.restart_delay.map_or(is_quorum, |delay| !delay.is_zero());
     let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url.clone()] };
     let (mut sections, mut all_there) = (Vec::new(), true);
     for (at, url) in urls.into_iter().enumerate() {
@@ -107,8 +107,9 @@ async fn examine(options: &Doctor) -> (Vec<Section>, bool) {
         let findings = match look(&alone).await {
             Ok((address, capabilities)) => {
                 place = address;
-                judge(&capabilities, is_quorum || !servers.restart_delay.unwrap_or_default().is_zero())
+                judge(&capabilities, is_quorum, waits_after_restart)
             }
+            Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
             Err(error) => {
                 all_there = false;
                 vec![problem(error.to_string(), "start it, or correct --url, --quorum or REDIS_URL")]
@@ -123,11 +124,12 @@ async fn examine(options: &Doctor) -> (Vec<Section>, bool) {
             findings
         }
         // Told above.
-        Err(_) if !is_quorum => return (sections, false),
+        Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
+        Err(_) if !is_quorum => return Ok((sections, false)),
         Err(error) => vec![problem(error.to_string(), "a majority of the servers must be there")],
     };
     sections.push(Section { place: "a lock".into(), findings });
-    (sections, all_there)
+    Ok((sections, all_there))
 }
 
 async fn look(servers: &Servers) -> Result<(String, Capabilities), leasehold::Error> {
@@ -139,7 +141,7 @@ async fn look(servers: &Servers) -> Result<(String, Capabilities), leasehold::Er
 }
 
 /// What a server tells of itself. Whether it waits after a restart makes up for what it may have forgotten.
-fn judge(server: &Capabilities, waits_after_restart: bool) -> Vec<Finding> {
+fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> Vec<Finding> {
     let mut findings = vec![
         version(server.server()),
         match server.eviction() {
@@ -157,6 +159,10 @@ fn judge(server: &Capabilities, waits_after_restart: bool) -> Vec<Finding> {
             ),
             (Some(true), Some("always")) => ok("every write is on disk before it is answered (appendfsync always)"),
             (Some(true), _) if waits_after_restart => ok("append-only file, and a delay after each restart"),
+            (Some(_), _) if is_quorum => problem(
+                "a crash may forget locks, and --restart-delay 0 has it vote at once",
+                "set appendonly yes and appendfsync always, or leave --restart-delay out",
+            ),
             (Some(true), fsync) => note(
                 format!("appendfsync {}: a crash may forget the locks of the last moment", fsync.unwrap_or("not told")),
                 "appendfsync always, or the same --restart-delay in every program, makes up for that",
@@ -214,6 +220,7 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
             return vec![problem(format!("it cannot be acquired: {error}"), advice)];
         }
     };
+    let listed = leases.held(lock.name()).await;
     let renewed = lease.renew().await.map_err(|error| problem(format!("it cannot be renewed: {error}"), RIGHTS));
     let released = lease.release().await.map_err(|error| problem(format!("it cannot be released: {error}"), RIGHTS));
     let mut findings: Vec<_> = [renewed, released].into_iter().filter_map(Result::err).collect();
@@ -224,8 +231,12 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
     if let Err(error) = lock.holder().await {
         findings.push(problem(format!("its holder cannot be asked for: {error}"), RIGHTS));
     }
-    if let Err(error) = leases.held(lock.name()).await {
-        findings.push(note(format!("ls and top will not work: {error}"), RIGHTS));
+    match listed {
+        Ok(locks) if locks.is_empty() => {
+            findings.push(note("ls and top will not see all locks", "allow our user to read all keys: getrange"));
+        }
+        Ok(_) => {}
+        Err(error) => findings.push(note(format!("ls and top will not work: {error}"), RIGHTS)),
     }
     if !is_quorum {
         match lock.clone().fair(true).try_acquire().await {
@@ -282,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_tells_nothing_is_no_problem() {
-        let findings = judge(&Capabilities::default(), false);
+        let findings = judge(&Capabilities::default(), false, false);
         assert!(findings.len() >= 5 && findings.iter().all(|finding| finding.level == Level::Note), "{findings:?}");
     }
 

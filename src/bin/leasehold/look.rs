@@ -5,30 +5,28 @@ use std::{
     process::ExitCode,
 };
 
-use leasehold::Holder;
+use leasehold::{Holder, Waiting};
 use serde_json::{Value, json};
 
 use crate::{
     args::{Ls, Release, Show},
     connect::with,
     exit::{Ended, Exit},
-    say::{bold, print},
-    table::{self, shown},
+    say::{bold, print, shown},
+    table,
 };
 
 pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
     let (holder, waiters) = with(&options.servers, |leases| async move {
         let lock = leases.lock(&options.name);
         // There is no queue over a quorum.
-        let waiters = if leases.nodes().len() == 1 { lock.waiters().await? } else { Vec::new() };
+        let waiters = if leases.nodes().len() == 1 { Some(lock.waiters().await?) } else { None };
         Ok((lock.holder().await?, waiters))
     })?;
     let held = holder.is_some();
     if options.json {
-        let waiters: Vec<Value> = waiters
-            .iter()
-            .map(|waiting| json!({ "label": waiting.label(), "waited_ms": millis(waiting.waited()) }))
-            .collect();
+        let waiter = |waiting: &Waiting| json!({ "label": waiting.label(), "waited_ms": millis(waiting.waited()) });
+        let waiters: Option<Vec<Value>> = waiters.map(|waiters| waiters.iter().map(waiter).collect());
         print(
             &json!({ "name": options.name, "holder": holder.as_ref().map(as_json), "waiters": waiters }).to_string(),
         )?;
@@ -37,7 +35,7 @@ pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
             Some(holder) => print(&format!("{:?} is held by {}", options.name, shown(&holder.to_string())))?,
             None => print(&format!("{:?} is free", options.name))?,
         }
-        for waiting in &waiters {
+        for waiting in waiters.iter().flatten() {
             print(&format!("  {} waits, since {:.1?}", shown(waiting.label()), waiting.waited()))?;
         }
     }

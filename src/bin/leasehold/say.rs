@@ -5,12 +5,16 @@ use std::{
     io::{self, ErrorKind, IsTerminal, Write},
     sync::{
         OnceLock,
-        mpsc::{self, Sender},
+        mpsc::{self, Receiver, Sender},
     },
+    thread,
     time::Duration,
 };
 
-use crate::exit::{Ended, Exit};
+use crate::{
+    exit::{Ended, Exit},
+    signals::block_output_stops,
+};
 
 /// A head, in bold if standard output is a terminal, and nobody minds (no-color.org).
 pub(crate) fn bold(text: &str) -> String {
@@ -22,40 +26,67 @@ pub(crate) fn bold(text: &str) -> String {
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What there is to be written, and who waits for that.
-enum Line {
+pub(crate) enum Line {
     Text(String),
     End(Sender<()>),
 }
 
-/// The lines on their way to standard error, if there was one.
-static LINES: OnceLock<Sender<Line>> = OnceLock::new();
+/// The lines on their way to standard error, if anything was told and anybody can write it.
+static LINES: OnceLock<Option<Sender<Line>>> = OnceLock::new();
+
+/// Makes ready to tell something later, when a thread may not be had.
+#[allow(clippy::disallowed_methods, reason = "it ends with the program")]
+pub(crate) fn prepare() -> Option<&'static Sender<Line>> {
+    let start = || {
+        let (sender, lines) = mpsc::channel();
+        thread::Builder::new().spawn(move || write_lines(&lines)).ok().map(|_ends_with_us| sender)
+    };
+    LINES.get_or_init(start).as_ref()
+}
 
 /// A line on standard error, in its own time: a pipe may be full of what the command has said, and nobody read it. That must
 /// not hold up whoever renews the lease and stops the command.
-#[allow(clippy::disallowed_methods, reason = "it ends with the program")]
 pub(crate) fn tell(what: impl Display) {
-    let lines = LINES.get_or_init(|| {
-        let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in lines {
-                match line {
-                    Line::Text(text) => drop(io::stderr().write_all(text.as_bytes())),
-                    Line::End(written) => drop(written),
-                }
-            }
-        });
-        sender
-    });
-    let _nobody_writes = lines.send(Line::Text(format!("leasehold: {what}\n")));
+    if let Some(lines) = prepare() {
+        let _nobody_writes = lines.send(Line::Text(format!("leasehold: {}\n", shown(&what.to_string()))));
+    }
+}
+
+fn write_lines(lines: &Receiver<Line>) {
+    // Who writes in the background of a terminal may be stopped for it, and all of us with it.
+    let _as_it_is = block_output_stops();
+    for line in lines {
+        match line {
+            Line::Text(text) => write_line(text.as_bytes()),
+            Line::End(written) => drop(written),
+        }
+    }
+}
+
+/// The command may have set what is its own too to `O_NONBLOCK`.
+fn write_line(mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match io::stderr().write(bytes) {
+            Ok(written) if written > 0 => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(10)),
+            _ => return,
+        }
+    }
 }
 
 /// Waits a moment until what was told is written.
 pub(crate) fn finish() {
-    if let Some(lines) = LINES.get() {
+    if let Some(Some(lines)) = LINES.get() {
         let (written, all) = mpsc::channel();
         let _nobody_writes = lines.send(Line::End(written));
         let _written = all.recv_timeout(PATIENCE);
     }
+}
+
+/// What a text looks like where it must not do anything: a name may hold what moves a cursor.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// A line on standard output.

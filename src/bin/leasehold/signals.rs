@@ -2,6 +2,7 @@
 
 use std::io;
 
+use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::process::Signal;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -49,6 +50,24 @@ impl Signals {
             None => std::future::pending().await,
         }
     }
+}
+
+/// Whoever writes to its terminal from the background, or changes it, is sent TTOU, which stops all of a process: not this
+/// thread's doing any more, and what was so before.
+pub(crate) fn block_output_stops() -> nix::Result<SigSet> {
+    let mut output = SigSet::empty();
+    output.add(nix::sys::signal::Signal::SIGTTOU);
+    output.thread_swap_mask(SigmaskHow::SIG_BLOCK)
+}
+
+/// Does this though we may be in the background of our terminal.
+pub(crate) fn unstopped<T>(act: impl FnOnce() -> T) -> T {
+    let before = block_output_stops();
+    let done = act();
+    if let Ok(before) = before {
+        let _as_it_was = before.thread_set_mask();
+    }
+    done
 }
 
 /// Stops this process, as whoever sent TSTP wants.

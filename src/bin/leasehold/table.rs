@@ -6,7 +6,10 @@ use leasehold::{Fence, Leases, Lock};
 use tokio::task::JoinSet;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use crate::exit::{Ended, Exit};
+use crate::{
+    exit::{Ended, Exit},
+    say::shown,
+};
 
 /// So many locks are asked about at a time.
 const AT_ONCE: usize = 64;
@@ -101,11 +104,6 @@ fn narrow(widths: &mut [usize; 5], width: usize) {
             (*name, *label) = (half, room - half);
         }
     }
-}
-
-/// What a text looks like where it must not do anything: a name may hold what moves a cursor.
-pub(crate) fn shown(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// Cut or filled to just that many columns.

@@ -18,7 +18,7 @@ use crate::{
     connect::with,
     exit::{Ended, Exit},
     say::{self, bold},
-    signals::{Signals, stop_here},
+    signals::{Signals, stop_here, unstopped},
     table::{self, Row},
 };
 
@@ -37,6 +37,8 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
     loop {
         tokio::select! {
             Ok(()) = seen.changed() => {}
+            // The terminal may have another size by then, or somebody have written to it.
+            () = tokio::time::sleep(REDRAW) => {}
             key = keys.recv() => if matches!(key, Some(b'q' | b'Q' | 4)) {
                 return Ok(ExitCode::SUCCESS);
             },
@@ -52,11 +54,16 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
             },
         }
         let size = tcgetwinsize(io::stdout()).ok();
-        let (width, height) = size.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()));
+        // A terminal may not know it, and say 0.
+        let (width, height) = size.map_or((0, 0), |size| (size.ws_col.into(), size.ws_row.into()));
+        let (width, height) = (if width == 0 { 80 } else { width }, if height == 0 { 24 } else { height });
         let frame = frame(leases, options.interval, &seen.borrow_and_update(), width, height);
         draw(&frame)?;
     }
 }
+
+/// How often the same is drawn again.
+const REDRAW: Duration = Duration::from_secs(1);
 
 /// The line of the table's head.
 const HEAD: usize = 2;
@@ -98,11 +105,11 @@ fn frame(
     let mut lines = match seen {
         Ok(rows) => {
             let waiting: usize = rows.iter().filter_map(|row| row.waiters).sum();
-            let head = format!("leasehold: {} held, {waiting} waiting in line, at {place}; ", rows.len());
+            let head = format!("leasehold: {} held, {waiting} in line, at {place}; ", rows.len());
             [vec![head + &format!("every {interval:?}, q ends"), String::new()], table::lines(rows, Some(width))]
                 .concat()
         }
-        Err(error) => vec![format!("leasehold: {place}; q ends"), String::new(), table::shown(error)],
+        Err(error) => vec![format!("leasehold: {place}; q ends"), String::new(), say::shown(error)],
     };
     if lines.len() > height {
         let hidden = lines.len() - height.saturating_sub(1);
@@ -142,7 +149,7 @@ impl Screen {
         if let Some(mut modes) = before.clone() {
             // A key is there when it is pressed, and is not shown.
             modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
-            let _as_it_was = tcsetattr(&input, OptionalActions::Now, &modes);
+            let _as_it_was = unstopped(|| tcsetattr(&input, OptionalActions::Now, &modes));
         }
         // The other screen, and no cursor.
         let _nobody_sees = write!(io::stdout(), "\u{1b}[?1049h\u{1b}[?25l").and_then(|()| io::stdout().flush());
@@ -154,14 +161,15 @@ impl Screen {
 fn draw(lines: &[String]) -> Result<(), Ended> {
     let line = |(at, line): (usize, &String)| if at == HEAD { bold(line) } else { line.clone() };
     let lines: Vec<String> = lines.iter().enumerate().map(line).collect();
-    say::write(format!("\u{1b}[H{}\u{1b}[K\u{1b}[J", lines.join("\u{1b}[K\n")).as_bytes())
+    // Each line is wiped first: behind a line as wide as the terminal that would wipe its last sign.
+    say::write(format!("\u{1b}[H\u{1b}[2K{}\u{1b}[J", lines.join("\n\u{1b}[2K")).as_bytes())
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
         let _nobody_sees = write!(io::stdout(), "\u{1b}[?25h\u{1b}[?1049l").and_then(|()| io::stdout().flush());
         if let Some(before) = &self.before {
-            let _as_it_is = tcsetattr(io::stdin(), OptionalActions::Now, before);
+            let _as_it_is = unstopped(|| tcsetattr(io::stdin(), OptionalActions::Now, before));
         }
     }
 }

@@ -301,7 +301,7 @@ impl Client {
             }
             Step::Over(Verdict::Split { holder }) => {
                 let took = now.since(session.sent);
-                self.fail(world, session, &Look::Split { holder, took });
+                self.fail(world, session, &Look::Split { holder, answered: took, took });
             }
             Step::Over(Verdict::Failed(_)) => {
                 self.fail(world, session, &Look::Failed(Failure::unavailable("too few votes")));

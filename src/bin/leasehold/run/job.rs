@@ -66,8 +66,8 @@ impl<'a> Job<'a> {
         Ok(Self { options, plan, group, terminal, stage: Stage::Running, acquired, deadline, lost: false })
     }
 
-    /// Until the command has ended, and everything that it started. The exit code.
-    pub(super) async fn watch(mut self, lease: &Lease, signals: &mut Signals) -> ExitCode {
+    /// Until the command has ended, and everything that it started. The exit code, and whether a loss was told.
+    pub(super) async fn watch(mut self, lease: &Lease, signals: &mut Signals) -> (ExitCode, bool) {
         let mut changes = lease.status_changes();
         let mut lost = Box::pin(lease.lost());
         let mut news = true;
@@ -92,7 +92,7 @@ impl<'a> Job<'a> {
         if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_of(self.group.leader())) {
             let _gone = terminal.take_back();
         }
-        if self.lost { Exit::Lost.into() } else { exit }
+        (if self.lost { Exit::Lost.into() } else { exit }, self.lost)
     }
 
     /// Does what is due by the lease; how long nothing is.
@@ -111,11 +111,7 @@ impl<'a> Job<'a> {
             (Stage::Asked { until }, _) => Plan::asked(until.saturating_sub(now), left),
             (Stage::Killed, _) => Due::Wait(LOOK),
         };
-        if due == Due::Ask || due == Due::Kill && matches!(self.stage, Stage::Running) {
-            self.lost = true;
-            let why = definite.map_or_else(|| self.why(now), |lost| lost.to_string());
-            tell(format_args!("{why}; the command is stopped"));
-        }
+        let was_running = matches!(self.stage, Stage::Running);
         match due {
             Due::Wait(rest) => return rest.min(LOOK),
             Due::Ask => {
@@ -128,6 +124,11 @@ impl<'a> Job<'a> {
                 self.group.send(Signal::KILL);
                 self.stage = Stage::Killed;
             }
+        }
+        if was_running {
+            self.lost = true;
+            let why = definite.map_or_else(|| self.why(now), |lost| lost.to_string());
+            tell(format_args!("{why}; the command is stopped"));
         }
         Duration::ZERO
     }

@@ -8,8 +8,9 @@ use rustix::process::Signal;
 use self::{job::Job, plan::Plan};
 use crate::{
     args::Run,
+    connect::block_on,
     exit::{Ended, Exit},
-    say::tell,
+    say::{self, tell},
     signals::{Signals, stop_here},
 };
 
@@ -22,20 +23,37 @@ mod terminal;
 
 pub(crate) use exec::exec;
 
+/// A server of a quorum that is restarted remembers no key, and votes after its delay: no key is kept for longer.
+fn keeps_for_that_long(options: &Run) -> Result<(), Ended> {
+    let Some(keep_for) = options.keep_for.filter(|_| !options.servers.quorum.is_empty()) else { return Ok(()) };
+    let delay = options.servers.restart_delay.unwrap_or(Duration::from_secs(31));
+    if delay.is_zero() || keep_for <= delay {
+        return Ok(());
+    }
+    let why = format!(
+        "--keep-for {keep_for:?} is longer than --restart-delay, {delay:?}, for which a quorum can keep it: give every program \
+         a longer one"
+    );
+    Err(Ended::new(Exit::Usage, why))
+}
+
 /// By the machine's clock that counts suspend: deadlines are its.
 fn now() -> Duration {
     SystemClock.now()
 }
 
 pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
+    keeps_for_that_long(options)?;
+    say::prepare();
     let plan = Plan::new(options.grace, options.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
     // All of it on the main thread: the command dies with the thread that started it.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Ended::new(Exit::Io, format!("no runtime: {error}")))?;
-    runtime.block_on(async {
+    block_on(async {
         let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
         if let Some(address) = options.metrics_addr {
-            metrics::serve(address)?;
+            // Another run may be there already, and a job is worth more than its measurements.
+            if let Err(ended) = metrics::serve(address) {
+                tell(ended);
+            }
         }
         let mut builder = options.servers.builder().ttl(options.ttl).max_hold(options.max_hold).fair(options.fair);
         if let Some(label) = &options.label {
@@ -74,11 +92,14 @@ async fn unless_ended<F: Future>(signals: &mut Signals, future: F) -> Result<F::
 /// Runs the command, and frees the lock.
 async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) -> Result<ExitCode, Ended> {
     let acquired = now();
-    let outcome = match Job::start(options, plan, &lease, acquired) {
-        Ok(job) => Ok(job.watch(&lease, signals).await),
-        Err(ended) => Err(ended),
+    let (outcome, told) = match Job::start(options, plan, &lease, acquired) {
+        Ok(job) => {
+            let (exit, told) = job.watch(&lease, signals).await;
+            (Ok(exit), told)
+        }
+        Err(ended) => (Err(ended), true),
     };
-    let_go(options, lease, now().saturating_sub(acquired)).await;
+    let_go(options, lease, now().saturating_sub(acquired), told).await;
     outcome
 }
 
@@ -115,15 +136,15 @@ async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
 
 /// Frees the lock, or keeps it for as long as was asked. What goes wrong is told, and is no reason to fail: the command has
 /// done its work.
-async fn let_go(options: &Run, lease: Lease, held: Duration) {
+async fn let_go(options: &Run, lease: Lease, held: Duration, told: bool) {
     let rest = options.keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
     let released = match rest {
         Some(rest) => lease.release_after(rest).await,
         None => lease.release().await,
     };
     match released {
-        // Told already.
-        Ok(()) | Err(ReleaseError::Lost(_)) => {}
+        Ok(()) => {}
+        Err(ReleaseError::Lost(_)) if told => {}
         Err(error) => tell(&error),
     }
 }

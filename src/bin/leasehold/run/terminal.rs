@@ -5,11 +5,12 @@ use std::{
     io,
 };
 
-use nix::sys::signal::{SigSet, Signal};
 use rustix::{
     process::{Pid, getpgrp},
     termios::{tcgetpgrp, tcsetpgrp},
 };
+
+use crate::signals::unstopped;
 
 /// The terminal of our session.
 pub(super) struct Terminal {
@@ -38,11 +39,6 @@ impl Terminal {
 
     /// Who is in the background and takes the terminal is sent TTOU, which would stop us.
     pub(super) fn take_back(&self) -> io::Result<()> {
-        let mut output = SigSet::empty();
-        output.add(Signal::SIGTTOU);
-        output.thread_block()?;
-        let taken = self.give_to(getpgrp());
-        output.thread_unblock()?;
-        taken
+        unstopped(|| self.give_to(getpgrp()))
     }
 }
