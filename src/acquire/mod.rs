@@ -23,6 +23,9 @@ mod fair;
 /// What is left of a wait may be too short for any server's answer; a look gets at least this.
 const SHORTEST_LOOK: Duration = Duration::from_millis(15);
 
+/// So often a try may find the votes split by the same token again: it was being taken back.
+const SAME_SPLITS: u32 = 2;
+
 /// The program's own ear for whom it waits for.
 pub(crate) type OnWait = Arc<dyn Fn(&Holder) + Send + Sync>;
 
@@ -139,14 +142,19 @@ impl Acquire {
     }
 
     /// The end of a try that has seen this. When several try at once and split the nodes' votes, nobody holds the lock: they
-    /// go on until one does, for a command time-out in all.
+    /// go on until one does, for a command time-out in all. What stands in the way each time is none of these.
     async fn settle(&self, mut seen: Look) -> Result<Won, AcquireError> {
         let shared = &self.shared;
-        let mut backoff = Backoff::new(Jitter::new());
-        while matches!(seen, Look::Split { .. }) {
+        let (mut backoff, mut again) = (Backoff::new(Jitter::new()), 0);
+        loop {
             let pause = backoff.after(&seen);
+            let other = match &seen {
+                // Each attempt has a token of its own, and another library's is not known.
+                Look::Split { holder, .. } if holder.token.is_some() && again < SAME_SPLITS => holder.clone(),
+                _ => return Err(self.over(seen)),
+            };
             if pause >= self.limit(shared.now()) {
-                break;
+                return Err(self.over(seen));
             }
             tokio::select! {
                 biased;
@@ -155,10 +163,12 @@ impl Acquire {
             }
             match self.try_once(shared.quorum.lane()).await? {
                 Ok(won) => return Ok(won),
-                Err(look) => seen = look,
+                Err(look) => {
+                    let is_same = matches!(&look, Look::Split { holder, .. } if holder.is_same(&other));
+                    (seen, again) = (look, again + u32::from(is_same));
+                }
             }
         }
-        Err(self.over(seen))
     }
 
     /// Looks whenever something may have happened, until the lock is ours. Without the turn nobody alerts us, and we
