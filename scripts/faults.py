@@ -79,25 +79,39 @@ def run(program, test, figures):
             raise
         output += f"\nnot done after {LIMIT} s"
     if process.returncode != 0 or "1 passed" not in output:
+        # A failure counts whatever is run next: nothing that was seen before it is believed.
+        shutil.rmtree(PASSED, ignore_errors=True)
         sys.exit(f"{output}\n{test} failed; {PAGE} is as it was")
     return time.monotonic() - started
 
 
 def repeat(program, test, figures):
-    """Runs a test as often as it is worth. How often, and what it has seen. What this very program has passed as often
-    before, in a run that something else ended, is not run again."""
-    fixed = os.environ.get("FAULTS_REPEAT")
-    digest = hashlib.sha256(pathlib.Path(program).read_bytes()).hexdigest()[:16]
-    passed = PASSED / f"{digest}-{test}-{fixed or 'all'}.json"
+    """Runs a test as often as it is worth. How often, and what it has seen. Where all rows are run, what this very program
+    has passed with this server, in a run that was interrupted, is not run again."""
+    if not is_whole():
+        return run_often(program, test, figures)
+    digest = hashlib.sha256()
+    for file in [program, shutil.which(server()) or server()]:
+        digest.update(pathlib.Path(file).read_bytes())
+    passed = PASSED / f"{digest.hexdigest()[:16]}-{test}.json"
     if passed.exists():
         return json.loads(passed.read_text())
-    result = run_often(program, test, figures, fixed)
+    result = run_often(program, test, figures)
     PASSED.mkdir(parents=True, exist_ok=True)
     passed.write_text(json.dumps(result))
     return result
 
 
-def run_often(program, test, figures, fixed):
+def is_whole():
+    return len(sys.argv) == 1 and "FAULTS_REPEAT" not in os.environ
+
+
+def server():
+    return os.environ.get("LEASEHOLD_TEST_SERVER") or "redis-server"
+
+
+def run_often(program, test, figures):
+    fixed = os.environ.get("FAULTS_REPEAT")
     first = run(program, test, figures)
     times = int(fixed) if fixed else next(times for under, times in REPEAT if first < under)
     for _ in range(times - 1):
@@ -145,8 +159,7 @@ def said(*command):
 
 def machine():
     """What leaves the figures comparable, and the machine anonymous."""
-    server = os.environ.get("LEASEHOLD_TEST_SERVER") or "redis-server"
-    version = re.search(r"(\w+) server v=([\d.]+)", said(server, "--version"), re.IGNORECASE)
+    version = re.search(r"(\w+) server v=([\d.]+)", said(server(), "--version"), re.IGNORECASE)
     return (
         f"{version[1]} {version[2]}, {' '.join(said('rustc', '--version').split()[:2])}, "
         f"{os.cpu_count()} shared cores, servers and tests on the same ones, over 127.0.0.1, "
@@ -195,7 +208,7 @@ def main():
     total = time.monotonic() - started
     print(f"all passed, in {total / 60:.1f} minutes", file=sys.stderr)
     page = HEADER.format(machine=machine()) + "\n".join(lines) + "\n"
-    if len(sys.argv) > 1 or "FAULTS_REPEAT" in os.environ:
+    if not is_whole():
         print(page, end="")
         return
     new = PAGE.with_suffix(".new")

@@ -29,7 +29,7 @@ use crate::{
 pub struct Lease {
     view: LeaseHandle,
     /// Our place in the table of owners, shared with the other leases of a re-entrant owner.
-    _seat: Option<Arc<Seat>>,
+    seat: Option<Arc<Seat>>,
 }
 
 /// A look at a [`Lease`] that can be cloned and handed around: all of it but the release.
@@ -44,7 +44,15 @@ pub struct LeaseHandle {
 
 impl Lease {
     pub(crate) fn new(shared: Arc<Shared>, hold: Arc<Hold>, signal: Arc<Signal>, seat: Option<Arc<Seat>>) -> Self {
-        Self { view: LeaseHandle { shared, hold, signal }, _seat: seat }
+        Self { view: LeaseHandle { shared, hold, signal }, seat }
+    }
+
+    /// Takes its place in the table of owners.
+    pub(crate) fn sit(&mut self, seat: Option<Arc<Seat>>) {
+        if let Some(seat) = &seat {
+            seat.hold(&self.view.hold);
+        }
+        self.seat = seat;
     }
 
     fn view(&self) -> &LeaseHandle {
@@ -79,8 +87,11 @@ impl Lease {
     }
 
     /// As [`release`](Self::release), but the key stays for `keep` (1 ms to a day, else the nearer of them), so that
-    /// nobody acquires the lock before that; on a quorum for at most its restart delay. For a job that must not run again too soon, such as a cron job that is
-    /// started on many machines whose clocks differ.
+    /// nobody acquires the lock before that; on a quorum for at most its restart delay. For a job that must not run again
+    /// too soon, such as a cron job that is started on many machines whose clocks differ.
+    ///
+    /// Of several leases of a [re-entrant](crate::Lock::reentrant) owner the one that lets go last decides: before that
+    /// this one ends, and nothing is kept.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use crate::{
     key::Key,
     lock::{Lock, check_times, fair_quorum},
     measures,
-    node::{memory::Memory, redis::Limits},
+    node::{glob, memory::Memory, redis::Limits},
     quorum::{Place, Quorum, Terms},
     shared::{Options, Shared},
     votes::NodeStatus,
@@ -125,7 +125,7 @@ impl Leases {
     pub async fn held(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
         self.shared.check_open()?;
         let Options { prefix, command_timeout, .. } = &self.shared.options;
-        let pattern = literally(prefix) + pattern.as_ref();
+        let pattern = glob::literally(prefix) + pattern.as_ref();
         let locks = self.shared.quorum.held(&pattern, *command_timeout).await?;
         // Somebody may have copied a token of ours to where no lock can be.
         let is_lock = |name: &&str| Key::new(prefix, name).is_ok();
@@ -215,8 +215,8 @@ impl Builder {
     }
 
     /// How long a server must have been up before it grants a lock: until then it may have forgotten, in a restart, who
-    /// holds it. Zero, or at most a day, rounded up to seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on
-    /// one server.
+    /// holds it. Whoever waits waits on, [fair](crate::Lock::fair) waiters in their order. Zero, or at most a day,
+    /// rounded up to seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
     ///
     /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more than
     /// the longest TTL that anybody uses there. (A longer one than this allows is refused.) Zero is for servers that
@@ -227,7 +227,8 @@ impl Builder {
         self
     }
 
-    /// How long a key lives without a renewal, 100 ms to a day, unless the lock says otherwise. Default 30 s.
+    /// How long a key lives without a renewal, 100 ms to a day, unless the lock says otherwise. Default 30 s. Where a round
+    /// trip to the server takes half of it, no lease can be kept.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
@@ -390,12 +391,6 @@ impl fmt::Debug for Builder {
             .field("keeper", &self.keeper)
             .finish_non_exhaustive()
     }
-}
-
-/// A pattern for this and nothing else.
-fn literally(text: &str) -> String {
-    let escape = |c: char| matches!(c, '*' | '?' | '[' | '\\').then_some('\\').into_iter().chain([c]);
-    text.chars().flat_map(escape).collect()
 }
 
 fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error> {

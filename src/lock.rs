@@ -81,7 +81,8 @@ impl Lock {
     /// goes to the first of it at the very moment when it is released. The builder's, no, unless set here.
     ///
     /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. One whose process
-    ///   is stopped costs them one [grant](crate::Builder::grant).
+    ///   is stopped, or was out of the server's reach for ten minutes when it gave up, costs them one
+    ///   [grant](crate::Builder::grant).
     /// - [`try_acquire`](Self::try_acquire) does not overtake the queue either.
     /// - Others, and other libraries, stay excluded while the lock is held or granted, and every release by this library
     ///   passes it on to the queue. But a lock that becomes *free* goes to whoever asks first, who may not have asked for
@@ -89,6 +90,8 @@ impl Lock {
     ///   [`release_after`](crate::Lease::release_after), or when somebody deleted the key.
     /// - After the server has lost the queue, and when a stopped process goes on, the waiters take their places again
     ///   with the tickets that they had, one by one: the first to come back may be a later one.
+    /// - While a server is too young for the [`restart_delay`](crate::Builder::restart_delay), they only queue: what is
+    ///   released then is free until the delay is over.
     /// - It works on one server; over a quorum the acquire is [`Refused`](crate::AcquireError::Refused).
     pub fn fair(mut self, fair: bool) -> Self {
         self.fair = fair;
@@ -118,17 +121,19 @@ impl Lock {
     /// # Cancel safety
     ///
     /// Dropping the future gives the place up. What it may have acquired is released in the background; nothing is left
-    /// in Redis after that, or at the very latest one TTL later.
+    /// in Redis after that, or at the very latest one TTL later; but a place in the queue of a fair lock may stay for as
+    /// long as others wait in it, if the server was out of reach for ten minutes.
     pub fn acquire(&self) -> impl Future<Output = Result<Lease, AcquireError>> + Send + use<> {
         self.clone().acquire_or_wait(Patience::Unlimited)
     }
 
-    /// Acquires the lock, waiting for at most `limit`, exact to 20 ms. Zero is one try.
+    /// Acquires the lock, waiting for at most `limit`, exact to 20 ms. Zero is one try. Where hundreds of
+    /// waits of a process end at the same moment, the last of their last looks may take longer.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`AcquireError::TimedOut`] with the holder if the lock was held at the last look,
-    /// [`AcquireError::Unavailable`] if the last look had no answer.
+    /// As [`acquire`](Self::acquire), and [`AcquireError::TimedOut`] with the holder if the lock was held at the last look
+    /// that there was time for an answer to, [`AcquireError::Unavailable`] if that one had none.
     ///
     /// # Cancel safety
     ///

@@ -1,7 +1,5 @@
 //! What is measured, with the crate feature `metrics`: see the page `docs/metrics.md`. Without it nothing is.
 
-#[cfg(feature = "metrics")]
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use crate::{error::AcquireError, lost::LossReason};
@@ -104,13 +102,50 @@ impl Drop for Acquiring {
 #[derive(Debug)]
 pub(crate) struct Holding {
     #[cfg(feature = "metrics")]
-    stage: AtomicU8,
+    stage: std::sync::atomic::AtomicU8,
 }
 
 /// The stages of a [`Holding`].
-const SAFE: u8 = 0;
-const DOUBTFUL: u8 = 1;
-const OVER: u8 = 2;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Stage {
+    Safe,
+    AtRisk,
+    Over,
+}
+
+/// From one stage of a [`Holding`] to the next: told later, and then in any order with others, since gauges are added to.
+#[derive(Debug, Clone, Copy)]
+#[must_use = "it is told to nobody yet"]
+pub(crate) struct Turn {
+    from: Stage,
+    to: Stage,
+}
+
+impl Turn {
+    /// Held or at risk.
+    pub(crate) fn tell(self) {
+        for (stage, by) in [(self.from, -1.0), (self.to, 1.0)] {
+            if stage == Stage::AtRisk && self.from != self.to {
+                change(AT_RISK, by);
+            }
+        }
+        if self.from != Stage::Over && self.to == Stage::Over {
+            change(HELD, -1.0);
+        }
+    }
+
+    /// Over.
+    pub(crate) fn tell_end(self, reason: LossReason, held_for: Duration) {
+        if self.from != Stage::Over {
+            record(HOLD, held_for.as_secs_f64());
+            if let Some(reason) = loss(reason) {
+                count(LOSSES, "reason", reason);
+            }
+        }
+        self.tell();
+    }
+}
 
 impl Holding {
     pub(crate) fn begins() -> Self {
@@ -119,66 +154,36 @@ impl Holding {
         change(AT_RISK, 0.0);
         Self {
             #[cfg(feature = "metrics")]
-            stage: AtomicU8::new(SAFE),
+            stage: (Stage::Safe as u8).into(),
         }
     }
 
-    pub(crate) fn is_at_risk(&self, at_risk: bool) {
-        let (from, to, by) = if at_risk { (SAFE, DOUBTFUL, 1.0) } else { (DOUBTFUL, SAFE, -1.0) };
-        if self.moves(from, to) {
-            change(AT_RISK, by);
-        }
+    /// Called in the order of what happened.
+    pub(crate) fn is_held(&self, at_risk: bool) -> Turn {
+        self.turns(if at_risk { Stage::AtRisk } else { Stage::Safe })
     }
 
-    pub(crate) fn ended(&self, reason: LossReason, held_for: Duration) {
-        self.ends(|| {
-            record(HOLD, held_for.as_secs_f64());
-            if let Some(reason) = loss(reason) {
-                count(LOSSES, "reason", reason);
-            }
-        });
+    pub(crate) fn is_over(&self) -> Turn {
+        self.turns(Stage::Over)
     }
 
-    /// Tells of the end, if it is the first.
-    fn ends(&self, tell: impl FnOnce()) {
-        let before = self.becomes_over();
-        if before != OVER {
-            tell();
-            change(HELD, -1.0);
-        }
-        if before == DOUBTFUL {
-            change(AT_RISK, -1.0);
-        }
-    }
-}
-
-#[cfg(feature = "metrics")]
-impl Holding {
-    fn moves(&self, from: u8, to: u8) -> bool {
-        self.stage.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// What it was before.
-    fn becomes_over(&self) -> u8 {
-        self.stage.swap(OVER, Ordering::AcqRel)
-    }
-}
-
-#[cfg(not(feature = "metrics"))]
-#[allow(clippy::unused_self, reason = "as above")]
-impl Holding {
-    fn moves(&self, _: u8, _: u8) -> bool {
-        false
-    }
-
-    fn becomes_over(&self) -> u8 {
-        OVER
+    #[cfg_attr(not(feature = "metrics"), allow(clippy::unused_self, reason = "without the feature it is nothing"))]
+    fn turns(&self, to: Stage) -> Turn {
+        #[cfg(feature = "metrics")]
+        let from = match self.stage.swap(to as u8, std::sync::atomic::Ordering::AcqRel) {
+            0 => Stage::Safe,
+            1 => Stage::AtRisk,
+            _ => Stage::Over,
+        };
+        #[cfg(not(feature = "metrics"))]
+        let from = to;
+        Turn { from, to }
     }
 }
 
 impl Drop for Holding {
     fn drop(&mut self) {
-        self.ends(|| {});
+        self.is_over().tell();
     }
 }
 

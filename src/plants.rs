@@ -8,6 +8,7 @@ pub(crate) enum Plant {
     DeadlineFromReply,
     NoPhaseTwo,
     NoDrift,
+    DeafToDeletions,
 }
 
 #[cfg(not(leasehold_plants))]
@@ -39,6 +40,7 @@ mod planted {
             Plant::DeadlineFromReply => "deadline-from-reply",
             Plant::NoPhaseTwo => "no-phase-two",
             Plant::NoDrift => "no-drift",
+            Plant::DeafToDeletions => "deaf-to-deletions",
         };
         *PLANTED == name
     }

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     lost::{LossReason, Lost},
-    sync::{Mutex, Notify, OnceLock},
+    sync::{Mutex, Notify, OnceLock, unshaken},
 };
 
 /// Where a lease stands.
@@ -65,12 +65,13 @@ impl Signal {
         }
     }
 
-    /// Wakes every waiter after a change, and cancels after the end. Runs foreign code.
+    /// Wakes every waiter after a change, and cancels after the end. Runs foreign code, whose panics end here: others are to
+    /// be woken too.
     pub(crate) fn wake(&self) {
         let ended = self.state.lock().end.is_some();
-        self.changed.notify_waiters();
+        let _woken = unshaken(|| self.changed.notify_waiters());
         if let Some(cancel) = self.cancel.get().filter(|_| ended) {
-            cancel.cancel();
+            let _cancelled = unshaken(|| cancel.cancel());
         }
     }
 
@@ -149,5 +150,36 @@ impl StatusChanges {
 impl std::fmt::Debug for StatusChanges {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StatusChanges").field("status", &self.signal.status()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod tests {
+    use std::{
+        future::Future,
+        pin::pin,
+        task::{Context, Wake, Waker},
+        time::{Duration, UNIX_EPOCH},
+    };
+
+    use super::*;
+    use crate::fence::Fence;
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics, as it is meant to");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_nobody_from_being_cancelled() {
+        let signal = Signal::new();
+        let (token, mut lost) = (signal.cancellation_token(), pin!(signal.clone().lost()));
+        assert!(lost.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
+        let fence = Fence::try_from(1_u64).unwrap();
+        signal.end(&Lost::new("job", fence, LossReason::Deleted, UNIX_EPOCH, Duration::ZERO));
+        assert!(token.is_cancelled());
     }
 }

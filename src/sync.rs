@@ -10,3 +10,9 @@ pub(crate) use {
 
 #[cfg(all(test, leasehold_shuttle))]
 pub(crate) use crate::shuttled::{Mutex, Notify, OnceLock, Semaphore, SemaphorePermit, atomic};
+
+/// Takes a step that may run foreign code: wakers and subscribers. What one of them panics with was told by the hook of
+/// panics, and is no reason to leave the next step out.
+pub(crate) fn unshaken<T>(step: impl FnOnce() -> T) -> Option<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).ok()
+}

@@ -28,6 +28,8 @@ pub enum NodeAnswer {
     Granted,
     /// Somebody else holds the lock there.
     HeldBy(Holder),
+    /// There was nothing of ours to release.
+    NotOurs,
     /// It was started lately, and may have forgotten a lease: it gives no vote for this time.
     /// See [`Builder::restart_delay`](crate::Builder::restart_delay).
     Recovering {
@@ -99,6 +101,7 @@ impl fmt::Display for NodeAnswer {
         match self {
             Self::Granted => f.write_str("granted it"),
             Self::HeldBy(holder) => write!(f, "says that it is held by {holder}"),
+            Self::NotOurs => f.write_str("had nothing of ours"),
             Self::Recovering { remaining } => write!(
                 f,
                 "is recovering: it was started lately, may have forgotten leases, and votes in {} s (restart_delay)",

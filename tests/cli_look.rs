@@ -8,16 +8,12 @@
 mod cli_scene;
 mod support;
 
-use std::{
-    io::Write,
-    path::PathBuf,
-    process::{Child, ChildStdin, Command, Output, Stdio},
-};
+use std::process::{Child, Command, Output};
 
-use cli_scene::{HANGS, NAME, directory, ends_with, run, said, send, started, tool};
+use cli_scene::{HANGS, NAME, Terminal, directory, ends_with, run, said, send, started, tool};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Server, TempDir, eventually};
+use support::{Server, eventually};
 
 fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -51,9 +47,33 @@ fn a_holder_is_shown_and_can_be_sent_away() {
     assert!(shown["holder"]["remaining_ms"].as_u64().is_some_and(|left| left > 1_000), "{shown}");
     ends_with(&tool(&server, &["release", NAME]).output().unwrap(), 64, &["--force"]);
     ends_with(&tool(&server, &["release", "--force", NAME]).output().unwrap(), 64, &["--yes"]);
-    ends_with(&tool(&server, &["release", "--force", "--yes", NAME]).output().unwrap(), 0, &[]);
+    let released = tool(&server, &["release", "--force", "--yes", "--json", NAME]).output().unwrap();
+    let released: Value = serde_json::from_slice(&released.stdout).unwrap();
+    assert_eq!((&released["name"], &released["taken_from"]["label"]), (&NAME.into(), &"nightly".into()));
     ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
     ends_with(&tool(&server, &["show", NAME]).output().unwrap(), 1, &[]);
+}
+
+/// Whoever is asked has seen one holder, and means that one.
+#[test]
+fn a_lock_is_taken_from_whom_was_shown_and_from_no_other() {
+    let server = Server::start();
+    let first = holder(&server, "web-1", NAME);
+    let line = format!("{} release --force {NAME}", env!("CARGO_BIN_EXE_leasehold"));
+    let mut terminal = Terminal::running(&server, &line);
+    terminal.shows("web-1");
+    sent_away(first);
+    let second = holder(&server, "web-2", NAME);
+    terminal.press("y\n");
+    terminal.shows("web-2");
+    terminal.press("no\n");
+    assert!(terminal.ended().contains("nothing was done"));
+    assert!(server.wire().exists(NAME));
+    let mut terminal = Terminal::running(&server, &line);
+    terminal.shows("[y/N]");
+    terminal.press("y\n");
+    assert!(terminal.ended().contains("was taken away"));
+    ends_with(&second.wait_with_output().unwrap(), 75, &["its key is gone from the server"]);
 }
 
 #[test]
@@ -84,11 +104,22 @@ fn what_is_held_is_listed() {
     );
     assert!(listed[0]["fence"].as_u64().is_some() && listed[0]["remaining_ms"].as_u64().is_some(), "{listed}");
 
-    // Nobody has to read to the end.
-    let line = format!("{} ls | head -n 1", env!("CARGO_BIN_EXE_leasehold"));
-    let output = Command::new("sh").args(["-c", &line]).env("REDIS_URL", server.url()).output().unwrap();
-    ends_with(&output, 0, &[]);
-    assert_eq!(said(&output), "");
+    // What would hold up a server of many keys.
+    let commands = server.wire().must(&["INFO", "commandstats"]).text();
+    assert!(commands.contains("cmdstat_scan:") && !commands.contains("cmdstat_keys:"), "{commands}");
+
+    // Nobody has to read.
+    for args in [&["ls"][..], &["ls", "--json"], &["show", "report"], &["doctor"]] {
+        let mut unread = tool(&server, args).spawn().unwrap();
+        drop(unread.stdout.take());
+        let output = unread.wait_with_output().unwrap();
+        assert!(output.status.code().is_some_and(|code| code <= 1) && said(&output).is_empty(), "{args:?} {output:?}");
+    }
+    // Colours where there is somebody to see them, who does not mind.
+    let ls = format!("{} ls", env!("CARGO_BIN_EXE_leasehold"));
+    assert!(Terminal::running(&server, &ls).ended().contains("\u{1b}[1mNAME"));
+    let plain = Terminal::running(&server, &format!("export NO_COLOR=1; {ls}")).ended();
+    assert!(plain.contains("NAME") && !plain.contains("\u{1b}[1m"), "{plain:?}");
     send(&waiter, Signal::TERM);
     waiter.wait().unwrap();
     holders.into_iter().for_each(sent_away);
@@ -118,45 +149,9 @@ fn what_is_held_over_a_quorum_is_listed_and_shown() {
     sent_away(holder);
 }
 
-/// `top` on a terminal of 80 columns.
-struct Top {
-    terminal: Child,
-    input: ChildStdin,
-    log: PathBuf,
-    _directory: TempDir,
-}
-
-impl Top {
-    fn of(server: &Server) -> Self {
-        let (directory, log) = directory();
-        let tool = env!("CARGO_BIN_EXE_leasehold");
-        let line = format!("trap : INT; stty cols 80 rows 24; {tool} top --interval 200ms; echo code $?; stty -a");
-        // It gives what it runs a terminal, and writes down what that shows.
-        let mut command = Command::new("script");
-        command.args(["-qefc", &line]).arg(&log).env("REDIS_URL", server.url()).env("SHELL", "/bin/sh");
-        let mut terminal = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("script is there");
-        let input = terminal.stdin.take().unwrap();
-        Self { terminal, input, log, _directory: directory }
-    }
-
-    fn drawn(&self) -> String {
-        std::fs::read(&self.log).map(|drawn| String::from_utf8_lossy(&drawn).into_owned()).unwrap_or_default()
-    }
-
-    fn shows(&self, text: &str) {
-        eventually(HANGS, "it is drawn", || self.drawn().contains(text));
-    }
-
-    fn press(&mut self, key: u8) {
-        self.input.write_all(&[key]).unwrap();
-    }
-
-    /// All that it has drawn, when it has ended.
-    fn ended(mut self) -> String {
-        eventually(HANGS, "it ends", || self.terminal.try_wait().unwrap().is_some());
-        drop(self.input);
-        std::fs::read_to_string(&self.log).unwrap()
-    }
+fn top(server: &Server) -> Terminal {
+    let line = format!("trap : INT; {} top --interval 200ms; echo code $?; stty -a", env!("CARGO_BIN_EXE_leasehold"));
+    Terminal::running(server, &line)
 }
 
 #[test]
@@ -164,9 +159,9 @@ fn top_draws_what_is_held_and_leaves_the_terminal_as_it_was() {
     let server = Server::start();
     let name = format!("reports:{}", "n".repeat(100));
     let holders = [holder(&server, "web-1", &name), holder(&server, "web-2", "backup")];
-    let mut top = Top::of(&server);
+    let mut top = top(&server);
     top.shows("2 held");
-    top.press(b'q');
+    top.press("q");
     let drawn = top.ended();
     holders.into_iter().for_each(sent_away);
     let frame = drawn.split("\u{1b}[H").find(|frame| frame.contains("2 held")).unwrap();
@@ -185,14 +180,14 @@ fn top_draws_what_is_held_and_leaves_the_terminal_as_it_was() {
 #[test]
 fn top_goes_on_while_the_server_is_away_and_ends_at_an_interrupt() {
     let server = Server::start();
-    let mut top = Top::of(&server);
+    let mut top = top(&server);
     top.shows("0 held");
     server.kill();
     top.shows("; q ends");
     server.restart();
-    let before = top.drawn().len();
-    eventually(HANGS, "it is back", || top.drawn()[before..].contains("0 held"));
-    top.press(3);
+    let before = top.shown().len();
+    eventually(HANGS, "it is back", || top.shown()[before..].contains("0 held"));
+    top.press("\x03");
     let drawn = top.ended();
     assert!(drawn.contains("code 0"), "{drawn}");
 }
@@ -220,7 +215,11 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     let wire = || server.wire();
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
     let found = problems(&findings);
-    assert!(code == Some(1) && found.len() == 1 && found[0].contains("appendonly yes"), "{code:?} {findings:?}");
+    assert!(code == Some(1) && found.len() == 1, "{code:?} {findings:?}");
+    // A restart with the setting alone would start empty.
+    for words in ["CONFIG SET appendonly yes", "CONFIG REWRITE", "--restart-delay 31s"] {
+        assert!(found[0].contains(words), "{words} is not in {found:?}");
+    }
 
     wire().must(&["CONFIG", "SET", "appendonly", "yes"]);
     wire().must(&["CONFIG", "SET", "appendfsync", "always"]);
@@ -244,6 +243,22 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
     let found = problems(&findings);
     assert!(code == Some(1) && found.iter().any(|found| found.contains("cannot be renewed")), "{findings:?}");
+    wire().must(&["ACL", "SETUSER", "clerk", "+@all", "-client", "&*"]);
+    let (_, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
+    let push = findings.iter().find(|finding| finding["check"] == "push").unwrap();
+    assert!(push["level"] == "note" && push["advice"].as_str().is_some_and(|what| what.contains("client")), "{push}");
+    // A replica tells of itself, and its primary of it.
+    let replica = Server::start();
+    replica.wire().must(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    let role = |server: &Server| {
+        let (_, findings) = examined(&mut tool(server, &["doctor", "--json"]));
+        findings.into_iter().find(|finding| finding["check"] == "replicas")
+    };
+    eventually(HANGS, "it has a replica", || {
+        role(&server).is_some_and(|finding| finding["level"] == "note")
+            && role(&replica).is_some_and(|finding| finding["level"] == "problem")
+    });
+    replica.wire().must(&["REPLICAOF", "NO", "ONE"]);
     // And one who may have some keys only.
     wire().must(&["ACL", "SETUSER", "guest", "on", ">secret", "~jobs:*", "~{jobs:*", "+@all", "&*"]);
     let url = format!("redis://guest:secret@127.0.0.1:{}", server.port());
@@ -251,23 +266,24 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     assert!(code == Some(1) && !problems(&findings).is_empty(), "{findings:?}");
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url, "--name", "jobs:x"]));
     assert_eq!((code, problems(&findings)), (Some(0), Vec::new()), "{findings:?}");
-    assert_eq!(wire().keys("*doctor"), Vec::<String>::new());
+    assert_eq!(wire().keys("*doctor*").iter().filter(|key| !key.ends_with(":lh:fence")).count(), 0);
 }
 
 #[test]
 fn a_doctor_looks_at_every_server_of_a_quorum() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let mut urls = servers.each_ref().map(Server::url);
-    let examine = |urls: &[String]| {
-        let mut command = tool(&servers[0], &["doctor", "--json", "--quorum", &urls.join(",")]);
-        // Servers that have just been started do not vote for that long.
-        command.args(["--restart-delay", "0"]);
-        examined(&mut command)
-    };
+    let over = |urls: &[String]| tool(&servers[0], &["doctor", "--json", "--quorum", &urls.join(",")]);
+    // Servers that have just been started do not vote for that long.
+    let examine = |urls: &[String]| examined(over(urls).args(["--restart-delay", "0"]));
     let (code, findings) = examine(&urls);
     // Nothing makes up for what they may forget.
     assert_eq!((code, problems(&findings).len()), (Some(1), 3), "{findings:?}");
     assert!(problems(&findings).iter().all(|found| found.contains("--restart-delay")), "{findings:?}");
+    // The delay does, which a quorum has unless it is told otherwise.
+    let (_, usual) = examined(&mut over(&urls));
+    let kept: Vec<_> = usual.iter().filter(|finding| finding["check"] == "persistence").collect();
+    assert!(kept.len() == 3 && kept.iter().all(|finding| finding["level"] == "ok"), "{usual:?}");
     for server in &servers {
         let place = format!("127.0.0.1:{}", server.port());
         assert!(

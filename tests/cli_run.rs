@@ -12,13 +12,19 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
+    os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use cli_scene::{HANGS, NAME, directory, ends_with, is_held, is_there, run, said, send, started, tool};
-use rustix::{io::ioctl_fionread, process::Signal};
+use cli_scene::{
+    HANGS, NAME, directory, ends_with, is_held, is_there, run, said, send, started, state, state_of, tool,
+};
+use rustix::{
+    io::ioctl_fionread,
+    process::{Pid, Signal, kill_process},
+};
 use support::{Action, Lag, Match, Proxy, Server, eventually, scripts::ACQUIRE};
 
 #[test]
@@ -37,6 +43,17 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
     let environment = String::from_utf8_lossy(&printed.stdout).into_owned();
     let fence = environment.lines().find_map(|line| line.strip_prefix("LEASEHOLD_FENCE="));
     assert!(fence.is_some_and(|fence| fence.parse::<u64>().is_ok()), "{environment}");
+    let script = "tr '\\0' '\\n' </proc/$PPID/cmdline; tr '\\0' '\\n' </proc/$PPID/environ; tr '\\0' '\\n' </proc/$$/cmdline; env";
+    let (_directory, sign) = directory();
+    let mut runner = run(&server, &["-v"], &format!("{script}; echo > {}; read end", sign.display()));
+    let runner = runner.stdin(Stdio::piped()).spawn().unwrap();
+    started(&server, &sign);
+    let token = server.wire().get(NAME).unwrap();
+    let output = runner.wait_with_output().unwrap();
+    let seen = String::from_utf8_lossy(&output.stdout).into_owned() + &said(&output);
+    assert!(seen.contains("LEASEHOLD_FENCE=") && seen.contains("REDIS_URL="), "{seen}");
+    assert!(!seen.contains(&token), "{token} in {seen}");
+    assert!(said(&output).contains("\"job\" is ours after"), "{seen}");
     let by_signal = run(&server, &[], "kill -USR1 $$").output().unwrap();
     ends_with(&by_signal, 128 + Signal::USR1.as_raw(), &[]);
 }
@@ -44,11 +61,17 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
 #[test]
 fn a_command_that_cannot_run_leaves_no_lock() {
     let server = Server::start();
-    for (command, code) in [("no-such-command", 127), ("/etc/passwd", 126)] {
+    for (command, code) in
+        [("no-such-command", 127), ("/no/such/command", 127), ("", 127), ("/etc/passwd", 126), ("/etc", 126)]
+    {
         let output = tool(&server, &["run", NAME, "--", command]).output().unwrap();
         ends_with(&output, code, &[command]);
-        assert!(!is_held(&server));
+        assert!(!is_held(&server), "{command}");
     }
+    // Another machine may have it, and this turn is for that one.
+    let output = tool(&server, &["run", "--keep-for", "50s", NAME, "--", "no-such-command"]).output().unwrap();
+    ends_with(&output, 127, &[]);
+    assert!(!is_held(&server));
 }
 
 #[test]
@@ -63,14 +86,30 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
             &["run", "--quorum", "redis://a,redis://b,redis://c", "--keep-for", "50s", NAME, "--", "true"],
             &["--keep-for", "31s"],
         ),
+        (&["run", "--keep-for", "25h", NAME, "--", "true"], &["--keep-for", "a day"]),
         (&["run", "--signal", "LOUD", NAME, "--", "true"], &["\"LOUD\"", "TERM"]),
         (&["run", "--url", "http://x", NAME, "--", "true"], &["redis://"]),
-        (&["run", NAME], &["COMMAND"]),
+        // A lock that no other process sees.
+        (&["run", "--url", "memory://", NAME, "--", "true"], &["memory://", "one process", "redis://"]),
+        (&["run", "--quorum", "memory://a,memory://b,memory://c", NAME, "--", "true"], &["--quorum", "one process"]),
+        (&["run", "--max-hold", "1s", NAME, "--", "true"], &["--max-hold 1s", "--ttl 30s", "shorter --ttl"]),
+        (&["run", NAME], &["COMMAND", "Usage: leasehold run [OPTIONS] <NAME> -- <COMMAND>..."]),
+        (&["run", NAME, "./job"], &["'./job'", "`--` before the command"]),
+        (&["run", NAME, "./job", "--fast"], &["`--` before the command"]),
+        (&["show"], &["Usage: leasehold show [OPTIONS] <NAME>"]),
         (&["run", "-n", "-w", "1", NAME, "--", "true"], &["--wait"]),
     ] {
         let output = tool(&server, options).output().unwrap();
         ends_with(&output, 64, words);
     }
+    for options in [&["run", NAME, "--", "true"][..], &["ls"], &["doctor"]] {
+        let output = tool(&server, options).env("REDIS_URL", "memory://jobs").output().unwrap();
+        ends_with(&output, 64, &["memory://jobs", "one process"]);
+    }
+    // An option that is none is not taken for a command's.
+    let unknown = tool(&server, &["run", "--no-such", NAME, "--", "true"]).output().unwrap();
+    ends_with(&unknown, 64, &["--no-such"]);
+    assert!(!said(&unknown).contains("before the command"), "{}", said(&unknown));
     assert_eq!(server.wire().keys("*"), Vec::<String>::new());
     let nobody =
         tool(&server, &["run", "--url", "redis://127.0.0.1:1", "--connect-timeout", "300ms", NAME, "--", "true"]);
@@ -83,8 +122,10 @@ fn a_lock_that_is_held_is_a_conflict() {
     let (_directory, sign) = directory();
     let mut holder = run(&server, &[], &format!("echo > {}; sleep 30", sign.display())).spawn().unwrap();
     started(&server, &sign);
-    ends_with(&run(&server, &["-n"], "true").output().unwrap(), 1, &["is held"]);
-    ends_with(&run(&server, &["-n", "-E", "9"], "true").output().unwrap(), 9, &["is held"]);
+    ends_with(&run(&server, &["-nv"], "true").output().unwrap(), 1, &["is held"]);
+    let conflict = run(&server, &["-n", "-E", "9"], "true").output().unwrap();
+    ends_with(&conflict, 9, &[]);
+    assert_eq!(said(&conflict), "", "cron would mail it");
     let (lag, asked) = (Lag::start(), Instant::now());
     ends_with(&run(&server, &["-w", "300ms"], "true").output().unwrap(), 1, &["waited"]);
     let took = asked.elapsed();
@@ -118,20 +159,21 @@ fn last_sign_of_life(sign: &Path) -> SystemTime {
 
 #[test]
 fn a_command_that_hears_nothing_is_gone_before_its_lease() {
-    const TTL: Duration = Duration::from_secs(2);
     let server = Server::start();
     let (_directory, sign) = directory();
     let script = format!("trap '' TERM; while :; do date +%s%N >> {}; sleep 0.01; done", sign.display());
-    let runner = run(&server, &["--ttl", "2s", "--grace", "500ms"], &script).spawn().unwrap();
+    let runner = run(&server, &["--ttl", "2s", "--grace", "500ms", "-v"], &script).spawn().unwrap();
     started(&server, &sign);
-    // Nothing that is asked for from here on is confirmed: the lease ends a TTL from now at the latest.
+    // The key is there for longer than anybody may believe it; nothing that is asked for from here on is confirmed.
+    let (now, left) = (SystemTime::now(), server.wire().pttl(NAME));
     server.stop();
-    let deadline = SystemTime::now() + TTL;
+    let deadline = now + Duration::from_millis(left.try_into().unwrap());
     let output = runner.wait_with_output().unwrap();
     let last = last_sign_of_life(&sign);
     server.cont();
-    assert!(last < deadline, "it was there {:?} after its lease", last.duration_since(deadline));
-    ends_with(&output, 75, &["about to be lost"]);
+    let ahead = deadline.duration_since(last);
+    assert!(ahead.as_ref().is_ok_and(|ahead| *ahead >= Duration::from_millis(100)), "{ahead:?} ahead of its lease");
+    ends_with(&output, 75, &["is at risk", "about to be lost"]);
 }
 
 #[test]
@@ -153,12 +195,27 @@ fn nobody_has_to_listen() {
         format!("{leasehold} completions bash | true; {leasehold} man | head -n 1 >/dev/null"),
         format!("{leasehold} run -v {NAME} -- sh -c 'exit 5' 2>&1 >/dev/null | true"),
         format!("{leasehold} run -v {NAME} -- sh -c 'exit 5' >&- 2>&-; test $? = 5"),
+        format!("{leasehold} run {NAME} -- sh -c 'exec >&- 2>&- <&-; exit 5'; test $? = 5"),
+        // No terminal at all, as under cron.
+        format!("setsid -w {leasehold} run {NAME} -- sh -c 'exit 5'; test $? = 5"),
     ] {
         let output = Command::new("sh").args(["-c", &line]).env("REDIS_URL", server.url()).output().unwrap();
         ends_with(&output, 0, &[]);
         assert!(!said(&output).contains("panicked"), "{}", said(&output));
     }
     eventually(HANGS, "it is free", || !is_held(&server));
+}
+
+/// And somebody who does, but can take no more.
+#[test]
+fn what_cannot_be_written_is_an_error() {
+    let server = Server::start();
+    let asked = [&["man"][..], &["completions", "bash"], &["ls", "--json"], &["show", "--json", NAME], &["doctor"]];
+    for what in asked.into_iter().chain([&["--help"][..], &["--version"], &["run", "--help"]]) {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = tool(&server, what).stdout(full).output().unwrap();
+        ends_with(&output, 74, &["No space left on device"]);
+    }
 }
 
 #[test]
@@ -176,7 +233,8 @@ fn who_is_killed_takes_the_command_along() {
 #[test]
 fn signals_are_the_commands() {
     let server = Server::start();
-    for (signal, name) in [(Signal::INT, "INT"), (Signal::HUP, "HUP"), (Signal::USR1, "USR1"), (Signal::QUIT, "QUIT")] {
+    let all = [("INT", Signal::INT), ("TERM", Signal::TERM), ("HUP", Signal::HUP), ("QUIT", Signal::QUIT)];
+    for (name, signal) in all.into_iter().chain([("USR1", Signal::USR1), ("USR2", Signal::USR2)]) {
         let (_directory, sign) = directory();
         let script = format!("trap 'exit 33' {name}; echo > {}; while :; do sleep 0.05; done", sign.display());
         let runner = run(&server, &[], &script).spawn().unwrap();
@@ -187,38 +245,303 @@ fn signals_are_the_commands() {
     }
 }
 
+/// It stands still, and its lease does not.
 #[test]
-fn who_waits_leaves_at_a_signal() {
+fn a_command_is_stopped_and_continued() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    let mut holder = run(&server, &[], &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
+    let script = format!("echo $$ > {}; trap 'exit 33' USR1; while :; do sleep 0.05; done", sign.display());
+    let runner = run(&server, &["--ttl", "1s", "--grace", "100ms"], &script).spawn().unwrap();
     started(&server, &sign);
-    let mut waiter = run(&server, &["--fair", "-v"], "true").spawn().unwrap();
+    // It may have made the file, and not written it.
+    eventually(HANGS, "its number is there", || state_of(&sign).is_some());
+    send(&runner, Signal::TSTP);
+    eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
+    let fence = server.wire().get(&format!("{{{NAME}}}:lh:fence"));
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(is_held(&server), "for longer than its TTL");
+    assert_eq!(server.wire().get(&format!("{{{NAME}}}:lh:fence")), fence, "by the same lease");
+    send(&runner, Signal::CONT);
+    eventually(HANGS, "the command goes on", || state_of(&sign) != Some('T'));
+    send(&runner, Signal::USR1);
+    ends_with(&runner.wait_with_output().unwrap(), 33, &[]);
+}
+
+/// By `nohup`, say.
+#[test]
+fn what_was_ignored_from_the_start_is_ignored() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let script = format!("echo > {}; read end; exit 5", sign.display());
+    let leasehold = env!("CARGO_BIN_EXE_leasehold");
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", leasehold, "run", NAME, "--", "sh", "-c", &script]);
+    let mut runner = command.env("REDIS_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
+    // Who waits for a child closes it, and the command would end by itself.
+    let _input = runner.stdin.take();
+    started(&server, &sign);
+    send(&runner, Signal::HUP);
+    send(&runner, Signal::USR2);
+    // The one behind it is not.
+    assert_eq!(runner.wait().unwrap().code(), Some(128 + Signal::USR2.as_raw()));
+}
+
+/// By a program that reads its signals from a file, say, and starts others without a thought for them.
+#[test]
+fn what_was_blocked_from_the_start_is_the_commands_and_not_ours() {
+    let server = Server::start();
+    for blocked in ["--block-signal=CHLD", "--block-signal"] {
+        let mut command = Command::new("env");
+        command.args([
+            blocked,
+            env!("CARGO_BIN_EXE_leasehold"),
+            "run",
+            NAME,
+            "--",
+            "grep",
+            "SigBlk",
+            "/proc/self/status",
+        ]);
+        let mut runner = command.env("REDIS_URL", server.url()).stdout(Stdio::piped()).spawn().unwrap();
+        let is_blocked = |shown: &str| {
+            let mask = u64::from_str_radix(shown.rsplit('\t').next().unwrap().trim(), 16).unwrap();
+            mask & (1 << (Signal::CHILD.as_raw() - 1)) != 0
+        };
+        assert_eq!(ends_soon(&mut runner), Some(0), "{blocked}: it is seen that the command has ended");
+        let mut shown = String::new();
+        runner.stdout.take().unwrap().read_to_string(&mut shown).unwrap();
+        assert!(is_blocked(&shown), "{blocked}: the command has what was given to us: {shown}");
+    }
+    // Nor is it deaf.
+    let (_directory, sign) = directory();
+    let script = format!("echo > {}; exec sleep 60", sign.display());
+    let mut command = Command::new("env");
+    command.args([
+        "--block-signal=TERM",
+        env!("CARGO_BIN_EXE_leasehold"),
+        "run",
+        "--grace",
+        "0s",
+        NAME,
+        "--",
+        "sh",
+        "-c",
+    ]);
+    let mut runner = command.arg(script).env("REDIS_URL", server.url()).spawn().unwrap();
+    started(&server, &sign);
+    send(&runner, Signal::TERM);
+    // The command blocks it, as it was told to: it is passed on, and waits there.
+    let pending = || {
+        let children = format!("/proc/{0}/task/{0}/children", runner.id());
+        let child = fs::read_to_string(children).unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{}/status", child.trim())).unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap_or("0").trim().to_owned();
+        u64::from_str_radix(&mask, 16).unwrap() & (1 << (Signal::TERM.as_raw() - 1)) != 0
+    };
+    eventually(HANGS, "the command is sent it", pending);
+    runner.kill().unwrap();
+    runner.wait().unwrap();
+}
+
+/// It leaves no runner behind that does not end.
+fn ends_soon(runner: &mut Child) -> Option<i32> {
+    let began = Instant::now();
+    while began.elapsed() < HANGS {
+        if let Some(status) = runner.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    runner.kill().unwrap();
+    runner.wait().unwrap();
+    None
+}
+
+/// Nobody is in the command's group then.
+#[test]
+fn a_command_that_leaves_its_group_has_its_signals() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let script = format!(
+        "import os, time; os.setpgid(0, os.getpgid(os.getppid())); open({:?}, 'w').close(); time.sleep(60)",
+        sign.display().to_string()
+    );
+    let mut runner = tool(&server, &["run", NAME, "--", "python3", "-c", &script]).process_group(0).spawn().unwrap();
+    started(&server, &sign);
+    send(&runner, Signal::TERM);
+    assert_eq!(ends_soon(&mut runner), Some(143));
+    assert!(!is_held(&server));
+}
+
+/// Somebody who holds the lock.
+fn holder(server: &Server) -> Child {
+    let (_directory, sign) = directory();
+    let holder = run(server, &[], &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
+    started(server, &sign);
+    holder
+}
+
+/// Somebody who is in its queue.
+fn waiter(server: &Server) -> Child {
+    let mut command = run(server, &["--fair", "-v"], "true");
+    // As a shell would: who is stopped here has somebody to continue it.
+    let mut waiter = command.process_group(0).spawn().unwrap();
     let mut told = String::new();
     BufReader::new(waiter.stderr.take().unwrap()).read_line(&mut told).unwrap();
     assert!(told.contains("is held by"), "{told}");
-    let queue = format!("{{{NAME}}}:lh:queue");
-    assert!(server.wire().exists(&queue), "it waits");
-    send(&waiter, Signal::TERM);
-    assert_eq!(waiter.wait().unwrap().code(), Some(143));
-    assert!(!server.wire().exists(&queue), "it has left the queue");
+    assert!(server.wire().exists(QUEUE), "it waits");
+    waiter
+}
+
+const QUEUE: &str = "{job}:lh:queue";
+
+#[test]
+fn who_waits_leaves_at_a_signal() {
+    let server = Server::start();
+    let mut holder = holder(&server);
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2] {
+        let mut waiter = waiter(&server);
+        send(&waiter, signal);
+        let ended = waiter.wait().unwrap();
+        // A shell's loop around it ends if it died of the interrupt.
+        let expected = if signal == Signal::INT { (None, Some(2)) } else { (Some(128 + signal.as_raw()), None) };
+        assert_eq!((ended.code(), ended.signal()), expected);
+        assert!(!server.wire().exists(QUEUE), "it has left the queue");
+    }
     send(&holder, Signal::TERM);
     holder.wait().unwrap();
 }
 
 #[test]
+fn who_waits_is_stopped_and_continued() {
+    let server = Server::start();
+    let mut holder = holder(&server);
+    let mut waiter = waiter(&server);
+    send(&waiter, Signal::TSTP);
+    eventually(HANGS, "it stands still", || state(waiter.id()) == Some('T'));
+    send(&waiter, Signal::CONT);
+    eventually(HANGS, "it goes on", || state(waiter.id()) != Some('T'));
+    send(&holder, Signal::TERM);
+    holder.wait().unwrap();
+    // Also if it has lost its place meanwhile.
+    assert_eq!(waiter.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn what_a_command_leaves_behind_ends_before_the_lock_is_free() {
     let server = Server::start();
-    let (_directory, sign) = directory();
+    let (directory, sign) = directory();
+    let (asked, next) = (directory.path().join("asked"), directory.path().join("next"));
     let script = format!(
-        "sh -c 'trap \"\" TERM; echo $$ > {}; sleep 60; sleep 60' & while [ ! -s {0} ]; do sleep 0.01; done",
+        "sh -c 'trap \"echo >> {}\" TERM; while :; do date +%s%N >> {sign}; sleep 0.01; done' & \
+         while [ ! -s {sign} ]; do sleep 0.01; done",
+        asked.display(),
+        sign = sign.display()
+    );
+    let first = run(&server, &["--grace", "300ms"], &script).spawn().unwrap();
+    started(&server, &sign);
+    let second = run(&server, &[], &format!("date +%s%N > {}", next.display())).output().unwrap();
+    ends_with(&second, 0, &[]);
+    ends_with(&first.wait_with_output().unwrap(), 0, &[]);
+    assert_eq!(fs::read_to_string(asked).unwrap(), "\n", "it is asked once, and killed then");
+    let (last, next) = (last_sign_of_life(&sign), last_sign_of_life(&next));
+    assert!(last < next, "it was there {:?} after the lock was somebody else's", last.duration_since(next));
+}
+
+/// Its grace is that of the others in its group too, and of those who have left it.
+#[test]
+fn a_loss_ends_all_that_a_command_has_started() {
+    let server = Server::start();
+    for leaves in ["", "setsid "] {
+        let (directory, sign) = directory();
+        let (script, done) = (directory.path().join("worker"), directory.path().join("done"));
+        let worker = format!(
+            "trap 'sleep 0.3; echo > {done}; exit' USR1\necho $$ > {sign}\nwhile :; do sleep 0.05; done",
+            done = done.display(),
+            sign = sign.display()
+        );
+        fs::write(&script, worker).unwrap();
+        let script = format!("{leaves}sh {} & wait", script.display());
+        let runner = run(&server, &["--signal", "USR1"], &script).spawn().unwrap();
+        eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
+        server.wire().del(NAME);
+        ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
+        assert!(done.exists(), "{leaves:?}: it had its grace");
+        assert!(!is_there(&sign), "{leaves:?}");
+    }
+}
+
+/// Also those who have left the group, and hear nothing.
+#[test]
+fn after_its_grace_a_loss_kills_all_that_a_command_has_started() {
+    let server = Server::start();
+    for leaves in ["", "setsid "] {
+        let (_directory, sign) = directory();
+        let worker = format!("trap \"\" TERM; echo $$ > {}; sleep 60; sleep 60", sign.display());
+        let script = format!("{leaves}sh -c '{worker}' & wait");
+        let runner = run(&server, &["--grace", "300ms"], &script).spawn().unwrap();
+        eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
+        server.wire().del(NAME);
+        let (lag, lost) = (Lag::start(), Instant::now());
+        ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
+        let took = lost.elapsed();
+        assert!(took >= Duration::from_millis(300), "{leaves:?}: {took:?}");
+        assert!(took < Duration::from_secs(3) + lag.worst(), "{leaves:?}: {took:?}");
+        assert!(!is_there(&sign), "{leaves:?}");
+    }
+}
+
+/// Such as what a script puts its output through, before it becomes the runner.
+#[test]
+fn what_was_there_before_the_command_is_none_of_its_own() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let before = directory.path().join("before");
+    let leasehold = env!("CARGO_BIN_EXE_leasehold");
+    let script = format!(
+        "sleep 60 >&- 2>&- & echo $! > {}; exec {leasehold} run {NAME} -- sh -c 'echo > {}; sleep 60'",
+        before.display(),
         sign.display()
     );
-    let script = script.replace("{0}", &sign.display().to_string());
-    let output = run(&server, &["--grace", "300ms"], &script).output().unwrap();
-    ends_with(&output, 0, &[]);
-    assert!(!is_there(&sign), "it is still there");
-    assert!(!is_held(&server));
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).env("REDIS_URL", server.url()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let runner = command.spawn().unwrap();
+    started(&server, &sign);
+    server.wire().del(NAME);
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
+    assert!(is_there(&before));
+    let pid = fs::read_to_string(&before).unwrap().trim().parse().ok().and_then(Pid::from_raw).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// No news of it, and no renewal yet: the release is the first to hear.
+#[test]
+fn a_loss_that_shows_at_the_release_is_a_loss() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    server.wire().must(&["ACL", "SETUSER", "quiet", "on", ">secret", "~*", "&*", "+@all", "-client"]);
+    let url = format!("redis://quiet:secret@127.0.0.1:{}", server.port());
+    let script = format!("echo > {}; read end", sign.display());
+    let mut runner = run(&server, &["--url", &url], &script).stdin(Stdio::piped()).spawn().unwrap();
+    started(&server, &sign);
+    server.wire().del(NAME);
+    drop(runner.stdin.take());
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["its key is gone"]);
+}
+
+#[test]
+fn a_loss_over_a_quorum_ends_the_command() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls = servers.each_ref().map(Server::url).join(",");
+    let (_directory, sign) = directory();
+    let script = format!("echo > {}; sleep 60", sign.display());
+    let runner = run(&servers[0], &["--quorum", &urls, "--restart-delay", "0"], &script).spawn().unwrap();
+    eventually(HANGS, "it is held", || sign.exists() && servers.iter().all(|server| server.wire().exists(NAME)));
+    for server in &servers[..2] {
+        server.wire().del(NAME);
+    }
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
+    eventually(HANGS, "no key is left", || servers.iter().all(|server| !server.wire().exists(NAME)));
 }
 
 #[test]
@@ -227,21 +550,32 @@ fn a_quick_command_keeps_its_lock_for_as_long_as_it_is_told() {
     ends_with(&run(&server, &["--keep-for", "2s"], "true").output().unwrap(), 0, &[]);
     let kept = server.wire().pttl(NAME);
     assert!((1..=2_000).contains(&kept), "{kept} ms");
-    ends_with(&run(&server, &["-n"], "true").output().unwrap(), 1, &["is held"]);
+    ends_with(&run(&server, &["-n"], "true").output().unwrap(), 1, &[]);
     eventually(HANGS, "it is free", || !is_held(&server));
 }
 
-#[test]
-fn of_fifty_crons_one_runs() {
-    let server = Server::start();
+/// In the same moment, on as many machines.
+fn of_fifty_crons_one_runs(servers: &Server, options: &[&str]) {
     let (_directory, sign) = directory();
-    let script = format!("echo ran >> {}", sign.display());
-    let runners: Vec<Child> =
-        (0..50).map(|_| run(&server, &["-n", "--keep-for", "30s"], &script).spawn().unwrap()).collect();
-    let codes: Vec<_> = runners.into_iter().map(|mut runner| runner.wait().unwrap().code().unwrap()).collect();
-    assert_eq!(codes.iter().filter(|code| **code == 0).count(), 1, "{codes:?}");
-    assert!(codes.iter().all(|code| [0, 1].contains(code)), "{codes:?}");
+    let (options, script) =
+        ([options, &["-n", "--keep-for", "30s"]].concat(), format!("echo ran >> {}", sign.display()));
+    let runners: Vec<Child> = (0..50).map(|_| run(servers, &options, &script).spawn().unwrap()).collect();
+    let outputs: Vec<Output> = runners.into_iter().map(|runner| runner.wait_with_output().unwrap()).collect();
+    let ran = outputs.iter().filter(|output| output.status.success()).count();
+    assert!(ran == 1 && outputs.iter().all(|output| [Some(0), Some(1)].contains(&output.status.code())), "{outputs:?}");
     assert_eq!(fs::read_to_string(&sign).unwrap(), "ran\n");
+}
+
+#[test]
+fn of_fifty_crons_with_a_server_one_runs() {
+    of_fifty_crons_one_runs(&Server::start(), &[]);
+}
+
+#[test]
+fn of_fifty_crons_with_a_quorum_one_runs() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls = servers.each_ref().map(Server::url).join(",");
+    of_fifty_crons_one_runs(&servers[0], &["--quorum", &urls, "--restart-delay", "0"]);
 }
 
 #[test]
@@ -260,30 +594,6 @@ fn who_was_stopped_past_its_lease_kills_first() {
     ends_with(&output, 75, &["the command is stopped"]);
     assert!(took < Duration::from_millis(500) + lag.worst(), "{took:?}");
     assert!(!is_there(&sign));
-}
-
-/// A command in the background of its terminal would be stopped when it reads.
-#[test]
-fn the_terminal_is_the_commands_while_it_runs() {
-    let server = Server::start();
-    let runner = env!("CARGO_BIN_EXE_leasehold");
-    let line = format!(
-        "{runner} run {NAME} -- sh -c 'read line; echo the line was $line'; {runner} show {NAME}; read rest; echo then $rest"
-    );
-    // It gives what it runs a terminal.
-    let mut command = Command::new("script");
-    command.args(["-qec", &line, "/dev/null"]).env("REDIS_URL", server.url()).env("SHELL", "/bin/sh");
-    let mut terminal = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script is there");
-    let mut input = terminal.stdin.take().unwrap();
-    input.write_all(b"hello\n").unwrap();
-    eventually(HANGS, "the command has run", || {
-        server.wire().exists(&format!("{{{NAME}}}:lh:fence")) && !is_held(&server)
-    });
-    // We have it back, and so does whoever has started us.
-    input.write_all(b"again\n").unwrap();
-    let output = terminal.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("the line was hello") && said.contains("is free") && said.contains("then again"), "{said}");
 }
 
 /// A pipe that is full stops whoever writes to it.
@@ -380,7 +690,9 @@ fn a_server_that_goes_away_before_the_release_takes_nothing_from_the_command() {
     server.kill();
     let (lag, asked) = (Lag::start(), Instant::now());
     fs::write(&go, "").unwrap();
-    ends_with(&runner.wait_with_output().unwrap(), 7, &["leasehold:"]);
+    let output = runner.wait_with_output().unwrap();
+    ends_with(&output, 7, &["leasehold:", "the release is not confirmed", "expires within its TTL"]);
+    assert!(!said(&output).contains("background"), "who has ended does nothing there: {}", said(&output));
     // An answer is waited for, and then the connections' end.
     let (took, most) = (asked.elapsed(), Duration::from_secs(3));
     assert!(took < most + lag.worst(), "{took:?}");
@@ -441,6 +753,18 @@ fn a_page_and_completions_are_printed() {
         let output = tool(&server, args).output().unwrap();
         ends_with(&output, 0, &[]);
         assert!(String::from_utf8_lossy(&output.stdout).contains(word), "{args:?}");
+    }
+    // What is for ourselves is offered to nobody.
+    let shells = ["bash", "elvish", "fish", "powershell", "zsh"].map(|shell| vec!["completions", shell]);
+    for args in shells.into_iter().chain([vec!["man"], vec!["--help"]]) {
+        let output = tool(&server, &args).output().unwrap();
+        ends_with(&output, 0, &[]);
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(printed.contains("doctor"), "{args:?}");
+        // A dash has a backslash before it on a page, and two underscores stand between words in a script.
+        for own in ["__exec", "__interrupted", "\\_\\_exec", "Dies of an interrupt"] {
+            assert!(!printed.contains(own), "{args:?}: {own}");
+        }
     }
     let nothing = tool(&server, &[]).output().unwrap();
     ends_with(&nothing, 64, &["Usage"]);

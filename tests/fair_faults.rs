@@ -366,3 +366,37 @@ async fn f36_there_are_never_two_fair_holders() {
     assert!(history.count() > 50, "{} in 3 s", history.count());
     nothing_is_left(&mut server.wire()).await;
 }
+
+/// Others who wait keep every place of the queue alive, so nobody may leave it to expire.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
+    const SHORT: Duration = Duration::from_millis(500);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (holder, far) = (program(&server.url(), SHORT).await, program(&proxy.url(), SHORT).await);
+    let mut wire = server.wire();
+    // It waits; or it has just been granted the lock, and its process is marked for not having said anything since.
+    for is_granted in [false, true] {
+        let lease = holder.lock("job").fair(true).acquire().await.unwrap();
+        let waiting = tokio::spawn(far.lock("job").fair(true).acquire());
+        all_can_be_called(&mut wire, "job", 1).await;
+        proxy.black_hole(true);
+        waiting.abort();
+        let lease = if is_granted {
+            lease.release().await.unwrap();
+            assert_eq!(tokens(&mut wire, "job").len(), 0);
+            proxy.cut();
+            None
+        } else {
+            Some(lease)
+        };
+        // As long as what it may have acquired could live, and more.
+        tokio::time::sleep(3 * SHORT).await;
+        assert!(wire.exists(&wait_key("job")));
+        proxy.black_hole(false);
+        eventually_async(SOON, "it has left", || !wire.exists(&wait_key("job"))).await;
+        if let Some(lease) = lease {
+            lease.release().await.unwrap();
+        }
+    }
+}

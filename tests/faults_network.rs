@@ -287,6 +287,9 @@ async fn f5_server_killed_and_restarted_empty() {
     let (due, allowed) = (back + MEDIUM / 3, SIGNAL + rig.lag.worst());
     seen::took("renewal after it was due", seen[0].at.saturating_duration_since(due), SIGNAL, &rig.lag);
     assert!(seen[0].at <= due + allowed, "the renewal came {:?} after it was due", seen[0].at - due);
+    let late = heard.woken.saturating_duration_since(seen[seen.len() - 1].at);
+    seen::took("signal after the renewal that found out", late, SIGNAL, &rig.lag);
+    assert!(late <= allowed, "lost() came {late:?} after the renewal that found out");
     assert_says_lost(lease.release().await, LossReason::Deleted);
 
     // Told or not, the release says it.

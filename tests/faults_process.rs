@@ -720,9 +720,12 @@ fn f34_close_with_holders_and_waiters() {
     });
 }
 
+/// Often: whoever is on their way to an attempt when it is called begins none.
 #[test]
 fn f34_close_with_holders_and_waiters_in_memory() {
-    one_thread().block_on(close_ends_everything("memory://f34"));
+    for round in 0..100 {
+        one_thread().block_on(close_ends_everything(&format!("memory://f34-{round}")));
+    }
 }
 
 async fn close_ends_everything(url: &str) {
@@ -821,9 +824,8 @@ fn f34_close_while_the_server_is_stopped() {
         server.stop();
         let start = Instant::now();
         let closed = tokio::time::timeout(PATIENCE, leases.close()).await;
-        // Three timers one after the other, each as late as the machine makes it.
-        let (took, limit) = (start.elapsed(), 3 * (COMMAND + lag.worst()));
-        seen::took("close beside a stopped server", took, 3 * COMMAND, &lag);
+        let (took, limit) = (start.elapsed(), COMMAND + PROMPT + lag.worst());
+        seen::took("close beside a stopped server", took, COMMAND + PROMPT, &lag);
         server.cont();
         assert!(closed.is_ok() && took <= limit, "close took {took:?}, not {limit:?}, with a stopped server");
         let outcome = within(PATIENCE, "the waiter ends", waiter).await.unwrap();

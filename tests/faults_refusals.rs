@@ -16,7 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Builder, Error, ErrorKind, GuardError, Leases, LossReason, ReleaseError, RenewError};
+use leasehold::{
+    AcquireError, Builder, Error, ErrorKind, GuardError, Keeper, Leases, LossReason, ReleaseError, RenewError,
+};
 use support::{Lag, Match, Proxy, Server, Value, Wire, eventually_async, within};
 
 /// No error and no `Debug` may contain these.
@@ -388,6 +390,37 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
     within(PATIENCE, "everything", do_everything(&server)).await.unwrap();
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
+}
+
+/// What falls due together is renewed by one command, and that is refused as a whole.
+#[tokio::test]
+async fn a_key_that_is_refused_puts_no_other_lease_at_risk() {
+    const SHORT: Duration = Duration::from_millis(1500);
+    let server = Server::start();
+    let mut wire = server.wire();
+    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
+    let builder = builder(url_of("worker", SECRET, server.port())).prefix("app:").ttl(SHORT);
+    let leases = builder.keeper(Keeper::CurrentRuntime).build().await.unwrap();
+    let (mut good, mut changes) = (Vec::new(), Vec::new());
+    let bad = leases.lock("bad").acquire().await.unwrap();
+    for number in 0..6 {
+        let lease = leases.lock(format!("good-{number}")).acquire().await.unwrap();
+        changes.push(lease.status_changes());
+        good.push(lease);
+    }
+    wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~app:good-*", "~{app:good-*"]);
+    // The keeper is on this thread: all are due when it goes on.
+    std::thread::sleep(SHORT / 2);
+    let lost = within(PATIENCE, "the loss", bad.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Expired);
+    for (lease, changes) in good.into_iter().zip(&mut changes) {
+        tokio::select! {
+            biased;
+            change = changes.next() => panic!("{change:?}"),
+            () = std::future::ready(()) => {}
+        }
+        lease.release().await.unwrap();
+    }
 }
 
 /// One waits for the other in a fair queue, and gives up; then it waits again, and has its turn.

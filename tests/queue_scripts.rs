@@ -62,17 +62,19 @@ struct Knock<'a> {
     grant: &'a str,
     window: &'a str,
     enter: bool,
+    restart_delay: &'a str,
 }
 
 /// A knock of a waiter whose process is called like its channel.
 fn knock<'a>(token: &'a str, channel: &'a str) -> Knock<'a> {
-    Knock { token, channel, ticket: "0", grant: GRANT, window: WINDOW, enter: true }
+    Knock { token, channel, ticket: "0", grant: GRANT, window: WINDOW, enter: true, restart_delay: "0" }
 }
 
 impl Knock<'_> {
     fn raw(&self, wire: &mut Wire) -> Value {
         let enter = if self.enter { "1" } else { "0" };
-        eval(wire, KNOCK, &[self.token, TTL, self.ticket, self.grant, self.window, self.channel, enter])
+        let Self { token, channel, ticket, grant, window, restart_delay, .. } = *self;
+        eval(wire, KNOCK, &[token, TTL, ticket, grant, window, channel, enter, restart_delay])
     }
 
     #[track_caller]
@@ -410,6 +412,62 @@ fn tickets_restore_a_queue_that_was_deleted() {
 }
 
 #[test]
+fn a_server_that_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
+    const DELAY: i64 = 31;
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let (mut wire, mut a) = (server.wire(), Process::start(&server, "a"));
+    let delayed = |token| Knock { restart_delay: "31", ..knock(token, "a") };
+    for (knock, place) in [
+        (Knock { enter: false, ..delayed("look") }, ("0", 0, 0)),
+        (delayed("first"), ("", 0, 1)),
+        (delayed("second"), ("", 1, 1)),
+        (delayed("first"), ("", 0, 0)),
+        (Knock { enter: false, ..delayed("look") }, ("0", 2, 0)),
+    ] {
+        let reply = knock.raw(&mut wire);
+        let [Value::Int(2), Value::Int(1..=DELAY), ticket, Value::Int(rank), Value::Int(entered)] = reply.array()
+        else {
+            panic!("{knock:?}: {reply:?}")
+        };
+        assert_eq!((ticket.text() == "0", *rank, *entered), (place.0 == "0", place.1, place.2), "{knock:?}");
+    }
+    assert_eq!(leave(&mut wire, "nobody", "a"), 0, "a lock that is found free");
+    assert!(!wire.exists(LOCK) && !wire.exists(FENCE));
+    // The server found a lock on its disk that was released before, and taken by somebody else: the release comes again.
+    for script in [RELEASE, LEAVE, FORCE_RELEASE] {
+        acquire(&mut wire, "holder");
+        assert_eq!(delayed("second").send(&mut wire).place().1, 1, "somebody has it");
+        assert_eq!(eval(&mut wire, script, &["holder", ""]), Value::Int(1));
+        assert!(!wire.exists(LOCK), "what may be somebody else's is passed on to nobody");
+    }
+    assert_eq!((line(&mut wire), a.told()), (vec!["first".into(), "second".into()], vec![]));
+
+    clock.forward(Duration::from_secs(32));
+    assert!(matches!(delayed("second").send(&mut wire), Knocked::Waits { value: Some(first), .. } if first == "first"));
+    assert_eq!(a.told().first(), Some(&call_of("first")));
+    delayed("first").send(&mut wire).fence();
+    assert_eq!(release(&mut wire, "first"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("second"));
+}
+
+#[test]
+fn without_the_right_to_info_nobody_is_granted_a_free_lock_who_asks_for_the_uptime() {
+    let server = Server::start();
+    server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-info"]);
+    let mut wire = server.wire();
+    wire.must(&["AUTH", "worker", "secret"]);
+    let delayed = Knock { restart_delay: "31", ..knock("a", "") };
+    let refused = delayed.raw(&mut wire);
+    assert!(refused.error().is_some_and(|error| error.contains("INFO")), "{refused:?}");
+    assert!(wire.keys("*").is_empty());
+    knock("holder", "").send(&mut wire).fence();
+    assert_eq!(delayed.send(&mut wire).place().1, 0, "nothing is asked while somebody has it");
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert!(!wire.exists(LOCK), "nor is it known, at a release, that it may be granted");
+}
+
+#[test]
 fn a_stepped_server_clock_changes_nobodys_place() {
     const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -558,7 +616,7 @@ fn memory_that_is_used_up_stops_no_release_and_leaves_nothing_of_a_knock() {
 
 /// Waiters by the thousand, without a knock of each.
 fn crowd(wire: &mut Wire, count: usize, channel: &str) {
-    let entry = format!("{GRANT}|9|{channel}");
+    let entry = format!("{GRANT}|9|0|{channel}");
     let script = "for i = 1, tonumber(ARGV[1]) do redis.call('ZADD', KEYS[1], i, 'crowd' .. i) \
                   redis.call('HSET', KEYS[2], 'crowd' .. i, ARGV[2]) end";
     wire.must(&["EVAL", script, "2", LINE, WAIT, &count.to_string(), &entry]);
@@ -595,7 +653,7 @@ fn ten_thousand_dead_waiters_are_worked_through() {
         crowd(&mut wire, 10_000, channel);
         // One of the last.
         wire.must(&["ZADD", LINE, "9995.5", "told"]);
-        wire.must(&["HSET", WAIT, "told", &format!("{GRANT}|0|alive")]);
+        wire.must(&["HSET", WAIT, "told", &format!("{GRANT}|0|0|alive")]);
         let start = Instant::now();
         assert_eq!(release(&mut wire, "holder"), 1);
         assert!(start.elapsed() < Duration::from_secs(1), "one call is bounded: {:?}", start.elapsed());

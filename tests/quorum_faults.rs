@@ -11,6 +11,7 @@
 mod support;
 
 use std::{
+    ops::Range,
     thread,
     time::{Duration, Instant},
 };
@@ -79,19 +80,21 @@ impl Rig {
             everywhere && lease.remaining() > ttl * 4 / 5
         })
         .await;
-        self.deadline(lease, ttl, Instant::now())
+        self.deadline(lease, ttl, 0..self.nodes.len(), Instant::now())
     }
 
-    /// The latest deadline that what was sent up to then can give the lease.
-    fn deadline(&self, lease: &Lease, ttl: Duration, until: Instant) -> Instant {
+    /// The latest deadline that the lease can have if these nodes have confirmed nothing since. The others may go on, or
+    /// be about to answer what these have answered already.
+    fn deadline(&self, lease: &Lease, ttl: Duration, silent: Range<usize>, since: Instant) -> Instant {
         let wanted = requests(RENEW, lease);
         let newest = |proxy: &Proxy| {
             let seen = proxy.seen();
-            seen.iter().rev().find(|seen| seen.at <= until && wanted.matches(&seen.args)).map(|seen| seen.at)
+            seen.iter().rev().find(|seen| seen.at <= since && wanted.matches(&seen.args)).map(|seen| seen.at)
         };
-        let mut sent: Vec<Instant> = self.proxies.iter().filter_map(newest).collect();
+        let others = self.nodes.len() - silent.len();
+        let mut sent: Vec<Instant> = self.proxies[silent].iter().filter_map(newest).collect();
         sent.sort_by(|one, other| other.cmp(one));
-        let counts = sent.get(self.majority() - 1).expect("there was a renewal");
+        let counts = sent.get(self.majority() - 1 - others).expect("there was a renewal");
         *counts + ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
     }
 
@@ -330,7 +333,7 @@ async fn is_told_by_the_deadline(away: Away) {
     (0..2).for_each(|at| away.begin(&rig, at));
     let gone = Instant::now();
 
-    let [latest, quiet_latest] = [&lease, &quiet].map(|lease| rig.deadline(lease, TTL, gone));
+    let [latest, quiet_latest] = [&lease, &quiet].map(|lease| rig.deadline(lease, TTL, 0..2, gone));
     let quiet_promised = Instant::now() + quiet.remaining();
     let (handle, lost) = (lease.handle(), stamped(HANGS, "lost() completes", quiet.lost()));
     let last_ok = spawn_blocking(move || last_ok(&handle, latest)).await.expect("check() is Err from the deadline on");

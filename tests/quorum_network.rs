@@ -369,17 +369,20 @@ async fn f11_a_link_that_is_slow_each_way() {
     let scene = Scene::with(3, |builder| builder.command_timeout(TTL)).await;
     let delay = |each_way| scene.nodes.iter().for_each(|node| node.proxy.delay(each_way));
     let started = Instant::now();
-    let lease = loop {
+    let (lease, began) = loop {
         delay(Duration::ZERO);
         let (lag, lease) = (Lag::start(), scene.acquire(TTL).await);
         delay(Duration::from_millis(200));
-        let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break lease };
-        // From the keeper through the proxy to the server and back, each of which may be as late as the control.
-        assert!(4 * lag.worst() >= SPARE, "{lost:?}; the machine lagged {:?}", lag.worst());
+        let began = Instant::now();
+        let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break (lease, began) };
+        // From the keeper through the proxy to the server and back, each of which may be as late as the control: then the
+        // machine, not the links, was too slow, and it is tried again, unless the figure is to be published.
+        let is_excused = 4 * lag.worst() >= SPARE && !seen::is_wanted();
+        assert!(is_excused, "{lost:?}; the machine lagged {:?}", lag.worst());
         assert!(started.elapsed() < 3 * TTL * ttls, "no lease lived on; the machine lagged {:?}", lag.worst());
     };
     lease.check().expect("it was renewed all the time");
-    seen::at_least("quorum: TTLs held", ttls as usize, ttls as usize);
+    seen::at_least("quorum: TTLs held", (began.elapsed().as_millis() / TTL.as_millis()) as usize, ttls as usize);
     lease.release().await.expect("it was ours to the end");
     scene.is_taken_away(NAME).await;
 }

@@ -4,12 +4,14 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
+mod fair_line;
 mod support;
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireError, Builder, Leases, LossReason, NodeState};
-use support::{ClockShim, Server, within};
+use fair_line::{had, place};
+use leasehold::{AcquireError, Builder, Error, Leases, LossReason, NodeState};
+use support::{ClockShim, Proxy, Server, within};
 
 const TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(2);
@@ -19,26 +21,37 @@ fn builder(server: &Server, label: &str) -> Builder {
     Leases::builder().url(server.url()).ttl(TTL).restart_delay(DELAY).label(label)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f5_a_server_that_restarted_empty_gives_nobody_what_it_may_have_given_away() {
+/// A server that seems to have been up for an hour; of its next run that is true in an hour.
+fn old() -> (Server, ClockShim) {
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
-    // As if it had been up for an hour; of the next run that is true in an hour.
     clock.forward(Duration::from_secs(60 * 60));
+    (server, clock)
+}
+
+/// What tries are told once they get through to the server: that it recovers.
+async fn refused(leases: &Leases, fair: bool) -> Error {
+    let tried = Instant::now();
+    loop {
+        // The connection may not have been noticed to be dead yet.
+        match leases.lock("job").fair(fair).try_acquire().await {
+            Err(AcquireError::Unavailable(error)) if error.to_string().contains("recovering") => return error,
+            Ok(Some(_)) => panic!("granted after {:?}", tried.elapsed()),
+            _ => assert!(tried.elapsed() < SOON),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f5_a_server_that_restarted_empty_gives_nobody_what_it_may_have_given_away() {
+    let (server, _clock) = old();
     let (one, two) = (builder(&server, "one").build().await.unwrap(), builder(&server, "two").build().await.unwrap());
     let lease = one.lock("job").acquire().await.unwrap();
     let (fence, lost) = (lease.fence(), tokio::spawn(lease.lost()));
 
     server.restart();
     let restarted = Instant::now();
-    let refused = loop {
-        // The connection may not have been noticed to be dead yet.
-        match two.lock("job").try_acquire().await {
-            Err(AcquireError::Unavailable(error)) if error.to_string().contains("recovering") => break error,
-            Ok(Some(_)) => panic!("granted {:?} after the restart", restarted.elapsed()),
-            _ => assert!(restarted.elapsed() < SOON),
-        }
-    };
+    let refused = refused(&two, false).await;
     assert!(refused.to_string().contains(&format!("127.0.0.1:{}", server.port())), "{refused}");
     let state = two.nodes().remove(0).state().clone();
     assert!(matches!(state, NodeState::Recovering { remaining } if remaining <= DELAY), "{state:?}");
@@ -50,6 +63,36 @@ async fn f5_a_server_that_restarted_empty_gives_nobody_what_it_may_have_given_aw
     let waited = restarted.elapsed();
     assert!(waited >= TTL, "{waited:?}");
     assert!(second.fence() > fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f5_a_server_that_restarted_empty_gives_no_fair_waiter_what_it_may_have_given_away() {
+    let (server, _clock) = old();
+    let proxy = Proxy::to(&server);
+    let one = builder(&server, "one").url(proxy.url()).build().await.unwrap();
+    let (two, three) =
+        (builder(&server, "two").build().await.unwrap(), builder(&server, "three").build().await.unwrap());
+    let lease = one.lock("job").acquire().await.unwrap();
+    let waiter = place(&two.lock("job")).await;
+
+    // It hears of nothing, and believes until its deadline.
+    proxy.black_hole(true);
+    server.restart();
+    let restarted = Instant::now();
+    let refused = refused(&three, true).await;
+    assert!(
+        refused.is_transient() && refused.to_string().contains(&format!("127.0.0.1:{}", server.port())),
+        "{refused}"
+    );
+    let state = three.nodes().remove(0).state().clone();
+    assert!(matches!(state, NodeState::Recovering { remaining } if remaining <= DELAY), "{state:?}");
+
+    let (second, at) = had(waiter).await;
+    assert!(!lease.is_held(), "two holders");
+    // The uptime is counted in whole seconds.
+    let waited = at.saturating_duration_since(restarted);
+    assert!(waited >= TTL, "{waited:?}");
+    assert!(second.fence() > lease.fence());
 }
 
 #[tokio::test]

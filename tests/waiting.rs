@@ -174,3 +174,28 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
     }
     within(SOON, "the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
 }
+
+/// The last look has no more time than is left of the wait, which may be less than any answer takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let proxies = servers.each_ref().map(Proxy::to);
+    let urls = proxies.each_ref().map(Proxy::url);
+    let lone = Leases::builder().url(urls[0].clone()).build().await.unwrap();
+    let quorum = Leases::builder().quorum(urls).restart_delay(Duration::ZERO).build().await.unwrap();
+    let held = [quorum.lock("job").acquire().await.unwrap(), lone.lock("queued").fair(true).acquire().await.unwrap()];
+    let limit = Duration::from_millis(400);
+    for proxy in &proxies {
+        proxy.delay(Duration::from_millis(20));
+    }
+    for (leases, name, fair) in [(&lone, "job", false), (&lone, "queued", true), (&quorum, "job", false)] {
+        let lock = leases.lock(name).fair(fair).owner(Owner::anonymous());
+        match within(SOON, name, lock.acquire_within(limit)).await {
+            Err(AcquireError::TimedOut { waited, .. }) => assert!(waited >= limit, "{name}: {waited:?}"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    for lease in held {
+        lease.release().await.unwrap();
+    }
+}

@@ -17,27 +17,42 @@
 //!   that instant. One server never gives back what it has lost, so there it must not be believed at any later time.
 //! - (e) Nobody is told of a loss that did not happen: that the key is gone, or somebody else's, has a cause on a server
 //!   between the acquire and the telling, or, for a release, is told after the lease's deadline. And nobody is told that
-//!   time is up before a deadline that it knew of.
+//!   time is up before a deadline that it knew of, nor of anything else: no lease here has a longest time, and none is
+//!   left when its worker closes.
+//! - (f) Everything ends. An acquire and a release end in their time, but for the time for which their process was stopped
+//!   and the machine stood still. After the last fault everybody comes to rest, and every lock can be had by somebody else;
+//!   and when all have gone no lock and no queue is left, and nothing for ever.
 //!
 //! # What is forgiven
 //!
 //! A server may lose a key before its time: somebody deletes it, it restarts empty, its clock jumps ahead. Nothing tells
 //! the holder at that instant, so between the loss and the signal the promise is void; and what a lease rests on was sent
 //! before the loss for a TTL at most. So a lease that was asked for before a loss of its name on a server of its own is
-//! forgiven from the loss until its own TTL later. Not a moment longer, and no lease that was asked for after the loss.
-//! A quorum's node that restarts empty is covered by its restart delay, and (a) to (c) forgive nothing for it.
+//! forgiven from the loss until its own TTL later; until a third of it, when the next renewal tells, if the key was deleted
+//! on one server and nothing else happened to that, to the holder or between them. Not a moment longer, and no lease that
+//! was granted after the loss: none that was asked for after it, and none whose own key was seen after it on the one server
+//! that had lost it. A quorum's node that restarts empty is covered by its restart delay, and (a) to (c) forgive nothing for it.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{
-    history::{Found, History, Lease, Look, Loss, Write},
-    record::{Ending, LeaseId, Nanos, Written},
+    history::{Cause, Found, History, Lease, Look, Loss, Mark, Whom, Write},
+    record::{Ending, LeaseId, MILLI, Nanos, Process, Written},
 };
+
+/// How late a call may be on a machine that does not lag.
+const SLACK: Nanos = 500 * MILLI;
+/// How late the news of a loss may be then, with nothing in its way.
+const NEWS: Nanos = 100 * MILLI;
+/// What had happened so long before a loss is not in the way of its news any more.
+const OVER: Nanos = 5_000 * MILLI;
+/// For so long after the last knock a fair lock may know of waiters, such as one that was killed when it was its turn.
+const MARKS: Nanos = 30_000 * MILLI;
 
 /// A check that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// `a` to `e`.
+    /// `a` to `f`.
     pub check: char,
     pub name: usize,
     pub at: Nanos,
@@ -55,6 +70,7 @@ pub fn check(history: &History) -> Vec<Violation> {
         judge.resource(&mut found);
         judge.nothing_outlives_its_key(&mut found);
         judge.no_false_alarm(&mut found);
+        judge.everything_ends(&mut found);
     }
     found.sort_by_key(|violation| violation.at);
     found
@@ -68,6 +84,8 @@ struct Judge<'a> {
     leases: Vec<&'a Lease>,
     losses: Vec<&'a Loss>,
     servers: std::ops::Range<usize>,
+    /// When a look began that saw this token and fence, the last one.
+    seen: HashMap<(Process, u64), Nanos>,
 }
 
 impl<'a> Judge<'a> {
@@ -77,22 +95,60 @@ impl<'a> Judge<'a> {
         let servers = history.names.get(name).map(|name| name.servers.clone()).unwrap_or_default();
         let hits = |loss: &&Loss| servers.contains(&loss.server) && loss.name.is_none_or(|of| of == name);
         let losses = history.losses.iter().filter(hits).collect();
-        Self { history, name, leases, losses, servers }
+        let mut seen = HashMap::new();
+        for look in history.looks.iter().filter(|look| look.name == name) {
+            if let [Found::Token(Some(process), fence)] = *look.found {
+                let last = seen.entry((process, fence)).or_insert(look.from);
+                *last = look.from.max(*last);
+            }
+        }
+        Self { history, name, leases, losses, servers, seen }
     }
 
     fn nodes(&self) -> usize {
         self.servers.len()
     }
 
-    /// The time that is forgiven a lease for a loss, if that could have hit it.
+    /// Whether the loss may have taken the lease's key. A key that is there when all are gone came later; but a clock that
+    /// jumps leaves some, and a quorum brings its own back.
+    fn can_hit(&self, loss: &Loss, lease: &Lease) -> bool {
+        let seen_after = || {
+            let seen = self.seen.get(&(lease.id.process, lease.fence));
+            loss.cause != Cause::ClockJump && self.nodes() == 1 && seen.is_some_and(|&seen| seen >= loss.to)
+        };
+        lease.invoked < loss.to && !seen_after()
+    }
+
+    /// Whether the promise knows the loss: a quorum's node that restarts empty gives no vote.
+    fn is_covered(&self, loss: &Loss) -> bool {
+        self.nodes() > 1 && loss.cause == Cause::EmptyRestart
+    }
+
+    /// The time that is forgiven a lease for each loss that could have hit it.
     fn forgiven(&self, lease: &Lease) -> impl Iterator<Item = (&'a Loss, Nanos, Nanos)> {
-        let (invoked, ttl) = (lease.invoked, lease.ttl);
-        let losses: Vec<&Loss> = self.losses.iter().filter(|loss| invoked < loss.to).copied().collect();
-        losses.into_iter().map(move |loss| (loss, loss.from, loss.to.saturating_add(ttl)))
+        let held = |loss: &&&Loss| lease.end.is_some_and(|end| loss.from <= end);
+        let losses = self.losses.iter().filter(held).filter(|loss| self.can_hit(loss, lease));
+        losses.map(|loss| (*loss, loss.from, loss.to.saturating_add(self.unaware(loss, lease))))
+    }
+
+    /// How long the holder may not know of the loss: a TTL, but the next renewal tells if nothing is in its way.
+    fn unaware(&self, loss: &Loss, lease: &Lease) -> Nanos {
+        let (from, to) = (loss.from.saturating_sub(OVER), loss.to + lease.ttl);
+        let mut around = self.history.marks.iter().filter(|mark| mark.from <= to && from <= mark.to);
+        let in_its_way = |mark: &Mark| match mark.whom {
+            Whom::Process(process) => process == lease.id.process,
+            Whom::Link { slot, server } => slot == lease.id.process.slot && self.servers.contains(&server),
+            // Its own mark contains the loss.
+            Whom::Server(server) => self.servers.contains(&server) && !(mark.from <= loss.from && loss.to <= mark.to),
+        };
+        if self.nodes() > 1 || loss.cause != Cause::Deletion || around.any(in_its_way) {
+            return lease.ttl;
+        }
+        lease.ttl.min(lease.ttl / 3 + self.history.lag + NEWS)
     }
 
     fn is_forgiven(&self, lease: &Lease, from: Nanos, to: Nanos) -> bool {
-        self.forgiven(lease).any(|(loss, begin, end)| !loss.covered && begin <= from && to <= end)
+        self.forgiven(lease).any(|(loss, begin, end)| !self.is_covered(loss) && begin <= from && to <= end)
     }
 
     fn violation(&self, check: char, at: Nanos, leases: &[&Lease], what: String) -> Violation {
@@ -225,12 +281,46 @@ impl<'a> Judge<'a> {
             let what = format!("{} is told {} before its deadline", lease.id, span(lease.told, lease.until));
             found.push(self.violation('e', lease.told, &[lease], what));
         }
+        for lease in self.leases.iter().filter(|lease| lease.how == Ending::OtherLoss) {
+            let what = format!("{} is told of a loss that nothing here can bring about", lease.id);
+            found.push(self.violation('e', lease.told, &[lease], what));
+        }
         // By its deadline a key may have expired; but a signal says so then.
         for (lease, at) in signals.chain(releases.filter(|(lease, at)| *at < lease.until)) {
-            if !self.losses.iter().any(|loss| lease.invoked < loss.to && loss.from <= at) {
+            if !self.losses.iter().any(|loss| self.can_hit(loss, lease) && loss.from <= at) {
                 let what =
                     format!("{} is told that it has lost its key ({}), and nothing took it", lease.id, lease.how);
                 found.push(self.violation('e', at, &[lease], what));
+            }
+        }
+    }
+
+    fn everything_ends(&self, found: &mut Vec<Violation>) {
+        let violation = |at, what| Violation { check: 'f', name: self.name, at, leases: Vec::new(), what };
+        let stopped = |process, from, to| {
+            let whom = Whom::Process(process);
+            let marks = self.history.marks.iter().filter(move |mark| mark.whom == whom);
+            let during = marks.filter(|mark| mark.from <= to && from <= mark.to);
+            during.map(|mark| mark.to - mark.from).sum::<Nanos>()
+        };
+        for call in self.history.calls.iter().filter(|call| call.name == self.name) {
+            let allowed = call.within + stopped(call.process, call.from, call.to) + self.history.lag + SLACK;
+            if call.to - call.from > allowed {
+                let (took, within) = (span(call.from, call.to), span(0, call.within));
+                let what = format!("the {} of {} took {took} of {within}", call.call, call.process);
+                found.push(violation(call.to, what));
+            }
+        }
+        for remnant in self.history.remnants.iter().filter(|remnant| remnant.name == self.name) {
+            let may_last = match remnant.key.rsplit_once(":lh:") {
+                Some((_, "fence")) => Nanos::MAX,
+                Some((_, "wait")) => MARKS,
+                _ => 0,
+            };
+            if remnant.lasts.is_none_or(|lasts| lasts > may_last) {
+                let lasts = remnant.lasts.map_or("ever".into(), |lasts| span(0, lasts));
+                let what = format!("{} is left on server {} for {lasts}", remnant.key, remnant.server);
+                found.push(violation(remnant.at, what));
             }
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use leasehold::{Lease, Leases};
 
 use crate::{
-    history::{Loss, Whom},
+    history::{Cause, Loss, Whom},
     nemesis::empty,
     plants::DUELLISTS,
     record::{LeaseId, Line, Process, now},
@@ -159,7 +159,7 @@ pub fn clocks_apart() -> Outcome {
         for _ in 0..5 {
             let from = now();
             scene.servers.clock(B).forward(Duration::from_millis(400));
-            scene.loss(Loss { server: B, name: None, from, to: now(), covered: false });
+            scene.loss(Loss { server: B, name: None, from, to: now(), cause: Cause::ClockJump });
             scene.mark(from, Whom::Server(B), "server clock forward (400ms)");
             for duellist in [&one, &other] {
                 let held = duellist.acquire(Duration::from_millis(900), HANGS).await.expect("two nodes are enough");
@@ -197,7 +197,7 @@ pub fn forgetful_node() -> Outcome {
                 scene.servers[B].kill();
                 empty(scene, B);
                 scene.servers[B].restart();
-                scene.loss(Loss { server: B, name: None, from, to: now(), covered: true });
+                scene.loss(Loss { server: B, name: None, from, to: now(), cause: Cause::EmptyRestart });
                 scene.mark(from, Whom::Server(B), "server restarted empty");
                 let start = Instant::now();
                 while !on(B) && start.elapsed() < Duration::from_millis(700) {

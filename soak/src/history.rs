@@ -1,8 +1,8 @@
 //! What happened to each name, as far as everybody who saw it has said: what the [checks](crate::check) judge.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use crate::record::{Ending, LeaseId, Line, Nanos, Outcome, Process, Written};
+use crate::record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written};
 
 /// A lock, and which of the servers have its key.
 #[derive(Debug, Clone)]
@@ -77,11 +77,42 @@ pub struct Loss {
     pub name: Option<usize>,
     pub from: Nanos,
     pub to: Nanos,
-    /// Whether the promise knows it: a quorum's node that restarts empty gives no vote, and nothing is forgiven for it.
-    pub covered: bool,
+    pub cause: Cause,
 }
 
-/// Something the nemesis did, for whoever reads the history.
+/// What took keys away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// A command; the server went on.
+    Deletion,
+    EmptyRestart,
+    /// They run out before their time.
+    ClockJump,
+}
+
+/// A call that was to end within a time of its `from`, and had ended, or was given up, by `to`.
+#[derive(Debug, Clone)]
+pub struct Timed {
+    pub process: Process,
+    pub name: usize,
+    pub call: Call,
+    pub within: Nanos,
+    pub from: Nanos,
+    pub to: Nanos,
+}
+
+/// A key that is there when everybody has gone.
+#[derive(Debug, Clone)]
+pub struct Remnant {
+    pub name: usize,
+    pub server: usize,
+    pub key: String,
+    pub at: Nanos,
+    /// Until it expires, if it does.
+    pub lasts: Option<Nanos>,
+}
+
+/// Something the nemesis did, for whoever reads the history, and to tell who could not be in time.
 #[derive(Debug, Clone)]
 pub struct Mark {
     pub from: Nanos,
@@ -107,6 +138,11 @@ pub struct History {
     pub looks: Vec<Look>,
     pub losses: Vec<Loss>,
     pub marks: Vec<Mark>,
+    /// Those that were late, and the last ones.
+    pub calls: Vec<Timed>,
+    pub remnants: Vec<Remnant>,
+    /// By how much the machine was late to wake a thread.
+    pub lag: Nanos,
 }
 
 /// Puts lines together.
@@ -114,6 +150,7 @@ pub struct History {
 pub struct Recorder {
     pub history: History,
     pub outcomes: HashMap<Outcome, u64>,
+    pub rested: HashSet<Process>,
     open: HashMap<LeaseId, Lease>,
 }
 
@@ -148,6 +185,12 @@ impl Recorder {
             Line::ReleaseLost { lease, at } => {
                 self.history.lost_releases.push(LostRelease { lease, at });
                 *self.outcomes.entry(Outcome::ReleaseLost).or_default() += 1;
+            }
+            Line::Late { process, name, call, within, from, to } => {
+                self.history.calls.push(Timed { process, name, call, within, from, to });
+            }
+            Line::Rested(process) => {
+                self.rested.insert(process);
             }
             Line::Counted(outcome) => *self.outcomes.entry(outcome).or_default() += 1,
         }

@@ -8,6 +8,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
+mod calm;
 mod chance;
 mod check;
 mod duel;
@@ -70,7 +71,9 @@ fn soak(seconds: u64, first_seed: u64) -> ExitCode {
         for violation in outcome.violations.iter().take(3) {
             println!("seed {seed}: {}", report::timeline(&outcome.recorder.history, violation));
         }
-        eprintln!("  {} leases, {} violations", outcome.recorder.history.leases.len(), outcome.violations.len());
+        let history = &outcome.recorder.history;
+        let (leases, lag) = (history.leases.len(), Duration::from_nanos(history.lag));
+        eprintln!("  {leases} leases, {} violations; the machine lagged {lag:?} at most", outcome.violations.len());
         totals.add(&outcome);
     }
     println!("{totals}");

@@ -6,26 +6,27 @@ use std::{
 };
 
 use crate::{
-    history::{Found, Look, Loss, Name, Whom},
+    history::{Cause, Found, Look, Loss, Name, Whom},
     plan::{Fault, Lane, LinkFault, ProcessFault, ServerFault, plan},
     record::{MILLI, Nanos, Process, now},
     scene::{Scene, Worker},
-    setup::{KINDS, LONE, RESTART_DELAY},
+    setup::{KINDS, LONE, RESTART_DELAY, nanos},
     support::{Action, Match},
 };
 
 /// Behind what a clock has shown, and its servers' rounding.
 const MARGIN: Nanos = 100 * MILLI;
 
-/// Goes through a lane until the time is up.
-pub fn run(scene: &Scene, lane: Lane, until: Instant) {
+/// Goes through a lane until the time is up. A process is still at work then.
+pub fn run(scene: &Scene, lane: Lane, until: Instant) -> Option<Worker> {
     match lane {
         Lane::Server(server) => {
             ServerLane { scene, server, until, behind_until: 0, emptied_at: 0, set_back: 0, seasoned_at: 0 }.run();
         }
-        Lane::Process(slot) => process_lane(scene, slot, until),
+        Lane::Process(slot) => return Some(process_lane(scene, slot, until)),
         Lane::Links(slot) => links_lane(scene, slot, until),
     }
+    None
 }
 
 /// Rests; whether there is time left after it.
@@ -97,7 +98,7 @@ impl ServerLane<'_> {
                 server.kill();
                 empty(self.scene, self.server);
                 rest(down, self.until);
-                self.lost(None, from, self.server != LONE);
+                self.lost(from, Cause::EmptyRestart);
                 self.is_empty();
                 seen_empty(self.scene, self.server, None, from);
                 server.restart();
@@ -107,7 +108,7 @@ impl ServerLane<'_> {
                 clock.forward(by);
                 self.behind_until = self.behind_until.saturating_sub(nanos(by));
                 self.set_back = self.set_back.saturating_sub(nanos(by));
-                self.lost(None, from, false);
+                self.lost(from, Cause::ClockJump);
             }
             ServerFault::ClockBack(by) => {
                 clock.back(by);
@@ -117,7 +118,7 @@ impl ServerLane<'_> {
             ServerFault::ScriptFlush => self.command(&["SCRIPT", "FLUSH"]),
             ServerFault::FlushAll => {
                 self.command(&["FLUSHALL"]);
-                self.lost(None, from, false);
+                self.lost(from, Cause::Deletion);
                 self.is_empty();
                 seen_empty(self.scene, self.server, None, from);
             }
@@ -137,8 +138,8 @@ impl ServerLane<'_> {
         self.seasoned_at = now() + nanos(RESTART_DELAY) + 1_500 * MILLI;
     }
 
-    fn lost(&self, name: Option<usize>, from: Nanos, covered: bool) {
-        self.scene.loss(Loss { server: self.server, name, from, to: now(), covered });
+    fn lost(&self, from: Nanos, cause: Cause) {
+        self.scene.loss(Loss { server: self.server, name: None, from, to: now(), cause });
     }
 
     fn command(&self, args: &[&str]) {
@@ -158,7 +159,7 @@ pub fn empty(scene: &Scene, server: usize) {
 pub fn delete(scene: &Scene, server: usize, name: usize) {
     let from = now();
     scene.servers[server].wire().must(&["DEL", KINDS[name].name]);
-    scene.loss(Loss { server, name: Some(name), from, to: now(), covered: false });
+    scene.loss(Loss { server, name: Some(name), from, to: now(), cause: Cause::Deletion });
     seen_empty(scene, server, Some(name), from);
 }
 
@@ -175,12 +176,8 @@ fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
     recorder.history.looks.extend(looks);
 }
 
-fn nanos(duration: Duration) -> Nanos {
-    u64::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
-}
-
-/// Keeps one worker going, one life after the other.
-fn process_lane(scene: &Scene, slot: u16, until: Instant) {
+/// Keeps one worker going, one life after the other; the last one goes on.
+fn process_lane(scene: &Scene, slot: u16, until: Instant) -> Worker {
     let mut worker = scene.worker(Process { slot, life: 0 });
     for step in plan(scene.seed, Lane::Process(slot)) {
         if !rest(step.after, until) {
@@ -204,13 +201,7 @@ fn process_lane(scene: &Scene, slot: u16, until: Instant) {
             }
         }
     }
-    finish(scene, worker);
-}
-
-/// Ends a worker in peace.
-pub fn finish(scene: &Scene, mut worker: Worker) {
-    worker.dismiss();
-    worker.ended(scene);
+    worker
 }
 
 fn links_lane(scene: &Scene, slot: u16, until: Instant) {
@@ -220,11 +211,14 @@ fn links_lane(scene: &Scene, slot: u16, until: Instant) {
         }
         let Fault::Link(server, fault) = step.fault else { continue };
         let (from, link) = (now(), &scene.links[usize::from(slot)][server]);
+        // Of a link that is silent no command may come by.
         let one = |nth, action| {
             let rule = link.on(Match::any(), nth, action);
             rule.wait_hit(Duration::from_millis(500));
             rule.disarm();
+            rule.hits() > 0
         };
+        let mut happened = true;
         match fault {
             LinkFault::Cut => link.cut(),
             LinkFault::BlackHole(by) => {
@@ -248,11 +242,13 @@ fn links_lane(scene: &Scene, slot: u16, until: Instant) {
                 rest(by, until);
                 link.refuse(false);
             }
-            LinkFault::LoseReply(nth) => one(nth, Action::SwallowReply),
-            LinkFault::LoseCommand(nth) => one(nth, Action::DropRequest),
-            LinkFault::CutBefore(nth) => one(nth, Action::CutBefore),
-            LinkFault::CutAfter(nth) => one(nth, Action::CutAfter),
+            LinkFault::LoseReply(nth) => happened = one(nth, Action::SwallowReply),
+            LinkFault::LoseCommand(nth) => happened = one(nth, Action::DropRequest),
+            LinkFault::CutBefore(nth) => happened = one(nth, Action::CutBefore),
+            LinkFault::CutAfter(nth) => happened = one(nth, Action::CutAfter),
         }
-        scene.mark(from, Whom::Link { slot, server }, step.fault.to_string());
+        if happened {
+            scene.mark(from, Whom::Link { slot, server }, step.fault.to_string());
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::{
+    calm,
     chance::Chance,
     duel,
     history::Whom,
@@ -28,13 +29,14 @@ pub struct Plant {
     scene: fn() -> Outcome,
 }
 
-pub const PLANTS: [Plant; 6] = [
+pub const PLANTS: [Plant; 7] = [
     Plant { name: "release-without-compare", scene: releases_that_come_late },
     Plant { name: "deadline-from-reply", scene: duel::slow_link },
     Plant { name: "renewal-recreates", scene: deleted_keys },
     Plant { name: "no-phase-two", scene: duel::clocks_apart },
     Plant { name: "heal-without-uptime", scene: duel::forgetful_node },
     Plant { name: "no-drift", scene: fast_clock },
+    Plant { name: "deaf-to-deletions", scene: deleted_keys },
 ];
 
 impl Plant {
@@ -74,9 +76,8 @@ fn aimed(
         scope.spawn(move || watch::run(scene, LONE + 1..SERVERS, Duration::from_millis(4), over));
         scope.spawn(move || fault(scene, until));
         let lanes: Vec<_> = lanes.iter().map(|&lane| scope.spawn(move || nemesis::run(scene, lane, until))).collect();
-        for lane in lanes {
-            lane.join().expect("a lane does not panic");
-        }
+        let workers = lanes.into_iter().filter_map(|lane| lane.join().expect("a lane does not panic"));
+        calm::calm(scene, workers.collect());
         drop(at_the_end);
     });
     round::judge(seed, start.elapsed(), &scene)

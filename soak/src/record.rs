@@ -145,6 +145,16 @@ words! {
     }
 }
 
+words! {
+    /// What is to end in time.
+    Call {
+        Acquire = "acquire",
+        Release = "release",
+        // Said by nobody: the parent's own.
+        LastAcquire = "acquire after the last fault",
+    }
+}
+
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
@@ -183,6 +193,17 @@ pub enum Line {
         lease: LeaseId,
         at: Nanos,
     },
+    /// A call for this name that was to end within a time was late, or was given up.
+    Late {
+        process: Process,
+        name: usize,
+        call: Call,
+        within: Nanos,
+        from: Nanos,
+        to: Nanos,
+    },
+    /// It has nothing under way and begins nothing more.
+    Rested(Process),
     Counted(Outcome),
 }
 
@@ -196,6 +217,10 @@ impl fmt::Display for Line {
             Self::Wrote { lease, from, to, written } => write!(f, "W {lease} {from} {to} {written}"),
             Self::Ended { lease, at, how } => write!(f, "E {lease} {at} {how}"),
             Self::ReleaseLost { lease, at } => write!(f, "L {lease} {at}"),
+            Self::Late { process, name, call, within, from, to } => {
+                write!(f, "T {process} {name} {call} {within} {from} {to}")
+            }
+            Self::Rested(process) => write!(f, "R {process}"),
             Self::Counted(outcome) => write!(f, "C {outcome}"),
         }
     }
@@ -227,6 +252,15 @@ impl FromStr for Line {
             },
             "E" => Self::Ended { lease: word()?.parse()?, at: number(word()?)?, how: word()?.parse()? },
             "L" => Self::ReleaseLost { lease: word()?.parse()?, at: number(word()?)? },
+            "T" => Self::Late {
+                process: word()?.parse()?,
+                name: number(word()?)?,
+                call: word()?.parse()?,
+                within: number(word()?)?,
+                from: number(word()?)?,
+                to: number(word()?)?,
+            },
+            "R" => Self::Rested(word()?.parse()?),
             "C" => Self::Counted(word()?.parse()?),
             _ => return Err(Unreadable),
         })
@@ -239,7 +273,8 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_they_were_written() {
-        let lease = LeaseId { process: Process { slot: 2, life: 7 }, number: 99 };
+        let process = Process { slot: 2, life: 7 };
+        let lease = LeaseId { process, number: 99 };
         let acquired = |until| Line::Acquired { lease, name: 3, ttl: 4, fence: 5, invoked: 6, start: 7, until };
         for line in [
             acquired(Some(8)),
@@ -248,6 +283,8 @@ mod tests {
             Line::Wrote { lease, from: 1, to: 2, written: Written::Refused },
             Line::Ended { lease, at: 3, how: Ending::NoQuorum },
             Line::ReleaseLost { lease, at: 4 },
+            Line::Late { process, name: 3, call: Call::Release, within: 4, from: 5, to: 6 },
+            Line::Rested(process),
             Line::Counted(Outcome::Released),
         ] {
             assert_eq!(line.to_string().parse(), Ok(line));

@@ -6,12 +6,13 @@ use std::{
 };
 
 use crate::{
+    calm,
     check::{self, Violation},
     history::Recorder,
     nemesis,
     plan::Lane,
     scene::Scene,
-    setup::{LONE, SERVERS},
+    setup::{LONE, SERVERS, nanos},
     watch,
 };
 
@@ -41,9 +42,8 @@ pub fn run(seed: u64, length: Duration) -> Outcome {
             .map(Lane::Server)
             .chain((0..WORKERS).flat_map(|slot| [Lane::Process(slot), Lane::Links(slot)]));
         let lanes: Vec<_> = lanes.map(|lane| scope.spawn(move || nemesis::run(scene, lane, until))).collect();
-        for lane in lanes {
-            lane.join().expect("a lane does not panic");
-        }
+        let workers = lanes.into_iter().filter_map(|lane| lane.join().expect("a lane does not panic"));
+        calm::calm(scene, workers.collect());
         drop(at_the_end);
         for eye in eyes {
             eye.join().expect("a look does not panic");
@@ -57,6 +57,7 @@ pub fn run(seed: u64, length: Duration) -> Outcome {
 pub fn judge(seed: u64, lasted: Duration, scene: &Scene) -> Outcome {
     let mut recorder = std::mem::take(&mut *scene.recorder.lock().unwrap_or_else(PoisonError::into_inner));
     recorder.end();
+    recorder.history.lag = nanos(scene.lag.worst());
     let violations = check::check(&recorder.history);
     Outcome { seed, lasted, recorder, violations }
 }

@@ -1,7 +1,7 @@
 //! The servers, the links to them, and the worker processes.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     path::PathBuf,
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -15,11 +15,11 @@ use crate::{
     history::{Loss, Mark, Recorder, Whom},
     record::{Line, Nanos, Process, now},
     setup::{SERVERS, names},
-    support::{Nodes, Proxy, Server, spawner, urls},
+    support::{Lag, Nodes, Proxy, Server, eventually, spawner, urls},
     worker::Part,
 };
 
-/// How long a worker may take to end when it is told to.
+/// How long a worker may take to rest, and to end, when it is told to.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Everything that takes part in a round.
@@ -30,6 +30,7 @@ pub struct Scene {
     pub links: Vec<Vec<Proxy>>,
     pub recorder: Arc<Mutex<Recorder>>,
     pub seed: u64,
+    pub lag: Lag,
     kinds: u64,
 }
 
@@ -40,7 +41,7 @@ impl Scene {
         let servers = Nodes::with(SERVERS, |server| server.aof(true).arg("--appendfsync", "no")).season();
         let links = (0..workers).map(|_| servers.proxies()).collect();
         let recorder = Arc::new(Mutex::new(Recorder::new(names())));
-        Self { servers, resource: Server::start(), links, recorder, seed, kinds }
+        Self { servers, resource: Server::start(), links, recorder, seed, lag: Lag::start(), kinds }
     }
 
     pub fn recorder(&self) -> MutexGuard<'_, Recorder> {
@@ -107,6 +108,19 @@ impl Worker {
 
     pub fn cont(&self) {
         kill_process(Pid::from_child(&self.child), Signal::CONT).expect("SIGCONT reaches the worker");
+    }
+
+    /// Tells it to begin nothing more.
+    pub fn rest(&mut self) {
+        if let Some(input) = &mut self.input {
+            input.write_all(b".").ok();
+        }
+    }
+
+    /// Waits until it has nothing under way, after [`rest`](Self::rest).
+    pub fn rested(&mut self, scene: &Scene) {
+        let (process, what) = (self.process, format!("{} comes to rest", self.process));
+        eventually(ENDS_WITHIN, &what, || scene.recorder().rested.contains(&process) || self.is_dead());
     }
 
     /// Tells it to end.

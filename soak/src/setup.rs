@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::history::Name;
+use crate::{history::Name, record::Nanos};
 
 /// The server on its own, and how many nodes the quorum has behind it.
 pub const LONE: usize = 0;
@@ -13,6 +13,12 @@ pub const SERVERS: usize = 1 + NODES;
 pub const RESTART_DELAY: Duration = Duration::from_secs(2);
 pub const TTLS: [Duration; 3] = [Duration::from_millis(300), Duration::from_millis(500), Duration::from_secs(1)];
 pub const COMMAND_TIMEOUT: Duration = Duration::from_millis(400);
+/// So long after its time a call is given up, which is for the checks to judge.
+pub const GIVEN_UP: Duration = Duration::from_secs(5);
+
+pub fn nanos(duration: Duration) -> Nanos {
+    u64::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
+}
 
 /// How a task treats its locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

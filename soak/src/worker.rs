@@ -1,4 +1,4 @@
-//! A worker: acquires, believes, writes, lets go, and says so, until its input ends.
+//! A worker: acquires, believes, writes, lets go, and says so, until a word comes by its input; then it rests until that ends.
 
 use std::{
     io::{Read, Write},
@@ -13,9 +13,12 @@ use leasehold::{AcquireError, Builder, GuardError, Guarded, Lease, Leases, Lock,
 
 use crate::{
     chance::Chance,
-    record::{Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
-    setup::{COMMAND_TIMEOUT, KINDS, Kind, Pace, RESTART_DELAY, TTLS},
+    record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
+    setup::{COMMAND_TIMEOUT, GIVEN_UP, KINDS, Kind, Pace, RESTART_DELAY, TTLS, nanos},
 };
+
+/// A call that is late by less is not worth a line.
+const LATE: Duration = Duration::from_millis(100);
 
 /// What the parent tells a worker on its command line.
 #[derive(Debug, Clone)]
@@ -63,10 +66,13 @@ pub fn builder(process: Process) -> Builder {
 pub async fn run(part: Part) {
     let over = Arc::new(AtomicBool::new(false));
     let heard = over.clone();
+    let (end, ends) = tokio::sync::oneshot::channel::<()>();
     std::thread::spawn(move || {
-        let mut nothing = Vec::new();
-        std::io::stdin().read_to_end(&mut nothing).ok();
+        let mut input = std::io::stdin();
+        input.read_exact(&mut [0]).ok();
         heard.store(true, Ordering::SeqCst);
+        input.read_to_end(&mut Vec::new()).ok();
+        drop(end);
     });
     let (lone, nodes) = part.servers.split_first().expect("the parent names the servers");
     let lone = built(&over, || builder(part.process).url(lone)).await;
@@ -96,6 +102,8 @@ pub async fn run(part: Part) {
     for task in tasks {
         task.await.expect("a task does not panic");
     }
+    say([Line::Rested(part.process)]);
+    ends.await.ok();
     for leases in [lone, quorum, resource] {
         leases.close().await;
     }
@@ -156,7 +164,8 @@ impl Job {
         let ttl = *self.chance.pick(&TTLS);
         let lock = self.lock.clone().ttl(ttl);
         let invoked = now();
-        let acquire = lock.acquire_within(self.chance.millis(50, 3_000));
+        let within = self.chance.millis(50, 3_000);
+        let acquire = lock.acquire_within(within);
         let acquired = if self.chance.one_in(100) {
             let dropped_after = self.chance.millis(0, 20);
             let Ok(acquired) = tokio::time::timeout(dropped_after, acquire).await else {
@@ -164,7 +173,8 @@ impl Job {
             };
             acquired
         } else {
-            acquire.await
+            let Some(acquired) = self.in_time(Call::Acquire, within, acquire).await else { return };
+            acquired
         };
         let start = now();
         match acquired {
@@ -182,14 +192,24 @@ impl Job {
         }
     }
 
+    /// What a call comes to that is to end within a time; nothing if it does not end.
+    async fn in_time<T>(&self, call: Call, within: Duration, outcome: impl Future<Output = T>) -> Option<T> {
+        let from = now();
+        let outcome = tokio::time::timeout(within + GIVEN_UP, outcome).await.ok();
+        let (to, process, name) = (now(), self.process, self.name);
+        if to > from + nanos(within + LATE) {
+            say([Line::Late { process, name, call, within: nanos(within), from, to }]);
+        }
+        outcome
+    }
+
     async fn hold(&mut self, lease: Lease, ttl: Duration, invoked: Nanos, start: Nanos) {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let id = LeaseId { process: self.process, number };
         let mut held = Held::new(id, lease);
         let first = held.check();
-        let ttl_nanos = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
         let (fence, until) = (held.lease.fence().into(), first.is_ok().then_some(held.until));
-        let acquired = Line::Acquired { lease: id, name: self.name, ttl: ttl_nanos, fence, invoked, start, until };
+        let acquired = Line::Acquired { lease: id, name: self.name, ttl: nanos(ttl), fence, invoked, start, until };
         say([acquired]);
         let kept = match first {
             Ok(()) => self.work(&mut held, ttl).await,
@@ -207,7 +227,7 @@ impl Job {
     /// Holds the lease for as long as this cycle wants to, and checks it to the last.
     async fn work(&mut self, held: &mut Held, ttl: Duration) -> Result<(), Ending> {
         let time = self.hold_for(ttl);
-        let end = now() + u64::try_from(time.as_nanos()).unwrap_or(0);
+        let end = now() + nanos(time);
         if time.is_zero() {
             if self.chance.one_in(16) {
                 self.write(held).await;
@@ -256,7 +276,9 @@ impl Job {
             drop(held.lease);
             return;
         }
-        say([match held.lease.release().await {
+        let release = self.in_time(Call::Release, COMMAND_TIMEOUT, held.lease.release());
+        let Some(released) = release.await else { return };
+        say([match released {
             Ok(()) => Line::Counted(Outcome::Released),
             Err(ReleaseError::Lost(_)) => Line::ReleaseLost { lease, at: now() },
             Err(_) => Line::Counted(Outcome::ReleaseUnknown),

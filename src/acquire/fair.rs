@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::{Acquire, Told, Won};
+use super::{Acquire, Told, seated};
 use crate::{
     attempt::{Attempt, Step, Verdict},
     clock::Time,
@@ -16,7 +16,7 @@ use crate::{
     quorum::{Undo, tally::Needs},
     shared::{Outcome, Shared, Wanted},
     token::Token,
-    wait::{Backoff, Called, LONGEST_PAUSE, Look, Place, WINDOW},
+    wait::{Backoff, Called, LEAVES_FOR, LONGEST_PAUSE, Look, Place, WINDOW},
 };
 
 impl Acquire {
@@ -27,7 +27,7 @@ impl Acquire {
         let mut standing = Standing::new(shared, node, &self.wanted);
         let one_try = self.until == self.started;
         let mut seen = match self.knock(&mut standing, shared.quorum.lane(), !one_try).await? {
-            Ok(won) => return Ok(won.seated(seat)),
+            Ok(won) => return Ok(seated(won, seat)),
             Err(look) => look,
         };
         if self.is_over() {
@@ -84,7 +84,7 @@ impl Acquire {
                 let now = shared.now();
                 waiter.looks_by(now + self.limit(now));
             }
-            let (lane, was_called) = (standing.lane(&seen), standing.called.is_granted());
+            let (lane, was_called, began) = (standing.lane(&seen), standing.called.is_granted(), shared.now());
             seen = match self.knock(&mut standing, lane, true).await? {
                 Ok(won) => {
                     if !was_called {
@@ -92,9 +92,9 @@ impl Acquire {
                         // to be called has to take its place again.
                         shared.calls.call_line(&self.wanted.key, shared.now());
                     }
-                    return Ok(won.seated(seat));
+                    return Ok(seated(won, seat));
                 }
-                Err(look) => look,
+                Err(look) => self.unless_cut_off(look, &seen, began),
             };
             if standing.had_been_lost {
                 shared.calls.call_line(&self.wanted.key, shared.now());
@@ -112,7 +112,9 @@ impl Acquire {
         standing: &mut Standing<'_>,
         lane: Lane,
         enter: bool,
-    ) -> Result<Result<Won, Look>, AcquireError> {
+    ) -> Result<Result<Lease, Look>, AcquireError> {
+        // Who stands is under way.
+        self.may_begin()?;
         let limit = self.limit(self.shared.now());
         let outcome = tokio::select! {
             biased;
@@ -179,6 +181,14 @@ impl<'a> Standing<'a> {
         if self.is_first() && !matches!(seen, Look::Failed(_)) { self.shared.watchdog.lane() } else { Lane::Keeper }
     }
 
+    /// What a node that may have forgotten is to everybody else as well.
+    fn recovering(&self, left: Duration) -> Failure {
+        if let Some(member) = self.shared.quorum.member(0) {
+            member.note_recovery(left);
+        }
+        Failure::recovering(self.node.address(), left)
+    }
+
     /// When to knock without being called.
     fn next_knock(&self, seen: &Look, leads: bool, backoff: &mut Backoff) -> Duration {
         if self.lane(seen) == Lane::Watched && self.lane != Lane::Watched && self.shared.quorum.room() > 0 {
@@ -199,6 +209,7 @@ impl<'a> Standing<'a> {
             grant: self.grant(),
             window: WINDOW,
             enter,
+            restart_delay: self.shared.quorum.restart_delay(),
         };
         self.called.knocks();
         self.lane = lane;
@@ -220,14 +231,18 @@ impl<'a> Standing<'a> {
                     _ => Outcome::Failed(Failure::unavailable("the grant was confirmed after its lease had run out")),
                 }
             }
-            Ok(Knocked::Waits { holder, ticket, ahead, entered, watched, called }) => {
+            Ok(Knocked::Waits { holder, recovers_for, ticket, ahead, entered, watched, called }) => {
                 self.may_be_there = enter;
                 self.had_been_lost = entered && self.place.ticket.is_some();
-                self.place = Place { ticket, ahead, called };
+                self.place = Place { ticket, ahead, called, recovers_for };
                 self.called.watches(watched && ahead == 0);
-                Outcome::Busy { holder, needs: Needs::ANY, watched }
+                match recovers_for {
+                    Some(left) => Outcome::Failed(self.recovering(left)),
+                    None => Outcome::Busy { holder, needs: Needs::ANY, watched },
+                }
             }
             Err(failure) => {
+                self.place.recovers_for = None;
                 self.may_be_there = was_there || failure.may_have_happened();
                 Outcome::Failed(failure)
             }
@@ -246,7 +261,7 @@ impl Drop for Standing<'_> {
             key: key.clone(),
             token: self.token.clone(),
             parting: Parting::Leave,
-            for_at_most: *ttl,
+            for_at_most: LEAVES_FOR.max(*ttl),
             is_first: false,
         };
         let leaving = self.shared.watchdog.undoing(0, undo);

@@ -12,7 +12,6 @@ use crate::{
     owner::{Claim, Owner, Seat},
     quorum::tally::{Needs, Nodes},
     shared::{Outcome, Shared, Wanted},
-    status::Signal,
     sync::SemaphorePermit,
     wait::{Backoff, LONGEST_PAUSE, Look, Waiter},
     watchdog::{Entry, Hold},
@@ -116,11 +115,11 @@ impl Acquire {
         let mut seen = Look::NotYet;
         if self.until == self.started || !shared.lines.has(&self.wanted.key) {
             seen = match self.try_once(shared.quorum.lane()).await? {
-                Ok(won) => return Ok(won.seated(seat)),
+                Ok(won) => return Ok(seated(won, seat)),
                 Err(look) => look,
             };
             if self.until == self.started {
-                return Ok(self.settle(seen).await?.seated(seat));
+                return Ok(seated(self.settle(seen).await?, seat));
             }
             if self.is_over() {
                 return Err(self.over(seen));
@@ -138,12 +137,12 @@ impl Acquire {
             self.stand_in_line(&waiter, &mut told).await?
         };
         let won = self.watch(&waiter, turn.is_some(), seen, &mut told).await?;
-        Ok(won.seated(seat))
+        Ok(seated(won, seat))
     }
 
     /// The end of a try that has seen this. When several try at once and split the nodes' votes, nobody holds the lock: they
     /// go on until one does, for a command time-out in all. What stands in the way each time is none of these.
-    async fn settle(&self, mut seen: Look) -> Result<Won, AcquireError> {
+    async fn settle(&self, mut seen: Look) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
         let (mut backoff, mut again) = (Backoff::new(Jitter::new()), 0);
         loop {
@@ -179,7 +178,7 @@ impl Acquire {
         has_turn: bool,
         mut seen: Look,
         told: &mut Told,
-    ) -> Result<Won, AcquireError> {
+    ) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
         let mut backoff = Backoff::new(Jitter::new());
         // The first try does not pay for being watched, so look again at once; unless that brings nothing.
@@ -214,14 +213,14 @@ impl Acquire {
                     Look::Held { .. } | Look::Split { .. } | Look::NotYet => shared.watchdog.lane(),
                 };
                 let _look = self.may_look().await;
-                let now = shared.now();
-                waiter.looks_by(now + self.limit(now));
+                let began = shared.now();
+                waiter.looks_by(began + self.limit(began));
                 match self.try_once(lane).await? {
                     Ok(won) => return Ok(won),
                     Err(Look::Held { holder, watched, needs }) => {
                         Look::Held { holder, watched: watched && has_turn, needs }
                     }
-                    Err(look) => look,
+                    Err(look) => self.unless_cut_off(look, &seen, began),
                 }
             };
             self.tell(&seen, told);
@@ -237,10 +236,11 @@ impl Acquire {
     }
 
     /// One attempt. The inner error is what it saw instead of a lease; the outer one ends the acquire.
-    async fn try_once(&self, lane: Lane) -> Result<Result<Won, Look>, AcquireError> {
+    async fn try_once(&self, lane: Lane) -> Result<Result<Lease, Look>, AcquireError> {
         let shared = &self.shared;
         // `close` waits for what is under way, and for its undoing.
         let _under_way = shared.host.token();
+        self.may_begin()?;
         let closed = shared.closed.cancelled();
         let outcome = tokio::select! {
             biased;
@@ -250,16 +250,22 @@ impl Acquire {
         self.judge(outcome)
     }
 
-    fn judge(&self, outcome: Outcome) -> Result<Result<Won, Look>, AcquireError> {
+    /// `close` waits for what was under way before it was called; it may be done waiting. To be asked by who counts as under
+    /// way.
+    fn may_begin(&self) -> Result<(), AcquireError> {
+        if self.shared.closed.is_cancelled() { Err(AcquireError::Closed) } else { Ok(()) }
+    }
+
+    fn judge(&self, outcome: Outcome) -> Result<Result<Lease, Look>, AcquireError> {
         match outcome {
             Outcome::Won(hold, signal) => {
-                let won = Won { shared: self.shared.clone(), hold, signal };
+                // From here on somebody owns the hold, whatever panics or is dropped.
+                let lease = Lease::new(self.shared.clone(), hold, signal, None);
                 // `close` has seen every hold that was there before it was called, and this sees that it was.
                 if self.shared.closed.is_cancelled() {
-                    drop(won.seated(None));
                     return Err(AcquireError::Closed);
                 }
-                Ok(Ok(won))
+                Ok(Ok(lease))
             }
             Outcome::Busy { holder, needs, watched } => Ok(Err(Look::Held { holder, watched, needs })),
             Outcome::Split { holder, answered, took } => Ok(Err(Look::Split { holder, answered, took })),
@@ -358,6 +364,16 @@ impl Acquire {
         until.since(now).max(SHORTEST_LOOK).min(most)
     }
 
+    /// A last look whose answer there was no time for says nothing of the server: what was seen before it stands.
+    fn unless_cut_off(&self, look: Look, before: &Look, began: Time) -> Look {
+        let limit = self.limit(began);
+        let is_cut_off = limit < self.shared.options.command_timeout && self.shared.now().since(began) >= limit;
+        match (&look, before) {
+            (Look::Failed(_), Look::Held { .. } | Look::Split { .. }) if is_cut_off => before.clone(),
+            _ => look,
+        }
+    }
+
     /// The end of a wait, from its last look.
     fn over(&self, look: Look) -> AcquireError {
         match look {
@@ -412,23 +428,10 @@ impl Told {
     }
 }
 
-/// A won attempt on its way to be a lease.
-struct Won {
-    shared: Arc<Shared>,
-    hold: Arc<Hold>,
-    signal: Arc<Signal>,
-}
-
-impl Won {
-    fn seated(self, seat: Option<Arc<Seat>>) -> Lease {
-        let Self { shared, hold, signal } = self;
-        if let Some(seat) = &seat {
-            seat.hold(&hold);
-        }
-        // A lease before anything foreign runs: a subscriber that panics must not leave a hold that nobody owns.
-        let lease = Lease::new(shared, hold, signal, seat);
-        let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
-        tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence);
-        lease
-    }
+/// A lease takes the place of the acquire that has won it.
+fn seated(mut lease: Lease, seat: Option<Arc<Seat>>) -> Lease {
+    lease.sit(seat);
+    let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
+    tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence);
+    lease
 }

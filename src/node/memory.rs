@@ -31,7 +31,6 @@ use crate::{
 
 #[cfg(test)]
 mod fairness;
-mod glob;
 mod queue;
 pub(crate) mod store;
 #[cfg(test)]

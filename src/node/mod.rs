@@ -19,6 +19,7 @@ use crate::{
     votes::{NodeAnswer, Votes},
 };
 
+pub(crate) mod glob;
 pub(crate) mod memory;
 pub(crate) mod redis;
 
@@ -84,6 +85,9 @@ pub(crate) struct Knock {
     pub(crate) window: Duration,
     /// Or only look: a try never enters, and never overtakes.
     pub(crate) enter: bool,
+    /// A node that has been up for less may have forgotten a lease, and grants this waiter nothing, whoever lets go of the
+    /// lock.
+    pub(crate) restart_delay: Duration,
 }
 
 /// What a knock found.
@@ -93,6 +97,8 @@ pub(crate) enum Knocked {
     Granted(Fence),
     Waits {
         holder: Holder,
+        /// Nobody holds it, but the node was started too short a time ago to grant it, and will after this one.
+        recovers_for: Option<Duration>,
         /// `None` for who only looked.
         ticket: Option<u64>,
         /// How many wait before it.

@@ -16,6 +16,22 @@ pub(crate) struct Parted {
     pub(crate) only_sending: bool,
 }
 
+/// What that comes to: it did it, or why it had nothing of ours.
+pub(crate) type Verdict = Result<(), LossReason>;
+
+impl Parted {
+    fn verdict(&self, now: Time, believed_until: Time) -> Verdict {
+        match (self.owned, self.only_sending) {
+            (Ok(()), _) => Ok(()),
+            (Err(Denial::Gone), true) => Err(LossReason::Deleted),
+            (Err(Denial::Taken), true) => Err(LossReason::Taken),
+            // Our own replay: the sending before it did it, while the lease was good.
+            (Err(_), false) if now < believed_until => Ok(()),
+            (Err(_), false) => Err(LossReason::Expired),
+        }
+    }
+}
+
 /// How a release ended.
 #[derive(Debug)]
 pub(crate) enum End {
@@ -23,7 +39,7 @@ pub(crate) enum End {
     /// A majority did not have it, for this reason.
     Lost(LossReason),
     /// What each node said.
-    Unknown(Vec<Result<Parted, Failure>>),
+    Unknown(Vec<Result<Verdict, Failure>>),
 }
 
 /// A release under way.
@@ -31,7 +47,7 @@ pub(crate) enum End {
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Parting {
     believed_until: Time,
-    said: Box<[Option<Result<Parted, Failure>>]>,
+    said: Box<[Option<Result<Verdict, Failure>>]>,
     released: usize,
     denied: Vec<LossReason>,
 }
@@ -44,13 +60,10 @@ impl Parting {
 
     /// A node has said its last word. The end, once it is certain.
     pub(crate) fn answer(&mut self, now: Time, node: usize, said: Result<Parted, Failure>) -> Option<End> {
+        let said = said.map(|parted| parted.verdict(now, self.believed_until));
         match &said {
-            Ok(Parted { owned: Ok(()), .. }) => self.released += 1,
-            Ok(Parted { owned: Err(Denial::Gone), only_sending: true }) => self.denied.push(LossReason::Deleted),
-            Ok(Parted { owned: Err(Denial::Taken), only_sending: true }) => self.denied.push(LossReason::Taken),
-            // Our own replay: the sending before it did it, while the lease was good.
-            Ok(Parted { owned: Err(_), .. }) if now < self.believed_until => self.released += 1,
-            Ok(Parted { owned: Err(_), .. }) => self.denied.push(LossReason::Expired),
+            Ok(Ok(())) => self.released += 1,
+            Ok(Err(reason)) => self.denied.push(*reason),
             Err(_) => {}
         }
         if let Some(place) = self.said.get_mut(node) {

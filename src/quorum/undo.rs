@@ -24,7 +24,7 @@ pub(crate) struct Undo {
     pub(crate) key: Key,
     pub(crate) token: Token,
     pub(crate) parting: Parting,
-    /// The TTL that the key was given.
+    /// How long what is taken back may live: the TTL that the key was given, or a place in a queue.
     pub(crate) for_at_most: Duration,
     /// Whether nobody has asked for it before.
     pub(crate) is_first: bool,

@@ -61,7 +61,8 @@ impl Shared {
         }
         let (lock, label) = (hold.key.name(), hold.token.label());
         if let End::Unknown(said) = end {
-            let failure = self.quorum.failure(&said, |_| NodeAnswer::Granted);
+            let failure =
+                self.quorum.failure(&said, |did| if did.is_ok() { NodeAnswer::Granted } else { NodeAnswer::NotOurs });
             tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "not confirmed");
             // It may be free all the same; and what was deleted on our own connection is not told.
             self.parted(&hold.key, &parting);

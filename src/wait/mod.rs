@@ -32,7 +32,7 @@ mod queue;
 
 pub(crate) use self::{
     backoff::{Backoff, LONGEST_PAUSE},
-    queue::{Called, Calls, Place, WINDOW},
+    queue::{Called, Calls, LEAVES_FOR, Place, WINDOW},
 };
 
 /// Every line of one `Leases`, by name.

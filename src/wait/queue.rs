@@ -23,6 +23,9 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 /// How long a waiter that cannot be called counts as alive. The queue lives twice as long after the last knock.
 pub(crate) const WINDOW: Duration = Duration::from_secs(15);
 
+/// For how long it is tried to leave the queue of a server that does not answer: others who wait keep the place alive.
+pub(crate) const LEAVES_FOR: Duration = Duration::from_secs(10 * 60);
+
 /// Those who are not the first leave it to those before them to notice that the holder's key has expired.
 const STAGGER: Duration = Duration::from_millis(4);
 const LONGEST_STAGGER: Duration = Duration::from_millis(40);
@@ -36,6 +39,8 @@ pub(crate) struct Place {
     pub(crate) ahead: u32,
     /// Whether the server can call us.
     pub(crate) called: bool,
+    /// For how long the server, which may have forgotten who holds the lock, grants it to nobody.
+    pub(crate) recovers_for: Option<Duration>,
 }
 
 impl Place {
@@ -47,12 +52,16 @@ impl Place {
         grant: Duration,
         backoff: &mut Backoff,
     ) -> Option<Duration> {
-        let (Look::Held { holder, watched, .. }, true) = (look, self.ticket.is_some()) else {
-            return Some(backoff.after(look));
+        let (remaining, watched) = match (look, self.recovers_for) {
+            _ if self.ticket.is_none() => return Some(backoff.after(look)),
+            (Look::Held { holder, watched, .. }, _) => (holder.remaining(), *watched),
+            // There is nothing to be told of before.
+            (Look::Failed(_), Some(left)) => (Some(left.min(HEARTBEAT)), true),
+            _ => return Some(backoff.after(look)),
         };
         let first = self.ahead == 0;
         let stagger = if first { Duration::ZERO } else { (STAGGER * self.ahead).min(LONGEST_STAGGER) };
-        let expiry = backoff.after_expiry(holder.remaining()) + stagger;
+        let expiry = backoff.after_expiry(remaining) + stagger;
         if !self.called {
             // Nobody tells us of a grant: we have to come while it is there.
             Some(expiry.min(if self.ahead <= 1 { grant / 3 } else { grant * 2 / 3 }))
@@ -219,7 +228,7 @@ mod tests {
     }
 
     fn place(ahead: u32, called: bool) -> Place {
-        Place { ticket: Some(1), ahead, called }
+        Place { ticket: Some(1), ahead, called, recovers_for: None }
     }
 
     #[test]
@@ -258,6 +267,20 @@ mod tests {
     #[test]
     fn the_first_looks_often_when_nobody_watches_the_lock_for_it() {
         assert_eq!(next(&place(0, true), &held(None, false), true), Some(GRANT / 3));
+    }
+
+    #[test]
+    fn a_server_that_recovers_is_left_alone_until_it_grants_again() {
+        let left = Duration::from_secs(2);
+        let look = Look::Failed(crate::node::Failure::recovering("h:1", left));
+        let recovering = |ahead, left| Place { recovers_for: Some(left), ..place(ahead, true) };
+        let first = next(&recovering(0, left), &look, false).unwrap();
+        let leader = next(&recovering(2, left), &look, true).unwrap();
+        assert!(first > left && first < leader && leader < left + GRANT, "{first:?} {leader:?}");
+        assert_eq!(next(&recovering(2, left), &look, false), None);
+        assert_eq!(next(&recovering(0, Duration::MAX), &look, true), Some(HEARTBEAT));
+        let held = held(Some(GRANT), true);
+        assert!(next(&recovering(0, left), &held, true).is_some_and(|knock| knock < left), "somebody has it again");
     }
 
     #[test]

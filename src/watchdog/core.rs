@@ -258,6 +258,7 @@ impl Core {
             Answer::Unclear | Answer::Confirmed => self.tally.doubt(node, sent),
         }
         match self.tally.denied() {
+            Some(Denial::Gone) if plants::is(Plant::DeafToDeletions) => {}
             Some(Denial::Gone) => return self.end(LossReason::Deleted, now),
             Some(Denial::Taken) => return self.end(LossReason::Taken, now),
             None => {}

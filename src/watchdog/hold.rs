@@ -14,6 +14,7 @@ use crate::{
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
+        unshaken,
     },
     token::Token,
 };
@@ -176,6 +177,7 @@ impl Hold {
         let before = state.leases.len();
         state.leases.retain(|lease| !Arc::ptr_eq(lease, signal));
         let (gone, last) = (state.leases.len() == before, state.leases.is_empty());
+        let mut turn = None;
         let leaving = match &state.end {
             _ if gone => Leaving::Nothing(Ok(())),
             Some(end) if end.reason() != LossReason::MaxHold => Leaving::Nothing(Err(end.clone())),
@@ -185,14 +187,15 @@ impl Hold {
                 let _news_for_nobody = state.core.finish(now, LossReason::Released);
                 self.believed_until.store(0, Ordering::Release);
                 state.end = Some(released.clone());
+                turn = Some(self.measured.is_over());
                 Leaving::Release { believed_until }
             }
             Some(_) | None => Leaving::Nothing(Ok(())),
         };
         drop(state);
         signal.end(&released);
-        if matches!(leaving, Leaving::Release { .. }) {
-            self.measured.ended(LossReason::Released, now.since(self.acquired));
+        if let Some(turn) = turn {
+            turn.tell_end(LossReason::Released, now.since(self.acquired));
         }
         (leaving, orders)
     }
@@ -214,6 +217,7 @@ impl Hold {
             state.end = Some(self.lost(now, since, reason));
         }
         let end = state.end.clone();
+        let turn = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };
         // Noted under the lock, so that news reach every signal in their order; waking runs foreign code, which may ask
         // this hold something, and logging may block: both after it, and waking first.
         for lease in &state.leases {
@@ -228,11 +232,12 @@ impl Hold {
         for lease in &leases {
             lease.wake();
         }
-        match &end {
-            Some(lost) => self.measured.ended(lost.reason(), now.since(self.acquired)),
-            None => self.measured.is_at_risk(phase == Phase::AtRisk),
-        }
-        self.log(phase, end.as_ref());
+        // Whatever an exporter or a subscriber does, there are orders to be obeyed.
+        let _told = unshaken(|| match &end {
+            Some(lost) => turn.tell_end(lost.reason(), now.since(self.acquired)),
+            None => turn.tell(),
+        });
+        let _logged = unshaken(|| self.log(phase, end.as_ref()));
         orders
     }
 

@@ -7,7 +7,6 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
 };
@@ -23,6 +22,7 @@ use crate::{
     sync::{
         Mutex, Notify,
         atomic::{AtomicBool, Ordering},
+        unshaken,
     },
     token::Token,
     wait::Lines,
@@ -79,11 +79,8 @@ struct Table {
     empty_since: Option<Time>,
 }
 
-/// Takes a step that may run foreign code: wakers and subscribers. What one of them panics with was told by the hook of
-/// panics, and is no reason to end the watch over the other leases.
-fn unshaken<T>(step: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(step)).ok()
-}
+/// So many entries that are out of date cost nothing worth speaking of.
+const MANY_GONE: usize = 64;
 
 /// A hold's address, which is its own for as long as the table keeps it.
 type Id = usize;
@@ -99,6 +96,14 @@ struct Kept {
 }
 
 impl Table {
+    /// Entries of holds that have ended would stay until their time comes.
+    fn forget_the_gone(&mut self) {
+        if self.due.len() > 2 * self.holds.len() + MANY_GONE {
+            let due = self.holds.iter().filter(|(_, kept)| kept.look != Time::NEVER);
+            self.due = due.map(|(id, kept)| Reverse((kept.look, *id))).collect();
+        }
+    }
+
     /// Looks at a hold no later than it asks for.
     fn schedule(&mut self, id: Id) {
         let Some(kept) = self.holds.get_mut(&id) else { return };
@@ -328,6 +333,7 @@ impl Watchdog {
             table.due.clear();
         } else {
             table.empty_since = None;
+            table.forget_the_gone();
             table.planned = table.first_due().min(now + LOOK_EVERY);
         }
         table.planned

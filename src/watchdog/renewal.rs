@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Watchdog, core::Answer, hold::Hold, unshaken};
+use super::{Watchdog, core::Answer, hold::Hold};
 use crate::{
     clock::Time,
     measures,
     node::{Answer as Answered, Failure, Healed, Lane, Owned, Renewal, only},
     quorum::{FanOut, Member, tally::Denial},
+    sync::unshaken,
 };
 
 impl Watchdog {
@@ -15,8 +16,12 @@ impl Watchdog {
     pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: Vec<Arc<Hold>>) {
         let (lane, batch) = (self.lane(), Arc::new(batch));
         for (at, member) in self.quorum.members() {
-            self.host.spawn_until_stopped(self.clone().renew_on(at, member.clone(), lane, sent, batch.clone()));
+            self.send(at, member, lane, sent, batch.clone());
         }
+    }
+
+    fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, lane: Lane, sent: Time, batch: Arc<Vec<Arc<Hold>>>) {
+        self.host.spawn_until_stopped(self.clone().renew_on(at, member.clone(), lane, sent, batch));
     }
 
     /// The answers are awaited until the last deadline among them (rule 7).
@@ -40,6 +45,15 @@ impl Watchdog {
         }
         let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
         let answers = self.renewed(&member, lane, &requests, shortest, patience).await;
+        // One key that is refused, say by an ACL, has all refused that travel with it.
+        if batch.len() > 1 && answers.as_ref().is_err_and(Failure::is_refusal) {
+            let (some, others) = batch.split_at(batch.len() / 2);
+            for half in [some, others] {
+                let half = half.iter().map(|hold| (*hold).clone()).collect();
+                self.send(at, &member, lane, self.now(), Arc::new(half));
+            }
+            return;
+        }
         for (place, hold) in batch.iter().enumerate() {
             let answer = match &answers {
                 Ok(answers) => answers.get(place).map_or(Answer::Unclear, Answer::read),

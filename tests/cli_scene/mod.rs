@@ -5,12 +5,13 @@
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
-    time::Duration,
+    process::{Child, ChildStdin, Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{Server, TempDir, eventually};
 
@@ -68,9 +69,71 @@ pub fn send(child: &Child, signal: Signal) {
 }
 
 pub fn is_there(pid: &Path) -> bool {
-    let pid = fs::read_to_string(pid).ok().and_then(|pid| Pid::from_raw(pid.trim().parse().ok()?));
-    let Some(pid) = pid else { return false };
     // One that nobody has buried yet is gone.
-    let state = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    test_kill_process(pid).is_ok() && !state.contains(") Z ")
+    state_of(pid).is_some_and(|state| state != 'Z')
+}
+
+/// Of the process whose number is in this file.
+pub fn state_of(pid: &Path) -> Option<char> {
+    state(fs::read_to_string(pid).ok()?.trim().parse().ok()?)
+}
+
+/// Running, sleeping, stopped, dead.
+pub fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// A terminal of 80 columns, and a shell's line that runs in a session of its own there.
+pub struct Terminal {
+    script: Child,
+    input: ChildStdin,
+    log: PathBuf,
+    _directory: TempDir,
+}
+
+impl Terminal {
+    pub fn running(server: &Server, line: &str) -> Self {
+        let (directory, log) = directory();
+        let line = format!("stty cols 80 rows 24; {line}");
+        // It gives what it runs a terminal, and writes down what that shows.
+        let mut command = Command::new("script");
+        command.args(["-qefc", &line]).arg(&log).env("REDIS_URL", server.url()).env("SHELL", "/bin/sh");
+        let mut script = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("script is there");
+        let input = script.stdin.take().unwrap();
+        Self { script, input, log, _directory: directory }
+    }
+
+    /// All that it has shown. The first line of the log is about the line that runs.
+    pub fn shown(&self) -> String {
+        let log = fs::read(&self.log).map(|shown| String::from_utf8_lossy(&shown).into_owned()).unwrap_or_default();
+        log.split_once('\n').map(|(_, shown)| shown.to_owned()).unwrap_or_default()
+    }
+
+    #[track_caller]
+    pub fn shows(&self, text: &str) {
+        let began = Instant::now();
+        while !self.shown().contains(text) {
+            assert!(began.elapsed() < HANGS, "{text:?} is not shown: {}", self.shown());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn press(&mut self, keys: &str) {
+        self.input.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// All that it has shown, when the line has ended.
+    pub fn ended(mut self) -> String {
+        eventually(HANGS, "it ends", || self.script.try_wait().unwrap().is_some());
+        self.shown()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Whoever runs there loses the terminal, and ends.
+        let _gone = self.script.kill();
+        let _gone = self.script.wait();
+    }
 }

@@ -149,10 +149,9 @@ impl Scene {
         self.nodes.iter().map(|node| node.server.wire()).collect()
     }
 
-    /// What is allowed for something that takes this long and goes from thread to thread: the server, the keeper, the
-    /// server, the keeper and whoever waits, each of which may be as late as the control timer.
+    /// What is allowed for something that takes this long: it may be as late as the control timer.
     pub fn allowed(&self, limit: Duration) -> Duration {
-        limit + 4 * self.lag.worst()
+        limit + self.lag.worst()
     }
 
     /// What each node has under this name.
@@ -233,6 +232,10 @@ pub async fn all_hit(rules: &[RuleHandle], what: &str) {
 /// when they went on.
 pub fn at_once(nodes: &[Node], command: &[&str]) -> Instant {
     let mut wires: Vec<Wire> = nodes.iter().map(|node| node.server.wire()).collect();
+    // Or it would be accepted when the server goes on, and read after what came later on other connections.
+    for wire in &mut wires {
+        wire.must(&["PING"]);
+    }
     for node in nodes {
         node.server.stop();
     }
@@ -331,6 +334,8 @@ impl Calm {
         let Seen { lost, changed } = self.watching.join().expect("it does not panic");
         let worst = lag.worst();
         assert_eq!(lost, None, "the machine lagged {worst:?}");
-        assert!(changed.is_none() || worst >= STALL, "its status changed to {changed:?}; the machine lagged {worst:?}");
+        // What is to be published is not excused.
+        let is_excused = worst >= STALL && !crate::support::seen::is_wanted();
+        assert!(changed.is_none() || is_excused, "its status changed to {changed:?}; the machine lagged {worst:?}");
     }
 }

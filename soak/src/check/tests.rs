@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
-    history::{LostRelease, Mark, Name, Recorder},
-    record::{Ending, Line, MILLI, Process},
+    history::{Cause, LostRelease, Mark, Name, Recorder, Remnant, Timed},
+    record::{Call, Ending, Line, MILLI, Process},
 };
 
 const TTL: Nanos = 300 * MILLI;
@@ -29,7 +29,12 @@ fn over_quorum(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
 }
 
 fn loss(server: usize, name: Option<usize>, from: u64, to: u64) -> Loss {
-    Loss { server, name, from: from * MILLI, to: to * MILLI, covered: false }
+    Loss { server, name, from: from * MILLI, to: to * MILLI, cause: Cause::Deletion }
+}
+
+/// Of a server on its own, which forgets all: nothing tells of that before the deadline.
+fn restart(from: u64, to: u64) -> Loss {
+    Loss { cause: Cause::EmptyRestart, ..loss(0, None, from, to) }
 }
 
 fn write(of: &Lease, from: u64, to: u64, written: Written) -> Write {
@@ -98,8 +103,76 @@ fn a_loss_forgives_one_ttl_and_only_those_before_it() {
     assert_eq!(with(both(400), lost_at(80, 90)), "a", "both were asked for after it");
     let late = [lease(1, 10, 100, 600), lease(2, 11, 460, 470)];
     assert_eq!(with(late, lost_at(150, 151)), "a", "a TTL after it");
-    let covered = Loss { covered: true, ..loss(0, None, 150, 151) };
-    assert_eq!(with(both(400), vec![covered]), "a", "the promise knows it");
+    assert_eq!(with(both(400), vec![restart(150, 151)]), "");
+    let covered = Loss { server: 1, ..restart(150, 151) };
+    let of_quorum = || both(400).map(|lease| Lease { name: 1, ..lease });
+    assert_eq!(with(of_quorum(), vec![covered]), "a", "the promise knows it");
+    assert_eq!(with(of_quorum(), vec![loss(1, None, 150, 151)]), "");
+}
+
+#[test]
+fn who_was_granted_it_after_the_loss_is_not_forgiven() {
+    // Two that have waited since before it.
+    let waited = |lease| Lease { invoked: 90 * MILLI, ..lease };
+    let with = |cause, looks: &[Look]| {
+        let losses = vec![Loss { cause, ..loss(0, None, 100, 101) }];
+        let leases = [lease(1, 10, 110, 300), lease(2, 11, 200, 250)].map(waited);
+        found(&History { losses, looks: looks.to_vec(), ..with_leases(leases) })
+    };
+    let (one, other) = (look(0, 120, 121, &[token(1, 10)]), look(0, 240, 241, &[token(2, 11)]));
+    for cause in [Cause::Deletion, Cause::EmptyRestart] {
+        assert_eq!(with(cause, &[]), "", "either may have been granted it before");
+        assert_eq!(with(cause, std::slice::from_ref(&one)), "", "so may the other");
+        assert_eq!(
+            with(cause, &[look(0, 100, 121, &[token(1, 10)]), other.clone()]),
+            "",
+            "seen before the loss, perhaps"
+        );
+        assert_eq!(
+            with(cause, &[look(0, 120, 121, &[token(1, 9)]), other.clone()]),
+            "",
+            "another lease of the process"
+        );
+        assert_eq!(with(cause, &[one.clone(), other.clone()]), "ad");
+    }
+    assert_eq!(with(Cause::ClockJump, &[one, other]), "", "which may have left both");
+}
+
+#[test]
+fn the_next_renewal_tells_of_a_loss_unless_it_is_disturbed() {
+    let process = id(1).process;
+    // A TTL is forgiven until 6400 ms, a third of it and 100 ms until 6300 ms.
+    let with = |end, cause, lag, marks: &[(Whom, u64, u64)]| {
+        let ttl = 600 * MILLI;
+        let mark = |&(whom, from, to)| Mark { from: from * MILLI, to: to * MILLI, whom, text: "fault".into() };
+        found(&History {
+            marks: marks.iter().map(mark).collect(),
+            looks: vec![look(0, 6_001, 6_002, &[Found::Nothing])],
+            losses: vec![Loss { cause, ..loss(0, None, 5_999, 6_000) }],
+            lag: lag * MILLI,
+            ..with_leases([Lease { ttl, ..lease(1, 10, 100, end) }])
+        })
+    };
+    let quiet = |end, lag| with(end, Cause::Deletion, lag, &[(Whom::Server(0), 5_999, 6_001)]);
+    assert_eq!(quiet(6_300, 0), "");
+    assert_eq!(quiet(6_301, 0), "d");
+    assert_eq!(quiet(6_350, 50), "");
+    assert_eq!(quiet(6_601, 1_000), "d", "a TTL in any case");
+    for cause in [Cause::EmptyRestart, Cause::ClockJump] {
+        assert_eq!(with(6_600, cause, 0, &[]), "");
+        assert_eq!(with(6_601, cause, 0, &[]), "d");
+    }
+    let after = |whom, from, to| with(6_301, Cause::Deletion, 0, &[(whom, from, to)]);
+    let link = |slot, server| Whom::Link { slot, server };
+    for whom in [Whom::Server(0), Whom::Process(process), link(1, 0)] {
+        assert_eq!(after(whom, 900, 1_000), "", "it may not be over");
+        assert_eq!(after(whom, 6_600, 6_700), "");
+        assert_eq!(after(whom, 900, 998), "d", "long ago");
+        assert_eq!(after(whom, 6_601, 6_700), "d", "later");
+    }
+    for whom in [Whom::Server(1), Whom::Process(id(2).process), link(2, 0), link(1, 1)] {
+        assert_eq!(after(whom, 5_000, 7_000), "d", "it is not in the way");
+    }
 }
 
 #[test]
@@ -147,17 +220,20 @@ fn a_lease_that_outlives_its_key_is_wrong() {
     assert_eq!(with(&[token(1, 11)], vec![]), "d", "another lease of the same process");
     assert_eq!(with(&[Found::Token(None, 10)], vec![]), "d");
     assert_eq!(with(&[Found::Nothing], vec![loss(0, None, 200, 201)]), "d", "that loss came later");
-    assert_eq!(with(&[Found::Nothing], vec![loss(0, None, 100, 101)]), "d", "a TTL after it");
-    assert_eq!(with(&[Found::Nothing], vec![loss(0, None, 149, 190)]), "", "it ended in time");
+    assert_eq!(with(&[Found::Nothing], vec![restart(100, 101)]), "d", "a TTL after it");
+    assert_eq!(with(&[Found::Nothing], vec![restart(149, 190)]), "", "it ended in time");
 }
 
 #[test]
 fn what_one_server_has_lost_does_not_come_back() {
-    let looks = vec![look(0, 150, 151, &[Found::Nothing]), look(0, 500, 501, &[token(1, 10)])];
-    let losses = vec![loss(0, None, 149, 150)];
-    let told = History { looks, losses, ..with_leases([lease(1, 10, 100, 440)]) };
-    assert_eq!(found(&told), "");
-    assert_eq!(found(&History { leases: vec![lease(1, 10, 100, 600)], ..told }), "d");
+    let with = |end, looks: &[Look]| {
+        let losses = vec![restart(149, 150)];
+        found(&History { looks: looks.to_vec(), losses, ..with_leases([lease(1, 10, 100, end)]) })
+    };
+    let (gone, back) = (look(0, 150, 151, &[Found::Nothing]), look(0, 430, 431, &[token(1, 10)]));
+    assert_eq!(with(440, std::slice::from_ref(&gone)), "");
+    assert_eq!(with(600, std::slice::from_ref(&gone)), "d");
+    assert_eq!(with(440, &[gone, back]), "d", "nobody may bring it back");
 }
 
 #[test]
@@ -174,7 +250,7 @@ fn a_majority_of_a_quorum_must_have_the_key() {
     assert_eq!(with(&[mine, Found::Nothing, other, mine, mine, other], vec![]), "");
     assert_eq!(with(&[mine, Found::Nothing, other, mine, Found::Nothing, other], vec![]), "d");
     // A node that forgot does not vote: its key was there.
-    let forgot = Loss { covered: true, ..loss(2, None, 120, 140) };
+    let forgot = Loss { cause: Cause::EmptyRestart, ..loss(2, None, 120, 140) };
     assert_eq!(with(&[mine, Found::Nothing, other], vec![forgot.clone()]), "");
     assert_eq!(with(&[Found::Nothing, Found::Nothing, other], vec![forgot]), "d", "the others are judged");
 }
@@ -182,7 +258,7 @@ fn a_majority_of_a_quorum_must_have_the_key() {
 #[test]
 fn nodes_that_forget_forgive_no_second_holder() {
     let leases = [over_quorum(1, 10, 100, 300), over_quorum(2, 11, 200, 250)];
-    let losses = vec![Loss { covered: true, ..loss(1, None, 120, 140) }];
+    let losses = vec![Loss { cause: Cause::EmptyRestart, ..loss(1, None, 120, 140) }];
     assert_eq!(found(&History { losses, ..with_leases(leases) }), "a");
 }
 
@@ -197,7 +273,12 @@ fn an_alarm_has_a_cause() {
         assert_eq!(with(how, vec![loss(0, None, 80, 90)]), "e", "asked for after it");
         assert_eq!(with(how, vec![loss(0, Some(1), 150, 151)]), "e", "another name");
         assert_eq!(with(how, vec![loss(1, None, 150, 151)]), "e", "another server");
+        let looks = vec![look(0, 152, 153, &[token(1, 10)])];
+        let losses = vec![loss(0, None, 150, 151)];
+        let seen_after_it = History { looks, losses, ..with_leases([Lease { how, ..lease(1, 10, 100, 200) }]) };
+        assert_eq!(found(&seen_after_it), "e");
     }
+    assert_eq!(with(Ending::OtherLoss, vec![loss(0, None, 150, 151)]), "e", "no loss here is of another kind");
     for how in [Ending::Killed, Ending::Drop, Ending::Release] {
         assert_eq!(with(how, vec![]), "", "needs none");
     }
@@ -226,6 +307,47 @@ fn a_release_is_told_of_a_loss_only_if_there_was_one() {
     assert_eq!(with(210, vec![loss(0, None, 150, 151)]), "");
     assert_eq!(with(210, vec![loss(0, None, 211, 212)]), "e");
     assert_eq!(with(500, vec![]), "", "its deadline was over");
+}
+
+#[test]
+fn a_call_ends_in_its_time() {
+    let process = id(1).process;
+    let with = |took: u64, lag: u64, stopped: &[(Whom, u64, u64)]| {
+        let (within, from, to) = (400 * MILLI, 1_000 * MILLI, (1_000 + took) * MILLI);
+        let mark = |&(whom, from, to)| Mark { from: from * MILLI, to: to * MILLI, whom, text: "worker stopped".into() };
+        found(&History {
+            calls: vec![Timed { process, name: 0, call: Call::Release, within, from, to }],
+            marks: stopped.iter().map(mark).collect(),
+            lag: lag * MILLI,
+            ..history()
+        })
+    };
+    assert_eq!(with(900, 0, &[]), "");
+    assert_eq!(with(901, 0, &[]), "f");
+    assert_eq!(with(1_000, 100, &[]), "");
+    let (one, other) = (Whom::Process(process), Whom::Process(id(2).process));
+    assert_eq!(with(2_500, 0, &[(one, 1_200, 2_800)]), "");
+    assert_eq!(with(2_501, 0, &[(one, 1_200, 2_800)]), "f");
+    assert_eq!(with(901, 0, &[(one, 0, 999)]), "f", "before it");
+    assert_eq!(with(901, 0, &[(one, 1_902, 4_000)]), "f", "after it");
+    assert_eq!(with(901, 0, &[(other, 1_200, 2_000)]), "f");
+    assert_eq!(with(901, 0, &[(Whom::Server(0), 1_200, 2_000)]), "f", "a server that hangs is no reason");
+}
+
+#[test]
+fn nothing_is_left() {
+    let with = |key: &str, lasts: Option<u64>| {
+        let (key, lasts) = (key.into(), lasts.map(|lasts| lasts * MILLI));
+        found(&History { remnants: vec![Remnant { name: 0, server: 0, key, at: 1, lasts }], ..history() })
+    };
+    assert_eq!(with("{lone}:lh:fence", Some(86_400_000)), "");
+    assert_eq!(with("{lone}:lh:wait", Some(30_000)), "");
+    assert_eq!(with("{lone}:lh:wait", Some(30_001)), "f");
+    for key in ["lone", "{lone}:lh:queue", "another"] {
+        assert_eq!(with(key, Some(1)), "f");
+    }
+    assert_eq!(with("{lone}:lh:fence", None), "f", "for ever");
+    assert_eq!(with("{lone}:lh:wait", None), "f", "for ever");
 }
 
 #[test]

@@ -2,16 +2,89 @@
 
 use std::{ffi::OsString, time::Duration};
 
-use clap::{Args as Part, Parser, Subcommand};
+use clap::{
+    ArgMatches, Args as Part, Command, CommandFactory, Error, FromArgMatches, Parser, Subcommand,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 
 use crate::duration;
 
 /// Locks in Redis or Valkey for commands of any length: held while they run, and gone when they are.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, arg_required_else_help = true)]
-pub(crate) struct Args {
+struct Line {
     #[command(subcommand)]
+    task: Task,
+}
+
+/// A line whose options go together.
+#[derive(Debug)]
+pub(crate) struct Args {
     pub(crate) task: Task,
+}
+
+impl Parser for Args {
+    fn try_parse() -> Result<Self, Error> {
+        Self::try_parse_from(std::env::args_os())
+    }
+
+    fn try_parse_from<I, T>(line: I) -> Result<Self, Error>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<OsString> + Clone,
+    {
+        let words: Vec<OsString> = line.into_iter().map(Into::into).collect();
+        let is_run = words.get(1).is_some_and(|task| task == "run");
+        let mut matches =
+            Self::command().try_get_matches_from(words).map_err(|error| if is_run { hinted(error) } else { error })?;
+        Self::from_arg_matches_mut(&mut matches)
+    }
+}
+
+impl CommandFactory for Args {
+    fn command() -> Command {
+        Line::command()
+    }
+
+    fn command_for_update() -> Command {
+        Line::command_for_update()
+    }
+}
+
+impl FromArgMatches for Args {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let task = Line::from_arg_matches(matches)?.task;
+        if let Task::Run(run) = &task {
+            run.check()?;
+        }
+        Ok(Self { task })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Who writes a command behind the name, as for `flock`, is told what is missing.
+fn hinted(mut error: Error) -> Error {
+    let is_word = matches!(
+        error.get(ContextKind::InvalidArg),
+        Some(ContextValue::String(word)) if !word.starts_with('-')
+    );
+    if error.kind() == ErrorKind::UnknownArgument && is_word {
+        let tip = "put `--` before the command: leasehold run NAME -- COMMAND";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
+}
+
+/// A server that other processes see.
+fn url(text: &str) -> Result<String, String> {
+    if text.starts_with("memory:") {
+        return Err("such a lock is there for one process only: name a server, redis://, rediss:// or unix://".into());
+    }
+    Ok(text.into())
 }
 
 #[derive(Debug, Subcommand)]
@@ -34,19 +107,28 @@ pub(crate) enum Task {
     /// Prints the manual page.
     #[command(after_help = "Example:\n  leasehold man | man -l -")]
     Man,
+}
+
+/// What the tool calls itself for: apart from the others, so that no shell and no page offers it.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold")]
+pub(crate) enum Own {
     /// Becomes the command, once it is tied to the life of the process that started it.
-    #[command(name = "__exec", hide = true)]
+    #[command(name = "__exec")]
     Exec(Exec),
+    /// Dies of an interrupt.
+    #[command(name = "__interrupted")]
+    Interrupted,
 }
 
 /// Where the locks are.
 #[derive(Debug, Clone, Part)]
 pub(crate) struct Servers {
     /// The server: redis://, rediss:// or unix://.
-    #[arg(long, env = "REDIS_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
+    #[arg(long, env = "REDIS_URL", hide_env_values = true, value_parser = url, default_value = "redis://127.0.0.1:6379")]
     pub(crate) url: String,
     /// Three or more independent servers instead, with commas between them: a lock is a majority's.
-    #[arg(long, value_name = "URL,…", value_delimiter = ',')]
+    #[arg(long, value_name = "URL,…", value_delimiter = ',', value_parser = url)]
     pub(crate) quorum: Vec<String>,
     /// How long connecting may take.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "5s")]
@@ -68,24 +150,26 @@ The command's own exit code is passed on; 128 and the signal if a signal ended i
   64    wrong usage
   69    the server is not there, or refuses us
   74    a process could not be started
-  75    the lease was lost, and the command was stopped
+  75    the lease was lost, or --max-hold was over, and the command was stopped or not started; or it had
+        ended by the time that we learned of the loss
   126   the command cannot be executed
   127   there is no such command
 
-The command has LEASEHOLD_NAME, LEASEHOLD_FENCE and LEASEHOLD_LABEL in its environment.
+The command has LEASEHOLD_NAME, LEASEHOLD_FENCE and LEASEHOLD_LABEL in its environment, and all that we have in ours:
+REDIS_URL too, unless it is run by `env -u REDIS_URL`.
 
 Examples:
   leasehold run nightly-report -- ./report.sh
   leasehold run -n backup -- pg_dump app          # not at all if it runs elsewhere
-  leasehold run --keep-for 50s hourly -- ./job    # once, in a fleet whose clocks differ
+  leasehold run -n --keep-for 50s hourly -- ./job # once, in a fleet whose clocks differ
   leasehold run --quorum redis://a,redis://b,redis://c migrate -- ./migrate up";
 
 #[derive(Debug, Clone, Part)]
-#[command(after_help = RUN_HELP)]
+#[command(after_help = RUN_HELP, override_usage = "leasehold run [OPTIONS] <NAME> -- <COMMAND>...")]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) servers: Servers,
-    /// Do not wait for a lock that is held.
+    /// Do not wait for a lock that is held: the exit code says so, and nothing else without --verbose.
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
     /// Wait for that long at most; for ever if not given.
@@ -97,10 +181,11 @@ pub(crate) struct Run {
     /// How long the lock outlives us at most if we die.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "30s")]
     pub(crate) ttl: Duration,
-    /// The command is stopped after that long.
+    /// The command is gone after that long, which is at least --ttl: a grace before, it is asked to stop.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
-    /// Keep the lock for that long from its start, though the command is quick. Over a quorum for --restart-delay at most.
+    /// Keep the lock for that long from its start, though the command is quick: with -n, who comes later in that time does
+    /// not run it again. Over a quorum for --restart-delay at most.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) keep_for: Option<Duration>,
     /// First come, first served.
@@ -129,8 +214,36 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
+impl Run {
+    fn check(&self) -> Result<(), Error> {
+        match self.max_hold {
+            Some(max_hold) if max_hold < self.ttl => Err(refused(&format!(
+                "--max-hold {max_hold:?} is less than --ttl {:?}: give a shorter --ttl, or a longer --max-hold",
+                self.ttl
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What `run` is asked for cannot be.
+fn refused(why: &str) -> Error {
+    let mut tool = Line::command();
+    tool.build();
+    let run = tool.find_subcommand_mut("run").map(|run| run.error(ErrorKind::ValueValidation, why));
+    run.unwrap_or_else(|| Error::raw(ErrorKind::ValueValidation, why))
+}
+
 #[derive(Debug, Clone, Part)]
-#[command(after_help = "Example:\n  leasehold show nightly-report")]
+#[command(
+    after_help = "\
+The exit code is 0 if it is held, and 1 if it is free.
+
+Examples:
+  leasehold show nightly-report
+  leasehold show --json nightly-report | jq .holder.label",
+    override_usage = "leasehold show [OPTIONS] <NAME>"
+)]
 pub(crate) struct Show {
     #[command(flatten)]
     pub(crate) servers: Servers,
@@ -194,11 +307,14 @@ pub(crate) struct Doctor {
 }
 
 #[derive(Debug, Clone, Part)]
-#[command(after_help = "\
+#[command(
+    after_help = "\
 Its holder is told, and must stop. Until it has, two may run: first look with `leasehold show` who it is.
 
 Example:
-  leasehold release --force nightly-report")]
+  leasehold release --force nightly-report",
+    override_usage = "leasehold release [OPTIONS] --force <NAME>"
+)]
 pub(crate) struct Release {
     #[command(flatten)]
     pub(crate) servers: Servers,
@@ -208,6 +324,9 @@ pub(crate) struct Release {
     /// Do not ask.
     #[arg(long)]
     pub(crate) yes: bool,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
     /// The lock's name.
     pub(crate) name: String,
 }
@@ -226,12 +345,19 @@ pub(crate) struct Exec {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_in_order() {
         Args::command().debug_assert();
+        Own::command().debug_assert();
+    }
+
+    #[test]
+    fn whoever_asks_for_help_sees_an_example() {
+        for command in Args::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains(&format!("\n  leasehold {} ", command.get_name())), "{}: {help}", command.get_name());
+        }
     }
 }

@@ -30,21 +30,23 @@ enum Level {
 /// What was seen, and what to do about it.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
+    /// What was looked at: a word for programs, which stays.
+    check: &'static str,
     level: Level,
     what: String,
     advice: &'static str,
 }
 
-fn ok(what: impl Into<String>) -> Finding {
-    Finding { level: Level::Ok, what: what.into(), advice: "" }
+fn ok(check: &'static str, what: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Ok, what: what.into(), advice: "" }
 }
 
-fn note(what: impl Into<String>, advice: &'static str) -> Finding {
-    Finding { level: Level::Note, what: what.into(), advice }
+fn note(check: &'static str, what: impl Into<String>, advice: &'static str) -> Finding {
+    Finding { check, level: Level::Note, what: what.into(), advice }
 }
 
-fn problem(what: impl Into<String>, advice: &'static str) -> Finding {
-    Finding { level: Level::Problem, what: what.into(), advice }
+fn problem(check: &'static str, what: impl Into<String>, advice: &'static str) -> Finding {
+    Finding { check, level: Level::Problem, what: what.into(), advice }
 }
 
 /// What was found at one place.
@@ -89,7 +91,7 @@ fn word(level: Level) -> &'static str {
 fn as_json(section: &Section) -> Vec<Value> {
     let finding = |finding: &Finding| {
         let advice = Some(finding.advice).filter(|advice| !advice.is_empty());
-        json!({ "place": section.place, "level": word(finding.level), "what": finding.what, "advice": advice })
+        json!({ "place": section.place, "check": finding.check, "level": word(finding.level), "what": finding.what, "advice": advice })
     };
     section.findings.iter().map(finding).collect()
 }
@@ -112,7 +114,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
             Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
             Err(error) => {
                 all_there = false;
-                vec![problem(error.to_string(), "start it, or correct --url, --quorum or REDIS_URL")]
+                vec![problem("server", error.to_string(), "start it, or correct --url, --quorum or REDIS_URL")]
             }
         };
         sections.push(Section { place, findings });
@@ -126,7 +128,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
         // Told above.
         Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
         Err(_) if !is_quorum => return Ok((sections, false)),
-        Err(error) => vec![problem(error.to_string(), "a majority of the servers must be there")],
+        Err(error) => vec![problem("lock", error.to_string(), "a majority of the servers must be there")],
     };
     sections.push(Section { place: "a lock".into(), findings });
     Ok((sections, all_there))
@@ -145,65 +147,97 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
     let mut findings = vec![
         version(server.server()),
         match server.eviction() {
-            None => note("it does not tell its maxmemory-policy", "see to it that it is noeviction"),
-            Some("noeviction") => ok("maxmemory-policy noeviction"),
+            None => note("eviction", "it does not tell its maxmemory-policy", "see to it that it is noeviction"),
+            Some("noeviction") => ok("eviction", "maxmemory-policy noeviction"),
             Some(policy) => problem(
+                "eviction",
                 format!("maxmemory-policy {policy}: it may evict a lock that is held"),
                 "set maxmemory-policy to noeviction",
             ),
         },
-        match (server.append_only(), server.append_fsync()) {
-            (None, _) => note(
-                "it does not tell whether it keeps an append-only file",
-                "a server that forgets its locks in a restart needs --restart-delay",
-            ),
-            (Some(true), Some("always")) => ok("every write is on disk before it is answered (appendfsync always)"),
-            (Some(true), _) if waits_after_restart => ok("append-only file, and a delay after each restart"),
-            (Some(_), _) if is_quorum => problem(
-                "a crash may forget locks, and --restart-delay 0 has it vote at once",
-                "set appendonly yes and appendfsync always, or leave --restart-delay out",
-            ),
-            (Some(true), fsync) => note(
-                format!("appendfsync {}: a crash may forget the locks of the last moment", fsync.unwrap_or("not told")),
-                "appendfsync always, or the same --restart-delay in every program, makes up for that",
-            ),
-            (Some(false), _) if waits_after_restart => ok("no append-only file, but a delay after each restart"),
-            (Some(false), _) => problem(
-                "no append-only file: a restart forgets who holds what",
-                "set appendonly yes, or give every program the same --restart-delay",
-            ),
-        },
+        persistence(server.append_only(), server.append_fsync(), is_quorum, waits_after_restart),
     ];
     match (server.role(), server.replicas()) {
-        (Some("slave"), _) => findings.push(problem("it is a replica, and takes no writes", "name its primary")),
+        (Some("slave"), _) => {
+            findings.push(problem("replicas", "it is a replica, and takes no writes", "name its primary"));
+        }
         (_, Some(replicas @ 1..)) => findings.push(note(
+            "replicas",
             format!("{replicas} replicas: one that takes over may not have heard of a lock"),
             "where that matters, let the resource check the fence, or use --quorum",
         )),
         _ => {}
     }
     findings.push(match server.push() {
-        Push::On => ok("it tells of changes: waiters are woken, and losses told, at once"),
+        Push::On => ok("push", "it tells of changes: waiters are woken, and losses told, at once"),
         Push::Refused(reason) => note(
+            "push",
             format!("it does not tell of changes ({reason}): waiters poll, losses are told by the next renewal"),
             "allow our user client and subscribe",
         ),
-        _ => note("it has not said in time whether it tells of changes", ""),
+        _ => note("push", "it has not said in time whether it tells of changes", ""),
     });
     if !server.calls_waiters() {
-        findings.push(note("it does not call fair waiters: they poll", "allow our user subscribe, and all channels"));
+        findings.push(note(
+            "push",
+            "it does not call fair waiters: they poll",
+            "allow our user subscribe, and all channels",
+        ));
     }
     findings
 }
 
+/// What a crash may make it forget.
+fn persistence(
+    append_only: Option<bool>,
+    append_fsync: Option<&str>,
+    is_quorum: bool,
+    waits_after_restart: bool,
+) -> Finding {
+    match (append_only, append_fsync) {
+        (None, _) => note(
+            "persistence",
+            "it does not tell whether it keeps an append-only file",
+            "a server that forgets its locks in a restart needs --restart-delay 31s, a second more than the longest TTL",
+        ),
+        (Some(true), Some("always")) => {
+            ok("persistence", "every write is on disk before it is answered (appendfsync always)")
+        }
+        (Some(true), _) if waits_after_restart => ok("persistence", "append-only file, and a delay after each restart"),
+        (Some(false), _) if waits_after_restart => {
+            ok("persistence", "no append-only file, but a delay after each restart")
+        }
+        (Some(_), _) if is_quorum => problem(
+            "persistence",
+            "a crash may forget locks, and --restart-delay 0 has it vote at once",
+            "CONFIG SET appendonly yes and CONFIG SET appendfsync always, then CONFIG REWRITE (a restart with the settings \
+             alone starts empty); or leave --restart-delay out",
+        ),
+        (Some(true), fsync) => note(
+            "persistence",
+            format!("appendfsync {}: a crash may forget the locks of the last moment", fsync.unwrap_or("not told")),
+            "CONFIG SET appendfsync always, then CONFIG REWRITE, makes up for that; or --restart-delay 31s in every \
+             program: a second more than the longest TTL",
+        ),
+        (Some(false), _) => problem(
+            "persistence",
+            "no append-only file: a restart forgets who holds what",
+            "CONFIG SET appendonly yes, then CONFIG REWRITE (a restart with the setting alone starts empty); or \
+             --restart-delay 31s in every program: a second more than the longest TTL",
+        ),
+    }
+}
+
 fn version(server: Option<&str>) -> Finding {
-    let Some(server) = server else { return note("it does not tell its version", "it must be Redis 6.2 or later") };
+    let Some(server) = server else {
+        return note("version", "it does not tell its version", "it must be Redis 6.2 or later");
+    };
     let mut numbers = server.rsplit(' ').next().unwrap_or_default().split('.').map(|number| number.parse().ok());
     match (numbers.next().flatten(), numbers.next().flatten()) {
         (Some(major), Some(minor)) if (major, minor) < OLDEST => {
-            problem(format!("{server} is too old"), "use Redis 6.2 or later, or Valkey")
+            problem("version", format!("{server} is too old"), "use Redis 6.2 or later, or Valkey")
         }
-        _ => ok(server),
+        _ => ok("version", server),
     }
 }
 
@@ -214,35 +248,45 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
     let began = SystemClock.now();
     let lease = match lock.try_acquire().await {
         Ok(Some(lease)) => lease,
-        Ok(None) => return vec![note(format!("{:?} is held: another doctor is at work", lock.name()), "ask again")],
+        Ok(None) => {
+            return vec![note("lock", format!("{:?} is held: another doctor is at work", lock.name()), "ask again")];
+        }
         Err(error) => {
             let advice = if error.is_transient() { "find out what each server says" } else { RIGHTS };
-            return vec![problem(format!("it cannot be acquired: {error}"), advice)];
+            return vec![problem("lock", format!("it cannot be acquired: {error}"), advice)];
         }
     };
     let listed = leases.held(lock.name()).await;
-    let renewed = lease.renew().await.map_err(|error| problem(format!("it cannot be renewed: {error}"), RIGHTS));
-    let released = lease.release().await.map_err(|error| problem(format!("it cannot be released: {error}"), RIGHTS));
+    let renewed =
+        lease.renew().await.map_err(|error| problem("lock", format!("it cannot be renewed: {error}"), RIGHTS));
+    let released =
+        lease.release().await.map_err(|error| problem("lock", format!("it cannot be released: {error}"), RIGHTS));
     let mut findings: Vec<_> = [renewed, released].into_iter().filter_map(Result::err).collect();
     if findings.is_empty() {
-        findings
-            .push(ok(format!("acquired, renewed and released within {:.1?}", SystemClock.now().saturating_sub(began))));
+        findings.push(ok(
+            "lock",
+            format!("acquired, renewed and released within {:.1?}", SystemClock.now().saturating_sub(began)),
+        ));
     }
     if let Err(error) = lock.holder().await {
-        findings.push(problem(format!("its holder cannot be asked for: {error}"), RIGHTS));
+        findings.push(problem("lock", format!("its holder cannot be asked for: {error}"), RIGHTS));
     }
     match listed {
         Ok(locks) if locks.is_empty() => {
-            findings.push(note("ls and top will not see all locks", "allow our user to read all keys: getrange"));
+            findings.push(note(
+                "lock",
+                "ls and top will not see all locks",
+                "allow our user to read all keys: getrange",
+            ));
         }
         Ok(_) => {}
-        Err(error) => findings.push(note(format!("ls and top will not work: {error}"), RIGHTS)),
+        Err(error) => findings.push(note("lock", format!("ls and top will not work: {error}"), RIGHTS)),
     }
     if !is_quorum {
         match lock.clone().fair(true).try_acquire().await {
             Ok(Some(lease)) => drop(lease.release().await),
             Ok(None) => {}
-            Err(error) => findings.push(problem(format!("it cannot be fair: {error}"), RIGHTS)),
+            Err(error) => findings.push(problem("lock", format!("it cannot be fair: {error}"), RIGHTS)),
         }
     }
     findings.extend(clocks(leases));
@@ -254,23 +298,33 @@ fn clocks(leases: &Leases) -> Option<Finding> {
     let nodes = leases.nodes();
     let offsets: Vec<i64> = nodes.iter().filter_map(leasehold::NodeStatus::clock_offset_micros).collect();
     let (least, most) = (offsets.iter().min()?, offsets.iter().max()?);
-    Some(judge_clocks(offsets.len(), most.abs_diff(*least)))
+    (offsets.len() > 1).then(|| judge_clocks(offsets.len(), most.abs_diff(*least)))
 }
 
 fn judge_clocks(clocks: usize, micros: u64) -> Finding {
     let apart = format!("{:.1} ms", std::time::Duration::from_micros(micros).as_secs_f64() * 1e3);
     if micros > CLOCKS_DIFFER {
         return problem(
+            "clocks",
             format!("the clocks of {clocks} servers are {apart} apart, more than leases allow for"),
             "have them synchronised (NTP)",
         );
     }
-    ok(format!("the clocks of {clocks} servers are within {apart}"))
+    ok("clocks", format!("the clocks of {clocks} servers are within {apart}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_version(text in "(redis |valkey )?[0-9.]{0,30}|.*") {
+            let _level = version(Some(&text)).level;
+        }
+    }
 
     fn level(finding: &Finding) -> Level {
         finding.level
@@ -295,6 +349,21 @@ mod tests {
     fn what_tells_nothing_is_no_problem() {
         let findings = judge(&Capabilities::default(), false, false);
         assert!(findings.len() >= 5 && findings.iter().all(|finding| finding.level == Level::Note), "{findings:?}");
+    }
+
+    #[test]
+    fn a_delay_after_restarts_makes_up_for_what_a_crash_forgets() {
+        use Level::{Note, Ok, Problem};
+        let levels = |append_only, fsync| {
+            [(false, false), (false, true), (true, false), (true, true)]
+                .map(|(is_quorum, waits)| level(&persistence(append_only, fsync, is_quorum, waits)))
+        };
+        assert_eq!(levels(Some(false), Some("everysec")), [Problem, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(false), Some("always")), [Problem, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(true), Some("everysec")), [Note, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(true), None), [Note, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(true), Some("always")), [Ok; 4]);
+        assert_eq!(levels(None, None), [Note; 4]);
     }
 
     #[test]

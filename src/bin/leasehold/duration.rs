@@ -24,7 +24,16 @@ fn help(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_duration_or_refused(text in "[0-9.]{0,30}(ms|s|m|h|d|é|)|.*") {
+            let _either = parse(&text);
+        }
+    }
 
     #[test]
     fn a_number_is_seconds_and_a_unit_may_follow() {

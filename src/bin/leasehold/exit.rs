@@ -1,12 +1,14 @@
 //! The exit codes of the tool itself; those of `sysexits.h` where there is one.
 
-use std::{fmt, process::ExitCode};
+use std::process::ExitCode;
 
 use leasehold::{AcquireError, Error, ErrorKind};
 
 /// Why the tool ends otherwise than with its command's own code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
+    /// The command's own.
+    Command(u8),
     /// Somebody else holds the lock.
     Conflict(u8),
     /// It was asked for something that cannot be.
@@ -26,7 +28,7 @@ pub(crate) enum Exit {
 impl Exit {
     pub(crate) fn code(self) -> u8 {
         match self {
-            Self::Conflict(code) => code,
+            Self::Command(code) | Self::Conflict(code) => code,
             Self::Usage => 64,
             Self::Unreachable => 69,
             Self::Io => 74,
@@ -48,12 +50,21 @@ impl From<Exit> for ExitCode {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) exit: Exit,
-    why: String,
+    why: Option<String>,
 }
 
 impl Ended {
     pub(crate) fn new(exit: Exit, why: impl Into<String>) -> Self {
-        Self { exit, why: why.into() }
+        Self { exit, why: Some(why.into()) }
+    }
+
+    /// Whoever asked knows why.
+    pub(crate) fn silently(exit: Exit) -> Self {
+        Self { exit, why: None }
+    }
+
+    pub(crate) fn why(&self) -> Option<&str> {
+        self.why.as_deref()
     }
 
     /// Of a wait for a lock: `conflict` is the code for one that is held.
@@ -71,11 +82,5 @@ impl From<Error> for Ended {
     fn from(error: Error) -> Self {
         let exit = if error.kind() == ErrorKind::Config { Exit::Usage } else { Exit::Unreachable };
         Self::new(exit, error.to_string())
-    }
-}
-
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
     }
 }

@@ -81,16 +81,37 @@ pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
 }
 
 pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
-    let was_held = with(&options.servers, |leases| async move {
+    let holder = with(&options.servers, |leases| async move {
         let lock = leases.lock(&options.name);
-        let Some(holder) = lock.holder().await? else { return Ok(false) };
-        if !options.yes && !confirmed(&options.name, &holder)? {
-            return Err(Ended::new(Exit::Conflict(1), "nothing was done"));
+        let Some(mut holder) = lock.holder().await? else { return Ok(None) };
+        loop {
+            if options.yes {
+                break;
+            }
+            if !confirmed(&options.name, &holder)? {
+                return Err(Ended::new(Exit::Conflict(1), "nothing was done"));
+            }
+            // An answer takes its time, and was about this one.
+            match lock.holder().await? {
+                None => return Ok(None),
+                Some(now) if is_same(&now, &holder) => break,
+                Some(now) => holder = now,
+            }
         }
-        Ok(lock.force_release().await?)
+        Ok(lock.force_release().await?.then_some(holder))
     })?;
-    print(&format!("{:?} {}", options.name, if was_held { "was taken away from its holder" } else { "was free" }))?;
+    if options.json {
+        print(&json!({ "name": options.name, "taken_from": holder.as_ref().map(as_json) }).to_string())?;
+    } else {
+        let done = if holder.is_some() { "was taken away from its holder" } else { "was free" };
+        print(&format!("{:?} {done}", options.name))?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A lease is known by its fence; another library's lock has none.
+fn is_same(one: &Holder, other: &Holder) -> bool {
+    (one.label(), one.fence()) == (other.label(), other.fence())
 }
 
 fn confirmed(name: &str, holder: &Holder) -> Result<bool, Ended> {

@@ -1,6 +1,10 @@
 //! `leasehold`: leases for everything that is not written in Rust.
 
-use std::process::ExitCode;
+use std::{
+    env,
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use clap::{CommandFactory, Parser};
 
@@ -16,19 +20,40 @@ mod signals;
 mod table;
 mod top;
 
-use args::{Args, Task};
+use args::{Args, Own, Task};
 use exit::{Ended, Exit};
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
-        Err(error) => {
-            let _nobody_reads = error.print();
-            return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
+    let is_own = env::args_os().nth(1).is_some_and(|first| first.to_str().is_some_and(|first| first.starts_with("__")));
+    let ended = if is_own { Own::try_parse().map(own) } else { Args::try_parse().map(|args| does(args.task)) };
+    let exit = ended.unwrap_or_else(|error| answers(&error)).unwrap_or_else(|ended| {
+        if let Some(why) = ended.why() {
+            say::tell(why);
         }
-    };
-    let ended = match args.task {
-        Task::Exec(command) => run::exec(&command),
+        ended.exit.into()
+    });
+    say::finish();
+    exit
+}
+
+fn own(task: Own) -> Result<ExitCode, Ended> {
+    match task {
+        Own::Exec(command) => run::exec(&command),
+        Own::Interrupted => Ok(run::interrupted()),
+    }
+}
+
+/// Help, or what is wrong with the command line.
+fn answers(error: &clap::Error) -> Result<ExitCode, Ended> {
+    let printed = error.print().and_then(|()| io::stdout().flush());
+    if error.use_stderr() {
+        return Ok(Exit::Usage.into());
+    }
+    say::written(printed).map(|()| ExitCode::SUCCESS)
+}
+
+fn does(task: Task) -> Result<ExitCode, Ended> {
+    match task {
         Task::Run(options) => run::run(&options),
         Task::Show(options) => look::show(&options),
         Task::Ls(options) => look::ls(&options),
@@ -41,13 +66,7 @@ fn main() -> ExitCode {
             say::write(&script).map(|()| ExitCode::SUCCESS)
         }
         Task::Man => man().map(|()| ExitCode::SUCCESS),
-    };
-    let exit = ended.unwrap_or_else(|ended| {
-        say::tell(&ended);
-        ended.exit.into()
-    });
-    say::finish();
-    exit
+    }
 }
 
 /// The pages of all commands, one after the other.

@@ -96,7 +96,12 @@ pub(crate) fn print(line: &str) -> Result<(), Ended> {
 
 pub(crate) fn write(bytes: &[u8]) -> Result<(), Ended> {
     let mut output = io::stdout();
-    match output.write_all(bytes).and_then(|()| output.flush()) {
+    written(output.write_all(bytes).and_then(|()| output.flush()))
+}
+
+/// Whoever does not read on has read enough.
+pub(crate) fn written(result: io::Result<()>) -> Result<(), Ended> {
+    match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Ended::new(Exit::Io, format!("nothing can be written: {error}")))
         }

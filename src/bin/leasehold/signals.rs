@@ -3,7 +3,7 @@
 use std::io;
 
 use nix::sys::signal::{SigSet, SigmaskHow};
-use rustix::process::Signal;
+use rustix::process::{self, Signal};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
@@ -15,14 +15,18 @@ const FORWARDED: [Signal; 8] =
 /// What has come for us since the tool began; and every change of a child.
 pub(crate) struct Signals {
     receiver: mpsc::UnboundedReceiver<Signal>,
+    /// What this thread did not let through before.
+    blocked: SigSet,
 }
 
 impl Signals {
-    /// Catches them from now on, but for those that whoever started us has had ignored (`nohup`).
+    /// Catches them from now on, but for those that whoever started us has had ignored (`nohup`); also those that it has
+    /// blocked. To be called on the main thread: the others' masks do not matter as long as this one lets them through.
     #[allow(clippy::disallowed_methods, reason = "its tasks are the tool's, and end with it")]
     pub(crate) fn catch() -> io::Result<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let ignored = ignored();
+        let blocked = caught()?.thread_swap_mask(SigmaskHow::SIG_UNBLOCK)?;
         for kind in FORWARDED.into_iter().chain([Signal::CHILD]) {
             if ignored & (1 << (kind.as_raw() - 1)) != 0 && kind != Signal::CHILD {
                 continue;
@@ -36,7 +40,17 @@ impl Signals {
                 }
             });
         }
-        Ok(Self { receiver })
+        Ok(Self { receiver, blocked })
+    }
+
+    /// Does this with the signals blocked that were when the tool began: whom it starts is to have it so.
+    pub(crate) fn blocked_as_before<T>(&self, act: impl FnOnce() -> T) -> T {
+        let ours = self.blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK);
+        let done = act();
+        if let Ok(ours) = ours {
+            let _as_it_was = ours.thread_set_mask();
+        }
+        done
     }
 
     /// The next one.
@@ -50,6 +64,15 @@ impl Signals {
             None => std::future::pending().await,
         }
     }
+}
+
+/// All that are caught.
+fn caught() -> io::Result<SigSet> {
+    let mut set = SigSet::empty();
+    for signal in FORWARDED.into_iter().chain([Signal::CHILD]) {
+        set.add(nix::sys::signal::Signal::try_from(signal.as_raw())?);
+    }
+    Ok(set)
 }
 
 /// Whoever writes to its terminal from the background, or changes it, is sent TTOU, which stops all of a process: not this
@@ -70,9 +93,15 @@ pub(crate) fn unstopped<T>(act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Stops this process, as whoever sent TSTP wants.
+/// Stops this process, as whoever sent TSTP wants. Not by that signal, which we catch, and not by STOP: the system takes
+/// no notice of this one where nobody is there to continue us.
 pub(crate) fn stop_here() {
-    let _unlikely = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+    let _unlikely = process::kill_process(process::getpid(), Signal::TTIN);
+}
+
+/// As [`stop_here`], with our process group: a script that has started us waits for us in it.
+pub(crate) fn stop_all() {
+    let _unlikely = process::kill_current_process_group(Signal::TTIN);
 }
 
 /// The signals that this process ignores, by their bits, as far as the system tells.
@@ -102,7 +131,16 @@ pub(crate) fn parse(text: &str) -> Result<Signal, String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_signal_or_refused(text in "(SIG|sig)?[A-Z0-9+-]{0,12}|.*") {
+            let _either = parse(&text);
+        }
+    }
 
     #[test]
     fn a_signal_has_a_name_or_a_number() {

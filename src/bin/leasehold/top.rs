@@ -79,7 +79,7 @@ fn looks(leases: Leases, options: &Top) -> watch::Receiver<Result<Vec<Row>, Stri
     tokio::spawn(async move {
         loop {
             let seen = table::read(&leases, &pattern).await;
-            if sender.send(seen.map_err(|ended| ended.to_string())).is_err() {
+            if sender.send(seen.map_err(|ended| ended.why().unwrap_or_default().to_owned())).is_err() {
                 return;
             }
             tokio::time::sleep(interval).await;

@@ -26,6 +26,8 @@ use support::{Server, Value, Wire, scripts};
 const TTL: Duration = Duration::from_secs(600);
 const GRANT: Duration = Duration::from_secs(60);
 const WINDOW: Duration = Duration::from_secs(36_000);
+/// No server of ours has been up for as long.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const CHANNELS: [&str; 3] = ["red", "green", "blue"];
 
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +77,8 @@ struct Scene {
     tokens: [Token; 8],
     listening: HashSet<&'static str>,
     tickets: [Option<u64>; 8],
+    /// So many ask for no restart delay, the others for a day.
+    trusting: usize,
     last_fence: Option<Fence>,
 }
 
@@ -87,12 +91,17 @@ impl Scene {
             tokens: std::array::from_fn(|n| Token::draw(&n.to_string())),
             listening: CHANNELS.into(),
             tickets: [None; 8],
+            trusting: 8,
             last_fence: None,
         }
     }
 
     fn channel(token: usize) -> Option<&'static str> {
         CHANNELS.get(token % 4).copied()
+    }
+
+    fn restart_delay(token: usize, trusting: usize) -> Duration {
+        if token < trusting { Duration::ZERO } else { DAY }
     }
 
     /// The index in a token's label.
@@ -121,6 +130,7 @@ impl Scene {
             grant: GRANT,
             window: WINDOW,
             enter,
+            restart_delay: Self::restart_delay(at, self.trusting),
         }
     }
 
@@ -138,10 +148,10 @@ impl Scene {
                         assert_eq!(self.holder(), Some((at, fence)));
                         "granted".into()
                     }
-                    Knocked::Waits { ticket, ahead, entered, .. } => {
+                    Knocked::Waits { recovers_for, ticket, ahead, entered, .. } => {
                         assert_eq!(ticket.is_some(), enter);
                         self.tickets[at] = ticket.or(self.tickets[at]);
-                        format!("waits {ahead} {entered}")
+                        format!("{} {ahead} {entered}", if recovers_for.is_some() { "recovers" } else { "waits" })
                     }
                 };
                 (reply, told)
@@ -253,16 +263,17 @@ struct Scripts {
     wire: Wire,
     ears: Wire,
     tickets: [String; 8],
+    trusting: usize,
 }
 
 impl Scripts {
-    fn new(server: &Server, tokens: [Token; 8]) -> Self {
+    fn new(server: &Server, tokens: [Token; 8], trusting: usize) -> Self {
         let (mut wire, mut ears) = (server.wire(), server.wire());
         wire.must(&["FLUSHALL"]);
         for channel in CHANNELS {
             ears.must(&["SUBSCRIBE", channel]);
         }
-        Self { tokens, wire, ears, tickets: std::array::from_fn(|_| "0".into()) }
+        Self { tokens, wire, ears, tickets: std::array::from_fn(|_| "0".into()), trusting }
     }
 
     fn eval(&mut self, script: &str, args: &[&str]) -> Value {
@@ -288,14 +299,17 @@ impl Scripts {
             Op::Knock(at) | Op::Look(at) => {
                 let (enter, ticket) = (matches!(op, Op::Knock(_)), self.tickets[at].clone());
                 let (ttl, grant, window) = (text(TTL), text(GRANT), text(WINDOW));
-                let args = [token(at), &ttl, &ticket, &grant, &window, channel(at), if enter { "1" } else { "0" }];
+                let (enters, delay) = (if enter { "1" } else { "0" }, Scene::restart_delay(at, self.trusting));
+                let delay = delay.as_secs().to_string();
+                let args = [token(at), &ttl, &ticket, &grant, &window, channel(at), enters, &delay];
                 match self.eval(scripts::KNOCK, &args).array() {
                     [_, _] => "granted".into(),
-                    [_, _, _, _, ticket, rank, entered] => {
+                    [code, .., ticket, rank, entered] => {
                         if enter {
                             self.tickets[at] = ticket.text();
                         }
-                        format!("waits {} {}", rank.int(), entered.int() == 1)
+                        let found = if code.int() == 2 { "recovers" } else { "waits" };
+                        format!("{found} {} {}", rank.int(), entered.int() == 1)
                     }
                     other => panic!("{other:?}"),
                 }
@@ -347,9 +361,9 @@ impl Scripts {
 fn the_memory_node_and_the_scripts_agree() {
     let server = Server::start();
     let config = ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() };
-    proptest!(config, |(ops in ops())| {
-        let mut scene = Scene::new();
-        let mut scripts = Scripts::new(&server, scene.tokens.clone());
+    proptest!(config, |(ops in ops(), trusting in prop_oneof![Just(8), 0..8_usize])| {
+        let mut scene = Scene { trusting, ..Scene::new() };
+        let mut scripts = Scripts::new(&server, scene.tokens.clone(), trusting);
         for (step, op) in ops.into_iter().enumerate() {
             let (memory, redis) = (scene.apply(op), scripts.apply(op));
             prop_assert_eq!(memory, redis, "memory and scripts, step {}: {:?}", step, op);

@@ -56,6 +56,7 @@ struct Waiter {
     ticket: u64,
     grant: Duration,
     alive_until: Micros,
+    restart_delay: Duration,
     channel: Option<Arc<str>>,
 }
 
@@ -71,7 +72,9 @@ impl Queue {
         // A clock that went back puts nobody before those who came first.
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
         let ticket = known.or(knock.ticket).unwrap_or_else(|| now.max(last + 1));
-        let waiter = Waiter { ticket, grant: knock.grant, alive_until: now + window, channel: channel.map(Into::into) };
+        let Knock { grant, restart_delay, .. } = *knock;
+        let channel = channel.map(Into::into);
+        let waiter = Waiter { ticket, grant, alive_until: now + window, restart_delay, channel };
         self.waiters.insert(knock.token.clone(), waiter);
         self.line.insert((ticket, knock.token.clone()))
     }
@@ -84,17 +87,24 @@ impl Queue {
         }
     }
 
-    /// Finds whose turn it is. `reached` tells whether somebody listens on a channel; what they are to hear is `told`.
+    /// Finds whose turn it is on a node that is `up` for so long. `reached` tells whether somebody listens on a channel;
+    /// what they are to hear is `told`.
     pub(super) fn promote(
         &mut self,
         me: Option<&Token>,
         now: Micros,
+        up: Duration,
         reached: &dyn Fn(&str) -> bool,
         told: &mut Vec<Told>,
     ) -> Turn {
         while let Some(token) = self.head() {
             if me == Some(&token) {
                 return Turn::Mine;
+            }
+            // It keeps its place. What is being released is no exception: that may be the replay of a release which the node
+            // has forgotten, with the grant that came after it.
+            if self.waiters.get(&token).is_some_and(|waiter| up < waiter.restart_delay) {
+                return Turn::Nobodys;
             }
             let Some(waiter) = self.remove(&token).filter(|waiter| self.reaches(waiter, now, reached)) else {
                 continue;
@@ -201,6 +211,7 @@ mod tests {
             grant: Duration::from_secs(1),
             window: Duration::from_secs(60),
             enter: true,
+            restart_delay: Duration::ZERO,
         }
     }
 
@@ -214,7 +225,7 @@ mod tests {
 
     fn turn(queue: &mut Queue, now: Micros, silent: &str) -> (Option<Token>, Vec<Told>) {
         let mut told = Vec::new();
-        match queue.promote(None, now, &|channel| channel != silent, &mut told) {
+        match queue.promote(None, now, Duration::ZERO, &|channel| channel != silent, &mut told) {
             Turn::Granted { token, .. } => (Some(token), told),
             Turn::Mine | Turn::Nobodys => (None, told),
         }
@@ -295,7 +306,7 @@ mod tests {
         queue.enter(1, &knock(&a), channel("gone"));
         queue.enter(1, &knock(&b), channel("gone"));
         let mut told = Vec::new();
-        assert_eq!(queue.promote(Some(&b), 2, &|_| false, &mut told), Turn::Mine);
+        assert_eq!(queue.promote(Some(&b), 2, Duration::ZERO, &|_| false, &mut told), Turn::Mine);
         assert_eq!((queue.len(), told), (1, vec![]));
     }
 

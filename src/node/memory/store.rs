@@ -2,15 +2,12 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{
-    glob,
-    queue::{Queue, Told, Turn},
-};
+use super::queue::{Queue, Told, Turn};
 use crate::{
     fence::Fence,
     holder::Holder,
     key::Key,
-    node::{Acquired, Ballot, Bid, Failure, Guarding, Healed, Knock, Knocked, Owned, Renewal, Sign, Voting},
+    node::{Acquired, Ballot, Bid, Failure, Guarding, Healed, Knock, Knocked, Owned, Renewal, Sign, Voting, glob},
     quorum::tally::Denial,
     token::Token,
 };
@@ -99,9 +96,14 @@ impl Store {
         Healed::Done
     }
 
-    /// How long it has still to be up before it may vote. Servers count in whole seconds.
+    /// Servers count in whole seconds.
+    fn up(&self, now: Micros) -> Duration {
+        Duration::from_secs(now.saturating_sub(self.up_since) / 1_000_000)
+    }
+
+    /// How long it has still to be up before it may vote.
     fn recovers_for(&self, now: Micros, restart_delay: Duration) -> Option<Duration> {
-        let up = now.saturating_sub(self.up_since) / 1_000_000;
+        let up = self.up(now).as_secs();
         let delay = u64::try_from(restart_delay.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX);
         (up < delay).then(|| Duration::from_secs(delay - up))
     }
@@ -176,9 +178,11 @@ impl Store {
             self.live_queue(now, key);
             self.queues.entry(key.clone()).or_default().enter(now, knock, channel)
         };
-        if free {
+        let recovers_for = self.recovers_for(now, knock.restart_delay).filter(|_| free);
+        if free && recovers_for.is_none() {
+            let up = self.up(now);
             let turn = self.live_queue(now, key);
-            match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, reached, &mut told)) {
+            match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, up, reached, &mut told)) {
                 Turn::Granted { token, grant } => drop(self.grant(now, key, token, grant)),
                 Turn::Mine | Turn::Nobodys => {
                     self.leave_queue(now, knock, channel);
@@ -191,7 +195,7 @@ impl Store {
         let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| knock.enter);
         let ahead = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, ahead)| ahead);
         let (ticket, ahead) = (place.map(|(ticket, _)| ticket), u32::try_from(ahead).unwrap_or(u32::MAX));
-        (Knocked::Waits { holder, ticket, ahead, entered, watched: true, called: true }, told)
+        (Knocked::Waits { holder, recovers_for, ticket, ahead, entered, watched: true, called: true }, told)
     }
 
     /// How many wait, and the first of them with their tickets.
@@ -282,11 +286,13 @@ impl Store {
         }
     }
 
-    /// Parts with a lock that is there. It is never free while somebody in its queue can be reached.
+    /// Parts with a lock that is there. It is never free while somebody in its queue can be reached, unless it is too early
+    /// to grant anything.
     fn pass_on(&mut self, now: Micros, key: &Key, reached: &dyn Fn(&str) -> bool) -> Vec<Told> {
         let mut told = Vec::new();
+        let up = self.up(now);
         let queue = self.live_queue(now, key);
-        match queue.map(|queue| queue.promote(None, now, reached, &mut told)) {
+        match queue.map(|queue| queue.promote(None, now, up, reached, &mut told)) {
             Some(Turn::Granted { token, grant }) => drop(self.grant(now, key, token, grant)),
             Some(Turn::Mine | Turn::Nobodys) | None => drop(self.locks.remove(key)),
         }

@@ -167,7 +167,7 @@ impl Connection {
     }
 
     /// Runs a script once: by its text the first time, so that this takes one round trip on a server that has never seen
-    /// it, then by its hash; with its text again if the server has forgotten it. `limit` bounds each. With `watch` the
+    /// it, then by its hash; with its text again if the server has forgotten it. `limit` bounds both. With `watch` the
     /// server is asked to tell when a key changes that the script reads; the answer says whether it will.
     ///
     /// `arguments` gives the keys and the arguments, and is asked again for the second sending: a copy kept for that
@@ -181,7 +181,8 @@ impl Connection {
         limit: Duration,
         watch: bool,
     ) -> Result<(Value, Way), Failure> {
-        let (client, number) = (once(&self.client, limit), self.number());
+        let (mut client, number) = (once(&self.client, limit), self.number());
+        let began = self.clock.now();
         // What follows on this connection comes after it, and may take it for known.
         let is_first = self.newest.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0;
         let (mut by_hash, mut resent) = (!is_first, false);
@@ -197,7 +198,12 @@ impl Connection {
                 client.custom(custom(command), all).await.map(|value| (value, false))
             };
             match outcome {
-                Err(error) if by_hash && unknown_script(&error) => (by_hash, resent) = (false, true),
+                Err(error) if by_hash && unknown_script(&error) => {
+                    (by_hash, resent) = (false, true);
+                    let left = limit.saturating_sub(self.clock.now().saturating_sub(began));
+                    // Zero is fred's "for ever".
+                    client = once(&self.client, left.max(SHORTEST_LIMIT));
+                }
                 outcome => break outcome,
             }
         };
@@ -334,6 +340,9 @@ pub(super) async fn ask(
 }
 
 /// One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
+/// What an answer has at least.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
+
 fn once(client: &Client, limit: Duration) -> WithOptions<Client> {
     let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
     client.with_options(&options)

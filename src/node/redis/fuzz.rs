@@ -166,9 +166,9 @@ fn read_everywhere(reply: &Value) {
         reckon_with(&Acquired::Recovering(left));
     }
     match knocked(reply, true, true) {
-        Some(Knocked::Waits { holder, ticket, ahead, called, .. }) => {
-            let place = Place { ticket, ahead, called };
-            let look = seen(holder);
+        Some(Knocked::Waits { holder, recovers_for, ticket, ahead, called, .. }) => {
+            let place = Place { ticket, ahead, called, recovers_for };
+            let look = recovers_for.map_or(seen(holder), |left| Look::Failed(Failure::recovering("h:1", left)));
             for leads in [false, true] {
                 let mut backoff = Backoff::new(Jitter::from_seed(1));
                 let _knock_at = Time::NEVER
@@ -260,9 +260,25 @@ proptest! {
         }
         let waits = [found(0), vec![ticket.into(), i64::from(ahead).into(), 0.into()]].concat();
         match knocked(&array(waits), true, false) {
-            Some(Knocked::Waits { holder, ticket: read, ahead: before, entered: false, watched: true, called: false }) => {
+            Some(Knocked::Waits {
+                holder,
+                recovers_for: None,
+                ticket: read,
+                ahead: before,
+                entered: false,
+                watched: true,
+                called: false,
+            }) => {
                 let free = held.remaining.or((pttl == -2).then_some(Duration::ZERO));
                 prop_assert_eq!(holder, Holder { remaining: free, ..held });
+                prop_assert_eq!((read, before), (u64::try_from(ticket).ok(), ahead));
+            }
+            other => prop_assert!(false, "{:?}", other),
+        }
+        let recovers = [2.into(), i64::from(secs).into(), ticket.into(), i64::from(ahead).into(), 1.into()];
+        match knocked(&array(recovers.into()), false, true) {
+            Some(Knocked::Waits { recovers_for, ticket: read, ahead: before, entered: true, .. }) => {
+                prop_assert_eq!(recovers_for, Some(Duration::from_secs(secs.into())));
                 prop_assert_eq!((read, before), (u64::try_from(ticket).ok(), ahead));
             }
             other => prop_assert!(false, "{:?}", other),

@@ -254,6 +254,7 @@ impl Node for Redis {
             all.push(knock.ticket.unwrap_or_default().to_string().into());
             all.extend([millis(knock.grant), millis(knock.window)]);
             all.extend([channel.as_deref().unwrap_or_default().into(), i64::from(knock.enter).into()]);
+            all.push(seconds(knock.restart_delay));
         };
         let read = move |reply: &Value, way: Way| reply::knocked(reply, way.watched, called);
         self.run(lane, &script::KNOCK, 4, arguments, limit, read)
@@ -261,7 +262,8 @@ impl Node for Redis {
 
     fn leave(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         let (key, token) = (key.clone(), token.clone());
-        let channel = self.push.channel().unwrap_or_default().to_owned();
+        // Where it was called on, or would have been: by now it may not be listening.
+        let channel = self.push.name().to_owned();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(line_keys(&key));
             all.extend([token.as_str().into(), channel.as_str().into()]);

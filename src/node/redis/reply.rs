@@ -57,20 +57,25 @@ fn secs(value: &Value) -> Option<Duration> {
 }
 
 pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knocked> {
-    match array(reply) {
-        [granted, drawn] if granted.as_i64() == Some(1) => fence(drawn).map(Knocked::Granted),
-        [waits, pttl, value, stored, ticket, ahead, entered] if waits.as_i64() == Some(0) => {
+    let (holder, recovers_for, place) = match array(reply) {
+        [granted, drawn] if granted.as_i64() == Some(1) => return fence(drawn).map(Knocked::Granted),
+        [waits, pttl, value, stored, place @ ..] if waits.as_i64() == Some(0) => {
             let mut holder = found(pttl, value, stored)?;
             if pttl.as_i64() == Some(NO_KEY) {
                 // Free already: nothing to wait for.
                 holder.remaining = Some(Duration::ZERO);
             }
-            let ticket = Some(ticket.as_u64()?).filter(|&ticket| ticket != 0);
-            let ahead = u32::try_from(ahead.as_i64()?).ok()?;
-            Some(Knocked::Waits { holder, ticket, ahead, entered: flag(entered)?, watched, called })
+            (holder, None, place)
         }
-        _ => None,
-    }
+        [recovers, missing, place @ ..] if recovers.as_i64() == Some(2) => {
+            (Holder::default(), Some(secs(missing)?), place)
+        }
+        _ => return None,
+    };
+    let [ticket, ahead, entered] = place else { return None };
+    let ticket = Some(ticket.as_u64()?).filter(|&ticket| ticket != 0);
+    let ahead = u32::try_from(ahead.as_i64()?).ok()?;
+    Some(Knocked::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, watched, called })
 }
 
 pub(super) fn line(reply: &Value) -> Option<Line> {

@@ -1,8 +1,11 @@
 //! The last step before the command: this process becomes it.
 
 use std::{
+    env,
+    ffi::OsStr,
     io,
-    os::unix::process::CommandExt,
+    os::unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
+    path::Path,
     process::{Command, ExitCode},
 };
 
@@ -12,6 +15,33 @@ use crate::{
     args::Exec,
     exit::{Ended, Exit},
 };
+
+/// Whether there is such a command, before anybody is kept from running it: as `execvp` looks for it.
+pub(crate) fn find(program: &OsStr) -> Result<(), Ended> {
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let name = Path::new(program);
+    let named = if program.as_bytes().contains(&b'/') {
+        vec![name.to_owned()]
+    } else {
+        env::split_paths(&path).map(|directory| directory.join(name)).collect()
+    };
+    let failed = |exit, why| Err(Ended::new(exit, format!("{}: {why}", program.to_string_lossy())));
+    let mut there = named.iter().filter_map(|file| file.metadata().ok()).peekable();
+    if program.is_empty() || there.peek().is_none() {
+        return failed(Exit::NotFound, "there is no such command");
+    }
+    // More than one right may be missing: that is for the system to say.
+    if there.any(|file| file.is_file() && file.permissions().mode() & 0o111 != 0) {
+        return Ok(());
+    }
+    failed(Exit::NotExecutable, "it cannot be executed")
+}
+
+/// Dies of an interrupt.
+pub(crate) fn interrupted() -> ExitCode {
+    let _dead = kill_process(getpid(), Signal::INT);
+    Exit::Signal(Signal::INT.as_raw()).into()
+}
 
 /// Dies with its parent from here on, where the system can do that, and becomes the command.
 pub(crate) fn exec(options: &Exec) -> Result<ExitCode, Ended> {

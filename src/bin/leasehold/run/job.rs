@@ -1,9 +1,13 @@
 //! A command that runs under a lease.
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    collections::HashSet,
+    io::{self, IsTerminal},
+    time::Duration,
+};
 
 use leasehold::{Lease, Status};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
     group::{Change, Group},
@@ -15,7 +19,7 @@ use crate::{
     args::Run,
     exit::{Ended, Exit},
     say::tell,
-    signals::{Signals, stop_here},
+    signals::{Signals, stop_all},
 };
 
 /// The clock that timers go by stands still while the machine sleeps: the lease is looked at that often.
@@ -24,32 +28,78 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How often those are looked for whom the command has left behind.
 const SURVIVORS: Duration = Duration::from_millis(10);
 
-/// Where the command stands.
+/// How far its end has come.
 enum Stage {
     Running,
     /// It was asked to stop; for how long it may go on.
     Asked {
         until: Duration,
     },
-    Killed,
+    Killed {
+        at: Duration,
+    },
 }
 
-/// A command that runs.
+/// A command that runs, and what it has started.
 pub(super) struct Job<'a> {
     options: &'a Run,
     plan: Plan,
     group: Group,
     terminal: Option<Terminal>,
+    /// The command has the terminal whenever we could have it.
+    shares_terminal: bool,
+    /// An interrupt came for us, and not to the terminal.
+    interrupted: bool,
     stage: Stage,
     acquired: Duration,
     /// The latest deadline that was confirmed.
     deadline: Duration,
-    /// The lease was lost, or as good as.
+    /// The lease was lost, or as good as, while the command ran.
     lost: bool,
+    /// The command's own end. What it has left behind may be there still.
+    exit: Option<Exit>,
+    /// Those outside of the group who were asked to stop.
+    asked: HashSet<Pid>,
+    /// It was told that somebody does not end.
+    told_immortal: bool,
+    /// It was told that the command takes no signals of ours.
+    told_deaf: bool,
+}
+
+/// Whether an interrupt has ended the job, so that we die of one too: a shell's loop around us ends by that alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Interrupted {
+    No,
+    /// It came to us: if it was the terminal's, also to whatever we are part of.
+    Us,
+    /// The command had the terminal: nobody else has heard of it.
+    TheCommand,
+}
+
+/// How a job ended.
+pub(super) struct Outcome {
+    pub(super) exit: Exit,
+    /// It was told that the lease was lost.
+    pub(super) lost: bool,
+    pub(super) interrupted: Interrupted,
+}
+
+impl Outcome {
+    /// Of a job that was not begun.
+    pub(super) fn signal(signal: Signal) -> Self {
+        let interrupted = if signal == Signal::INT { Interrupted::Us } else { Interrupted::No };
+        Self { exit: Exit::Signal(signal.as_raw()), lost: false, interrupted }
+    }
 }
 
 impl<'a> Job<'a> {
-    pub(super) fn start(options: &'a Run, plan: Plan, lease: &Lease, acquired: Duration) -> Result<Self, Ended> {
+    pub(super) fn start(
+        options: &'a Run,
+        plan: Plan,
+        lease: &Lease,
+        acquired: Duration,
+        signals: &Signals,
+    ) -> Result<Self, Ended> {
         lease.check().map_err(|lost| Ended::new(Exit::Lost, format!("{lost}; the command was not started")))?;
         if !matches!(plan.running(lease.remaining()), Due::Wait(_)) {
             let why = format!(
@@ -59,25 +109,45 @@ impl<'a> Job<'a> {
             return Err(Ended::new(Exit::Lost, why));
         }
         let terminal = Terminal::open();
-        let waits = terminal.as_ref().is_some_and(Terminal::is_ours);
-        let group = Group::start(options, lease.fence().into(), lease.label(), waits)
+        // In front of a pager it has the terminal if it asks for it: so may the pager.
+        let shares_terminal =
+            io::stdin().is_terminal() && io::stdout().is_terminal() && terminal.as_ref().is_some_and(Terminal::is_ours);
+        let start = || Group::start(options, lease.fence().into(), lease.label(), shares_terminal);
+        let group = signals
+            .blocked_as_before(start)
             .map_err(|error| Ended::new(Exit::Io, format!("the command cannot be started: {error}")))?;
         let deadline = now() + lease.remaining();
-        Ok(Self { options, plan, group, terminal, stage: Stage::Running, acquired, deadline, lost: false })
+        Ok(Self {
+            options,
+            plan,
+            group,
+            terminal,
+            shares_terminal,
+            interrupted: false,
+            stage: Stage::Running,
+            acquired,
+            deadline,
+            lost: false,
+            exit: None,
+            asked: HashSet::new(),
+            told_immortal: false,
+            told_deaf: false,
+        })
     }
 
-    /// Until the command has ended, and everything that it started. The exit code, and whether a loss was told.
-    pub(super) async fn watch(mut self, lease: &Lease, signals: &mut Signals) -> (ExitCode, bool) {
+    /// Until the command has ended, and everything that it started.
+    pub(super) async fn watch(mut self, lease: &Lease, signals: &mut Signals) -> Outcome {
         let mut changes = lease.status_changes();
         let mut lost = Box::pin(lease.lost());
         let mut news = true;
-        let exit = loop {
+        let ended = loop {
+            if let Some(exit) = self.exit.filter(|_| !self.is_anybody_there(lease)) {
+                break exit;
+            }
             let rest = self.look(lease);
             tokio::select! {
                 biased;
-                signal = signals.next() => if let Some(exit) = self.signalled(signal, lease) {
-                    break exit;
-                },
+                signal = signals.next() => self.signalled(signal, lease),
                 _ = &mut lost, if !self.lost => {}
                 status = changes.next(), if news => {
                     news = status.is_some();
@@ -88,11 +158,40 @@ impl<'a> Job<'a> {
                 () = tokio::time::sleep(rest) => {}
             }
         };
-        self.end_survivors(lease).await;
-        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_of(self.group.leader())) {
+        let had_terminal = self.terminal.as_ref().filter(|terminal| terminal.is_of(self.group.leader()));
+        if let Some(terminal) = had_terminal {
             let _gone = terminal.take_back();
         }
-        (if self.lost { Exit::Lost.into() } else { exit }, self.lost)
+        let interrupted = if self.lost || ended != Exit::Signal(Signal::INT.as_raw()) {
+            Interrupted::No
+        } else if self.interrupted {
+            Interrupted::Us
+        } else if had_terminal.is_some() {
+            Interrupted::TheCommand
+        } else {
+            Interrupted::No
+        };
+        Outcome { exit: if self.lost { Exit::Lost } else { ended }, lost: self.lost, interrupted }
+    }
+
+    /// Once the command has ended: whether the lock has to be held for what it has left behind.
+    fn is_anybody_there(&mut self, lease: &Lease) -> bool {
+        let is_dead_for = match self.stage {
+            Stage::Killed { at } => now().saturating_sub(at),
+            _ => Duration::ZERO,
+        };
+        // Who is dead, and not buried, is there; and not everywhere that is for us to do.
+        let group = if is_dead_for < MARGIN { self.group.is_there() } else { self.group.is_alive() };
+        let there = group || self.lost && !self.group.strays().is_empty();
+        if there && is_dead_for >= MARGIN && !self.told_immortal {
+            self.told_immortal = true;
+            tell(format_args!(
+                "what the command has left behind cannot be killed: {:?} is held meanwhile",
+                self.options.name
+            ));
+        }
+        // Without a lease there is nothing to wait with.
+        there && (is_dead_for < MARGIN || lease.check().is_ok())
     }
 
     /// Does what is due by the lease; how long nothing is.
@@ -103,113 +202,138 @@ impl<'a> Job<'a> {
             self.deadline = now + lease.remaining();
         }
         let left = self.deadline.saturating_sub(now);
-        let due = match (&self.stage, &definite) {
-            (Stage::Running, None) => self.plan.running(left),
-            // Its last deadline is the last moment for a grace.
-            (Stage::Running, Some(_)) if Plan::asked(self.plan.grace(), left) == Due::Kill => Due::Kill,
-            (Stage::Running, Some(_)) => Due::Ask,
-            (Stage::Asked { until }, _) => Plan::asked(until.saturating_sub(now), left),
-            (Stage::Killed, _) => Due::Wait(LOOK),
+        let is_over = definite.is_some() || self.exit.is_some();
+        let due = match self.stage {
+            Stage::Running if !is_over => self.plan.running(left),
+            // The last deadline that was confirmed is the last moment for a grace.
+            Stage::Running if Plan::asked(self.plan.grace(), left) == Due::Kill => Due::Kill,
+            Stage::Running => Due::Ask,
+            Stage::Asked { until } => Plan::asked(until.saturating_sub(now), left),
+            Stage::Killed { .. } => Due::Kill,
         };
-        let was_running = matches!(self.stage, Stage::Running);
-        match due {
-            Due::Wait(rest) => return rest.min(LOOK),
-            Due::Ask => {
-                self.group.send(self.options.signal);
-                // Who stands still hears nothing.
-                self.group.send(Signal::CONT);
-                self.stage = Stage::Asked { until: now + self.plan.grace() };
-            }
-            Due::Kill => {
-                self.group.send(Signal::KILL);
-                self.stage = Stage::Killed;
-            }
-        }
-        if was_running {
+        if matches!(self.stage, Stage::Running) && !matches!(due, Due::Wait(_)) && self.exit.is_none() {
             self.lost = true;
             let why = definite.map_or_else(|| self.why(now), |lost| lost.to_string());
             tell(format_args!("{why}; the command is stopped"));
         }
-        Duration::ZERO
+        let often = if self.exit.is_some() { SURVIVORS } else { LOOK };
+        match due {
+            Due::Wait(rest) => {
+                if matches!(self.stage, Stage::Asked { .. }) {
+                    self.ask_strays();
+                }
+                rest.min(often)
+            }
+            Due::Ask => {
+                self.send(self.options.signal);
+                // Who stands still hears nothing.
+                self.send(Signal::CONT);
+                self.stage = Stage::Asked { until: now + self.plan.grace() };
+                self.ask_strays();
+                Duration::ZERO
+            }
+            Due::Kill => {
+                if !matches!(self.stage, Stage::Killed { .. }) {
+                    self.stage = Stage::Killed { at: now };
+                }
+                self.send(Signal::KILL);
+                for stray in self.lost.then(|| self.group.strays()).into_iter().flatten() {
+                    let _gone = kill_process(stray, Signal::KILL);
+                }
+                often
+            }
+        }
+    }
+
+    /// Who has left the group has heard nothing of a loss yet.
+    fn ask_strays(&mut self) {
+        for stray in self.lost.then(|| self.group.strays()).into_iter().flatten() {
+            if self.asked.insert(stray) {
+                let _gone = kill_process(stray, self.options.signal);
+                let _gone = kill_process(stray, Signal::CONT);
+            }
+        }
+    }
+
+    fn send(&mut self, signal: Signal) {
+        let Err(error) = self.group.send(signal, self.exit.is_none()) else { return };
+        if !std::mem::replace(&mut self.told_deaf, true) {
+            tell(format_args!(
+                "the command cannot be sent a signal, {error}: run leasehold as its user, not the command as another from it"
+            ));
+        }
     }
 
     /// Why a lease that is held is about to be over.
     fn why(&self, now: Duration) -> String {
         let name = &self.options.name;
         // It was reckoned from a moment before we had it.
-        let by_order =
-            self.options.max_hold.is_some_and(|most| now.max(self.deadline) + MARGIN >= self.acquired + most);
+        let by_order = self
+            .options
+            .max_hold
+            .is_some_and(|most| now.max(self.deadline) + MARGIN >= self.acquired.saturating_add(most));
         if by_order {
             return format!("{name:?} was held for its --max-hold");
         }
         format!("{name:?} is about to be lost: no renewal was confirmed")
     }
 
-    /// Passes a signal on. The exit code, if it tells of the command's end.
-    fn signalled(&mut self, signal: Signal, lease: &Lease) -> Option<ExitCode> {
+    /// Passes a signal on, or sees what has become of the command.
+    fn signalled(&mut self, signal: Signal, lease: &Lease) {
         if signal != Signal::CHILD {
             if signal == Signal::CONT {
                 // Before anything goes on: the time that we stood still may have been the lease's.
                 self.look(lease);
-                self.hand_over();
+                if self.shares_terminal {
+                    self.hand_over();
+                }
             }
-            self.group.send(signal);
-            return None;
-        }
-        // One signal may stand for several changes.
-        loop {
-            match self.group.change() {
-                Ok(None) => return None,
-                Ok(Some(Change::Exited(code))) => return Some(code.into()),
-                Ok(Some(Change::Killed(signal))) => return Some(Exit::Signal(signal).into()),
-                Ok(Some(Change::Stopped)) => self.stopped(lease),
-                // Somebody else has waited for it, which nobody may.
-                Err(_) => return Some(Exit::Io.into()),
-            }
-        }
-    }
-
-    /// The command stands still: it waits for the terminal, or whoever sits there has stopped it.
-    fn stopped(&mut self, lease: &Lease) {
-        let Some(terminal) = &self.terminal else { return };
-        if !terminal.is_ours() {
-            if terminal.is_of(self.group.leader()) {
-                let _gone = terminal.take_back();
-            }
-            stop_here();
-            // And on we go: the time that we stood still may have been the lease's.
-            self.look(lease);
-        }
-        self.hand_over();
-        self.group.send(Signal::CONT);
-    }
-
-    fn hand_over(&self) {
-        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours()) {
-            let _gone = terminal.give_to(self.group.leader());
-        }
-    }
-
-    /// The command's end is the end of the job: what it has left behind has a grace.
-    async fn end_survivors(&mut self, lease: &Lease) {
-        if !self.group.is_there() {
+            self.interrupted |= signal == Signal::INT;
+            self.send(signal);
             return;
         }
-        self.group.send(self.options.signal);
-        self.group.send(Signal::CONT);
-        let asked = now();
-        while self.group.is_there() {
-            let rest = self.plan.grace().saturating_sub(now().saturating_sub(asked));
-            if Plan::asked(rest, lease.remaining()) == Due::Kill {
-                self.group.send(Signal::KILL);
-                break;
+        // One signal may stand for several changes.
+        while self.exit.is_none() {
+            match self.group.change() {
+                Ok(None) => return,
+                Ok(Some(Change::Exited(code))) => self.exit = Some(Exit::Command(code)),
+                Ok(Some(Change::Killed(signal))) => self.exit = Some(Exit::Signal(signal)),
+                Ok(Some(Change::Stopped(signal))) => self.stopped(signal, lease),
+                // Somebody else has waited for it, which nobody may.
+                Err(_) => self.exit = Some(Exit::Io),
             }
-            tokio::time::sleep(SURVIVORS).await;
         }
-        // Who is dead, and not buried, still counts as there; and not everywhere that is for us to do.
-        let killed = now();
-        while self.group.is_there() && now().saturating_sub(killed) < MARGIN {
-            tokio::time::sleep(SURVIVORS).await;
+    }
+
+    /// The command stands still: it waits for the terminal, or whoever sits there has stopped it, or somebody else.
+    fn stopped(&mut self, signal: i32, lease: &Lease) {
+        let Some(terminal) = &self.terminal else { return };
+        if terminal.is_ours() {
+            let wants_it = [Signal::TTIN, Signal::TTOU].iter().any(|wants| wants.as_raw() == signal);
+            if self.shares_terminal || wants_it {
+                self.hand_over();
+            } else {
+                // What was pressed came to us, and all of us are meant. Where nobody could continue us, on it goes.
+                stop_all();
+                self.look(lease);
+            }
+            self.send(Signal::CONT);
+            return;
+        }
+        // As if all of us had been stopped with it. Where nobody could continue us, the system does not do it.
+        stop_all();
+        // And on we go, when the signal comes to continue; but the time until then may have been the lease's.
+        self.look(lease);
+        if self.terminal.as_ref().is_some_and(|terminal| terminal.is_of(self.group.leader())) {
+            // Nobody has taken it: nobody is there who would continue us.
+            self.send(Signal::CONT);
+        }
+    }
+
+    fn hand_over(&mut self) {
+        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours()) {
+            self.shares_terminal = true;
+            let _gone = terminal.give_to(self.group.leader());
         }
     }
 }

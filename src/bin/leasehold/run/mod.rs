@@ -1,11 +1,16 @@
 //! `leasehold run`: a command under a lease.
 
-use std::{future::Future, process::ExitCode, time::Duration};
+use std::{ffi::OsString, future::Future, os::unix::process::CommandExt, process::ExitCode, time::Duration};
 
-use leasehold::{AcquireError, Clock, Lease, Lock, ReleaseError, SystemClock};
-use rustix::process::Signal;
+use leasehold::{AcquireError, Clock, Lease, Lock, LossReason, ReleaseError, SystemClock};
+use rustix::process::{Signal, kill_current_process_group};
 
-use self::{job::Job, plan::Plan};
+use self::{
+    exec::find,
+    group::own_program,
+    job::{Interrupted, Job, Outcome},
+    plan::Plan,
+};
 use crate::{
     args::Run,
     connect::block_on,
@@ -19,13 +24,28 @@ mod group;
 mod job;
 mod metrics;
 mod plan;
+mod system;
 mod terminal;
 
-pub(crate) use exec::exec;
+pub(crate) use exec::{exec, interrupted};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What a release keeps a key for at most.
+const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A server of a quorum that is restarted remembers no key, and votes after its delay: no key is kept for longer.
 fn keeps_for_that_long(options: &Run) -> Result<(), Ended> {
-    let Some(keep_for) = options.keep_for.filter(|_| !options.servers.quorum.is_empty()) else { return Ok(()) };
+    let Some(keep_for) = options.keep_for else { return Ok(()) };
+    if keep_for > A_DAY {
+        return Err(Ended::new(
+            Exit::Usage,
+            format!("--keep-for {keep_for:?} is longer than a day, for which a lock is kept at most"),
+        ));
+    }
+    if options.servers.quorum.is_empty() {
+        return Ok(());
+    }
     let delay = options.servers.restart_delay.unwrap_or(Duration::from_secs(31));
     if delay.is_zero() || keep_for <= delay {
         return Ok(());
@@ -44,34 +64,56 @@ fn now() -> Duration {
 
 pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
     keeps_for_that_long(options)?;
-    say::prepare();
     let plan = Plan::new(options.grace, options.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
+    find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
+    say::prepare();
     // All of it on the main thread: the command dies with the thread that started it.
-    block_on(async {
-        let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
-        if let Some(address) = options.metrics_addr {
-            // Another run may be there already, and a job is worth more than its measurements.
-            if let Err(ended) = metrics::serve(address) {
-                tell(ended);
-            }
+    let outcome = block_on(under_a_lease(options, plan))?;
+    if outcome.interrupted != Interrupted::No && outcome.exit == Exit::Signal(Signal::INT.as_raw()) {
+        say::finish();
+        die_interrupted(outcome.interrupted);
+    }
+    Ok(outcome.exit.into())
+}
+
+async fn under_a_lease(options: &Run, plan: Plan) -> Result<Outcome, Ended> {
+    let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
+    if let Some(address) = options.metrics_addr {
+        // Another run may be there already, and a job is worth more than its measurements.
+        if let Err(why) = metrics::serve(address) {
+            tell(why);
         }
-        let mut builder = options.servers.builder().ttl(options.ttl).max_hold(options.max_hold).fair(options.fair);
-        if let Some(label) = &options.label {
-            builder = builder.label(label);
-        }
-        let leases = match unless_ended(&mut signals, builder.build()).await {
-            Ok(built) => built?,
-            Err(signal) => return Ok(Exit::Signal(signal.as_raw()).into()),
-        };
-        let outcome = match unless_ended(&mut signals, acquire(options, &leases.lock(&options.name))).await {
-            Ok(Ok(lease)) => hold(options, plan, lease, &mut signals).await,
-            Ok(Err(ended)) => Err(ended),
-            Err(signal) => Ok(Exit::Signal(signal.as_raw()).into()),
-        };
-        // Also takes a waiter out of its queue.
-        leases.close().await;
-        outcome
-    })
+    }
+    let mut builder = options.servers.builder().ttl(options.ttl).max_hold(options.max_hold).fair(options.fair);
+    if let Some(limit) = options.wait {
+        builder = builder.connect_timeout(options.servers.connect_timeout.min(limit.max(SECOND)));
+    }
+    if let Some(label) = &options.label {
+        builder = builder.label(label);
+    }
+    let leases = match unless_ended(&mut signals, builder.build()).await {
+        Ok(built) => built?,
+        Err(signal) => return Ok(Outcome::signal(signal)),
+    };
+    let outcome = match unless_ended(&mut signals, acquire(options, &leases.lock(&options.name))).await {
+        Ok(Ok(lease)) => hold(options, plan, lease, &mut signals).await,
+        Ok(Err(ended)) => Err(ended),
+        Err(signal) => Ok(Outcome::signal(signal)),
+    };
+    // Also takes a waiter out of its queue.
+    leases.close().await;
+    outcome
+}
+
+/// As if the terminal had interrupted all of our process group, and not the command alone: the script around us, or the loop
+/// of a shell, has to end too. By a program of its own, which catches no signals.
+fn die_interrupted(who: Interrupted) {
+    if who == Interrupted::TheCommand {
+        let _not_us = kill_current_process_group(Signal::INT);
+    }
+    if let Ok(program) = own_program() {
+        let _as_well_as_we_can = std::process::Command::new(program).arg("__interrupted").exec();
+    }
 }
 
 /// The future's output, or the signal that came before it and would end us.
@@ -89,18 +131,45 @@ async fn unless_ended<F: Future>(signals: &mut Signals, future: F) -> Result<F::
     }
 }
 
-/// Runs the command, and frees the lock.
-async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) -> Result<ExitCode, Ended> {
+/// Runs the command, and frees the lock, or keeps it for as long as was asked.
+async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) -> Result<Outcome, Ended> {
     let acquired = now();
-    let (outcome, told) = match Job::start(options, plan, &lease, acquired) {
-        Ok(job) => {
-            let (exit, told) = job.watch(&lease, signals).await;
-            (Ok(exit), told)
+    let job = match Job::start(options, plan, &lease, acquired, signals) {
+        Ok(job) => job,
+        Err(ended) => {
+            // Told by that, whatever it was; and somebody else may do the job.
+            let _freed = lease.release().await;
+            return Err(ended);
         }
-        Err(ended) => (Err(ended), true),
     };
-    let_go(options, lease, now().saturating_sub(acquired), told).await;
-    outcome
+    let mut outcome = job.watch(&lease, signals).await;
+    let held = now().saturating_sub(acquired);
+    let rest = options.keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
+    let released = match rest {
+        Some(rest) => lease.release_after(rest).await,
+        None => lease.release().await,
+    };
+    match released {
+        Err(ReleaseError::Lost(_)) if outcome.lost => {}
+        // What else goes wrong is no reason to fail: the command has done its work, under the lock.
+        Err(error) => {
+            match &error {
+                // Nothing goes on in the background of a process that ends.
+                ReleaseError::Unknown(why) => {
+                    tell(format_args!("the release is not confirmed: {why}. The key expires within its TTL"));
+                }
+                other => tell(other),
+            }
+            if let ReleaseError::Lost(lost) = error {
+                // Since when is not known.
+                if matches!(lost.reason(), LossReason::Deleted | LossReason::Taken) {
+                    outcome.exit = Exit::Lost;
+                }
+            }
+        }
+        Ok(()) => {}
+    }
+    Ok(outcome)
 }
 
 async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
@@ -115,9 +184,14 @@ async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
     let acquired = if options.nonblock {
         match lock.try_acquire().await {
             Ok(Some(lease)) => Ok(lease),
+            // For who asks every hour that is no news: cron would mail it.
             Ok(None) => {
                 let why = format!("the lock {:?} is held", options.name);
-                return Err(Ended::new(Exit::Conflict(conflict), why));
+                return Err(if options.verbose {
+                    Ended::new(Exit::Conflict(conflict), why)
+                } else {
+                    Ended::silently(Exit::Conflict(conflict))
+                });
             }
             Err(error) => Err(error),
         }
@@ -132,19 +206,4 @@ async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
         tell(format_args!("{:?} is ours after {waited:.3?}, fence {}", options.name, lease.fence()));
     }
     Ok(lease)
-}
-
-/// Frees the lock, or keeps it for as long as was asked. What goes wrong is told, and is no reason to fail: the command has
-/// done its work.
-async fn let_go(options: &Run, lease: Lease, held: Duration, told: bool) {
-    let rest = options.keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
-    let released = match rest {
-        Some(rest) => lease.release_after(rest).await,
-        None => lease.release().await,
-    };
-    match released {
-        Ok(()) => {}
-        Err(ReleaseError::Lost(_)) if told => {}
-        Err(error) => tell(&error),
-    }
 }

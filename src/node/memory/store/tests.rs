@@ -113,7 +113,41 @@ fn a_replayed_acquire_never_shortens() {
 
 fn knock(key: &Key, token: &Token) -> Knock {
     let (ttl, window) = (TTL, Duration::from_secs(60));
-    Knock { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true }
+    let restart_delay = Duration::ZERO;
+    Knock { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true, restart_delay }
+}
+
+#[test]
+fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
+    let (_, key, one, two) = scene();
+    let holder = Token::draw("holder");
+    let mut store = Store::started(1_000_000);
+    let delayed = |token: &Token| Knock { restart_delay: TTL * 30, ..knock(&key, token) };
+    let recovers = |store: &mut Store, now: Micros, knock: &Knock| match store.knock(now, knock, None, &|_| true).0 {
+        Knocked::Waits { recovers_for, ticket, ahead, .. } => (recovers_for, ticket.is_some(), ahead),
+        granted @ Knocked::Granted(_) => panic!("{granted:?}"),
+    };
+    let look = Knock { enter: false, ..delayed(&two) };
+    assert_eq!(recovers(&mut store, 2_500_000, &look), (Some(Duration::from_secs(2)), false, 0));
+    assert_eq!(recovers(&mut store, 2_500_000, &delayed(&one)), (Some(Duration::from_secs(2)), true, 0));
+    assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (Some(Duration::from_secs(1)), true, 1));
+    assert_eq!(store.leave(3_999_999, &key, &holder, None, &|_| true).0, Err(Denial::Gone));
+    assert_eq!(store.holder(3_999_999, &key), None);
+    // It found a lock on its disk that was released before: the release may come again.
+    let partings: [fn(&mut Store, &Key, &Token) -> bool; 3] = [
+        |store, key, token| store.release(3_999_999, key, token, &|_| true).0.is_ok(),
+        |store, key, token| store.leave(3_999_999, key, token, None, &|_| true).0.is_ok(),
+        |store, key, _| store.force_release(3_999_999, key, &|_| true).unwrap().0,
+    ];
+    for parts in partings {
+        granted(&store.acquire(3_999_999, &bid(&key, &holder, TTL)).acquired);
+        assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (None, true, 1), "somebody has it");
+        assert!(parts(&mut store, &key, &holder));
+        assert_eq!(store.holder(3_999_999, &key), None, "what may be somebody else's is passed on to nobody");
+    }
+    assert!(matches!(store.knock(4_000_000, &delayed(&one), None, &|_| true).0, Knocked::Granted(_)));
+    store.release(4_000_000, &key, &one, &|_| true).0.unwrap();
+    assert_eq!(store.holder(4_000_000, &key).unwrap().token, Some(two));
 }
 
 #[test]

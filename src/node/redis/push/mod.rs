@@ -123,7 +123,12 @@ impl Push {
         on
     }
 
-    /// Where the server can call us now; if it cannot, that is on its way.
+    /// Where the server calls us whenever it can.
+    pub(super) fn name(&self) -> &str {
+        &self.channel
+    }
+
+    /// The same if it can now; if it cannot, that is on its way.
     pub(super) fn channel(&self) -> Option<&str> {
         let called = self.called.load(Ordering::Acquire);
         if !called && !self.deaf.load(Ordering::Acquire) {

@@ -1,9 +1,9 @@
 -- Takes a token out of the queue, and parts with the lock if it is that token's: what a waiter that gives up sends. A
 -- lock that it finds free goes to the first of the queue too: the one who leaves may have been the one to look.
 --
--- Needs  draw.lua, promote.lua and pass_on.lua before it
+-- Needs  draw.lua, may_vote.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
--- ARGV   1 token  2 channel of its process, or ""
+-- ARGV   1 token  2 channel of its process
 -- Reply  1 the lock is deleted or passed on, 0 the key is gone, -1 it holds something else
 --
 -- Atomic because a waiter may be granted the lock at the instant in which it gives up: then the next one gets it.

@@ -1,9 +1,10 @@
 -- Part of a script: parts with a lock that is known to be there.
 --
--- Needs  draw.lua and promote.lua before it
+-- Needs  draw.lua, may_vote.lua and promote.lua before it
 --
 -- pass_on() grants it to the first of the queue who can be reached, and deletes it if there is nobody: so it is never
--- free while somebody waits. It gives 1, and fails only where DEL fails.
+-- free while somebody waits, unless this server was started too short a time ago to grant anything. It gives 1, and
+-- fails only where DEL fails.
 local function pass_on()
   local waiting = redis.pcall('ZCARD', queue)
   if type(waiting) ~= 'number' or waiting == 0 then
@@ -25,7 +26,7 @@ local function pass_on()
     -- Somebody else goes on with the work by knocking. Among the last there may be one who is not dead as well.
     for _, token in ipairs(redis.pcall('ZRANGE', queue, -16, -1)) do
       local entry = redis.pcall('HGET', wait, token)
-      local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|(.+)$')
+      local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|(.+)$')
       if channel and redis.pcall('PUBLISH', channel, 'next 0 ' .. token) ~= 0 then
         break
       end

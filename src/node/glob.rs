@@ -1,5 +1,11 @@
 //! Patterns as Redis has them: `*`, `?`, `[a-z]`, `[^a-z]`, and `\` before what stands for itself.
 
+/// A pattern for this and nothing else.
+pub(crate) fn literally(text: &str) -> String {
+    let escape = |c: char| matches!(c, '*' | '?' | '[' | '\\').then_some('\\').into_iter().chain([c]);
+    text.chars().flat_map(escape).collect()
+}
+
 /// Whether the whole of a name is like the pattern.
 pub(super) fn matches(pattern: &str, name: &str) -> bool {
     let (mut pattern, mut name) = (pattern.as_bytes(), name.as_bytes());
@@ -65,7 +71,24 @@ fn one_of(class: &[u8], byte: u8) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_pattern_will_do(pattern in r"[\[\]^*?\\a-c-]{0,12}|.{0,8}", name in "[a-c\\[\\]\\\\-]{0,12}|.{0,8}") {
+            let _either = matches(&pattern, &name);
+            let likes = format!("*{}*", pattern.replace(['[', ']', '\\', '^', '-'], "?"));
+            prop_assert!(matches(&likes, &("x".to_owned() + &pattern + "x")), "{}", likes);
+        }
+
+        #[test]
+        fn what_is_meant_literally_is_like_itself_only(text in r"[*?a\[\]^\\-]{0,4}", other in r"[*?a\[\]^\\-]{0,4}") {
+            prop_assert!(matches(&literally(&text), &text));
+            prop_assert_eq!(matches(&literally(&text), &other), text == other);
+        }
+    }
 
     #[test]
     fn stars_marks_classes_and_literals() {

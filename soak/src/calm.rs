@@ -1,0 +1,81 @@
+//! After the last fault: nobody begins anything any more, so every lock can be had, and then nothing is left of any.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::{
+    history::{Remnant, Timed},
+    record::{Call, MILLI, Process, now},
+    scene::{Scene, Worker},
+    setup::{GIVEN_UP, KINDS, LONE, RESTART_DELAY, SERVERS, TTLS, nanos},
+    worker::builder,
+};
+
+/// By then whoever held a lock has let go of it, or its key has run out by a clock that was set back; the dead in its queue
+/// have had their grants, and nodes that forgot vote again.
+const FREE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Ends the workers in peace, with a look at what they leave.
+pub fn calm(scene: &Scene, mut workers: Vec<Worker>) {
+    for worker in &mut workers {
+        worker.rest();
+    }
+    for worker in &mut workers {
+        worker.rested(scene);
+    }
+    // While they live: what one of them did not let go of, it still renews.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(acquire_all(scene));
+    for worker in &mut workers {
+        worker.dismiss();
+    }
+    for worker in workers {
+        worker.ended(scene);
+    }
+    // Longer than any TTL by any clock.
+    std::thread::sleep(RESTART_DELAY);
+    look(scene);
+}
+
+/// Somebody new, past every proxy, acquires each lock and lets go of it.
+async fn acquire_all(scene: &Scene) {
+    let process = Process { slot: u16::try_from(scene.links.len()).unwrap_or(u16::MAX), life: 0 };
+    let (lone, nodes) = (scene.servers[LONE].url(), scene.servers.urls().split_off(LONE + 1));
+    let lone = builder(process).url(lone).build().await.expect("the server is there");
+    let quorum = builder(process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
+    let quorum = quorum.build().await.expect("the nodes are there");
+    let mut asking = JoinSet::new();
+    for (name, kind) in KINDS.iter().enumerate() {
+        let leases = if kind.quorum { &quorum } else { &lone };
+        let lock = leases.lock(kind.name).fair(kind.fair).ttl(TTLS[0]);
+        asking.spawn(async move {
+            let from = now();
+            let acquired = tokio::time::timeout(FREE_WITHIN + GIVEN_UP, lock.acquire()).await;
+            let to = now();
+            if let Ok(lease) = acquired {
+                lease.expect("nothing is refused").release().await.ok();
+            }
+            Timed { process, name, call: Call::LastAcquire, within: nanos(FREE_WITHIN), from, to }
+        });
+    }
+    let calls = asking.join_all().await;
+    scene.recorder().history.calls.extend(calls);
+    lone.close().await;
+    quorum.close().await;
+}
+
+fn look(scene: &Scene) {
+    for server in 0..SERVERS {
+        let mut wire = scene.servers[server].wire();
+        for key in wire.keys("*") {
+            let lasts = match wire.pttl(&key) {
+                -2 => continue,
+                left => u64::try_from(left).ok().map(|left| left * MILLI),
+            };
+            let is_of = |name: &str| key == name || key.starts_with(&format!("{{{name}}}:lh:"));
+            let name = KINDS.iter().position(|kind| is_of(kind.name)).unwrap_or(0);
+            scene.recorder().history.remnants.push(Remnant { name, server, key, at: now(), lasts });
+        }
+    }
+}

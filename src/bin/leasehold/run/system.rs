@@ -1,0 +1,45 @@
+//! What the system tells of processes, under `/proc`. Where it has none: nobody is our child, and everybody lives.
+
+use std::fs;
+
+use rustix::process::Pid;
+
+/// Of all our threads: who is left to us may come to any of them.
+pub(super) fn children() -> Vec<Pid> {
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(pid).collect::<Vec<_>>()).collect()
+}
+
+/// Whether a process of this group has not died yet.
+pub(super) fn is_alive(group: Pid) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else { return true };
+    let mut stats = processes.flatten().filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
+    stats.any(|stat| state(&stat).is_some_and(|(state, of)| of == group && !matches!(state, 'Z' | 'X')))
+}
+
+/// The state and the group in a line of `/proc/PID/stat`, whose second field may have any character in its parentheses.
+fn state(stat: &str) -> Option<(char, Pid)> {
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?.chars().next()?;
+    Some((state, pid(fields.nth(1)?)?))
+}
+
+fn pid(text: &str) -> Option<Pid> {
+    Pid::from_raw(text.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_look_like_anything() {
+        let group = pid("77").unwrap();
+        assert_eq!(state("12 (sh) S 1 77 12 0 -1"), Some(('S', group)));
+        assert_eq!(state("12 (a) Z 1 5 (b) T 1 77 12 0 -1"), Some(('T', group)));
+        for line in ["", "12", "12 (sh)", "12 (sh) ", "12 (sh) S", "12 (sh) S 1", "12 (sh) S 1 x", "12 (sh) S 1 0 3"] {
+            assert_eq!(state(line), None, "{line:?}");
+        }
+    }
+}

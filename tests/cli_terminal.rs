@@ -1,0 +1,164 @@
+//! `leasehold run` on a terminal: the command has it, and what is typed there means all of us.
+
+// The library's doors for time, threads and tasks are not those of its tests.
+#![allow(clippy::disallowed_methods)]
+// A helper that cannot do its work has to stop the test and say why.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+mod cli_scene;
+mod support;
+
+use cli_scene::{HANGS, NAME, Terminal, directory, is_held, started, state_of};
+use support::{Server, eventually};
+
+const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
+const ASKS_TWICE: &str = "sh -c 'read line; echo one; read line; echo two'";
+
+/// A command in the background of its terminal would be stopped when it reads.
+#[test]
+fn the_terminal_is_the_commands_while_it_runs() {
+    let server = Server::start();
+    let line = format!(
+        "{LEASEHOLD} run {NAME} -- sh -c 'read line; echo the line was $line'; {LEASEHOLD} show {NAME}; read rest; echo then $rest"
+    );
+    let mut terminal = Terminal::running(&server, &line);
+    terminal.press("hello\n");
+    // We have it back after it, and so does whoever has started us.
+    terminal.shows("is free");
+    terminal.press("again\n");
+    let shown = terminal.ended();
+    assert!(shown.contains("the line was hello") && shown.contains("then again"), "{shown}");
+}
+
+/// As any command is, by a shell that knows jobs.
+#[test]
+fn a_command_and_its_runner_are_stopped_by_the_terminal_and_continued() {
+    let server = Server::start();
+    // As a job of the shell, and as a part of one.
+    for line in [
+        format!("{LEASEHOLD} run {NAME} -- {ASKS_TWICE}"),
+        format!("sh -c \"{LEASEHOLD} run {NAME} -- {ASKS_TWICE}; exit \\$?\""),
+    ] {
+        let mut terminal =
+            Terminal::running(&server, &format!("set -m; {line}; echo the shell has $?; fg; echo then $?"));
+        terminal.press("a\n");
+        terminal.shows("one");
+        terminal.press("\x1a");
+        terminal.shows("the shell has 1");
+        terminal.press("b\n");
+        let shown = terminal.ended();
+        assert!(shown.contains("two") && shown.contains("then 0"), "{shown}");
+        assert!(!is_held(&server));
+    }
+}
+
+/// The command has the terminal only if it asks for it: what is pressed comes to its runner.
+#[test]
+fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
+    let server = Server::start();
+    for (before, after) in
+        [("", ">/dev/null"), ("", "</dev/null"), ("", "| cat"), ("sh -c \"", ">/dev/null; exit \\$?\"")]
+    {
+        let (directory, sign) = directory();
+        let over = directory.path().join("over");
+        // Whoever is stopped while it starts another may wait for that, and not stand still itself: this one starts nobody.
+        assert!(std::process::Command::new("mkfifo").arg(&over).status().unwrap().success());
+        let script = format!("echo $$ > {}; read end < {}", sign.display(), over.display());
+        let file = directory.path().join("script");
+        std::fs::write(&file, script).unwrap();
+        let line = format!("{before}{LEASEHOLD} run {NAME} -- sh {} {after}", file.display());
+        let mut terminal =
+            Terminal::running(&server, &format!("set -m; {line}; echo the shell has $?; read go; fg; echo then $?"));
+        eventually(HANGS, "the command runs", || state_of(&sign).is_some());
+        terminal.press("\x1a");
+        terminal.shows("the shell has 1");
+        eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
+        terminal.press("go\n");
+        eventually(HANGS, "the command goes on", || state_of(&sign) != Some('T'));
+        std::fs::write(&over, "end\n").unwrap();
+        let shown = terminal.ended();
+        assert!(shown.contains("then 0"), "{line}: {shown}");
+        assert!(!is_held(&server));
+    }
+}
+
+/// Who came by ssh and started nothing but this: whatever stops there stands for ever.
+#[test]
+fn where_nobody_could_continue_it_nothing_is_stopped() {
+    let server = Server::start();
+    let mut terminal = Terminal::running(&server, &format!("exec {LEASEHOLD} run {NAME} -- {ASKS_TWICE}"));
+    terminal.press("a\n");
+    terminal.shows("one");
+    terminal.press("\x1a");
+    terminal.shows("^Z");
+    terminal.press("b\n");
+    let shown = terminal.ended();
+    assert!(shown.contains("two"), "{shown}");
+    assert!(!is_held(&server));
+}
+
+/// Whoever presses it means the script too, as with any command.
+#[test]
+fn an_interrupt_ends_the_script_around_the_command() {
+    let server = Server::start();
+    let line =
+        format!("for i in 1 2 3; do {LEASEHOLD} run {NAME} -- sh -c \"echo turn $i; sleep 60\"; done; echo all done");
+    let mut terminal = Terminal::running(&server, &line);
+    terminal.shows("turn 1");
+    terminal.press("\x03");
+    let shown = terminal.ended();
+    assert!(!shown.contains("turn 2") && !shown.contains("all done"), "{shown}");
+    eventually(HANGS, "it is free", || !is_held(&server));
+}
+
+/// A shell waits for what it has started, and goes on unless that died of the interrupt.
+#[test]
+fn an_interrupt_ends_the_script_around_a_redirected_command() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let line = format!(
+        "bash -c 'for i in 1 2 3; do {LEASEHOLD} run {NAME} -- sh -c \"echo > {}; exec sleep 60\" >/dev/null; echo turn $i; done'",
+        sign.display()
+    );
+    let mut terminal = Terminal::running(&server, &line);
+    started(&server, &sign);
+    terminal.press("\x03");
+    let shown = terminal.ended();
+    assert!(!shown.contains("turn"), "{shown}");
+    assert!(!is_held(&server));
+}
+
+#[test]
+fn an_interrupt_ends_the_script_around_a_wait() {
+    let server = Server::start();
+    server.wire().set(NAME, "somebody else's");
+    let line = format!("bash -c 'for i in 1 2 3; do {LEASEHOLD} run -v {NAME} -- true; echo turn $i; done'");
+    let mut terminal = Terminal::running(&server, &line);
+    terminal.shows("is held by");
+    terminal.press("\x03");
+    let shown = terminal.ended();
+    assert!(!shown.contains("turn"), "{shown}");
+}
+
+/// It is the pager's as much as the command's, which has it when it asks for it.
+#[test]
+fn a_pager_behind_the_command_has_the_terminal() {
+    let server = Server::start();
+    // The command is there until the pager has had its key.
+    let (_directory, over) = directory();
+    let over = over.display();
+    let pager =
+        format!("sh -c 'read first; echo pager sees $first; read key </dev/tty; echo pager got $key; echo > {over}'");
+    let writer = format!("sh -c 'echo output; while [ ! -e {over} ]; do sleep 0.01; done'");
+    let command = "sh -c 'echo output; read line </dev/tty; echo command got $line'";
+    let mut terminal = Terminal::running(&server, &format!("{LEASEHOLD} run {NAME} -- {writer} | {pager}"));
+    terminal.shows("pager sees output");
+    terminal.press("k\n");
+    let shown = terminal.ended();
+    assert!(shown.contains("pager got k"), "{shown}");
+    let mut terminal = Terminal::running(&server, &format!("{LEASEHOLD} run {NAME} -- {command} | cat"));
+    terminal.shows("output");
+    terminal.press("l\n");
+    let shown = terminal.ended();
+    assert!(shown.contains("command got l"), "{shown}");
+}
