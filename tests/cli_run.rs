@@ -10,7 +10,7 @@ mod support;
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
@@ -74,6 +74,31 @@ fn a_command_that_cannot_run_leaves_no_lock() {
     assert!(!is_held(&server));
 }
 
+/// The tool's own arguments fit, and those that the command would have do not: it is told more than we are.
+#[test]
+fn a_command_whose_arguments_are_too_long_leaves_no_lock() {
+    let server = Server::start();
+    let ended = |length: usize| {
+        let mut tool = tool(&server, &["run", NAME, "--", "true"]);
+        // The system takes no single one that is longer.
+        let full = "x".repeat(100_000);
+        tool.args([&full].repeat(length / 100_000)).arg("x".repeat(length % 100_000)).output()
+    };
+    let is_too_long = |length: usize| match ended(length) {
+        Ok(_) => false,
+        Err(error) => error.kind() == ErrorKind::ArgumentListTooLong,
+    };
+    // The longest with which the tool itself can be started.
+    let (mut fits, mut too_long) = (0, 7_000_000);
+    assert!(is_too_long(too_long));
+    while fits + 1 < too_long {
+        let half = usize::midpoint(fits, too_long);
+        *if is_too_long(half) { &mut too_long } else { &mut fits } = half;
+    }
+    ends_with(&ended(fits).unwrap(), 126, &["the command cannot be started", "too long"]);
+    assert!(!is_held(&server));
+}
+
 #[test]
 fn what_cannot_be_is_refused_before_anything_is_sent() {
     let server = Server::start();
@@ -113,7 +138,11 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
     assert_eq!(server.wire().keys("*"), Vec::<String>::new());
     let nobody =
         tool(&server, &["run", "--url", "redis://127.0.0.1:1", "--connect-timeout", "300ms", NAME, "--", "true"]);
-    ends_with(&{ nobody }.output().unwrap(), 69, &["cannot reach redis at 127.0.0.1:1"]);
+    ends_with(
+        &{ nobody }.output().unwrap(),
+        69,
+        &["cannot reach redis at 127.0.0.1:1", ": Connection refused. Is the server running"],
+    );
 }
 
 #[test]

@@ -124,8 +124,13 @@ impl Terminal {
     }
 
     /// All that it has shown, when the line has ended.
+    #[track_caller]
     pub fn ended(mut self) -> String {
-        eventually(HANGS, "it ends", || self.script.try_wait().unwrap().is_some());
+        let began = Instant::now();
+        while self.script.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < HANGS, "it does not end: {}", self.shown());
+            std::thread::sleep(Duration::from_millis(2));
+        }
         self.shown()
     }
 }

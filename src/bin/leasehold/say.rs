@@ -84,9 +84,15 @@ pub(crate) fn finish() {
     }
 }
 
-/// What a text looks like where it must not do anything: a name may hold what moves a cursor.
+/// What a text looks like where it must not do anything: a name may hold what moves a cursor, or turns the line around.
 pub(crate) fn shown(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    text.chars().flat_map(|c| if is_unseen(c) { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// Control characters, and those that have no width or set the direction (Unicode's explicit bidirectional formatting).
+fn is_unseen(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// A line on standard output.

@@ -177,5 +177,8 @@ mod tests {
     fn a_name_cannot_move_the_cursor() {
         let line = lines(&[row("\u{1b}[2Jgone\n", "me\u{9b}")], None).remove(1);
         assert!(!line.chars().any(char::is_control) && line.contains("gone"), "{line:?}");
+        // From right to left, and nothing at all.
+        let line = lines(&[row("job\u{202e}drowssap", "me\u{200b}\u{feff}")], None).remove(1);
+        assert!(line.contains(r"job\u{202e}drowssap") && line.contains(r"me\u{200b}\u{feff}"), "{line:?}");
     }
 }

@@ -28,7 +28,7 @@ use socket2::TcpKeepalive;
 use tokio::task::AbortHandle;
 
 use super::{
-    failure::{classify, is_full, is_refusal},
+    failure::{classify, is_full, is_refusal, words},
     reply,
     script::Script,
     tls,
@@ -129,9 +129,9 @@ impl Connection {
                 return Err(classify(&target.to_string(), &error, limits.connect).into());
             }
             if Time::now(&**clock) + CONNECT_PAUSE >= until {
-                return Err(unreachable(target, limits, error.details()));
+                return Err(unreachable(target, limits, words(&error)));
             }
-            *last_reason.lock() = error.details().into();
+            *last_reason.lock() = words(&error).into();
             // On this runtime's own timers: the keeper's end with a `build` that is given up.
             tokio::time::sleep(CONNECT_PAUSE).await;
         }
@@ -406,7 +406,7 @@ async fn watch(client: Client, turned_down: Arc<Mutex<Option<FredError>>>, newes
         match reason {
             Ok(reason) => {
                 if let Some(error) = &reason {
-                    tracing::debug!(name: "connection", target: "leasehold", error = error.details());
+                    tracing::debug!(name: "connection", target: "leasehold", error = words(error));
                 } else {
                     newest.number.fetch_add(1, Ordering::Relaxed);
                     newest.begins(&*clock);

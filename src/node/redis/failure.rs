@@ -33,7 +33,7 @@ pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure 
         _ if details.starts_with("Failed to send command to router") => {
             Failure::unavailable(format!("the connection to redis at {server} has ended"))
         }
-        _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {details}")),
+        _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
 }
 
@@ -46,6 +46,13 @@ pub(super) fn is_refusal(error: &Error) -> bool {
 /// Whether the server has no room for us.
 pub(super) fn is_full(error: &Error) -> bool {
     full(error.details())
+}
+
+/// What fred said, or the system: whose errors fred tells as `Os { code: 111, kind: …, message: "Connection refused" }`.
+pub(super) fn words(error: &Error) -> &str {
+    let details = error.details();
+    let message = details.strip_prefix("Os {").and_then(|text| text.split_once("message: \"")?.1.split_once('"'));
+    message.map_or(details, |(message, _)| message)
 }
 
 /// An error reply of a server starts with a word in capitals; nothing that fred says does.
@@ -109,6 +116,8 @@ fn server_said(server: &str, word: &str, details: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
 
     fn of(kind: ErrorKind, details: &'static str) -> Failure {
@@ -139,6 +148,14 @@ mod tests {
         assert!(failure.may_have_happened() && !failure.is_refusal());
         let failure = of(ErrorKind::Unknown, "ERR The user executing the script can't run this command or subcommand");
         assert!(failure.may_have_happened() && failure.is_refusal());
+    }
+
+    #[test]
+    fn the_systems_errors_are_told_in_its_words() {
+        let nobody = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).unwrap();
+        let refused = Error::from(TcpStream::connect(nobody).unwrap_err());
+        assert_eq!((words(&refused), refused.details().starts_with("Os {")), ("Connection refused", true));
+        assert_eq!(words(&Error::new(ErrorKind::IO, "Os { no such thing")), "Os { no such thing");
     }
 
     #[test]

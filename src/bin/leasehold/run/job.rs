@@ -113,9 +113,12 @@ impl<'a> Job<'a> {
         let shares_terminal =
             io::stdin().is_terminal() && io::stdout().is_terminal() && terminal.as_ref().is_some_and(Terminal::is_ours);
         let start = || Group::start(options, lease.fence().into(), lease.label(), shares_terminal);
-        let group = signals
-            .blocked_as_before(start)
-            .map_err(|error| Ended::new(Exit::Io, format!("the command cannot be started: {error}")))?;
+        let group = signals.blocked_as_before(start).map_err(|error| {
+            // As a shell says it.
+            let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
+            let exit = if too_long { Exit::NotExecutable } else { Exit::Io };
+            Ended::new(exit, format!("the command cannot be started: {error}"))
+        })?;
         let deadline = now() + lease.remaining();
         Ok(Self {
             options,

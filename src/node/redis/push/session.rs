@@ -11,7 +11,7 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 use super::{
     super::{
         connection::{self, Connection, Limits, ask},
-        failure::is_refusal,
+        failure::{is_refusal, words},
         url::Target,
     },
     End, USUAL_TABLE,
@@ -87,7 +87,7 @@ impl Session {
                 Err(RecvError::Closed) => Err("the receiver has ended".into()),
             },
             error = self.errors.recv() => match error {
-                Ok((error, _)) => Err(error.details().into()),
+                Ok((error, _)) => Err(words(&error).into()),
                 Err(_) => Err("its connection has ended".into()),
             },
             _ = &mut self.router => Err("its connection has ended".into()),
@@ -104,7 +104,7 @@ impl Drop for Session {
 
 /// Why a step of a session failed: refused for good, or worth another try.
 pub(super) fn ended(error: &FredError) -> End {
-    let reason = error.details().to_owned();
+    let reason = words(error).to_owned();
     // The receiver may have gone meanwhile, which the server calls an error of ours.
     if is_refusal(error) && !reason.contains("does not exist") { End::Refused(reason) } else { End::Failed(reason) }
 }
