@@ -708,6 +708,31 @@ fn a_server_that_goes_away_ends_a_wait_with_its_limit_and_no_other() {
     ends_with(&patient.wait_with_output().unwrap(), 0, &[]);
 }
 
+/// Nobody waits in vain without a word: with a url that names a replica it would be for ever.
+#[test]
+fn what_keeps_a_waiter_from_its_look_is_told_once() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.must(&["REPLICAOF", "127.0.0.1", "1"]);
+    let mut runner = run(&server, &["-w", "20s"], "true").spawn().unwrap();
+    let mut told = BufReader::new(runner.stderr.take().unwrap());
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    for words in ["leasehold: waiting for the server: redis at", "READONLY", "the url must name a primary"] {
+        assert!(line.contains(words), "{words:?} is not in {line:?}");
+    }
+    // More looks find the same.
+    let mut refusals = || {
+        let count = wire.info_field("errorstats", "errorstat_READONLY");
+        count.and_then(|count| count.strip_prefix("count=")?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    eventually(HANGS, "it looks again", || refusals() >= 3);
+    wire.must(&["REPLICAOF", "NO", "ONE"]);
+    let mut rest = String::new();
+    told.read_to_string(&mut rest).unwrap();
+    assert_eq!((runner.wait().unwrap().code(), &*rest), (Some(0), ""));
+}
+
 #[test]
 fn a_server_that_goes_away_before_the_release_takes_nothing_from_the_command() {
     let server = Server::start();

@@ -26,6 +26,7 @@ mod metrics;
 mod plan;
 mod system;
 mod terminal;
+mod trouble;
 
 pub(crate) use exec::{exec, interrupted};
 
@@ -67,6 +68,7 @@ pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
     let plan = Plan::new(options.grace, options.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
     find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
     say::prepare();
+    trouble::is_told();
     // All of it on the main thread: the command dies with the thread that started it.
     let outcome = block_on(under_a_lease(options, plan))?;
     if outcome.interrupted != Interrupted::No && outcome.exit == Exit::Signal(Signal::INT.as_raw()) {
