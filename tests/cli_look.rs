@@ -8,12 +8,15 @@
 mod cli_scene;
 mod support;
 
-use std::process::{Child, Command, Output};
+use std::{
+    process::{Child, Command, Output},
+    time::Duration,
+};
 
 use cli_scene::{HANGS, NAME, Terminal, directory, ends_with, run, said, send, started, tool};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Server, eventually};
+use support::{Proxy, Server, eventually};
 
 fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -303,4 +306,24 @@ fn a_doctor_looks_at_every_server_of_a_quorum() {
         findings.iter().any(|finding| finding["what"].as_str().is_some_and(|what| what.contains("acquired"))),
         "two of three do: {findings:?}"
     );
+}
+
+#[test]
+fn a_doctor_finds_a_link_slow_only_where_a_lease_would_be_lost_over_it() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.delay(Duration::from_millis(40));
+    let examine = |delay: &str| {
+        let over = ["doctor", "--json", "--url", &proxy.url(), "--restart-delay", delay];
+        problems(&examined(&mut tool(&server, &over)).1)
+    };
+    let found = examine("0");
+    assert!(found.iter().all(|found| !found.contains("it cannot be")), "no delay suits any TTL: {found:?}");
+    // Leases that end before that is over have no time for such a link.
+    let mut found = String::new();
+    eventually(HANGS, "the server has run for that long, and votes", || {
+        found = examine("1100ms").concat();
+        found.contains("it cannot be renewed")
+    });
+    assert!(found.contains("are slow or away") && !found.contains("give our user"), "{found:?}");
 }

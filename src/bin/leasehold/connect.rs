@@ -44,11 +44,13 @@ impl Servers {
         let builder = Leases::builder().keeper(Keeper::CurrentRuntime);
         let builder = builder.connect_timeout(self.connect_timeout).prefix(&self.prefix);
         let builder = match self.restart_delay {
+            None => builder,
+            // No delay suits any TTL.
+            Some(delay) if delay.is_zero() => builder.restart_delay(delay),
             // Who acquires says for how long; the others do not, and may not be refused for it.
             Some(delay) => {
                 builder.ttl(USUAL_TTL.min(delay.saturating_sub(SECOND)).max(SHORTEST_TTL)).restart_delay(delay)
             }
-            None => builder,
         };
         if self.quorum.is_empty() { builder.url(&self.url) } else { builder.quorum(&self.quorum) }
     }

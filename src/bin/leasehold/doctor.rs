@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Capabilities, Clock, ErrorKind, Leases, Push, SystemClock};
+use leasehold::{Capabilities, Clock, ErrorKind, Leases, Push, ReleaseError, RenewError, SystemClock};
 use serde_json::{Value, json};
 
 use crate::{
@@ -244,6 +244,8 @@ fn version(server: Option<&str>) -> Finding {
 /// Takes and frees a lock, as `run` would.
 async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
     const RIGHTS: &str = "give our user the right that is named there, for these keys";
+    const SLOW: &str = "find out why the servers, or the way to them, are slow or away, and ask again";
+    let advice = |passes: bool| if passes { SLOW } else { RIGHTS };
     let lock = leases.lock(format!("{name}:doctor"));
     let began = SystemClock.now();
     let lease = match lock.try_acquire().await {
@@ -252,15 +254,16 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
             return vec![note("lock", format!("{:?} is held: another doctor is at work", lock.name()), "ask again")];
         }
         Err(error) => {
-            let advice = if error.is_transient() { "find out what each server says" } else { RIGHTS };
-            return vec![problem("lock", format!("it cannot be acquired: {error}"), advice)];
+            return vec![problem("lock", format!("it cannot be acquired: {error}"), advice(error.is_transient()))];
         }
     };
     let listed = leases.held(lock.name()).await;
-    let renewed =
-        lease.renew().await.map_err(|error| problem("lock", format!("it cannot be renewed: {error}"), RIGHTS));
-    let released =
-        lease.release().await.map_err(|error| problem("lock", format!("it cannot be released: {error}"), RIGHTS));
+    let renewed = lease.renew().await.map_err(|error| {
+        problem("lock", format!("it cannot be renewed: {error}"), advice(matches!(error, RenewError::Lost(_))))
+    });
+    let released = lease.release().await.map_err(|error| {
+        problem("lock", format!("it cannot be released: {error}"), advice(matches!(error, ReleaseError::Lost(_))))
+    });
     let mut findings: Vec<_> = [renewed, released].into_iter().filter_map(Result::err).collect();
     if findings.is_empty() {
         findings.push(ok(
@@ -269,7 +272,11 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
         ));
     }
     if let Err(error) = lock.holder().await {
-        findings.push(problem("lock", format!("its holder cannot be asked for: {error}"), RIGHTS));
+        findings.push(problem(
+            "lock",
+            format!("its holder cannot be asked for: {error}"),
+            advice(error.is_transient()),
+        ));
     }
     match listed {
         Ok(locks) if locks.is_empty() => {
