@@ -10,7 +10,7 @@ mod support;
 
 use std::time::Duration;
 
-use quorum_scene::{LONG, NAME, Scene};
+use quorum_scene::{HANGS, LONG, NAME, Scene};
 use support::{Match, Server, Wire, scripts::ACQUIRE};
 
 /// Long enough to tell a loop that never pauses from backoff with a pause of a second.
@@ -93,8 +93,17 @@ async fn a_slow_nodes_vote_that_is_sent_again_does_not_outlive_the_release() {
 async fn a_holder_of_four_nodes_of_five_is_told_whoever_is_heard_first() {
     let scene = Scene::of(5).await;
     let holder = scene.other().await;
+    // Who asks has pushes switched on. Where they come on later, everybody looks again, for something may be missed.
+    for leases in [&holder, &scene.leases] {
+        let _told = leases.capabilities().await;
+    }
+    let mut wires = scene.wires();
+    let are_on = || wires.iter_mut().all(|wire| wire.trackers().len() == 2);
+    support::eventually_async(HANGS, "pushes are on", are_on).await;
     scene.nodes[0].server.wire().must(&["SET", NAME, "left over", "PX", "30000"]);
     let lease = holder.lock(NAME).ttl(LONG).acquire().await.expect("four are enough");
+    // Its first renewal, which touches its keys; the next one is due in ten seconds.
+    scene.are_watched(1).await;
     for node in &scene.nodes[3..] {
         node.proxy.delay(Duration::from_millis(5));
     }
@@ -104,7 +113,7 @@ async fn a_holder_of_four_nodes_of_five_is_told_whoever_is_heard_first() {
         tell.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
     });
     let waiter = tokio::spawn(lock.ttl(LONG).acquire());
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    scene.are_watched(2).await;
     let before = asked(&scene);
     tokio::time::sleep(A_WHILE).await;
     let looks = asked(&scene) - before;

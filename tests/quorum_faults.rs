@@ -8,6 +8,7 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::expect_used, clippy::indexing_slicing)]
 
+mod quorum_scene;
 mod support;
 
 use std::{
@@ -17,8 +18,9 @@ use std::{
 };
 
 use leasehold::{AcquireError, Lease, LeaseHandle, Leases, LossReason, NodeState, ReleaseError, Status, StatusChanges};
+use quorum_scene::Calm;
 use support::{
-    Lag, Match, Nodes, Proxy, Stamped, eventually_async,
+    Lag, Match, Nodes, Proxy, Stamped, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     seen, stamped, urls, within,
 };
@@ -153,12 +155,6 @@ async fn next(changes: &mut StatusChanges, what: &str) -> Option<Status> {
     within(HANGS, what, changes.next()).await
 }
 
-/// No change is lost on a listener that was not listening.
-async fn assert_unchanged(changes: &mut StatusChanges) {
-    let change = tokio::time::timeout(Duration::ZERO, changes.next()).await;
-    assert!(change.is_err(), "the holder was told {change:?}");
-}
-
 /// Acquires and releases; answers the longer of the two times.
 async fn cycle(rig: &Rig, name: &str) -> Duration {
     let started = Instant::now();
@@ -183,7 +179,7 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     let lease = rig.acquire(NAME, TTL).await;
     let token = rig.nodes[there.start].wire().get(NAME);
     rig.renewed(&lease, TTL).await;
-    let mut changes = lease.status_changes();
+    let calm = Calm::of(&lease);
     rig.nodes[there.start].wire().set("contested", "somebody else's");
 
     minority.clone().for_each(|at| away.begin(&rig, at));
@@ -201,8 +197,9 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     seen::took("slowest acquire or release", slowest, COMMAND + AT_ONCE, &rig.lag);
     seen::at_most("calls that waited for a dead node", waited.len(), 1);
     assert!(waited.iter().all(|(took, _)| *took <= most), "a call waited for who is {away:?}: {waited:?}");
-    assert_unchanged(&mut changes).await;
+    calm.lasted(&rig.lag);
 
+    let calm = Calm::of(&lease);
     minority.clone().for_each(|at| away.end(&rig, at));
     let back = Instant::now();
     eventually_async(HANGS, "the lease is healed", || {
@@ -219,10 +216,10 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     while Instant::now() < until {
         cycle(&rig, "other").await;
     }
-    assert_unchanged(&mut changes).await;
+    calm.lasted(&rig.lag);
     there.clone().skip(1).for_each(|at| rig.nodes[at].cont());
     lease.release().await.expect("it was held to the end");
-    eventually_async(TTL + rig.allowed(SIGNAL), "no key is left", || rig.nodes.with_key(NAME).is_empty()).await;
+    eventually_but_for(&rig.lag, TTL + SIGNAL, "no key is left", || rig.nodes.with_key(NAME).is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -288,10 +285,10 @@ async fn stays_held(away: Away) {
     assert_eq!(next(&mut changes, "a majority confirms").await, Some(Status::Held));
 
     // The wait is for the end of what the lease would have had without that renewal.
+    let calm = Calm::of(&lease);
     tokio::time::sleep_until(deadline.into()).await;
-    assert_eq!(lease.status(), Status::Held);
+    calm.lasted(&rig.lag);
     assert_eq!(lease.fence(), fence);
-    assert_unchanged(&mut changes).await;
     lease.release().await.expect("it was held to the end");
 }
 

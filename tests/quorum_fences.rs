@@ -6,13 +6,15 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::expect_used, clippy::indexing_slicing)]
 
+mod quorum_scene;
 mod support;
 
 use std::time::Duration;
 
-use leasehold::{AcquireError, Fence, Lease, Leases, LossReason, Status, StatusChanges};
+use leasehold::{AcquireError, Fence, Lease, Leases, LossReason};
+use quorum_scene::Calm;
 use support::{
-    Action, Match, Nodes, Proxy, RuleHandle, eventually_async,
+    Action, Lag, Match, Nodes, Proxy, RuleHandle, eventually_async,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     urls, within,
 };
@@ -88,11 +90,6 @@ fn micros_at(nodes: &Nodes, at: usize) -> u64 {
     let time = nodes[at].wire().must(&["TIME"]);
     let part = |part: usize| time.array()[part].text().parse::<u64>().expect("a number");
     part(0) * 1_000_000 + part(1)
-}
-
-async fn assert_unchanged(changes: &mut StatusChanges) {
-    let change = tokio::time::timeout(Duration::ZERO, changes.next()).await;
-    assert!(change.is_err(), "the holder was told {change:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -353,8 +350,8 @@ async fn fences_grow_over(nodes: &Nodes, leases: &Leases, mut last: Fence, what:
 async fn f28_a_minority_steps_forward_past_the_ttl() {
     let nodes = servers(&TOGETHER);
     let leases = client(nodes.urls(), LONG + TTL).await;
-    let lease = acquire(&leases).await;
-    let (fence, mut changes) = (lease.fence(), lease.status_changes());
+    let (lag, lease) = (Lag::start(), acquire(&leases).await);
+    let (fence, calm) = (lease.fence(), Calm::of(&lease));
     let token = nodes[1].wire().get(NAME);
     nodes[0].wire().must(&["CONFIG", "RESETSTAT"]);
     nodes.clock(0).forward(HOUR);
@@ -364,7 +361,7 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
     .await;
     eventually_async(HANGS, "it is healed", || nodes[0].wire().get(NAME) == token).await;
     tokio::time::sleep(TTL).await;
-    assert_unchanged(&mut changes).await;
+    calm.lasted(&lag);
     lease.release().await.expect("it was held to the end");
     fences_grow_over(&nodes, &leases, fence, "ahead").await;
     let last = cycle(&leases).await;
@@ -393,13 +390,12 @@ async fn f28_a_majority_steps_forward_past_the_ttl() {
 async fn the_holder_is_not_told_of_steps_back(stepping: usize) {
     let nodes = servers(&TOGETHER);
     let leases = client(nodes.urls(), LONG + TTL).await;
-    let lease = acquire(&leases).await;
-    let (fence, mut changes) = (lease.fence(), lease.status_changes());
+    let (lag, lease) = (Lag::start(), acquire(&leases).await);
+    let (fence, calm) = (lease.fence(), Calm::of(&lease));
     (0..stepping).for_each(|at| nodes.clock(at).back(HOUR));
     // The wait is for what the step might do to renewals.
     tokio::time::sleep(2 * TTL).await;
-    assert_unchanged(&mut changes).await;
-    assert_eq!(lease.status(), Status::Held);
+    calm.lasted(&lag);
     lease.release().await.expect("it was held to the end");
     fences_grow_over(&nodes, &leases, fence, "back").await;
 }

@@ -16,7 +16,7 @@ use std::{
 
 use leasehold::{AcquireError, Builder, Error, Leases, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
 use support::{
-    Action, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async,
+    Action, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     seen, sha1_hex, urls, within,
 };
@@ -98,9 +98,8 @@ async fn f40_a_node_restarted_empty_is_healed_and_votes_after_the_restart_delay(
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(down.elapsed() + SECOND >= DELAY, "its uptime is too long by more than a second");
-    let bound = DELAY + SECOND + TTL / 3 + NOTICED + lag.worst();
-    eventually_async(bound.saturating_sub(up.elapsed()), "it is healed", || wire.get(NAME).as_ref() == Some(&token))
-        .await;
+    let left = (DELAY + SECOND + TTL / 3 + NOTICED).saturating_sub(up.elapsed());
+    eventually_but_for(&lag, left, "it is healed", || wire.get(NAME).as_ref() == Some(&token)).await;
     assert!(wire.get(FENCE) >= Some(fence), "the floor comes with the key");
     let told = tokio::time::timeout(Duration::ZERO, changes.next()).await;
     assert!(told.is_err(), "the holder was told {told:?}");
@@ -234,7 +233,7 @@ impl Late {
 async fn f41_grants_that_arrive_after_a_timeout_are_undone() {
     let late = Late::start().await;
     let held = late.each(Action::HoldReply);
-    match late.leases.lock(NAME).acquire_within(COMMAND / 3).await {
+    match late.leases.lock(NAME).acquire_within(COMMAND).await {
         Err(AcquireError::Unavailable(error)) => {
             assert_eq!(error.votes().map(leasehold::Votes::granted), Some(1), "{error}");
         }

@@ -18,7 +18,9 @@ use std::{
 };
 
 use leasehold::{AcquireError, Lease, Leases};
-use quorum_scene::{COMMAND, Calm, FENCE, HANGS, LONG, MEDIUM, NAME, Node, SIGNAL, Scene, builder, built, in_vain};
+use quorum_scene::{
+    COMMAND, Calm, FENCE, HANGS, LONG, MEDIUM, NAME, Node, SIGNAL, Scene, builder, built, in_vain, renewals,
+};
 use support::{Child, Part, Wire, eventually_async, seen, within};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
@@ -188,16 +190,19 @@ async fn a_holder_that_renews_does_not_have_its_waiter_thrash() {
         let waiter = tokio::spawn(other.lock(NAME).acquire());
         waiter_is_watched(&mut wires, nodes).await;
         scene.is_renewed(&lease, MEDIUM).await;
-        let before = scripts_run(&mut wires);
+        // There are more of them where the machine has one answered late.
+        let renewed = || scene.nodes.iter().map(|node| u64::try_from(renewals(node, &lease).len()).expect("a few"));
+        let (first, before) = (renewed().collect::<Vec<_>>(), scripts_run(&mut wires));
         for _ in 0..RENEWALS {
             scene.is_renewed(&lease, MEDIUM).await;
         }
-        for (before, after) in before.into_iter().zip(scripts_run(&mut wires)) {
-            let ours = u64::try_from(RENEWALS).expect("a few") + 1;
+        let ran: Vec<u64> = scripts_run(&mut wires).iter().zip(before).map(|(after, before)| after - before).collect();
+        for ((ran, last), first) in ran.into_iter().zip(renewed()).zip(first) {
+            let ours = last - first + 1;
             // A renewal touches the key on every node. When enough nodes have told, the waiter looks, and again if the
             // others tell during that look.
-            let theirs = (after - before).saturating_sub(ours);
-            assert!(theirs <= 2 * ours, "{theirs} looks at {RENEWALS} renewals");
+            let theirs = ran.saturating_sub(ours);
+            assert!(theirs <= 2 * ours, "{theirs} looks at {ours} renewals");
         }
         assert!(!waiter.is_finished());
         calm.lasted(&scene.lag);

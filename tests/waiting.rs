@@ -12,6 +12,10 @@ use support::{Action, Lag, Match, Proxy, Server, within};
 use tokio::sync::mpsc;
 
 const SOON: Duration = Duration::from_secs(10);
+/// What a signal may lag behind its cause, besides the control timer.
+const SIGNAL: Duration = Duration::from_millis(50);
+/// The least that the last look of a wait has for its answer.
+const LAST_LOOK: Duration = Duration::from_millis(15);
 
 fn acquires() -> Match {
     Match::script(support::scripts::ACQUIRE)
@@ -60,11 +64,13 @@ async fn a_waiter_looks_again_when_the_holders_key_runs_out() {
     let lag = Lag::start();
     for _ in 0..5 {
         // Nobody renews this one: it is another library's, whose process has died.
+        // The server counts from somewhere between these two.
+        let before = Instant::now();
         wire.must(&["SET", "job", "somebody", "PX", "300"]);
         let set = Instant::now();
         let lease = within(SOON, "the lock", leases.lock("job").acquire()).await.unwrap();
-        let took = set.elapsed();
-        assert!(took + Duration::from_millis(2) >= ttl, "{took:?}");
+        let (took, since) = (set.elapsed(), before.elapsed());
+        assert!(since + Duration::from_millis(2) >= ttl, "{since:?}");
         // A pause ends a millisecond after the expiry that the look before it saw; 20 ms for the look itself.
         assert!(took <= ttl + Duration::from_millis(20) + lag.worst(), "{took:?}");
         lease.release().await.unwrap();
@@ -86,8 +92,8 @@ async fn a_release_in_the_same_process_hands_over_at_once() {
         lease.release().await.unwrap();
         let next = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
         let took = released.elapsed();
-        // Two round trips, not the rest of a pause.
-        assert!(round == 0 || took <= Duration::from_millis(10) + lag.worst(), "{took:?}");
+        // Two round trips, not the rest of a pause, which is as long as the key lives.
+        assert!(round == 0 || took <= SIGNAL + lag.worst(), "{took:?}");
         next.release().await.unwrap();
     }
 }
@@ -98,16 +104,16 @@ async fn everybody_in_line_keeps_its_own_deadline() {
     let (one, two) = (program(server.url()).await, program(server.url()).await);
     let lease = one.lock("job").acquire().await.unwrap();
     let (lag, started) = (Lag::start(), Instant::now());
-    let patience: Vec<_> = [400, 100, 250, 50].map(Duration::from_millis).into();
+    // Far apart: whoever has the turn must have an answer within its own time, or does not know who holds the lock.
+    let patience: Vec<_> = [1_200, 600, 900, 300].map(Duration::from_millis).into();
     let waiters: Vec<_> = patience.iter().map(|&limit| tokio::spawn(two.lock("job").acquire_within(limit))).collect();
     let mut ends = Vec::new();
     for (limit, waiter) in patience.iter().zip(waiters) {
         let error = within(SOON, "its deadline", waiter).await.unwrap().unwrap_err();
         let AcquireError::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
-        assert!(
-            waited >= *limit && waited <= *limit + Duration::from_millis(20) + lag.worst(),
-            "{waited:?} of {limit:?}"
-        );
+        // The end of the pause and that of a last look without an answer are two timers, each of which may be late.
+        let most = *limit + Duration::from_millis(20) + LAST_LOOK + 2 * lag.worst();
+        assert!(waited >= *limit && waited <= most, "{waited:?} of {limit:?}");
         assert_eq!(holder.fence(), Some(lease.fence()));
         ends.push(waited);
     }

@@ -22,7 +22,7 @@ use std::{
 use leasehold::{AcquireError, Builder, Lease, LeaseHandle, Leases, Lock, Lost, RenewError, Status};
 
 use crate::support::{
-    Action, Lag, Match, Proxy, RuleHandle, Server, Wire, eventually_async,
+    Action, Lag, Match, Proxy, RuleHandle, Server, Wire, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
     within,
 };
@@ -163,8 +163,7 @@ impl Scene {
     pub async fn is_everywhere(&self, lease: &Lease, limit: Duration) -> String {
         let mut wires = self.wires();
         let mut found = None;
-        let limit = limit.min(HANGS) + self.lag.worst();
-        eventually_async(limit, "every node has the key", || {
+        eventually_but_for(&self.lag, limit.min(HANGS), "every node has the key", || {
             let tokens: Vec<_> = wires.iter_mut().map(|wire| wire.get(lease.name())).collect();
             found = tokens[0].clone().filter(|_| tokens.iter().all(|token| *token == tokens[0]));
             found.is_some()
@@ -181,7 +180,8 @@ impl Scene {
     /// As [`is_taken_away`](Self::is_taken_away), for keys that live for longer than the limit.
     pub async fn is_taken_away_within(&self, limit: Duration, name: &str) {
         let mut wires = self.wires();
-        eventually_async(limit, "the key is taken away", || !wires.iter_mut().any(|wire| wire.exists(name))).await;
+        let is_taken_away = || !wires.iter_mut().any(|wire| wire.exists(name));
+        eventually_but_for(&self.lag, limit, "the key is taken away", is_taken_away).await;
     }
 
     /// Waits until each node will tell of a change of so many keys. It must have tracked none before.
