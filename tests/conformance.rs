@@ -3,6 +3,7 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
+mod quorum_scene;
 mod support;
 
 use std::{
@@ -16,9 +17,10 @@ use std::{
 };
 
 use leasehold::{
-    AcquireError, Builder, Error, ErrorKind, Fence, GuardError, Holder, Leases, LossReason, Owner, Push, ReleaseError,
-    RenewError, RunError, Status,
+    AcquireError, Builder, Error, ErrorKind, Fence, GuardError, Holder, Lease, Leases, Lock, LossReason, Owner, Push,
+    ReleaseError, RenewError, RunError, Status,
 };
+use quorum_scene::in_vain;
 use support::{Lag, Server, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
 
@@ -237,7 +239,8 @@ async fn a_wait_that_ends_says_who_holds_it(place: Place) {
     let error = two.lock("job").acquire_within(patience).await.unwrap_err();
     let took = started.elapsed();
     assert!(took >= patience, "{took:?}");
-    let exact = Duration::from_millis(20) + lag.worst();
+    // Two timers end it, one after the other, where the machine leaves the last look without an answer in its 15 ms.
+    let exact = Duration::from_millis(20 + 15) + 2 * lag.worst();
     assert!(took <= patience + exact, "{took:?}, exact to {exact:?}");
 
     assert!(error.is_transient());
@@ -260,9 +263,17 @@ async fn a_release_frees_the_lock(place: Place) {
 
 async fn a_drop_frees_the_lock(place: Place) {
     let (one, two) = place.two_programs().await;
-    drop(one.lock("job").acquire().await.unwrap());
-    // Well before the TTL.
-    drop(within(TTL / 2, "the dropped lease's lock", two.lock("job").acquire()).await.unwrap());
+    let lease = one.lock("job").acquire().await.unwrap();
+    its_drop_frees(lease, two.lock("job")).await;
+}
+
+/// Well before the TTL.
+async fn its_drop_frees(lease: Lease, lock: Lock) {
+    let (lag, dropped) = (Lag::start(), Instant::now());
+    drop(lease);
+    drop(within(SOON, "the dropped lease's lock", lock.acquire()).await.unwrap());
+    let took = dropped.elapsed();
+    assert!(took <= TTL / 2 + lag.worst(), "{took:?}");
 }
 
 async fn a_key_that_is_kept_ends_the_lease_but_not_the_lock(place: Place) {
@@ -423,8 +434,7 @@ async fn release_after_max_hold_deletes_and_is_ok(place: Place) {
     let lease = one.lock("another").max_hold(TTL).acquire().await.unwrap();
     lease.renew().await.unwrap();
     within(SOON, "lost()", lease.lost()).await;
-    drop(lease);
-    drop(within(TTL / 2, "the dropped lease's lock", two.lock("another").acquire()).await.unwrap());
+    its_drop_frees(lease, two.lock("another")).await;
 }
 
 async fn a_release_is_told_as_such(place: Place) {
@@ -629,7 +639,8 @@ async fn the_anonymous_wait_even_for_themselves(place: Place) {
     let lease = lock.acquire().await.unwrap();
     assert!(lock.try_acquire().await.unwrap().is_none());
     let patience = Duration::from_millis(30);
-    assert!(matches!(lock.acquire_within(patience).await, Err(AcquireError::TimedOut { .. })));
+    let error = in_vain(&lock, patience).await;
+    assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
     lease.release().await.unwrap();
     drop(lock.acquire().await.unwrap());
 }

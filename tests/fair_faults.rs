@@ -12,7 +12,7 @@ use fair_line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, 
 use leasehold::{Leases, Owner};
 use support::{
     Action, Child, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
-    scripts::{LEAVE, RELEASE},
+    scripts::{KNOCK, LEAVE, RELEASE},
     seen, within,
 };
 use tokio::runtime::Runtime;
@@ -125,7 +125,9 @@ fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_k
             println!("{killed:?}: {median} µs each, {added} µs for {} times past the dead", past_the_dead.len());
             let added = Duration::from_micros(added.try_into().unwrap_or(0));
             seen::took("the line's delay by its dead", added, PROMPT, &lag);
-            assert!(added <= PROMPT + lag.worst(), "{added:?}");
+            // A sum, each part of which may be as late as the control.
+            let late = lag.worst() * u32::try_from(past_the_dead.len()).unwrap();
+            assert!(added <= PROMPT + late, "{added:?}");
             wire.del("history");
             nothing_is_left(&mut wire).await;
         }
@@ -226,23 +228,13 @@ fn f1_holder_killed_with_a_fair_queue_behind_it() {
     });
 }
 
-/// Nobody has said anything for a while, and so nothing is under way.
-async fn is_quiet(proxy: &Proxy) {
-    let (mut commands, mut since) = (proxy.commands(), Instant::now());
-    eventually_async(SOON, "silence", || {
-        if proxy.commands() != commands {
-            (commands, since) = (proxy.commands(), Instant::now());
-        }
-        since.elapsed() > 2 * PROMPT
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_heartbeat() {
     const LATE: Duration = Duration::from_millis(700);
     let server = Server::start();
     let holder = program(&server.url(), LONG).await;
+    // It has pushes on by then. As they come on, leases are renewed, and whoever has the locks watched knocks.
+    holder.capabilities().await.unwrap();
     let mut cases = Vec::new();
     for fate in [Messages::Lose, Messages::Late(LATE), Messages::Twice] {
         let (lease, others) = (holder.lock(format!("{fate:?}")).acquire().await.unwrap(), holder.clone());
@@ -250,11 +242,14 @@ async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_he
         cases.push(tokio::spawn(async move {
             let (lag, name) = (Lag::start(), format!("{fate:?}"));
             let theirs = program(&proxy.url(), LONG).await;
+            theirs.capabilities().await.unwrap();
+            // The first one knocks once more, to have the lock watched: that one must not come upon the grant.
+            let knocked = proxy.on(Match::script(KNOCK), 2, Action::HoldReply);
             let unlucky = place(&theirs.lock(&name)).await;
+            within(SOON, "it has the lock watched", knocked.hit()).await;
+            knocked.release();
             let next = place(&others.lock(&name)).await;
             all_can_be_called(&mut wire, &name, 2).await;
-            // The first one knocks once more, to have the lock watched: that one must not come upon the grant.
-            is_quiet(&proxy).await;
             proxy.messages(fate);
             let released = Instant::now();
             lease.release().await.unwrap();
@@ -337,21 +332,22 @@ async fn f36_a_call_that_comes_when_the_lock_is_held_already_is_no_reason_to_pas
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f36_there_are_never_two_fair_holders() {
+    const TURNS: usize = 50;
     let server = Server::start();
     let (mut proxies, mut tasks, history) = (Vec::new(), Vec::new(), History::new());
     let until = Instant::now() + Duration::from_secs(3);
     for fate in [Messages::Pass, Messages::Lose, Messages::Twice, Messages::Late(Duration::from_millis(70))] {
         let proxy = Proxy::to(&server);
         proxy.messages(fate);
-        // The grant is shorter than what is late.
-        let builder = Leases::builder().url(proxy.url()).ttl(Duration::from_millis(300));
+        // The grant is shorter than what is late. A lease is not: no busy machine may end it.
+        let builder = Leases::builder().url(proxy.url()).ttl(LONG);
         let leases = builder.grant(Duration::from_millis(50)).build().await.unwrap();
         proxies.push(proxy);
         for _ in 0..3 {
             let lock = leases.lock("job").fair(true).owner(Owner::anonymous());
             let history = history.clone();
             tasks.push(tokio::spawn(async move {
-                while Instant::now() < until {
+                while Instant::now() < until || history.count() < TURNS {
                     let lease = lock.acquire().await.unwrap();
                     history.pass(lease, 0).await;
                 }
@@ -362,8 +358,7 @@ async fn f36_there_are_never_two_fair_holders() {
         within(SOON, "everybody's end", task).await.unwrap();
     }
     println!("{} acquisitions", history.count());
-    seen::at_least("fair turns, one at a time", history.count(), 50);
-    assert!(history.count() > 50, "{} in 3 s", history.count());
+    seen::at_least("fair turns, one at a time", history.count(), TURNS);
     nothing_is_left(&mut server.wire()).await;
 }
 

@@ -6,7 +6,10 @@
 mod fair_line;
 mod support;
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use fair_line::{PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, queue_key, tokens, wait_key};
 use leasehold::{Leases, Owner};
@@ -36,6 +39,14 @@ async fn programs<const N: usize>(server: &Server) -> [Leases; N] {
     all.try_into().unwrap()
 }
 
+/// Who knocked, and when, oldest first.
+fn knocks(proxy: &Proxy) -> Vec<(String, Instant)> {
+    let knock = Match::script(KNOCK);
+    let seen = proxy.seen().into_iter().filter(|seen| knock.matches(&seen.args));
+    // After the script and its four keys.
+    seen.map(|seen| (String::from_utf8_lossy(&seen.args[7]).into_owned(), seen.at)).collect()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
     const PROCESSES: usize = 10;
@@ -54,20 +65,33 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
     }
     all_can_be_called(&mut wire, "job", 1_000).await;
     let first = tokens(&mut wire, "job").remove(0);
-    for (_, proxy) in &processes {
-        proxy.forget();
-    }
     let (lag, released) = (Lag::start(), Instant::now());
     lease.release().await.unwrap();
     eventually_async(SOON, "the next holder", || waiters.iter().any(JoinHandle::is_finished)).await;
-    let knocks = |of: Match| processes.iter().map(|(_, proxy)| proxy.count(of.clone())).sum::<usize>();
-    let (all, its) = (knocks(Match::script(KNOCK)), knocks(Match::script(KNOCK).and(Match::containing(&first))));
+    let (mut all, mut its, mut heartbeats) = (0, 0, 0);
+    for (_, proxy) in &processes {
+        let (mut knocked, mut was_due) = (HashMap::new(), false);
+        for (token, at) in knocks(proxy) {
+            let is_its = token == first;
+            let before = knocked.insert(token, at);
+            if at >= released {
+                all += 1;
+                its += usize::from(is_its);
+                was_due |= before.is_some_and(|before| at - before >= HEARTBEAT);
+            }
+        }
+        // One of each process knocks then, whatever happens to the lock.
+        heartbeats += usize::from(was_due);
+    }
     let (lease, at) = had(waiters.remove(0)).await;
     let took = at.duration_since(released);
-    println!("{took:?}, {all} knocks, {its} of the new holder");
+    println!("{took:?}, {all} knocks, {its} of the new holder, {heartbeats} heartbeats");
     seen::took("next of the queue after the release", took, PROMPT, &lag);
-    seen::at_most("knocks of all fair waiters together", all, 1);
-    assert_eq!((all, its), (1, 1), "one knock, by the one who was called");
+    seen::at_most("knocks of all fair waiters together", all - heartbeats, 1);
+    assert!(
+        its >= 1 && all <= 1 + heartbeats,
+        "{all} knocks, {its} by the one who was called, {heartbeats} heartbeats"
+    );
     assert!(took <= PROMPT + lag.worst(), "{took:?}");
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "a second holder");
     assert_eq!(wire.get("job"), Some(first));

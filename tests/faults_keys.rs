@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has to stop and say why")]
 #![allow(clippy::disallowed_methods, reason = "the library's doors for time and threads are not those of its tests")]
 
+mod quorum_scene;
 mod support;
 
 use std::{
@@ -22,6 +23,7 @@ use leasehold::{
     AcquireError, Builder, Error, ErrorKind, Lease, Leases, Lock, LossReason, Lost, Owner, ReleaseError, RenewError,
     RunError, Status,
 };
+use quorum_scene::in_vain;
 use support::{
     Action, Lag, Match, Proxy, Server, Wire, eventually_async,
     scripts::{RELEASE, RENEW},
@@ -329,8 +331,8 @@ async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
         let lock = leases.lock("job");
 
         assert!(lock.try_acquire().await.unwrap().is_none());
-        match lock.acquire_within(Duration::from_millis(30)).await {
-            Err(AcquireError::TimedOut { holder, .. }) => {
+        match in_vain(&lock, Duration::from_millis(30)).await {
+            AcquireError::TimedOut { holder, .. } => {
                 assert_eq!((holder.label(), holder.token(), holder.fence()), (None, None, None));
                 assert_eq!(holder.remaining(), None, "the key has no TTL");
             }
@@ -786,7 +788,8 @@ async fn use_everything(leases: Leases, busy: &str, name: &str) {
     // Outside of a task the owner is the thread, which may be the one that holds this lock.
     let busy = leases.lock(busy).owner(Owner::anonymous());
     assert!(busy.try_acquire().await.unwrap().is_none());
-    let limit = Duration::from_millis(50);
+    // Enough for the answer to its first look, without which it could not say who holds the lock.
+    let limit = COMMAND_TIMEOUT / 2;
     let waited = busy.acquire_within(limit).await;
     assert!(matches!(waited, Err(AcquireError::TimedOut { .. })), "{waited:?}");
     step("waiting", start + limit).await;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use leasehold::{Leases, Status};
-use support::{Action, Lag, Match, Proxy, Server, Wire, eventually_async, within};
+use support::{Action, Lag, Match, Proxy, Server, Wire, eventually_async, eventually_but_for, seen, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
@@ -181,7 +181,7 @@ async fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
     const SPAN: Duration = Duration::from_secs(3);
     let log = Log::start();
     let server = Server::builder().arg("--tracking-table-max-keys", "10").start();
-    let proxy = Proxy::to(&server);
+    let (proxy, lag) = (Proxy::to(&server), Lag::start());
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
     let mut held = Vec::new();
     for n in 0..LEASES {
@@ -199,10 +199,12 @@ async fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
     let round = (TTL / 3).saturating_sub(TTL / 30 + Duration::from_millis(20));
     let rounds = usize::try_from(SPAN.as_millis() / round.as_millis()).unwrap() + 2;
     assert!(renewed <= LEASES * rounds, "{renewed} renewals of {LEASES} leases in {SPAN:?}");
-    for lease in &held {
-        assert_eq!(lease.status(), Status::Held);
-    }
-    assert_eq!(log.all(), ["crowded"]);
+    let all_are = || held.iter().all(|lease| lease.status() == Status::Held);
+    // A machine that stalls may put them at risk, which ends with it.
+    eventually_but_for(&lag, PUSHED, "all are held", all_are).await;
+    let (mut warned, is_excused) = (log.all(), lag.worst() >= TTL / 12 && !seen::is_wanted());
+    warned.retain(|name| !(is_excused && *name == "at_risk"));
+    assert_eq!(warned, ["crowded"], "the machine lagged {:?}", lag.worst());
     leases.close().await;
 }
 

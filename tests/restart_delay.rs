@@ -29,6 +29,14 @@ fn old() -> (Server, ClockShim) {
     (server, clock)
 }
 
+/// Restarts it empty. Answers when it was down: its uptime counts from a moment after that.
+fn forget(server: &Server) -> Instant {
+    server.kill();
+    let killed = Instant::now();
+    server.restart();
+    killed
+}
+
 /// What tries are told once they get through to the server: that it recovers.
 async fn refused(leases: &Leases, fair: bool) -> Error {
     let tried = Instant::now();
@@ -49,8 +57,7 @@ async fn f5_a_server_that_restarted_empty_gives_nobody_what_it_may_have_given_aw
     let lease = one.lock("job").acquire().await.unwrap();
     let (fence, lost) = (lease.fence(), tokio::spawn(lease.lost()));
 
-    server.restart();
-    let restarted = Instant::now();
+    let killed = forget(&server);
     let refused = refused(&two, false).await;
     assert!(refused.to_string().contains(&format!("127.0.0.1:{}", server.port())), "{refused}");
     let state = two.nodes().remove(0).state().clone();
@@ -60,7 +67,7 @@ async fn f5_a_server_that_restarted_empty_gives_nobody_what_it_may_have_given_aw
     assert_eq!(within(SOON, "the loss", lost).await.unwrap().reason(), LossReason::Deleted);
     let second = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
     // The uptime is counted in whole seconds.
-    let waited = restarted.elapsed();
+    let waited = killed.elapsed();
     assert!(waited >= TTL, "{waited:?}");
     assert!(second.fence() > fence);
 }
@@ -77,8 +84,7 @@ async fn f5_a_server_that_restarted_empty_gives_no_fair_waiter_what_it_may_have_
 
     // It hears of nothing, and believes until its deadline.
     proxy.black_hole(true);
-    server.restart();
-    let restarted = Instant::now();
+    let killed = forget(&server);
     let refused = refused(&three, true).await;
     assert!(
         refused.is_transient() && refused.to_string().contains(&format!("127.0.0.1:{}", server.port())),
@@ -90,7 +96,7 @@ async fn f5_a_server_that_restarted_empty_gives_no_fair_waiter_what_it_may_have_
     let (second, at) = had(waiter).await;
     assert!(!lease.is_held(), "two holders");
     // The uptime is counted in whole seconds.
-    let waited = at.saturating_duration_since(restarted);
+    let waited = at.saturating_duration_since(killed);
     assert!(waited >= TTL, "{waited:?}");
     assert!(second.fence() > lease.fence());
 }
