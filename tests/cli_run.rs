@@ -282,14 +282,14 @@ fn a_command_is_stopped_and_continued() {
     let server = Server::start();
     let (_directory, sign) = directory();
     let script = format!("echo $$ > {}; trap 'exit 33' USR1; while :; do sleep 0.05; done", sign.display());
-    let runner = run(&server, &["--ttl", "1s", "--grace", "100ms"], &script).spawn().unwrap();
+    let runner = run(&server, &["--ttl", "2s", "--grace", "100ms"], &script).spawn().unwrap();
     started(&server, &sign);
     // It may have made the file, and not written it.
     eventually(HANGS, "its number is there", || state_of(&sign).is_some());
     send(&runner, Signal::TSTP);
     eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
     let fence = server.wire().get(&format!("{{{NAME}}}:lh:fence"));
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(2500));
     assert!(is_held(&server), "for longer than its TTL");
     assert_eq!(server.wire().get(&format!("{{{NAME}}}:lh:fence")), fence, "by the same lease");
     send(&runner, Signal::CONT);
