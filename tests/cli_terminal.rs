@@ -8,8 +8,10 @@
 mod cli_scene;
 mod support;
 
+use std::{fs, path::PathBuf};
+
 use cli_scene::{HANGS, NAME, Terminal, directory, is_held, started, state_of};
-use support::{Server, eventually};
+use support::{Server, TempDir, eventually};
 
 const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
 const ASKS_TWICE: &str = "sh -c 'read line; echo one; read line; echo two'";
@@ -65,7 +67,7 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
         assert!(std::process::Command::new("mkfifo").arg(&over).status().unwrap().success());
         let script = format!("echo $$ > {}; read end < {}", sign.display(), over.display());
         let file = directory.path().join("script");
-        std::fs::write(&file, script).unwrap();
+        fs::write(&file, script).unwrap();
         let line = format!("{before}{LEASEHOLD} run {NAME} -- sh {} {after}", file.display());
         let mut terminal =
             Terminal::running(&server, &format!("set -m; {line}; echo the shell has $?; read go; fg; echo then $?"));
@@ -75,7 +77,7 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
         eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
         terminal.press("go\n");
         eventually(HANGS, "the command goes on", || state_of(&sign) != Some('T'));
-        std::fs::write(&over, "end\n").unwrap();
+        fs::write(&over, "end\n").unwrap();
         let shown = terminal.ended();
         assert!(shown.contains("then 0"), "{line}: {shown}");
         assert!(!is_held(&server));
@@ -97,12 +99,23 @@ fn where_nobody_could_continue_it_nothing_is_stopped() {
     assert!(!is_held(&server));
 }
 
+/// A script that shows its sign, goes on, and dies of an interrupt whenever that comes: a shell forgets the one that comes
+/// just before it becomes the last command of its line.
+fn goes_on(directory: &TempDir, shows_its_sign: &str) -> PathBuf {
+    let script = directory.path().join("script");
+    let dies = "trap 'trap - INT; kill -INT $$' INT";
+    fs::write(&script, format!("{dies}\n{shows_its_sign}\nwhile :; do sleep 0.05; done\n")).unwrap();
+    script
+}
+
 /// Whoever presses it means the script too, as with any command.
 #[test]
 fn an_interrupt_ends_the_script_around_the_command() {
     let server = Server::start();
-    let line =
-        format!("for i in 1 2 3; do {LEASEHOLD} run {NAME} -- sh -c \"echo turn $i; sleep 60\"; done; echo all done");
+    let (directory, _) = directory();
+    let script = goes_on(&directory, "echo turn $1");
+    let script = script.display();
+    let line = format!("for i in 1 2 3; do {LEASEHOLD} run {NAME} -- sh {script} $i; done; echo all done");
     let mut terminal = Terminal::running(&server, &line);
     terminal.shows("turn 1");
     terminal.press("\x03");
@@ -115,11 +128,11 @@ fn an_interrupt_ends_the_script_around_the_command() {
 #[test]
 fn an_interrupt_ends_the_script_around_a_redirected_command() {
     let server = Server::start();
-    let (_directory, sign) = directory();
-    let line = format!(
-        "bash -c 'for i in 1 2 3; do {LEASEHOLD} run {NAME} -- sh -c \"echo > {}; exec sleep 60\" >/dev/null; echo turn $i; done'",
-        sign.display()
-    );
+    let (directory, sign) = directory();
+    let script = goes_on(&directory, &format!("echo > {}", sign.display()));
+    let script = script.display();
+    let line =
+        format!("bash -c 'for i in 1 2 3; do {LEASEHOLD} run {NAME} -- sh {script} >/dev/null; echo turn $i; done'");
     let mut terminal = Terminal::running(&server, &line);
     started(&server, &sign);
     terminal.press("\x03");

@@ -89,35 +89,29 @@ async fn keys_of_the_queue_that_are_deleted_come_back_in_order() {
     const KEYS: [fn(&str) -> String; 2] = [queue_key, wait_key];
     let server = Server::start();
     let all = three(&server, TTL).await;
-    let mut cases = Vec::new();
     for (n, keys) in [&KEYS[..1], &KEYS[1..], &KEYS].into_iter().enumerate() {
         for at_once in [false, true] {
-            let (all, mut wire, name) = (all.clone(), server.wire(), format!("job {n} {at_once}"));
-            cases.push(tokio::spawn(async move {
-                let (lag, lease) = (Lag::start(), all[0].lock(&name).acquire().await.unwrap());
-                let (waiters, line) = line_of(&mut wire, &all, &name, 9).await;
-                let deleted = Instant::now();
-                for key in keys {
-                    wire.del(&key(&name));
-                }
-                if !at_once {
-                    let mut are_back =
-                        |count| tokens(&mut wire, &name).len() >= count && callable(&mut wire, &name) >= count;
-                    // The one who leads in each program looks when the holder's key could be gone,
-                    eventually_but_for(&lag, TTL + PROMPT, &name, || are_back(all.len())).await;
-                    // and then calls the others of its own.
-                    eventually_async(SOON, &name, || are_back(9)).await;
-                    println!("{name}: back after {:?}", deleted.elapsed());
-                    assert_eq!(tokens(&mut wire, &name), line);
-                    lease.check().unwrap();
-                }
-                lease.release().await.unwrap();
-                come_in_their_old_order(&mut wire, &name, waiters, line).await;
-            }));
+            let (mut wire, name) = (server.wire(), format!("job {n} {at_once}"));
+            let (lag, lease) = (Lag::start(), all[0].lock(&name).acquire().await.unwrap());
+            let (waiters, line) = line_of(&mut wire, &all, &name, 9).await;
+            let deleted = Instant::now();
+            for key in keys {
+                wire.del(&key(&name));
+            }
+            if !at_once {
+                let mut are_back =
+                    |count| tokens(&mut wire, &name).len() >= count && callable(&mut wire, &name) >= count;
+                // The one who leads in each program looks when the holder's key could be gone,
+                eventually_but_for(&lag, TTL + PROMPT, &name, || are_back(all.len())).await;
+                // and then calls the others of its own.
+                eventually_async(SOON, &name, || are_back(9)).await;
+                println!("{name}: back after {:?}", deleted.elapsed());
+                assert_eq!(tokens(&mut wire, &name), line);
+                lease.check().unwrap();
+            }
+            lease.release().await.unwrap();
+            come_in_their_old_order(&mut wire, &name, waiters, line).await;
         }
-    }
-    for case in cases {
-        case.await.unwrap();
     }
     nothing_is_left(&mut server.wire()).await;
 }

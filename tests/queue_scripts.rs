@@ -183,6 +183,17 @@ fn held_on(server: Server) -> (Server, Wire) {
 }
 
 #[test]
+fn a_release_takes_away_its_own_lock_only_and_once() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    assert_eq!(release(&mut wire, "mine"), 0, "it is gone");
+    acquire(&mut wire, "another's");
+    assert_eq!((release(&mut wire, "mine"), wire.get(LOCK).as_deref()), (-1, Some("another's")));
+    assert_eq!((release(&mut wire, "another's"), wire.exists(LOCK)), (1, false));
+    assert_eq!(release(&mut wire, "another's"), 0, "the same, come again");
+}
+
+#[test]
 fn waiters_get_the_lock_in_their_order_and_it_is_never_free_in_between() {
     let (server, mut wire) = held();
     let mut processes = ["a", "b", "c"].map(|channel| Process::start(&server, channel));
