@@ -145,6 +145,14 @@ mod tests {
     }
 
     #[test]
+    fn a_silent_node_is_waited_for_only_if_it_was_silent_before() {
+        let slow = Duration::from_millis(300);
+        let look = || Look::Split { holder: Holder::default(), answered: ROUND, took: slow };
+        assert_spread(&[look()], ROUND + SHORTEST, ROUND + SHORTEST + ROUND * 2);
+        assert_spread(&[look(), look()], slow + SHORTEST, slow + SHORTEST + LONGEST_PAUSE);
+    }
+
+    #[test]
     fn another_look_ends_a_row_of_split_votes() {
         let mut looks = vec![split(ROUND); 5];
         looks.extend([held(None, true), split(ROUND)]);

@@ -24,7 +24,7 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 pub(crate) const WINDOW: Duration = Duration::from_secs(15);
 
 /// For how long it is tried to leave the queue of a server that does not answer: others who wait keep the place alive.
-pub(crate) const LEAVES_FOR: Duration = Duration::from_secs(10 * 60);
+pub(crate) const LEAVES_FOR: Duration = Duration::from_secs(600);
 
 /// Those who are not the first leave it to those before them to notice that the holder's key has expired.
 const STAGGER: Duration = Duration::from_millis(4);
@@ -237,6 +237,13 @@ mod tests {
         assert_eq!(next(&place(3, true), &look, false), None);
         assert_eq!(next(&place(3, true), &look, true), Some(HEARTBEAT));
         assert_eq!(next(&place(0, true), &look, true), Some(HEARTBEAT));
+    }
+
+    #[test]
+    fn who_has_no_place_yet_waits_as_if_there_was_no_queue() {
+        let nobody = Place { called: true, ..Place::default() };
+        let remaining = Duration::from_secs(30);
+        assert!(next(&nobody, &held(Some(remaining), true), true).is_some_and(|look| look > remaining));
     }
 
     #[test]

@@ -151,6 +151,16 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
 }
 
 #[test]
+fn what_is_held_is_listed_until_it_expires() {
+    let (mut store, key, one, _) = scene();
+    granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
+    let end = Micros::try_from(TTL.as_micros()).unwrap();
+    assert_eq!(store.held(end - 1, "*"), [key.lock()]);
+    assert_eq!(store.held(end, "*"), Vec::<String>::new());
+    assert_eq!(store.holder(end, &key), None);
+}
+
+#[test]
 fn what_is_held_or_waited_for_is_not_swept_away() {
     let (mut store, key, one, two) = scene();
     let crowd = |store: &mut Store, now: Micros| {
