@@ -327,3 +327,13 @@ fn a_doctor_finds_a_link_slow_only_where_a_lease_would_be_lost_over_it() {
     });
     assert!(found.contains("are slow or away") && !found.contains("give our user"), "{found:?}");
 }
+
+#[test]
+fn a_doctor_has_nobody_start_a_server_that_refuses_us() {
+    let server = Server::start();
+    server.wire().must(&["CONFIG", "SET", "requirepass", "secret"]);
+    let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
+    let found = problems(&findings).concat();
+    assert_eq!(code, Some(69), "{findings:?}");
+    assert!(found.contains("NOAUTH") && found.contains("correct --url") && !found.contains("start it"), "{found}");
+}

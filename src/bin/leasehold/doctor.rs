@@ -114,7 +114,12 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
             Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
             Err(error) => {
                 all_there = false;
-                vec![problem("server", error.to_string(), "start it, or correct --url, --quorum or REDIS_URL")]
+                let advice = if error.is_transient() {
+                    "start it, or correct --url, --quorum or REDIS_URL"
+                } else {
+                    "correct --url, --quorum or REDIS_URL"
+                };
+                vec![problem("server", error.to_string(), advice)]
             }
         };
         sections.push(Section { place, findings });

@@ -29,7 +29,7 @@ impl Target {
     /// `unix:///path[?db=…&user=…&password=…]`. The text of an error never contains the password.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let url = Url::parse(text).map_err(|error| {
-            Error::config(format!("the url is not a URL ({error}): write it like redis://user:password@host:6379/0"))
+            Error::config(format!("the url is not a URL ({error}): write it like redis://user:password@host:6379/0, a / in the password as %2F"))
         })?;
         match url.scheme() {
             "redis" | "valkey" => Self::tcp(&url, false),

@@ -152,13 +152,16 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
         None => lease.release().await,
     };
     match released {
-        Err(ReleaseError::Lost(_)) if outcome.lost => {}
+        // What became of it was told when it was lost.
+        Err(_) if outcome.lost => {}
         // What else goes wrong is no reason to fail: the command has done its work, under the lock.
         Err(error) => {
             match &error {
                 // Nothing goes on in the background of a process that ends.
                 ReleaseError::Unknown(why) => {
-                    tell(format_args!("the release is not confirmed: {why}. The key expires within its TTL"));
+                    tell(format_args!(
+                        "the command has ended; the release is not confirmed: {why}. The key expires within its TTL"
+                    ));
                 }
                 other => tell(other),
             }
