@@ -22,6 +22,10 @@ pub enum LossReason {
     /// The key holds somebody else's value.
     Taken,
     /// The key is gone: deleted by hand, evicted, or forgotten by a server that restarted.
+    ///
+    /// Over a quorum, after this and [`Taken`](Self::Taken), what is left on the other servers stays until the lease is
+    /// released or dropped, at most for its TTL: as long as those who forgot do not vote yet
+    /// ([`restart_delay`](crate::Builder::restart_delay)), nobody else has the lock while the job stops.
     Deleted,
     /// The lease reached its `max_hold`. Its key is not deleted but runs out, so that the job has one TTL to stop.
     MaxHold,

@@ -337,3 +337,17 @@ fn a_doctor_has_nobody_start_a_server_that_refuses_us() {
     assert_eq!(code, Some(69), "{findings:?}");
     assert!(found.contains("NOAUTH") && found.contains("correct --url") && !found.contains("start it"), "{found}");
 }
+
+/// The lock is had without it: nobody else would notice.
+#[test]
+fn a_doctor_names_the_server_of_a_quorum_that_grants_nothing() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls = servers.each_ref().map(Server::url).join(",");
+    servers[1].wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
+    let (code, findings) = examined(&mut tool(&servers[0], &["doctor", "--json", "--quorum", &urls]));
+    let silent: Vec<_> = findings.iter().filter(|finding| finding["check"] == "vote").collect();
+    assert!(code == Some(1) && silent.len() == 1, "{code:?} {findings:?}");
+    let place = format!("127.0.0.1:{}", servers[1].port());
+    let said = |of: &str, words: &str| silent[0][of].as_str().is_some_and(|said| said.contains(words));
+    assert!(said("place", &place) && said("what", "OOM"), "{silent:?}");
+}

@@ -25,7 +25,7 @@ use rustix::{
     io::ioctl_fionread,
     process::{Pid, Signal, kill_process},
 };
-use support::{Action, Lag, Match, Proxy, Server, eventually, scripts::ACQUIRE};
+use support::{Action, Lag, Match, Nodes, Proxy, Server, eventually, scripts::ACQUIRE};
 
 #[test]
 fn a_command_has_its_input_output_arguments_and_exit_code() {
@@ -205,6 +205,50 @@ fn a_command_that_hears_nothing_is_gone_before_its_lease() {
     let least = Duration::from_millis(100).saturating_sub(lag.worst());
     assert!(ahead.as_ref().is_ok_and(|ahead| *ahead >= least), "{ahead:?} ahead of its lease");
     ends_with(&output, 75, &["is at risk", "about to be lost"]);
+}
+
+/// What those who forgot do not vote for yet, and those who remember hold back, is nobody's while the command stops.
+#[test]
+fn nobody_runs_while_a_command_stops_though_a_majority_forgot() {
+    let nodes = Nodes::seasoned(3);
+    let urls = nodes.urls().join(",");
+    let runs = |script: &str| {
+        let options = ["run", "--quorum", &urls, "--ttl", "6s", "--grace", "2500ms", "--restart-delay", "7500ms", NAME];
+        let mut runner = tool(&nodes[0], &options);
+        runner.args(["--", "sh", "-c", script]).spawn().unwrap()
+    };
+    let forget = |at: usize| {
+        nodes[at].kill();
+        nodes[at].restart();
+    };
+    let (first, second) = (directory(), directory());
+    let alive = first.1.display();
+    let first_runner = runs(&format!("trap '' TERM; while :; do date +%s%N >> {alive}; sleep 0.02; done"));
+    eventually(HANGS, "the first one runs", || first.1.exists());
+    let second_runner = runs(&format!("date +%s%N > {}", second.1.display()));
+    forget(0);
+    // It votes again soon, when another one forgets.
+    std::thread::sleep(Duration::from_millis(6_500));
+    assert!(!second.1.exists());
+    forget(1);
+    ends_with(&first_runner.wait_with_output().unwrap(), 75, &["its key is gone", "the command is stopped"]);
+    ends_with(&second_runner.wait_with_output().unwrap(), 0, &[]);
+    let (ended, began) = (last_sign_of_life(&first.1), last_sign_of_life(&second.1));
+    assert!(began > ended, "they ran together for {:?}", ended.duration_since(began));
+}
+
+/// Not that no renewal is confirmed alone: what the server says is what somebody can mend.
+#[test]
+fn why_a_lease_is_lost_is_told() {
+    let server = Server::start();
+    server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "allkeys", "allchannels", "+@all"]);
+    let url = format!("redis://worker:secret@127.0.0.1:{}", server.port());
+    let (_directory, sign) = directory();
+    let script = format!("echo > {}; sleep 60", sign.display());
+    let runner = run(&server, &["--url", &url, "--ttl", "2s"], &script).spawn().unwrap();
+    started(&server, &sign);
+    server.wire().must(&["ACL", "SETUSER", "worker", "-pexpire"]);
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["about to be lost", "(redis could not extend", "rights"]);
 }
 
 #[test]

@@ -177,7 +177,7 @@ async fn f28_the_servers_clock_steps_forward_while_a_fair_queue_waits() {
     let lease = all[0].lock("job").acquire().await.unwrap();
     let (waiters, line) = line_of(&mut wire, &all, "job", 9).await;
     // Holder, queue and fence have expired.
-    clock.forward(Duration::from_secs(3_600));
+    clock.forward_past(Duration::from_secs(3_600), &mut wire, "job");
     within(SOON, "the loss", lease.lost()).await;
     come_in_their_old_order(&mut wire, "job", waiters, line).await;
     nothing_is_left(&mut wire).await;

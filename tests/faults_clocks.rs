@@ -55,7 +55,7 @@ async fn f28_the_servers_clock_steps_forward_past_the_ttl() {
     for step in [HOUR, 2 * DAY, 2 * DAY] {
         let lease = rig.leases.lock("job").acquire().await.unwrap();
         let stepped = Instant::now();
-        rig.clock.forward(step);
+        rig.clock.forward_past(step, &mut rig.server.wire(), "job");
         let lost = within(HANGS, "the signal of a loss", lease.lost()).await;
         let took = stepped.elapsed();
         assert_eq!(lost.reason(), LossReason::Deleted, "by the deadline it would be Expired");

@@ -9,7 +9,7 @@
 mod quorum_scene;
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{AcquireError, Fence, Lease, Leases, LossReason};
 use quorum_scene::Calm;
@@ -33,6 +33,8 @@ const HANGS: Duration = Duration::from_secs(10);
 /// The clocks of the counter-example: 100, 200 and 140, in units that no test takes.
 const CLOCKS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), Duration::from_secs(4)];
 
+/// A node that has a fence to draw later than that after it was proposed draws its own, which has to be raised.
+const AHEAD: Duration = Duration::from_millis(50);
 const TOGETHER: [Duration; 3] = [Duration::ZERO; 3];
 
 /// The first one's clock is the slowest, the second one's the fastest.
@@ -238,12 +240,16 @@ async fn cycles_take_one_round_trip_each(clocks: &[Duration], clients: usize) {
         runs
     };
     let before = settled().await;
+    let mut late = 0;
     for turn in 0..CYCLES {
+        let began = Instant::now();
         cycle(&all[turn % clients]).await;
+        late += u64::from(began.elapsed() >= AHEAD);
     }
     let after = settled().await;
     let runs: Vec<u64> = before.iter().zip(&after).map(|(before, after)| after - before).collect();
-    assert_eq!(runs, vec![2 * CYCLES as u64; clocks.len()]);
+    let least = 2 * CYCLES as u64;
+    assert!(runs.iter().all(|runs| (least..=least + late).contains(runs)), "{runs:?}, and {late} that may raise");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -354,9 +360,12 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
     let (fence, calm) = (lease.fence(), Calm::of(&lease));
     let token = nodes[1].wire().get(NAME);
     nodes[0].wire().must(&["CONFIG", "RESETSTAT"]);
-    nodes.clock(0).forward(HOUR);
     eventually_async(HANGS, "its key has expired", || {
-        nodes[0].wire().info_field("stats", "expired_keys").is_some_and(|expired| expired != "0")
+        // A renewal that is executed at that moment can save it.
+        nodes.clock(0).forward(HOUR);
+        let mut wire = nodes[0].wire();
+        let _whoever_asks_finds_out = wire.get(NAME);
+        wire.info_field("stats", "expired_keys").is_some_and(|expired| expired != "0")
     })
     .await;
     eventually_async(HANGS, "it is healed", || nodes[0].wire().get(NAME) == token).await;
@@ -379,7 +388,7 @@ async fn f28_a_majority_steps_forward_past_the_ttl() {
     // the second has lost, by the first.
     let heals: Vec<_> = proxies.iter().map(|proxy| proxy.on_each(Match::script(HEAL), Action::DropRequest)).collect();
     for at in 0..2 {
-        nodes.clock(at).forward(HOUR);
+        nodes.clock(at).forward_past(HOUR, &mut nodes[at].wire(), NAME);
     }
     let lost = within(HANGS, "the loss is told", lease.lost()).await;
     assert_eq!(lost.reason(), LossReason::Deleted);

@@ -97,6 +97,10 @@ async fn f13_deleted_on_a_majority_is_a_loss() {
         are_not_healed(scene.faulty(Share::Majority));
         let deleted = at_once(scene.faulty(Share::Majority), &["DEL", NAME]);
         is_told(loss, deleted, SIGNAL, LossReason::Deleted, &scene).await;
+        // The job has to stop first. Where those who forgot do not vote yet, the others keep everybody else out meanwhile.
+        let kept = nodes - scene.faulty(Share::Majority).len();
+        tokio::time::sleep(SIGNAL).await;
+        assert_eq!(scene.tokens(NAME).iter().flatten().count(), kept, "what is left of it stays while it is held");
         assert_says_lost(lease.release().await, LossReason::Deleted);
         // Closing waits for what runs in the background: nothing of that makes a key again.
         scene.leases.close().await;

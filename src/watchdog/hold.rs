@@ -39,6 +39,9 @@ struct State {
     core: Core,
     leases: Vec<Arc<Signal>>,
     end: Option<Lost>,
+    /// A majority has denied the lease, and what is left on the others stays until its last holder lets go: where those who
+    /// denied it do not vote yet, that keeps everybody else out while the job stops.
+    leftovers: bool,
 }
 
 /// What an owner that asks again finds.
@@ -73,7 +76,7 @@ impl Hold {
     ) -> (Arc<Self>, Arc<Signal>) {
         let signal = Signal::new();
         let believed_until = AtomicU64::new(core.believed_until().as_nanos());
-        let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None });
+        let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None, leftovers: false });
         let (parted, measured) = (OnceLock::new(), Holding::begins());
         (Arc::new(Self { key, token, fence, ttl, acquired, parted, believed_until, state, measured }), signal)
     }
@@ -171,12 +174,13 @@ impl Hold {
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
     /// last (rule 8).
     pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Orders) {
-        let orders = self.judge(now);
+        let mut orders = self.judge(now);
         let released = self.lost(now, now, LossReason::Released);
         let mut state = self.state.lock();
         let before = state.leases.len();
         state.leases.retain(|lease| !Arc::ptr_eq(lease, signal));
         let (gone, last) = (state.leases.len() == before, state.leases.is_empty());
+        orders.undo |= last && std::mem::take(&mut state.leftovers);
         let mut turn = None;
         let leaving = match &state.end {
             _ if gone => Leaving::Nothing(Ok(())),
@@ -207,7 +211,7 @@ impl Hold {
 
     fn feed(&self, now: Time, event: impl FnOnce(&mut Core) -> Orders) -> Orders {
         let mut state = self.state.lock();
-        let orders = event(&mut state.core);
+        let mut orders = event(&mut state.core);
         self.believed_until.store(state.core.believed_until().as_nanos(), Ordering::Release);
         if !orders.news {
             return orders;
@@ -215,6 +219,9 @@ impl Hold {
         let phase = state.core.phase();
         if let Phase::Over { reason, since } = phase {
             state.end = Some(self.lost(now, since, reason));
+            if matches!(reason, LossReason::Deleted | LossReason::Taken) && !state.leases.is_empty() {
+                state.leftovers = std::mem::take(&mut orders.undo);
+            }
         }
         let end = state.end.clone();
         let turn = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };

@@ -55,13 +55,15 @@ impl Watchdog {
             return;
         }
         for (place, hold) in batch.iter().enumerate() {
-            let answer = match &answers {
-                Ok(answers) => answers.get(place).map_or(Answer::Unclear, Answer::read),
-                Err(failure) => {
-                    tracing::debug!(name: "renew", target: "leasehold", lock = hold.key.name(), node = member.address(), %failure);
-                    Answer::Unclear
-                }
+            let said = answers.as_ref().map(|answers| answers.get(place));
+            let failure = match said {
+                Ok(said) => said.and_then(|said| said.as_ref().err()),
+                Err(failure) => Some(failure),
             };
+            if let Some(failure) = failure {
+                tracing::debug!(name: "renew", target: "leasehold", lock = hold.key.name(), node = member.address(), %failure);
+            }
+            let answer = said.ok().flatten().map_or(Answer::Unclear, Answer::read);
             self.answered(hold, at, sent, answer);
         }
     }

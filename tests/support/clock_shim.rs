@@ -14,6 +14,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::temp_dir::TempDir;
+use super::wire::Wire;
 
 /// A server need not look at the wall clock for each command: Valkey 9.1 does so
 /// once a millisecond and counts on from there by the processor's counter.
@@ -52,6 +53,19 @@ impl ClockShim {
     /// every server goes by it.
     pub fn forward(&self, by: Duration) {
         self.write(|offset| offset + micros(by));
+    }
+
+    /// Moves the clock ahead, and again, until the key of a server that goes by it has lost its value. A renewal that is
+    /// executed just then finds the key by the time before, and extends it by the time after: it lives on.
+    pub fn forward_past(&self, by: Duration, wire: &mut Wire, key: &str) {
+        let value = wire.get(key);
+        for _ in 0..20 {
+            self.forward(by);
+            if wire.get(key) != value {
+                return;
+            }
+        }
+        panic!("{key:?} has outlived 20 steps of {by:?}");
     }
 
     /// Moves the clock back from where it is now; returns as [`ClockShim::forward`].

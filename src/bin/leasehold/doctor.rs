@@ -109,7 +109,12 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
         let findings = match look(&alone).await {
             Ok((address, capabilities)) => {
                 place = address;
-                judge(&capabilities, is_quorum, waits_after_restart)
+                let mut findings = judge(&capabilities, is_quorum, waits_after_restart);
+                // The others would make up for it, and then none is to spare.
+                if is_quorum {
+                    findings.extend(vote(&alone, &options.name).await);
+                }
+                findings
             }
             Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
             Err(error) => {
@@ -137,6 +142,21 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     };
     sections.push(Section { place: "a lock".into(), findings });
     Ok((sections, all_there))
+}
+
+/// Why this server grants nothing, if it does not.
+async fn vote(servers: &Servers, name: &str) -> Option<Finding> {
+    let leases = servers.builder().build().await.ok()?;
+    let granted = leases.lock(format!("{name}:doctor")).try_acquire().await;
+    let why = match granted {
+        Ok(Some(lease)) => lease.release().await.err().map(|error| error.to_string()),
+        Ok(None) => None,
+        Err(error) => Some(error.to_string()),
+    };
+    leases.close().await;
+    why.map(|why| {
+        problem("vote", format!("it grants no lock: {why}"), "a quorum goes on without it, with one less to spare")
+    })
 }
 
 async fn look(servers: &Servers) -> Result<(String, Capabilities), leasehold::Error> {

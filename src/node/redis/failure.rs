@@ -25,7 +25,10 @@ const NOT_NOW: [&str; 11] = [
 /// unless the error came from a line of the script; anything else may have been.
 pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
     let details = error.details();
-    if let Some(word) = reply_word(own_words(details)) {
+    let own = own_words(details);
+    // What Redis 6.2 wraps of an ACL's refusal has no such word.
+    let is_no_right = own != details && lacks_a_right("", own);
+    if let Some(word) = reply_word(own).or(is_no_right.then_some("NOPERM")) {
         return server_said(server, word, details);
     }
     match error.kind() {
@@ -148,6 +151,14 @@ mod tests {
         assert!(failure.may_have_happened() && !failure.is_refusal());
         let failure = of(ErrorKind::Unknown, "ERR The user executing the script can't run this command or subcommand");
         assert!(failure.may_have_happened() && failure.is_refusal());
+        // Redis 6.2
+        let failure = of(
+            ErrorKind::Unknown,
+            "ERR Error running script (call to f_7da5): @user_script:108: @user_script: 108: The user executing the \
+             script can't run this command or subcommand",
+        );
+        assert!(failure.may_have_happened() && failure.is_refusal(), "{failure}");
+        assert!(failure.to_string().contains("give the user the rights"), "{failure}");
     }
 
     #[test]

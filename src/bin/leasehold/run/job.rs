@@ -14,6 +14,7 @@ use super::{
     now,
     plan::{Due, MARGIN, Plan},
     terminal::Terminal,
+    trouble,
 };
 use crate::{
     args::Run,
@@ -155,7 +156,8 @@ impl<'a> Job<'a> {
                 status = changes.next(), if news => {
                     news = status.is_some();
                     if self.options.verbose && status == Some(Status::AtRisk) {
-                        tell(format_args!("{:?} is at risk: no renewal is confirmed", self.options.name));
+                        let why = trouble::of_renewals();
+                        tell(format_args!("{:?} is at risk: no renewal is confirmed{why}", self.options.name));
                     }
                 }
                 () = tokio::time::sleep(rest) => {}
@@ -278,7 +280,7 @@ impl<'a> Job<'a> {
         if by_order {
             return format!("{name:?} was held for its --max-hold");
         }
-        format!("{name:?} is about to be lost: no renewal was confirmed")
+        format!("{name:?} is about to be lost: no renewal was confirmed{}", trouble::of_renewals())
     }
 
     /// Passes a signal on, or sees what has become of the command.

@@ -159,8 +159,9 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
             match &error {
                 // Nothing goes on in the background of a process that ends.
                 ReleaseError::Unknown(why) => {
+                    let what = if rest.is_some() { "that the lock is kept" } else { "the release" };
                     tell(format_args!(
-                        "the command has ended; the release is not confirmed: {why}. The key expires within its TTL"
+                        "the command has ended; {what} is not confirmed: {why}. The key expires within its TTL"
                     ));
                 }
                 other => tell(other),

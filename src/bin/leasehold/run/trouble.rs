@@ -1,9 +1,10 @@
-//! Why a wait does not come to a look at the lock: the library says so to `tracing`, and the tool to who reads it.
+//! Why a wait does not come to a look at the lock, and a lease not to its renewal: the library says so to `tracing`, and the
+//! tool to who reads it.
 
 use std::{fmt, sync::Mutex, time::Duration};
 
 use tracing::{
-    Event, Level, Metadata, Subscriber,
+    Event, Metadata, Subscriber,
     field::{Field, Visit},
     span::{Attributes, Id, Record},
 };
@@ -14,7 +15,17 @@ use crate::say::tell;
 /// How often it is said again, while it lasts.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Tells, from now on, what keeps a waiter from its look. With a server that is away that may be each look.
+/// What the last renewal that failed was told.
+static RENEWAL: Mutex<Option<String>> = Mutex::new(None);
+
+/// Why no renewal is confirmed, in brackets, if that is known.
+pub(super) fn of_renewals() -> String {
+    let why = RENEWAL.lock().ok().and_then(|mut why| why.take());
+    why.map_or_else(String::new, |why| format!(" ({why})"))
+}
+
+/// Tells, from now on, what keeps a waiter from its look, with a server that is away at most once in a while; and keeps what
+/// renewals fail of.
 pub(super) fn is_told() {
     let _somebody_did_it_before = tracing::subscriber::set_global_default(Troubles::default());
 }
@@ -26,16 +37,24 @@ struct Troubles {
 
 impl Subscriber for Troubles {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.name() == "wait" && *metadata.level() == Level::WARN
+        metadata.fields().field("failure").is_some() && ["wait", "renew"].contains(&metadata.name())
     }
 
     fn event(&self, event: &Event<'_>) {
+        if event.metadata().name() == "renew" {
+            event.record(&mut Failure(|why| {
+                if let Ok(mut last) = RENEWAL.lock() {
+                    *last = Some(why);
+                }
+            }));
+            return;
+        }
         let Ok(mut told) = self.told.lock() else { return };
         if told.is_some_and(|told| now() < told + AGAIN) {
             return;
         }
         *told = Some(now());
-        event.record(&mut Failure);
+        event.record(&mut Failure(|why| tell(format_args!("waiting for the server: {why}"))));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -51,13 +70,13 @@ impl Subscriber for Troubles {
     fn exit(&self, _: &Id) {}
 }
 
-/// What the event says of the server.
-struct Failure;
+/// Hands on what the event says of the server.
+struct Failure<F>(F);
 
-impl Visit for Failure {
+impl<F: FnMut(String)> Visit for Failure<F> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "failure" {
-            tell(format_args!("waiting for the server: {value:?}"));
+            (self.0)(format!("{value:?}"));
         }
     }
 }
