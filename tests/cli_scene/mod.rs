@@ -96,9 +96,14 @@ impl Terminal {
     pub fn running(server: &Server, line: &str) -> Self {
         let (directory, log) = directory();
         let line = format!("stty cols 80 rows 24; {line}");
-        // It gives what it runs a terminal, and writes down what that shows.
-        let mut command = Command::new("script");
-        command.args(["-qefc", &line]).arg(&log).env("REDIS_URL", server.url()).env("SHELL", "/bin/sh");
+        // It gives what it runs a terminal, and writes down what that shows. Who runs tests in the background of a script has
+        // them ignore interrupts, and all that they start.
+        let mut command = Command::new("env");
+        command
+            .args(["--default-signal=INT,QUIT", "script", "-qefc", &line])
+            .arg(&log)
+            .env("REDIS_URL", server.url())
+            .env("SHELL", "/bin/sh");
         let mut script = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("script is there");
         let input = script.stdin.take().unwrap();
         Self { script, input, log, _directory: directory }
