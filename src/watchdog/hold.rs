@@ -39,9 +39,12 @@ struct State {
     core: Core,
     leases: Vec<Arc<Signal>>,
     end: Option<Lost>,
-    /// A majority has denied the lease, and what is left on the others stays until its last holder lets go: where those who
-    /// denied it do not vote yet, that keeps everybody else out while the job stops.
-    leftovers: bool,
+}
+
+/// Whether a majority has denied the lease. What is left on the others stays until its last holder lets go: where those who
+/// denied it do not vote yet, that keeps everybody else out while the job stops.
+fn is_denial(reason: LossReason) -> bool {
+    matches!(reason, LossReason::Deleted | LossReason::Taken)
 }
 
 /// What an owner that asks again finds.
@@ -76,7 +79,7 @@ impl Hold {
     ) -> (Arc<Self>, Arc<Signal>) {
         let signal = Signal::new();
         let believed_until = AtomicU64::new(core.believed_until().as_nanos());
-        let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None, leftovers: false });
+        let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None });
         let (parted, measured) = (OnceLock::new(), Holding::begins());
         (Arc::new(Self { key, token, fence, ttl, acquired, parted, believed_until, state, measured }), signal)
     }
@@ -180,7 +183,7 @@ impl Hold {
         let before = state.leases.len();
         state.leases.retain(|lease| !Arc::ptr_eq(lease, signal));
         let (gone, last) = (state.leases.len() == before, state.leases.is_empty());
-        orders.undo |= last && std::mem::take(&mut state.leftovers);
+        orders.undo |= !gone && last && state.end.as_ref().is_some_and(|end| is_denial(end.reason()));
         let mut turn = None;
         let leaving = match &state.end {
             _ if gone => Leaving::Nothing(Ok(())),
@@ -219,9 +222,7 @@ impl Hold {
         let phase = state.core.phase();
         if let Phase::Over { reason, since } = phase {
             state.end = Some(self.lost(now, since, reason));
-            if matches!(reason, LossReason::Deleted | LossReason::Taken) && !state.leases.is_empty() {
-                state.leftovers = std::mem::take(&mut orders.undo);
-            }
+            orders.undo &= state.leases.is_empty() || !is_denial(reason);
         }
         let end = state.end.clone();
         let turn = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };

@@ -106,14 +106,12 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     for (at, url) in urls.into_iter().enumerate() {
         let alone = Servers { url, quorum: Vec::new(), ..servers.clone() };
         let mut place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
-        let findings = match look(&alone).await {
-            Ok((address, capabilities)) => {
+        // Of a quorum, the others would make up for one that grants nothing, and then none is to spare.
+        let findings = match look(&alone, is_quorum.then_some(&*options.name)).await {
+            Ok((address, capabilities, vote)) => {
                 place = address;
                 let mut findings = judge(&capabilities, is_quorum, waits_after_restart);
-                // The others would make up for it, and then none is to spare.
-                if is_quorum {
-                    findings.extend(vote(&alone, &options.name).await);
-                }
+                findings.extend(vote);
                 findings
             }
             Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
@@ -144,27 +142,29 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     Ok((sections, all_there))
 }
 
-/// Why this server grants nothing, if it does not.
-async fn vote(servers: &Servers, name: &str) -> Option<Finding> {
-    let leases = servers.builder().build().await.ok()?;
-    let granted = leases.lock(format!("{name}:doctor")).try_acquire().await;
-    let why = match granted {
-        Ok(Some(lease)) => lease.release().await.err().map(|error| error.to_string()),
-        Ok(None) => None,
-        Err(error) => Some(error.to_string()),
-    };
-    leases.close().await;
-    why.map(|why| {
-        problem("vote", format!("it grants no lock: {why}"), "a quorum goes on without it, with one less to spare")
-    })
-}
-
-async fn look(servers: &Servers) -> Result<(String, Capabilities), leasehold::Error> {
+/// What a server tells of itself, and why it grants no lock of that name, if it does not.
+async fn look(
+    servers: &Servers,
+    name: Option<&str>,
+) -> Result<(String, Capabilities, Option<Finding>), leasehold::Error> {
     let leases = servers.builder().build().await?;
     let address = leases.nodes().first().map(|node| node.address().to_owned()).unwrap_or_default();
     let capabilities = leases.capabilities().await;
+    let vote = match name {
+        Some(name) => vote(&leases, name).await,
+        None => None,
+    };
     leases.close().await;
-    Ok((address, capabilities?))
+    Ok((address, capabilities?, vote))
+}
+
+async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
+    let why = match leases.lock(format!("{name}:doctor")).try_acquire().await {
+        Ok(Some(lease)) => lease.release().await.err()?.to_string(),
+        Ok(None) => return None,
+        Err(error) => error.to_string(),
+    };
+    Some(problem("vote", format!("it grants no lock: {why}"), "a quorum goes on without it, with one less to spare"))
 }
 
 /// What a server tells of itself. Whether it waits after a restart makes up for what it may have forgotten.
