@@ -73,7 +73,7 @@ impl Votes {
 
 impl fmt::Display for Votes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} nodes granted it, {} are needed", self.granted(), self.votes.len(), self.needed())?;
+        write!(f, "{} of {} nodes agreed, {} are needed", self.granted(), self.votes.len(), self.needed())?;
         for (at, Vote { address, answer }) in self.votes.iter().enumerate() {
             write!(f, "{} {address} {answer}", if at == 0 { ":" } else { ";" })?;
         }
@@ -99,7 +99,7 @@ impl Vote {
 impl fmt::Display for NodeAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Granted => f.write_str("granted it"),
+            Self::Granted => f.write_str("agreed"),
             Self::HeldBy(holder) => write!(f, "says that it is held by {holder}"),
             Self::NotOurs => f.write_str("had nothing of ours"),
             Self::Recovering { remaining } => write!(

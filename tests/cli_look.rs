@@ -10,7 +10,7 @@ mod support;
 
 use std::{
     process::{Child, Command, Output},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cli_scene::{HANGS, NAME, Terminal, directory, ends_with, run, said, send, started, tool};
@@ -129,6 +129,52 @@ fn what_is_held_is_listed() {
 }
 
 #[test]
+fn a_lock_that_cannot_be_read_hides_no_other() {
+    let server = Server::start();
+    let holders = [holder(&server, "web-1", "report"), holder(&server, "web-2", "backup")];
+    // Whatever did that.
+    server.wire().must(&["DEL", "{report}:lh:fence"]);
+    server.wire().must(&["RPUSH", "{report}:lh:fence", "no fence"]);
+    for args in [&["ls"][..], &["ls", "--json"]] {
+        let listed = tool(&server, args).output().unwrap();
+        ends_with(&listed, 69, &["\"report\": ", "WRONGTYPE"]);
+        let text = printed(&listed);
+        assert!(text.contains("web-2") && !text.contains("web-1"), "{text}");
+    }
+    let mut top = top(&server);
+    top.shows("WRONGTYPE");
+    top.press("q");
+    let drawn = top.ended();
+    assert!(drawn.contains("2 held") && drawn.contains("web-2"), "{drawn}");
+    holders.into_iter().for_each(sent_away);
+}
+
+#[test]
+fn who_may_list_nothing_is_told_so() {
+    let server = Server::start();
+    let holder = holder(&server, "web-1", "report");
+    for right in ["scan", "getrange"] {
+        server.wire().must(&[
+            "ACL",
+            "SETUSER",
+            "clerk",
+            "reset",
+            "on",
+            ">secret",
+            "~*",
+            "&*",
+            "+@all",
+            &format!("-{right}"),
+        ]);
+        let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
+        let listed = tool(&server, &["ls", "--url", &url]).output().unwrap();
+        ends_with(&listed, 69, &["give the user the rights"]);
+        assert_eq!(printed(&listed), "");
+    }
+    sent_away(holder);
+}
+
+#[test]
 fn what_is_held_over_a_quorum_is_listed_and_shown() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url).join(",");
@@ -196,9 +242,28 @@ fn top_goes_on_while_the_server_is_away_and_ends_at_an_interrupt() {
 }
 
 #[test]
+fn top_shows_all_of_what_went_wrong() {
+    let server = Server::start();
+    server.wire().must(&["ACL", "SETUSER", "default", "-scan"]);
+    let mut top = Terminal::running(&server, &format!("{} top --interval 0", env!("CARGO_BIN_EXE_leasehold")));
+    top.shows("documentation lists");
+    server.wire().must(&["ACL", "SETUSER", "default", "+scan"]);
+    top.shows("every 100ms");
+    top.press("q");
+    let drawn = top.ended();
+    let whole = drawn.replace("\r\n\u{1b}[2K", "");
+    assert!(whole.contains("give the user the rights that the crate documentation lists"), "{drawn}");
+    let refused = drawn.split("\u{1b}[H").find(|frame| frame.contains("can't run")).unwrap();
+    assert!(!refused.contains("\u{1b}[1m"), "that is no head: {refused}");
+}
+
+#[test]
 fn top_needs_a_terminal() {
     let server = Server::start();
-    ends_with(&tool(&server, &["top"]).output().unwrap(), 64, &["no", "terminal", "leasehold ls"]);
+    ends_with(&tool(&server, &["top"]).output().unwrap(), 64, &["terminal", "leasehold ls"]);
+    let dumb =
+        Terminal::running(&server, &format!("export TERM=dumb; {} top", env!("CARGO_BIN_EXE_leasehold"))).ended();
+    assert!(dumb.contains("leasehold ls") && !dumb.contains('\u{1b}'), "{dumb:?}");
 }
 
 fn examined(command: &mut Command) -> (Option<i32>, Vec<Value>) {
@@ -336,6 +401,20 @@ fn a_doctor_has_nobody_start_a_server_that_refuses_us() {
     let found = problems(&findings).concat();
     assert_eq!(code, Some(69), "{findings:?}");
     assert!(found.contains("NOAUTH") && found.contains("correct --url") && !found.contains("start it"), "{found}");
+}
+
+#[test]
+fn a_doctor_asks_a_server_that_is_away_once_and_for_no_name_that_cannot_be() {
+    let server = Server::start();
+    let (limit, began) = (Duration::from_secs(2), Instant::now());
+    let nobody = ["doctor", "--json", "--url", "redis://127.0.0.1:1", "--connect-timeout", "2s"];
+    let (code, findings) = examined(&mut tool(&server, &nobody));
+    assert!(began.elapsed() < 2 * limit, "it was waited for twice: {:?}", began.elapsed());
+    assert_eq!((code, findings.len()), (Some(69), 1), "{findings:?}");
+    let name = "n".repeat(1_024);
+    let output = tool(&server, &["doctor", "--name", &name]).output().unwrap();
+    ends_with(&output, 64, &["bytes long"]);
+    assert_eq!(printed(&output), "");
 }
 
 /// The lock is had without it: nobody else would notice.

@@ -151,7 +151,7 @@ fn a_lock_that_is_held_is_a_conflict() {
     let (_directory, sign) = directory();
     let mut holder = run(&server, &[], &format!("echo > {}; sleep 30", sign.display())).spawn().unwrap();
     started(&server, &sign);
-    ends_with(&run(&server, &["-nv"], "true").output().unwrap(), 1, &["is held"]);
+    ends_with(&run(&server, &["-nv"], "true").output().unwrap(), 1, &["is held by "]);
     let conflict = run(&server, &["-n", "-E", "9"], "true").output().unwrap();
     ends_with(&conflict, 9, &[]);
     assert_eq!(said(&conflict), "", "cron would mail it");
@@ -205,6 +205,26 @@ fn a_command_that_hears_nothing_is_gone_before_its_lease() {
     let least = Duration::from_millis(100).saturating_sub(lag.worst());
     assert!(ahead.as_ref().is_ok_and(|ahead| *ahead >= least), "{ahead:?} ahead of its lease");
     ends_with(&output, 75, &["is at risk", "about to be lost"]);
+}
+
+#[test]
+fn what_went_wrong_before_a_renewal_is_no_reason_for_a_loss_behind_it() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let script = format!("echo > {}; sleep 60", sign.display());
+    let runner = run(&server, &["--ttl", "4s", "--grace", "1s"], &script).spawn().unwrap();
+    started(&server, &sign);
+    let mut wire = server.wire();
+    wire.must(&["ACL", "SETUSER", "default", "-pexpire"]);
+    eventually(HANGS, "a renewal is refused", || wire.pttl(NAME) < 2_400);
+    wire.must(&["ACL", "SETUSER", "default", "+pexpire"]);
+    eventually(HANGS, "one is confirmed", || wire.pttl(NAME) > 3_500);
+    // The next one has no answer, and has not been given up, when the command is stopped.
+    server.stop();
+    let output = runner.wait_with_output().unwrap();
+    server.cont();
+    ends_with(&output, 75, &["about to be lost: no renewal was confirmed"]);
+    assert!(!said(&output).contains("rights"), "{}", said(&output));
 }
 
 /// What those who forgot do not vote for yet, and those who remember hold back, is nobody's while the command stops.

@@ -147,7 +147,7 @@ async fn f21_memory_of_quorum_nodes_is_used_up() {
         match share {
             Share::Minority => outcome.unwrap().expect("it is free").release().await.expect("it was ours"),
             Share::Majority => {
-                let error = unavailable(outcome, &["OOM", "1 of 3 nodes granted it"]);
+                let error = unavailable(outcome, &["OOM", "1 of 3 nodes agreed"]);
                 let votes = error.votes().expect("it says what each node said");
                 let refused = |answer: &NodeAnswer| answer.to_string().contains("maxmemory is reached");
                 assert_eq!(votes.nodes().iter().filter(|vote| refused(vote.answer())).count(), 2, "{votes}");

@@ -187,7 +187,7 @@ async fn f40_an_acquire_that_fails_for_nodes_that_forgot_says_so() {
         }
     }
     assert!(matches!(votes.nodes()[2].answer(), NodeAnswer::HeldBy(_)), "{votes}");
-    for words in ["0 of 3 nodes granted it, 2 are needed", "is recovering", "restart_delay"] {
+    for words in ["0 of 3 nodes agreed, 2 are needed", "is recovering", "restart_delay"] {
         assert!(error.to_string().contains(words), "{words:?} is not in {error}");
     }
     assert!(Error::from(AcquireError::Unavailable(error)).is_transient());

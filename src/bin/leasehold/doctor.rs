@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Capabilities, Clock, ErrorKind, Leases, Push, ReleaseError, RenewError, SystemClock};
+use leasehold::{AcquireError, Capabilities, Clock, ErrorKind, Leases, Push, ReleaseError, RenewError, SystemClock};
 use serde_json::{Value, json};
 
 use crate::{
@@ -127,16 +127,21 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
         };
         sections.push(Section { place, findings });
     }
+    if !is_quorum && !all_there {
+        return Ok((sections, false));
+    }
     let findings = match servers.builder().build().await {
         Ok(leases) => {
             let findings = try_out(&leases, &options.name, is_quorum).await;
             leases.close().await;
-            findings
+            findings?
         }
-        // Told above.
         Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
-        Err(_) if !is_quorum => return Ok((sections, false)),
-        Err(error) => vec![problem("lock", error.to_string(), "a majority of the servers must be there")],
+        Err(error) => {
+            all_there = false;
+            let advice = if is_quorum { "a majority of the servers must be there" } else { "ask again" };
+            vec![problem("lock", error.to_string(), advice)]
+        }
     };
     sections.push(Section { place: "a lock".into(), findings });
     Ok((sections, all_there))
@@ -188,7 +193,7 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
         }
         (_, Some(replicas @ 1..)) => findings.push(note(
             "replicas",
-            format!("{replicas} replicas: one that takes over may not have heard of a lock"),
+            format!("{replicas} replicating: one that takes over may not have heard of a lock"),
             "where that matters, let the resource check the fence, or use --quorum",
         )),
         _ => {}
@@ -267,7 +272,7 @@ fn version(server: Option<&str>) -> Finding {
 }
 
 /// Takes and frees a lock, as `run` would.
-async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
+async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
     const RIGHTS: &str = "give our user the right that is named there, for these keys";
     const SLOW: &str = "find out why the servers, or the way to them, are slow or away, and ask again";
     let advice = |passes: bool| if passes { SLOW } else { RIGHTS };
@@ -276,10 +281,12 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
     let lease = match lock.try_acquire().await {
         Ok(Some(lease)) => lease,
         Ok(None) => {
-            return vec![note("lock", format!("{:?} is held: another doctor is at work", lock.name()), "ask again")];
+            let held = format!("{:?} is held: another doctor is at work", lock.name());
+            return Ok(vec![note("lock", held, "ask again")]);
         }
+        Err(AcquireError::Refused(error)) if error.kind() == ErrorKind::Config => return Err(error.into()),
         Err(error) => {
-            return vec![problem("lock", format!("it cannot be acquired: {error}"), advice(error.is_transient()))];
+            return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice(error.is_transient()))]);
         }
     };
     let listed = leases.held(lock.name()).await;
@@ -322,7 +329,7 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Vec<Finding> {
         }
     }
     findings.extend(clocks(leases));
-    findings
+    Ok(findings)
 }
 
 /// Whether the clocks of the servers agree, where each has told its own.

@@ -12,8 +12,8 @@ use crate::{
     args::{Ls, Release, Show},
     connect::with,
     exit::{Ended, Exit},
-    say::{bold, print, shown},
-    table,
+    say::{bold, print, shown, tell},
+    table::{self, Row},
 };
 
 pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
@@ -55,8 +55,16 @@ fn millis(duration: std::time::Duration) -> u64 {
 }
 
 pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
-    let rows = with(&options.servers, |leases| async move { table::read(&leases, &options.pattern).await })?;
-    if options.json {
+    let seen = with(&options.servers, |leases| async move { table::read(&leases, &options.pattern).await })?;
+    list(&seen.rows, options.json)?;
+    for why in &seen.unread {
+        tell(why);
+    }
+    Ok(if seen.unread.is_empty() { ExitCode::SUCCESS } else { Exit::Unreachable.into() })
+}
+
+fn list(rows: &[Row], json: bool) -> Result<(), Ended> {
+    if json {
         let rows: Vec<Value> = rows
             .iter()
             .map(|row| {
@@ -69,15 +77,13 @@ pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
                 })
             })
             .collect();
-        print(&Value::from(rows).to_string())?;
-        return Ok(ExitCode::SUCCESS);
+        return print(&Value::from(rows).to_string());
     }
-    let mut lines = table::lines(&rows, None);
+    let mut lines = table::lines(rows, None);
     if let Some(head) = lines.first_mut() {
         *head = bold(head);
     }
-    print(&lines.join("\n"))?;
-    Ok(ExitCode::SUCCESS)
+    print(&lines.join("\n"))
 }
 
 pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {

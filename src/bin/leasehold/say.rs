@@ -1,6 +1,7 @@
 //! What the tool says. Who does not listen any more is no reason to fail, and never to panic.
 
 use std::{
+    env,
     fmt::Display,
     io::{self, ErrorKind, IsTerminal, Write},
     sync::{
@@ -16,10 +17,15 @@ use crate::{
     signals::block_output_stops,
 };
 
+/// Whether standard output is a terminal that knows more than lines.
+pub(crate) fn is_drawn_on() -> bool {
+    io::stdout().is_terminal() && env::var_os("TERM").is_none_or(|kind| kind != "dumb")
+}
+
 /// A head, in bold if standard output is a terminal, and nobody minds (no-color.org).
 pub(crate) fn bold(text: &str) -> String {
-    let minds = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    if io::stdout().is_terminal() && !minds { format!("\u{1b}[1m{text}\u{1b}[0m") } else { text.into() }
+    let minds = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if is_drawn_on() && !minds { format!("\u{1b}[1m{text}\u{1b}[0m") } else { text.into() }
 }
 
 /// How long the tool waits in the end for whoever reads what it has told.

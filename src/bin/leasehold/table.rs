@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Fence, Leases, Lock};
+use leasehold::{Error, Fence, Leases, Lock};
 use tokio::task::JoinSet;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -25,23 +25,42 @@ pub(crate) struct Row {
     pub(crate) waiters: Option<usize>,
 }
 
+/// What there is to be seen.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Table {
+    pub(crate) rows: Vec<Row>,
+    /// Why a lock that is held is not among them: one key that is broken, or not for us, hides none of the others.
+    pub(crate) unread: Vec<String>,
+}
+
 /// The locks that are held and match, by their names.
-pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Vec<Row>, Ended> {
-    let mut rows = Vec::new();
+pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Table, Ended> {
+    let Table { mut rows, mut unread } = Table::default();
     let has_queues = leases.nodes().len() == 1;
     for some in leases.held(pattern).await?.chunks(AT_ONCE) {
         let mut asked: JoinSet<_> = some.iter().cloned().map(|lock| row(lock, has_queues)).collect();
         while let Some(row) = asked.join_next().await {
-            let row = row.map_err(|error| Ended::new(Exit::Io, error.to_string()))?;
-            rows.extend(row?);
+            match row.map_err(|error| Ended::new(Exit::Io, error.to_string()))? {
+                Ok(row) => rows.extend(row),
+                Err((_, error)) if error.is_transient() => return Err(error.into()),
+                Err((lock, error)) => unread.push(format!("{:?}: {error}", lock.name())),
+            }
         }
     }
     rows.sort_by(|one: &Row, other| one.name.cmp(&other.name));
-    Ok(rows)
+    unread.sort();
+    Ok(Table { rows, unread })
 }
 
 /// `None` if it is free by now.
-async fn row(lock: Lock, has_queue: bool) -> Result<Option<Row>, Ended> {
+async fn row(lock: Lock, has_queue: bool) -> Result<Option<Row>, (Lock, Error)> {
+    match seen(&lock, has_queue).await {
+        Ok(row) => Ok(row),
+        Err(error) => Err((lock, error)),
+    }
+}
+
+async fn seen(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     let Some(holder) = lock.holder().await? else { return Ok(None) };
     let waiters = if has_queue { Some(lock.waiters().await?.len()) } else { None };
     Ok(Some(Row {
@@ -130,6 +149,22 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     cut
 }
 
+/// All of it, in lines of no more than so many columns.
+pub(crate) fn folded(text: &str, columns: usize) -> Vec<String> {
+    let (mut lines, mut line, mut left) = (Vec::new(), String::new(), columns);
+    for c in text.chars() {
+        let width = c.width().unwrap_or(0);
+        if width > left && !line.is_empty() {
+            lines.push(std::mem::take(&mut line));
+            left = columns;
+        }
+        left = left.saturating_sub(width);
+        line.push(c);
+    }
+    lines.push(line);
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,6 +206,18 @@ mod tests {
             "{line}"
         );
         assert!(lines(&[row("hourly", &"l".repeat(100))], Some(80)).remove(1).starts_with("hourly  lll"));
+    }
+
+    #[test]
+    fn what_is_folded_is_whole_and_no_line_is_wider() {
+        for text in ["", "an error", "報告書報告書 is held"] {
+            for columns in 2..30 {
+                let lines = folded(text, columns);
+                assert_eq!(lines.concat(), text);
+                assert!(lines.iter().all(|line| line.width() <= columns), "{columns}: {lines:?}");
+            }
+        }
+        assert_eq!(folded("報告 is", 5), ["報告 ", "is"]);
     }
 
     #[test]

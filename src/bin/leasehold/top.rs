@@ -1,7 +1,7 @@
 //! `leasehold top`: what is held, again and again.
 
 use std::{
-    io::{self, IsTerminal, Read, Write},
+    io::{self, Read, Write},
     process::ExitCode,
     time::Duration,
 };
@@ -19,12 +19,15 @@ use crate::{
     exit::{Ended, Exit},
     say::{self, bold},
     signals::{Signals, stop_here, unstopped},
-    table::{self, Row},
+    table::{self, Table},
 };
 
 pub(crate) fn top(options: &Top) -> Result<ExitCode, Ended> {
-    if !io::stdout().is_terminal() {
-        return Err(Ended::new(Exit::Usage, "top draws on a terminal, and this is none: see `leasehold ls`"));
+    if !say::is_drawn_on() {
+        return Err(Ended::new(
+            Exit::Usage,
+            "top draws on a terminal, and this is none that can be drawn on: see `leasehold ls`",
+        ));
     }
     with(&options.servers, |leases| async move { show(options, &leases).await })
 }
@@ -33,7 +36,8 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
     let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
     let mut keys = keys();
     let mut screen = Screen::enter();
-    let mut seen = looks(leases.clone(), options);
+    let interval = options.interval.max(SHORTEST);
+    let mut seen = looks(leases.clone(), options.pattern.clone(), interval);
     loop {
         tokio::select! {
             Ok(()) = seen.changed() => {}
@@ -57,8 +61,8 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
         // A terminal may not know it, and say 0.
         let (width, height) = size.map_or((0, 0), |size| (size.ws_col.into(), size.ws_row.into()));
         let (width, height) = (if width == 0 { 80 } else { width }, if height == 0 { 24 } else { height });
-        let frame = frame(leases, options.interval, &seen.borrow_and_update(), width, height);
-        draw(&frame)?;
+        let seen = seen.borrow_and_update().clone();
+        draw(&frame(leases, interval, &seen, width, height), seen.is_ok())?;
     }
 }
 
@@ -73,9 +77,8 @@ const SHORTEST: Duration = Duration::from_millis(100);
 
 /// What each look finds, one after the other: a server that is slow to answer keeps nobody from ending.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
-fn looks(leases: Leases, options: &Top) -> watch::Receiver<Result<Vec<Row>, String>> {
+fn looks(leases: Leases, pattern: String, interval: Duration) -> watch::Receiver<Result<Table, String>> {
     let (sender, receiver) = watch::channel(Err("no answer yet".to_owned()));
-    let (pattern, interval) = (options.pattern.clone(), options.interval.max(SHORTEST));
     tokio::spawn(async move {
         loop {
             let seen = table::read(&leases, &pattern).await;
@@ -92,7 +95,7 @@ fn looks(leases: Leases, options: &Top) -> watch::Receiver<Result<Vec<Row>, Stri
 fn frame(
     leases: &Leases,
     interval: Duration,
-    seen: &Result<Vec<Row>, String>,
+    seen: &Result<Table, String>,
     width: usize,
     height: usize,
 ) -> Vec<String> {
@@ -103,13 +106,19 @@ fn frame(
         nodes => format!("{up} of {} nodes", nodes.len()),
     };
     let mut lines = match seen {
-        Ok(rows) => {
+        Ok(Table { rows, unread }) => {
             let waiting: usize = rows.iter().filter_map(|row| row.waiters).sum();
-            let head = format!("leasehold: {} held, {waiting} in line, at {place}; ", rows.len());
-            [vec![head + &format!("every {interval:?}, q ends"), String::new()], table::lines(rows, Some(width))]
-                .concat()
+            let head = format!("leasehold: {} held, {waiting} in line, at {place}; ", rows.len() + unread.len());
+            let mut lines = vec![head + &format!("every {interval:?}, q ends"), String::new()];
+            lines.extend(table::lines(rows, Some(width)));
+            lines.extend(unread.iter().flat_map(|why| table::folded(&say::shown(why), width)));
+            lines
         }
-        Err(error) => vec![format!("leasehold: {place}; q ends"), String::new(), say::shown(error)],
+        Err(error) => {
+            let mut lines = vec![format!("leasehold: {place}; q ends"), String::new()];
+            lines.extend(table::folded(&say::shown(error), width));
+            lines
+        }
     };
     if lines.len() > height {
         let hidden = lines.len() - height.saturating_sub(1);
@@ -158,8 +167,8 @@ impl Screen {
 }
 
 /// From the upper left corner on; what was there before is wiped away.
-fn draw(lines: &[String]) -> Result<(), Ended> {
-    let line = |(at, line): (usize, &String)| if at == HEAD { bold(line) } else { line.clone() };
+fn draw(lines: &[String], is_table: bool) -> Result<(), Ended> {
+    let line = |(at, line): (usize, &String)| if is_table && at == HEAD { bold(line) } else { line.clone() };
     let lines: Vec<String> = lines.iter().enumerate().map(line).collect();
     // Each line is wiped first: behind a line as wide as the terminal that would wipe its last sign.
     say::write(format!("\u{1b}[H\u{1b}[2K{}\u{1b}[J", lines.join("\n\u{1b}[2K")).as_bytes())

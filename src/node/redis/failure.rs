@@ -32,12 +32,19 @@ pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure 
         return server_said(server, word, details);
     }
     match error.kind() {
-        ErrorKind::Timeout => Failure::unknown(format!("redis at {server} gave no answer within {limit:?}")),
+        ErrorKind::Timeout => Failure::unknown(format!("redis at {server} gave no answer within {:?}", rounded(limit))),
         _ if details.starts_with("Failed to send command to router") => {
             Failure::unavailable(format!("the connection to redis at {server} has ended"))
         }
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
+}
+
+/// A limit as it was asked for: what is left of it when it is passed on is some microseconds less.
+fn rounded(limit: Duration) -> Duration {
+    const HALF_A_MILLI: Duration = Duration::from_micros(500);
+    let millis = limit.saturating_add(HALF_A_MILLI).as_millis();
+    u64::try_from(millis).ok().filter(|&millis| millis > 0).map_or(limit, Duration::from_millis)
 }
 
 /// Whether a failed connection is the server's refusal of us rather than its absence.
@@ -55,7 +62,10 @@ pub(super) fn is_full(error: &Error) -> bool {
 pub(super) fn words(error: &Error) -> &str {
     let details = error.details();
     let message = details.strip_prefix("Os {").and_then(|text| text.split_once("message: \"")?.1.split_once('"'));
-    message.map_or(details, |(message, _)| message)
+    match message.map_or(details, |(message, _)| message).trim_end_matches('.') {
+        "Failed to route command" => "it could not be sent",
+        words => words,
+    }
 }
 
 /// An error reply of a server starts with a word in capitals; nothing that fred says does.
@@ -167,6 +177,15 @@ mod tests {
         let refused = Error::from(TcpStream::connect(nobody).unwrap_err());
         assert_eq!((words(&refused), refused.details().starts_with("Os {")), ("Connection refused", true));
         assert_eq!(words(&Error::new(ErrorKind::IO, "Os { no such thing")), "Os { no such thing");
+    }
+
+    #[test]
+    fn a_limit_is_told_as_it_was_asked_for() {
+        for (limit, told) in [(999_974_122, "1s"), (250_000_000, "250ms"), (400_000, "400µs"), (0, "0ns")] {
+            let late = Error::new(ErrorKind::Timeout, "Request timed out.");
+            let failure = classify("h:1", &late, Duration::from_nanos(limit));
+            assert!(failure.to_string().ends_with(&format!(" within {told}")), "{failure}");
+        }
     }
 
     #[test]

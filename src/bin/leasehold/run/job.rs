@@ -26,6 +26,9 @@ use crate::{
 /// The clock that timers go by stands still while the machine sleeps: the lease is looked at that often.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// By how much a deadline moves at least when it is renewed: by less only for how it is reckoned.
+const RENEWED: Duration = Duration::from_millis(1);
+
 /// How often those are looked for whom the command has left behind.
 const SURVIVORS: Duration = Duration::from_millis(10);
 
@@ -204,7 +207,11 @@ impl<'a> Job<'a> {
         let now = now();
         let definite = lease.check().err();
         if definite.is_none() {
-            self.deadline = now + lease.remaining();
+            let deadline = now + lease.remaining();
+            if deadline > self.deadline + RENEWED {
+                trouble::is_over();
+            }
+            self.deadline = deadline;
         }
         let left = self.deadline.saturating_sub(now);
         let is_over = definite.is_some() || self.exit.is_some();

@@ -178,6 +178,14 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
     Ok(outcome)
 }
 
+/// Who has a lock that was not to be had, if that can still be told.
+async fn held(lock: &Lock) -> String {
+    match lock.holder().await {
+        Ok(Some(holder)) => format!("the lock {:?} is held by {holder}", lock.name()),
+        _ => format!("the lock {:?} is held", lock.name()),
+    }
+}
+
 async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
     let conflict = options.conflict_exit_code;
     let lock = if options.verbose {
@@ -192,12 +200,8 @@ async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
             Ok(Some(lease)) => Ok(lease),
             // For who asks every hour that is no news: cron would mail it.
             Ok(None) => {
-                let why = format!("the lock {:?} is held", options.name);
-                return Err(if options.verbose {
-                    Ended::new(Exit::Conflict(conflict), why)
-                } else {
-                    Ended::silently(Exit::Conflict(conflict))
-                });
+                let exit = Exit::Conflict(conflict);
+                return Err(if options.verbose { Ended::new(exit, held(&lock).await) } else { Ended::silently(exit) });
             }
             Err(error) => Err(error),
         }

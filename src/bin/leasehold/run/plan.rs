@@ -26,8 +26,13 @@ impl Plan {
     /// Takes a grace if there is time for it in a lease: between two renewals a healthy one falls to two thirds.
     pub(super) fn new(grace: Option<Duration>, ttl: Duration) -> Result<Self, String> {
         let most = (ttl / 2).saturating_sub(MARGIN);
+        if most.is_zero() {
+            return Err(format!(
+                "--ttl {ttl:?} is too short: half of it must be longer than the {MARGIN:?} that a kill may take"
+            ));
+        }
         let grace = grace.unwrap_or_else(|| (ttl / 3).min(Duration::from_secs(10)).min(most));
-        if grace <= most && !most.is_zero() {
+        if grace <= most {
             return Ok(Self { grace });
         }
         Err(format!(
@@ -70,9 +75,11 @@ mod tests {
         assert_eq!(Plan::new(None, S).unwrap().grace(), 250 * MS);
         assert_eq!(Plan::new(Some(14_750 * MS), 30 * S).unwrap().grace(), 14_750 * MS);
         assert_eq!(Plan::new(Some(Duration::ZERO), 30 * S).unwrap().grace(), Duration::ZERO);
-        for (grace, ttl) in [(Some(14_751 * MS), 30 * S), (None, 500 * MS), (Some(Duration::ZERO), 400 * MS)] {
+        let error = Plan::new(Some(14_751 * MS), 30 * S).unwrap_err();
+        assert!(error.contains("--grace") && error.contains("--ttl"), "{error}");
+        for (grace, ttl) in [(None, 500 * MS), (Some(Duration::ZERO), 400 * MS), (Some(S), 50 * MS)] {
             let error = Plan::new(grace, ttl).unwrap_err();
-            assert!(error.contains("--grace") && error.contains("--ttl"), "{error}");
+            assert!(error.contains("--ttl") && error.contains("too short") && !error.contains("--grace"), "{error}");
         }
     }
 

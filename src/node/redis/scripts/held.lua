@@ -3,13 +3,17 @@
 -- ARGV   1 cursor   2 pattern   3 how many keys to look at
 -- Reply  {the next cursor, which is 0 at the end, lock, lock, ...}
 --
--- One call for a page, so that not every string on a server that has many travels to be looked at. What this user may not
--- read is nothing to it. Writes nothing.
+-- One call for a page, so that not every string on a server that has many travels to be looked at. A key that this user may
+-- not read is nothing to it; one who may read none, for want of the command, is told (Redis says "can't run this command",
+-- Valkey "no permissions to run the 'getrange' command"). Writes nothing.
 local page = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'string')
 local reply = {page[1]}
 for _, lock in ipairs(page[2]) do
-  if redis.pcall('GETRANGE', lock, 0, 3) == 'lh1:' then
+  local start = redis.pcall('GETRANGE', lock, 0, 3)
+  if start == 'lh1:' then
     reply[#reply + 1] = lock
+  elseif type(start) == 'table' and string.find(start.err, 'run th', 1, true) then
+    return start
   end
 end
 return reply
