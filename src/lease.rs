@@ -88,7 +88,8 @@ impl Lease {
 
     /// As [`release`](Self::release), but the key stays for `keep` (1 ms to a day, else the nearer of them), so that
     /// nobody acquires the lock before that; on a quorum for at most its restart delay. For a job that must not run again
-    /// too soon, such as a cron job that is started on many machines whose clocks differ.
+    /// too soon, such as a cron job that is started on many machines whose clocks differ. Others see `label (released)`
+    /// as its holder meanwhile.
     ///
     /// Of several leases of a [re-entrant](crate::Lock::reentrant) owner the one that lets go last decides: before that
     /// this one ends, and nothing is kept.
@@ -102,7 +103,7 @@ impl Lease {
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
     pub async fn release_after(self, keep: Duration) -> Result<(), ReleaseError> {
         let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
-        let stays = Token::draw(self.label());
+        let stays = Token::draw(&format!("{} (released)", self.label()));
         let keep = self.view.shared.quorum.bound(keep.clamp(bounds.0, bounds.1));
         self.part(Parting::KeepFor(keep, stays)).await
     }

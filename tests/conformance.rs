@@ -285,7 +285,9 @@ async fn a_key_that_is_kept_ends_the_lease_but_not_the_lock(place: Place) {
     lease.release_after(keep).await.unwrap();
     assert_eq!(lost.await.reason(), LossReason::Released);
     assert!(one.lock("job").try_acquire().await.unwrap().is_none(), "not even for who kept it");
-    let remaining = two.lock("job").holder().await.unwrap().unwrap().remaining().unwrap();
+    let kept = two.lock("job").holder().await.unwrap().unwrap();
+    assert_eq!(kept.label(), Some("one (released)"));
+    let remaining = kept.remaining().unwrap();
     assert!(remaining > TTL && remaining <= keep, "{remaining:?}");
     drop(within(keep + SOON, "the kept key's end", two.lock("job").acquire()).await.unwrap());
     assert!(released.elapsed() + Duration::from_millis(2) >= keep, "{:?}", released.elapsed());
