@@ -38,12 +38,13 @@ pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Table, Ended>
     let Table { mut rows, mut unread } = Table::default();
     let has_queues = leases.nodes().len() == 1;
     for some in leases.held(pattern).await?.chunks(AT_ONCE) {
-        let mut asked: JoinSet<_> = some.iter().cloned().map(|lock| row(lock, has_queues)).collect();
-        while let Some(row) = asked.join_next().await {
-            match row.map_err(|error| Ended::new(Exit::Io, error.to_string()))? {
-                Ok(row) => rows.extend(row),
-                Err((_, error)) if error.is_transient() => return Err(error.into()),
-                Err((lock, error)) => unread.push(format!("{:?}: {error}", lock.name())),
+        let ask = |lock: Lock| async move { (row(&lock, has_queues).await, lock) };
+        let mut asked: JoinSet<_> = some.iter().cloned().map(ask).collect();
+        while let Some(seen) = asked.join_next().await {
+            match seen.map_err(|error| Ended::new(Exit::Io, error.to_string()))? {
+                (Ok(row), _) => rows.extend(row),
+                (Err(error), _) if error.is_transient() => return Err(error.into()),
+                (Err(error), lock) => unread.push(format!("{:?}: {error}", lock.name())),
             }
         }
     }
@@ -53,14 +54,7 @@ pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Table, Ended>
 }
 
 /// `None` if it is free by now.
-async fn row(lock: Lock, has_queue: bool) -> Result<Option<Row>, (Lock, Error)> {
-    match seen(&lock, has_queue).await {
-        Ok(row) => Ok(row),
-        Err(error) => Err((lock, error)),
-    }
-}
-
-async fn seen(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
+async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     let Some(holder) = lock.holder().await? else { return Ok(None) };
     let waiters = if has_queue { Some(lock.waiters().await?.len()) } else { None };
     Ok(Some(Row {
