@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cli_scene::{HANGS, NAME, Terminal, directory, ends_with, run, said, send, started, tool};
+use cli_scene::{HANGS, NAME, Terminal, directory, ends_with, run, said, send, started, state_of, tool};
 use rustix::process::Signal;
 use serde_json::Value;
 use support::{Proxy, Server, eventually};
@@ -175,6 +175,27 @@ fn who_may_list_nothing_is_told_so() {
 }
 
 #[test]
+fn who_may_not_know_who_waits_may_know_who_holds() {
+    let server = Server::start();
+    let holder = holder(&server, "web-1", "report");
+    // The rights for locks that are not fair.
+    server.wire().must(&["ACL", "SETUSER", "clerk", "on", ">secret", "~*", "&*", "+@all", "-@sortedset"]);
+    let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
+    let listed = tool(&server, &["ls", "--url", &url]).output().unwrap();
+    ends_with(&listed, 0, &[]);
+    let text = printed(&listed);
+    let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!((row[0], row[1], row[4]), ("report", "web-1", "-"));
+    let shown = tool(&server, &["show", "--url", &url, "report"]).output().unwrap();
+    ends_with(&shown, 0, &["who waits for \"report\" is not known", "rights"]);
+    assert!(printed(&shown).contains("is held by web-1"), "{shown:?}");
+    let (_, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
+    let fair = findings.iter().find(|finding| finding["what"].as_str().is_some_and(|what| what.contains("be fair")));
+    assert!(fair.is_some_and(|finding| finding["level"] == "note"), "{findings:?}");
+    sent_away(holder);
+}
+
+#[test]
 fn what_is_held_over_a_quorum_is_listed_and_shown() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url).join(",");
@@ -246,15 +267,30 @@ fn top_shows_all_of_what_went_wrong() {
     let server = Server::start();
     server.wire().must(&["ACL", "SETUSER", "default", "-scan"]);
     let mut top = Terminal::running(&server, &format!("{} top --interval 0", env!("CARGO_BIN_EXE_leasehold")));
-    top.shows("documentation lists");
+    top.shows("redis at 127");
     server.wire().must(&["ACL", "SETUSER", "default", "+scan"]);
     top.shows("every 100ms");
     top.press("q");
     let drawn = top.ended();
     let whole = drawn.replace("\r\n\u{1b}[2K", "");
-    assert!(whole.contains("give the user the rights that the crate documentation lists"), "{drawn}");
+    assert!(whole.contains("give the user the rights that https://docs.rs/leasehold lists (least rights)"), "{drawn}");
     let refused = drawn.split("\u{1b}[H").find(|frame| frame.contains("can't run")).unwrap();
     assert!(!refused.contains("\u{1b}[1m"), "that is no head: {refused}");
+}
+
+#[test]
+fn top_draws_on_no_terminal_that_is_anothers() {
+    let server = Server::start();
+    let (_directory, pid) = directory();
+    let top =
+        format!("{} top & echo $! > {}; read line; fg; echo code $?", env!("CARGO_BIN_EXE_leasehold"), pid.display());
+    let mut terminal = Terminal::running(&server, &format!("set -m; {top}"));
+    eventually(HANGS, "it stops", || state_of(&pid) == Some('T'));
+    assert!(!terminal.shown().contains('\u{1b}'), "{:?}", terminal.shown());
+    terminal.press("\n");
+    terminal.shows("0 held");
+    terminal.press("q");
+    assert!(terminal.ended().contains("code 0"));
 }
 
 #[test]
@@ -422,10 +458,27 @@ fn a_doctor_asks_a_server_that_is_away_once_and_for_no_name_that_cannot_be() {
 fn a_doctor_names_the_server_of_a_quorum_that_grants_nothing() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url).join(",");
+    let over = |delay: &[&str]| {
+        let args = [&["doctor", "--json", "--quorum", &urls], delay].concat();
+        examined(&mut tool(&servers[0], &args))
+    };
+    // As long as they have been started lately none does, which nobody has to say.
+    let (code, findings) = over(&[]);
+    let recovering = |finding: &&Value| finding["what"].as_str().is_some_and(|what| what.contains("is recovering"));
+    let (votes, locks): (Vec<_>, Vec<_>) =
+        findings.iter().filter(recovering).partition(|finding| finding["check"] == "vote");
+    assert_eq!((code, votes.len(), locks.len()), (Some(1), 3, 1), "{findings:?}");
+    assert_eq!(locks[0]["advice"], "wait for that long");
     servers[1].wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
-    let (code, findings) = examined(&mut tool(&servers[0], &["doctor", "--json", "--quorum", &urls]));
+    let (code, findings) = over(&["--restart-delay", "0"]);
     let silent: Vec<_> = findings.iter().filter(|finding| finding["check"] == "vote").collect();
     assert!(code == Some(1) && silent.len() == 1, "{code:?} {findings:?}");
+    let both = ["--url", "redis://127.0.0.1:1", "--restart-delay", "0"];
+    ends_with(
+        &tool(&servers[0], &[&["ls", "--quorum", &urls], &both[..]].concat()).output().unwrap(),
+        64,
+        &["give one of them"],
+    );
     let place = format!("127.0.0.1:{}", servers[1].port());
     let said = |of: &str, words: &str| silent[0][of].as_str().is_some_and(|said| said.contains(words));
     assert!(said("place", &place) && said("what", "OOM"), "{silent:?}");

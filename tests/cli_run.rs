@@ -227,6 +227,41 @@ fn what_went_wrong_before_a_renewal_is_no_reason_for_a_loss_behind_it() {
     assert!(!said(&output).contains("rights"), "{}", said(&output));
 }
 
+#[test]
+fn what_the_command_left_behind_is_gone_though_the_lease_is_lost_meanwhile() {
+    let server = Server::start();
+    let (directory, pid) = directory();
+    let asked = directory.path().join("asked");
+    let deaf = format!(
+        "trap 'echo > {}' TERM; echo $$ > {}; for at in $(seq 999); do sleep 0.02; done",
+        asked.display(),
+        pid.display()
+    );
+    let script =
+        format!("sh -c \"{}\" & while ! test -s {}; do sleep 0.02; done", deaf.replace('$', "\\$"), pid.display());
+    let runner = run(&server, &["--ttl", "20s", "--grace", "500ms"], &script).spawn().unwrap();
+    eventually(HANGS, "the command has ended, and who is left is asked to", || asked.exists());
+    server.wire().del(NAME);
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["its key is gone"]);
+    assert!(!is_there(&pid));
+}
+
+#[test]
+fn a_limit_of_the_wait_is_one_of_connecting_too() {
+    let server = Server::start();
+    server.wire().must(&["SET", NAME, "another's", "PX", "60000"]);
+    let proxy = Proxy::to(&server);
+    proxy.freeze(true);
+    let (lag, began) = (Lag::start(), Instant::now());
+    let waiter = tool(&server, &["run", "--url", &proxy.url(), "-w", "4s", NAME, "--", "true"]).spawn().unwrap();
+    eventually(HANGS, "it connects", || proxy.connections() > 0);
+    std::thread::sleep(Duration::from_secs(2).saturating_sub(began.elapsed()));
+    proxy.freeze(false);
+    ends_with(&waiter.wait_with_output().unwrap(), 1, &["waited"]);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5) + lag.worst(), "{took:?}");
+}
+
 /// What those who forgot do not vote for yet, and those who remember hold back, is nobody's while the command stops.
 #[test]
 fn nobody_runs_while_a_command_stops_though_a_majority_forgot() {

@@ -175,3 +175,30 @@ fn a_pager_behind_the_command_has_the_terminal() {
     let shown = terminal.ended();
     assert!(shown.contains("command got l"), "{shown}");
 }
+
+/// Nobody else tidies up: a shell looks after its own children only.
+#[test]
+fn a_terminal_is_as_it_was_when_its_command_was_killed() {
+    let server = Server::start();
+    let line = format!("{LEASEHOLD} run {NAME} -- sh -c 'stty raw -echo; kill -KILL $$'; echo code $?; stty -a");
+    let shown = Terminal::running(&server, &line).ended();
+    let after = &shown[shown.find("code 137").unwrap()..];
+    assert!(after.contains(" icanon") && after.contains(" echo ") && after.contains(" icrnl"), "{after}");
+}
+
+/// The command may be a shell whose job has the terminal.
+#[test]
+fn a_terminal_is_had_back_from_whom_a_loss_has_killed() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let job = format!("sh -c 'set -m; sh -c \"echo > {}; sleep 60\"; true'", sign.display());
+    let line =
+        format!("{LEASEHOLD} run --ttl 4s --grace 200ms {NAME} -- {job}; echo code $?; read line; echo then $line");
+    let mut terminal = Terminal::running(&server, &line);
+    started(&server, &sign);
+    server.wire().del(NAME);
+    terminal.shows("code 75");
+    terminal.press("again\n");
+    let shown = terminal.ended();
+    assert!(shown.contains("then again"), "{shown}");
+}

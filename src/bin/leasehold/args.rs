@@ -5,6 +5,7 @@ use std::{ffi::OsString, time::Duration};
 use clap::{
     ArgMatches, Args as Part, Command, CommandFactory, Error, FromArgMatches, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
+    parser::ValueSource,
 };
 
 use crate::duration;
@@ -53,6 +54,16 @@ impl CommandFactory for Args {
 
 impl FromArgMatches for Args {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        if let Some((task, of_task)) = matches.subcommand() {
+            // That of the environment may be another program's.
+            let is_said = |option| {
+                of_task.try_contains_id(option).is_ok()
+                    && of_task.value_source(option) == Some(ValueSource::CommandLine)
+            };
+            if is_said("url") && is_said("quorum") {
+                return Err(refused(task, "--url is for one server and --quorum for three or more: give one of them"));
+            }
+        }
         let task = Line::from_arg_matches(matches)?.task;
         if let Task::Run(run) = &task {
             run.check()?;
@@ -81,7 +92,7 @@ fn hinted(mut error: Error) -> Error {
 
 /// A server that other processes see.
 fn url(text: &str) -> Result<String, String> {
-    if text.starts_with("memory:") {
+    if text.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("memory:")) {
         return Err("such a lock is there for one process only: name a server, redis://, rediss:// or unix://".into());
     }
     Ok(text.into())
@@ -217,21 +228,24 @@ pub(crate) struct Run {
 impl Run {
     fn check(&self) -> Result<(), Error> {
         match self.max_hold {
-            Some(max_hold) if max_hold < self.ttl => Err(refused(&format!(
-                "--max-hold {max_hold:?} is less than --ttl {:?}: give a shorter --ttl, or a longer --max-hold",
-                self.ttl
-            ))),
+            Some(max_hold) if max_hold < self.ttl => Err(refused(
+                "run",
+                &format!(
+                    "--max-hold {max_hold:?} is less than --ttl {:?}: give a shorter --ttl, or a longer --max-hold",
+                    self.ttl
+                ),
+            )),
             _ => Ok(()),
         }
     }
 }
 
-/// What `run` is asked for cannot be.
-fn refused(why: &str) -> Error {
+/// What a task is asked for cannot be.
+fn refused(task: &str, why: &str) -> Error {
     let mut tool = Line::command();
     tool.build();
-    let run = tool.find_subcommand_mut("run").map(|run| run.error(ErrorKind::ValueValidation, why));
-    run.unwrap_or_else(|| Error::raw(ErrorKind::ValueValidation, why))
+    let error = tool.find_subcommand_mut(task).map(|task| task.error(ErrorKind::ValueValidation, why));
+    error.unwrap_or_else(|| Error::raw(ErrorKind::ValueValidation, why))
 }
 
 #[derive(Debug, Clone, Part)]

@@ -14,6 +14,8 @@ const USUAL_TTL: Duration = Duration::from_secs(30);
 const SHORTEST_TTL: Duration = Duration::from_millis(100);
 /// A restart delay is that much longer.
 const SECOND: Duration = Duration::from_secs(1);
+/// The restart delay of a quorum where none is asked for.
+const QUORUM_DELAY: Duration = Duration::from_secs(31);
 
 /// Runs this to its end, on this thread.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Result<T, Ended> {
@@ -39,6 +41,11 @@ pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
 }
 
 impl Servers {
+    /// For how long a server grants nothing after its start.
+    pub(crate) fn delay(&self) -> Option<Duration> {
+        self.restart_delay.or_else(|| (!self.quorum.is_empty()).then_some(QUORUM_DELAY))
+    }
+
     pub(crate) fn builder(&self) -> Builder {
         // The tool has one thread, which never blocks: a second one would be a second connection.
         let builder = Leases::builder().keeper(Keeper::CurrentRuntime);

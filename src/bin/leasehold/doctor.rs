@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use leasehold::{AcquireError, Capabilities, Clock, ErrorKind, Leases, Push, ReleaseError, RenewError, SystemClock};
+use leasehold::{
+    AcquireError, Capabilities, Clock, ErrorKind, Leases, NodeAnswer, Push, ReleaseError, RenewError, SystemClock,
+    Vote, Votes,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -100,11 +103,11 @@ fn as_json(section: &Section) -> Vec<Value> {
 async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     let servers = &options.servers;
     let is_quorum = !servers.quorum.is_empty();
-    let waits_after_restart = servers.restart_delay.map_or(is_quorum, |delay| !delay.is_zero());
+    let waits_after_restart = servers.delay().is_some_and(|delay| !delay.is_zero());
     let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url.clone()] };
     let (mut sections, mut all_there) = (Vec::new(), true);
     for (at, url) in urls.into_iter().enumerate() {
-        let alone = Servers { url, quorum: Vec::new(), ..servers.clone() };
+        let alone = Servers { url, quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
         let mut place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
         // Of a quorum, the others would make up for one that grants nothing, and then none is to spare.
         let findings = match look(&alone, is_quorum.then_some(&*options.name)).await {
@@ -182,7 +185,7 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
             Some(policy) => problem(
                 "eviction",
                 format!("maxmemory-policy {policy}: it may evict a lock that is held"),
-                "set maxmemory-policy to noeviction",
+                "CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE",
             ),
         },
         persistence(server.append_only(), server.append_fsync(), is_quorum, waits_after_restart),
@@ -286,7 +289,8 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
         }
         Err(AcquireError::Refused(error)) if error.kind() == ErrorKind::Config => return Err(error.into()),
         Err(error) => {
-            return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice(error.is_transient()))]);
+            let advice = if is_too_early(&error) { "wait for that long" } else { advice(error.is_transient()) };
+            return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice)]);
         }
     };
     let listed = leases.held(lock.name()).await;
@@ -325,11 +329,20 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
         match lock.clone().fair(true).try_acquire().await {
             Ok(Some(lease)) => drop(lease.release().await),
             Ok(None) => {}
-            Err(error) => findings.push(problem("lock", format!("it cannot be fair: {error}"), RIGHTS)),
+            Err(error) => {
+                findings.push(note("lock", format!("it cannot be fair: {error}"), advice(error.is_transient())));
+            }
         }
     }
     findings.extend(clocks(leases));
     Ok(findings)
+}
+
+/// Whether servers have been started too lately to grant anything.
+fn is_too_early(error: &AcquireError) -> bool {
+    let AcquireError::Unavailable(error) = error else { return false };
+    let mut answers = error.votes().into_iter().flat_map(Votes::nodes).map(Vote::answer);
+    answers.any(|answer| matches!(answer, NodeAnswer::Recovering { .. }))
 }
 
 /// Whether the clocks of the servers agree, where each has told its own.

@@ -20,9 +20,12 @@ pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
     let (holder, waiters) = with(&options.servers, |leases| async move {
         let lock = leases.lock(&options.name);
         // There is no queue over a quorum.
-        let waiters = if leases.nodes().len() == 1 { Some(lock.waiters().await?) } else { None };
+        let waiters = if leases.nodes().len() == 1 { Some(table::waiting(&lock).await?) } else { None };
         Ok((lock.holder().await?, waiters))
     })?;
+    let waiters = waiters.and_then(|told| {
+        told.map_err(|error| tell(format_args!("who waits for {:?} is not known: {error}", options.name))).ok()
+    });
     let held = holder.is_some();
     if options.json {
         let waiter = |waiting: &Waiting| json!({ "label": waiting.label(), "waited_ms": millis(waiting.waited()) });
@@ -98,7 +101,7 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
                 return Err(Ended::new(Exit::Conflict(1), "nothing was done"));
             }
             // An answer takes its time, and was about this one.
-            match lock.holder().await? {
+            match holder_again(&lock).await? {
                 None => return Ok(None),
                 Some(now) if is_same(&now, &holder) => break,
                 Some(now) => holder = now,
@@ -113,6 +116,14 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
         print(&format!("{:?} {done}", options.name))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// An idle connection may have been closed by the server meanwhile, and the next one answers.
+async fn holder_again(lock: &leasehold::Lock) -> Result<Option<Holder>, leasehold::Error> {
+    match lock.holder().await {
+        Err(error) if error.is_transient() => lock.holder().await,
+        told => told,
+    }
 }
 
 /// A lease is known by its fence; another library's lock has none.

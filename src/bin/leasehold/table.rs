@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Error, Fence, Leases, Lock};
+use leasehold::{Error, Fence, Leases, Lock, Waiting};
 use tokio::task::JoinSet;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -21,7 +21,7 @@ pub(crate) struct Row {
     pub(crate) label: Option<String>,
     pub(crate) remaining: Option<Duration>,
     pub(crate) fence: Option<Fence>,
-    /// How many wait in its fair queue; nobody knows that over a quorum.
+    /// How many wait in its fair queue, if that is known: nobody does over a quorum.
     pub(crate) waiters: Option<usize>,
 }
 
@@ -56,14 +56,22 @@ pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Table, Ended>
 /// `None` if it is free by now.
 async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     let Some(holder) = lock.holder().await? else { return Ok(None) };
-    let waiters = if has_queue { Some(lock.waiters().await?.len()) } else { None };
+    let waiters = if has_queue { waiting(lock).await?.ok() } else { None };
     Ok(Some(Row {
         name: lock.name().into(),
         label: holder.label().map(ToOwned::to_owned),
         remaining: holder.remaining(),
         fence: holder.fence(),
-        waiters,
+        waiters: waiters.map(|waiters| waiters.len()),
     }))
+}
+
+/// Who waits for a lock; or why that is not for us to know, though who holds it may be.
+pub(crate) async fn waiting(lock: &Lock) -> Result<Result<Vec<Waiting>, Error>, Error> {
+    match lock.waiters().await {
+        Err(error) if error.is_transient() => Err(error),
+        told => Ok(told),
+    }
 }
 
 const HEADS: [&str; 5] = ["NAME", "HOLDER", "TTL", "FENCE", "WAITING"];

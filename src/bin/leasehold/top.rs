@@ -8,8 +8,8 @@ use std::{
 
 use leasehold::{Leases, NodeState};
 use rustix::{
-    process::Signal,
-    termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr},
+    process::{Signal, getpgrp},
+    termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr},
 };
 use tokio::sync::{mpsc, watch};
 
@@ -52,7 +52,12 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
                     stop_here();
                     screen = Screen::enter();
                 }
-                Signal::CHILD | Signal::CONT => {}
+                // It was another's meanwhile, or is.
+                Signal::CONT => {
+                    drop(screen);
+                    screen = Screen::enter();
+                }
+                Signal::CHILD => {}
                 Signal::INT => return Ok(ExitCode::SUCCESS),
                 ending => return Ok(Exit::Signal(ending.as_raw()).into()),
             },
@@ -123,7 +128,10 @@ fn frame(
     if lines.len() > height {
         let hidden = lines.len() - height.saturating_sub(1);
         lines.truncate(height.saturating_sub(1));
-        lines.push(format!("and {hidden} more: see `leasehold ls`"));
+        // Of what went wrong, one thing may have many lines.
+        let all_are_locks = seen.as_ref().is_ok_and(|seen| seen.unread.is_empty());
+        let hidden = if all_are_locks { format!("{hidden} ") } else { String::new() };
+        lines.push(format!("and {hidden}more: see `leasehold ls`"));
     }
     lines.iter().map(|line| table::cut(line, width)).collect()
 }
@@ -152,8 +160,12 @@ struct Screen {
 }
 
 impl Screen {
+    /// In the background of the terminal it is not ours: we stop until it is.
     fn enter() -> Self {
         let input = io::stdin();
+        if tcgetpgrp(&input).is_ok_and(|foreground| foreground != getpgrp()) {
+            stop_here();
+        }
         let before = tcgetattr(&input).ok();
         if let Some(mut modes) = before.clone() {
             // A key is there when it is pressed, and is not shown.

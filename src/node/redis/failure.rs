@@ -58,12 +58,15 @@ pub(super) fn is_full(error: &Error) -> bool {
     full(error.details())
 }
 
-/// What fred said, or the system: whose errors fred tells as `Os { code: 111, kind: …, message: "Connection refused" }`.
+/// What fred said, or the system: whose errors fred tells as `Os { code: 111, kind: …, message: "Connection refused" }`, and
+/// those of the standard library as `Custom { kind: …, error: "failed to lookup address information: …" }`.
 pub(super) fn words(error: &Error) -> &str {
     let details = error.details();
-    let message = details.strip_prefix("Os {").and_then(|text| text.split_once("message: \"")?.1.split_once('"'));
+    let inside = |of, field| details.strip_prefix(of).and_then(|text: &str| text.split_once(field)?.1.split_once('"'));
+    let message = inside("Os {", "message: \"").or_else(|| inside("Custom {", "error: \""));
     match message.map_or(details, |(message, _)| message).trim_end_matches('.') {
         "Failed to route command" => "it could not be sent",
+        words if words.starts_with("Decode Error") => "what it answers is not Redis' protocol (TLS is rediss://)",
         words => words,
     }
 }
@@ -101,12 +104,14 @@ pub(super) fn not_extended(details: &str) -> Failure {
 /// What to do about it.
 fn advice(word: &str, details: &str) -> &'static str {
     match word {
-        _ if lacks_a_right(word, details) => ": give the user the rights that the crate documentation lists",
+        _ if lacks_a_right(word, details) => {
+            ": give the user the rights that https://docs.rs/leasehold lists (least rights)"
+        }
         "NOAUTH" => ": give the url a password",
         "WRONGPASS" => ": check the user and password in the url",
         "LOADING" => ": it answers once its data is loaded",
         "READONLY" | "MASTERDOWN" => ": the url must name a primary, not a replica",
-        "OOM" => ": the server's maxmemory is reached",
+        "OOM" => ": the server's maxmemory is reached, raise it",
         _ => "",
     }
 }
@@ -176,7 +181,17 @@ mod tests {
         let nobody = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).unwrap();
         let refused = Error::from(TcpStream::connect(nobody).unwrap_err());
         assert_eq!((words(&refused), refused.details().starts_with("Os {")), ("Connection refused", true));
-        assert_eq!(words(&Error::new(ErrorKind::IO, "Os { no such thing")), "Os { no such thing");
+        for (details, told) in [
+            ("Os { no such thing", "Os { no such thing"),
+            ("Custom { kind: Uncategorized, error: \"no such name\" }", "no such name"),
+            ("Failed to route command.", "it could not be sent"),
+            (
+                "Decode Error: frame_type: Invalid frame type.",
+                "what it answers is not Redis' protocol (TLS is rediss://)",
+            ),
+        ] {
+            assert_eq!(words(&Error::new(ErrorKind::IO, details)), told);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf};
 
 use percent_encoding::percent_decode_str;
-use url::{Host, Url};
+use url::{Host, ParseError, Url};
 
 use crate::error::Error;
 
@@ -29,7 +29,11 @@ impl Target {
     /// `unix:///path[?db=…&user=…&password=…]`. The text of an error never contains the password.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let url = Url::parse(text).map_err(|error| {
-            Error::config(format!("the url is not a URL ({error}): write it like redis://user:password@host:6379/0, a / in the password as %2F"))
+            let how = "write it like redis://user:password@host:6379/0; in a password, / is %2F, ? is %3F, # is %23 and @ is %40";
+            Error::config(match error {
+                ParseError::RelativeUrlWithoutBase => format!("the url is not a URL (it is empty, or has no redis:// before it): {how}"),
+                error => format!("the url is not a URL ({error}): {how}"),
+            })
         })?;
         match url.scheme() {
             "redis" | "valkey" => Self::tcp(&url, false),
@@ -179,6 +183,8 @@ mod tests {
     fn what_is_wrong_is_named() {
         for (url, says) in [
             ("localhost:6379", "scheme \"localhost\""),
+            ("", "it is empty"),
+            ("127.0.0.1:6379", "no redis:// before it"),
             ("http://localhost", "scheme \"http\""),
             ("redis://", "host"),
             ("redis://localhost:99999", "not a URL"),

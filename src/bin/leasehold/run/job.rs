@@ -146,7 +146,7 @@ impl<'a> Job<'a> {
     pub(super) async fn watch(mut self, lease: &Lease, signals: &mut Signals) -> Outcome {
         let mut changes = lease.status_changes();
         let mut lost = Box::pin(lease.lost());
-        let mut news = true;
+        let (mut news, mut held) = (true, true);
         let ended = loop {
             if let Some(exit) = self.exit.filter(|_| !self.is_anybody_there(lease)) {
                 break exit;
@@ -155,7 +155,7 @@ impl<'a> Job<'a> {
             tokio::select! {
                 biased;
                 signal = signals.next() => self.signalled(signal, lease),
-                _ = &mut lost, if !self.lost => {}
+                _ = &mut lost, if held => held = false,
                 status = changes.next(), if news => {
                     news = status.is_some();
                     if self.options.verbose && status == Some(Status::AtRisk) {
@@ -166,9 +166,16 @@ impl<'a> Job<'a> {
                 () = tokio::time::sleep(rest) => {}
             }
         };
-        let had_terminal = self.terminal.as_ref().filter(|terminal| terminal.is_of(self.group.leader()));
+        let had_terminal = self
+            .terminal
+            .as_ref()
+            .filter(|terminal| terminal.is_of(self.group.leader()) || self.shares_terminal && terminal.is_nobodys());
         if let Some(terminal) = had_terminal {
             let _gone = terminal.take_back();
+            // Who has had no time to tidy up may leave it without echo, and a shell looks after its own children only.
+            if self.lost || matches!(ended, Exit::Signal(_)) {
+                let _gone = terminal.restore();
+            }
         }
         let interrupted = if self.lost || ended != Exit::Signal(Signal::INT.as_raw()) {
             Interrupted::No

@@ -47,10 +47,9 @@ fn keeps_for_that_long(options: &Run) -> Result<(), Ended> {
     if options.servers.quorum.is_empty() {
         return Ok(());
     }
-    let delay = options.servers.restart_delay.unwrap_or(Duration::from_secs(31));
-    if delay.is_zero() || keep_for <= delay {
+    let Some(delay) = options.servers.delay().filter(|&delay| !delay.is_zero() && keep_for > delay) else {
         return Ok(());
-    }
+    };
     let why = format!(
         "--keep-for {keep_for:?} is longer than --restart-delay, {delay:?}, for which a quorum can keep it: give every program \
          a longer one"
@@ -79,6 +78,7 @@ pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
 }
 
 async fn under_a_lease(options: &Run, plan: Plan) -> Result<Outcome, Ended> {
+    let began = now();
     let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
     if let Some(address) = options.metrics_addr {
         // Another run may be there already, and a job is worth more than its measurements.
@@ -97,7 +97,7 @@ async fn under_a_lease(options: &Run, plan: Plan) -> Result<Outcome, Ended> {
         Ok(built) => built?,
         Err(signal) => return Ok(Outcome::signal(signal)),
     };
-    let outcome = match unless_ended(&mut signals, acquire(options, &leases.lock(&options.name))).await {
+    let outcome = match unless_ended(&mut signals, acquire(options, &leases.lock(&options.name), began)).await {
         Ok(Ok(lease)) => hold(options, plan, lease, &mut signals).await,
         Ok(Err(ended)) => Err(ended),
         Err(signal) => Ok(Outcome::signal(signal)),
@@ -186,7 +186,8 @@ async fn held(lock: &Lock) -> String {
     }
 }
 
-async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
+/// Within the time that was given, which has run since we began.
+async fn acquire(options: &Run, lock: &Lock, began: Duration) -> Result<Lease, Ended> {
     let conflict = options.conflict_exit_code;
     let lock = if options.verbose {
         let name = options.name.clone();
@@ -194,7 +195,7 @@ async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
     } else {
         lock.clone()
     };
-    let began = now();
+    let asked = now();
     let acquired = if options.nonblock {
         match lock.try_acquire().await {
             Ok(Some(lease)) => Ok(lease),
@@ -206,13 +207,13 @@ async fn acquire(options: &Run, lock: &Lock) -> Result<Lease, Ended> {
             Err(error) => Err(error),
         }
     } else if let Some(limit) = options.wait {
-        lock.acquire_within(limit).await
+        lock.acquire_within(limit.saturating_sub(asked.saturating_sub(began))).await
     } else {
         lock.acquire().await
     };
     let lease = acquired.map_err(|error: AcquireError| Ended::waiting(&error, conflict))?;
     if options.verbose {
-        let waited = now().saturating_sub(began);
+        let waited = now().saturating_sub(asked);
         tell(format_args!("{:?} is ours after {waited:.3?}, fence {}", options.name, lease.fence()));
     }
     Ok(lease)

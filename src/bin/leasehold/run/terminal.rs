@@ -6,8 +6,9 @@ use std::{
 };
 
 use rustix::{
-    process::{Pid, getpgrp},
-    termios::{tcgetpgrp, tcsetpgrp},
+    io::Errno,
+    process::{Pid, getpgrp, test_kill_process_group},
+    termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp},
 };
 
 use crate::signals::unstopped;
@@ -15,13 +16,16 @@ use crate::signals::unstopped;
 /// The terminal of our session.
 pub(super) struct Terminal {
     file: File,
+    /// How it was when we began.
+    modes: Option<Termios>,
 }
 
 impl Terminal {
     /// `None` if there is none.
     pub(super) fn open() -> Option<Self> {
         let file = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
-        Some(Self { file })
+        let modes = tcgetattr(&file).ok();
+        Some(Self { file, modes })
     }
 
     /// Whether we are in the foreground.
@@ -33,6 +37,11 @@ impl Terminal {
         tcgetpgrp(&self.file).is_ok_and(|foreground| foreground == group)
     }
 
+    /// Whether those who have it have all died.
+    pub(super) fn is_nobodys(&self) -> bool {
+        tcgetpgrp(&self.file).is_ok_and(|foreground| test_kill_process_group(foreground) == Err(Errno::SRCH))
+    }
+
     pub(super) fn give_to(&self, group: Pid) -> io::Result<()> {
         Ok(tcsetpgrp(&self.file, group)?)
     }
@@ -40,5 +49,11 @@ impl Terminal {
     /// Who is in the background and takes the terminal is sent TTOU, which would stop us.
     pub(super) fn take_back(&self) -> io::Result<()> {
         unstopped(|| self.give_to(getpgrp()))
+    }
+
+    /// As it was when we began.
+    pub(super) fn restore(&self) -> io::Result<()> {
+        let Some(modes) = &self.modes else { return Ok(()) };
+        Ok(unstopped(|| tcsetattr(&self.file, OptionalActions::Now, modes))?)
     }
 }

@@ -20,16 +20,15 @@ static RENEWAL: Mutex<Option<String>> = Mutex::new(None);
 
 /// Why no renewal is confirmed, in brackets, if that is known.
 pub(super) fn of_renewals() -> String {
-    take().map_or_else(String::new, |why| format!(" ({why})"))
+    let why = RENEWAL.lock().ok().and_then(|why| why.clone());
+    why.map_or_else(String::new, |why| format!(" ({why})"))
 }
 
 /// A renewal is confirmed: what went wrong before is no reason for what may come.
 pub(super) fn is_over() {
-    let _past = take();
-}
-
-fn take() -> Option<String> {
-    RENEWAL.lock().ok().and_then(|mut why| why.take())
+    if let Ok(mut last) = RENEWAL.lock() {
+        *last = None;
+    }
 }
 
 /// Tells, from now on, what keeps a waiter from its look, with a server that is away at most once in a while; and keeps what
