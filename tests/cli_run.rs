@@ -246,6 +246,17 @@ fn what_the_command_left_behind_is_gone_though_the_lease_is_lost_meanwhile() {
     assert!(!is_there(&pid));
 }
 
+/// Its parent has left the group, and does not bury it: that is no reason to hold the lock for a grace.
+#[test]
+fn who_is_dead_is_not_waited_for() {
+    let server = Server::start();
+    let (lag, began) = (Lag::start(), Instant::now());
+    let script = "(sleep 0.1 & exec setsid sleep 15) >/dev/null 2>&1 & sleep 0.5";
+    let output = run(&server, &["--grace", "8s"], script).output().unwrap();
+    ends_with(&output, 0, &[]);
+    assert!(began.elapsed() < Duration::from_secs(4) + lag.worst(), "{:?}", began.elapsed());
+}
+
 #[test]
 fn a_limit_of_the_wait_is_one_of_connecting_too() {
     let server = Server::start();

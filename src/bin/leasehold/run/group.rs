@@ -76,7 +76,7 @@ impl Group {
 
     /// Whether any of them lives. It looks at every process of the machine.
     pub(super) fn is_alive(&self) -> bool {
-        self.is_there() && system::is_alive(self.leader)
+        system::is_alive(self.leader)
     }
 
     /// Who has left the group, and come to us since, for whoever started it has died: nobody where we are no reaper.

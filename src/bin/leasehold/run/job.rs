@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// By how much a deadline moves at least when it is renewed: by less only for how it is reckoned.
 const RENEWED: Duration = Duration::from_millis(1);
 
-/// How often those are looked for whom the command has left behind.
+/// How often those are looked for whom the command has left behind: at first, while most of them end.
 const SURVIVORS: Duration = Duration::from_millis(10);
 
 /// How far its end has come.
@@ -195,8 +195,8 @@ impl<'a> Job<'a> {
             Stage::Killed { at } => now().saturating_sub(at),
             _ => Duration::ZERO,
         };
-        // Who is dead, and not buried, is there; and not everywhere that is for us to do.
-        let group = if is_dead_for < MARGIN { self.group.is_there() } else { self.group.is_alive() };
+        // Who is dead, and not buried, is there; and not everywhere, nor always, is that for us to do.
+        let group = self.group.is_there() && (self.stage_is_new() || self.group.is_alive());
         let there = group || self.lost && !self.group.strays().is_empty();
         if there && is_dead_for >= MARGIN && !self.told_immortal {
             self.told_immortal = true;
@@ -207,6 +207,16 @@ impl<'a> Job<'a> {
         }
         // Without a lease there is nothing to wait with.
         there && (is_dead_for < MARGIN || lease.check().is_ok())
+    }
+
+    /// Whether it was asked, or killed, so lately that those who end are ending just now.
+    fn stage_is_new(&self) -> bool {
+        let since = match self.stage {
+            Stage::Running => return true,
+            Stage::Asked { until } => (now() + self.plan.grace()).saturating_sub(until),
+            Stage::Killed { at } => now().saturating_sub(at),
+        };
+        since < MARGIN
     }
 
     /// Does what is due by the lease; how long nothing is.
@@ -235,7 +245,7 @@ impl<'a> Job<'a> {
             let why = definite.map_or_else(|| self.why(now), |lost| lost.to_string());
             tell(format_args!("{why}; the command is stopped"));
         }
-        let often = if self.exit.is_some() { SURVIVORS } else { LOOK };
+        let often = if self.exit.is_some() && self.stage_is_new() { SURVIVORS } else { LOOK };
         match due {
             Due::Wait(rest) => {
                 if matches!(self.stage, Stage::Asked { .. }) {
