@@ -64,3 +64,12 @@ fn it_says_which_it_is_and_watches_any_number_of_keys() {
     let memory = Memory::named("which it is");
     assert_eq!((memory.address(), memory.room()), ("memory://which it is", usize::MAX));
 }
+
+#[test]
+fn a_name_is_one_store_for_as_long_as_anybody_uses_it() {
+    let (one, other) = (Memory::named("a name of this test"), Memory::named("another of this test"));
+    assert!(Arc::ptr_eq(&one, &Memory::named("a name of this test")) && !Arc::ptr_eq(&one, &other));
+    let gone = Arc::downgrade(&one);
+    drop(one);
+    assert!(gone.upgrade().is_none(), "nobody keeps it for its name");
+}
