@@ -8,17 +8,17 @@ mod support;
 
 use std::{
     collections::HashMap,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use fair_line::{PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, queue_key, tokens, wait_key};
+use fair_line::{PROMPT, SOON, all_can_be_called, nothing_is_left, place, queue_key, tokens, wait_key};
 use leasehold::{Leases, Owner};
 use support::{
-    Lag, Match, Proxy, Server, Wire, eventually_async,
+    Child, Lag, Match, Part, Proxy, Server, Wire, eventually_async,
     scripts::{KNOCK, RENEW},
     seen,
 };
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// How often each program knocks for those of its waiters who share a name.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -49,25 +49,37 @@ fn knocks(proxy: &Proxy) -> Vec<(String, Instant)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
+    const TEST: &str = "f37_a_thousand_fair_waiters_in_ten_processes_and_one_release";
     const PROCESSES: usize = 10;
+    if let Some(part) = Part::mine() {
+        return waits_with_a_hundred(&part).await;
+    }
     let server = Server::start();
     let (mut wire, holder) = (server.wire(), program(server.url()).await);
     let lease = holder.lock("job").acquire().await.unwrap();
-    let (mut processes, mut waiters) = (Vec::new(), Vec::new());
-    for _ in 0..PROCESSES {
+    let start = |_| {
         let proxy = Proxy::to(&server);
-        processes.push((program(proxy.url()).await, proxy));
-    }
-    for (leases, _) in &processes {
-        for _ in 0..100 {
-            waiters.push(place(&leases.lock("job")).await);
-        }
+        (Child::start(TEST, "wait", &proxy.url()), proxy)
+    };
+    let mut processes: Vec<_> = (0..PROCESSES).map(start).collect();
+    for (child, _) in &mut processes {
+        child.says("connected");
+        child.tell("wait");
+        child.says("all wait");
     }
     all_can_be_called(&mut wire, "job", 1_000).await;
     let first = tokens(&mut wire, "job").remove(0);
-    let (lag, released) = (Lag::start(), Instant::now());
+    let (lag, released, freed) = (Lag::start(), Instant::now(), SystemTime::now());
     lease.release().await.unwrap();
-    eventually_async(SOON, "the next holder", || waiters.iter().any(JoinHandle::is_finished)).await;
+    let winner =
+        || processes.iter().position(|(child, _)| child.has_said().is_some_and(|said| said.starts_with("won")));
+    let mut won = None;
+    eventually_async(SOON, "the next holder", || {
+        won = winner();
+        won.is_some()
+    })
+    .await;
+    assert_eq!(won, Some(0), "the first process has the first place");
     let (mut all, mut its, mut heartbeats) = (0, 0, 0);
     for (_, proxy) in &processes {
         let (mut knocked, mut was_due) = (HashMap::new(), false);
@@ -83,8 +95,9 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
         // One of each process knocks then, whatever happens to the lock.
         heartbeats += usize::from(was_due);
     }
-    let (lease, at) = had(waiters.remove(0)).await;
-    let took = at.duration_since(released);
+    let said = processes[0].0.says("at");
+    let at = UNIX_EPOCH + Duration::from_micros(said.parse().unwrap());
+    let took = at.duration_since(freed).unwrap_or_default();
     println!("{took:?}, {all} knocks, {its} of the new holder, {heartbeats} heartbeats");
     seen::took("next of the queue after the release", took, PROMPT, &lag);
     seen::at_most("knocks of all fair waiters together", all - heartbeats, 1);
@@ -93,12 +106,31 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
         "{all} knocks, {its} by the one who was called, {heartbeats} heartbeats"
     );
     assert!(took <= PROMPT + lag.worst(), "{took:?}");
-    assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "a second holder");
+    assert_eq!(winner(), None, "a second holder");
     assert_eq!(wire.get("job"), Some(first));
     // It stays the only one, also when the one behind it has looked, a grant later.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "a second holder");
-    lease.check().unwrap();
+    assert_eq!(winner(), None, "a second holder");
+}
+
+/// A process of which a hundred tasks wait in the queue, and which says when one of them has the lock, and keeps it.
+async fn waits_with_a_hundred(part: &Part) {
+    let leases = program(part.url.clone()).await;
+    part.say("connected");
+    part.hear();
+    let mut waiters = JoinSet::new();
+    for _ in 0..100 {
+        waiters.spawn(place(&leases.lock("job")).await);
+    }
+    part.say("all wait");
+    let mut kept = Vec::new();
+    while let Some(waiter) = waiters.join_next().await {
+        let (lease, _) = waiter.unwrap().unwrap();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        part.say("won");
+        part.say(format_args!("at {}", since.as_micros()));
+        kept.push(lease.unwrap());
+    }
 }
 
 /// How often the server has run a script.

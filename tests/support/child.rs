@@ -137,6 +137,11 @@ impl Child {
         rest.trim().to_owned()
     }
 
+    /// The child's next line, if there is one yet.
+    pub fn has_said(&self) -> Option<String> {
+        self.said.try_recv().ok()
+    }
+
     /// Says one line to the child, who may be stopped and hear it later.
     #[track_caller]
     pub fn tell(&mut self, line: &str) {
