@@ -131,7 +131,7 @@ def worst(what, figures):
     """The worst of a row's figures of one kind."""
     if "ms" in figures[0]:
         # Of different bounds, what came nearest to its own.
-        most = max(figures, key=lambda figure: figure["ms"] - figure["bound"] - figure["late"])
+        most = max(figures, key=lambda figure: figure["ms"] - figure["bound"])
         late = f", the control timer {milliseconds(most['late'])} late" if most["ms"] > most["bound"] else ""
         return f"{what}: {milliseconds(most['ms'])} of {milliseconds(most['bound'])}{late}"
     numbers = [figure["number"] for figure in figures]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use support::{
     ClockShim, Server, Value, Wire,
-    scripts::{ACQUIRE, HEAL, RAISE},
+    scripts::{ACQUIRE, HEAL, KEEP, RAISE},
 };
 
 const LOCK: &str = "job";
@@ -156,6 +156,25 @@ fn a_heal_brings_back_what_is_gone_with_its_floor_and_takes_nothing() {
     wire.del(LOCK);
     wire.must(&["HSET", LOCK, "a", "b"]);
     assert_eq!(heal(&mut wire, "one", wanted + 1, "0").array(), [Value::Int(-1)]);
+}
+
+#[test]
+fn a_key_is_kept_once_and_for_its_owner_only() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let keep = |wire: &mut Wire, token: &str, millis: &str| {
+        let reply = wire.cmd(&["EVAL", KEEP, "1", LOCK, token, millis, "what stays"]);
+        (reply.int(), wire.get(LOCK), wire.pttl(LOCK) > 50_000)
+    };
+    let stays = Some("what stays".to_owned());
+    assert_eq!(keep(&mut wire, "one", "60000"), (0, None, false), "no lock");
+    vote(&mut wire, "one", "0", "");
+    assert_eq!(keep(&mut wire, "two", "60000"), (-1, Some("one".into()), false), "somebody else's");
+    assert_eq!(keep(&mut wire, "one", "60000"), (1, stays.clone(), true));
+    assert_eq!(keep(&mut wire, "one", "1000"), (1, stays, true), "a replay finds what stays");
+    wire.del(LOCK);
+    wire.must(&["HSET", LOCK, "a", "b"]);
+    assert_eq!(wire.cmd(&["EVAL", KEEP, "1", LOCK, "one", "60000", "what stays"]).int(), -1, "no lock at all");
 }
 
 #[test]

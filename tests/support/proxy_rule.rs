@@ -54,8 +54,9 @@ impl Match {
         // Knuth's generator; its upper bits are the random ones.
         let next = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         Self::with(move |_| {
-            let draw = state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| Some(next(state)));
-            (draw.expect("there is always a next one") >> 33) % many == 0
+            let before = state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| Some(next(state)));
+            // A small seed is no draw itself.
+            (next(before.expect("there is always a next one")) >> 33) % many == 0
         })
     }
 

@@ -11,6 +11,7 @@ pub const RAISE: &str = script!("lift" "raise");
 pub const HEAL: &str = script!("may_vote" "lift" "heal");
 pub const RENEW: &str = script!("renew");
 pub const RELEASE: &str = script!("draw" "may_vote" "promote" "pass_on" "release");
+pub const KEEP: &str = script!("keep");
 pub const FORCE_RELEASE: &str = script!("draw" "may_vote" "promote" "pass_on" "force_release");
 pub const KNOCK: &str = script!("draw" "may_vote" "promote" "knock");
 pub const LEAVE: &str = script!("draw" "may_vote" "promote" "pass_on" "leave");
