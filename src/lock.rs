@@ -127,9 +127,8 @@ impl Lock {
         self.clone().acquire_or_wait(Patience::Unlimited)
     }
 
-    /// Acquires the lock, waiting for at most `limit`, exact to 20 ms, and to 35 ms while
-    /// the server is silent. Zero is one try. Where hundreds of
-    /// waits of a process end at the same moment, the last of their last looks may take longer.
+    /// Acquires the lock, waiting for at most `limit`, exact to 20 ms, and to 35 ms while the server is silent. Zero is
+    /// one try. Where hundreds of waits of a process end at the same moment, the last of their last looks may take longer.
     ///
     /// # Errors
     ///
