@@ -15,7 +15,9 @@ use std::{
 /// Give your own to [`Builder::clock`](crate::Builder::clock) to see what your job does when the machine is
 /// suspended: a clock that jumps by an hour is a machine that slept for an hour.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The time since some fixed moment. It must never go back, and must go on while the machine is suspended.
+    /// The time since some fixed moment. It must never go back, and must go on while the machine is suspended. Every
+    /// thread of the library asks it, the keeper's too: it must neither block nor panic. If it panics there, every lease
+    /// ends ([`KeeperEnded`](crate::LossReason::KeeperEnded)).
     fn now(&self) -> Duration;
 }
 

@@ -39,6 +39,10 @@ pub struct Error {
     votes: Option<Arc<Votes>>,
 }
 
+/// With [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime).
+pub(crate) const KEEPER_ENDED: &str = "the runtime that kept the leases of this Leases has ended: build a new Leases, on \
+                                       a runtime that outlives its leases or with the default, Keeper::Thread";
+
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<Box<str>>) -> Self {
         Self { kind, text: text.into(), source: None, votes: None }
@@ -50,6 +54,10 @@ impl Error {
 
     pub(crate) fn closed() -> Self {
         Self::new(ErrorKind::Closed, "this Leases was closed: build a new one")
+    }
+
+    pub(crate) fn keeper_ended() -> Self {
+        Self::new(ErrorKind::Unavailable, KEEPER_ENDED)
     }
 
     pub(crate) fn with_votes(self, votes: Option<Arc<Votes>>) -> Self {
@@ -129,8 +137,9 @@ pub enum AcquireError {
     /// [`Leases::close`](crate::Leases::close) was called.
     #[error("this Leases was closed: build a new one")]
     Closed,
-    /// The server could not be reached or gave no answer in time. Nothing is left there for longer than one TTL. Over a
-    /// quorum [`Error::votes`] says what each node said.
+    /// The server could not be reached or gave no answer in time. If there was no connection, nothing was sent. Else
+    /// nothing is left there for longer than one TTL after the server is back. Over a quorum [`Error::votes`] says what each
+    /// node said.
     #[error(transparent)]
     Unavailable(Error),
     /// It can never work as asked: a bad name or option, a wrong password, a missing right.

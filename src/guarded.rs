@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use crate::{
     error::{Error, GuardError},
     fence::Fence,
+    foreign::{Relay, relayed},
     key::Key,
     node::Guarding,
     shared::Shared,
@@ -62,7 +63,7 @@ impl Guarded {
         let key = self.key().map_err(GuardError::Failed)?;
         let node = self.shared.sole().map_err(|failure| GuardError::Failed(failure.into()))?;
         let limit = self.shared.options.command_timeout;
-        match node.guarded_set(&key, value.as_ref(), fence, limit).await {
+        match relayed!(Relay::of_answers(), node.guarded_set(&key, value.as_ref(), fence, limit)) {
             Ok(Guarding::Written) => Ok(()),
             Ok(Guarding::Stale { seen }) => Err(GuardError::Stale { key: key.lock().to_owned(), fence, seen }),
             Err(failure) => Err(GuardError::Failed(failure.into())),
@@ -80,7 +81,8 @@ impl Guarded {
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
         let key = self.key()?;
-        Ok(self.shared.sole()?.guarded_get(&key, self.shared.options.command_timeout).await?)
+        let asking = self.shared.sole()?.guarded_get(&key, self.shared.options.command_timeout);
+        Ok(relayed!(Relay::of_answers(), asking)?)
     }
 }
 

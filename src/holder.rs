@@ -6,8 +6,8 @@ use crate::{fence::Fence, token::Token};
 
 /// Who holds a lock, read from its key at one moment.
 ///
-/// Every part is optional: a key that another library wrote has neither label nor fence, and one without a TTL has
-/// no remaining time.
+/// Every part is optional: a key that another library wrote has neither label nor fence, one that has been held for 24
+/// hours has no [fence](Self::fence), and one without a TTL has no remaining time.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[cfg_attr(test, derive(Hash))]
 pub struct Holder {
@@ -43,7 +43,9 @@ impl Holder {
         self.remaining
     }
 
-    /// The fencing token of this holder. Over a quorum `None` too while too few nodes have answered for it to be certain.
+    /// The fencing token of this holder; `None` once it has held the lock for 24 hours, for the server keeps a fence no
+    /// longer than that ([`Lease::fence`](crate::Lease::fence) always has it). Over a quorum `None` too while too few nodes
+    /// have answered for it to be certain.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence

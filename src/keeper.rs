@@ -6,30 +6,57 @@
 use std::{
     future::{Future, poll_fn},
     io,
-    pin::Pin,
+    mem::replace,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::runtime::{Builder, Handle};
+use parking_lot::{Mutex, RwLock};
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    sync::mpsc,
+};
 use tokio_util::{
     sync::CancellationToken,
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
+use crate::{foreign, sync::unshaken};
+
 /// What keeps leases alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Keeper {
-    /// A thread of its own, with its own runtime and connection. Renewals go out while the program's own threads
-    /// compute or block.
+    /// A thread of its own, with its own runtime, and another one for its connections. Renewals go out while the program's
+    /// own threads compute or block. Subscribers, exporters and wakers are called on other threads, so one that blocks or
+    /// panics delays neither a renewal nor [`lost`](crate::Lease::lost). Two things are asked of the program:
+    ///
+    /// - A [`Clock`](crate::Clock) of its own must not block.
+    /// - A logger of the `log` crate that is no bridge to `tracing` must not block at level `trace`, at which fred logs each
+    ///   request on this thread. (Warnings come there only if a connection is given up at the very moment of a request.)
+    ///   What fred logs of its connections comes on their thread. If that blocks, the keeper makes new connections on
+    ///   another one.
     #[default]
     Thread,
-    /// Tasks on the runtime that builds the [`Leases`](crate::Leases). Saves a thread and a connection, and gives up
-    /// what the thread is for: a job that blocks the runtime for a TTL loses its lease (and finds out from
+    /// Tasks on the runtime that builds the [`Leases`](crate::Leases). Saves two threads and a connection, and gives up
+    /// what the threads are for: a job that blocks the runtime for a TTL loses its lease (and finds out from
     /// [`check`](crate::Lease::check), not from [`lost`](crate::Lease::lost), which cannot run either); a lease that
-    /// is dropped when the runtime has ended is not released but expires, and so do all leases when it ends; calls from
-    /// another runtime wait for this one to be polled, and fail once it has ended. Outside of any runtime it is
-    /// [`Thread`](Self::Thread) after all.
+    /// is dropped when the runtime has ended is not released but expires; calls from another runtime wait for this one
+    /// to be polled. Outside of any runtime it is [`Thread`](Self::Thread) after all.
+    ///
+    /// When the runtime ends, every lease ends with it at once
+    /// ([`KeeperEnded`](crate::LossReason::KeeperEnded)), and its key expires. From then on every call to the server
+    /// fails with [`Unavailable`](crate::ErrorKind::Unavailable), waiting acquires included: build a new
+    /// [`Leases`](crate::Leases).
+    ///
+    /// The keeper's events and metrics go through a thread of their own here too, so a subscriber or an exporter that
+    /// blocks stops no renewal. But what fred logs through the `log` crate, and whatever else the program itself runs on
+    /// the runtime's threads (a waker, a subscriber in a task of its own), may block them, and the keeper with them.
     CurrentRuntime,
 }
 
@@ -40,6 +67,67 @@ pub(crate) struct Host {
     own_thread: bool,
     tasks: TaskTracker,
     stop: CancellationToken,
+    life: Arc<Life>,
+    transport: Arc<Transport>,
+}
+
+/// The thread on which connections of the keeper live. The transport logs on it, and a logger is foreign code: if it blocks
+/// this thread, the keeper's own goes on, and makes its connections on another one.
+#[derive(Debug, Default)]
+struct Transport {
+    threads: Mutex<Vec<Handle>>,
+}
+
+/// The most threads of the transport: as many may be blocked.
+const MOST_THREADS: usize = 8;
+
+/// A thread that does nothing for so long is blocked.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(250);
+
+/// Whether the keeper's runtime still runs. Tokio's timers panic when they are polled in a runtime that has shut down.
+///
+/// # Invariant
+///
+/// Tokio drops the tasks of a runtime before it shuts the timers down. One of the tasks is the [`Sentinel`], whose drop
+/// waits for the polls that are under way and turns later ones away. So no timer is polled after its runtime.
+#[derive(Debug, Default)]
+struct Life {
+    has_ended: AtomicBool,
+    polls: RwLock<()>,
+    over: CancellationToken,
+}
+
+impl Life {
+    fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+        drop(self.polls.write());
+        // Wakes foreign tasks.
+        let _told = unshaken(|| self.over.cancel());
+    }
+
+    /// Takes this step unless the runtime has ended. Steps may nest.
+    fn step<T>(&self, step: impl FnOnce() -> T) -> Option<T> {
+        let _under_way = self.polls.read_recursive();
+        if self.has_ended.load(Ordering::Acquire) { None } else { Some(step()) }
+    }
+}
+
+/// Ends the life of the runtime that drops it.
+struct Sentinel(Option<Arc<Life>>);
+
+impl Sentinel {
+    /// The keeper has ended before its runtime.
+    fn stand_down(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        if let Some(life) = self.0.take() {
+            life.end();
+        }
+    }
 }
 
 /// Ends the keeper when it is dropped: first whatever it spawned for others, then itself.
@@ -60,42 +148,136 @@ impl Host {
             _ => Self::thread()?,
         };
         let stop = Stop(host.stop.clone());
+        foreign::start()?;
         Ok((host, stop))
     }
 
     fn on(runtime: Handle, own_thread: bool) -> Self {
-        Self { runtime, own_thread, tasks: TaskTracker::new(), stop: CancellationToken::new() }
+        let (tasks, stop, life) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
+        let host = Self { runtime, own_thread, tasks, stop, life, transport: Arc::default() };
+        host.set_sentinel();
+        host
+    }
+
+    /// Has it known when the runtime ends before the keeper does.
+    fn set_sentinel(&self) {
+        let (host, sentinel) = (self.clone(), Sentinel(Some(self.life.clone())));
+        self.runtime.spawn(async move {
+            host.stop.cancelled().await;
+            host.finished().await;
+            sentinel.stand_down();
+        });
     }
 
     /// Nobody waits for the thread's end: a process may exit at any time.
     fn thread() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
         let host = Self::on(runtime.handle().clone(), true);
-        let kept = host.clone();
-        std::thread::Builder::new().name("leasehold-keeper".into()).spawn(move || {
+        host.run_on_thread("leasehold-keeper", runtime)?;
+        Ok(host)
+    }
+
+    /// Runs it for as long as the keeper is needed.
+    fn run_on_thread(&self, name: &str, runtime: Runtime) -> io::Result<()> {
+        let kept = self.clone();
+        // A runtime must not be dropped inside another one, and a thread that cannot be started drops its closure here.
+        let slot = Arc::new(Mutex::new(Some(runtime)));
+        let handed_over = slot.clone();
+        let started = std::thread::Builder::new().name(name.into()).spawn(move || {
+            let runtime = handed_over.lock().take();
+            let Some(runtime) = runtime else { return };
+            foreign::this_thread_is_the_keepers();
             runtime.block_on(async {
                 kept.stop.cancelled().await;
                 kept.finished().await;
             });
-        })?;
-        Ok(host)
+        });
+        if let Err(error) = started {
+            if let Some(runtime) = slot.lock().take() {
+                runtime.shutdown_background();
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The runtime for connections of the keeper, on a thread of its own that is not blocked.
+    pub(crate) async fn transport(&self) -> io::Result<Handle> {
+        if !self.own_thread {
+            return Ok(self.runtime.clone());
+        }
+        let threads = self.transport.threads.lock().clone();
+        let (tell, mut answers) = mpsc::unbounded_channel();
+        for thread in &threads {
+            let (tell, answering) = (tell.clone(), thread.clone());
+            thread.spawn(async move {
+                let _too_late = tell.send(answering);
+            });
+        }
+        drop(tell);
+        if !threads.is_empty() {
+            tokio::select! {
+                biased;
+                Some(answering) = answers.recv() => return Ok(answering),
+                () = self.sleep(ANSWERS_WITHIN) => {}
+            }
+        }
+        let mut now = self.transport.threads.lock();
+        // Somebody else has started one meanwhile, or too many are blocked.
+        if let Some(last) = now.last().filter(|_| now.len() > threads.len() || now.len() >= MOST_THREADS) {
+            return Ok(last.clone());
+        }
+        let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
+        let handle = runtime.handle().clone();
+        self.run_on_thread("leasehold-transport", runtime)?;
+        now.push(handle.clone());
+        Ok(handle)
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
+    /// Cancelled when the keeper's runtime has ended, though somebody still needs it.
+    pub(crate) fn over(&self) -> &CancellationToken {
+        &self.life.over
+    }
+
+    /// The keeper's runtime is dropping its tasks.
+    pub(crate) fn ends(&self) {
+        self.life.end();
+    }
+
+    /// Whether nobody needs the keeper any more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
     /// Runs to its end whoever asked for it, at the latest when the keeper ends; so it must be bounded.
     pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
-        self.tasks.spawn_on(task, &self.runtime);
+        if self.own_thread {
+            self.tasks.spawn_on(task, &self.runtime);
+        } else {
+            self.tasks.spawn_on(foreign::as_keeper(task), &self.runtime);
+        }
     }
 
     /// Runs until the keeper is stopped.
     pub(crate) fn spawn_until_stopped<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
+        self.spawn_until_stopped_on(&self.runtime, task);
+    }
+
+    /// The same, on a runtime of the keeper's.
+    pub(crate) fn spawn_until_stopped_on<F: Future<Output = ()> + Send + 'static>(&self, runtime: &Handle, task: F) {
         let stop = self.stop.clone();
-        self.runtime.spawn(async move {
+        let until_stopped = async move {
             let _stopped = stop.run_until_cancelled(task).await;
-        });
+        };
+        if self.own_thread {
+            runtime.spawn(until_stopped);
+        } else {
+            runtime.spawn(foreign::as_keeper(until_stopped));
+        }
     }
 
     /// Counts as a bounded task for as long as it lives.
@@ -109,20 +291,108 @@ impl Host {
         self.tasks.wait().await;
     }
 
-    /// A future whose timers are the keeper's: it can be polled by any executor, and by another one later.
-    pub(crate) fn keep_time<F: Future + Unpin>(&self, mut future: F) -> impl Future<Output = F::Output> + use<F> {
+    /// A future whose timers are the keeper's: it can be polled by any executor, and by another one later. When the
+    /// keeper's runtime ends it completes with what `ended` gives.
+    pub(crate) fn keep_time<F: Future + Unpin>(
+        &self,
+        mut future: F,
+        ended: fn() -> F::Output,
+    ) -> impl Future<Output = F::Output> + use<F> {
         let runtime = self.runtime.clone();
+        // A thread of our own ends after its last caller.
+        let mut life = (!self.own_thread).then(|| {
+            let over = self.life.over.clone().cancelled_owned();
+            (self.life.clone(), Box::pin(over))
+        });
         poll_fn(move |context| {
-            let _keeper = runtime.enter();
-            Pin::new(&mut future).poll(context)
+            let mut poll = |context: &mut Context<'_>| {
+                let _keeper = runtime.enter();
+                Pin::new(&mut future).poll(context)
+            };
+            let Some((life, over)) = &mut life else { return poll(context) };
+            match life.step(|| poll(context)) {
+                Some(Poll::Pending) => over.as_mut().poll(context).map(|()| ended()),
+                Some(ready) => ready,
+                None => Poll::Ready(ended()),
+            }
         })
     }
 
     /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it. Without a thread of
-    /// its own the keeper may have ended before the caller, whose own runtime then serves.
-    pub(crate) fn sleep(&self, span: Duration) -> tokio::time::Sleep {
+    /// its own the keeper may have ended before the caller, whose own runtime then serves; where the caller has none, the
+    /// timer is over with the keeper's runtime.
+    pub(crate) fn sleep(&self, span: Duration) -> impl Future<Output = ()> + Send + use<> {
         let here = if self.own_thread { None } else { Handle::try_current().ok() };
-        let _context = here.as_ref().unwrap_or(&self.runtime).enter();
-        tokio::time::sleep(span)
+        let timer = {
+            let _context = here.as_ref().unwrap_or(&self.runtime).enter();
+            tokio::time::sleep(span)
+        };
+        let life = self.life.clone();
+        async move {
+            let (mut timer, mut has_yielded) = (pin!(timer), false);
+            poll_fn(|context| {
+                life.step(|| timer.as_mut().poll(context)).unwrap_or_else(|| {
+                    // A loop around this, in a task of the runtime that ends, must let go of its thread to be dropped.
+                    if replace(&mut has_yielded, true) {
+                        return Poll::Ready(());
+                    }
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                })
+            })
+            .await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, sync::mpsc, thread};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn the_end_waits_for_the_polls_that_are_under_way() {
+        let life = Arc::<Life>::default();
+        let ending = life.step(|| {
+            let ending = {
+                let life = life.clone();
+                thread::Builder::new().spawn(move || life.end()).unwrap()
+            };
+            while !life.has_ended.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            // A poll in the middle of the end, and one inside of it.
+            thread::sleep(Duration::from_millis(50));
+            assert!(!life.over.is_cancelled() && !ending.is_finished());
+            assert_eq!(life.step(|| ()), None);
+            ending
+        });
+        ending.unwrap().join().unwrap();
+        assert!(life.over.is_cancelled());
+    }
+
+    /// On no runtime, like most callers that outlive it.
+    #[test]
+    fn a_future_without_timers_ends_with_the_runtime() {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let (host, _stop) = {
+            let _here = runtime.enter();
+            Host::start(Keeper::CurrentRuntime).unwrap()
+        };
+        let (tell, told) = mpsc::channel();
+        let waiting = host.keep_time(pending::<bool>(), || true);
+        thread::Builder::new()
+            .spawn(move || {
+                let other = Builder::new_current_thread().build().unwrap();
+                tell.send(false).unwrap();
+                tell.send(other.block_on(waiting)).unwrap();
+            })
+            .unwrap();
+        assert_eq!(told.recv_timeout(SOON), Ok(false));
+        drop(runtime);
+        assert_eq!(told.recv_timeout(SOON), Ok(true));
     }
 }

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::{ReleaseError, RenewError},
     fence::Fence,
+    foreign::{Relay, relayed},
     lost::Lost,
     node::{Lane, Parting},
     owner::Seat,
@@ -83,7 +84,7 @@ impl Lease {
     /// Dropping the future drops the lease: the release goes on in the background. Nothing is left in Redis for longer
     /// than one TTL.
     pub async fn release(self) -> Result<(), ReleaseError> {
-        self.part(Parting::Delete).await
+        relayed!(Relay::of_answers(), self.part(Parting::Delete))
     }
 
     /// As [`release`](Self::release), but the key stays for `keep` (1 ms to a day, else the nearer of them), so that
@@ -105,11 +106,13 @@ impl Lease {
         let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
         let stays = Token::draw(&format!("{} (released)", self.label()));
         let keep = self.view.shared.quorum.bound(keep.clamp(bounds.0, bounds.1));
-        self.part(Parting::KeepFor(keep, stays)).await
+        relayed!(Relay::of_answers(), self.part(Parting::KeepFor(keep, stays)))
     }
 
     async fn part(self, parting: Parting) -> Result<(), ReleaseError> {
         let LeaseHandle { shared, hold, .. } = &self.view;
+        // `close` must not take the connection away between the two.
+        let _under_way = shared.host.token();
         match self.view.leave() {
             Leaving::Nothing(outcome) => outcome.map_err(ReleaseError::Lost),
             Leaving::Release { believed_until } => shared.release(hold, parting, believed_until).await,
@@ -158,8 +161,10 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let leaving = self.view.leave();
         let LeaseHandle { shared, hold, .. } = &self.view;
+        // `close` must not take the connection away before the release.
+        let _under_way = shared.host.token();
+        let leaving = self.view.leave();
         // Not before the release is answered: a grant that is called out late for a token that nobody knows is passed on.
         if hold.holds() == 0 {
             shared.watchdog.forget(hold);
@@ -187,8 +192,8 @@ impl LeaseHandle {
     /// Lets go of one lease; once.
     fn leave(&self) -> Leaving {
         let now = self.shared.now();
-        let (leaving, orders) = self.hold.leave(now, &self.signal);
-        self.shared.watchdog.obey(&self.hold, orders);
+        let (leaving, ruling) = self.hold.leave(now, &self.signal);
+        self.shared.watchdog.obey(&self.hold, ruling);
         leaving
     }
 
@@ -213,17 +218,19 @@ impl fmt::Debug for LeaseHandle {
 macro_rules! view {
     ($type:ident) => {
         impl $type {
-            /// Completes when the lease ends, with the reason: by its own deadline, whatever the network does.
+            /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
+            /// log or its metrics exporter does.
             ///
-            /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of its
-            /// own (rule 2), or earlier when the server says that the key is gone or taken; it completes with
+            /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of the
+            /// keeper's (rule 2), or earlier when the server says that the key is gone or taken; it completes with
             /// [`LossReason::Released`](crate::LossReason::Released) when the release of this lease begins.
             ///
             /// # Cancel safety
             ///
             /// Dropping it loses nothing.
             pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
-                self.view().signal.clone().lost()
+                let signal = self.view().signal.clone();
+                async move { relayed!(Relay::of_signals(), signal.lost()) }
             }
 
             /// Whether the lease holds right now: one look at the clock, so right even when the process was stopped
@@ -237,8 +244,8 @@ macro_rules! view {
                 let now = shared.now();
                 if hold.remaining(now).is_zero() {
                     let _under_way = shared.host.token();
-                    let orders = hold.judge(now);
-                    shared.watchdog.obey(hold, orders);
+                    let ruling = hold.judge(now);
+                    shared.watchdog.obey(hold, ruling);
                     // Whoever ended it may not have come to our signal yet.
                     if let Some(lost) = hold.end() {
                         signal.end(&lost);
@@ -324,7 +331,8 @@ macro_rules! view {
                 let LeaseHandle { shared, hold, .. } = self.view();
                 let sent = shared.now();
                 let limit = hold.remaining(sent).min(shared.options.command_timeout);
-                let renewed = shared.watchdog.renew_now(hold, Lane::Watched, limit).await;
+                let renewing = shared.watchdog.renew_now(hold, Lane::Watched, limit);
+                let renewed = relayed!(Relay::of_answers(), renewing);
                 self.check()?;
                 renewed.map_err(|failure| RenewError::Unknown(failure.into()))
             }

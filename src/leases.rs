@@ -6,6 +6,7 @@ use crate::{
     capabilities::Capabilities,
     clock::{Clock, SystemClock},
     error::{Error, ErrorKind},
+    foreign::{Relay, relayed},
     guarded::Guarded,
     keeper::{Host, Keeper},
     key::Key,
@@ -126,7 +127,7 @@ impl Leases {
         self.shared.check_open()?;
         let Options { prefix, command_timeout, .. } = &self.shared.options;
         let pattern = glob::literally(prefix) + pattern.as_ref();
-        let locks = self.shared.quorum.held(&pattern, *command_timeout).await?;
+        let locks = relayed!(Relay::of_answers(), self.shared.quorum.held(&pattern, *command_timeout))?;
         // Somebody may have copied a token of ours to where no lock can be.
         let is_lock = |name: &&str| Key::new(prefix, name).is_ok();
         let names = locks.iter().filter_map(|lock| lock.strip_prefix(&**prefix)).filter(is_lock);
@@ -148,7 +149,8 @@ impl Leases {
     /// It only reads.
     pub async fn capabilities(&self) -> Result<Capabilities, Error> {
         self.shared.check_open()?;
-        Ok(self.shared.quorum.capabilities(self.shared.options.command_timeout).await?)
+        let asking = self.shared.quorum.capabilities(self.shared.options.command_timeout);
+        Ok(relayed!(Relay::of_answers(), asking)?)
     }
 
     /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.
@@ -158,9 +160,10 @@ impl Leases {
     }
 
     /// Ends everything that came from this and its clones: refuses new work, ends waiters with
-    /// [`Closed`](crate::AcquireError::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease and
-    /// releases it. Waits for the releases, at most a command time-out in all; what is not confirmed by then goes on in
-    /// the background.
+    /// [`Closed`](crate::AcquireError::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease that is
+    /// held, and releases what any lease still has on a server. That includes the key of a lease that has reached its
+    /// `max_hold`, or that a quorum has lost, and that was not dropped yet: nothing is left for its drop. Waits for the
+    /// releases, at most a command time-out in all; what is not confirmed by then goes on in the background.
     ///
     /// Call it before the process exits: what was not released by then stays locked for a TTL.
     ///
@@ -168,7 +171,7 @@ impl Leases {
     ///
     /// New work is refused and leases are signalled from the first poll on; the releases go on in the background.
     pub async fn close(&self) {
-        self.shared.close().await;
+        relayed!(Relay::of_answers(), self.shared.close());
     }
 }
 
@@ -220,8 +223,11 @@ impl Builder {
     ///
     /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more than
     /// the longest TTL that anybody uses there. (A longer one than this allows is refused.) Zero is for servers that
-    /// have every write on their disk before they answer, `appendfsync always`. The servers' clocks must be right before
-    /// they start, for they measure their uptime by them.
+    /// have every write on their disk before they answer, `appendfsync always`.
+    ///
+    /// The servers' clocks must be right before they start, for they measure their uptime by them. A clock that is put
+    /// forward makes a new server look old, and it grants too early. After a clock was set back, a server looks new: a
+    /// client that has known it for the delay goes on, and any other waits until it has.
     pub fn restart_delay(mut self, delay: Duration) -> Self {
         self.restart_delay = Some(delay);
         self
@@ -252,15 +258,17 @@ impl Builder {
         self
     }
 
-    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s. It is also the longest that any later handshake
-    /// may take, and, on Linux, for how long what was sent may stay unacknowledged before the connection counts as broken.
+    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s. It is also the longest that each step of a later
+    /// handshake may take, and, on Linux, for how long what was sent may stay unacknowledged before the connection counts
+    /// as broken.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self
     }
 
-    /// How long one answer of the server is waited for, 1 ms to an hour. Default 1 s. Renewals wait for as long as
-    /// their lease allows. Make it longer than two round trips to the server: a release asks twice within it.
+    /// How long one answer of the server is waited for, 1 ms to an hour, the wait for a connection included. Default 1 s.
+    /// Renewals wait for as long as their lease allows. Make it longer than two round trips to the server: a release asks
+    /// twice within it.
     pub fn command_timeout(mut self, limit: Duration) -> Self {
         self.options.command_timeout = limit;
         self
@@ -281,7 +289,9 @@ impl Builder {
         self
     }
 
-    /// Where leases are kept alive. Default: a thread of its own.
+    /// Where leases are kept alive. Default: a thread of its own ([`Keeper::Thread`]).
+    ///
+    /// With either keeper the first `build` of a process starts three more threads, one for events and two for wakers.
     pub fn keeper(mut self, keeper: Keeper) -> Self {
         self.keeper = keeper;
         self
@@ -300,7 +310,8 @@ impl Builder {
     /// - [`ErrorKind::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, but for what it
     ///   takes to find that two servers of a quorum are one, or that one of them is part of a cluster.
     /// - [`ErrorKind::Refused`]: the server turned us down, in its own words.
-    /// - [`ErrorKind::Unavailable`]: it could not be reached for `connect_timeout`. Of a quorum a majority is enough, and
+    /// - [`ErrorKind::Unavailable`]: a thread could not be started; the text says so, and the next `build` tries again. Or
+    ///   the server could not be reached for `connect_timeout`. Of a quorum a majority is enough, and
     ///   the others are connected to as they come; [`Error::votes`] says what each was like.
     ///
     /// # Cancel safety
@@ -313,7 +324,7 @@ impl Builder {
         let (host, stop) = Host::start(keeper).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let terms = Terms { limits, host: host.clone(), clock: clock.clone() };
-        let quorum = Quorum::connect(places, restart_delay, terms).await?;
+        let quorum = relayed!(Relay::of_answers(), Quorum::connect(places, restart_delay, terms))?;
         measures::describe();
         Ok(Leases { shared: Shared::new(options, clock, host, stop, quorum) })
     }
@@ -402,7 +413,9 @@ fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error
 }
 
 fn no_keeper(error: &io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("the keeper's thread cannot be started: {error}"))
+    let text =
+        format!("the keeper's thread cannot be started: {error}. Is there a limit on threads, or too little memory?");
+    Error::new(ErrorKind::Unavailable, text)
 }
 
 fn default_label() -> String {

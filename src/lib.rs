@@ -6,6 +6,7 @@ mod capabilities;
 mod clock;
 mod error;
 mod fence;
+mod foreign;
 #[cfg(test)]
 mod fuzz;
 mod guarded;

@@ -7,6 +7,7 @@ use tracing::Instrument as _;
 use crate::{
     acquire::{Acquire, OnWait, Patience},
     error::{AcquireError, Error, RunError},
+    foreign::{Relay, relayed},
     holder::{Holder, Waiting},
     key::Key,
     lease::{Lease, LeaseHandle},
@@ -80,9 +81,10 @@ impl Lock {
     /// First come, first served, across processes: the acquire takes a place in a queue on the server, and the lock
     /// goes to the first of it at the very moment when it is released. The builder's, no, unless set here.
     ///
-    /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. One whose process
-    ///   is stopped, or was out of the server's reach for ten minutes when it gave up, costs them one
-    ///   [grant](crate::Builder::grant).
+    /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. A stopped process
+    ///   costs them one [grant](crate::Builder::grant), however many of its waiters there are. So does a process whose
+    ///   machine or network died, one that was out of the server's reach for ten minutes when its waiter gave up, and one
+    ///   that is killed where the server cannot call it ([`calls_waiters`](crate::Capabilities::calls_waiters) is false).
     /// - [`try_acquire`](Self::try_acquire) does not overtake the queue either.
     /// - Others, and other libraries, stay excluded while the lock is held or granted, and every release by this library
     ///   passes it on to the queue. But a lock that becomes *free* goes to whoever asks first, who may not have asked for
@@ -105,7 +107,9 @@ impl Lock {
     }
 
     /// Is called while an acquire waits: at first, and again when the lock has changed hands. It runs inside the acquire,
-    /// so it should be quick.
+    /// in the caller's own task, so it should be quick: while it blocks, this acquire stands still, and those behind it in
+    /// this process wait for up to two seconds and two command time-outs before they go on without it. A panic in it
+    /// unwinds through the acquire, which is undone as if it had been dropped. Nobody else notices either.
     pub fn on_wait(mut self, tell: impl Fn(&Holder) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
         self
@@ -120,9 +124,10 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the place up. What it may have acquired is released in the background; nothing is left
-    /// in Redis after that, or at the very latest one TTL later; but a place in the queue of a fair lock may stay for as
-    /// long as others wait in it, if the server was out of reach for ten minutes.
+    /// Dropping the future gives the place up. What it may have acquired is released in the background, and nothing is
+    /// left in Redis after that. While the server is out of reach, a request that was sent already may be executed when it
+    /// is back: its key then lives for one TTL at most. What was not sent by then is never sent. A place in the queue of a
+    /// fair lock may stay for as long as others wait in it, if the server was out of reach for ten minutes.
     pub fn acquire(&self) -> impl Future<Output = Result<Lease, AcquireError>> + Send + use<> {
         self.clone().acquire_or_wait(Patience::Unlimited)
     }
@@ -188,7 +193,7 @@ impl Lock {
     }
 
     /// Who holds the lock now, ourselves included; `None` if nobody does. Over a quorum: who has its key on a majority of
-    /// the nodes, or may have, as far as they answer.
+    /// the nodes, or may have, as far as they answer. After 24 hours it has no [fence](Holder::fence).
     ///
     /// # Errors
     ///
@@ -199,7 +204,8 @@ impl Lock {
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
         let key = self.key()?;
-        Ok(self.shared.quorum.holder(&key, self.shared.options.command_timeout).await?)
+        let asking = self.shared.quorum.holder(&key, self.shared.options.command_timeout);
+        Ok(relayed!(Relay::of_answers(), asking)?)
     }
 
     /// Who waits for the lock in its [fair](Self::fair) queue, the first in line first; at most ten thousand of them.
@@ -214,7 +220,8 @@ impl Lock {
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiting>, Error> {
         let key = self.key()?;
-        let line = self.shared.sole()?.line(&key, MOST_WAITERS, self.shared.options.command_timeout).await?;
+        let asking = self.shared.sole()?.line(&key, MOST_WAITERS, self.shared.options.command_timeout);
+        let line = relayed!(Relay::of_answers(), asking)?;
         Ok(line.into_iter().map(|(token, waited)| Waiting { token, waited }).collect())
     }
 
@@ -231,7 +238,8 @@ impl Lock {
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
         let key = self.key()?;
-        let released = self.shared.quorum.force_release(&key, self.shared.options.command_timeout).await?;
+        let releasing = self.shared.quorum.force_release(&key, self.shared.options.command_timeout);
+        let released = relayed!(Relay::of_answers(), releasing)?;
         self.shared.freed(&key);
         Ok(released)
     }
@@ -248,7 +256,7 @@ impl Lock {
         let outcome = match self.wanted() {
             Ok(wanted) => {
                 let acquire = Acquire::new(self.shared, wanted, self.owner, self.reentrant, patience, self.on_wait);
-                acquire.run().instrument(span).await
+                relayed!(Relay::of_answers(), acquire.run().instrument(span))
             }
             Err(refused) => Err(refused),
         };
@@ -258,7 +266,7 @@ impl Lock {
 
     /// Everything that can be refused without asking anybody.
     fn wanted(&self) -> Result<Wanted, AcquireError> {
-        self.shared.check_open().map_err(|_| AcquireError::Closed)?;
+        self.shared.check_open().map_err(|_| self.shared.end())?;
         check_times(self.ttl, self.max_hold, self.shared.quorum.restart_delay()).map_err(AcquireError::Refused)?;
         if self.fair {
             self.shared.sole().map_err(|_| AcquireError::Refused(fair_quorum()))?;

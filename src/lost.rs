@@ -27,12 +27,19 @@ pub enum LossReason {
     /// released or dropped, at most for its TTL: as long as those who forgot do not vote yet
     /// ([`restart_delay`](crate::Builder::restart_delay)), nobody else has the lock while the job stops.
     Deleted,
-    /// The lease reached its `max_hold`. Its key is not deleted but runs out, so that the job has one TTL to stop.
+    /// The lease reached its `max_hold`. Its key is not deleted but expires: the job has until then to stop. That is what
+    /// was left of the TTL that the last confirmed renewal gave it: some two thirds of it or more while renewals succeed,
+    /// next to nothing if they had been failing. A release, a drop or [`close`](crate::Leases::close) deletes the key at
+    /// once.
     MaxHold,
     /// Not a loss: [`release`](crate::Lease::release) was called or the lease was dropped.
     Released,
     /// [`Leases::close`](crate::Leases::close) released every lease.
     Closed,
+    /// The keeper that renewed it has ended: with [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime) the runtime
+    /// that the [`Leases`](crate::Leases) was built on; or it has failed, which is a bug of this library. Nobody renews its
+    /// key, which expires.
+    KeeperEnded,
 }
 
 impl fmt::Display for LossReason {
@@ -45,6 +52,7 @@ impl fmt::Display for LossReason {
             Self::MaxHold => "it reached its max_hold",
             Self::Released => "it was released",
             Self::Closed => "its Leases was closed",
+            Self::KeeperEnded => "the keeper that renewed it has ended",
         })
     }
 }

@@ -1,6 +1,16 @@
 //! What is measured, with the crate feature `metrics`: see the page `docs/metrics.md`. Without it nothing is.
+//!
+//! A recorder is foreign code (`crate::foreign`). On the keeper's thread changes of counters and gauges are added up here,
+//! and values for histograms are queued; the thread for events tells both.
 
+#[cfg(feature = "metrics")]
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+#[cfg(feature = "metrics")]
+use self::deltas::{COUNTS, GAUGES};
+#[cfg(feature = "metrics")]
+use crate::{foreign, sync::unshaken};
 
 use crate::{error::AcquireError, lost::LossReason};
 
@@ -14,54 +24,144 @@ const HELD: &str = "leasehold_held";
 const WAITING: &str = "leasehold_waiting";
 const AT_RISK: &str = "leasehold_at_risk";
 
-#[cfg(feature = "metrics")]
-const OUTCOMES: [&str; 7] = ["acquired", "timed_out", "already_held", "unavailable", "refused", "closed", "abandoned"];
-
 /// Tells an exporter what each of them is.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
         use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
-        use LossReason::{Deleted, Expired, MaxHold, NoQuorum, Taken};
-
-        // What is counted for the first time would look like what was always so: from nought on, it is an increase.
-        for outcome in OUTCOMES {
-            ::metrics::counter!(ACQUIRES, "outcome" => outcome).increment(0);
-        }
-        for reason in [Expired, NoQuorum, Taken, Deleted, MaxHold].into_iter().filter_map(loss) {
-            ::metrics::counter!(LOSSES, "reason" => reason).increment(0);
-        }
-        describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome.");
-        describe_histogram!(WAIT, Unit::Seconds, "From the call of an acquire to its lease.");
-        describe_histogram!(HOLD, Unit::Seconds, "From the acquire of a lock to its end.");
-        describe_histogram!(RENEWAL, Unit::Seconds, "From a renewal's sending to its confirmation.");
-        describe_histogram!(REMAINING, "What was left of the TTL when a renewal was confirmed: 0 is a loss.");
-        describe_counter!(LOSSES, Unit::Count, "Leases that ended otherwise than by a release, by reason.");
-        describe_gauge!(HELD, Unit::Count, "Locks that are held.");
-        describe_gauge!(WAITING, Unit::Count, "Acquires under way.");
-        describe_gauge!(AT_RISK, Unit::Count, "Locks that are held, and whose last renewal is not confirmed.");
+        let _described = unshaken(|| {
+            // What is counted for the first time would look like what was always so: from nought on, it is an increase.
+            for count in &COUNTS {
+                count.tell(0);
+            }
+            describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome.");
+            describe_histogram!(WAIT, Unit::Seconds, "From the call of an acquire to its lease.");
+            describe_histogram!(HOLD, Unit::Seconds, "From the acquire of a lock to its end.");
+            describe_histogram!(RENEWAL, Unit::Seconds, "From a renewal's sending to its confirmation.");
+            describe_histogram!(REMAINING, "What was left of the TTL when a renewal was confirmed: 0 is a loss.");
+            describe_counter!(LOSSES, Unit::Count, "Leases that ended otherwise than by a release, by reason.");
+            describe_gauge!(HELD, Unit::Count, "Locks that are held.");
+            describe_gauge!(WAITING, Unit::Count, "Acquires under way.");
+            describe_gauge!(AT_RISK, Unit::Count, "Locks that are held, and whose last renewal is not confirmed.");
+        });
     }
 }
 
 fn count(name: &'static str, label: &'static str, value: &'static str) {
     #[cfg(feature = "metrics")]
-    ::metrics::counter!(name, label => value).increment(1);
+    if !foreign::on_keeper() {
+        let _told = unshaken(|| ::metrics::counter!(name, label => value).increment(1));
+    } else if let Some(count) = COUNTS.iter().find(|count| count.name == name && count.value == value) {
+        count.more.fetch_add(1, Ordering::AcqRel);
+        foreign::deltas_are_due();
+    }
     #[cfg(not(feature = "metrics"))]
     let _ = (name, label, value);
 }
 
-fn change(name: &'static str, by: f64) {
+fn change(name: &'static str, by: i32) {
     #[cfg(feature = "metrics")]
-    ::metrics::gauge!(name).increment(by);
+    if !foreign::on_keeper() {
+        let _told = unshaken(|| ::metrics::gauge!(name).increment(by));
+    } else if let Some(gauge) = GAUGES.iter().find(|gauge| gauge.name == name) {
+        gauge.more.fetch_add(by, Ordering::AcqRel);
+        foreign::deltas_are_due();
+    }
     #[cfg(not(feature = "metrics"))]
     let _ = (name, by);
 }
 
 fn record(name: &'static str, value: f64) {
     #[cfg(feature = "metrics")]
-    ::metrics::histogram!(name).record(value);
+    if foreign::on_keeper() {
+        foreign::sample(name, value);
+    } else {
+        tell_sample(name, value);
+    }
     #[cfg(not(feature = "metrics"))]
     let _ = (name, value);
+}
+
+/// Runs foreign code.
+#[cfg(feature = "metrics")]
+pub(crate) fn tell_sample(name: &'static str, value: f64) {
+    let _told = unshaken(|| ::metrics::histogram!(name).record(value));
+}
+
+/// Tells what counters and gauges have changed by on the keeper. Runs foreign code.
+#[cfg(feature = "metrics")]
+pub(crate) fn tell_deltas() {
+    for gauge in &GAUGES {
+        let by = gauge.more.swap(0, Ordering::AcqRel);
+        if by != 0 {
+            let _told = unshaken(|| ::metrics::gauge!(gauge.name).increment(by));
+        }
+    }
+    for count in &COUNTS {
+        let by = count.more.swap(0, Ordering::AcqRel);
+        if by != 0 {
+            let _told = unshaken(|| count.tell(by));
+        }
+    }
+}
+
+/// What the keeper has not told yet.
+#[cfg(feature = "metrics")]
+mod deltas {
+    use std::sync::atomic::{AtomicI32, AtomicU64};
+
+    use super::{ACQUIRES, AT_RISK, HELD, LOSSES, WAITING};
+
+    pub(super) struct Gauge {
+        pub(super) name: &'static str,
+        pub(super) more: AtomicI32,
+    }
+
+    pub(super) struct Count {
+        pub(super) name: &'static str,
+        label: &'static str,
+        pub(super) value: &'static str,
+        pub(super) more: AtomicU64,
+    }
+
+    impl Gauge {
+        const fn new(name: &'static str) -> Self {
+            Self { name, more: AtomicI32::new(0) }
+        }
+    }
+
+    impl Count {
+        const fn acquires(outcome: &'static str) -> Self {
+            Self { name: ACQUIRES, label: "outcome", value: outcome, more: AtomicU64::new(0) }
+        }
+
+        const fn losses(reason: &'static str) -> Self {
+            Self { name: LOSSES, label: "reason", value: reason, more: AtomicU64::new(0) }
+        }
+
+        /// Runs foreign code.
+        pub(super) fn tell(&self, more: u64) {
+            ::metrics::counter!(self.name, self.label => self.value).increment(more);
+        }
+    }
+
+    pub(super) static GAUGES: [Gauge; 3] = [Gauge::new(HELD), Gauge::new(WAITING), Gauge::new(AT_RISK)];
+
+    pub(super) static COUNTS: [Count; 13] = [
+        Count::acquires("acquired"),
+        Count::acquires("timed_out"),
+        Count::acquires("already_held"),
+        Count::acquires("unavailable"),
+        Count::acquires("refused"),
+        Count::acquires("closed"),
+        Count::acquires("abandoned"),
+        Count::losses("expired"),
+        Count::losses("no_quorum"),
+        Count::losses("taken"),
+        Count::losses("deleted"),
+        Count::losses("max_hold"),
+        Count::losses("keeper_ended"),
+    ];
 }
 
 /// An acquire under way; abandoned unless it is said how it ended.
@@ -72,7 +172,7 @@ pub(crate) struct Acquiring {
 
 impl Acquiring {
     pub(crate) fn begins() -> Self {
-        change(WAITING, 1.0);
+        change(WAITING, 1);
         Self { outcome: "abandoned" }
     }
 
@@ -94,7 +194,7 @@ impl Acquiring {
 impl Drop for Acquiring {
     fn drop(&mut self) {
         count(ACQUIRES, "outcome", self.outcome);
-        change(WAITING, -1.0);
+        change(WAITING, -1);
     }
 }
 
@@ -125,13 +225,13 @@ pub(crate) struct Turn {
 impl Turn {
     /// Held or at risk.
     pub(crate) fn tell(self) {
-        for (stage, by) in [(self.from, -1.0), (self.to, 1.0)] {
+        for (stage, by) in [(self.from, -1), (self.to, 1)] {
             if stage == Stage::AtRisk && self.from != self.to {
                 change(AT_RISK, by);
             }
         }
         if self.from != Stage::Over && self.to == Stage::Over {
-            change(HELD, -1.0);
+            change(HELD, -1);
         }
     }
 
@@ -149,9 +249,9 @@ impl Turn {
 
 impl Holding {
     pub(crate) fn begins() -> Self {
-        change(HELD, 1.0);
+        change(HELD, 1);
         // An exporter knows what was told once.
-        change(AT_RISK, 0.0);
+        change(AT_RISK, 0);
         Self {
             #[cfg(feature = "metrics")]
             stage: (Stage::Safe as u8).into(),
@@ -200,6 +300,7 @@ fn loss(reason: LossReason) -> Option<&'static str> {
         LossReason::Taken => Some("taken"),
         LossReason::Deleted => Some("deleted"),
         LossReason::MaxHold => Some("max_hold"),
+        LossReason::KeeperEnded => Some("keeper_ended"),
         LossReason::Released | LossReason::Closed => None,
     }
 }

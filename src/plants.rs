@@ -56,7 +56,7 @@ mod planted {
                 "    redis.call('SET', KEYS[i], ARGV[2 * i - 1], 'PX', ARGV[2 * i])\n    replies[i] = 1\n",
             ),
             "heal-without-uptime" => {
-                ("if missing > 0 then\n  return {2, missing}", "if false then\n  return {2, missing}")
+                ("if missing > 0 then\n  return {2, missing, run_id}", "if false then\n  return {2, missing, run_id}")
             }
             _ => return source,
         };

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::{Clock, Time},
-    error::Error,
+    error::{AcquireError, Error},
     fence::Fence,
     jitter::Jitter,
     keeper::{Host, Stop},
@@ -18,9 +18,8 @@ use crate::{
     owner::Owners,
     quorum::{Quorum, tally::Tally},
     status::Signal,
-    sync::Semaphore,
     token::Token,
-    wait::{Calls, Lines},
+    wait::{Calls, Lines, LookSlots},
     watchdog::{Core, Hold, Terms, Watchdog},
 };
 
@@ -59,8 +58,10 @@ pub(crate) struct Shared {
     pub(crate) calls: Arc<Calls>,
     /// So many waiters look at a time. After a flush or a new connection they all want to: sent at once, the requests
     /// would time out behind each other, be undone and be sent again, and the server would do nothing else.
-    pub(crate) looks: Semaphore,
+    pub(crate) looks: LookSlots,
     pub(crate) closed: CancellationToken,
+    /// No acquire goes on: this was closed, or the keeper's runtime has ended.
+    pub(crate) ended: CancellationToken,
     stragglers: Arc<Stragglers>,
     _ears: Vec<Arc<Listener>>,
     _stop: Stop,
@@ -100,6 +101,8 @@ impl Shared {
             quorum.listen(ear.node, Arc::downgrade(ear) as Weak<dyn Ear>);
         }
         host.spawn_until_stopped(watchdog.clone().run());
+        host.spawn_until_stopped(watchdog.ends_with_its_runtime());
+        let ended = host.over().child_token();
         Arc::new(Self {
             options,
             clock,
@@ -111,8 +114,9 @@ impl Shared {
             lines,
             queues,
             calls,
-            looks: Semaphore::new(LOOKS_AT_ONCE),
+            looks: LookSlots::new(LOOKS_AT_ONCE),
             closed: CancellationToken::new(),
+            ended,
             _ears: ears,
             _stop: stop,
         })
@@ -132,9 +136,20 @@ impl Shared {
         self.lines.alert(key.lock(), self.now());
     }
 
-    /// An error once `close` was called.
+    /// An error once `close` was called, or the keeper's runtime has ended.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
-        if self.closed.is_cancelled() { Err(Error::closed()) } else { Ok(()) }
+        if self.closed.is_cancelled() {
+            Err(Error::closed())
+        } else if self.ended.is_cancelled() {
+            Err(Error::keeper_ended())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Why no acquire goes on, once `ended` is cancelled.
+    pub(crate) fn end(&self) -> AcquireError {
+        if self.closed.is_cancelled() { AcquireError::Closed } else { AcquireError::Unavailable(Error::keeper_ended()) }
     }
 
     /// A won attempt, whose request was sent at `sent`: from now on the watchdog looks after it.
@@ -160,10 +175,15 @@ impl Shared {
     /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all.
     pub(crate) async fn close(self: &Arc<Self>) {
         self.closed.cancel();
+        self.ended.cancel();
         let now = self.now();
         for hold in self.watchdog.holds() {
-            if hold.close(now).news {
+            let (leaves_something, ruling) = hold.close(now);
+            if leaves_something {
                 self.release_in_background(&hold, Parting::Delete);
+            }
+            if let Some(news) = ruling.news {
+                news.tell();
             }
         }
         let limit = self.options.command_timeout;

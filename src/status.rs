@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    foreign::{self, Relay, relayed},
     lost::{LossReason, Lost},
     sync::{Mutex, Notify, OnceLock, unshaken},
 };
@@ -65,20 +66,29 @@ impl Signal {
         }
     }
 
-    /// Wakes every waiter after a change, and cancels after the end. Runs foreign code, whose panics end here: others are to
-    /// be woken too.
+    /// Wakes every waiter after a change. Runs no foreign code: the waiters' wakers are trusted, or relays.
     pub(crate) fn wake(&self) {
-        let ended = self.state.lock().end.is_some();
         let _woken = unshaken(|| self.changed.notify_waiters());
-        if let Some(cancel) = self.cancel.get().filter(|_| ended) {
-            let _cancelled = unshaken(|| cancel.cancel());
-        }
     }
 
-    /// The lease has ended: notes it, and wakes.
-    pub(crate) fn end(&self, lost: &Lost) {
+    /// Cancels after the end. Runs foreign code: not on the keeper's thread, and what it panics with ends here.
+    pub(crate) fn cancel(self: &Arc<Self>) {
+        if self.cancel.get().is_none() || self.state.lock().end.is_none() {
+            return;
+        }
+        let signal = self.clone();
+        foreign::off_the_keeper(move || {
+            if let Some(cancel) = signal.cancel.get() {
+                cancel.cancel();
+            }
+        });
+    }
+
+    /// The lease has ended: notes it, wakes and cancels.
+    pub(crate) fn end(self: &Arc<Self>, lost: &Lost) {
         self.note_end(lost);
         self.wake();
+        self.cancel();
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -111,6 +121,15 @@ impl Signal {
     }
 }
 
+/// To drop the token takes its lock, in which a canceller may sit.
+impl Drop for Signal {
+    fn drop(&mut self) {
+        if let Some(cancel) = self.cancel.take().filter(|_| foreign::on_keeper()) {
+            foreign::off_the_keeper(move || drop(cancel));
+        }
+    }
+}
+
 /// The changes of one lease's [`Status`], the newest only: what lies between two looks is skipped.
 #[must_use = "call `next` to hear of changes"]
 pub struct StatusChanges {
@@ -130,6 +149,10 @@ impl StatusChanges {
     ///
     /// A dropped call loses no change.
     pub async fn next(&mut self) -> Option<Status> {
+        relayed!(Relay::of_signals(), self.changed())
+    }
+
+    async fn changed(&mut self) -> Option<Status> {
         loop {
             let changed = self.signal.changed.notified();
             {

@@ -14,5 +14,15 @@ pub(crate) use crate::shuttled::{Mutex, Notify, OnceLock, Semaphore, SemaphorePe
 /// Takes a step that may run foreign code: wakers and subscribers. What one of them panics with was told by the hook of
 /// panics, and is no reason to leave the next step out.
 pub(crate) fn unshaken<T>(step: impl FnOnce() -> T) -> Option<T> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).ok()
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    let payload = match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(done) => return Some(done),
+        Err(payload) => payload,
+    };
+    // It is foreign too, and may panic when it is dropped. What that panics with is not tried again.
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(payload);
+    }
+    None
 }

@@ -30,7 +30,7 @@ pub enum NodeAnswer {
     HeldBy(Holder),
     /// There was nothing of ours to release.
     NotOurs,
-    /// It was started lately, and may have forgotten a lease: it gives no vote for this time.
+    /// It was started lately, or its clock was set back, and it may have forgotten a lease: it gives no vote for this time.
     /// See [`Builder::restart_delay`](crate::Builder::restart_delay).
     Recovering {
         /// How long that lasts.
@@ -104,7 +104,8 @@ impl fmt::Display for NodeAnswer {
             Self::NotOurs => f.write_str("had nothing of ours"),
             Self::Recovering { remaining } => write!(
                 f,
-                "is recovering: it was started lately, may have forgotten leases, and votes in {} s (restart_delay)",
+                "is recovering: it was started lately, or its clock was set back; it may have forgotten leases, and votes \
+                 in {} s (restart_delay)",
                 remaining.as_secs()
             ),
             Self::Refused(text) => write!(f, "refused: {text}"),
@@ -130,7 +131,7 @@ pub enum NodeState {
     Unknown,
     /// It answers.
     Up,
-    /// It answers, but gives no vote: it was started lately and may have forgotten leases.
+    /// It answers, but gives no vote: it was started lately, or its clock was set back, and it may have forgotten leases.
     Recovering {
         /// How long that lasts.
         remaining: Duration,

@@ -189,6 +189,99 @@ fn f35_the_head_killed_cancelled_or_stopped() {
 }
 
 #[test]
+fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
+    const TEST: &str = "f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time";
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let mut stopped = Child::start(TEST, "wait", &server.url());
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let (holder, ours) = (program(&server.url(), LONG).await, program(&server.url(), LONG).await);
+        for count in [33, 40] {
+            let lease = holder.lock("job").acquire().await.unwrap();
+            (0..count).for_each(|n| enter(&mut stopped, n));
+            let next = place(&ours.lock("job")).await;
+            all_can_be_called(&mut wire, "job", count + 1).await;
+            stopped.stop();
+            // A round trip, by whose end the server has read what the process sent before.
+            wire.must(&["PING"]);
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            println!("{count} stopped: {took:?}");
+            assert!(took >= GRANT, "nobody was granted it before: {took:?}");
+            seen::took(&format!("next one, {count} before it stopped"), took, GRANT + PROMPT, &lag);
+            assert!(took <= GRANT + PROMPT + lag.worst(), "{count}: {took:?}");
+            stopped.cont();
+            eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == count).await;
+            lease.release().await.unwrap();
+            eventually_async(SOON, "they have it", || history(&mut wire).len() == 2 * count).await;
+            let order: Vec<_> = history(&mut wire).iter().step_by(2).map(|&(n, ..)| n).collect();
+            assert!(order.is_sorted(), "with their old places: {order:?}");
+            wire.del("history");
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
+fn f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waiters_die() {
+    const TEST: &str = "f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waiters_die";
+    // Those who are further behind look that much later whether a grant has lapsed.
+    const STAGGER: Duration = Duration::from_millis(40);
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.must(&["ACL", "SETUSER", "poller", "on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"]);
+    let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
+    two_workers().block_on(async {
+        let lag = Lag::start();
+        let (holder, ours) = (program(&url, LONG).await, program(&url, LONG).await);
+        for (count, is_killed) in [(1, true), (5, true), (10, true), (10, false)] {
+            let mut child = Child::start(TEST, "wait", &url);
+            let lease = holder.lock("job").acquire().await.unwrap();
+            (0..count).for_each(|n| enter(&mut child, n));
+            let next = place(&ours.lock("job")).await;
+            let after = place(&ours.lock("job")).await;
+            if is_killed {
+                child.kill();
+            } else {
+                child.stop();
+            }
+            wire.must(&["PING"]);
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            println!("{count}, killed {is_killed}: {took:?}");
+            assert!(took >= GRANT, "nobody was granted it before: {took:?}");
+            let limit = GRANT + STAGGER + PROMPT;
+            seen::took(&format!("next one, {count} before it dead that could not be called"), took, limit, &lag);
+            assert!(took <= limit + lag.worst(), "{count}: {took:?}");
+            if !is_killed {
+                child.cont();
+                eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == count + 1).await;
+            }
+            lease.release().await.unwrap();
+            if !is_killed {
+                eventually_async(SOON, "they have it", || history(&mut wire).len() == 2 * count).await;
+                wire.del("history");
+            }
+            had(after).await.0.release().await.unwrap();
+            drop(child);
+            // The mark of a killed process stays for as long as the queue would.
+            wire.del(&wait_key("job"));
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
 fn f1_holder_killed_with_a_fair_queue_behind_it() {
     const TTL: Duration = Duration::from_millis(400);
     if let Some(part) = Part::mine() {

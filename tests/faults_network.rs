@@ -19,7 +19,8 @@ use std::{
 };
 
 use leasehold::{
-    AcquireError, ErrorKind, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, ReleaseError, Status, StatusChanges,
+    AcquireError, ErrorKind, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, ReleaseError, Status,
+    StatusChanges,
 };
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, Server, Stamped, eventually, eventually_async, eventually_but_for,
@@ -744,4 +745,45 @@ async fn what_waits_side_by_side_costs_no_connection() {
     // By whatever connection there is now.
     leases.lock("last").acquire().await.expect("free").release().await.expect("ours");
     assert_eq!(connections(), before, "the connection was given up");
+}
+
+/// The link has become slow: a round trip takes longer than an answer should, which is no reason never to connect again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_outlives_a_reconnection_over_a_slow_link() {
+    const TTL: Duration = Duration::from_secs(6);
+    let rig = Rig::start().await;
+    let lease = rig.acquire(TTL).await;
+    rig.renewed([&lease], TTL).await;
+    let cut = Instant::now();
+    rig.proxy.delay(COMMAND);
+    rig.proxy.cut();
+    // By a renewal that was sent after the link was cut: nothing else brings so much.
+    eventually_async(TTL, "a renewal is confirmed", || lease.remaining() + cut.elapsed() > TTL + TTL / 6).await;
+    assert!(lease.is_held());
+}
+
+/// The server stood still for longer than the undo of an attempt lasts, and executes the attempt when it goes on: that is
+/// undone as soon as the server answers anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f9_acquire_that_a_stopped_server_executes_when_it_goes_on() {
+    const TTL: Duration = Duration::from_secs(2);
+    /// Long before the key would expire.
+    const TAKEN_BACK: Duration = Duration::from_millis(500);
+    let rig = Rig::start().await;
+    // One connection: on another one the undo would be in the server's socket as well.
+    let builder = Leases::builder().url(rig.proxy.url()).command_timeout(COMMAND).keeper(Keeper::CurrentRuntime);
+    let leases = builder.build().await.expect("the server is there");
+    rig.server.stop();
+    let outcome = within(HANGS, "the try ends", leases.lock(NAME).ttl(TTL).try_acquire()).await;
+    assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "{outcome:?}");
+    // Its undo lasts for a TTL.
+    tokio::time::sleep(TTL + 2 * COMMAND).await;
+    rig.server.cont();
+    let other = within(HANGS, "the server answers", leases.lock("other").acquire()).await.expect("it is free");
+    let answers = Instant::now();
+    eventually_async(HANGS, "no key is left", || !rig.server.wire().exists(NAME)).await;
+    let took = answers.elapsed();
+    assert!(rig.server.wire().exists("{job}:lh:fence"), "the server has not executed the acquire: the premise");
+    assert!(took <= TAKEN_BACK + rig.lag.worst(), "{took:?}; the machine lagged {:?}", rig.lag.worst());
+    other.release().await.expect("it is there");
 }

@@ -316,7 +316,7 @@ const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get 
 const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \
                         &__redis__:invalidate &leasehold:*";
 /// For fair locks.
-const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel";
+const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";
 /// Asked by the client library on connecting, and by a release whether there is a queue; both go on without an answer.
 const FOR_A_QUIET_LOG: &str = "+info +zcard";
 /// For a URL with a database number.

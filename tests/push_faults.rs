@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Leases, LossReason, Owner};
+use leasehold::{Keeper, Leases, LossReason, Owner};
 use support::{Action, Lag, Match, Messages, Proxy, Server, Wire, eventually_async, seen, within};
 use tokio::task::JoinHandle;
 
@@ -400,4 +400,26 @@ async fn f36_there_are_never_two_holders() {
     println!("{taken} acquisitions");
     seen::at_least("turns, one at a time", taken, TURNS);
     assert!(taken >= TURNS, "{taken}");
+}
+
+/// Where the keeper has no thread of its own, nothing else ends what it has begun.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_receiving_connection_that_was_being_made_ends_with_its_leases() {
+    let server = Server::start();
+    let (proxy, mut wire) = (Proxy::to(&server), server.wire());
+    let ours = |wire: &mut Wire| wire.must(&["CLIENT", "LIST"]).text().lines().count() - 1;
+    let leases = Leases::builder().url(proxy.url()).keeper(Keeper::CurrentRuntime).build().await.unwrap();
+    take(&mut wire, "job");
+    // The handshake begins with it.
+    let handshake = proxy.on(Match::command("PING"), 1, Action::Hold);
+    let lock = leases.lock("job");
+    let waiter = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    within(SOON, "pushes are asked for", handshake.hit()).await;
+
+    waiter.abort();
+    assert!(waiter.await.is_err_and(|error| error.is_cancelled()));
+    leases.close().await;
+    drop(leases);
+    handshake.release();
+    eventually_async(SOON, "every connection is closed", || ours(&mut wire) == 0).await;
 }

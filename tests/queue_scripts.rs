@@ -82,7 +82,7 @@ impl Knock<'_> {
         let reply = self.raw(wire);
         let some = |value: &Value| (!value.is_nil()).then(|| value.clone());
         match reply.array() {
-            [Value::Int(1), fence] => Knocked::Granted(fence.int()),
+            [Value::Int(1), fence, ..] => Knocked::Granted(fence.int()),
             [
                 Value::Int(0),
                 Value::Int(pttl),
@@ -128,6 +128,11 @@ fn call_of(token: &str) -> String {
 
 fn acquire(wire: &mut Wire, token: &str) -> Value {
     wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, token, TTL])
+}
+
+/// Whether a process has been granted the lock and not said anything since.
+fn has_mark(wire: &mut Wire, process: &str) -> bool {
+    wire.must(&["HEXISTS", WAIT, &format!("!{process}")]).int() == 1
 }
 
 /// The tokens in line, the first one first.
@@ -233,7 +238,7 @@ fn a_replay_of_any_script_changes_nothing_more() {
     let queued = state(&mut wire);
     assert_eq!(knock("a", "a").send(&mut wire).place(), (place.0, 0, 0), "the same ticket, not entered again");
     assert_eq!(state(&mut wire), queued);
-    knock("b", "").send(&mut wire);
+    knock("b", "~b").send(&mut wire);
 
     assert_eq!(release(&mut wire, "holder"), 1);
     let granted = state(&mut wire);
@@ -250,7 +255,7 @@ fn a_replay_of_any_script_changes_nothing_more() {
 
     assert_eq!((leave(&mut wire, "a", "a"), leave(&mut wire, "a", "a")), (1, -1));
     assert_eq!(wire.get(LOCK).as_deref(), Some("b"));
-    assert_eq!((leave(&mut wire, "b", ""), leave(&mut wire, "b", "")), (1, 0));
+    assert_eq!((leave(&mut wire, "b", "b"), leave(&mut wire, "b", "b")), (1, 0));
     assert_eq!(eval(&mut wire, FORCE_RELEASE, &[]).int(), 0);
 }
 
@@ -260,7 +265,7 @@ fn who_cannot_be_reached_is_passed_over_and_has_its_place_back_with_its_ticket()
     let killed = Process::start(&server, "killed");
     let _alive = Process::start(&server, "alive");
     let (ticket, ..) = knock("a", "killed").send(&mut wire).place();
-    Knock { window: "1", ..knock("b", "") }.send(&mut wire);
+    Knock { window: "1", ..knock("b", "~b") }.send(&mut wire);
     for token in ["c", "d"] {
         knock(token, "alive").send(&mut wire);
     }
@@ -363,7 +368,7 @@ fn an_unconfirmed_mark_outlives_the_queue_only_for_a_while() {
     let _a = Process::start(&server, "a");
     knock("a", "a").send(&mut wire);
     assert_eq!(release(&mut wire, "holder"), 1);
-    assert_eq!(wire.must(&["HGET", WAIT, "!a"]).text(), "a");
+    assert!(has_mark(&mut wire, "a"));
     assert!(wire.pttl(WAIT) > 0, "a key without an expiry would stay for ever");
 }
 
@@ -437,10 +442,11 @@ fn a_server_that_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_orde
         (Knock { enter: false, ..delayed("look") }, ("0", 2, 0)),
     ] {
         let reply = knock.raw(&mut wire);
-        let [Value::Int(2), Value::Int(1..=DELAY), ticket, Value::Int(rank), Value::Int(entered)] = reply.array()
+        let [Value::Int(2), Value::Int(1..=DELAY), run, ticket, Value::Int(rank), Value::Int(entered)] = reply.array()
         else {
             panic!("{knock:?}: {reply:?}")
         };
+        assert_eq!(Some(run.text()), wire.try_info_field("server", "run_id").unwrap());
         assert_eq!((ticket.text() == "0", *rank, *entered), (place.0 == "0", place.1, place.2), "{knock:?}");
     }
     assert_eq!(leave(&mut wire, "nobody", "a"), 0, "a lock that is found free");
@@ -658,7 +664,7 @@ fn ten_thousand_waiters_are_passed_on_to_at_once() {
 fn ten_thousand_dead_waiters_are_worked_through() {
     let (server, mut wire) = held();
     let mut alive = Process::start(&server, "alive");
-    for channel in ["", "dead"] {
+    for channel in ["~dead", "dead"] {
         wire.must(&["FLUSHALL"]);
         knock("holder", "").send(&mut wire).fence();
         crowd(&mut wire, 10_000, channel);
@@ -688,4 +694,242 @@ fn ten_thousand_dead_waiters_are_worked_through() {
         assert!(fence > 0);
         assert_eq!(wire.keys("*"), [LOCK, FENCE]);
     }
+}
+
+/// How often the server has run a command since `CONFIG RESETSTAT`.
+fn calls(wire: &mut Wire, command: &str) -> usize {
+    let line = wire.info_field("commandstats", &format!("cmdstat_{command}"));
+    line.and_then(|line| line.strip_prefix("calls=")?.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn the_first_of_another_process_is_notified_at_whatever_place() {
+    let (server, mut wire) = held();
+    let mut stopped = Process::start(&server, "stopped");
+    let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
+    // Less than a page before it, a page with and without the granted one, and many.
+    for count in [3, 31, 32, 33, 34, 40, 65, 3_000] {
+        wire.must(&["FLUSHALL"]);
+        knock("holder", "").send(&mut wire).fence();
+        crowd(&mut wire, count, "stopped");
+        knock("a", "a").send(&mut wire);
+        knock("b", "b").send(&mut wire);
+        assert_eq!(release(&mut wire, "holder"), 1);
+        assert_eq!(stopped.told(), [call_of("crowd1"), format!("next {GRANT} crowd2")], "behind {count}");
+        assert_eq!(a.told(), [format!("next {GRANT} a")], "behind {count}");
+        assert_eq!(b.told().len(), 0, "behind {count}");
+    }
+    // One call is bounded, and the next one goes on from there.
+    wire.must(&["FLUSHALL"]);
+    knock("holder", "").send(&mut wire).fence();
+    crowd(&mut wire, 9_000, "stopped");
+    knock("a", "a").send(&mut wire);
+    let mut holder = "holder".to_owned();
+    for grant in 1..=3 {
+        assert_eq!(release(&mut wire, &holder), 1);
+        assert_eq!(a.told().len(), usize::from(grant == 3), "grant {grant}");
+        holder = wire.get(LOCK).unwrap();
+        knock(&holder, "stopped").send(&mut wire).fence();
+    }
+    // Among those who poll there is nobody to notify.
+    wire.must(&["FLUSHALL"]);
+    stopped.told();
+    knock("holder", "").send(&mut wire).fence();
+    crowd(&mut wire, 40, "stopped");
+    for token in ["dead", "p1", "p2"] {
+        knock(token, if token == "dead" { "dead" } else { "~polls" }).send(&mut wire);
+    }
+    knock("a", "a").send(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert_eq!(line(&mut wire)[38..], ["crowd40", "p1", "p2", "a"], "who cannot be reached is passed over");
+    assert_eq!(a.told().len(), 0, "one who polls comes first");
+}
+
+#[test]
+fn a_long_line_of_one_process_is_walked_once_and_again_when_somebody_comes_in_between() {
+    let (server, mut wire) = held();
+    let _all = Process::start(&server, "all");
+    let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
+    crowd(&mut wire, 1_000, "all");
+    let mut holder = "holder".to_owned();
+    // Passes the lock on and confirms it. How many waiters were read for that.
+    let mut pass = |wire: &mut Wire, ears: &mut Process| {
+        wire.must(&["CONFIG", "RESETSTAT"]);
+        assert_eq!(release(wire, &holder), 1);
+        let read = calls(wire, "hget");
+        holder = wire.get(LOCK).unwrap();
+        knock(&holder, "all").send(wire).fence();
+        (ears.told(), read)
+    };
+    let (told, read) = pass(&mut wire, &mut a);
+    assert!(told.is_empty() && read >= 1_000, "all of them, of whom each could be another's: {read}");
+    let (told, read) = pass(&mut wire, &mut a);
+    assert!(told.is_empty() && read < 10, "{read}");
+
+    knock("a", "a").send(&mut wire);
+    for _ in 0..2 {
+        let (told, read) = pass(&mut wire, &mut a);
+        assert!(told == [format!("next {GRANT} a")] && read < 10, "{told:?}, {read}");
+    }
+    // Back with an old ticket, as after a stop: before the others.
+    Knock { ticket: "500", ..knock("b", "b") }.send(&mut wire);
+    let (told, read) = pass(&mut wire, &mut b);
+    assert_eq!(told, [format!("next {GRANT} b")]);
+    assert!((400..520).contains(&read), "{read}");
+    assert_eq!(a.told().len(), 0);
+    let (told, read) = pass(&mut wire, &mut b);
+    assert!(told == [format!("next {GRANT} b")] && read < 10, "{told:?}, {read}");
+}
+
+#[test]
+fn a_ticket_that_is_given_again_after_the_clock_was_set_back_is_not_passed_over() {
+    let shim = ClockShim::new();
+    let (server, mut wire) = held_on(Server::builder().clock(&shim).start());
+    let (_all, mut a) = (Process::start(&server, "all"), Process::start(&server, "a"));
+    let many: Vec<String> = (0..60).map(|n| format!("many{n}")).collect();
+    let tickets: Vec<_> = many.iter().map(|token| knock(token, "all").send(&mut wire).place().0).collect();
+    assert_eq!(release(&mut wire, "holder"), 1);
+    knock("many0", "all").send(&mut wire).fence();
+    // Up to the last of them all are of one process; but then those at the end leave.
+    for token in &many[50..] {
+        assert_eq!(leave(&mut wire, token, "all"), -1);
+    }
+    shim.back(Duration::from_secs(3_600));
+    let (ticket, ..) = knock("a", "a").send(&mut wire).place();
+    assert!(ticket < tickets[59], "{ticket} {}", tickets[59]);
+    assert_eq!(release(&mut wire, "many0"), 1);
+    assert_eq!(a.told(), [format!("next {GRANT} a")]);
+}
+
+#[test]
+fn nothing_is_left_of_a_long_queue_in_which_nobody_waits() {
+    let (server, mut wire) = held();
+    let all = Process::start(&server, "all");
+    let fill = |wire: &mut Wire| {
+        wire.must(&["FLUSHALL"]);
+        knock("holder", "").send(wire).fence();
+        crowd(wire, 50, "all");
+        assert_eq!(release(wire, "holder"), 1);
+        assert_eq!(knock("crowd1", "all").send(wire).fence() > 0, wire.must(&["HEXISTS", WAIT, ">"]).int() == 1);
+    };
+    // By giving up, from behind.
+    fill(&mut wire);
+    for n in (2..=50).rev() {
+        assert_eq!(leave(&mut wire, &format!("crowd{n}"), "all"), -1);
+    }
+    assert_eq!(leave(&mut wire, "crowd1", "all"), 1);
+    assert_eq!(wire.keys("*"), [FENCE]);
+    // By passing the lock on.
+    fill(&mut wire);
+    for n in 1..=50 {
+        knock(&format!("crowd{n}"), "all").send(&mut wire).fence();
+        assert_eq!(release(&mut wire, &format!("crowd{n}")), 1);
+    }
+    assert_eq!(wire.keys("*"), [FENCE]);
+    // By dying, as the next one finds who comes with a knock, or with a release.
+    fill(&mut wire);
+    all.die(&mut wire, "all");
+    assert_eq!(release(&mut wire, "crowd1"), 1);
+    assert_eq!(wire.keys("*"), [FENCE]);
+}
+
+#[test]
+fn a_process_that_polls_and_was_killed_costs_a_single_grant() {
+    let (server, mut wire) = held();
+    let _other = Process::start(&server, "other");
+    let lapses =
+        |wire: &mut Wire| support::eventually(Duration::from_secs(5), "the grant lapses", || !wire.exists(LOCK));
+    for token in ["k1", "k2", "k3"] {
+        Knock { grant: "100", ..knock(token, "~killed") }.send(&mut wire);
+    }
+    // It could be called once, and the server knows it by the same name.
+    Knock { grant: "100", ..knock("k4", "other") }.send(&mut wire);
+    Knock { grant: "100", ..knock("k5", "~other") }.send(&mut wire);
+    knock("me", "~me").send(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("k1"));
+    assert!(has_mark(&mut wire, "killed"));
+    lapses(&mut wire);
+    let looks = Knock { enter: false, ..knock("look", "~look") };
+    looks.send(&mut wire);
+    assert_eq!((wire.get(LOCK).as_deref(), line(&mut wire)), (Some("k4"), vec!["k5".into(), "me".into()]));
+    lapses(&mut wire);
+    looks.send(&mut wire);
+    assert_eq!((wire.get(LOCK).as_deref(), line(&mut wire)), (Some("me"), vec![]));
+}
+
+#[test]
+fn a_process_that_polls_and_lives_loses_nothing() {
+    let (_server, mut wire) = held();
+    let polls = |token, ticket| Knock { grant: "100", ticket, ..knock(token, "~polls") };
+    let tickets = ["a", "b", "c"].map(|token| polls(token, "0").send(&mut wire).place().0);
+    knock("other", "~other").send(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    // It was late for the grant, and its others knock.
+    support::eventually(Duration::from_secs(5), "the grant lapses", || !wire.exists(LOCK));
+    match polls("c", &tickets[2]).send(&mut wire) {
+        Knocked::Waits { value, rank, entered: 0, .. } => assert_eq!((value.as_deref(), rank), (Some("b"), 0)),
+        other => panic!("{other:?}"),
+    }
+    polls("b", &tickets[1]).send(&mut wire).fence();
+    assert_eq!(polls("a", &tickets[0]).send(&mut wire).place(), (tickets[0].clone(), 0, 1), "its place, too");
+    assert_eq!(line(&mut wire), ["a", "c", "other"]);
+    assert_eq!(leave(&mut wire, "b", "polls"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("a"));
+    assert_eq!(leave(&mut wire, "a", "polls"), 1, "leaving says something too");
+    assert_eq!(wire.get(LOCK).as_deref(), Some("c"));
+}
+
+/// The marks in `wait`.
+fn marks(wire: &mut Wire) -> usize {
+    wire.must(&["HKEYS", WAIT]).array().iter().filter(|field| field.text().starts_with('!')).count()
+}
+
+#[test]
+fn marks_of_processes_that_have_gone_do_not_pile_up() {
+    const MANY: usize = 300;
+    let (server, mut wire) = held();
+    let me = Knock { window: "100", ..knock("me", "~me") };
+    // An hour old, as of processes that were killed when they were granted the lock.
+    let old = "local t = redis.call('TIME') local old = string.format('%.0f', (t[1] - 3600) * 1000000) \
+               for i = 1, tonumber(ARGV[1]) do redis.call('HSET', KEYS[1], '!gone' .. i, old) end";
+    me.send(&mut wire);
+    wire.must(&["EVAL", old, "1", WAIT, "64"]);
+    me.send(&mut wire);
+    assert_eq!(marks(&mut wire), 64, "so few are not looked at");
+    wire.must(&["EVAL", old, "1", WAIT, &MANY.to_string()]);
+    wire.must(&["CONFIG", "RESETSTAT"]);
+    me.send(&mut wire);
+    assert!(calls(&mut wire, "publish") <= 16, "a knock looks at some only");
+    let mut knocks = 1;
+    while marks(&mut wire) > 64 {
+        knocks += 1;
+        assert!(knocks < 1_000, "{} are left", marks(&mut wire));
+        me.send(&mut wire);
+    }
+    println!("{knocks} knocks");
+    // Those who listen may go on one day, and within a window a process that polls may have other waiters.
+    for (listening, age) in [(true, 3_600), (false, 0)] {
+        let names: Vec<String> = (0..100).map(|n| format!("{listening}{n}")).collect();
+        let mut ears = server.wire();
+        for name in &names {
+            if listening {
+                ears.must(&["SUBSCRIBE", name]);
+            }
+            let mark = "local t = redis.call('TIME') \
+                        redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', (t[1] - ARGV[2]) * 1000000))";
+            wire.must(&["EVAL", mark, "1", WAIT, &format!("!{name}"), &age.to_string()]);
+        }
+        for _ in 0..50 {
+            Knock { window: "60000", ..me }.send(&mut wire);
+        }
+        let kept = names.iter().filter(|name| has_mark(&mut wire, name)).count();
+        assert_eq!(kept, 100, "{listening}");
+    }
+    // Who may not look goes without.
+    server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-hrandfield"]);
+    let mut worker = server.wire();
+    worker.must(&["AUTH", "worker", "secret"]);
+    wire.must(&["EVAL", old, "1", WAIT, &MANY.to_string()]);
+    assert_eq!(me.send(&mut worker).place().2, 0);
 }

@@ -108,6 +108,25 @@ async fn f13_deleted_on_a_majority_is_a_loss() {
     }
 }
 
+/// What is left of it would wait for its lease to go, but then the connections are closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_takes_away_what_is_left_of_a_lease_that_a_majority_denied() {
+    for nodes in [3, 5] {
+        let scene = Scene::of(nodes).await;
+        let lease = scene.acquire_everywhere(LONG).await;
+        scene.are_watched(1).await;
+        let loss = loss(&lease);
+        are_not_healed(scene.faulty(Share::Majority));
+        let deleted = at_once(scene.faulty(Share::Majority), &["DEL", NAME]);
+        is_told(loss, deleted, SIGNAL, LossReason::Deleted, &scene).await;
+        let kept = nodes - scene.faulty(Share::Majority).len();
+        assert_eq!(scene.tokens(NAME).iter().flatten().count(), kept, "the premise");
+        scene.leases.close().await;
+        assert_eq!(scene.tokens(NAME), vec![None; nodes]);
+        assert_says_lost(lease.release().await, LossReason::Deleted);
+    }
+}
+
 /// A client of the same nodes that none of them may push to.
 async fn without_push(scene: &Scene) -> Leases {
     let rights = ["on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"];

@@ -262,6 +262,34 @@ async fn a_node_that_becomes_another_one_loses_its_vote() {
     nodes[1].cont();
 }
 
+/// Its vote does not count, but the key is there. The address by which that server has its vote cannot be reached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vote_of_a_server_that_has_one_already_is_undone() {
+    Log::listen();
+    let nodes = Nodes::seasoned(3);
+    let [first, last] = [0, 2].map(|at| Proxy::to(&nodes[at]));
+    let leases = build(vec![first.url(), nodes[1].url(), last.url()]).await;
+    leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+    // What it said before is not heard after what it says then.
+    eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
+    eventually_async(HANGS, "the lock is free", || nodes.with_key(NAME).is_empty()).await;
+    last.turn_to(nodes[0].port());
+    first.refuse(true);
+    first.cut();
+    last.cut();
+    let other = format!("127.0.0.1:{}", first.port());
+    let started = Instant::now();
+    while state(&leases, 2) != NodeState::SameServer(other.clone()) {
+        assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
+        let outcome = leases.lock(NAME).try_acquire().await;
+        assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "one of three is a majority: {outcome:?}");
+    }
+    let granted = nodes[0].wire().info_field("commandstats", "cmdstat_set");
+    assert!(granted.is_some(), "the premise");
+    // Long before the TTL has passed.
+    eventually_async(HANGS, "what it granted is undone", || nodes.with_key(NAME).is_empty()).await;
+}
+
 /// The url of a user, by the wrong password on a server that has another.
 fn guessing(node: &Server) -> String {
     node.wire().must(&["ACL", "SETUSER", "worker", "on", ">another", "~*", "+@all"]);

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{AcquireError, Leases};
+use leasehold::{AcquireError, Leases, LossReason};
 use support::{Action, Match, Proxy, Server, eventually, eventually_async, within};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -46,6 +46,26 @@ async fn closing_in_the_middle_of_everything_leaves_no_key() {
         }
         assert_eq!(server.wire().keys("job:*"), Vec::<String>::new());
     }
+}
+
+/// Its key would wait for the lease to go, but then the connections are closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_releases_a_lease_that_has_reached_its_max_hold() {
+    const TTL: Duration = Duration::from_secs(2);
+    let server = Server::start();
+    let leases = Leases::connect(server.url()).await.unwrap();
+    let lock = leases.lock("job").ttl(TTL).max_hold(TTL);
+    let lease = lock.acquire().await.unwrap();
+    let queued = leases.lock("queued").fair(true).ttl(TTL).max_hold(TTL).acquire().await.unwrap();
+    for lease in [&lease, &queued] {
+        assert_eq!(within(SOON, "max_hold", lease.lost()).await.reason(), LossReason::MaxHold);
+    }
+    let left = ["job", "queued"].map(|key| server.wire().pttl(key));
+    assert!(left.iter().all(|&left| left > 0), "the premise: {left:?}");
+    leases.close().await;
+    assert_eq!(["job", "queued"].map(|key| server.wire().pttl(key)), [-2, -2]);
+    within(SOON, "the release", lease.release()).await.unwrap();
+    drop(queued);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -209,3 +209,30 @@ fn a_log_that_panics_ends_no_watch() {
         server.cont();
     });
 }
+
+/// The server says so while the renewal is asked for that re-entry waits for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn re_entry_at_risk_finds_the_key_gone_and_acquires_anew() {
+    // At risk after half of it.
+    const TTL: Duration = Duration::from_secs(9);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(SOON).build();
+    let leases = leases.await.unwrap();
+    let lock = leases.lock("job").reentrant(true).owner(Owner::new());
+    let lease = lock.acquire().await.unwrap();
+    let mut changes = lease.status_changes();
+    proxy.freeze(true);
+    // It goes unanswered, and its caller does not wait for that.
+    assert!(tokio::time::timeout(Duration::from_millis(20), lease.renew()).await.is_err());
+    assert!(server.wire().del("job"));
+    assert_eq!(within(TTL, "it is at risk", changes.next()).await, Some(Status::AtRisk));
+    let entering = tokio::spawn(lock.try_acquire());
+    let frozen = proxy.commands();
+    eventually(SOON, "the renewal is asked for", || proxy.commands() > frozen);
+    proxy.freeze(false);
+    let again = within(SOON, "the re-entry", entering).await.unwrap().unwrap().expect("the lock is free");
+    assert!(again.fence() > lease.fence());
+    assert_eq!(within(SOON, "lost()", lease.lost()).await.reason(), LossReason::Deleted);
+    again.release().await.unwrap();
+}

@@ -118,6 +118,28 @@ fn a_server_that_was_started_lately_gives_no_vote_and_brings_nothing_back() {
 }
 
 #[test]
+fn a_witness_of_the_uptime_counts_for_its_own_run_only() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let mut wire = server.wire();
+    clock.back(Duration::from_secs(3_600));
+    let run_id = wire.try_info_field("server", "run_id").unwrap().unwrap();
+    let another = "0".repeat(40);
+    for script in [ACQUIRE, HEAL] {
+        let mut ask = |run: &str, known: &str| {
+            let (third, fourth) = if script == ACQUIRE { ("31", "") } else { ("7", "31") };
+            wire.cmd(&["EVAL", script, "2", LOCK, FENCE, "one", TTL, third, fourth, run, known])
+        };
+        for (run, known, left) in [(&*another, "99999", 31), (&*run_id, "", 31), (&*run_id, "30", 1)] {
+            let answer = ask(run, known);
+            assert_eq!((answer.array()[0].int(), answer.array()[1].int()), (2, left), "{known}: {answer:?}");
+            assert!(answer.array().iter().any(|part| *part == Value::Bulk(run_id.clone().into())), "{answer:?}");
+        }
+        assert_eq!(ask(&run_id, "31").array()[0].int(), 1);
+    }
+}
+
+#[test]
 fn a_raise_lifts_the_floor_of_its_own_lock_only_and_never_lowers_one() {
     let server = Server::start();
     let mut wire = server.wire();

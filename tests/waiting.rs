@@ -5,9 +5,14 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
 
-use leasehold::{AcquireError, Leases, Owner};
+use leasehold::{AcquireError, Lease, Leases, Owner};
 use support::{Action, Lag, Match, Proxy, Server, within};
 use tokio::sync::mpsc;
 
@@ -159,6 +164,101 @@ async fn a_waiter_that_nobody_polls_does_not_stop_the_others() {
     let limit = Duration::from_secs(4);
     let lease = within(limit, "the lock", tokio::spawn(lock.acquire())).await.unwrap().unwrap();
     lease.release().await.unwrap();
+}
+
+/// An acquire that is not polled any more.
+type Unpolled = Pin<Box<dyn Future<Output = Result<Lease, AcquireError>> + Send>>;
+
+/// As many acquires of one task as have more looks to make than a process makes at a time: each is polled twice, and then
+/// never again. The locks are held elsewhere, so that each is in its first look as a waiter, or waits for that.
+async fn unpolled(leases: &Leases, names: impl Iterator<Item = String>) -> Vec<Unpolled> {
+    let mut acquires: Vec<Unpolled> = Vec::new();
+    for name in names {
+        acquires.push(Box::pin(leases.lock(name).owner(Owner::anonymous()).acquire()));
+    }
+    poll_each(&mut acquires).await;
+    // It is answered after all of them, on the same connection.
+    leases.lock("another").holder().await.unwrap();
+    poll_each(&mut acquires).await;
+    // The same, on the connection of the keeper, which waiters use. What they ask later would find the lock free.
+    leases.capabilities().await.unwrap();
+    acquires
+}
+
+/// Without tokio's budget, from which a task has enough for some of them only.
+async fn poll_each(acquires: &mut [Unpolled]) {
+    let polls = std::future::poll_fn(|_| {
+        for acquire in &mut *acquires {
+            assert!(acquire.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        Poll::Ready(())
+    });
+    tokio::task::unconstrained(polls).await;
+}
+
+/// More than twice the looks that a process makes at a time, less than three times.
+const MANY: usize = 300;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_are_not_polled_do_not_keep_other_tasks_from_their_locks() {
+    const COMMAND: Duration = Duration::from_millis(400);
+    let (server, lag) = (Server::start(), Lag::start());
+    let holder = program(server.url()).await;
+    let leases = Leases::builder().url(server.url()).command_timeout(COMMAND).build().await.unwrap();
+    let name = |n: usize| format!("job:{n}");
+    let mut held = Vec::new();
+    for n in 0..MANY {
+        held.push(holder.lock(name(n)).acquire().await.unwrap());
+    }
+    let _unpolled = unpolled(&leases, (0..MANY).map(name)).await;
+    let acquires: Vec<_> = (0..MANY)
+        .map(|n| {
+            let acquire = leases.lock(name(n)).owner(Owner::anonymous()).acquire();
+            tokio::spawn(async move { (acquire.await, Instant::now()) })
+        })
+        .collect();
+    for lease in held {
+        lease.release().await.unwrap();
+    }
+    let (released, bound) = (Instant::now(), Duration::from_secs(2) + 2 * COMMAND);
+    let mut worst = Duration::ZERO;
+    for (n, acquire) in acquires.into_iter().enumerate() {
+        let (lease, at) = within(SOON, &name(n), acquire).await.unwrap();
+        worst = worst.max(at.saturating_duration_since(released));
+        drop(lease.unwrap());
+    }
+    // And then their own look.
+    let limit = bound + SIGNAL + lag.worst();
+    assert!(worst <= limit, "the last of {MANY} locks was acquired after {worst:?}, not within {limit:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looks_that_are_not_polled_delay_nobody_for_longer_than_a_look_may_take() {
+    // The time that a look may take is long enough to tell it from a hand-off.
+    const HAND_OFF: Duration = Duration::from_millis(250);
+    let (server, lag) = (Server::start(), Lag::start());
+    let (holder, leases) = (program(server.url()).await, program(server.url()).await);
+    let name = |n: usize| format!("job:{n}");
+    let mut held = Vec::new();
+    for n in 0..MANY {
+        held.push(holder.lock(name(n)).acquire().await.unwrap());
+    }
+    let _unpolled = unpolled(&leases, (0..MANY).map(name)).await;
+    // The default command time-out: so long they may count.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for round in 0..10 {
+        let lease = holder.lock("contended").acquire().await.unwrap();
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let lock = leases.lock("contended").fair(round % 2 == 1).on_wait(move |_| tell.send(()).unwrap());
+        let waiter = tokio::spawn(async move { (lock.acquire().await.unwrap(), Instant::now()) });
+        within(SOON, "the waiter to wait", told.recv()).await;
+        let released = Instant::now();
+        lease.release().await.unwrap();
+        let (lease, at) = within(SOON, "the hand-off", waiter).await.unwrap();
+        let (took, limit) = (at.saturating_duration_since(released), HAND_OFF + lag.worst());
+        assert!(took <= limit, "round {round}: handed over after {took:?}, not within {limit:?}");
+        lease.release().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -19,9 +19,11 @@
 //!   between the acquire and the telling, or, for a release, is told after the lease's deadline. And nobody is told that
 //!   time is up before a deadline that it knew of, nor of anything else: no lease here has a longest time, and none is
 //!   left when its worker closes.
-//! - (f) Everything ends. An acquire and a release end in their time, but for the time for which their process was stopped
+//! - (f) Everything ends. An acquire and a release end in their time, and the signal of a loss comes by the deadline, but for the time for which their process was stopped
 //!   and the machine stood still. After the last fault everybody comes to rest, and every lock can be had by somebody else;
 //!   and when all have gone no lock and no queue is left, and nothing for ever.
+//! - (g) Memory has a bound: a process at rest has not grown by more than [`GROWTH`] since its work began, whatever its
+//!   servers, its links and its log did meanwhile.
 //!
 //! # What is forgiven
 //!
@@ -36,7 +38,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{
-    history::{Cause, Found, History, Lease, Look, Loss, Mark, Whom, Write},
+    history::{Cause, Found, History, Lease, Look, Loss, Mark, Memory, Whom, Write},
     record::{Ending, LeaseId, MILLI, Nanos, Process, Written},
 };
 
@@ -49,10 +51,13 @@ const OVER: Nanos = 5_000 * MILLI;
 /// For so long after the last knock a fair lock may know of waiters, such as one that was killed when it was its turn.
 const MARKS: Nanos = 30_000 * MILLI;
 
+/// What a process at rest may have grown by, in KiB.
+const GROWTH: u64 = 24 * 1024;
+
 /// A check that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// `a` to `f`.
+    /// `a` to `g`.
     pub check: char,
     pub name: usize,
     pub at: Nanos,
@@ -72,6 +77,11 @@ pub fn check(history: &History) -> Vec<Violation> {
         judge.no_false_alarm(&mut found);
         judge.everything_ends(&mut found);
     }
+    found.extend(history.memories.iter().filter(|memory| memory.after > memory.before + GROWTH).map(|memory| {
+        let Memory { process, at, before, after } = memory;
+        let what = format!("{process} had {before} KiB when its work began, and {after} KiB at rest");
+        Violation { check: 'g', name: 0, at: *at, leases: Vec::new(), what }
+    }));
     found.sort_by_key(|violation| violation.at);
     found
 }
@@ -139,6 +149,7 @@ impl<'a> Judge<'a> {
             Whom::Process(process) => process == lease.id.process,
             Whom::Link { slot, server } => slot == lease.id.process.slot && self.servers.contains(&server),
             // Its own mark contains the loss.
+            Whom::Log(_) => false,
             Whom::Server(server) => self.servers.contains(&server) && !(mark.from <= loss.from && loss.to <= mark.to),
         };
         if self.nodes() > 1 || loss.cause != Cause::Deletion || around.any(in_its_way) {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written};
+use crate::record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now};
 
 /// A lock, and which of the servers have its key.
 #[derive(Debug, Clone)]
@@ -126,7 +126,21 @@ pub struct Mark {
 pub enum Whom {
     Server(usize),
     Process(Process),
-    Link { slot: u16, server: usize },
+    /// What a process writes its log to: no excuse for anything.
+    Log(Process),
+    Link {
+        slot: u16,
+        server: usize,
+    },
+}
+
+/// The resident memory of a process at the start of its work and after it, in KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    pub process: Process,
+    pub at: Nanos,
+    pub before: u64,
+    pub after: u64,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -141,6 +155,7 @@ pub struct History {
     /// Those that were late, and the last ones.
     pub calls: Vec<Timed>,
     pub remnants: Vec<Remnant>,
+    pub memories: Vec<Memory>,
     /// By how much the machine was late to wake a thread.
     pub lag: Nanos,
 }
@@ -189,7 +204,8 @@ impl Recorder {
             Line::Late { process, name, call, within, from, to } => {
                 self.history.calls.push(Timed { process, name, call, within, from, to });
             }
-            Line::Rested(process) => {
+            Line::Rested { process, before, after } => {
+                self.history.memories.push(Memory { process, at: now(), before, after });
                 self.rested.insert(process);
             }
             Line::Counted(outcome) => *self.outcomes.entry(outcome).or_default() += 1,

@@ -13,6 +13,7 @@ mod chance;
 mod check;
 mod duel;
 mod history;
+mod log;
 mod nemesis;
 mod plan;
 mod plants;
@@ -63,9 +64,14 @@ fn main() -> ExitCode {
 
 fn soak(seconds: u64, first_seed: u64) -> ExitCode {
     let mut totals = report::Totals::default();
-    let rounds = seconds.div_ceil(ROUND).max(1);
-    for (seed, left) in (first_seed..).zip((0..rounds).map(|done| seconds - done * ROUND)) {
-        let length = Duration::from_secs(left.min(ROUND));
+    let (mut left, longest) = (Duration::from_secs(seconds), Duration::from_secs(ROUND));
+    for seed in first_seed.. {
+        if left.is_zero() {
+            break;
+        }
+        // A long outage takes longer than a round, and the time of as many.
+        let length = if plan::has_outage(seed) { left.min(plan::LONG_ROUND) } else { left.min(longest) };
+        left -= length;
         eprintln!("seed {seed}, {length:?}");
         let outcome = round::run(seed, length);
         for violation in outcome.violations.iter().take(3) {

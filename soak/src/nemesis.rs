@@ -88,7 +88,7 @@ impl ServerLane<'_> {
                 rest(by, self.until);
                 server.cont();
             }
-            ServerFault::Restart(down) => {
+            ServerFault::Restart(down) | ServerFault::Outage(down) => {
                 server.kill();
                 rest(down, self.until);
                 server.restart();
@@ -192,6 +192,12 @@ fn process_lane(scene: &Scene, slot: u16, until: Instant) -> Worker {
                 rest(by, until);
                 worker.cont();
                 scene.mark(from, Whom::Process(process), step.fault.to_string());
+            }
+            ProcessFault::StallLog(by) => {
+                worker.stall_log(true);
+                rest(by, until);
+                worker.stall_log(false);
+                scene.mark(from, Whom::Log(process), step.fault.to_string());
             }
             ProcessFault::Kill(down) => {
                 worker.kill(scene);

@@ -3,6 +3,9 @@
 //! Each lane goes through its own list, one step after the other: each server has a lane, each worker process, and the
 //! links of each worker. So faults of one kind overlap with those of every other, but never with themselves.
 //!
+//! In one round of five, which is longer, the server on its own and a majority of the quorum are away for minutes; a
+//! process lives through it.
+//!
 //! The plan keeps to what the promises assume (`docs/safety.md`), or the checks would only find that they
 //! are needed: the clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the restart delay, and
 //! nothing but a restart makes a node forget its fences.
@@ -16,6 +19,17 @@ use crate::{
 
 /// How far a node's clock may be from the others' either way.
 const ASTRAY: i64 = 400;
+
+/// How long the servers of a long outage are away, and when that begins.
+const OUTAGE: Duration = Duration::from_secs(120);
+const OUTAGE_AFTER: Duration = Duration::from_secs(15);
+/// What a round with a long outage takes at least.
+pub const LONG_ROUND: Duration = Duration::from_secs(180);
+
+/// Whether a round of this seed has a long outage, if it has the time.
+pub fn has_outage(seed: u64) -> bool {
+    seed % 5 == 0
+}
 
 /// Whose turn it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +45,8 @@ pub enum ServerFault {
     Stop(Duration),
     /// Killed, and back after this time with all its data.
     Restart(Duration),
+    /// The same, for minutes.
+    Outage(Duration),
     RestartEmpty(Duration),
     ClockForward(Duration),
     ClockBack(Duration),
@@ -46,6 +62,8 @@ pub enum ServerFault {
 pub enum ProcessFault {
     Kill(Duration),
     Stop(Duration),
+    /// Its log takes no line for so long.
+    StallLog(Duration),
 }
 
 /// What happens to a worker's link to a server.
@@ -87,7 +105,11 @@ pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
     };
     let mut chance = Chance::new(seed, &place);
     let mut astray = 0;
-    std::iter::repeat_with(move || match lane {
+    // Node 3 is there all the time, and so is the first process.
+    let is_away = has_outage(seed) && matches!(lane, Lane::Server(0..=2));
+    let lives = has_outage(seed) && lane == Lane::Process(0);
+    let outage = Step { after: OUTAGE_AFTER, fault: Fault::Server(ServerFault::Outage(OUTAGE)) };
+    is_away.then_some(outage).into_iter().chain(std::iter::repeat_with(move || match lane {
         Lane::Server(LONE) => Step { after: chance.millis(200, 3_000), fault: Fault::Server(lone_server(&mut chance)) },
         Lane::Server(_) => {
             let after = chance.millis(300, 4_000);
@@ -95,10 +117,10 @@ pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
         }
         Lane::Process(_) => {
             let after = chance.millis(1_000, 6_000);
-            let fault = if chance.one_in(2) {
-                ProcessFault::Kill(chance.millis(0, 300))
-            } else {
-                ProcessFault::Stop(chance.millis(20, 2_500))
+            let fault = match chance.below(6) {
+                0..=2 if !lives => ProcessFault::Kill(chance.millis(0, 300)),
+                0..=3 => ProcessFault::StallLog(chance.millis(100, 6_000)),
+                _ => ProcessFault::Stop(chance.millis(20, 2_500)),
             };
             Step { after, fault: Fault::Process(fault) }
         }
@@ -106,7 +128,7 @@ pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
             let (after, server) = (chance.millis(50, 1_200), chance.below(SERVERS));
             Step { after, fault: Fault::Link(server, link(&mut chance)) }
         }
-    })
+    }))
 }
 
 fn lone_server(chance: &mut Chance) -> ServerFault {
@@ -171,6 +193,7 @@ impl Fault {
             Self::Server(fault) => match fault {
                 ServerFault::Stop(_) => "server stopped",
                 ServerFault::Restart(_) => "server restarted with its data",
+                ServerFault::Outage(_) => "server away for minutes",
                 ServerFault::RestartEmpty(_) => "server restarted empty",
                 ServerFault::ClockForward(_) => "server clock forward",
                 ServerFault::ClockBack(_) => "server clock back",
@@ -181,6 +204,7 @@ impl Fault {
             },
             Self::Process(ProcessFault::Kill(_)) => "worker killed",
             Self::Process(ProcessFault::Stop(_)) => "worker stopped",
+            Self::Process(ProcessFault::StallLog(_)) => "worker's log stalled",
             Self::Link(_, fault) => match fault {
                 LinkFault::Cut => "link cut",
                 LinkFault::BlackHole(_) => "link black-holed",
@@ -204,11 +228,12 @@ impl fmt::Display for Fault {
             Self::Server(
                 ServerFault::Stop(by)
                 | ServerFault::Restart(by)
+                | ServerFault::Outage(by)
                 | ServerFault::RestartEmpty(by)
                 | ServerFault::ClockForward(by)
                 | ServerFault::ClockBack(by),
             )
-            | Self::Process(ProcessFault::Kill(by) | ProcessFault::Stop(by))
+            | Self::Process(ProcessFault::Kill(by) | ProcessFault::Stop(by) | ProcessFault::StallLog(by))
             | Self::Link(_, LinkFault::BlackHole(by) | LinkFault::Freeze(by) | LinkFault::Refuse(by)) => {
                 write!(f, " ({by:?})")
             }
@@ -237,6 +262,23 @@ mod tests {
             assert_ne!(steps(7, lane), steps(8, lane));
         }
         assert_ne!(steps(7, Lane::Server(1)), steps(7, Lane::Server(2)));
+    }
+
+    #[test]
+    fn one_round_of_five_has_an_outage_of_minutes_and_a_process_that_lives_through_it() {
+        let first = |seed, lane| plan(seed, lane).next().map(|step| step.fault);
+        for server in 0..SERVERS {
+            let is_away = first(5, Lane::Server(server)) == Some(Fault::Server(ServerFault::Outage(OUTAGE)));
+            assert_eq!(is_away, server < 3, "{server}");
+        }
+        assert_ne!(first(4, Lane::Server(LONE)), Some(Fault::Server(ServerFault::Outage(OUTAGE))));
+        let dies = |seed| {
+            plan(seed, Lane::Process(0))
+                .take(100)
+                .any(|step| matches!(step.fault, Fault::Process(ProcessFault::Kill(_))))
+        };
+        assert!(dies(4) && !dies(5));
+        assert!(OUTAGE_AFTER + OUTAGE < LONG_ROUND);
     }
 
     #[test]

@@ -150,6 +150,7 @@ words! {
     Call {
         Acquire = "acquire",
         Release = "release",
+        Signal = "signal",
         // Said by nobody: the parent's own.
         LastAcquire = "acquire after the last fault",
     }
@@ -202,8 +203,12 @@ pub enum Line {
         from: Nanos,
         to: Nanos,
     },
-    /// It has nothing under way and begins nothing more.
-    Rested(Process),
+    /// It has nothing under way and begins nothing more. Its resident memory at the start of its work and now, in KiB.
+    Rested {
+        process: Process,
+        before: u64,
+        after: u64,
+    },
     Counted(Outcome),
 }
 
@@ -220,7 +225,7 @@ impl fmt::Display for Line {
             Self::Late { process, name, call, within, from, to } => {
                 write!(f, "T {process} {name} {call} {within} {from} {to}")
             }
-            Self::Rested(process) => write!(f, "R {process}"),
+            Self::Rested { process, before, after } => write!(f, "R {process} {before} {after}"),
             Self::Counted(outcome) => write!(f, "C {outcome}"),
         }
     }
@@ -260,7 +265,7 @@ impl FromStr for Line {
                 from: number(word()?)?,
                 to: number(word()?)?,
             },
-            "R" => Self::Rested(word()?.parse()?),
+            "R" => Self::Rested { process: word()?.parse()?, before: number(word()?)?, after: number(word()?)? },
             "C" => Self::Counted(word()?.parse()?),
             _ => return Err(Unreadable),
         })
@@ -284,7 +289,7 @@ mod tests {
             Line::Ended { lease, at: 3, how: Ending::NoQuorum },
             Line::ReleaseLost { lease, at: 4 },
             Line::Late { process, name: 3, call: Call::Release, within: 4, from: 5, to: 6 },
-            Line::Rested(process),
+            Line::Rested { process, before: 1, after: 2 },
             Line::Counted(Outcome::Released),
         ] {
             assert_eq!(line.to_string().parse(), Ok(line));

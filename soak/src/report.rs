@@ -60,7 +60,9 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
             Whom::Link { slot, server } => {
                 name.servers.contains(&server) && violation.leases.iter().any(|lease| lease.process.slot == slot)
             }
-            Whom::Process(process) => violation.leases.iter().any(|lease| lease.process == process),
+            Whom::Process(process) | Whom::Log(process) => {
+                violation.leases.iter().any(|lease| lease.process == process)
+            }
         };
         if hits && mark.from <= to && mark.to >= from {
             lines.push((
@@ -93,6 +95,7 @@ fn whom(whom: Whom) -> String {
     match whom {
         Whom::Server(server) => server_name(server),
         Whom::Process(process) => process.to_string(),
+        Whom::Log(process) => format!("the log of {process}"),
         Whom::Link { slot, server } => format!("w{slot} to {}", server_name(server)),
     }
 }

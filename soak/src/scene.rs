@@ -16,7 +16,7 @@ use crate::{
     record::{Line, Nanos, Process, now},
     setup::{SERVERS, names},
     support::{Lag, Nodes, Proxy, Server, eventually, spawner, urls},
-    worker::Part,
+    worker::{self, Part},
 };
 
 /// How long a worker may take to rest, and to end, when it is told to.
@@ -112,8 +112,17 @@ impl Worker {
 
     /// Tells it to begin nothing more.
     pub fn rest(&mut self) {
+        self.tell(worker::REST);
+    }
+
+    /// Has its log take no line, or take them again.
+    pub fn stall_log(&mut self, stalls: bool) {
+        self.tell(if stalls { worker::STALL_LOG } else { worker::UNSTALL_LOG });
+    }
+
+    fn tell(&mut self, word: u8) {
         if let Some(input) = &mut self.input {
-            input.write_all(b".").ok();
+            input.write_all(&[word]).ok();
         }
     }
 

@@ -13,12 +13,18 @@ use leasehold::{AcquireError, Builder, GuardError, Guarded, Lease, Leases, Lock,
 
 use crate::{
     chance::Chance,
+    log::StallingLog,
     record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
     setup::{COMMAND_TIMEOUT, GIVEN_UP, KINDS, Kind, Pace, RESTART_DELAY, TTLS, nanos},
 };
 
 /// A call that is late by less is not worth a line.
 const LATE: Duration = Duration::from_millis(100);
+
+/// What the parent tells a worker by its input.
+pub const REST: u8 = b'.';
+pub const STALL_LOG: u8 = b's';
+pub const UNSTALL_LOG: u8 = b'u';
 
 /// What the parent tells a worker on its command line.
 #[derive(Debug, Clone)]
@@ -67,11 +73,16 @@ pub async fn run(part: Part) {
     let over = Arc::new(AtomicBool::new(false));
     let heard = over.clone();
     let (end, ends) = tokio::sync::oneshot::channel::<()>();
+    let log = StallingLog::start();
     std::thread::spawn(move || {
-        let mut input = std::io::stdin();
-        input.read_exact(&mut [0]).ok();
+        for word in std::io::stdin().lock().bytes().map_while(Result::ok) {
+            match word {
+                STALL_LOG | UNSTALL_LOG => log.stall(word == STALL_LOG),
+                _ => heard.store(true, Ordering::SeqCst),
+            }
+        }
         heard.store(true, Ordering::SeqCst);
-        input.read_to_end(&mut Vec::new()).ok();
+        log.stall(false);
         drop(end);
     });
     let (lone, nodes) = part.servers.split_first().expect("the parent names the servers");
@@ -81,6 +92,7 @@ pub async fn run(part: Part) {
         built(&over, || builder(part.process).command_timeout(Duration::from_secs(5)).url(&part.resource)).await;
     let (Some(lone), Some(quorum), Some(resource)) = (lone, quorum, resource) else { return };
 
+    let memory_before = memory();
     let numbers = Arc::new(AtomicU32::new(0));
     let mut tasks = Vec::new();
     for (name, kind) in KINDS.iter().enumerate().filter(|(name, _)| part.kinds & (1 << name) != 0) {
@@ -102,11 +114,18 @@ pub async fn run(part: Part) {
     for task in tasks {
         task.await.expect("a task does not panic");
     }
-    say([Line::Rested(part.process)]);
+    say([Line::Rested { process: part.process, before: memory_before, after: memory() }]);
     ends.await.ok();
     for leases in [lone, quorum, resource] {
         leases.close().await;
     }
+}
+
+/// Our resident memory, in KiB; zero where the system does not tell.
+fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
 /// Tries until the servers are there.
@@ -227,6 +246,10 @@ impl Job {
     /// Holds the lease for as long as this cycle wants to, and checks it to the last.
     async fn work(&mut self, held: &mut Held, ttl: Duration) -> Result<(), Ending> {
         let time = self.hold_for(ttl);
+        if self.kind.pace == Pace::Slow && self.chance.one_in(2) {
+            self.rely_on_the_signal(held, time).await?;
+            return held.check();
+        }
         let end = now() + nanos(time);
         if time.is_zero() {
             if self.chance.one_in(16) {
@@ -243,6 +266,34 @@ impl Job {
             }
         }
         held.check()
+    }
+
+    /// A job that never checks: the signal has to come by the deadline.
+    async fn rely_on_the_signal(&self, held: &Held, time: Duration) -> Result<(), Ending> {
+        let (end, mut is_over) = (now() + nanos(time), None);
+        let mut lost = std::pin::pin!(held.lease.lost());
+        while now() < end || is_over.is_some() {
+            let signal = tokio::time::timeout(Duration::from_millis(5), &mut lost).await;
+            if let Ok(lost) = signal {
+                self.say_if_late(is_over);
+                return Err(Ending::of(lost.reason()));
+            }
+            if is_over.is_none() && held.lease.remaining().is_zero() {
+                is_over = Some(now());
+            }
+            if is_over.is_some_and(|over| now() > over + nanos(GIVEN_UP)) {
+                self.say_if_late(is_over);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn say_if_late(&self, over: Option<Nanos>) {
+        let (to, process, name, call) = (now(), self.process, self.name, Call::Signal);
+        if let Some(from) = over.filter(|over| to > over + nanos(LATE)) {
+            say([Line::Late { process, name, call, within: 0, from, to }]);
+        }
     }
 
     fn hold_for(&mut self, ttl: Duration) -> Duration {

@@ -16,7 +16,7 @@ use crate::{
     quorum::{Undo, tally::Needs},
     shared::{Outcome, Shared, Wanted},
     token::Token,
-    wait::{Backoff, Called, LEAVES_FOR, LONGEST_PAUSE, Look, Place, WINDOW},
+    wait::{Backoff, Called, LEAVES_FOR, Look, Place, WINDOW},
 };
 
 impl Acquire {
@@ -37,7 +37,7 @@ impl Acquire {
         // Whoever has the turn leads: it knocks for those of this process who only wait to be called.
         let mut turn = waiter.turn_now();
         let mut leader_is_deaf = false;
-        let deaf = LONGEST_PAUSE + shared.options.command_timeout;
+        let deaf = self.deaf_after();
         let (mut looks, mut backoff, mut told) = (waiter.looks(), Backoff::new(Jitter::new()), Told::default());
         self.tell(&seen, &mut told);
         loop {
@@ -65,7 +65,7 @@ impl Acquire {
                             seen = look;
                         }
                     }
-                    () = shared.host.sleep(deaf), if !leads => {
+                    () = shared.host.sleep(waiter.pause_until_late(shared.now(), deaf)), if !leads => {
                         if shared.now() > waiter.due() + deaf {
                             leader_is_deaf = true;
                             break false;
@@ -79,7 +79,7 @@ impl Acquire {
             if self.is_over() && !leads {
                 return Err(self.over(seen));
             }
-            let _look = self.may_look().await;
+            let _slot = self.slot(leads.then_some(&waiter)).await;
             if leads {
                 let now = shared.now();
                 waiter.looks_by(now + self.limit(now));
@@ -119,7 +119,7 @@ impl Acquire {
         let outcome = tokio::select! {
             biased;
             outcome = standing.knock(lane, enter, limit) => outcome,
-            () = self.shared.closed.cancelled() => return Err(AcquireError::Closed),
+            () = self.shared.ended.cancelled() => return Err(self.shared.end()),
         };
         self.judge(outcome)
     }
@@ -263,6 +263,7 @@ impl Drop for Standing<'_> {
             parting: Parting::Leave,
             for_at_most: LEAVES_FOR.max(*ttl),
             is_first: false,
+            is_attempt: true,
         };
         let leaving = self.shared.watchdog.undoing(0, undo);
         let answer = self.answer.take();

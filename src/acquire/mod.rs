@@ -13,7 +13,7 @@ use crate::{
     quorum::tally::{Needs, Nodes},
     shared::{Outcome, Shared, Wanted},
     sync::SemaphorePermit,
-    wait::{Backoff, LONGEST_PAUSE, Look, Waiter},
+    wait::{Backoff, LONGEST_PAUSE, Look, LookSlot, Waiter},
     watchdog::{Entry, Hold},
 };
 
@@ -89,8 +89,8 @@ impl Acquire {
         let mut backoff = Backoff::new(Jitter::new());
         loop {
             let now = shared.now();
-            let (entry, orders) = hold.enter(now);
-            shared.watchdog.obey(&hold, orders);
+            let (entry, ruling) = hold.enter(now);
+            shared.watchdog.obey(&hold, ruling);
             match entry {
                 Entry::Shared(signal) => return Ok(Some(Lease::new(shared.clone(), hold, signal, Some(seat)))),
                 Entry::Over => return Ok(None),
@@ -98,7 +98,11 @@ impl Acquire {
             }
             // At risk: not before a renewal has gone through.
             let limit = self.limit(now);
-            match shared.watchdog.renew_now(&hold, shared.quorum.lane(), limit).await {
+            let renewed = shared.watchdog.renew_now(&hold, shared.quorum.lane(), limit).await;
+            if hold.is_over() {
+                return Ok(None);
+            }
+            match renewed {
                 Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
                 // Even a confirmation brings nothing while the clock stands still.
                 Err(_) | Ok(()) => self.pause(backoff.next(None)).await?,
@@ -157,7 +161,7 @@ impl Acquire {
             }
             tokio::select! {
                 biased;
-                () = shared.closed.cancelled() => return Err(AcquireError::Closed),
+                () = shared.ended.cancelled() => return Err(shared.end()),
                 () = shared.host.sleep(pause) => {}
             }
             match self.try_once(shared.quorum.lane()).await? {
@@ -212,7 +216,7 @@ impl Acquire {
                     Look::Failed(_) => Lane::Keeper,
                     Look::Held { .. } | Look::Split { .. } | Look::NotYet => shared.watchdog.lane(),
                 };
-                let _look = self.may_look().await;
+                let _slot = self.slot(Some(waiter)).await;
                 let began = shared.now();
                 waiter.looks_by(began + self.limit(began));
                 match self.try_once(lane).await? {
@@ -241,11 +245,11 @@ impl Acquire {
         // `close` waits for what is under way, and for its undoing.
         let _under_way = shared.host.token();
         self.may_begin()?;
-        let closed = shared.closed.cancelled();
+        let ended = shared.ended.cancelled();
         let outcome = tokio::select! {
             biased;
             outcome = shared.attempt(&self.wanted, lane, self.limit(shared.now())) => outcome,
-            () = closed => return Err(AcquireError::Closed),
+            () = ended => return Err(shared.end()),
         };
         self.judge(outcome)
     }
@@ -253,7 +257,7 @@ impl Acquire {
     /// `close` waits for what was under way before it was called; it may be done waiting. To be asked by who counts as under
     /// way.
     fn may_begin(&self) -> Result<(), AcquireError> {
-        if self.shared.closed.is_cancelled() { Err(AcquireError::Closed) } else { Ok(()) }
+        if self.shared.ended.is_cancelled() { Err(self.shared.end()) } else { Ok(()) }
     }
 
     fn judge(&self, outcome: Outcome) -> Result<Result<Lease, Look>, AcquireError> {
@@ -261,14 +265,16 @@ impl Acquire {
             Outcome::Won(hold, signal) => {
                 // From here on somebody owns the hold, whatever panics or is dropped.
                 let lease = Lease::new(self.shared.clone(), hold, signal, None);
-                // `close` has seen every hold that was there before it was called, and this sees that it was.
-                if self.shared.closed.is_cancelled() {
-                    return Err(AcquireError::Closed);
+                // `close` has seen every hold that was there before it was called, and this sees that it was. So it is with
+                // the end of the keeper's runtime.
+                if self.shared.ended.is_cancelled() {
+                    return Err(self.shared.end());
                 }
                 Ok(Ok(lease))
             }
             Outcome::Busy { holder, needs, watched } => Ok(Err(Look::Held { holder, watched, needs })),
             Outcome::Split { holder, answered, took } => Ok(Err(Look::Split { holder, answered, took })),
+            Outcome::Failed(_) if self.shared.ended.is_cancelled() => Err(self.shared.end()),
             Outcome::Failed(failure) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
             Outcome::Failed(failure) => Ok(Err(Look::Failed(failure))),
         }
@@ -282,12 +288,13 @@ impl Acquire {
         told: &mut Told,
     ) -> Result<Option<SemaphorePermit<'w>>, AcquireError> {
         // Who is polled is not as late as that.
-        let deaf = LONGEST_PAUSE + self.shared.options.command_timeout;
+        let deaf = self.deaf_after();
         let mut looks = waiter.looks();
         looks.mark_changed();
         let mut turn = pin!(waiter.turn());
         let mut end = pin!(self.end());
         loop {
+            let pause = waiter.pause_until_late(self.shared.now(), deaf);
             tokio::select! {
                 biased;
                 turn = &mut turn => return Ok(Some(turn)),
@@ -303,25 +310,42 @@ impl Acquire {
                     let look = looks.borrow_and_update().clone();
                     self.tell(&look, told);
                 }
-                () = self.shared.host.sleep(deaf) => if self.shared.now() > waiter.due() + deaf {
+                () = self.shared.host.sleep(pause) => if self.shared.now() > waiter.due() + deaf {
                     return Ok(None);
                 },
             }
         }
     }
 
-    /// One of the few looks that this process makes at a time. A look in the hands of somebody whom nobody polls keeps
-    /// its place, so there is a limit to this wait.
-    async fn may_look(&self) -> Option<SemaphorePermit<'_>> {
+    /// A waiter that is this much later than it said is not polled: one that is only waits for a slot, or for an answer.
+    fn deaf_after(&self) -> Duration {
+        LONGEST_PAUSE + self.shared.options.command_timeout
+    }
+
+    /// One of the few slots for looks, within the time for a look: then this looks without one. `None` also once the
+    /// acquire must end. Who has the turn of its line tells those behind it how long that takes.
+    async fn slot(&self, line: Option<&Waiter<'_>>) -> Option<LookSlot<'_>> {
         let shared = &self.shared;
-        if let Ok(look) = shared.looks.try_acquire() {
-            return Some(look);
-        }
-        tokio::select! {
-            biased;
-            look = shared.looks.acquire() => look.ok(),
-            () = shared.closed.cancelled() => None,
-            () = shared.host.sleep(self.limit(shared.now())) => None,
+        let mut now = shared.now();
+        let until = now + self.limit(now);
+        loop {
+            if let Some(slot) = shared.looks.take(now, now + self.limit(now)) {
+                return Some(slot);
+            }
+            if now >= until || shared.ended.is_cancelled() {
+                return None;
+            }
+            if let Some(waiter) = line {
+                waiter.waits_until(until);
+            }
+            let again = shared.looks.next_lapse().map_or(now, |lapse| lapse.min(until));
+            tokio::select! {
+                biased;
+                () = shared.looks.freed() => {}
+                () = shared.ended.cancelled() => {}
+                () = shared.host.sleep(again.since(now)) => {}
+            }
+            now = shared.now();
         }
     }
 
@@ -331,7 +355,7 @@ impl Acquire {
         let pause = pause.min(self.until.since(shared.now()));
         tokio::select! {
             biased;
-            () = shared.closed.cancelled() => Err(AcquireError::Closed),
+            () = shared.ended.cancelled() => Err(shared.end()),
             // A timer takes a millisecond for nothing, which is ten times what a call takes to get here.
             () = std::future::ready(()), if pause.is_zero() => Ok(()),
             () = shared.host.sleep(pause) => Ok(()),
@@ -348,7 +372,7 @@ impl Acquire {
         };
         tokio::select! {
             biased;
-            () = shared.closed.cancelled() => Some(AcquireError::Closed),
+            () = shared.ended.cancelled() => Some(shared.end()),
             () = over => None,
         }
     }

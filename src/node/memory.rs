@@ -13,7 +13,7 @@ use std::{
 };
 
 use self::{
-    queue::Told,
+    queue::{Process, Told},
     store::{Micros, Store, micros, sign},
 };
 use super::{
@@ -170,7 +170,7 @@ impl Node for Memory {
 
     fn knock(&self, _: Lane, knock: &Knock, _: Duration) -> Answer<Knocked> {
         self.passing(&knock.key, |store, now, reached| {
-            let (knocked, told) = store.knock(now, knock, Some(knock.token.as_str()), reached);
+            let (knocked, told) = store.knock(now, knock, Process { name: knock.token.as_str(), hears: true }, reached);
             let changed = matches!(knocked, Knocked::Granted(_));
             (Ok(knocked), changed, told)
         })
@@ -178,7 +178,7 @@ impl Node for Memory {
 
     fn leave(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
         self.passing(key, |store, now, reached| {
-            let (owned, told) = store.leave(now, key, token, Some(token.as_str()), reached);
+            let (owned, told) = store.leave(now, key, token, token.as_str(), reached);
             (Ok(owned), owned.is_ok(), told)
         })
     }

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     capabilities::Capabilities,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, KEEPER_ENDED},
     fence::Fence,
     holder::Holder,
     key::Key,
@@ -318,6 +318,8 @@ pub(crate) struct Failure {
 enum FailureKind {
     /// The node cannot serve now, and did nothing.
     Unavailable,
+    /// The request was never sent, and never will be.
+    Unsent,
     /// The node will not serve this, and did nothing.
     Refused,
     /// It may have happened, or may happen later (rule 6).
@@ -331,12 +333,21 @@ impl Failure {
         Self { text: text.into(), kind: FailureKind::Unavailable, votes: None }
     }
 
+    pub(crate) fn unsent(text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind: FailureKind::Unsent, votes: None }
+    }
+
     pub(crate) fn refused(text: impl Into<String>) -> Self {
         Self { text: text.into(), kind: FailureKind::Refused, votes: None }
     }
 
     pub(crate) fn unknown(text: impl Into<String>) -> Self {
         Self { text: text.into(), kind: FailureKind::Unknown, votes: None }
+    }
+
+    /// The runtime that the request needs has ended; the request may have gone out before.
+    pub(crate) fn keeper_ended() -> Self {
+        Self::unknown(KEEPER_ENDED)
     }
 
     /// Too few nodes granted it. What may have happened on some is dealt with already.
@@ -355,13 +366,18 @@ impl Failure {
     pub(crate) fn halfway(self) -> Self {
         let kind = match self.kind {
             FailureKind::Refused | FailureKind::RefusedHalfway => FailureKind::RefusedHalfway,
-            FailureKind::Unavailable | FailureKind::Unknown => FailureKind::Unknown,
+            FailureKind::Unavailable | FailureKind::Unsent | FailureKind::Unknown => FailureKind::Unknown,
         };
         Self { kind, ..self }
     }
 
     pub(crate) fn may_have_happened(&self) -> bool {
         matches!(self.kind, FailureKind::Unknown | FailureKind::RefusedHalfway)
+    }
+
+    /// Whether the node has said nothing, to this request at least.
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self.kind, FailureKind::Unsent | FailureKind::Unknown)
     }
 
     /// Whether trying again as before is pointless.

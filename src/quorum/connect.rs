@@ -140,9 +140,9 @@ impl Quorum {
         let coming = coming.take().into_iter().map(|(at, connecting)| (at, Some(connecting), silent()));
         for (at, connecting, error) in failed.chain(coming) {
             if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
-                tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
                 member.not_there(&error);
                 host.spawn_until_stopped(keep_trying(at, member.clone(), connecting, place.clone(), terms.clone()));
+                tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
             }
         }
         Ok(quorum)

@@ -17,12 +17,13 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
-use super::roll::Roll;
+use super::{roll::Roll, undo::Undos};
 use crate::{
     clock::{Clock, Time, wall},
     error::{Error, ErrorKind},
+    foreign::{self, Event},
     keeper::Host,
     node::{Acquired, Answer, Ballot, Bid, Ear, Failure, Lane, Node, Sign},
     votes::{NodeState, NodeStatus},
@@ -38,9 +39,6 @@ const IDENTIFY_EVERY: Duration = Duration::from_secs(1);
 /// So much waiting in vain since the last answer makes a node silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// The most undoings of one node that are under way at a time: thousands at once would time out behind each other.
-const UNDOS_AT_ONCE: usize = 256;
-
 /// One node, and what its answers have shown.
 pub(crate) struct Member {
     at: usize,
@@ -52,7 +50,7 @@ pub(crate) struct Member {
     clock: Arc<dyn Clock>,
     host: Host,
     command_timeout: Duration,
-    pub(super) undos: Semaphore,
+    pub(super) undos: Undos,
     /// Nanoseconds on our clock; zero before the first.
     last_answer: AtomicU64,
     is_silent: AtomicBool,
@@ -112,7 +110,7 @@ impl Member {
             clock,
             host,
             command_timeout,
-            undos: Semaphore::new(UNDOS_AT_ONCE),
+            undos: Undos::new(),
             last_answer: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
             last_resent: AtomicU64::new(0),
@@ -160,7 +158,23 @@ impl Member {
 
     /// Asks it something, unless that is pointless.
     pub(crate) fn ask<T: Send + 'static>(self: &Arc<Self>, request: impl FnOnce(&dyn Node) -> Answer<T>) -> Answer<T> {
-        let node = match self.askable() {
+        self.send(self.askable(true), request)
+    }
+
+    /// The same for what is taken back there: that matters even if the node has no vote.
+    pub(super) fn ask_without_vote<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: impl FnOnce(&dyn Node) -> Answer<T>,
+    ) -> Answer<T> {
+        self.send(self.askable(false), request)
+    }
+
+    fn send<T: Send + 'static>(
+        self: &Arc<Self>,
+        node: Result<&Arc<dyn Node>, Failure>,
+        request: impl FnOnce(&dyn Node) -> Answer<T>,
+    ) -> Answer<T> {
+        let node = match node {
             Ok(node) => node,
             Err(failure) => return Box::pin(ready(Err(failure))),
         };
@@ -189,7 +203,8 @@ impl Member {
                 return if is_same { Ok(acquired) } else { Err(other()) };
             }
             member.note_clock(&sign, sent);
-            member.check_identity(&sign)?;
+            // It may have granted all the same, and the address by which that server has its vote may be out of reach.
+            member.check_identity(&sign).map_err(Failure::halfway)?;
             member.note_recovery(if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO });
             Ok(acquired)
         })
@@ -209,13 +224,13 @@ impl Member {
         Time::from_nanos(self.last_resent.load(Ordering::Acquire)) >= sent
     }
 
-    fn askable(&self) -> Result<&Arc<dyn Node>, Failure> {
+    fn askable(&self, needs_vote: bool) -> Result<&Arc<dyn Node>, Failure> {
         let node = self.node.get();
         if !self.is_troubled.load(Ordering::Acquire) {
             return node.ok_or_else(|| Failure::unavailable("it is not connected yet"));
         }
         let state = self.state.lock();
-        if let Some(other) = &state.same_as {
+        if let Some(other) = state.same_as.as_ref().filter(|_| needs_vote) {
             return Err(Failure::refused(same_server(other)));
         }
         match (node, &state.refused) {
@@ -245,7 +260,7 @@ impl Member {
         let counted = state.waited_until.max(answered);
         state.waited += now.since(sent.max(counted));
         state.waited_until = now;
-        let is_silent = state.waited >= SILENCE && failure.may_have_happened() && !failure.is_refusal();
+        let is_silent = state.waited >= SILENCE && failure.is_silence();
         drop(state);
         if is_silent {
             self.silent();
@@ -263,13 +278,15 @@ impl Member {
             self.is_troubled.store(false, Ordering::Release);
         }
         drop(state);
-        if self.is_silent.swap(false, Ordering::AcqRel) {
-            tracing::info!(name: "node", target: "leasehold", node = self.address(), "it answers again");
-            self.back.notify_waiters();
+        // Before the notification: `speaks` looks at it when it is woken.
+        let was_silent = self.is_silent.swap(false, Ordering::AcqRel);
+        self.back.notify_waiters();
+        if was_silent {
             // Leases want to be renewed there, and whoever waits may have missed something.
             if let Some(ear) = self.ear.get().and_then(Weak::upgrade) {
                 ear.missed();
             }
+            foreign::tell(Event::NodeAnswers { node: self.address().into() });
         }
     }
 
@@ -282,8 +299,8 @@ impl Member {
         let reason = state.unreachable.get_or_insert_with(|| "it does not answer".into()).clone();
         self.is_troubled.store(true, Ordering::Release);
         drop(state);
-        tracing::warn!(name: "node", target: "leasehold", node = self.address(), reason, "it is not asked until it answers");
         self.host.spawn_until_stopped(self.clone().probe());
+        foreign::tell(Event::NodeSilent { node: self.address().into(), reason });
     }
 
     async fn probe(self: Arc<Self>) {
@@ -317,7 +334,7 @@ impl Member {
         self.answered();
     }
 
-    /// Completes when it has come back from a silence.
+    /// Completes when it has answered after a failure.
     pub(super) async fn back(&self) {
         self.back.notified().await;
     }
@@ -346,10 +363,7 @@ impl Member {
         let until = if left.is_zero() { Time::ZERO } else { self.now() + left };
         let was = std::mem::replace(&mut self.state.lock().recovers_until, until);
         if was == Time::ZERO {
-            tracing::warn!(
-                name: "node", target: "leasehold", node = self.address(), votes_in = ?left,
-                "it was started lately and may have forgotten leases: it gives no vote"
-            );
+            foreign::tell(Event::NodeRecovers { node: self.address().into(), votes_in: left });
         }
     }
 
@@ -365,11 +379,8 @@ impl Member {
         let failure = Failure::refused(same_server(&other));
         self.is_troubled.store(true, Ordering::Release);
         if self.state.lock().same_as.replace(other.clone()).is_none() {
-            tracing::warn!(
-                name: "same_server", target: "leasehold", node = self.address(), other = &*other,
-                "two nodes of the quorum are one server: this one has no vote"
-            );
             self.host.spawn_until_stopped(self.clone().reidentify());
+            foreign::tell(Event::SameServer { node: self.address().into(), other: other.into() });
         }
         Err(failure)
     }

@@ -12,11 +12,12 @@ pub(crate) use self::{
     connect::{Place, Terms},
     fan_out::FanOut,
     member::Member,
-    undo::Undo,
+    undo::{Undo, Undone},
 };
 use self::{roll::Roll, tally::drift};
 use crate::{
     clock::{Clock, Time},
+    foreign::{self, Event},
     keeper::Host,
     node::{Acquired, Bid, Ear, Failure, Lane, Node, Voting},
     votes::{NodeAnswer, NodeStatus, Vote, Votes},
@@ -189,10 +190,8 @@ impl Quorum {
         let most = differing.max_by_key(|(by, ..)| *by).filter(|(by, ..)| *by > drift(ttl));
         let did_differ = self.clocks_differ.swap(most.is_some(), Ordering::Relaxed);
         if let Some((by, one, other)) = most.filter(|_| !did_differ) {
-            tracing::warn!(
-                name: "clocks", target: "leasehold", node = one.address(), other = other.address(), ?by,
-                "the nodes' clocks differ by more than leases allow for: have them synchronised"
-            );
+            let [node, other] = [one, other].map(|member| member.address().to_owned());
+            foreign::tell(Event::ClocksDiffer { node, other, by });
         }
     }
 }

@@ -125,7 +125,7 @@ impl Shared {
         hold.parts(lane);
         let (key, token) = (hold.key.clone(), hold.token.clone());
         let keeps = matches!(parting, Parting::KeepFor(..));
-        let undo = Undo { lane, key, token, parting, for_at_most: hold.ttl, is_first: false };
+        let undo = Undo { lane, key, token, parting, for_at_most: hold.ttl, is_first: false, is_attempt: false };
         for (at, _) in self.quorum.members().filter(|(at, _)| hold.may_be_on(*at)) {
             let (shared, undo) = (self.clone(), undo.clone());
             self.host.spawn(async move {

@@ -178,7 +178,15 @@ impl Round<'_> {
 
     fn undo(&self) -> Undo {
         let Bid { key, token, ttl, .. } = self.bid.clone();
-        Undo { lane: self.lane, key, token, parting: Parting::Delete, for_at_most: ttl, is_first: true }
+        Undo {
+            lane: self.lane,
+            key,
+            token,
+            parting: Parting::Delete,
+            for_at_most: ttl,
+            is_first: true,
+            is_attempt: true,
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub enum Keeper {
 pub(crate) struct Host {
     tasks: TaskTracker,
     stop: CancellationToken,
+    over: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -39,13 +40,30 @@ impl Drop for Stop {
 impl Host {
     #[allow(clippy::unnecessary_wraps, reason = "as the real one")]
     pub(crate) fn start(_: Keeper) -> io::Result<(Self, Stop)> {
-        let host = Self { tasks: TaskTracker::new(), stop: CancellationToken::new() };
+        let host = Self { tasks: TaskTracker::new(), stop: CancellationToken::new(), over: CancellationToken::new() };
         let stop = Stop(host.stop.clone());
         Ok((host, stop))
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
         unimplemented!("nothing but fred needs one")
+    }
+
+    #[allow(clippy::unused_async, reason = "as the real one")]
+    pub(crate) async fn transport(&self) -> io::Result<Handle> {
+        unimplemented!("nothing but fred needs one")
+    }
+
+    pub(crate) fn over(&self) -> &CancellationToken {
+        &self.over
+    }
+
+    pub(crate) fn ends(&self) {
+        self.over.cancel();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
     }
 
     pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
@@ -59,6 +77,10 @@ impl Host {
         }));
     }
 
+    pub(crate) fn spawn_until_stopped_on<F: Future<Output = ()> + Send + 'static>(&self, _: &Handle, _: F) {
+        unimplemented!("nothing but fred needs one")
+    }
+
     pub(crate) fn token(&self) -> TaskTrackerToken {
         self.tasks.token()
     }
@@ -68,7 +90,11 @@ impl Host {
         self.tasks.wait().await;
     }
 
-    pub(crate) fn keep_time<F: Future + Unpin>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
+    pub(crate) fn keep_time<F: Future + Unpin>(
+        &self,
+        future: F,
+        _: fn() -> F::Output,
+    ) -> impl Future<Output = F::Output> + use<F> {
         future
     }
 

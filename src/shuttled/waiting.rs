@@ -6,7 +6,7 @@ use shuttle::{future::block_on, thread};
 use tokio::sync::Notify;
 
 use super::{explore, linger, wire::Scene};
-use crate::{Lease, Lock};
+use crate::{Lease, Lock, clock::Time, wait::LookSlots};
 
 /// An acquire that is given up when somebody says so, if it is not over by then.
 fn until(given_up: Arc<Notify>, lock: Lock) -> Option<Lease> {
@@ -58,6 +58,34 @@ fn who_gives_up_at_the_moment_of_its_wake_passes_the_turn_on() {
 #[test]
 fn who_gives_up_at_the_moment_of_its_grant_passes_the_lock_on() {
     explore(|| one_gives_up(|scene| scene.lock().fair(true)));
+}
+
+/// Slots do not lapse, so each waiter finds a free one by a notification.
+#[test]
+fn a_slot_for_looks_is_never_lost_on_those_who_wait() {
+    explore(|| {
+        const NEVER: Time = Time::NEVER;
+        let slots = Arc::new(LookSlots::new(2));
+        let looking = [(); 4].map(|()| {
+            let slots = slots.clone();
+            thread::spawn(move || {
+                let slot = block_on(async {
+                    loop {
+                        if let Some(slot) = slots.take(Time::ZERO, NEVER) {
+                            break slot;
+                        }
+                        slots.freed().await;
+                    }
+                });
+                linger(5);
+                drop(slot);
+            })
+        });
+        for looked in looking {
+            looked.join().unwrap();
+        }
+        assert_eq!(slots.next_lapse(), None);
+    });
 }
 
 /// Three take turns, and each has the lock once.

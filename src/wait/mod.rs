@@ -8,8 +8,8 @@
 //! 2. A waiter that needs several nodes to be freed is alerted when so many of those have been touched since it last
 //!    looked. What others touch that compete with it, and what it touches itself, has nobody look: where several take and
 //!    give back what is free of a minority, or split the votes, they would call each other without end.
-//! 3. Whoever has the turn says by when it will look. When it does not, for it may stand on a runtime that nobody
-//!    polls, the others go on without it.
+//! 3. Whoever has the turn says by when it will look, before any wait. When it does not, for it may stand on a runtime
+//!    that nobody polls, the others go on without it.
 
 use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
@@ -29,10 +29,12 @@ use crate::{
 
 mod backoff;
 mod queue;
+mod slots;
 
 pub(crate) use self::{
     backoff::{Backoff, LONGEST_PAUSE},
     queue::{Called, Calls, LEAVES_FOR, Place, WINDOW},
+    slots::{LookSlot, LookSlots},
 };
 
 /// Every line of one `Leases`, by name.
@@ -55,7 +57,7 @@ pub(crate) struct Line {
     /// Something may have happened to the lock.
     alert: Notify,
     touched: Mutex<Touched>,
-    /// By when whoever has the turn will have looked.
+    /// By when whoever has the turn will have looked, or said by when it will.
     due: AtomicU64,
     seen: watch::Sender<Look>,
 }
@@ -216,6 +218,11 @@ impl Waiter<'_> {
         self.line.alert.notified().await;
     }
 
+    /// We cannot look yet, and shall say more at this moment.
+    pub(crate) fn waits_until(&self, at: Time) {
+        self.line.due.store(at.as_nanos(), Ordering::Release);
+    }
+
     /// We look now, and shall have looked at this moment. What we were alerted to before is dealt with by that.
     pub(crate) fn looks_by(&self, at: Time) {
         let _alerted_before = pin!(self.line.alert.notified()).enable();
@@ -224,9 +231,16 @@ impl Waiter<'_> {
         self.line.due.store(at.as_nanos(), Ordering::Release);
     }
 
-    /// By when whoever has the turn will have looked.
+    /// By when whoever has the turn will have looked, or said by when it will.
     pub(crate) fn due(&self) -> Time {
         Time::from_nanos(self.line.due.load(Ordering::Acquire))
+    }
+
+    /// How long to leave it to the waiter that has the turn, which is not polled if it is `deaf` later than its `due`. An
+    /// alert may move `due` to an earlier moment meanwhile, so this is never far away.
+    pub(crate) fn pause_until_late(&self, now: Time, deaf: Duration) -> Duration {
+        let late = self.due() + deaf + Duration::from_millis(1);
+        late.since(now).min(deaf)
     }
 
     /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
@@ -341,6 +355,21 @@ mod tests {
         assert_eq!(waiter.due(), later);
         lines.alert("job", Time::ZERO);
         assert_eq!(waiter.due(), Time::ZERO);
+    }
+
+    #[test]
+    fn a_waiter_behind_is_there_when_the_one_with_the_turn_is_late() {
+        let lines = Lines::new(1);
+        let waiter = lines.join(&key());
+        let at = |millis| Time::ZERO + Duration::from_millis(millis);
+        let (deaf, just_after) = (Duration::from_millis(1_200), Duration::from_millis(1));
+        assert_eq!(waiter.pause_until_late(at(0), deaf), deaf, "it has said nothing yet");
+        waiter.waits_until(at(400));
+        assert_eq!(waiter.pause_until_late(at(0), deaf), deaf, "it may be due at once by then");
+        assert_eq!(waiter.pause_until_late(at(1_200), deaf), Duration::from_millis(400) + just_after);
+        assert_eq!(waiter.pause_until_late(at(1_601), deaf), Duration::ZERO);
+        lines.alert("job", at(100));
+        assert_eq!(waiter.pause_until_late(at(1_200), deaf), Duration::from_millis(100) + just_after);
     }
 
     #[tokio::test]

@@ -12,8 +12,8 @@
 //! 4. A confirmation counts for the round that it answers, however late it comes; rounds go out side by side (rule 7).
 //! 5. After the end, whichever it was, no renewal is ordered (rule 8).
 //! 6. An end by loss orders the release of what may be left on the nodes, once; where a majority has denied it, the hold
-//!    obeys when the last lease lets go. `MaxHold` orders nothing: the key runs out, and the job has that long to stop
-//!    (rule 8).
+//!    obeys when the last lease lets go. `MaxHold` orders nothing: the key runs out, and the job has what is left of its
+//!    TTL to stop (rule 8).
 //! 7. An unfinished lease always has a next moment to look, and it is never after the deadline; a renewal is never
 //!    ordered twice for the same moment (no hot loop).
 //! 8. Rounds that nobody answers go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests

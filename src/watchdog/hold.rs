@@ -6,15 +6,15 @@ use super::core::{Answer, Core, Orders, Phase};
 use crate::{
     clock::{Time, wall},
     fence::Fence,
+    foreign::{self, Event},
     key::Key,
     lost::{LossReason, Lost},
-    measures::Holding,
+    measures::{Holding, Turn},
     node::{Lane, Renewal},
     status::{Signal, Status},
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
-        unshaken,
     },
     token::Token,
 };
@@ -39,12 +39,47 @@ struct State {
     core: Core,
     leases: Vec<Arc<Signal>>,
     end: Option<Lost>,
+    /// `Leases::close` has released what was on the nodes, and the connections are closed.
+    is_closed: bool,
 }
 
 /// Whether a majority has denied the lease. What is left on the others stays until its last holder lets go: where those who
 /// denied it do not vote yet, that keeps everybody else out while the job stops.
 fn is_denial(reason: LossReason) -> bool {
     matches!(reason, LossReason::Deleted | LossReason::Taken)
+}
+
+/// What an event means: orders for the watchdog first, then news for the holders.
+#[must_use = "orders are there to be carried out, and news to be told"]
+pub(crate) struct Ruling {
+    pub(crate) orders: Orders,
+    pub(crate) news: Option<News>,
+}
+
+/// A new phase, noted already. To tell it runs foreign code: once no lock is held, and nothing is left to be done.
+#[must_use = "nobody has been told"]
+pub(crate) struct News {
+    leases: Vec<Arc<Signal>>,
+    turn: Turn,
+    end: Option<(LossReason, Duration)>,
+    event: Event,
+}
+
+impl News {
+    pub(crate) fn tell(self) {
+        // Every lease is woken before any is cancelled: a caller's thread cancels by itself, and may have to wait there.
+        for lease in &self.leases {
+            lease.wake();
+        }
+        for lease in &self.leases {
+            lease.cancel();
+        }
+        match self.end {
+            Some((reason, held_for)) => self.turn.tell_end(reason, held_for),
+            None => self.turn.tell(),
+        }
+        foreign::tell(self.event);
+    }
 }
 
 /// What an owner that asks again finds.
@@ -79,7 +114,7 @@ impl Hold {
     ) -> (Arc<Self>, Arc<Signal>) {
         let signal = Signal::new();
         let believed_until = AtomicU64::new(core.believed_until().as_nanos());
-        let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None });
+        let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None, is_closed: false });
         let (parted, measured) = (OnceLock::new(), Holding::begins());
         (Arc::new(Self { key, token, fence, ttl, acquired, parted, believed_until, state, measured }), signal)
     }
@@ -112,7 +147,7 @@ impl Hold {
         self.state.lock().leases.len()
     }
 
-    pub(crate) fn judge(&self, now: Time) -> Orders {
+    pub(crate) fn judge(&self, now: Time) -> Ruling {
         self.feed(now, |core| core.judge(now))
     }
 
@@ -120,11 +155,11 @@ impl Hold {
         self.state.lock().core.hint(at);
     }
 
-    pub(crate) fn tick(&self, now: Time) -> Orders {
+    pub(crate) fn tick(&self, now: Time) -> Ruling {
         self.feed(now, |core| core.tick(now))
     }
 
-    pub(crate) fn answer(&self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+    pub(crate) fn answer(&self, now: Time, node: usize, sent: Time, answer: Answer) -> Ruling {
         self.feed(now, |core| core.answer(now, node, sent, answer))
     }
 
@@ -153,14 +188,25 @@ impl Hold {
         self.parted.get().copied()
     }
 
-    /// `Leases::close`: every lease ends.
-    pub(crate) fn close(&self, now: Time) -> Orders {
-        self.feed(now, |core| core.finish(now, LossReason::Closed))
+    /// `Leases::close`: every lease ends. With whether there may be something left on the nodes that nobody releases yet;
+    /// from here on that is up to the caller, and not to the last lease.
+    pub(crate) fn close(&self, now: Time) -> (bool, Ruling) {
+        let ruling = self.finish(now, LossReason::Closed);
+        let mut state = self.state.lock();
+        let waits_for_its_lease = |end: &Lost| end.reason() == LossReason::MaxHold || is_denial(end.reason());
+        let is_left = !state.leases.is_empty() && state.end.as_ref().is_some_and(waits_for_its_lease);
+        let was_closed = std::mem::replace(&mut state.is_closed, true);
+        (ruling.news.is_some() || is_left && !was_closed, ruling)
+    }
+
+    /// Every lease ends, for a reason that no node has given.
+    pub(crate) fn finish(&self, now: Time, reason: LossReason) -> Ruling {
+        self.feed(now, |core| core.finish(now, reason))
     }
 
     /// The owner of this hold asks again.
-    pub(crate) fn enter(&self, now: Time) -> (Entry, Orders) {
-        let orders = self.judge(now);
+    pub(crate) fn enter(&self, now: Time) -> (Entry, Ruling) {
+        let ruling = self.judge(now);
         let mut state = self.state.lock();
         let entry = match state.core.phase() {
             Phase::Held => {
@@ -171,24 +217,25 @@ impl Hold {
             Phase::AtRisk => Entry::AtRisk,
             Phase::Over { .. } => Entry::Over,
         };
-        (entry, orders)
+        (entry, ruling)
     }
 
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
     /// last (rule 8).
-    pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Orders) {
-        let mut orders = self.judge(now);
+    pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Ruling) {
+        let mut ruling = self.judge(now);
         let released = self.lost(now, now, LossReason::Released);
         let mut state = self.state.lock();
         let before = state.leases.len();
         state.leases.retain(|lease| !Arc::ptr_eq(lease, signal));
         let (gone, last) = (state.leases.len() == before, state.leases.is_empty());
-        orders.undo |= !gone && last && state.end.as_ref().is_some_and(|end| is_denial(end.reason()));
+        let is_denied = state.end.as_ref().is_some_and(|end| is_denial(end.reason()));
+        ruling.orders.undo |= !gone && last && is_denied && !state.is_closed;
         let mut turn = None;
         let leaving = match &state.end {
             _ if gone => Leaving::Nothing(Ok(())),
             Some(end) if end.reason() != LossReason::MaxHold => Leaving::Nothing(Err(end.clone())),
-            Some(_) if last => Leaving::Forgiven,
+            Some(_) if last && !state.is_closed => Leaving::Forgiven,
             None if last => {
                 let believed_until = state.core.believed_until();
                 let _news_for_nobody = state.core.finish(now, LossReason::Released);
@@ -204,7 +251,7 @@ impl Hold {
         if let Some(turn) = turn {
             turn.tell_end(LossReason::Released, now.since(self.acquired));
         }
-        (leaving, orders)
+        (leaving, ruling)
     }
 
     pub(crate) fn lost(&self, now: Time, since: Time, reason: LossReason) -> Lost {
@@ -212,12 +259,12 @@ impl Hold {
         Lost::new(self.key.name(), self.fence, reason, since_wall, since.since(self.acquired))
     }
 
-    fn feed(&self, now: Time, event: impl FnOnce(&mut Core) -> Orders) -> Orders {
+    fn feed(&self, now: Time, event: impl FnOnce(&mut Core) -> Orders) -> Ruling {
         let mut state = self.state.lock();
         let mut orders = event(&mut state.core);
         self.believed_until.store(state.core.believed_until().as_nanos(), Ordering::Release);
         if !orders.news {
-            return orders;
+            return Ruling { orders, news: None };
         }
         let phase = state.core.phase();
         if let Phase::Over { reason, since } = phase {
@@ -226,8 +273,7 @@ impl Hold {
         }
         let end = state.end.clone();
         let turn = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };
-        // Noted under the lock, so that news reach every signal in their order; waking runs foreign code, which may ask
-        // this hold something, and logging may block: both after it, and waking first.
+        // Noted under the lock, so that news reach every signal in their order.
         for lease in &state.leases {
             match (&end, phase) {
                 (Some(lost), _) => lease.note_end(lost),
@@ -237,28 +283,17 @@ impl Hold {
         }
         let leases = state.leases.clone();
         drop(state);
-        for lease in &leases {
-            lease.wake();
-        }
-        // Whatever an exporter or a subscriber does, there are orders to be obeyed.
-        let _told = unshaken(|| match &end {
-            Some(lost) => turn.tell_end(lost.reason(), now.since(self.acquired)),
-            None => turn.tell(),
-        });
-        let _logged = unshaken(|| self.log(phase, end.as_ref()));
-        orders
+        let event = self.event(phase, end.as_ref());
+        let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
+        Ruling { orders, news: Some(News { leases, turn, end, event }) }
     }
 
-    fn log(&self, phase: Phase, end: Option<&Lost>) {
-        let (lock, label) = (self.key.name(), self.token.label());
+    fn event(&self, phase: Phase, end: Option<&Lost>) -> Event {
+        let (lock, label) = (self.key.name().to_owned(), self.token.label().to_owned());
         match end {
-            Some(lost) => {
-                tracing::warn!(name: "lost", target: "leasehold", lock, label, reason = ?lost.reason(), "{lost}");
-            }
-            None if phase == Phase::AtRisk => {
-                tracing::warn!(name: "at_risk", target: "leasehold", lock, label, "a renewal is not confirmed");
-            }
-            None => tracing::info!(name: "recovered", target: "leasehold", lock, label, "a renewal is confirmed again"),
+            Some(lost) => Event::Lost { label, lost: lost.clone() },
+            None if phase == Phase::AtRisk => Event::AtRisk { lock, label },
+            None => Event::Recovered { lock, label },
         }
     }
 }
@@ -270,5 +305,74 @@ impl fmt::Debug for Hold {
             .field("token", &self.token)
             .field("fence", &self.fence)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod tests {
+    use super::*;
+    use crate::{jitter::Jitter, quorum::tally::Denial, quorum::tally::Tally, watchdog::Terms};
+
+    const TTL: Duration = Duration::from_secs(3);
+
+    fn at(millis: u64) -> Time {
+        Time::ZERO + Duration::from_millis(millis)
+    }
+
+    fn held() -> (Arc<Hold>, Arc<Signal>) {
+        let terms = Terms { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
+        let mut tally = Tally::new(1);
+        tally.confirm(0, Time::ZERO);
+        let core = Core::new(terms, tally, Jitter::from_seed(1));
+        Hold::new(Key::of_lock("job"), Token::draw("host:7"), Fence::ZERO, TTL, Time::ZERO, core)
+    }
+
+    /// What is left of a lease that goes after `close`: no order, and its release says this.
+    fn leaves(hold: &Hold, signal: &Arc<Signal>) -> Result<(), LossReason> {
+        let (leaving, ruling) = hold.leave(at(3_100), signal);
+        assert!(ruling.orders == Orders::default() && ruling.news.is_none());
+        let Leaving::Nothing(outcome) = leaving else { panic!("it would ask on a closed connection") };
+        outcome.map_err(|lost| lost.reason())
+    }
+
+    fn closes(hold: &Hold, millis: u64) -> bool {
+        hold.close(at(millis)).0
+    }
+
+    #[test]
+    fn close_releases_a_held_lease_once() {
+        let (hold, signal) = held();
+        assert!(closes(&hold, 1) && !closes(&hold, 2));
+        assert_eq!(leaves(&hold, &signal), Err(LossReason::Closed));
+    }
+
+    #[test]
+    fn close_releases_a_lease_that_has_reached_its_max_hold() {
+        let (hold, signal) = held();
+        let _ruling = hold.answer(at(1_000), 0, at(1_000), Answer::Confirmed);
+        let _ruling = hold.tick(at(3_000));
+        assert_eq!(hold.end().unwrap().reason(), LossReason::MaxHold);
+        assert!(closes(&hold, 3_050) && !closes(&hold, 3_060));
+        assert_eq!(leaves(&hold, &signal), Ok(()));
+    }
+
+    #[test]
+    fn close_releases_a_lease_that_was_denied() {
+        let (hold, signal) = held();
+        let ruling = hold.answer(at(1_000), 0, at(1_000), Answer::Denied(Denial::Gone));
+        assert!(!ruling.orders.undo, "what is left of it stays while it is held");
+        assert!(closes(&hold, 3_050) && !closes(&hold, 3_060));
+        assert_eq!(leaves(&hold, &signal), Err(LossReason::Deleted));
+    }
+
+    #[test]
+    fn close_releases_nothing_that_is_released_already() {
+        let (hold, signal) = held();
+        let (leaving, _) = hold.leave(at(1), &signal);
+        assert!(matches!(leaving, Leaving::Release { .. }) && !closes(&hold, 2));
+        let (hold, signal) = held();
+        // Its end has ordered the release.
+        assert!(hold.tick(at(2_990)).orders.undo && !closes(&hold, 2_995));
+        assert_eq!(leaves(&hold, &signal), Err(LossReason::Expired));
     }
 }

@@ -13,12 +13,14 @@ use std::{
 
 use crate::{
     clock::{Clock, Time},
+    foreign::{self, Event},
     holder::Holder,
     jitter::Jitter,
     keeper::Host,
     key::Key,
+    lost::LossReason,
     node::{Lane, Parting},
-    quorum::{Quorum, Undo, tally::Nodes},
+    quorum::{Quorum, Undo, Undone, tally::Nodes},
     sync::{
         Mutex, Notify,
         atomic::{AtomicBool, Ordering},
@@ -34,7 +36,7 @@ mod renewal;
 
 pub(crate) use self::{
     core::{Answer, Core, Orders, Terms},
-    hold::{Entry, Hold, Leaving},
+    hold::{Entry, Hold, Leaving, Ruling},
 };
 
 /// The longest the loop sleeps while anything is held.
@@ -121,6 +123,27 @@ impl Table {
 
     fn first_due(&self) -> Time {
         self.due.peek().map_or(Time::NEVER, |Reverse((at, _))| *at)
+    }
+}
+
+/// Ends every hold when it is dropped while somebody still needs the keeper.
+struct EndsHolds(Arc<Watchdog>);
+
+impl Drop for EndsHolds {
+    fn drop(&mut self) {
+        let watchdog = &self.0;
+        if watchdog.host.is_stopped() {
+            return;
+        }
+        // First this: an acquire that is won meanwhile adds its hold and then looks whether the keeper has ended.
+        watchdog.host.ends();
+        let now = watchdog.now();
+        for hold in watchdog.holds() {
+            // Nobody carries out orders any more.
+            if let Some(news) = hold.finish(now, LossReason::KeeperEnded).news {
+                news.tell();
+            }
+        }
     }
 }
 
@@ -212,10 +235,20 @@ impl Watchdog {
         self.table.lock().holds.values().map(|kept| kept.hold.clone()).collect()
     }
 
-    /// Carries out what a core ordered, but for renewals, which the loop sends in batches.
-    pub(crate) fn obey(self: &Arc<Self>, hold: &Arc<Hold>, orders: Orders) {
+    /// Carries out what a core ordered, but for renewals, which the loop sends in batches; then tells the news. What it
+    /// tells of may block a caller's thread, and panic: nothing comes after it.
+    pub(crate) fn obey(self: &Arc<Self>, hold: &Arc<Hold>, Ruling { orders, news }: Ruling) {
+        let _carried_out = unshaken(|| self.carry_out(hold, orders));
+        if let Some(news) = news {
+            news.tell();
+        }
         if !orders.reconnect.is_empty() {
-            tracing::debug!(name: "reconnect", target: "leasehold", lock = hold.key.name(), "renewals go unanswered");
+            foreign::tell_debug(|| Event::Reconnect { lock: hold.key.name().into() });
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, hold: &Arc<Hold>, orders: Orders) {
+        if !orders.reconnect.is_empty() {
             self.quorum.reconnect(orders.reconnect);
         }
         for (at, member) in orders.heal.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
@@ -237,7 +270,7 @@ impl Watchdog {
     /// The same, in another way.
     pub(crate) fn part(&self, nodes: Nodes, lane: Lane, key: &Key, token: &Token, ttl: Duration, parting: &Parting) {
         let (key, token, parting) = (key.clone(), token.clone(), parting.clone());
-        let undo = Undo { lane, key, token, parting, for_at_most: ttl, is_first: false };
+        let undo = Undo { lane, key, token, parting, for_at_most: ttl, is_first: false, is_attempt: false };
         for at in nodes.iter() {
             self.host.spawn(self.undoing(at, undo.clone()));
         }
@@ -247,11 +280,18 @@ impl Watchdog {
     /// no news, or an attempt that a node refuses half way would be followed by the next at once.
     pub(crate) fn undoing(&self, at: usize, undo: Undo) -> impl Future<Output = ()> + Send + use<> {
         let (lines, clock, host, key) = (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.key.clone());
-        let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host, clock.clone()));
+        let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host.clone(), clock.clone()));
         async move {
             let Some(undoing) = undoing else { return };
-            if undoing.await {
-                lines.touched(key.lock(), at, Time::now(&*clock));
+            match undoing.await {
+                Undone::Yes { has_changed: false } => {}
+                Undone::Yes { has_changed: true } => lines.touched(key.lock(), at, Time::now(&*clock)),
+                // Nobody waits for this one: that may take as long as an outage.
+                Undone::NotYet(unanswered) => host.clone().spawn_until_stopped(async move {
+                    if unanswered.run(host, clock.clone()).await {
+                        lines.touched(key.lock(), at, Time::now(&*clock));
+                    }
+                }),
             }
         }
     }
@@ -267,31 +307,62 @@ impl Watchdog {
     }
 
     /// The loop: until the keeper stops.
+    ///
+    /// A panic, which is a bug here or in the program's own clock, ends every lease that is held, and not the loop.
     pub(crate) async fn run(self: Arc<Self>) {
+        let mut now = Time::ZERO;
         loop {
-            self.look();
-            let planned = self.plan();
-            if planned == Time::NEVER {
-                self.wake.notified().await;
-            } else {
-                tokio::select! {
-                    () = self.host.sleep(planned.since(self.now())) => {}
-                    () = self.wake.notified() => {}
+            let planned = unshaken(|| {
+                now = self.now();
+                self.look(now);
+                let planned = self.plan();
+                (planned != Time::NEVER).then(|| planned.since(self.now()))
+            });
+            let pause = planned.unwrap_or_else(|| {
+                for hold in self.holds() {
+                    self.give_up(&hold, now);
                 }
+                Some(LOOK_EVERY)
+            });
+            match pause {
+                None => self.wake.notified().await,
+                Some(pause) => tokio::select! {
+                    () = self.host.sleep(pause) => {}
+                    () = self.wake.notified() => {}
+                },
             }
         }
     }
 
+    /// Ends a lease that cannot be looked after any more.
+    fn give_up(self: &Arc<Self>, hold: &Arc<Hold>, now: Time) {
+        let _given_up = unshaken(|| self.obey(hold, hold.finish(now, LossReason::KeeperEnded)));
+    }
+
+    /// Runs until the keeper stops, and ends every hold if the keeper's runtime ends before: nobody would renew them.
+    pub(crate) fn ends_with_its_runtime(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
+        // Made here, it is there even if the runtime drops this before its first poll.
+        let guard = EndsHolds(self.clone());
+        async move {
+            let _guard = guard;
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// Looks at every hold whose time has come, and renews those that want it.
-    fn look(self: &Arc<Self>) {
-        let (now, mut batch) = (self.now(), Vec::new());
+    fn look(self: &Arc<Self>, now: Time) {
+        let mut batch = Vec::new();
         for hold in self.due(now) {
             let _under_way = self.host.token();
             let renew = unshaken(|| {
-                let orders = hold.tick(now);
-                self.obey(&hold, orders);
-                orders.renew
+                let ruling = hold.tick(now);
+                let renew = ruling.orders.renew;
+                self.obey(&hold, ruling);
+                renew
             });
+            if renew.is_none() {
+                self.give_up(&hold, now);
+            }
             self.table.lock().schedule(id(&hold));
             if renew == Some(true) {
                 batch.push(hold);
@@ -360,11 +431,7 @@ impl Watchdog {
             return Lane::Watched;
         }
         if room > 0 && !self.crowded.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                name: "crowded", target: "leasehold", held, awaited, queued, room,
-                "more leases and waiters than half of the server's tracking-table-max-keys allows: waiters poll, and a \
-                 loss is told by the next renewal only"
-            );
+            foreign::tell(Event::Crowded { held, awaited, queued, room });
         }
         Lane::Keeper
     }

@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Duration};
 use super::{Watchdog, core::Answer, hold::Hold};
 use crate::{
     clock::Time,
+    foreign::{self, Event},
     measures,
     node::{Answer as Answered, Failure, Healed, Lane, Owned, Renewal, only},
     quorum::{FanOut, Member, tally::Denial},
-    sync::unshaken,
 };
 
 impl Watchdog {
@@ -61,7 +61,11 @@ impl Watchdog {
                 Err(failure) => Some(failure),
             };
             if let Some(failure) = failure {
-                tracing::debug!(name: "renew", target: "leasehold", lock = hold.key.name(), node = member.address(), %failure);
+                foreign::tell_debug(|| Event::RenewalFailed {
+                    lock: hold.key.name().into(),
+                    node: member.address().into(),
+                    failure: failure.clone(),
+                });
             }
             let answer = said.ok().flatten().map_or(Answer::Unclear, Answer::read);
             self.answered(hold, at, sent, answer);
@@ -144,22 +148,23 @@ impl Watchdog {
     /// A node's answer to the renewal that was sent at `sent`, for its core.
     pub(crate) fn answered(self: &Arc<Self>, hold: &Arc<Hold>, at: usize, sent: Time, answer: Answer) {
         let now = self.now();
-        let (lock, label) = (hold.key.name(), hold.token.label());
-        let node = self.quorum.member(at).map(|member| member.address());
         // Whoever is told of a loss may close at once, and that must wait for what it orders.
         let _under_way = self.host.token();
-        let _told = unshaken(|| {
-            tracing::debug!(name: "renew", target: "leasehold", lock, label, node, ?answer, took = ?now.since(sent));
-        });
-        let _obeyed = unshaken(|| {
-            let left = hold.remaining(now);
-            let orders = hold.answer(now, at, sent, answer);
-            self.obey(hold, orders);
-            if hold.remaining(now) > left {
-                measures::renewed(now.since(sent), left, hold.ttl);
-            }
-        });
+        let left = hold.remaining(now);
+        let ruling = hold.answer(now, at, sent, answer);
+        let is_extended = hold.remaining(now) > left;
         self.reschedule(hold);
+        self.obey(hold, ruling);
+        if is_extended {
+            measures::renewed(now.since(sent), left, hold.ttl);
+        }
+        foreign::tell_debug(|| Event::Renewal {
+            lock: hold.key.name().into(),
+            label: hold.token.label().into(),
+            node: self.quorum.member(at).map(|member| member.address().into()),
+            answer,
+            took: now.since(sent),
+        });
     }
 
     /// Brings the key back on a node that has lost it, and counts that as a renewal.
@@ -172,8 +177,12 @@ impl Watchdog {
         }
         let (lease, delay) = (hold.renewal(), self.quorum.restart_delay());
         let healed = member.ask(|node| node.heal(&lease, hold.fence, delay, limit)).await;
-        let (lock, label) = (hold.key.name(), hold.token.label());
-        tracing::debug!(name: "heal", target: "leasehold", lock, label, node = member.address(), ?healed);
+        foreign::tell_debug(|| Event::Heal {
+            lock: hold.key.name().into(),
+            label: hold.token.label().into(),
+            node: member.address().into(),
+            healed: format!("{healed:?}"),
+        });
         let may_be_there = match &healed {
             Ok(healed) => *healed == Healed::Done,
             Err(failure) => failure.may_have_happened(),

@@ -99,7 +99,11 @@ pub fn tokens(wire: &mut Wire, name: &str) -> Vec<String> {
 /// How many of those in the queue can be called.
 pub fn callable(wire: &mut Wire, name: &str) -> usize {
     let entries = wire.must(&["HVALS", &wait_key(name)]);
-    entries.array().iter().filter(|entry| entry.text().split('|').nth(3).is_some_and(|name| !name.is_empty())).count()
+    entries
+        .array()
+        .iter()
+        .filter(|entry| entry.text().split('|').nth(3).is_some_and(|name| !name.starts_with('~')))
+        .count()
 }
 
 /// So many have a place and can be called: it is quiet then.

@@ -7,6 +7,7 @@
 //! and those of the child begin with `@`, so that what libtest prints between
 //! them is no word of it.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Stdin, Stdout, Write};
 use std::process::{ChildStdin, ExitStatus, Stdio};
@@ -22,6 +23,8 @@ use super::spawner;
 const PART: &str = "LEASEHOLD_TEST_PART";
 /// Where the parent's server is.
 const URL: &str = "LEASEHOLD_TEST_URL";
+/// How long the child may live, in seconds, where that is not the usual time.
+const LIFE: &str = "LEASEHOLD_TEST_LIFE";
 const MARK: char = '@';
 /// A child that outlives its parent, where the kernel was not asked to prevent it, ends after this.
 const LONGEST_LIFE: Duration = Duration::from_secs(60);
@@ -45,10 +48,14 @@ impl Part {
     pub fn mine() -> Option<Self> {
         let name = std::env::var(PART).ok()?;
         let url = std::env::var(URL).expect("the parent says where its server is");
+        let life = std::env::var(LIFE).ok().and_then(|seconds| seconds.parse().ok());
+        let life = life.map_or(LONGEST_LIFE, Duration::from_secs);
         std::thread::Builder::new()
             .name("longest life".into())
-            .spawn(|| {
-                std::thread::sleep(LONGEST_LIFE);
+            // A part may have no threads of the usual size.
+            .stack_size(64 * 1024)
+            .spawn(move || {
+                std::thread::sleep(life);
                 std::process::exit(2);
             })
             .expect("a thread that ends the child in time");
@@ -89,24 +96,37 @@ impl Child {
     /// Runs the test function `test` of this program in a new process, as its `part`.
     #[track_caller]
     pub fn start(test: &str, part: &str, url: &str) -> Self {
-        Self::launch(test, part, url, None)
+        Self::launch(test, part, url, Vec::new())
+    }
+
+    /// As [`Child::start`], for a part that takes longer than usual.
+    #[track_caller]
+    pub fn start_for(life: Duration, test: &str, part: &str, url: &str) -> Self {
+        Self::start_with(test, part, url, LIFE, &life.as_secs().to_string())
+    }
+
+    /// As [`Child::start`], with a variable set in its environment.
+    #[track_caller]
+    pub fn start_with(test: &str, part: &str, url: &str, name: &str, value: &str) -> Self {
+        Self::launch(test, part, url, vec![(name.into(), value.into())])
     }
 
     /// As [`Child::start`], by a wall clock that can be moved.
     #[track_caller]
     pub fn start_by_clock(test: &str, part: &str, url: &str, clock: &ClockShim) -> Self {
-        Self::launch(test, part, url, Some(clock))
+        let clock = clock.env().into_iter().map(|(name, value)| (name.into(), value));
+        Self::launch(test, part, url, clock.collect())
     }
 
     #[track_caller]
-    fn launch(test: &str, part: &str, url: &str, clock: Option<&ClockShim>) -> Self {
+    fn launch(test: &str, part: &str, url: &str, env: Vec<(OsString, OsString)>) -> Self {
         let program = std::env::current_exe().expect("the test program knows where it is");
         let mut command = spawner::mortal(&program);
         command
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(PART, part)
             .env(URL, url)
-            .envs(clock.map(ClockShim::env).unwrap_or_default())
+            .envs(env)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut process = spawner::spawn(command).expect("the test program starts again");

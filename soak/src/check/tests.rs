@@ -351,6 +351,14 @@ fn nothing_is_left() {
 }
 
 #[test]
+fn memory_has_a_bound() {
+    let grown = |by| Memory { process: id(1).process, at: 9, before: 10_000, after: 10_000 + by };
+    let with = |memories: &[Memory]| History { memories: memories.into(), ..history() };
+    assert_eq!(found(&with(&[grown(0), grown(GROWTH)])), "");
+    assert_eq!(found(&with(&[grown(0), grown(GROWTH + 1)])), "g");
+}
+
+#[test]
 fn belief_ends_with_the_last_good_check_or_a_known_deadline() {
     let end_of = |lines: Vec<Line>, killed: bool| {
         let mut recorder = Recorder::new(history().names);

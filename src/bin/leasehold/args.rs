@@ -251,7 +251,7 @@ fn refused(task: &str, why: &str) -> Error {
 #[derive(Debug, Clone, Part)]
 #[command(
     after_help = "\
-The exit code is 0 if it is held, and 1 if it is free.
+The exit code is 0 if it is held, and 1 if it is free. The fence is not known of a lock that has been held for 24 hours.
 
 Examples:
   leasehold show nightly-report
@@ -271,7 +271,8 @@ pub(crate) struct Show {
 #[derive(Debug, Clone, Part)]
 #[command(after_help = "\
 A key that another library holds is not listed: see `leasehold show`. TTL is how long the key lives unless it is renewed;
-WAITING counts those in the fair queue, and is unknown over a quorum.
+FENCE is not known of a lock that has been held for 24 hours; WAITING counts those in the fair queue, and is unknown over a
+quorum.
 
 Examples:
   leasehold ls

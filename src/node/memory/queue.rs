@@ -3,7 +3,8 @@
 //! It knows no lock. [`Store`](super::store::Store) asks it whose turn it is whenever a lock is free, or about to be.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
+    ops::Bound,
     sync::Arc,
     time::Duration,
 };
@@ -20,8 +21,14 @@ pub(crate) enum Told {
     Next { channel: Arc<str>, token: Token, within: Duration },
 }
 
-/// Among how many of the next ones somebody to be told is looked for.
-const NEXT: usize = 32;
+/// The process of a waiter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Process<'a> {
+    /// Its channel, by which it is known whether or not it hears there.
+    pub(super) name: &'a str,
+    /// Whether a notification can reach it. If not, it polls.
+    pub(super) hears: bool,
+}
 
 /// Whose turn it is.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,14 +46,15 @@ pub(super) enum Turn {
 ///
 /// 1. Who has the smaller ticket is first; a ticket drawn here is larger than all in the queue.
 /// 2. Who cannot be reached loses its place only when it is its turn, and has it back with its ticket.
-/// 3. A process has at most one grant since which it has not said anything: a stopped one costs a single grant.
+/// 3. A process has at most one grant since which it has not said anything: a stopped one costs a single grant, and so does
+///    a killed one that polled.
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone, PartialEq, Eq))]
 pub(super) struct Queue {
     line: BTreeSet<(u64, Token)>,
     waiters: HashMap<Token, Waiter>,
-    /// The grants that nobody has confirmed, by channel.
-    unconfirmed: HashMap<Arc<str>, Token>,
+    /// The processes that were granted the lock and have not said anything since.
+    unconfirmed: HashSet<Arc<str>>,
     expires: Micros,
 }
 
@@ -57,15 +65,14 @@ struct Waiter {
     grant: Duration,
     alive_until: Micros,
     restart_delay: Duration,
-    channel: Option<Arc<str>>,
+    process: Arc<str>,
+    hears: bool,
 }
 
 impl Queue {
     /// Enters, or says that one still waits. Whether it was not there before.
-    pub(super) fn enter(&mut self, now: Micros, knock: &Knock, channel: Option<&str>) -> bool {
-        if let Some(channel) = channel {
-            self.unconfirmed.remove(channel);
-        }
+    pub(super) fn enter(&mut self, now: Micros, knock: &Knock, process: Process<'_>) -> bool {
+        self.unconfirmed.remove(process.name);
         let window = micros(knock.window);
         self.expires = now + 2 * window;
         let known = self.waiters.get(&knock.token).map(|waiter| waiter.ticket);
@@ -73,18 +80,16 @@ impl Queue {
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
         let ticket = known.or(knock.ticket).unwrap_or_else(|| now.max(last + 1));
         let Knock { grant, restart_delay, .. } = *knock;
-        let channel = channel.map(Into::into);
-        let waiter = Waiter { ticket, grant, alive_until: now + window, restart_delay, channel };
+        let Process { name, hears } = process;
+        let waiter = Waiter { ticket, grant, alive_until: now + window, restart_delay, process: name.into(), hears };
         self.waiters.insert(knock.token.clone(), waiter);
         self.line.insert((ticket, knock.token.clone()))
     }
 
     /// Takes a token out; its process has said something.
-    pub(super) fn leave(&mut self, token: &Token, channel: Option<&str>) {
+    pub(super) fn leave(&mut self, token: &Token, process: &str) {
         self.remove(token);
-        if let Some(channel) = channel {
-            self.unconfirmed.remove(channel);
-        }
+        self.unconfirmed.remove(process);
     }
 
     /// Finds whose turn it is on a node that is `up` for so long. `reached` tells whether somebody listens on a channel;
@@ -109,21 +114,19 @@ impl Queue {
             let Some(waiter) = self.remove(&token).filter(|waiter| self.reaches(waiter, now, reached)) else {
                 continue;
             };
-            if let Some(channel) = &waiter.channel {
-                told.push(Told::Granted { channel: channel.clone(), token: token.clone() });
+            if waiter.hears {
+                told.push(Told::Granted { channel: waiter.process.clone(), token: token.clone() });
             }
             // Before the mark, which keeps a grant from this process, but not the message.
             self.tell_next(me, &waiter, now, reached, told);
-            if let Some(channel) = waiter.channel {
-                self.unconfirmed.insert(channel, token.clone());
-            }
+            self.unconfirmed.insert(waiter.process);
             return Turn::Granted { token, grant: waiter.grant };
         }
         Turn::Nobodys
     }
 
     /// Who comes next should look when the grant may have lapsed; and if that one is of the same process, so should the
-    /// next of another.
+    /// next of another, at whatever place.
     fn tell_next(
         &mut self,
         me: Option<&Token>,
@@ -133,13 +136,15 @@ impl Queue {
         told: &mut Vec<Told>,
     ) {
         let mut told_it = false;
-        let heads: Vec<_> = self.line.iter().take(NEXT).map(|(_, token)| token.clone()).collect();
-        for token in heads {
+        let mut place = self.line.first().cloned();
+        while let Some(at) = place {
+            place = self.line.range((Bound::Excluded(&at), Bound::Unbounded)).next().cloned();
+            let (_, token) = at;
             if me == Some(&token) {
                 return;
             }
             let Some(waiter) = self.waiters.get(&token) else { continue };
-            let same = waiter.channel.is_some() && waiter.channel == granted.channel;
+            let same = waiter.process == granted.process;
             if same && told_it {
                 continue;
             }
@@ -147,8 +152,8 @@ impl Queue {
                 self.remove(&token);
                 continue;
             }
-            if let Some(channel) = waiter.channel.clone() {
-                told.push(Told::Next { channel, token, within: granted.grant });
+            if waiter.hears {
+                told.push(Told::Next { channel: waiter.process.clone(), token, within: granted.grant });
             }
             if !same {
                 return;
@@ -158,10 +163,8 @@ impl Queue {
     }
 
     fn reaches(&self, waiter: &Waiter, now: Micros, reached: &dyn Fn(&str) -> bool) -> bool {
-        match &waiter.channel {
-            Some(channel) => !self.unconfirmed.contains_key(channel) && reached(channel),
-            None => waiter.alive_until > now,
-        }
+        let is_there = if waiter.hears { reached(&waiter.process) } else { waiter.alive_until > now };
+        is_there && !self.unconfirmed.contains(&waiter.process)
     }
 
     fn head(&self) -> Option<Token> {
@@ -215,8 +218,12 @@ mod tests {
         }
     }
 
-    fn channel(name: &str) -> Option<&str> {
-        Some(name).filter(|name| !name.is_empty())
+    fn hears(name: &str) -> Process<'_> {
+        Process { name, hears: true }
+    }
+
+    fn polls(name: &str) -> Process<'_> {
+        Process { name, hears: false }
     }
 
     fn tokens<const N: usize>() -> [Token; N] {
@@ -234,10 +241,10 @@ mod tests {
     #[test]
     fn a_clock_that_goes_back_changes_no_order() {
         let (mut queue, [a, b, c]) = (Queue::default(), tokens());
-        assert!(queue.enter(10 * MINUTE, &knock(&a), channel("a")));
-        assert!(queue.enter(5 * MINUTE, &knock(&b), channel("b")));
-        assert!(!queue.enter(6 * MINUTE, &knock(&a), channel("a")), "it was there before");
-        assert!(queue.enter(7 * MINUTE, &knock(&c), channel("c")));
+        assert!(queue.enter(10 * MINUTE, &knock(&a), hears("a")));
+        assert!(queue.enter(5 * MINUTE, &knock(&b), hears("b")));
+        assert!(!queue.enter(6 * MINUTE, &knock(&a), hears("a")), "it was there before");
+        assert!(queue.enter(7 * MINUTE, &knock(&c), hears("c")));
         let line: Vec<_> = queue.line().collect();
         assert_eq!(line, [(&a, 10 * MINUTE), (&b, 10 * MINUTE + 1), (&c, 10 * MINUTE + 2)]);
         assert_eq!(queue.place(&c), Some((10 * MINUTE + 2, 2)));
@@ -246,21 +253,21 @@ mod tests {
     #[test]
     fn a_ticket_gives_a_lost_place_back() {
         let (mut queue, [a, b]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&a), channel("a"));
-        queue.enter(2, &knock(&b), channel("b"));
-        queue.leave(&a, None);
-        queue.enter(3, &Knock { ticket: Some(1), ..knock(&a) }, channel("a"));
-        queue.enter(4, &Knock { ticket: Some(9), ..knock(&a) }, channel("a"));
+        queue.enter(1, &knock(&a), hears("a"));
+        queue.enter(2, &knock(&b), hears("b"));
+        queue.leave(&a, "a");
+        queue.enter(3, &Knock { ticket: Some(1), ..knock(&a) }, hears("a"));
+        queue.enter(4, &Knock { ticket: Some(9), ..knock(&a) }, hears("a"));
         assert_eq!(queue.line().collect::<Vec<_>>(), [(&a, 1), (&b, 2)], "one place for each, the one it has");
     }
 
     #[test]
     fn who_cannot_be_reached_is_passed_over() {
         let (mut queue, [dead, poller, alive, next]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&dead), channel("dead"));
-        queue.enter(2, &Knock { window: Duration::ZERO, ..knock(&poller) }, channel(""));
-        queue.enter(3, &knock(&alive), channel("alive"));
-        queue.enter(4, &knock(&next), channel("next"));
+        queue.enter(1, &knock(&dead), hears("dead"));
+        queue.enter(2, &Knock { window: Duration::ZERO, ..knock(&poller) }, polls("poller"));
+        queue.enter(3, &knock(&alive), hears("alive"));
+        queue.enter(4, &knock(&next), hears("next"));
         let within = Duration::from_secs(1);
         let expected = vec![
             Told::Granted { channel: "alive".into(), token: alive.clone() },
@@ -273,10 +280,10 @@ mod tests {
     #[test]
     fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
         let (mut queue, [a, b, c]) = (Queue::default(), tokens());
-        for token in [&a, &b] {
-            queue.enter(1, &knock(token), channel(""));
+        for (token, name) in [(&a, "poller"), (&b, "another")] {
+            queue.enter(1, &knock(token), polls(name));
         }
-        queue.enter(1, &knock(&c), channel("c"));
+        queue.enter(1, &knock(&c), hears("c"));
         assert_eq!(turn(&mut queue, MINUTE, ""), (Some(a), vec![]));
         assert_eq!(turn(&mut queue, 2 * MINUTE, "").0, Some(c), "the other one was not heard of for its window");
     }
@@ -285,26 +292,55 @@ mod tests {
     fn a_process_that_says_nothing_costs_one_grant() {
         let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
         for token in [&s1, &s2, &s3] {
-            queue.enter(1, &knock(token), channel("stopped"));
+            queue.enter(1, &knock(token), hears("stopped"));
         }
-        queue.enter(1, &knock(&a), channel("a"));
+        queue.enter(1, &knock(&a), hears("a"));
         assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
         assert_eq!(turn(&mut queue, 3, "").0, Some(a));
         assert_eq!((turn(&mut queue, 4, "").0, queue.len()), (None, 0));
         assert!(!queue.is_over(5), "the mark is kept");
 
-        queue.enter(5, &Knock { ticket: Some(1), ..knock(&s2) }, channel("stopped"));
+        queue.enter(5, &Knock { ticket: Some(1), ..knock(&s2) }, hears("stopped"));
         assert_eq!(turn(&mut queue, 6, "").0, Some(s2), "it has said something");
-        queue.leave(&s3, Some("stopped"));
-        queue.leave(&s3, Some("a"));
+        queue.leave(&s3, "stopped");
+        queue.leave(&s3, "a");
         assert!(queue.is_over(7));
+    }
+
+    #[test]
+    fn a_process_that_polls_costs_one_grant_and_is_granted_to_again_once_it_says_something() {
+        let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
+        for token in [&s1, &s2, &s3] {
+            queue.enter(1, &knock(token), polls("killed"));
+        }
+        queue.enter(1, &knock(&a), polls("a"));
+        assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
+        queue.enter(3, &knock(&s3), polls("killed"));
+        assert_eq!(turn(&mut queue, 4, "").0, Some(s2), "it lives");
+        assert_eq!(turn(&mut queue, 5, "").0, Some(a), "it does not any more");
+    }
+
+    #[test]
+    fn the_first_of_another_process_is_notified_at_whatever_place() {
+        let (mut queue, all, other) = (Queue::default(), tokens::<100>(), Token::draw("other"));
+        for token in &all {
+            queue.enter(1, &knock(token), hears("many"));
+        }
+        queue.enter(1, &knock(&other), hears("other"));
+        let within = Duration::from_secs(1);
+        let expected = vec![
+            Told::Granted { channel: "many".into(), token: all[0].clone() },
+            Told::Next { channel: "many".into(), token: all[1].clone(), within },
+            Told::Next { channel: "other".into(), token: other, within },
+        ];
+        assert_eq!(turn(&mut queue, 2, ""), (Some(all[0].clone()), expected));
     }
 
     #[test]
     fn the_head_that_asks_is_told_that_it_is_its_turn() {
         let (mut queue, [a, b]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&a), channel("gone"));
-        queue.enter(1, &knock(&b), channel("gone"));
+        queue.enter(1, &knock(&a), hears("gone"));
+        queue.enter(1, &knock(&b), hears("gone"));
         let mut told = Vec::new();
         assert_eq!(queue.promote(Some(&b), 2, Duration::ZERO, &|_| false, &mut told), Turn::Mine);
         assert_eq!((queue.len(), told), (1, vec![]));
@@ -314,11 +350,11 @@ mod tests {
     fn a_poller_is_alive_for_its_window_and_the_queue_for_two() {
         for (now, is_alive) in [(MINUTE + 4, true), (MINUTE + 5, false)] {
             let (mut queue, [a]) = (Queue::default(), tokens());
-            queue.enter(5, &knock(&a), channel(""));
+            queue.enter(5, &knock(&a), polls("poller"));
             assert_eq!(turn(&mut queue, now, "").0, is_alive.then_some(a), "{now}");
         }
         let (mut queue, [a]) = (Queue::default(), tokens());
-        queue.enter(5, &knock(&a), channel("a"));
+        queue.enter(5, &knock(&a), hears("a"));
         assert!(!queue.is_over(2 * MINUTE + 4) && queue.is_over(2 * MINUTE + 5));
     }
 }

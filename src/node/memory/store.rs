@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::queue::{Queue, Told, Turn};
+use super::queue::{Process, Queue, Told, Turn};
 use crate::{
     fence::Fence,
     holder::Holder,
@@ -141,11 +141,11 @@ impl Store {
         now: Micros,
         key: &Key,
         token: &Token,
-        channel: Option<&str>,
+        process: &str,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Owned, Vec<Told>) {
         if let Some(queue) = self.live_queue(now, key) {
-            queue.leave(token, channel);
+            queue.leave(token, process);
         }
         if self.lock(now, key).is_none() && !self.guarded.contains_key(key) {
             return (Err(Denial::Gone), self.pass_on(now, key, reached));
@@ -158,7 +158,7 @@ impl Store {
         &mut self,
         now: Micros,
         knock: &Knock,
-        channel: Option<&str>,
+        process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Knocked, Vec<Told>) {
         let Knock { key, token, .. } = knock;
@@ -167,7 +167,7 @@ impl Store {
             && match self.lock(now, key) {
                 Some((held, until)) if held == token => {
                     *until = (now + micros(knock.ttl)).max(*until);
-                    self.leave_queue(now, knock, channel);
+                    self.leave_queue(now, knock, process.name);
                     let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key, None));
                     return (Knocked::Granted(fence), told);
                 }
@@ -176,7 +176,7 @@ impl Store {
             };
         let entered = knock.enter && {
             self.live_queue(now, key);
-            self.queues.entry(key.clone()).or_default().enter(now, knock, channel)
+            self.queues.entry(key.clone()).or_default().enter(now, knock, process)
         };
         let recovers_for = self.recovers_for(now, knock.restart_delay).filter(|_| free);
         if free && recovers_for.is_none() {
@@ -185,7 +185,7 @@ impl Store {
             match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, up, reached, &mut told)) {
                 Turn::Granted { token, grant } => drop(self.grant(now, key, token, grant)),
                 Turn::Mine | Turn::Nobodys => {
-                    self.leave_queue(now, knock, channel);
+                    self.leave_queue(now, knock, process.name);
                     return (Knocked::Granted(self.grant(now, key, token.clone(), knock.ttl)), told);
                 }
             }
@@ -280,9 +280,9 @@ impl Store {
         self.queues.get_mut(key)
     }
 
-    fn leave_queue(&mut self, now: Micros, knock: &Knock, channel: Option<&str>) {
+    fn leave_queue(&mut self, now: Micros, knock: &Knock, process: &str) {
         if let Some(queue) = self.live_queue(now, &knock.key) {
-            queue.leave(&knock.token, channel);
+            queue.leave(&knock.token, process);
         }
     }
 

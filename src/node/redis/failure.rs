@@ -21,6 +21,10 @@ const NOT_NOW: [&str; 11] = [
     "ASK",
 ];
 
+/// fred's words for a request that found no connection, or no task to send it.
+const NEVER_SENT: [&str; 3] =
+    ["Failed to send command to router", "Failed to route command", "Connection closed unexpectedly"];
+
 /// What the server or fred said, sorted by whether it was executed: a request that was answered by an error was not,
 /// unless the error came from a line of the script; anything else may have been.
 pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
@@ -33,9 +37,7 @@ pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure 
     }
     match error.kind() {
         ErrorKind::Timeout => Failure::unknown(format!("redis at {server} gave no answer within {:?}", rounded(limit))),
-        _ if details.starts_with("Failed to send command to router") => {
-            Failure::unavailable(format!("the connection to redis at {server} has ended"))
-        }
+        _ if is_unsent(error) => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
 }
@@ -45,6 +47,11 @@ fn rounded(limit: Duration) -> Duration {
     const HALF_A_MILLI: Duration = Duration::from_micros(500);
     let millis = limit.saturating_add(HALF_A_MILLI).as_millis();
     u64::try_from(millis).ok().filter(|&millis| millis > 0).map_or(limit, Duration::from_millis)
+}
+
+/// Whether the request was never sent, and never will be.
+pub(super) fn is_unsent(error: &Error) -> bool {
+    NEVER_SENT.iter().any(|text| error.details().starts_with(text))
 }
 
 /// Whether a failed connection is the server's refusal of us rather than its absence.

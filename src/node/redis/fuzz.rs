@@ -17,8 +17,8 @@ use fred::{
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::{
-    connection,
     failure::{classify, is_refusal, not_extended},
+    link,
     reply::{ballot, flag, guarded, guarding, healed, holder, knocked, line, looked, page, released, renewed, sign},
     url::Target,
 };
@@ -87,13 +87,15 @@ fn right() -> impl Strategy<Value = Value> {
     let granted = vec![1_i64.into(), 7_i64.into()];
     let busy = [vec![0_i64.into()], held().to_vec()].concat();
     let recovering = vec![2_i64.into(), 30_i64.into()];
+    let told = [recovering.clone(), vec!["run".into(), 9_i64.into(), 3_i64.into(), 1_i64.into()]].concat();
     let waits = [busy.clone(), vec![9_i64.into(), 3_i64.into(), 1_i64.into()]].concat();
     let failed = array(vec![Value::from(-2_i64), "OOM command not allowed".into()]);
     prop::sample::select(vec![
         array(granted.clone()),
         array(signed(granted)),
         array(signed(recovering.clone())),
-        array(recovering),
+        array([recovering, vec!["run".into()]].concat()),
+        array(told),
         array(signed(busy.clone())),
         array(busy),
         array(waits),
@@ -275,7 +277,8 @@ proptest! {
             }
             other => prop_assert!(false, "{:?}", other),
         }
-        let recovers = [2.into(), i64::from(secs).into(), ticket.into(), i64::from(ahead).into(), 1.into()];
+        let recovers =
+            [2.into(), i64::from(secs).into(), Value::Null, ticket.into(), i64::from(ahead).into(), 1.into()];
         match knocked(&array(recovers.into()), false, true) {
             Some(Knocked::Waits { recovers_for, ticket: read, ahead: before, entered: true, .. }) => {
                 prop_assert_eq!(recovers_for, Some(Duration::from_secs(secs.into())));
@@ -284,7 +287,7 @@ proptest! {
             other => prop_assert!(false, "{:?}", other),
         }
         let left = Healed::Recovering(Duration::from_secs(secs.into()));
-        prop_assert_eq!(healed(&array(vec![2.into(), i64::from(secs).into()])), Some(left));
+        prop_assert_eq!(healed(&array(vec![2.into(), i64::from(secs).into(), "run".into()])), Some(left));
         match guarding(&array(vec![0.into(), drawn.into()])) {
             Some(Guarding::Stale { seen }) => prop_assert_eq!(i64::from(seen), drawn),
             other => prop_assert!(false, "{:?}", other),
@@ -333,7 +336,7 @@ proptest! {
             prop_assert_eq!(format!("{target:?}"), target.to_string());
             // Reading the platform's certificates takes its time.
             if !text.starts_with("rediss") && !text.starts_with("valkeys") {
-                prop_assert!(connection::config(&target).is_ok(), "{text:?}");
+                prop_assert!(link::config(&target).is_ok(), "{text:?}");
             }
         }
     }

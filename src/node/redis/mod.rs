@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    io,
     pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
@@ -14,8 +15,10 @@ use tokio::runtime::{Handle, Id};
 
 use self::{
     connection::{Connection, Way},
+    opening::Place,
     push::Push,
     script::Script,
+    witness::Witness,
 };
 use super::{
     Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal, Sign,
@@ -35,21 +38,26 @@ mod connection;
 mod failure;
 #[cfg(test)]
 mod fuzz;
+mod link;
+mod opening;
 mod push;
 mod reply;
 mod script;
 mod tls;
 mod url;
+mod witness;
 
 pub(crate) use self::{connection::Limits, url::Target};
 
-/// One server, and our connections to it: one on the runtime that made us, for speed; one on the keeper, for everything
-/// that must not depend on that runtime; and while there is something to hear, one on which the server pushes.
+/// One server, and our connections to it: one on the runtime that made us, for speed; one on the transport's thread, for
+/// everything that must not depend on that runtime; and there, while there is something to hear, one on which the server
+/// pushes.
 pub(crate) struct Redis {
     /// On a clone of that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
     home: Option<(Id, Arc<Connection>)>,
     keeper: Arc<Connection>,
     push: Arc<Push>,
+    witness: Arc<Witness>,
     host: Host,
     address: String,
 }
@@ -68,18 +76,23 @@ impl Redis {
     }
 
     async fn connect_both(target: Target, limits: Limits, host: Host, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+        let transport = host.transport().await.map_err(|error| no_thread(&error))?;
         let here = Handle::try_current().ok().filter(|runtime| runtime.id() != host.runtime().id());
-        let open = |runtime| open(runtime, target.clone(), limits, host.clone(), clock.clone());
+        let open = |runtime, place| open(runtime, place, target.clone(), limits, host.clone(), clock.clone());
+        let at_the_keeper = || open(host.runtime().clone(), Place::Keeper(host.clone()));
         let (home, keeper) = match here {
             Some(runtime) => {
-                let (home, keeper) = tokio::join!(open(runtime.clone()), open(host.runtime().clone()));
+                let at_home = open(runtime.clone(), Place::Here(runtime.clone()));
+                let (home, keeper) = tokio::join!(at_home, at_the_keeper());
                 (Some((runtime.id(), home?)), keeper?)
             }
-            None => (None, open(host.runtime().clone()).await?),
+            None => (None, at_the_keeper().await?),
         };
         let push = Push::new();
-        host.spawn_until_stopped(push.clone().serve(target.clone(), limits, keeper.clone(), host.clone()));
-        Ok(Self { home, keeper, push, host, address: target.to_string() })
+        let serving = push.clone().serve(target.clone(), limits, keeper.clone(), host.clone());
+        host.spawn_until_stopped_on(&transport, serving);
+        let witness = Witness::new(clock);
+        Ok(Self { home, keeper, push, witness, host, address: target.to_string() })
     }
 
     fn connection(&self, lane: Lane) -> Arc<Connection> {
@@ -99,23 +112,28 @@ impl Redis {
         limit: Duration,
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<T> {
-        let (connection, host) = (self.connection(lane), self.host.clone());
+        let connection = self.connection(lane);
         let push = (lane == Lane::Watched).then(|| self.push.clone());
         let answer: Answer<T> = Box::pin(async move {
-            let watch = push.is_some_and(|push| push.is_on());
-            let (value, way) = connection.run(host, script, keys, arguments, limit, watch).await?;
+            let track = || push.as_ref().is_some_and(|push| push.is_on());
+            let (value, way) = connection.run(script, keys, arguments, limit, track).await?;
             let unreadable =
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
             read(&value, way).ok_or_else(unreadable)
         });
-        Box::pin(self.host.keep_time(answer))
+        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
     }
+}
+
+fn no_thread(error: &io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("the thread for connections cannot be started: {error}"))
 }
 
 /// Opens a connection that lives on `runtime`, in a task that nobody cancels: a connection that comes too late is
 /// dropped, and so closed.
 async fn open(
     runtime: Handle,
+    place: Place,
     target: Target,
     limits: Limits,
     host: Host,
@@ -126,7 +144,7 @@ async fn open(
     let reason = Arc::new(Mutex::new("no answer".to_owned()));
     let opening = {
         let (target, reason) = (target.clone(), reason.clone());
-        runtime.spawn(async move { Connection::open(&target, limits, &clock, &reason).await })
+        runtime.spawn(async move { Connection::open(place, &target, limits, &clock, &reason).await })
     };
     tokio::select! {
         biased;
@@ -160,7 +178,7 @@ impl Node for Redis {
     }
 
     fn acquire(&self, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Ballot> {
-        let bid = bid.clone();
+        let (bid, witness) = (bid.clone(), self.witness.clone());
         let votes = bid.voting.is_some();
         let arguments = move |all: &mut Vec<Value>| {
             let Bid { key, token, ttl, voting } = &bid;
@@ -168,10 +186,18 @@ impl Node for Redis {
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
                 all.extend([seconds(voting.restart_delay), proposal.into()]);
+                if !voting.restart_delay.is_zero() {
+                    witness.testify(all);
+                }
             }
         };
+        let witness = self.witness.clone();
         self.run(lane, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { watched, resent }| {
-            Some(Ballot { resent, ..reply::ballot(reply, watched, votes)? })
+            let ballot = reply::ballot(reply, watched, votes)?;
+            if let Some(run_id) = ballot.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
+                witness.heard(run_id);
+            }
+            Some(Ballot { resent, ..ballot })
         })
     }
 
@@ -185,17 +211,31 @@ impl Node for Redis {
 
     fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Healed> {
         let Renewal { key, token, ttl } = lease.clone();
+        let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(ttl)]);
             all.extend([fence.to_string().into(), seconds(restart_delay)]);
+            if !restart_delay.is_zero() {
+                witness.testify(all);
+            }
         };
-        self.run(Lane::Keeper, &script::HEAL, 2, arguments, limit, |reply, _| reply::healed(reply))
+        let witness = self.witness.clone();
+        self.run(Lane::Keeper, &script::HEAL, 2, arguments, limit, move |reply, _| {
+            witness.read(reply);
+            reply::healed(reply)
+        })
     }
 
     fn probe(&self, limit: Duration) -> Answer<Sign> {
-        let info = self.keeper.clone().info(self.host.clone(), limit);
-        let answer: Answer<Sign> = Box::pin(async move { Ok(reply::sign(&info.await?)) });
-        Box::pin(self.host.keep_time(answer))
+        let (keeper, witness) = (self.keeper.clone(), self.witness.clone());
+        let answer: Answer<Sign> = Box::pin(async move {
+            let sign = reply::sign(&keeper.info(limit).await?);
+            if let Some(run_id) = &sign.run_id {
+                witness.heard(run_id);
+            }
+            Ok(sign)
+        });
+        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
     }
 
     fn listen(&self, ear: Weak<dyn Ear>) {
@@ -220,10 +260,11 @@ impl Node for Redis {
     }
 
     fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
-        let (key, token) = (key.clone(), token.clone());
+        let (key, token, witness) = (key.clone(), token.clone(), self.witness.clone());
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(line_keys(&key));
             all.push(token.as_str().into());
+            witness.testify_to_queues(all);
         };
         self.run(lane, &script::RELEASE, 4, arguments, limit, |reply, _| reply::released(reply))
     }
@@ -245,28 +286,37 @@ impl Node for Redis {
     }
 
     fn knock(&self, lane: Lane, knock: &Knock, limit: Duration) -> Answer<Knocked> {
-        let knock = knock.clone();
-        let channel = self.push.channel().map(ToOwned::to_owned);
-        let called = channel.is_some();
+        let (knock, witness) = (knock.clone(), self.witness.clone());
+        let called = self.push.channel().is_some();
+        // The process has the name whether or not it hears there.
+        let channel = format!("{}{}", if called { "" } else { "~" }, self.push.name());
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(line_keys(&knock.key));
             all.extend([knock.token.as_str().into(), millis(knock.ttl)]);
             all.push(knock.ticket.unwrap_or_default().to_string().into());
             all.extend([millis(knock.grant), millis(knock.window)]);
-            all.extend([channel.as_deref().unwrap_or_default().into(), i64::from(knock.enter).into()]);
+            all.extend([channel.as_str().into(), i64::from(knock.enter).into()]);
             all.push(seconds(knock.restart_delay));
+            if !knock.restart_delay.is_zero() {
+                witness.testify_and_queue(all);
+            }
         };
-        let read = move |reply: &Value, way: Way| reply::knocked(reply, way.watched, called);
+        let witness = self.witness.clone();
+        let read = move |reply: &Value, way: Way| {
+            witness.read(reply);
+            reply::knocked(reply, way.watched, called)
+        };
         self.run(lane, &script::KNOCK, 4, arguments, limit, read)
     }
 
     fn leave(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
-        let (key, token) = (key.clone(), token.clone());
+        let (key, token, witness) = (key.clone(), token.clone(), self.witness.clone());
         // Where it was called on, or would have been: by now it may not be listening.
         let channel = self.push.name().to_owned();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(line_keys(&key));
             all.extend([token.as_str().into(), channel.as_str().into()]);
+            witness.testify_to_queues(all);
         };
         self.run(lane, &script::LEAVE, 4, arguments, limit, |reply, _| reply::released(reply))
     }
@@ -319,21 +369,17 @@ impl Node for Redis {
         let answer: Answer<Capabilities> = Box::pin(async move {
             // A server that keeps it to itself can be a good one.
             let fsync = keeper.setting("appendfsync", limit);
-            let (info, append_fsync) = tokio::join!(keeper.clone().info(host.clone(), limit), fsync);
+            let (info, append_fsync) = tokio::join!(keeper.info(limit), fsync);
             let info = info?;
             let (push, calls, room) = push.settled(host.sleep(limit)).await;
             let watched_keys = Some(room).filter(|&room| room != usize::MAX);
             Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info) })
         });
-        Box::pin(self.host.keep_time(answer))
+        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
     }
 
     fn reconnect(&self, lane: Lane) {
-        let connection = self.connection(lane);
-        // What went unanswered may have been lost with the one before it.
-        if !connection.is_new() {
-            connection.reconnect(&self.host);
-        }
+        self.connection(lane).reconnect();
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -347,7 +393,7 @@ impl Node for Redis {
             };
             tokio::join!(keeper.close(limit), close_home);
         });
-        Box::pin(self.host.keep_time(close))
+        Box::pin(self.host.keep_time(close, || ()))
     }
 }
 

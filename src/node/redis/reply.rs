@@ -37,7 +37,7 @@ pub(super) fn healed(reply: &Value) -> Option<Healed> {
     match array(reply) {
         [done] if done.as_i64() == Some(1) => Some(Healed::Done),
         [taken] if taken.as_i64() == Some(-1) => Some(Healed::Taken),
-        [recovering, missing] if recovering.as_i64() == Some(2) => Some(Healed::Recovering(secs(missing)?)),
+        [recovering, missing, _run_id] if recovering.as_i64() == Some(2) => Some(Healed::Recovering(secs(missing)?)),
         _ => None,
     }
 }
@@ -58,7 +58,9 @@ fn secs(value: &Value) -> Option<Duration> {
 
 pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knocked> {
     let (holder, recovers_for, place) = match array(reply) {
-        [granted, drawn] if granted.as_i64() == Some(1) => return fence(drawn).map(Knocked::Granted),
+        [granted, drawn] | [granted, drawn, _] if granted.as_i64() == Some(1) => {
+            return fence(drawn).map(Knocked::Granted);
+        }
         [waits, pttl, value, stored, place @ ..] if waits.as_i64() == Some(0) => {
             let mut holder = found(pttl, value, stored)?;
             if pttl.as_i64() == Some(NO_KEY) {
@@ -67,7 +69,7 @@ pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knoc
             }
             (holder, None, place)
         }
-        [recovers, missing, place @ ..] if recovers.as_i64() == Some(2) => {
+        [recovers, missing, _run_id, place @ ..] if recovers.as_i64() == Some(2) => {
             (Holder::default(), Some(secs(missing)?), place)
         }
         _ => return None,
@@ -76,6 +78,14 @@ pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knoc
     let ticket = Some(ticket.as_u64()?).filter(|&ticket| ticket != 0);
     let ahead = u32::try_from(ahead.as_i64()?).ok()?;
     Some(Knocked::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, watched, called })
+}
+
+/// Which run of the server has answered a knock or a heal, if it says so.
+pub(super) fn run_id(reply: &Value) -> Option<String> {
+    match array(reply) {
+        [code, _, run_id, ..] if matches!(code.as_i64(), Some(1 | 2)) => run_id.as_string(),
+        _ => None,
+    }
 }
 
 pub(super) fn line(reply: &Value) -> Option<Line> {

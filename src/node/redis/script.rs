@@ -44,7 +44,7 @@ scripts! {
 }
 
 impl Script {
-    pub(crate) fn hash(&self) -> &str {
+    pub(crate) fn hash(&'static self) -> &'static str {
         &self.hash
     }
 }

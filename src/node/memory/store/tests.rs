@@ -117,13 +117,18 @@ fn knock(key: &Key, token: &Token) -> Knock {
     Knock { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true, restart_delay }
 }
 
+/// The knock of a waiter that is the only one of its process, and polls.
+fn send(store: &mut Store, now: Micros, knock: &Knock) -> Knocked {
+    store.knock(now, knock, Process { name: knock.token.as_str(), hears: false }, &|_| true).0
+}
+
 #[test]
 fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
     let (_, key, one, two) = scene();
     let holder = Token::draw("holder");
     let mut store = Store::started(1_000_000);
     let delayed = |token: &Token| Knock { restart_delay: TTL * 30, ..knock(&key, token) };
-    let recovers = |store: &mut Store, now: Micros, knock: &Knock| match store.knock(now, knock, None, &|_| true).0 {
+    let recovers = |store: &mut Store, now: Micros, knock: &Knock| match send(store, now, knock) {
         Knocked::Waits { recovers_for, ticket, ahead, .. } => (recovers_for, ticket.is_some(), ahead),
         granted @ Knocked::Granted(_) => panic!("{granted:?}"),
     };
@@ -131,12 +136,12 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
     assert_eq!(recovers(&mut store, 2_500_000, &look), (Some(Duration::from_secs(2)), false, 0));
     assert_eq!(recovers(&mut store, 2_500_000, &delayed(&one)), (Some(Duration::from_secs(2)), true, 0));
     assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (Some(Duration::from_secs(1)), true, 1));
-    assert_eq!(store.leave(3_999_999, &key, &holder, None, &|_| true).0, Err(Denial::Gone));
+    assert_eq!(store.leave(3_999_999, &key, &holder, holder.as_str(), &|_| true).0, Err(Denial::Gone));
     assert_eq!(store.holder(3_999_999, &key), None);
     // It found a lock on its disk that was released before: the release may come again.
     let partings: [fn(&mut Store, &Key, &Token) -> bool; 3] = [
         |store, key, token| store.release(3_999_999, key, token, &|_| true).0.is_ok(),
-        |store, key, token| store.leave(3_999_999, key, token, None, &|_| true).0.is_ok(),
+        |store, key, token| store.leave(3_999_999, key, token, token.as_str(), &|_| true).0.is_ok(),
         |store, key, _| store.force_release(3_999_999, key, &|_| true).unwrap().0,
     ];
     for parts in partings {
@@ -145,7 +150,7 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
         assert!(parts(&mut store, &key, &holder));
         assert_eq!(store.holder(3_999_999, &key), None, "what may be somebody else's is passed on to nobody");
     }
-    assert!(matches!(store.knock(4_000_000, &delayed(&one), None, &|_| true).0, Knocked::Granted(_)));
+    assert!(matches!(send(&mut store, 4_000_000, &delayed(&one)), Knocked::Granted(_)));
     store.release(4_000_000, &key, &one, &|_| true).0.unwrap();
     assert_eq!(store.holder(4_000_000, &key).unwrap().token, Some(two));
 }
@@ -170,7 +175,7 @@ fn what_is_held_or_waited_for_is_not_swept_away() {
         }
     };
     granted(&store.acquire(0, &bid(&key, &one, TTL)).acquired);
-    store.knock(0, &knock(&key, &two), None, &|_| true);
+    send(&mut store, 0, &knock(&key, &two));
     crowd(&mut store, 1);
     assert_eq!(store.queue(1, &key, 9).0, 1);
     assert_eq!(store.renew(1, &Renewal { key: key.clone(), token: one.clone(), ttl: TTL }), Ok(()));
@@ -195,10 +200,10 @@ fn a_guarded_value_is_somebody_elses_to_every_lock() {
     store.guarded_set(0, &key, &[1], Fence::ZERO).unwrap();
     let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
     assert!(matches!(store.acquire(0, &bid(&key, &one, TTL)).acquired, Acquired::Busy { .. }));
-    assert!(matches!(store.knock(0, &knock(&key, &one), None, &|_| true).0, Knocked::Waits { .. }));
+    assert!(matches!(send(&mut store, 0, &knock(&key, &one)), Knocked::Waits { .. }));
     assert_eq!(store.renew(0, &lease), Err(Denial::Taken));
     assert_eq!(store.release(0, &key, &one, &|_| true).0, Err(Denial::Taken));
-    assert_eq!(store.leave(0, &key, &one, None, &|_| true).0, Err(Denial::Taken));
+    assert_eq!(store.leave(0, &key, &one, one.as_str(), &|_| true).0, Err(Denial::Taken));
     assert_eq!(store.keep(0, &key, &one, TTL, &Token::draw("kept")), Err(Denial::Taken));
     assert!(store.force_release(0, &key, &|_| true).is_err());
     assert_eq!(store.holder(0, &key), Some(Holder::default()));
@@ -219,7 +224,7 @@ fn what_is_kept_stays_for_its_time_however_often_that_is_said() {
 #[test]
 fn a_confirmed_grant_has_the_full_ttl() {
     let (mut store, key, one, _) = scene();
-    let confirm = |store: &mut Store, now: Micros| store.knock(now, &knock(&key, &one), None, &|_| true).0;
+    let confirm = |store: &mut Store, now: Micros| send(store, now, &knock(&key, &one));
     let Knocked::Granted(first) = confirm(&mut store, 0) else { panic!("it is free") };
     assert!(matches!(confirm(&mut store, 70_000), Knocked::Granted(fence) if fence == first));
     assert!(store.holder(169_999, &key).is_some() && store.holder(170_000, &key).is_none());

@@ -45,8 +45,7 @@ impl Doubts {
     /// The look watches again what it reads: a touch after it is told as any other.
     async fn look(&self, keys: &[String], ear: &dyn Ear) {
         let arguments = |all: &mut Vec<_>| all.extend(keys.iter().map(|key| key.as_str().into()));
-        let (keeper, host) = (self.keeper.clone(), self.host.clone());
-        let found = match keeper.run(host, &script::LOOK, keys.len(), arguments, self.limit, true).await {
+        let found = match self.keeper.run(&script::LOOK, keys.len(), arguments, self.limit, || true).await {
             Ok((reply, way)) if way.watched => reply::looked(&reply),
             _ => Vec::new(),
         };

@@ -20,12 +20,9 @@ use std::{
     time::Duration,
 };
 
-use fred::types::{Message, Value, config::Server};
+use fred::types::{Message, Value};
 use parking_lot::Mutex;
-use tokio::sync::{
-    Notify,
-    broadcast::{Receiver, error::RecvError},
-};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -34,10 +31,16 @@ use self::{
     session::{Session, ended},
 };
 use super::{
-    connection::{Connection, Limits},
+    connection::{Connection, Limits, Links},
     url::Target,
 };
-use crate::{capabilities, keeper::Host, node::Ear, token::random_u64};
+use crate::{
+    capabilities,
+    foreign::{self, Event},
+    keeper::Host,
+    node::Ear,
+    token::random_u64,
+};
 
 mod call;
 mod doubts;
@@ -182,13 +185,13 @@ impl Push {
     }
 
     async fn sessions(&self, target: &Target, limits: Limits, keeper: &Connection, doubts: &Arc<Doubts>) {
-        let mut reconnections = keeper.reconnections();
+        let mut links = keeper.links();
         let mut pause = FIRST_PAUSE;
         loop {
             tokio::select! {
                 () = self.wanted.notified() => {}
-                Ok(_) | Err(RecvError::Lagged(_)) = reconnections.recv() => {
-                    self.forgive();
+                () = links.next() => {
+                    self.begin_anew();
                     continue;
                 }
             }
@@ -197,10 +200,10 @@ impl Push {
                 continue;
             }
             let (mut was_steady, mut longest) = (false, LONGEST_PAUSE);
-            let end = match Session::open(target, limits, &self.channel).await {
+            let end = match self.open(target, limits, &mut links).await {
                 Ok(session) => {
                     longest = LONGEST_FLAP;
-                    self.listen_to(session, keeper, doubts, limits, &mut reconnections, &mut was_steady).await
+                    self.listen_to(session, keeper, doubts, limits, &mut links, &mut was_steady).await
                 }
                 Err(end) => {
                     self.deaf.store(matches!(end, End::Refused(_)), Ordering::Release);
@@ -216,8 +219,11 @@ impl Push {
             match end {
                 End::Idle => {}
                 End::Failed(reason) => {
-                    tracing::debug!(name: "push", target: "leasehold", reason, "pushes are interrupted");
-                    tokio::time::sleep(pause.min(longest)).await;
+                    foreign::tell_debug(|| Event::PushInterrupted { reason });
+                    tokio::select! {
+                        () = tokio::time::sleep(pause.min(longest)) => {}
+                        () = links.next() => self.begin_anew(),
+                    }
                     pause = (pause * 2).min(longest);
                     if self.ear().is_some_and(|ear| ear.is_needed()) {
                         self.wanted.notify_one();
@@ -226,6 +232,30 @@ impl Push {
                 End::Refused(reason) => self.refuse(&reason),
             }
         }
+    }
+
+    /// Opens a session. Once the keeper has a new link the server is there: then a step that hangs may have been lost, and
+    /// is not waited for much longer.
+    async fn open(&self, target: &Target, limits: Limits, links: &mut Links) -> Result<Session, End> {
+        let mut opening = pin!(Session::open(target, limits, &self.channel));
+        let mut hangs = pin!(tokio::time::sleep(limits.connect * 2));
+        loop {
+            tokio::select! {
+                biased;
+                opened = &mut opening => return opened,
+                () = &mut hangs => return Err(End::Failed("it hangs".into())),
+                () = links.next() => {
+                    self.begin_anew();
+                    hangs.set(tokio::time::sleep(limits.command.max(limits.connect / 4)));
+                }
+            }
+        }
+    }
+
+    /// The keeper has a new link, and nothing is tracked on it: waiters check, though pushes may be long in coming.
+    fn begin_anew(&self) {
+        self.forgive();
+        self.missed();
     }
 
     /// The keeper's connection is a new one: the server may be another, or have learnt it.
@@ -239,10 +269,7 @@ impl Push {
         let known = self.refused.lock().replace(reason.into());
         self.known.notify_waiters();
         if known.is_none() {
-            tracing::warn!(
-                name: "push", target: "leasehold", reason,
-                "the server does not tell of changes: waiters poll, and a loss is told by the next renewal"
-            );
+            foreign::tell(Event::PushRefused { reason: reason.into() });
         }
     }
 
@@ -253,7 +280,7 @@ impl Push {
         keeper: &Connection,
         doubts: &Arc<Doubts>,
         limits: Limits,
-        reconnections: &mut Receiver<Server>,
+        links: &mut Links,
         is_steady: &mut bool,
     ) -> End {
         let mut was_on = false;
@@ -262,7 +289,7 @@ impl Push {
         let mut was_idle = false;
         loop {
             // What came before the tracking below is dealt with by it.
-            while reconnections.try_recv().is_ok() {
+            if links.have_come() {
                 self.forgive();
             }
             match self.set_up(&session, keeper, limits).await {
@@ -287,7 +314,7 @@ impl Push {
                         Ok(None) => self.missed(),
                         Err(reason) => return End::Failed(reason),
                     },
-                    Ok(_) | Err(RecvError::Lagged(_)) = reconnections.recv() => {
+                    () = links.next() => {
                         self.forgive();
                         break;
                     }

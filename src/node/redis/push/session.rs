@@ -10,8 +10,9 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::{
     super::{
-        connection::{self, Connection, Limits, ask},
+        connection::{Connection, Limits},
         failure::{is_refusal, words},
+        link::{self, ask},
         url::Target,
     },
     End, USUAL_TABLE,
@@ -31,11 +32,11 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) async fn open(target: &Target, limits: Limits, channel: &str) -> Result<Self, End> {
-        let config = connection::config(target).map_err(|error| End::Refused(error.to_string()))?;
-        let (receiving, settings) = (connection::receiving(limits), connection::connection(target, limits));
+        let config = link::config(target).map_err(|error| End::Refused(error.to_string()))?;
+        let (receiving, settings) = (link::receiving(limits), link::settings(limits));
         let client = Client::new(config, Some(receiving), Some(settings), None);
         let (errors, messages) = (client.error_rx(), client.message_rx());
-        let router = connection::connect(&client).await.map_err(|error| ended(&error))?;
+        let router = link::connect(&client).await.map_err(|error| ended(&error))?;
         let mut session = Self { client, id: Err(String::new()), router, errors, messages };
         session.id = session.subscribe(limits).await?;
         session.client.subscribe(channel).await.map_err(|error| ended(&error))?;

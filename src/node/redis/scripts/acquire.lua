@@ -3,6 +3,7 @@
 -- Needs  draw.lua and may_vote.lua before it
 -- KEYS   1 lock   2 fence
 -- ARGV   1 token  2 TTL in ms; for a vote also  3 restart delay in s   4 the fence to draw if it is large enough, or ""
+--        and perhaps a witness of this server's uptime  5 run id   6 seconds
 -- Reply  {1, fence}                     granted
 --        {0, PTTL in ms, value, fence}  somebody holds it; value is nil for another type than a string
 --        {2, seconds}                   up for too short a time to vote, and for how long that lasts
@@ -19,7 +20,7 @@ local function answer(reply)
   return reply
 end
 if delay then
-  local run_id, missing, refused = may_vote(delay)
+  local run_id, missing, refused = may_vote(delay, ARGV[5], ARGV[6])
   if refused then
     return refused
   end

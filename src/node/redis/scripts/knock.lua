@@ -3,15 +3,16 @@
 -- Needs  draw.lua, may_vote.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait for the
---        token's confirmation  5 window in ms: how long a waiter without a channel counts as alive, and half of what
---        the queue outlives its last knock by  6 channel on which the token's process listens, or ""
+--        token's confirmation  5 window in ms: how long a waiter that polls counts as alive, and half of what the
+--        queue outlives its last knock by  6 channel of the token's process, after a "~" if it does not hear there
 --        7 "1" to enter the queue, "0" to only look  8 restart delay in s
--- Reply  {1, fence}  the lock is the token's, for its TTL
+--        and perhaps a witness of this server's uptime  9 run id  10 seconds
+-- Reply  {1, fence}  the lock is the token's, for its TTL; and the run id, if the uptime was read
 --        {0, PTTL in ms, value, fence, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: knock
 --          again at once. value is nil for another type than a string; ticket is decimal text, "0" if it only looked;
 --          rank is how many wait before it; entered is 1 if it was not in the queue and the hash before, else 0
---        {2, seconds, ticket, rank, entered}  the lock is free, but the server up for too short a time to grant it, and
---          for how long that lasts: meanwhile it waits
+--        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server up for too short a time
+--          to grant it, and for how long that lasts: meanwhile it waits
 --        or an error about a queue key that holds no queue, or a fence key that holds no fence
 --
 -- Atomic because between the look at the queue and the taking of the lock somebody else could do the same.
@@ -19,6 +20,12 @@
 -- server that was started lately confirms it too: who still knocks has not let go of what is there.
 -- Everything that can be refused is read before the first write, and that one is refused when memory is out.
 local token, ttl, channel, enters, delay = ARGV[1], ARGV[2], ARGV[6], ARGV[7] == '1', ARGV[8]
+local process = process_of(channel)
+witness_run, witnessed = ARGV[9], ARGV[10]
+
+-- So many marks of processes that went silent may be in `wait` before somebody looks whether they are of any use, and at
+-- so many fields at a time.
+local MARKS, SAMPLE = 64, 16
 
 local function misplaced(key, reply)
   if type(reply) == 'number' then
@@ -29,8 +36,8 @@ local function misplaced(key, reply)
   return reply
 end
 
-local length = redis.pcall('ZCARD', queue)
-local refusal = misplaced(queue, length) or misplaced(wait, redis.pcall('HLEN', wait))
+local length, fields = redis.pcall('ZCARD', queue), redis.pcall('HLEN', wait)
+local refusal = misplaced(queue, length) or misplaced(wait, fields)
 if refusal then
   return refusal
 end
@@ -54,7 +61,33 @@ local free = value == false and recovers <= 0
 
 local function leave()
   redis.call('ZREM', queue, token)
-  redis.call('HDEL', wait, token, '!' .. channel)
+  -- The memo goes with the last waiter.
+  redis.call('HDEL', wait, token, '!' .. process, length <= 1 and MEMO or token)
+end
+
+-- A waiter whose ticket the memo covers ends it, unless it is of the memo's process.
+local function check_memo(ticket)
+  local up_to, of = memo()
+  if up_to and of ~= process and ticket <= tonumber(up_to) then
+    redis.call('HDEL', wait, MEMO)
+  end
+end
+
+-- Drops marks of processes that have gone: a killed one never takes its mark away. Within a window the mark of a process
+-- that polls keeps further grants from its waiters. A process that listens may be stopped, and is looked at once a window.
+local function drop_marks(now, window)
+  local sample = redis.pcall('HRANDFIELD', wait, SAMPLE, 'WITHVALUES')
+  for i = 1, #sample, 2 do
+    local silent = string.match(sample[i], '^!(.*)$')
+    if silent and math.abs(now - (tonumber(sample[i + 1]) or 0)) > window then
+      local receivers = redis.pcall('PUBLISH', silent, '')
+      if type(receivers) == 'number' and receivers > 0 then
+        redis.call('HSET', wait, '!' .. silent, string.format('%.0f', now))
+      else
+        redis.call('HDEL', wait, '!' .. silent)
+      end
+    end
+  end
 end
 
 if value == token then
@@ -80,12 +113,18 @@ if not outcome then
       ticket = math.max(now, (tonumber(last[2]) or 0) + 1)
     end
     entered = redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), token)
-    redis.call('HDEL', wait, '!' .. channel)
+    if entered == 1 then
+      check_memo(ticket)
+    end
+    redis.call('HDEL', wait, '!' .. process)
     -- The hash alone may have been lost, and the entries of this process's other waiters with it.
     local missing = redis.call('HSET', wait, token, ARGV[4] .. '|' .. alive_until .. '|' .. delay .. '|' .. channel)
     entered = math.max(entered, missing)
     redis.call('PEXPIRE', queue, 2 * ARGV[5])
     redis.call('PEXPIRE', wait, 2 * ARGV[5])
+    if fields - length > MARKS then
+      drop_marks(now, ARGV[5] * 1000)
+    end
   end
   if free then
     outcome = promote(token, now, drawn, option, expires)
@@ -96,7 +135,7 @@ if outcome == 'me' or outcome == 'nobody' then
   redis.call('SET', fence, drawn, option, expires)
   redis.call('SET', lock, token, 'PX', ttl)
   leave()
-  return {1, drawn}
+  return run_id and {1, drawn, run_id} or {1, drawn}
 elseif outcome == 'granted' then
   value, stored = redis.call('GET', lock), drawn
 end
@@ -107,7 +146,7 @@ if enters then
   rank = redis.call('ZRANK', queue, token)
 end
 if recovers > 0 then
-  return {2, recovers, ticket, rank, entered}
+  return {2, recovers, run_id, ticket, rank, entered}
 end
 if type(value) ~= 'string' then
   value = false

@@ -26,7 +26,7 @@ local function pass_on()
     -- Somebody else goes on with the work by knocking. Among the last there may be one who is not dead as well.
     for _, token in ipairs(redis.pcall('ZRANGE', queue, -16, -1)) do
       local entry = redis.pcall('HGET', wait, token)
-      local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|(.+)$')
+      local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|([^~].*)$')
       if channel and redis.pcall('PUBLISH', channel, 'next 0 ' .. token) ~= 0 then
         break
       end

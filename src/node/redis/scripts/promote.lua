@@ -2,8 +2,11 @@
 --
 -- Needs  draw.lua and may_vote.lua before it
 -- KEYS   1 lock   2 fence   3 queue, a sorted set: token -> ticket
---        4 wait, a hash: token -> "grant in ms|alive until, in µs|restart delay in s|channel", and "!" .. channel ->
---          token for a grant to that process since which it has not said anything
+--        4 wait, a hash:
+--          token -> "grant in ms|alive until, in µs|restart delay in s|channel". A process is known by its channel. A "~"
+--            before the channel says that no notification arrives there, and the process polls
+--          "!" .. process -> when, in µs: a grant to that process since which it has not said anything
+--          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
 --
 -- promote(me, now, drawn, option, expires) is for a lock that is free or about to be. `now` is the time in µs, the
 -- rest what draw answered. It gives
@@ -12,14 +15,27 @@
 --   'granted'  the lock is the old head's for its grant, with a fence, and it was called; so was who comes next
 --   'full'     so many could not be reached that the rest is for another call
 -- Who cannot be reached loses its place, and has it back when it knocks with its ticket. Of a process that is stopped,
--- and so still counts as a receiver, only the first waiter is given a grant: its mark keeps the others from it.
+-- and so still counts as a receiver, or that polls and was killed, only the first waiter is given a grant: its mark keeps
+-- the others from it.
 -- Nothing here raises an error, since a release must not fail for its queue's sake. The first write is one that
 -- `maxmemory` does not refuse, and a server that has allowed the first write of a script allows the others.
 --
 -- Calls are "granted <length of the token> <token><lock>" and "next <ms> <token>": look after so long, for who was
 -- granted the lock may be stopped. The next in line hears the latter, and if that one is of the same process, so does
--- the next of another.
+-- the next of another, at whatever place.
 local lock, fence, queue, wait = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+
+-- The field of the memo. No token and no mark looks like it.
+local MEMO = '>'
+-- How many waiters are read at a time.
+local PAGE = 32
+-- How many pages are read for one grant, in some milliseconds at most. The next grant goes on from there.
+local PAGES = 100
+
+-- Set before promote: the caller's witness of the uptime, if it has sent one. It holds for every waiter's delay.
+local witness_run, witnessed
+-- Known after recovers_for has looked at the uptime.
+local run_id = false
 
 -- recovers_for(delay) gives the seconds for which this server, which may have forgotten a lease, is to grant nothing to
 -- who has asked for this restart delay (0 or less: it may), or nil and an error reply. One look at the uptime is enough
@@ -27,31 +43,48 @@ local lock, fence, queue, wait = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local recovery = {['0'] = 0}
 local function recovers_for(delay)
   if not recovery[delay] then
-    local _, missing, refused = may_vote(delay)
+    local run, missing, refused = may_vote(delay, witness_run, witnessed)
     if refused then
       return nil, refused
     end
-    recovery[delay] = missing
+    recovery[delay], run_id = missing, run
   end
   return recovery[delay]
 end
 
+-- process_of(channel) gives the process, and whether a notification can reach it.
+local function process_of(channel)
+  if string.sub(channel, 1, 1) == '~' then
+    return string.sub(channel, 2), false
+  end
+  return channel, true
+end
+
+-- memo() gives a ticket up to which all waiters are of one process, as text, and that process; or nothing.
+local function memo()
+  local text = redis.pcall('HGET', wait, MEMO)
+  if type(text) == 'string' then
+    return string.match(text, '^(%d+)|(.*)$')
+  end
+end
+
 local function promote(me, now, drawn, option, expires)
-  local silent = {}
+  local is_marked, is_deaf = {}, {}
 
   local function reaches(alive_until, channel, message)
-    if channel == '' then
+    local process, hears = process_of(channel)
+    if is_marked[process] == nil then
+      is_marked[process] = redis.pcall('HEXISTS', wait, '!' .. process) == 1
+    end
+    if is_marked[process] or hears and is_deaf[process] then
+      return false
+    elseif not hears then
       return tonumber(alive_until) > now
     end
-    -- A killed process costs one message, however many of its waiters there are.
-    if silent[channel] == nil then
-      silent[channel] = redis.pcall('HEXISTS', wait, '!' .. channel) == 1
-    end
-    if not silent[channel] then
-      -- An error, such as no right to the channel, says nothing about the process, which polls too.
-      silent[channel] = redis.pcall('PUBLISH', channel, message) == 0
-    end
-    return not silent[channel]
+    -- A killed process costs one message, however many of its waiters there are. An error, such as no right to the
+    -- channel, says nothing about the process, which polls too.
+    is_deaf[process] = redis.pcall('PUBLISH', process, message) == 0
+    return not is_deaf[process]
   end
 
   local function entry(token)
@@ -61,32 +94,73 @@ local function promote(me, now, drawn, option, expires)
     end
   end
 
-  local function tell_next(grant, granted_to)
-    local told_it = false
-    for _, token in ipairs(redis.pcall('ZRANGE', queue, 0, 31)) do
-      if token == me then
-        return
+  -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than the one that was granted
+  -- the lock. It gives the ticket up to which all are of that process, and what the memo said of it; or nothing if the
+  -- first page was enough.
+  local function walk(grant, granted_to)
+    local is_told, passed, known = false, nil, nil
+    for page = 1, PAGES do
+      local line
+      if passed then
+        line = redis.pcall('ZRANGE', queue, '(' .. passed, '+inf', 'BYSCORE', 'LIMIT', 0, PAGE)
+      else
+        line = redis.pcall('ZRANGE', queue, 0, PAGE - 1)
       end
-      local known, alive_until, _, channel = entry(token)
-      local same = known and channel ~= '' and channel == granted_to
-      if not (same and told_it) then
-        if not known or not reaches(alive_until, channel, 'next ' .. grant .. ' ' .. token) then
+      local is_over, last = #line < PAGE, nil
+      for _, token in ipairs(line) do
+        local is_known, alive_until, _, channel = entry(token)
+        local is_same = is_known and process_of(channel) == granted_to
+        if token == me then
+          is_over = true
+          break
+        elseif is_same and is_told then
+          last = token
+        elseif not is_known or not reaches(alive_until, channel, 'next ' .. grant .. ' ' .. token) then
           redis.pcall('ZREM', queue, token)
           redis.pcall('HDEL', wait, token)
-        elseif not same then
-          return
+        elseif not is_same then
+          is_over = true
+          break
         else
-          told_it = true
+          is_told, last = true, token
+          local up_to, process
+          if not is_over then
+            up_to, process = memo()
+          end
+          if process == granted_to then
+            passed, known, last = up_to, up_to, nil
+            break
+          end
         end
       end
+      if page == 1 and is_over then
+        return
+      elseif last then
+        passed = redis.pcall('ZSCORE', queue, last)
+      end
+      if is_over or passed and type(passed) ~= 'string' then
+        return passed, known
+      end
+    end
+    return passed, known
+  end
+
+  -- Without the memo each grant would walk past all waiters of a process again.
+  local function tell_next(grant, granted_to)
+    local passed, known = walk(grant, granted_to)
+    if type(passed) == 'string' and passed ~= known then
+      redis.pcall('HSET', wait, MEMO, passed .. '|' .. granted_to)
     end
   end
 
   for _ = 1, 1000 do
     -- An error has no first element either.
     local head = redis.pcall('ZRANGE', queue, 0, 0)[1]
-    if not head or head == me then
-      return head and 'me' or 'nobody'
+    if head == me then
+      return 'me'
+    elseif not head then
+      redis.pcall('HDEL', wait, MEMO)
+      return 'nobody'
     end
     local grant, alive_until, delay, channel = entry(head)
     -- Not even what is being released here: the release may be the replay of one that this server has forgotten, with
@@ -102,12 +176,11 @@ local function promote(me, now, drawn, option, expires)
       if redis.pcall('SET', fence, drawn, option, expires).err or redis.pcall('SET', lock, head, 'PX', grant).err then
         return 'nobody'
       end
-      if channel ~= '' then
-        -- Before the entry goes: a hash that was empty in between would have lost its expiry.
-        redis.pcall('HSET', wait, '!' .. channel, head)
-      end
+      -- Before the entry goes: a hash that was empty in between would have lost its expiry.
+      local process = process_of(channel)
+      redis.pcall('HSET', wait, '!' .. process, string.format('%.0f', now))
       redis.pcall('HDEL', wait, head)
-      tell_next(grant, channel)
+      tell_next(grant, process)
       return 'granted'
     end
     redis.pcall('HDEL', wait, head)

@@ -1,0 +1,382 @@
+//! Every event that code of the keeper may tell, and the only place where it is told.
+//!
+//! An event that is told elsewhere could run a subscriber on the keeper's thread. A test below keeps tracing's macros out of
+//! all files but those whose events belong to a caller's own task.
+
+use std::time::Duration;
+
+use tracing::{
+    Level,
+    dispatcher::has_been_set,
+    level_filters::{LevelFilter, STATIC_MAX_LEVEL},
+};
+
+use super::{on_keeper, teller};
+use crate::{lost::Lost, node::Failure, sync::unshaken, watchdog::Answer};
+
+const TARGET: &str = "leasehold";
+
+/// What has happened, with all that it takes to tell it later on another thread.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Lost {
+        label: String,
+        lost: Lost,
+    },
+    AtRisk {
+        lock: String,
+        label: String,
+    },
+    Recovered {
+        lock: String,
+        label: String,
+    },
+    Renewal {
+        lock: String,
+        label: String,
+        node: Option<String>,
+        answer: Answer,
+        took: Duration,
+    },
+    RenewalFailed {
+        lock: String,
+        node: String,
+        failure: Failure,
+    },
+    /// With the outcome's `Debug`.
+    Heal {
+        lock: String,
+        label: String,
+        node: String,
+        healed: String,
+    },
+    Reconnect {
+        lock: String,
+    },
+    Crowded {
+        held: usize,
+        awaited: usize,
+        queued: usize,
+        room: usize,
+    },
+    NodeAnswers {
+        node: String,
+    },
+    NodeSilent {
+        node: String,
+        reason: String,
+    },
+    NodeRecovers {
+        node: String,
+        votes_in: Duration,
+    },
+    SameServer {
+        node: String,
+        other: String,
+    },
+    ClocksDiffer {
+        node: String,
+        other: String,
+        by: Duration,
+    },
+    PushInterrupted {
+        reason: String,
+    },
+    PushRefused {
+        reason: String,
+    },
+    Connection {
+        error: String,
+    },
+    Undone {
+        lock: String,
+        label: String,
+        was_ours: bool,
+    },
+    UndoLeft {
+        lock: String,
+        label: String,
+        failure: Failure,
+    },
+    UndoFailed {
+        lock: String,
+        label: String,
+        failure: Failure,
+    },
+    UndosFull {
+        node: String,
+    },
+    EventsDropped {
+        events: u64,
+        samples: u64,
+    },
+}
+
+/// Tells an event: at once, or, on the keeper's thread, through the queue.
+pub(crate) fn tell(event: Event) {
+    if is_wanted(event.level()) {
+        if on_keeper() { teller::queue(event) } else { event.emit() }
+    }
+}
+
+/// The same for an event of level DEBUG, which is made only if somebody wants it.
+pub(crate) fn tell_debug(event: impl FnOnce() -> Event) {
+    if is_wanted(Level::DEBUG) {
+        tell(event());
+    }
+}
+
+/// Asks two atomics, and no subscriber. Where there has never been one, tracing may forward its events to the `log` crate
+/// (its feature `log`), which cannot be asked here: what is rare goes there.
+fn is_wanted(level: Level) -> bool {
+    level <= STATIC_MAX_LEVEL && (level <= LevelFilter::current() || (level < Level::DEBUG && !has_been_set()))
+}
+
+impl Event {
+    fn level(&self) -> Level {
+        match self {
+            Self::Recovered { .. } | Self::NodeAnswers { .. } => Level::INFO,
+            Self::Renewal { .. }
+            | Self::RenewalFailed { .. }
+            | Self::Heal { .. }
+            | Self::Reconnect { .. }
+            | Self::PushInterrupted { .. }
+            | Self::Connection { .. }
+            | Self::Undone { .. }
+            | Self::UndoFailed { .. } => Level::DEBUG,
+            Self::Lost { .. }
+            | Self::AtRisk { .. }
+            | Self::Crowded { .. }
+            | Self::NodeSilent { .. }
+            | Self::NodeRecovers { .. }
+            | Self::SameServer { .. }
+            | Self::ClocksDiffer { .. }
+            | Self::PushRefused { .. }
+            | Self::UndoLeft { .. }
+            | Self::UndosFull { .. }
+            | Self::EventsDropped { .. } => Level::WARN,
+        }
+    }
+
+    /// Runs foreign code.
+    pub(super) fn emit(&self) {
+        let _told = unshaken(|| self.emit_to_subscriber());
+    }
+
+    #[allow(clippy::too_many_lines, reason = "a list")]
+    fn emit_to_subscriber(&self) {
+        match self {
+            Self::Lost { label, lost } => {
+                let (lock, reason) = (lost.name(), lost.reason());
+                tracing::warn!(name: "lost", target: TARGET, lock, label, ?reason, "{lost}");
+            }
+            Self::AtRisk { lock, label } => {
+                tracing::warn!(name: "at_risk", target: TARGET, lock, label, "a renewal is not confirmed");
+            }
+            Self::Recovered { lock, label } => {
+                tracing::info!(name: "recovered", target: TARGET, lock, label, "a renewal is confirmed again");
+            }
+            Self::Renewal { lock, label, node, answer, took } => {
+                let node = node.as_deref();
+                tracing::debug!(name: "renew", target: TARGET, lock, label, node, ?answer, ?took);
+            }
+            Self::RenewalFailed { lock, node, failure } => {
+                tracing::debug!(name: "renew", target: TARGET, lock, node, %failure);
+            }
+            Self::Heal { lock, label, node, healed } => {
+                tracing::debug!(name: "heal", target: TARGET, lock, label, node, %healed);
+            }
+            Self::Reconnect { lock } => {
+                tracing::debug!(name: "reconnect", target: TARGET, lock, "renewals go unanswered");
+            }
+            Self::Crowded { held, awaited, queued, room } => {
+                tracing::warn!(
+                    name: "crowded", target: TARGET, held, awaited, queued, room,
+                    "more leases and waiters than half of the server's tracking-table-max-keys allows: waiters poll, and \
+                     a loss is told by the next renewal only"
+                );
+            }
+            Self::NodeAnswers { node } => {
+                tracing::info!(name: "node", target: TARGET, node, "it answers again");
+            }
+            Self::NodeSilent { node, reason } => {
+                tracing::warn!(name: "node", target: TARGET, node, reason, "it is not asked until it answers");
+            }
+            Self::NodeRecovers { node, votes_in } => {
+                tracing::warn!(
+                    name: "node", target: TARGET, node, ?votes_in,
+                    "it was started lately, or its clock was set back, and it may have forgotten leases: it gives no vote"
+                );
+            }
+            Self::SameServer { node, other } => {
+                tracing::warn!(
+                    name: "same_server", target: TARGET, node, other,
+                    "two nodes of the quorum are one server: this one has no vote"
+                );
+            }
+            Self::ClocksDiffer { node, other, by } => {
+                tracing::warn!(
+                    name: "clocks", target: TARGET, node, other, ?by,
+                    "the nodes' clocks differ by more than leases allow for: have them synchronised"
+                );
+            }
+            Self::PushInterrupted { reason } => {
+                tracing::debug!(name: "push", target: TARGET, reason, "pushes are interrupted");
+            }
+            Self::PushRefused { reason } => {
+                tracing::warn!(
+                    name: "push", target: TARGET, reason,
+                    "the server does not tell of changes: waiters poll, and a loss is told by the next renewal"
+                );
+            }
+            Self::Connection { error } => {
+                tracing::debug!(name: "connection", target: TARGET, error);
+            }
+            Self::Undone { lock, label, was_ours } => {
+                tracing::debug!(name: "undo", target: TARGET, lock, label, was_ours);
+            }
+            Self::UndoLeft { lock, label, failure } => {
+                tracing::warn!(name: "undo", target: TARGET, lock, label, %failure, "left to expire");
+            }
+            Self::UndoFailed { lock, label, failure } => {
+                tracing::debug!(name: "undo", target: TARGET, lock, label, %failure);
+            }
+            Self::UndosFull { node } => {
+                tracing::warn!(
+                    name: "undo", target: TARGET, node,
+                    "too many attempts of unknown outcome to undo them all: some are left to expire"
+                );
+            }
+            Self::EventsDropped { events, samples } => {
+                tracing::warn!(
+                    name: "events_dropped", target: TARGET, events, samples,
+                    "the subscriber or the exporter was too slow: some of what the keeper had to tell is missing"
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeSet,
+        fs,
+        path::{Path, PathBuf},
+        sync::{Arc, Mutex},
+        time::SystemTime,
+    };
+
+    use tracing::{Metadata, Subscriber, span};
+
+    use super::*;
+    use crate::{Fence, LossReason};
+
+    /// Keeps the level of the last event.
+    #[derive(Clone, Default)]
+    struct Last(Arc<Mutex<Option<Level>>>);
+
+    impl Subscriber for Last {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            *self.0.lock().unwrap() = Some(*event.metadata().level());
+        }
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    fn all() -> Vec<Event> {
+        let text = || "text".to_owned();
+        let lost = Lost::new("job", Fence::ZERO, LossReason::Expired, SystemTime::UNIX_EPOCH, Duration::ZERO);
+        vec![
+            Event::Lost { label: text(), lost },
+            Event::AtRisk { lock: text(), label: text() },
+            Event::Recovered { lock: text(), label: text() },
+            Event::Renewal { lock: text(), label: text(), node: None, answer: Answer::Unclear, took: Duration::ZERO },
+            Event::RenewalFailed { lock: text(), node: text(), failure: Failure::unknown("no answer") },
+            Event::Heal { lock: text(), label: text(), node: text(), healed: text() },
+            Event::Reconnect { lock: text() },
+            Event::Crowded { held: 1, awaited: 2, queued: 3, room: 4 },
+            Event::NodeAnswers { node: text() },
+            Event::NodeSilent { node: text(), reason: text() },
+            Event::NodeRecovers { node: text(), votes_in: Duration::ZERO },
+            Event::SameServer { node: text(), other: text() },
+            Event::ClocksDiffer { node: text(), other: text(), by: Duration::ZERO },
+            Event::PushInterrupted { reason: text() },
+            Event::PushRefused { reason: text() },
+            Event::Connection { error: text() },
+            Event::Undone { lock: text(), label: text(), was_ours: true },
+            Event::UndoLeft { lock: text(), label: text(), failure: Failure::unknown("no answer") },
+            Event::UndoFailed { lock: text(), label: text(), failure: Failure::unknown("no answer") },
+            Event::UndosFull { node: text() },
+            Event::EventsDropped { events: 1, samples: 2 },
+        ]
+    }
+
+    /// What these tell, they tell in a caller's own task.
+    const CALLERS: [&str; 3] = ["acquire/mod.rs", "quorum/connect.rs", "shared/release.rs"];
+
+    fn files_with_events(directory: &Path, found: &mut BTreeSet<PathBuf>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                files_with_events(&path, found);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let macros = ["event", "error", "warn", "info", "debug", "trace"].map(|name| format!("tracing::{name}!("));
+            if macros.iter().any(|name| text.contains(name)) {
+                found.insert(path);
+            }
+        }
+    }
+
+    #[test]
+    fn the_keeper_tells_no_event_from_elsewhere() {
+        let (root, mut found) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), BTreeSet::new());
+        files_with_events(&root, &mut found);
+        let allowed = CALLERS.into_iter().chain(["foreign/events.rs"]).map(|path| root.join(path)).collect();
+        assert_eq!(found, allowed);
+    }
+
+    #[test]
+    fn what_other_crates_tell_on_the_keepers_thread_comes_to_no_subscriber() {
+        let last = Last::default();
+        let heard = last.clone();
+        let tell = || Event::Reconnect { lock: "job".into() }.emit();
+        let keeper = std::thread::Builder::new().spawn(move || {
+            tracing::subscriber::with_default(last, || {
+                tell();
+                let before = heard.0.lock().unwrap().take();
+                crate::foreign::this_thread_is_the_keepers();
+                tell();
+                (before, heard.0.lock().unwrap().take())
+            })
+        });
+        assert_eq!(keeper.unwrap().join().unwrap(), (Some(Level::DEBUG), None));
+    }
+
+    #[test]
+    fn an_event_has_the_level_by_which_it_is_wanted() {
+        let last = Last::default();
+        tracing::subscriber::with_default(last.clone(), || {
+            for event in all() {
+                event.emit();
+                assert_eq!(last.0.lock().unwrap().take(), Some(event.level()), "{event:?}");
+            }
+        });
+    }
+}

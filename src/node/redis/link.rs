@@ -1,0 +1,401 @@
+//! One link to a server: one TCP connection, and fred's task for it. A link is never repaired but replaced.
+//!
+//! # Invariants
+//!
+//! 1. A request ends with the link that it was handed to: fred's task owns what is queued and what is unanswered, and ends
+//!    with the link. So nothing that was handed over before an outage is sent after it.
+//! 2. A link takes no request while the requests that it holds weigh [`FULL`] or more. A request weighs its bytes and
+//!    [`EACH`], from its sending to its answer, whether anybody still waits for that or not.
+
+use std::{
+    future::{Future, poll_fn},
+    panic::resume_unwind,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use fred::{
+    bytes::Bytes,
+    clients::{Client, Pipeline, WithOptions},
+    error::{Error as FredError, ErrorKind as FredKind},
+    interfaces::{ClientLike, EventInterface},
+    types::{
+        ClusterHash, ConnectHandle, CustomCommand, Value,
+        config::{
+            Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, ServerConfig, TcpConfig,
+        },
+    },
+};
+use socket2::TcpKeepalive;
+use tokio::{
+    sync::{Notify, broadcast::Receiver},
+    task::AbortHandle,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    opening::Opened,
+    script::Script,
+    tls,
+    url::{self, Target},
+};
+use crate::{
+    clock::{Clock, Time},
+    error::Error,
+};
+
+/// What all requests of a link may weigh together, in bytes.
+const FULL: usize = 32 * 1024 * 1024;
+
+/// What fred keeps of a request besides its bytes, about.
+const EACH: usize = 1024;
+
+/// Script, number of keys, and as many keys and arguments as a lone acquire has.
+const ARGUMENTS: usize = 6;
+
+/// How many pushed messages may wait for us; more at a time count as missed.
+const BACKLOG: usize = 4096;
+
+/// A peer that has gone without a word is noticed by the kernel: this long after the last one, and as many times more.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const KEEPALIVE_AGAIN: Duration = Duration::from_secs(1);
+
+/// Time-outs of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) connect: Duration,
+    pub(crate) command: Duration,
+}
+
+/// One link.
+pub(super) struct Link {
+    client: Client,
+    router: AbortHandle,
+    /// Which of its connection's links it is.
+    number: u64,
+    made: Time,
+    /// How long a silence has to be for the link to be given up: half a command time-out, and not shorter than the handshake
+    /// was, for all answers may take their time.
+    patience: Duration,
+    /// How long requests have waited in vain since the last answer, and until when that was counted, in nanoseconds.
+    silent: AtomicU64,
+    counted: AtomicU64,
+    /// The scripts that were sent on it, so that the server knows them.
+    known: AtomicU32,
+    load: Arc<AtomicUsize>,
+    given_up: Arc<Notify>,
+}
+
+/// What a link is to send.
+pub(super) struct Request {
+    command: &'static str,
+    arguments: Vec<Value>,
+}
+
+/// Tells when a link has ended.
+pub(super) struct Ending {
+    errors: Receiver<(FredError, Option<Server>)>,
+    router: ConnectHandle,
+    given_up: Arc<Notify>,
+}
+
+impl Ending {
+    /// Completes when the link has ended, or was given up; with the reason if there is one.
+    pub(super) async fn ended(mut self) -> Option<FredError> {
+        tokio::select! {
+            biased;
+            error = self.errors.recv() => error.ok().map(|(error, _server)| error),
+            _ended = &mut self.router => None,
+            () = self.given_up.notified() => None,
+        }
+    }
+}
+
+impl Link {
+    /// Connects, on the runtime that this runs on.
+    pub(super) async fn open(config: Config, limits: Limits, number: u64, clock: &dyn Clock) -> Opened {
+        let settings = settings(limits);
+        let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
+        let errors = client.error_rx();
+        let began = Time::now(clock);
+        let router = connect(&client).await?;
+        let made = Time::now(clock);
+        let link = Self {
+            client,
+            router: router.abort_handle(),
+            number,
+            made,
+            patience: made.since(began).max(limits.command / 2),
+            silent: AtomicU64::new(0),
+            counted: AtomicU64::new(0),
+            known: AtomicU32::new(0),
+            load: Arc::default(),
+            given_up: Arc::default(),
+        };
+        let given_up = link.given_up.clone();
+        Ok((link, Ending { errors, router, given_up }))
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether it is younger than any silence on it could be told by.
+    pub(super) fn is_new(&self, now: Time) -> bool {
+        now.since(self.made) < self.patience
+    }
+
+    /// Whether it takes no more requests now (invariant 2).
+    pub(super) fn is_full(&self) -> bool {
+        self.load.load(Ordering::Relaxed) >= FULL
+    }
+
+    /// Whether this is the first time that a script goes out on it. What follows on this link comes after it.
+    pub(super) fn is_first(&self, script: &Script) -> bool {
+        self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0
+    }
+
+    /// A script, by its hash or its text, with what it is given.
+    pub(super) fn request(
+        &self,
+        script: &'static Script,
+        by_hash: bool,
+        keys: usize,
+        arguments: impl Fn(&mut Vec<Value>),
+    ) -> Request {
+        let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", *script.source) };
+        let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
+        all.push(Value::Null);
+        all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
+        arguments(&mut all);
+        let weighed = Weighed::argument(text, &all, &self.load);
+        if let Some(first) = all.first_mut() {
+            *first = weighed.into();
+        }
+        Request { command, arguments: all }
+    }
+
+    /// Sends it. With `track` the server is asked to notify us when a key changes that the script reads; the answer says
+    /// whether it will.
+    pub(super) async fn send(
+        &self,
+        request: Request,
+        limit: Duration,
+        track: bool,
+    ) -> Result<(Value, bool), FredError> {
+        let (client, Request { command, arguments }) = (once(&self.client, limit), request);
+        if track {
+            send_tracked(&client, command, arguments).await
+        } else {
+            client.custom(custom(command), arguments).await.map(|value| (value, false))
+        }
+    }
+
+    /// Sends a command that is no script.
+    pub(super) async fn command(
+        &self,
+        command: &'static str,
+        arguments: Vec<Value>,
+        limit: Duration,
+    ) -> Result<Value, FredError> {
+        ask(&self.client, command, arguments, limit).await
+    }
+
+    pub(super) fn answered(&self) {
+        self.silent.store(0, Ordering::Relaxed);
+    }
+
+    /// A request was waited for in vain for so long; overlapping waits count once. Whether that is too long since the last
+    /// answer.
+    pub(super) fn is_silent(&self, waited: Duration, now: Time) -> bool {
+        let counted = Time::from_nanos(self.counted.fetch_max(now.as_nanos(), Ordering::Relaxed));
+        let more = u64::try_from(waited.min(now.since(counted)).as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(self.silent.fetch_add(more, Ordering::Relaxed).saturating_add(more)) >= self.patience
+    }
+
+    /// Ends it with all that it holds.
+    pub(super) fn end(&self) {
+        self.router.abort();
+        self.given_up.notify_one();
+    }
+
+    /// Says goodbye to the server, after what was sent before.
+    pub(super) async fn quit(&self, limit: Duration) {
+        // Quitting may hang.
+        let _outcome = tokio::time::timeout(limit, self.client.quit()).await;
+    }
+}
+
+/// fred's task holds the client, and the client the connection: only its end closes that.
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The first argument of a request. fred drops it with the request, and so tells when it no longer holds that.
+struct Weighed {
+    text: &'static str,
+    weight: usize,
+    load: Arc<AtomicUsize>,
+}
+
+impl Weighed {
+    fn argument(text: &'static str, rest: &[Value], load: &Arc<AtomicUsize>) -> Bytes {
+        let bytes: usize = rest.iter().map(|value| value.as_bytes().map_or(0, <[u8]>::len)).sum();
+        let weight = EACH + text.len() + bytes;
+        load.fetch_add(weight, Ordering::Relaxed);
+        Bytes::from_owner(Self { text, weight, load: load.clone() })
+    }
+}
+
+impl AsRef<[u8]> for Weighed {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+impl Drop for Weighed {
+    fn drop(&mut self) {
+        self.load.fetch_sub(self.weight, Ordering::Relaxed);
+    }
+}
+
+/// Sends a command that is no script.
+pub(super) async fn ask(
+    client: &Client,
+    command: &'static str,
+    arguments: Vec<Value>,
+    limit: Duration,
+) -> Result<Value, FredError> {
+    once(client, limit).custom(custom(command), arguments).await
+}
+
+/// One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
+fn once(client: &Client, limit: Duration) -> WithOptions<Client> {
+    let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
+    client.with_options(&options)
+}
+
+fn custom(command: &'static str) -> CustomCommand {
+    CustomCommand::new_static(command, ClusterHash::FirstKey, false)
+}
+
+/// Sends a command right behind the one that has the keys it reads tracked. fred does not take a pipeline out of its
+/// queue when the time is over; but it keeps the order, so an undo on the same link comes later.
+async fn send_tracked(
+    client: &WithOptions<Client>,
+    command: &'static str,
+    arguments: Vec<Value>,
+) -> Result<(Value, bool), FredError> {
+    let pipeline = Pipeline::from(client.clone());
+    let _queued: Value = pipeline.custom(custom("CLIENT"), vec!["CACHING", "YES"]).await?;
+    let _queued: Value = pipeline.custom(custom(command), arguments).await?;
+    let mut answers = pipeline.try_all::<Value>().await;
+    let answer = answers.pop().unwrap_or_else(|| Err(FredError::new(FredKind::Protocol, "no answer to a pipeline")))?;
+    // Refused on a connection that does not track, or not any more: the next command runs all the same.
+    Ok((answer, answers.pop().is_some_and(|caching| caching.is_ok())))
+}
+
+/// Connects for the first time. The handle is of fred's task, which ends with the connection, and it with that.
+///
+/// # Cancel safety
+///
+/// Dropped, it ends fred's task, which would go on to a connection that nobody has.
+pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError> {
+    let mut connected = Box::pin(client.wait_for_connect());
+    // Its first poll subscribes to the outcome, so connecting must not begin before.
+    let early = poll_fn(|context| Poll::Ready(connected.as_mut().poll(context).is_ready())).await;
+    let mut connecting = AbortOnDropHandle::new(client.connect());
+    // fred bounds this itself, by the time-outs of `settings`.
+    tokio::select! {
+        biased;
+        outcome = &mut connected, if !early => outcome?,
+        ended = &mut connecting => match ended {
+            // A runtime without timers or I/O.
+            Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
+            _ => connected.await?,
+        },
+    }
+    Ok(connecting.detach())
+}
+
+pub(super) fn config(target: &Target) -> Result<Config, Error> {
+    let (server, tls) = match &target.place {
+        url::Place::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
+        url::Place::Tcp { host, port, tls } => {
+            (ServerConfig::Centralized { server: Server::new(host.as_str(), *port) }, *tls)
+        }
+    };
+    let mut config = Config {
+        server,
+        username: target.user.clone(),
+        password: target.password.clone(),
+        database: Some(target.database).filter(|&database| database != 0),
+        ..Config::default()
+    };
+    if tls {
+        tls::enable(&mut config)?;
+    }
+    Ok(config)
+}
+
+fn performance(limits: Limits) -> PerformanceConfig {
+    PerformanceConfig { default_command_timeout: limits.command, ..PerformanceConfig::default() }
+}
+
+/// As [`performance`], for a connection that is pushed to: room for what comes in a burst.
+pub(super) fn receiving(limits: Limits) -> PerformanceConfig {
+    PerformanceConfig { broadcast_channel_capacity: BACKLOG, ..performance(limits) }
+}
+
+/// A step of a handshake has the time that all of it may take, and not the ten seconds that fred would wait for one that
+/// hangs: over a slow link each round trip may take longer than an answer should.
+pub(super) fn settings(limits: Limits) -> ConnectionConfig {
+    ConnectionConfig {
+        connection_timeout: limits.connect,
+        internal_command_timeout: limits.connect,
+        max_command_attempts: 1,
+        reconnect_on_auth_error: true,
+        // LOADING, READONLY and their like are answers, not reasons to drop the connection under everybody else.
+        reconnect_errors: Vec::new(),
+        tcp: TcpConfig {
+            nodelay: Some(true),
+            keepalive: Some(TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_AGAIN)),
+            #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+            user_timeout: Some(limits.connect),
+            ..TcpConfig::default()
+        },
+        ..ConnectionConfig::default()
+    }
+}
+
+/// fred waits, for longer than any program runs, before it connects again: time to end its task, and with that its
+/// queue. Without a policy its task would end by itself, and its queue would go on to take requests that nobody reads.
+fn waits_for_its_end() -> ReconnectPolicy {
+    let mut policy = ReconnectPolicy::new_constant(0, u32::MAX);
+    policy.set_jitter(0);
+    policy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_weighs_until_fred_drops_it() {
+        let load = Arc::new(AtomicUsize::new(0));
+        let rest = vec![Value::from("four"), Value::from(7_i64)];
+        let argument = Weighed::argument("EVAL", &rest, &load);
+        let copy = argument.clone();
+        assert_eq!((&*argument, load.load(Ordering::Relaxed)), (&b"EVAL"[..], EACH + 8));
+        drop(argument);
+        assert_eq!(load.load(Ordering::Relaxed), EACH + 8, "a pipeline has copies");
+        drop(copy);
+        assert_eq!(load.load(Ordering::Relaxed), 0);
+    }
+}

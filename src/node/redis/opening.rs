@@ -1,0 +1,155 @@
+//! Making the next link of a connection.
+
+use std::{sync::Arc, time::Duration};
+
+use fred::{
+    error::{Error as FredError, ErrorKind as FredKind},
+    types::config::Config,
+};
+use tokio::{
+    runtime::Handle,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+};
+
+use super::{
+    link::{Ending, Limits, Link, config},
+    url::Target,
+};
+use crate::{
+    clock::{Clock, Time},
+    error::Error,
+    keeper::Host,
+};
+
+/// The first try to connect again comes after this, and each next one after twice the pause, up to the longest; a server
+/// that was away for a blink costs no more.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Links that end sooner than this let the pauses grow, up to a longest of their own.
+const STEADY: Duration = Duration::from_secs(1);
+const LONGEST_FLAP: Duration = Duration::from_millis(32);
+
+/// So many tries to connect fit side by side into the time that one may take.
+const AT_ONCE: u32 = 4;
+
+/// Tries to connect, for as long as there is no link.
+///
+/// A try that hangs is not given up, for a slow link must succeed at some time; but after a while the next one begins
+/// beside it, for what hangs may have been lost.
+pub(super) struct Opening {
+    place: Place,
+    config: Config,
+    limits: Limits,
+    clock: Arc<dyn Clock>,
+    /// The number of the link that comes next.
+    number: u64,
+    /// When there was a link for the last time.
+    opened: Time,
+    /// Before the next try, if none is under way.
+    pause: Duration,
+    under_way: usize,
+    hand_over: UnboundedSender<Opened>,
+    outcomes: UnboundedReceiver<Opened>,
+}
+
+/// What a try comes to.
+pub(super) type Opened = Result<(Link, Ending), FredError>;
+
+impl Opening {
+    pub(super) fn new(place: Place, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {
+        let (hand_over, outcomes) = unbounded_channel();
+        Ok(Self {
+            place,
+            config: config(target)?,
+            limits,
+            clock: clock.clone(),
+            number: 1,
+            opened: Time::ZERO,
+            pause: Duration::ZERO,
+            under_way: 0,
+            hand_over,
+            outcomes,
+        })
+    }
+
+    /// The outcome of the next try that ends.
+    pub(super) async fn next(&mut self) -> Opened {
+        if self.under_way == 0 {
+            if !self.pause.is_zero() {
+                tokio::time::sleep(self.pause).await;
+            }
+            self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            self.begin().await?;
+        }
+        let hangs = self.limits.command.max(self.limits.connect / AT_ONCE);
+        loop {
+            tokio::select! {
+                biased;
+                Some(opened) = self.outcomes.recv() => {
+                    self.under_way -= 1;
+                    if opened.is_ok() {
+                        self.begin_anew();
+                    }
+                    return opened;
+                }
+                () = tokio::time::sleep(hangs) => self.begin().await?,
+            }
+        }
+    }
+
+    /// For the link after this one. The tries that are still under way have nobody to hand a link over to.
+    fn begin_anew(&mut self) {
+        (self.hand_over, self.outcomes) = unbounded_channel();
+        self.under_way = 0;
+        self.number += 1;
+        // The links before it may have ended at once, one after the other.
+        let (now, before) = (Time::now(&*self.clock), self.opened);
+        self.pause = if now.since(before) < STEADY { (self.pause * 2).min(LONGEST_FLAP) } else { FIRST_PAUSE };
+        self.opened = now;
+    }
+
+    /// In a task that nobody cancels: a link that comes too late is dropped, and so closed.
+    async fn begin(&mut self) -> Result<(), FredError> {
+        let runtime = match &self.place {
+            Place::Here(runtime) => runtime.clone(),
+            Place::Keeper(host) => host.transport().await.map_err(FredError::from)?,
+        };
+        let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
+        let report = Report(Some(self.hand_over.clone()));
+        self.under_way += 1;
+        runtime.spawn(async move { report.opened(Link::open(config, limits, number, &*clock).await) });
+        Ok(())
+    }
+}
+
+/// Where the links of a connection live.
+#[derive(Clone)]
+pub(super) enum Place {
+    /// On the runtime of somebody who calls.
+    Here(Handle),
+    /// Where nothing that blocks the link blocks the keeper.
+    Keeper(Host),
+}
+
+/// Reports how a try has ended, and if it panics or is dropped, that.
+struct Report(Option<UnboundedSender<Opened>>);
+
+/// The words for a try that has no outcome: a runtime without timers or I/O.
+pub(super) const NO_OUTCOME: &str = "the runtime of the connection has panicked, or ended";
+
+impl Report {
+    fn opened(mut self, opened: Opened) {
+        if let Some(hand_over) = self.0.take() {
+            let _too_late = hand_over.send(opened);
+        }
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if let Some(hand_over) = self.0.take() {
+            let _too_late = hand_over.send(Err(FredError::new(FredKind::Config, NO_OUTCOME)));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What this program knows of a server's uptime by its own clock.
+//!
+//! A server reckons its uptime by its wall clock. After that was set back, a server looks as if it had just been started,
+//! and would give no vote for as long as the step. Who has had a reply of the same run for longer than the restart delay
+//! knows better, and says so with its requests; the script believes the larger of the two.
+//!
+//! # Invariants
+//!
+//! 1. A witness never exceeds the true uptime: it counts from when the *reply* to the first request was there, in whole
+//!    seconds, rounded down, by a clock that counts suspend (rule 3).
+//! 2. It is for one run of one server. The script compares the run id, so the witness of a run that has ended says nothing.
+//! 3. It is a duration, and no time of day (rule 4).
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use fred::types::Value;
+use parking_lot::Mutex;
+
+use super::reply;
+use crate::clock::{Clock, Time};
+
+/// The run that has answered, and since when.
+pub(super) struct Witness {
+    clock: Arc<dyn Clock>,
+    run: Mutex<Option<(Box<str>, Time)>>,
+    /// Whether anybody here waits in queues that ask for the uptime: then releases, which pass locks on, ask too.
+    queues: AtomicBool,
+}
+
+impl Witness {
+    pub(super) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self { clock, run: Mutex::default(), queues: AtomicBool::new(false) })
+    }
+
+    /// A reply of this run is there.
+    pub(super) fn heard(&self, run_id: &str) {
+        let mut run = self.run.lock();
+        if run.as_ref().is_none_or(|(known, _)| **known != *run_id) {
+            *run = Some((run_id.into(), Time::now(&*self.clock)));
+        }
+    }
+
+    /// The same, if the reply to a knock or a heal names its run.
+    pub(super) fn read(&self, reply: &Value) {
+        if let Some(run_id) = reply::run_id(reply) {
+            self.heard(&run_id);
+        }
+    }
+
+    /// The run that has answered, and for how many seconds it has been up at least; nothing below the first second.
+    fn known(&self) -> Option<(Box<str>, u64)> {
+        let (run_id, since) = self.run.lock().clone()?;
+        let up = Time::now(&*self.clock).since(since).as_secs();
+        (up > 0).then_some((run_id, up))
+    }
+
+    /// Puts it behind the other arguments of a script that looks at the uptime.
+    pub(super) fn testify(&self, arguments: &mut Vec<Value>) {
+        if let Some((run_id, up)) = self.known() {
+            arguments.extend([Value::from(&*run_id), i64::try_from(up).unwrap_or(i64::MAX).into()]);
+        }
+    }
+
+    /// The same for a knock.
+    pub(super) fn testify_and_queue(&self, arguments: &mut Vec<Value>) {
+        self.queues.store(true, Ordering::Relaxed);
+        self.testify(arguments);
+    }
+
+    /// The same for what may pass a lock on to a queue.
+    pub(super) fn testify_to_queues(&self, arguments: &mut Vec<Value>) {
+        if self.queues.load(Ordering::Relaxed) {
+            self.testify(arguments);
+        }
+    }
+}
+
+impl fmt::Debug for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Witness").field(&*self.run.lock()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Hand(Mutex<Duration>);
+
+    impl Clock for Hand {
+        fn now(&self) -> Duration {
+            *self.0.lock()
+        }
+    }
+
+    #[test]
+    fn a_witness_counts_whole_seconds_from_the_first_reply_of_a_run() {
+        let clock = Arc::new(Hand::default());
+        let witness = Witness::new(clock.clone());
+        let at = |millis: u64| *clock.0.lock() = Duration::from_millis(millis);
+        at(5_000);
+        assert_eq!(witness.known(), None, "nothing has answered");
+        witness.heard("one");
+        at(5_999);
+        assert_eq!(witness.known(), None);
+        at(8_999);
+        witness.heard("one");
+        assert_eq!(witness.known(), Some(("one".into(), 3)), "rounded down, and from the first reply");
+        witness.heard("two");
+        assert_eq!(witness.known(), None, "another run, of which nothing is known");
+        at(12_000);
+        assert_eq!(witness.known(), Some(("two".into(), 3)));
+        witness.heard("one");
+        at(13_000);
+        assert_eq!(witness.known(), Some(("one".into(), 1)), "a late reply costs time, and makes none");
+    }
+
+    #[test]
+    fn the_run_is_read_from_the_replies_that_name_it() {
+        let clock = Arc::new(Hand::default());
+        let witness = Witness::new(clock.clone());
+        let waits: Vec<Value> = vec![0.into(), 7.into(), "a value".into(), 8.into(), "9".into(), 0.into(), 1.into()];
+        for nameless in [waits, vec![1.into(), "5".into()], vec![2.into(), 9.into(), Value::Null]] {
+            witness.read(&Value::Array(nameless));
+            assert!(witness.run.lock().is_none());
+        }
+        let recovers: Vec<Value> = vec![2.into(), 9.into(), "run".into(), "5".into(), 0.into(), 1.into()];
+        for names_it in [recovers, vec![1.into(), "5".into(), "run".into()], vec![2.into(), 9.into(), "run".into()]] {
+            *witness.run.lock() = None;
+            witness.read(&Value::Array(names_it));
+            assert!(witness.run.lock().as_ref().is_some_and(|(run_id, _)| **run_id == *"run"));
+        }
+    }
+}
