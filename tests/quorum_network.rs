@@ -229,6 +229,37 @@ async fn f8_links_reset_in_the_middle_of_an_acquire() {
     }
 }
 
+/// What waits for a link to a node goes out in any order when there is one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn f8_acquires_and_their_releases_wait_for_the_same_link() {
+    const LEASES: usize = 16;
+    let scene = Scene::of(3).await;
+    scene.acquire_everywhere(MEDIUM).await.release().await.expect("it was ours to the end");
+    let apart = &scene.nodes[2].proxy;
+    apart.refuse(true);
+    apart.cut();
+    // From now on it is known that the link has ended.
+    scene.acquire(MEDIUM).await.release().await.expect("it was ours to the end");
+    let names: Vec<String> = (0..LEASES).map(|number| format!("tried:{number}")).collect();
+    let cycles = names.iter().map(|name| {
+        let lock = scene.leases.lock(name).ttl(LONG);
+        tokio::spawn(async move {
+            let lease = lock.acquire().await.expect("a majority grants it");
+            lease.release().await.expect("it was ours to the end");
+        })
+    });
+    for cycle in cycles.collect::<Vec<_>>() {
+        within(HANGS, "it is released", cycle).await.expect("it does not panic");
+    }
+    let before = apart.count(Match::script(ACQUIRE));
+    apart.refuse(false);
+    eventually_async(HANGS, "they come through", || apart.count(Match::script(ACQUIRE)) > before).await;
+    scene.acquire_everywhere(MEDIUM).await.release().await.expect("it was ours to the end");
+    for name in &names {
+        scene.is_taken_away(name).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f8_links_reset_in_the_middle_of_a_raise() {
     for (share, action) in Share::BOTH.into_iter().flat_map(|share| CUTS.map(|cut| (share, cut))) {

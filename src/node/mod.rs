@@ -144,8 +144,8 @@ pub(crate) struct Ballot {
     pub(crate) acquired: Acquired,
     /// Who voted, and when by its own clock. There if the bid asked for a vote, and the node knows.
     pub(crate) sign: Option<Sign>,
-    /// Whether the bid was sent twice, so that what was sent after it on its lane may have come before it.
-    pub(crate) resent: bool,
+    /// Whether what was asked after the bid on its lane may have come before it.
+    pub(crate) overtaken: bool,
 }
 
 /// What an acquire found.

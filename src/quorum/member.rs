@@ -54,8 +54,8 @@ pub(crate) struct Member {
     /// Nanoseconds on our clock; zero before the first.
     last_answer: AtomicU64,
     is_silent: AtomicBool,
-    /// When a bid was last sent again; nanoseconds on our clock.
-    last_resent: AtomicU64,
+    /// When a bid was last answered that may have been overtaken; nanoseconds on our clock.
+    last_overtaken: AtomicU64,
     /// Whether `state` has anything to be taken back by an answer.
     is_troubled: AtomicBool,
     back: Notify,
@@ -113,7 +113,7 @@ impl Member {
             undos: Undos::new(),
             last_answer: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
-            last_resent: AtomicU64::new(0),
+            last_overtaken: AtomicU64::new(0),
             is_troubled: AtomicBool::new(false),
             back: Notify::new(),
             state: Mutex::default(),
@@ -191,9 +191,9 @@ impl Member {
         let (sent, member) = (self.now(), self.clone());
         let answer = self.ask(|node| node.acquire(lane, bid, limit));
         Box::pin(async move {
-            let Ballot { acquired, sign, resent } = answer.await?;
-            if resent {
-                member.last_resent.store(member.now().as_nanos(), Ordering::Release);
+            let Ballot { acquired, sign, overtaken } = answer.await?;
+            if overtaken {
+                member.last_overtaken.store(member.now().as_nanos(), Ordering::Release);
             }
             let Some(sign) = sign else { return Ok(acquired) };
             if !member.is_newest(sent) {
@@ -219,9 +219,9 @@ impl Member {
         is_newest
     }
 
-    /// Whether a bid that was sent at `sent` may have been sent again, and so have come later than what followed it.
-    pub(crate) fn resent_since(&self, sent: Time) -> bool {
-        Time::from_nanos(self.last_resent.load(Ordering::Acquire)) >= sent
+    /// Whether a bid that was sent at `sent`, and has been answered, may have come later than what followed it.
+    pub(crate) fn overtaken_since(&self, sent: Time) -> bool {
+        Time::from_nanos(self.last_overtaken.load(Ordering::Acquire)) >= sent
     }
 
     fn askable(&self, needs_vote: bool) -> Result<&Arc<dyn Node>, Failure> {

@@ -99,9 +99,9 @@ impl Shared {
     async fn straggle(self: Arc<Self>, hold: Arc<Hold>, node: usize, lane: Lane, sent: Time, vote: Answer<Acquired>) {
         let vote = vote.await;
         if hold.is_over() {
-            // A release on the same lane comes later than what it releases, unless that had to be sent again.
-            let resent = self.quorum.member(node).is_some_and(|member| member.resent_since(sent));
-            if late(&vote) && (resent || hold.parted() != Some(lane)) {
+            // A release on the same lane comes later than what it releases; not than what was overtaken, or may come still.
+            let overtaken = vote.is_err() || self.quorum.member(node).is_some_and(|node| node.overtaken_since(sent));
+            if late(&vote) && (overtaken || hold.parted() != Some(lane)) {
                 self.watchdog.undo([node].into_iter().collect(), lane, &hold.key, &hold.token, hold.ttl);
             }
             return;

@@ -52,7 +52,7 @@ impl Store {
             Some(left) => Acquired::Recovering(left),
             None => self.take(now, bid),
         };
-        Ballot { acquired, sign, resent: false }
+        Ballot { acquired, sign, overtaken: false }
     }
 
     fn take(&mut self, now: Micros, Bid { key, token, ttl, voting }: &Bid) -> Acquired {

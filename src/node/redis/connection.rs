@@ -39,8 +39,9 @@ const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 pub(super) struct Way {
     /// The server will notify us when a key changes that was read.
     pub(super) watched: bool,
-    /// The script was sent twice, for the server did not know it: what was sent after it may have come before it.
-    pub(super) resent: bool,
+    /// What was asked later on this connection may have come to the server before it: it waited for a link, among others, or
+    /// was sent twice, for the server did not know the script.
+    pub(super) overtaken: bool,
 }
 
 /// A connection to one server, multiplexed, which reconnects by itself.
@@ -169,7 +170,7 @@ impl Connection {
     ) -> Result<(Value, Way), Failure> {
         let inner = &*self.inner;
         let until = inner.now() + limit;
-        let (mut left, mut resent) = (limit, false);
+        let (mut left, mut overtaken) = (limit, inner.up().is_none());
         loop {
             let link = inner.link(&mut left).await?;
             if link.is_full() {
@@ -180,7 +181,7 @@ impl Connection {
                 let request = link.request(script, by_hash, keys, &arguments);
                 match link.send(request, left, track).await {
                     Err(error) if by_hash && unknown_script(&error) => {
-                        (by_hash, resent) = (false, true);
+                        (by_hash, overtaken) = (false, true);
                         left = until.since(inner.now()).max(SHORTEST_LIMIT);
                     }
                     outcome => break outcome,
@@ -189,11 +190,12 @@ impl Connection {
             match outcome {
                 Ok((value, watched)) => {
                     link.answered();
-                    return Ok((value, Way { watched, resent }));
+                    return Ok((value, Way { watched, overtaken }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
                 Err(error) if is_unsent(&error) && inner.now() < until => {
                     inner.give_up(&link);
+                    overtaken = true;
                     left = until.since(inner.now()).max(SHORTEST_LIMIT);
                 }
                 Err(error) => return Err(inner.failed(&link, &error, limit)),

@@ -192,12 +192,12 @@ impl Node for Redis {
             }
         };
         let witness = self.witness.clone();
-        self.run(lane, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { watched, resent }| {
+        self.run(lane, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { watched, overtaken }| {
             let ballot = reply::ballot(reply, watched, votes)?;
             if let Some(run_id) = ballot.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
                 witness.heard(run_id);
             }
-            Some(Ballot { resent, ..ballot })
+            Some(Ballot { overtaken, ..ballot })
         })
     }
 

@@ -30,7 +30,7 @@ pub(super) fn ballot(reply: &Value, watched: bool, votes: bool) -> Option<Ballot
         [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
         _ => return None,
     };
-    Some(Ballot { acquired, sign, resent: false })
+    Some(Ballot { acquired, sign, overtaken: false })
 }
 
 pub(super) fn healed(reply: &Value) -> Option<Healed> {
