@@ -25,7 +25,7 @@ use quorum_scene::{
     floors_apart, is_ours, on_each, on_first, renewals,
 };
 use support::{
-    Action, Lag, Match, Nodes, RuleHandle, eventually_async,
+    Action, Lag, Match, Nodes, RuleHandle, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
     seen, within,
 };
@@ -44,7 +44,7 @@ fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {
-    let nodes = Nodes::with(3, |server| server.aof(true));
+    let (nodes, lag) = (Nodes::with(3, |server| server.aof(true)), Lag::start());
     let leases = built(builder(nodes.urls())).await;
     let lease =
         within(HANGS, "a free lock", leases.lock(NAME).ttl(MEDIUM).acquire()).await.expect("the nodes are well");
@@ -64,7 +64,9 @@ async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {
     eventually_async(HANGS, "a renewal is confirmed", is_renewed).await;
     assert_eq!((lease.check(), tokens()), (Ok(()), before));
     lease.release().await.expect("it was held to the end");
-    assert_eq!(tokens(), [const { None }; 3]);
+    // A majority has answered; the last node may still be connected to.
+    let is_nowhere = || tokens().iter().all(Option::is_none);
+    eventually_but_for(&lag, MEDIUM / 2, "no node has it", is_nowhere).await;
 }
 
 fn restart_empty(nodes: &[Node]) {
