@@ -9,6 +9,7 @@ use fred::{
 use tokio::{
     runtime::Handle,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::Instant,
 };
 
 use super::{
@@ -30,8 +31,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const STEADY: Duration = Duration::from_secs(1);
 const LONGEST_FLAP: Duration = Duration::from_millis(32);
 
-/// So many tries to connect fit side by side into the time that one may take.
-const AT_ONCE: u32 = 4;
+/// At most so many tries to connect are under way side by side.
+const AT_ONCE: u32 = 8;
 
 /// Tries to connect, for as long as there is no link.
 ///
@@ -49,6 +50,8 @@ pub(super) struct Opening {
     /// Before the next try, if none is under way.
     pause: Duration,
     under_way: usize,
+    /// When the last try began.
+    began: Instant,
     hand_over: UnboundedSender<Opened>,
     outcomes: UnboundedReceiver<Opened>,
 }
@@ -68,6 +71,7 @@ impl Opening {
             opened: Time::ZERO,
             pause: Duration::ZERO,
             under_way: 0,
+            began: Instant::now(),
             hand_over,
             outcomes,
         })
@@ -82,7 +86,7 @@ impl Opening {
             self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
             self.begin().await?;
         }
-        let hangs = self.limits.command.max(self.limits.connect / AT_ONCE);
+        let hangs = LONGEST_PAUSE.max(self.limits.connect / AT_ONCE);
         loop {
             tokio::select! {
                 biased;
@@ -93,7 +97,8 @@ impl Opening {
                     }
                     return opened;
                 }
-                () = tokio::time::sleep(hangs) => self.begin().await?,
+                // Not from this call on: the tries before this one end one after the other, each with a call of its own.
+                () = tokio::time::sleep_until(self.began + hangs) => self.begin().await?,
             }
         }
     }
@@ -117,7 +122,7 @@ impl Opening {
         };
         let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
         let report = Report(Some(self.hand_over.clone()));
-        self.under_way += 1;
+        (self.under_way, self.began) = (self.under_way + 1, Instant::now());
         runtime.spawn(async move { report.opened(Link::open(config, limits, number, &*clock).await) });
         Ok(())
     }
