@@ -60,7 +60,7 @@ async fn a_classic_holder_keeps_us_out_until_it_releases() {
         let mut classic = Classic::of(&scene, "classic");
         assert!(classic.acquire(LONG));
 
-        assert!(scene.leases.lock(NAME).try_acquire().await.expect("the nodes are well").is_none());
+        assert!(scene.leases.lock(NAME).ttl(LONG).try_acquire().await.expect("the nodes are well").is_none());
         let error = in_vain(&scene.leases.lock(NAME), Duration::from_millis(100)).await;
         let AcquireError::TimedOut { holder, .. } = error else { panic!("{error}") };
         assert_eq!((holder.label(), holder.fence()), (None, None));
