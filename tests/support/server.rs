@@ -6,12 +6,14 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::binary::{Binary, Version};
@@ -39,6 +41,8 @@ const OUTPUT: &str = "output";
 pub struct Server {
     plan: Plan,
     process: Mutex<Option<Process>>,
+    /// While there is no process: see [`reserve`].
+    reserved: Mutex<Option<OwnedFd>>,
 }
 
 impl Server {
@@ -142,9 +146,10 @@ impl Server {
     }
 
     /// Kills the process without warning and reaps it. Its port refuses
-    /// connections when this returns.
+    /// connections when this returns, and no other server takes it.
     pub fn kill(&self) {
         self.process().take();
+        *self.reserved() = reserve(self.plan.port);
     }
 
     /// Starts the server again (killing it first if it runs) on the same port
@@ -153,6 +158,7 @@ impl Server {
     pub fn restart(&self) {
         let mut process = self.process();
         process.take();
+        self.reserved().take();
         let start = Instant::now();
         loop {
             match self.plan.launch() {
@@ -166,6 +172,10 @@ impl Server {
                 Err(failure) => panic!("the server does not start again: {failure}"),
             }
         }
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn process(&self) -> MutexGuard<'_, Option<Process>> {
@@ -259,7 +269,7 @@ impl ServerBuilder {
             plan.tls_port = self.tls.then(free_port);
             match plan.launch() {
                 Ok(process) => {
-                    return Ok(Server { plan, process: Mutex::new(Some(process)) });
+                    return Ok(Server { plan, process: Mutex::new(Some(process)), reserved: Mutex::default() });
                 }
                 Err(Failure::PortTaken(_)) if tries < PORT_TRIES => {}
                 Err(Failure::NoTls(said)) => return Err(NoTls { said }),
@@ -436,6 +446,19 @@ impl Drop for Process {
         self.0.kill().ok();
         self.0.wait().ok();
     }
+}
+
+/// Keeps a dead server's port from the servers of other tests, which its clients
+/// would take for it: a socket that has the port, and does not listen. Other
+/// programs can bind to the port, too, but not listen at it.
+fn reserve(port: u16) -> Option<OwnedFd> {
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()?;
+    // The dead server's connections have the port for some time.
+    sockopt::set_socket_reuseaddr(&socket, true).ok()?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).ok()?;
+    sockopt::set_socket_reuseaddr(&socket, false).ok()?;
+    Some(socket)
 }
 
 /// A port that was free a moment ago, below those that the kernel hands out.
