@@ -87,6 +87,11 @@ impl Links {
         }
     }
 
+    /// The number of the last one.
+    pub(super) fn last(&self) -> u64 {
+        self.seen
+    }
+
     /// Whether there was a new link since the last call.
     pub(super) fn have_come(&mut self) -> bool {
         let number = number(&self.states.borrow());

@@ -199,7 +199,7 @@ impl Push {
             if self.room() == 0 && !self.has_callers() {
                 continue;
             }
-            let (mut was_steady, mut longest) = (false, LONGEST_PAUSE);
+            let (mut was_steady, mut longest, link) = (false, LONGEST_PAUSE, links.last());
             let end = match self.open(target, limits, &mut links).await {
                 Ok(session) => {
                     longest = LONGEST_FLAP;
@@ -210,7 +210,8 @@ impl Push {
                     end
                 }
             };
-            if was_steady {
+            // With a link that came meanwhile the server is back: what was tried before counts no longer.
+            if was_steady || (longest == LONGEST_PAUSE && links.last() > link) {
                 pause = FIRST_PAUSE;
             }
             if self.off() {
