@@ -5,8 +5,8 @@
 //! The database compares their fences, and the late write changes nothing.
 //!
 //! ```text
-//! cargo run --example fenced_write
-//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example fenced_write
+//! cargo run --features sqlite --example fenced_write
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --features sqlite --example fenced_write
 //! ```
 
 use std::{env, error::Error, fs, path::Path, sync::Barrier, thread, time::Duration};

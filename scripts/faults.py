@@ -24,7 +24,7 @@ import time
 PAGE = pathlib.Path("docs/faults.md")
 PASSED = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "faults"
 # As scripts/test builds them.
-FEATURES = ["--features", "tls-rustls,serde,cli"]
+BOTH = ["--package", "leasehold", "--package", "leasehold-cli", "--features", "tls-rustls,serde,metrics"]
 NAME = re.compile(r"(?:\w+::)*f(\d+)_\w+")
 # So often where a run takes less than the first figure, in seconds.
 REPEAT = [(1, 20), (2, 10), (5, 5), (15, 3), (math.inf, 1)]
@@ -41,7 +41,7 @@ def rows():
 
 def programs():
     """The test programs, built; every one that has a test of a row."""
-    build = ["cargo", "test", "--locked", *FEATURES, "--tests", "--no-run", "--message-format=json"]
+    build = ["cargo", "test", "--locked", *BOTH, "--tests", "--no-run", "--message-format=json"]
     messages = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout
     for message in map(json.loads, messages.splitlines()):
         if message["reason"] == "compiler-artifact" and message["executable"] and "test" in message["target"]["kind"]:

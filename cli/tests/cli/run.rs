@@ -1,13 +1,5 @@
 //! `leasehold run`, as a user has it: the built program against real servers.
 
-// The library's doors for time, threads and tasks are not those of its tests.
-#![allow(clippy::disallowed_methods)]
-// A helper that cannot do its work has to stop the test and say why.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
-
-mod cli_scene;
-mod support;
-
 use std::{
     fs,
     io::{BufRead, BufReader, ErrorKind, Read, Write},
@@ -18,14 +10,18 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use cli_scene::{
-    HANGS, NAME, directory, ends_with, is_held, is_there, run, said, send, started, state, state_of, tool,
-};
 use rustix::{
     io::ioctl_fionread,
     process::{Pid, Signal, kill_process},
 };
-use support::{Action, Lag, Match, Nodes, Proxy, Server, eventually, scripts::ACQUIRE};
+
+use crate::{
+    scene::{
+        HANGS, LEASEHOLD, NAME, directory, ends_with, is_held, is_there, run, said, send, started, state, state_of,
+        tool,
+    },
+    support::{Action, Lag, Match, Nodes, Proxy, Server, eventually, scripts::ACQUIRE},
+};
 
 #[test]
 fn a_command_has_its_input_output_arguments_and_exit_code() {
@@ -331,14 +327,13 @@ fn a_command_is_stopped_before_it_was_held_for_too_long() {
 #[test]
 fn nobody_has_to_listen() {
     let server = Server::start();
-    let leasehold = env!("CARGO_BIN_EXE_leasehold");
     for line in [
-        format!("{leasehold} completions bash | true; {leasehold} man | head -n 1 >/dev/null"),
-        format!("{leasehold} run -v {NAME} -- sh -c 'exit 5' 2>&1 >/dev/null | true"),
-        format!("{leasehold} run -v {NAME} -- sh -c 'exit 5' >&- 2>&-; test $? = 5"),
-        format!("{leasehold} run {NAME} -- sh -c 'exec >&- 2>&- <&-; exit 5'; test $? = 5"),
+        format!("{LEASEHOLD} completions bash | true; {LEASEHOLD} man | head -n 1 >/dev/null"),
+        format!("{LEASEHOLD} run -v {NAME} -- sh -c 'exit 5' 2>&1 >/dev/null | true"),
+        format!("{LEASEHOLD} run -v {NAME} -- sh -c 'exit 5' >&- 2>&-; test $? = 5"),
+        format!("{LEASEHOLD} run {NAME} -- sh -c 'exec >&- 2>&- <&-; exit 5'; test $? = 5"),
         // No terminal at all, as under cron.
-        format!("setsid -w {leasehold} run {NAME} -- sh -c 'exit 5'; test $? = 5"),
+        format!("setsid -w {LEASEHOLD} run {NAME} -- sh -c 'exit 5'; test $? = 5"),
     ] {
         let output = Command::new("sh").args(["-c", &line]).env("REDIS_URL", server.url()).output().unwrap();
         ends_with(&output, 0, &[]);
@@ -414,9 +409,8 @@ fn what_was_ignored_from_the_start_is_ignored() {
     let server = Server::start();
     let (_directory, sign) = directory();
     let script = format!("echo > {}; read end; exit 5", sign.display());
-    let leasehold = env!("CARGO_BIN_EXE_leasehold");
     let mut command = Command::new("sh");
-    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", leasehold, "run", NAME, "--", "sh", "-c", &script]);
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", LEASEHOLD, "run", NAME, "--", "sh", "-c", &script]);
     let mut runner = command.env("REDIS_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
     // Who waits for a child closes it, and the command would end by itself.
     let _input = runner.stdin.take();
@@ -433,16 +427,7 @@ fn what_was_blocked_from_the_start_is_the_commands_and_not_ours() {
     let server = Server::start();
     for blocked in ["--block-signal=CHLD", "--block-signal"] {
         let mut command = Command::new("env");
-        command.args([
-            blocked,
-            env!("CARGO_BIN_EXE_leasehold"),
-            "run",
-            NAME,
-            "--",
-            "grep",
-            "SigBlk",
-            "/proc/self/status",
-        ]);
+        command.args([blocked, LEASEHOLD, "run", NAME, "--", "grep", "SigBlk", "/proc/self/status"]);
         let mut runner = command.env("REDIS_URL", server.url()).stdout(Stdio::piped()).spawn().unwrap();
         let is_blocked = |shown: &str| {
             let mask = u64::from_str_radix(shown.rsplit('\t').next().unwrap().trim(), 16).unwrap();
@@ -457,17 +442,7 @@ fn what_was_blocked_from_the_start_is_the_commands_and_not_ours() {
     let (_directory, sign) = directory();
     let script = format!("echo > {}; exec sleep 60", sign.display());
     let mut command = Command::new("env");
-    command.args([
-        "--block-signal=TERM",
-        env!("CARGO_BIN_EXE_leasehold"),
-        "run",
-        "--grace",
-        "0s",
-        NAME,
-        "--",
-        "sh",
-        "-c",
-    ]);
+    command.args(["--block-signal=TERM", LEASEHOLD, "run", "--grace", "0s", NAME, "--", "sh", "-c"]);
     let mut runner = command.arg(script).env("REDIS_URL", server.url()).spawn().unwrap();
     started(&server, &sign);
     send(&runner, Signal::TERM);
@@ -638,9 +613,8 @@ fn what_was_there_before_the_command_is_none_of_its_own() {
     let server = Server::start();
     let (directory, sign) = directory();
     let before = directory.path().join("before");
-    let leasehold = env!("CARGO_BIN_EXE_leasehold");
     let script = format!(
-        "sleep 60 >&- 2>&- & echo $! > {}; exec {leasehold} run {NAME} -- sh -c 'echo > {}; sleep 60'",
+        "sleep 60 >&- 2>&- & echo $! > {}; exec {LEASEHOLD} run {NAME} -- sh -c 'echo > {}; sleep 60'",
         before.display(),
         sign.display()
     );

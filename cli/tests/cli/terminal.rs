@@ -1,19 +1,12 @@
 //! `leasehold run` on a terminal: the command has it, and what is typed there means all of us.
 
-// The library's doors for time, threads and tasks are not those of its tests.
-#![allow(clippy::disallowed_methods)]
-// A helper that cannot do its work has to stop the test and say why.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
-
-mod cli_scene;
-mod support;
-
 use std::{fs, path::PathBuf};
 
-use cli_scene::{HANGS, NAME, Terminal, directory, is_held, started, state_of};
-use support::{Server, TempDir, eventually};
+use crate::{
+    scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, is_held, started, state_of},
+    support::{Server, TempDir, eventually},
+};
 
-const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
 const ASKS_TWICE: &str = "sh -c 'read line; echo one; read line; echo two'";
 
 /// A command in the background of its terminal would be stopped when it reads.

@@ -1,8 +1,5 @@
 //! The built program, and what its tests look at.
 
-// Each test file uses some of it.
-#![allow(dead_code, unreachable_pub)]
-
 use std::{
     fs,
     io::Write,
@@ -15,18 +12,19 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{Server, TempDir, eventually};
 
-pub const HANGS: Duration = Duration::from_secs(20);
-pub const NAME: &str = "job";
+pub(crate) const HANGS: Duration = Duration::from_secs(20);
+pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
+pub(crate) const NAME: &str = "job";
 
 /// `leasehold run` with these options, then `--` and this command of a shell.
-pub fn run(server: &Server, options: &[&str], script: &str) -> Command {
+pub(crate) fn run(server: &Server, options: &[&str], script: &str) -> Command {
     let mut command = tool(server, &["run"]);
     command.args(options).args([NAME, "--", "sh", "-c", script]);
     command
 }
 
-pub fn tool(server: &Server, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+pub(crate) fn tool(server: &Server, args: &[&str]) -> Command {
+    let mut command = Command::new(LEASEHOLD);
     command
         .env("REDIS_URL", server.url())
         .args(args)
@@ -36,12 +34,12 @@ pub fn tool(server: &Server, args: &[&str]) -> Command {
     command
 }
 
-pub fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[track_caller]
-pub fn ends_with(output: &Output, code: i32, words: &[&str]) {
+pub(crate) fn ends_with(output: &Output, code: i32, words: &[&str]) {
     let said = said(output);
     assert_eq!(output.status.code(), Some(code), "{said}");
     for word in words {
@@ -49,43 +47,43 @@ pub fn ends_with(output: &Output, code: i32, words: &[&str]) {
     }
 }
 
-pub fn is_held(server: &Server) -> bool {
+pub(crate) fn is_held(server: &Server) -> bool {
     server.wire().exists(NAME)
 }
 
 /// Waits until the lock is held and the command has said that it runs.
-pub fn started(server: &Server, sign: &Path) {
+pub(crate) fn started(server: &Server, sign: &Path) {
     eventually(HANGS, "the command runs", || sign.exists() && is_held(server));
 }
 
-pub fn directory() -> (TempDir, PathBuf) {
+pub(crate) fn directory() -> (TempDir, PathBuf) {
     let directory = TempDir::new("cli");
     let sign = directory.path().join("sign");
     (directory, sign)
 }
 
-pub fn send(child: &Child, signal: Signal) {
+pub(crate) fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).expect("the runner is there");
 }
 
-pub fn is_there(pid: &Path) -> bool {
+pub(crate) fn is_there(pid: &Path) -> bool {
     // One that nobody has buried yet is gone.
     state_of(pid).is_some_and(|state| state != 'Z')
 }
 
 /// Of the process whose number is in this file.
-pub fn state_of(pid: &Path) -> Option<char> {
+pub(crate) fn state_of(pid: &Path) -> Option<char> {
     state(fs::read_to_string(pid).ok()?.trim().parse().ok()?)
 }
 
 /// Running, sleeping, stopped, dead.
-pub fn state(pid: u32) -> Option<char> {
+pub(crate) fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
 /// A terminal of 80 columns, and a shell's line that runs in a session of its own there.
-pub struct Terminal {
+pub(crate) struct Terminal {
     script: Child,
     input: ChildStdin,
     log: PathBuf,
@@ -93,7 +91,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    pub fn running(server: &Server, line: &str) -> Self {
+    pub(crate) fn running(server: &Server, line: &str) -> Self {
         let (directory, log) = directory();
         let line = format!("stty cols 80 rows 24; {line}");
         // It gives what it runs a terminal, and writes down what that shows. Who runs tests in the background of a script has
@@ -110,13 +108,13 @@ impl Terminal {
     }
 
     /// All that it has shown. The first line of the log is about the line that runs.
-    pub fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         let log = fs::read(&self.log).map(|shown| String::from_utf8_lossy(&shown).into_owned()).unwrap_or_default();
         log.split_once('\n').map(|(_, shown)| shown.to_owned()).unwrap_or_default()
     }
 
     #[track_caller]
-    pub fn shows(&self, text: &str) {
+    pub(crate) fn shows(&self, text: &str) {
         let began = Instant::now();
         while !self.shown().contains(text) {
             assert!(began.elapsed() < HANGS, "{text:?} is not shown: {}", self.shown());
@@ -124,13 +122,13 @@ impl Terminal {
         }
     }
 
-    pub fn press(&mut self, keys: &str) {
+    pub(crate) fn press(&mut self, keys: &str) {
         self.input.write_all(keys.as_bytes()).unwrap();
     }
 
     /// All that it has shown, when the line has ended.
     #[track_caller]
-    pub fn ended(mut self) -> String {
+    pub(crate) fn ended(mut self) -> String {
         let began = Instant::now();
         while self.script.try_wait().unwrap().is_none() {
             assert!(began.elapsed() < HANGS, "it does not end: {}", self.shown());

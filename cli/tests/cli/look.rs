@@ -1,22 +1,17 @@
 //! What `leasehold` shows: `show`, `ls`, `top` and `doctor`, as a user has them.
 
-// The library's doors for time, threads and tasks are not those of its tests.
-#![allow(clippy::disallowed_methods)]
-// A helper that cannot do its work has to stop the test and say why.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
-
-mod cli_scene;
-mod support;
-
 use std::{
     process::{Child, Command, Output},
     time::{Duration, Instant},
 };
 
-use cli_scene::{HANGS, NAME, Terminal, directory, ends_with, run, said, send, started, state_of, tool};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Proxy, Server, eventually};
+
+use crate::{
+    scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, ends_with, run, said, send, started, state_of, tool},
+    support::{Proxy, Server, eventually},
+};
 
 fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -62,7 +57,7 @@ fn a_holder_is_shown_and_can_be_sent_away() {
 fn a_lock_is_taken_from_whom_was_shown_and_from_no_other() {
     let server = Server::start();
     let first = holder(&server, "web-1", NAME);
-    let line = format!("{} release --force {NAME}", env!("CARGO_BIN_EXE_leasehold"));
+    let line = format!("{LEASEHOLD} release --force {NAME}");
     let mut terminal = Terminal::running(&server, &line);
     terminal.shows("web-1");
     sent_away(first);
@@ -119,7 +114,7 @@ fn what_is_held_is_listed() {
         assert!(output.status.code().is_some_and(|code| code <= 1) && said(&output).is_empty(), "{args:?} {output:?}");
     }
     // Colours where there is somebody to see them, who does not mind.
-    let ls = format!("{} ls", env!("CARGO_BIN_EXE_leasehold"));
+    let ls = format!("{LEASEHOLD} ls");
     assert!(Terminal::running(&server, &ls).ended().contains("\u{1b}[1mNAME"));
     let plain = Terminal::running(&server, &format!("export NO_COLOR=1; {ls}")).ended();
     assert!(plain.contains("NAME") && !plain.contains("\u{1b}[1m"), "{plain:?}");
@@ -220,7 +215,7 @@ fn what_is_held_over_a_quorum_is_listed_and_shown() {
 }
 
 fn top(server: &Server) -> Terminal {
-    let line = format!("trap : INT; {} top --interval 200ms; echo code $?; stty -a", env!("CARGO_BIN_EXE_leasehold"));
+    let line = format!("trap : INT; {LEASEHOLD} top --interval 200ms; echo code $?; stty -a");
     Terminal::running(server, &line)
 }
 
@@ -266,7 +261,7 @@ fn top_goes_on_while_the_server_is_away_and_ends_at_an_interrupt() {
 fn top_shows_all_of_what_went_wrong() {
     let server = Server::start();
     server.wire().must(&["ACL", "SETUSER", "default", "-scan"]);
-    let mut top = Terminal::running(&server, &format!("{} top --interval 0", env!("CARGO_BIN_EXE_leasehold")));
+    let mut top = Terminal::running(&server, &format!("{LEASEHOLD} top --interval 0"));
     top.shows("redis at 127");
     server.wire().must(&["ACL", "SETUSER", "default", "+scan"]);
     top.shows("every 100ms");
@@ -282,8 +277,7 @@ fn top_shows_all_of_what_went_wrong() {
 fn top_draws_on_no_terminal_that_is_anothers() {
     let server = Server::start();
     let (_directory, pid) = directory();
-    let top =
-        format!("{} top & echo $! > {}; read line; fg; echo code $?", env!("CARGO_BIN_EXE_leasehold"), pid.display());
+    let top = format!("{LEASEHOLD} top & echo $! > {}; read line; fg; echo code $?", pid.display());
     let mut terminal = Terminal::running(&server, &format!("set -m; {top}"));
     eventually(HANGS, "it stops", || state_of(&pid) == Some('T'));
     assert!(!terminal.shown().contains('\u{1b}'), "{:?}", terminal.shown());
@@ -297,8 +291,7 @@ fn top_draws_on_no_terminal_that_is_anothers() {
 fn top_needs_a_terminal() {
     let server = Server::start();
     ends_with(&tool(&server, &["top"]).output().unwrap(), 64, &["terminal", "leasehold ls"]);
-    let dumb =
-        Terminal::running(&server, &format!("export TERM=dumb; {} top", env!("CARGO_BIN_EXE_leasehold"))).ended();
+    let dumb = Terminal::running(&server, &format!("export TERM=dumb; {LEASEHOLD} top")).ended();
     assert!(dumb.contains("leasehold ls") && !dumb.contains('\u{1b}'), "{dumb:?}");
 }
 
