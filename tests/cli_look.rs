@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod cli_scene;
-mod support;
 
 use std::{
     process::{Child, Command, Output},

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
 mod quorum_scene;
-mod support;
 
 use std::{
     future::Future,

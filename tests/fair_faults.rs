@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
 mod fair_line;
-mod support;
 
 use std::time::{Duration, Instant};
 

@@ -4,8 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has to stop and say why")]
 #![allow(clippy::disallowed_methods, reason = "the library's doors for time and tasks are not those of its tests")]
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use leasehold::{Fence, Leases, LossReason, Owner};

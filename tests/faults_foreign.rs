@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
 mod foreign_scene;
-mod support;
 
 use std::{
     collections::BTreeSet,

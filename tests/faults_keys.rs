@@ -5,7 +5,6 @@
 #![allow(clippy::disallowed_methods, reason = "the library's doors for time and threads are not those of its tests")]
 
 mod quorum_scene;
-mod support;
 
 use std::{
     future::Future,

@@ -5,8 +5,6 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::expect_used)]
 
-mod support;
-
 use std::{
     sync::{Condvar, Mutex, PoisonError},
     thread,

@@ -9,8 +9,6 @@
 )]
 #![allow(clippy::disallowed_methods, reason = "the library's doors for time and tasks are not those of its tests")]
 
-mod support;
-
 use std::{
     sync::{
         Arc, Mutex,

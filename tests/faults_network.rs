@@ -11,8 +11,6 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::expect_used)]
 
-mod support;
-
 use std::{
     thread,
     time::{Duration, Instant},

@@ -5,7 +5,6 @@
 
 mod fair_line;
 mod quorum_scene;
-mod support;
 
 use std::time::{Duration, Instant};
 

@@ -9,8 +9,6 @@
 )]
 #![allow(clippy::disallowed_methods, reason = "the library's doors for time are not those of its tests")]
 
-mod support;
-
 use std::{
     fmt::{Debug, Display},
     time::{Duration, Instant},

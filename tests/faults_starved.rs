@@ -5,8 +5,6 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
-mod support;
-
 use std::{
     sync::{
         Arc,

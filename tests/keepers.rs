@@ -6,8 +6,6 @@
 // The lint's exemption for tests knows only what stands in a test function itself, not its helpers.
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-mod support;
-
 use std::{
     future::Future,
     pin::{Pin, pin},

@@ -4,8 +4,6 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
-mod support;
-
 use std::{
     future::Future,
     sync::{

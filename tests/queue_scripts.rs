@@ -4,8 +4,6 @@
 #![allow(clippy::indexing_slicing, reason = "an answer that is too short fails the test, as it should")]
 #![allow(clippy::disallowed_methods, reason = "the library's doors for time and threads are not those of its tests")]
 
-mod support;
-
 use std::{
     thread::sleep,
     time::{Duration, Instant},

@@ -7,7 +7,6 @@
 #![allow(clippy::expect_used, clippy::indexing_slicing)]
 
 mod quorum_scene;
-mod support;
 
 use std::time::{Duration, Instant};
 

@@ -6,7 +6,6 @@
 #![allow(clippy::expect_used)]
 
 mod quorum_scene;
-mod support;
 
 use std::{
     sync::{

@@ -7,7 +7,6 @@
 #![allow(clippy::expect_used)]
 
 mod quorum_scene;
-mod support;
 
 use std::time::{Duration, Instant};
 

@@ -6,8 +6,6 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing)]
 
-mod support;
-
 use std::{
     fmt::{Debug, Write},
     net::TcpListener,

@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
 mod fair_line;
-mod support;
 
 use std::time::{Duration, Instant};
 

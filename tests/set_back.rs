@@ -5,7 +5,6 @@
 #![allow(clippy::disallowed_methods, reason = "the library's doors for time and tasks are not those of its tests")]
 
 mod fair_line;
-mod support;
 
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,6 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod support;
-
 use std::{
     future::Future,
     pin::Pin,

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Server, TempDir, eventually};
+use support::{Server, TempDir, eventually};
 
 pub const HANGS: Duration = Duration::from_secs(20);
 pub const NAME: &str = "job";

@@ -14,7 +14,7 @@ use std::{
 use leasehold::{AcquireError, Lease, Lock, Owner};
 use tokio::{sync::Notify, task::JoinHandle};
 
-use crate::support::{Value, Wire, eventually_async, within};
+use support::{Value, Wire, eventually_async, within};
 
 /// Ends a test that would hang.
 pub const SOON: Duration = Duration::from_secs(20);

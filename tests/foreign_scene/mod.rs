@@ -18,7 +18,7 @@ use leasehold::{Builder, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, R
 use tokio::{sync::oneshot, task::JoinHandle};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use crate::support::{Lag, Nodes, Proxy, Server, Stamped, eventually_async, seen, stamped, within};
+use support::{Lag, Nodes, Proxy, Server, Stamped, eventually_async, seen, stamped, within};
 
 pub const TTL: Duration = Duration::from_secs(3);
 pub const COMMAND: Duration = Duration::from_millis(200);

@@ -21,7 +21,7 @@ use std::{
 
 use leasehold::{AcquireError, Builder, Lease, LeaseHandle, Leases, Lock, Lost, RenewError, Status};
 
-use crate::support::{
+use support::{
     Action, Lag, Match, Proxy, RuleHandle, Server, Wire, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
     within,
@@ -335,7 +335,7 @@ impl Calm {
         let worst = lag.worst();
         assert_eq!(lost, None, "the machine lagged {worst:?}");
         // What is to be published is not excused.
-        let is_excused = worst >= STALL && !crate::support::seen::is_wanted();
+        let is_excused = worst >= STALL && !support::seen::is_wanted();
         assert!(changed.is_none() || is_excused, "its status changed to {changed:?}; the machine lagged {worst:?}");
     }
 }

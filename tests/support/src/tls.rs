@@ -5,15 +5,15 @@ use std::path::Path;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
 
 /// File names inside the directory of a server.
-pub const CA: &str = "ca.pem";
+pub(crate) const CA: &str = "ca.pem";
 /// The server's certificate.
-pub const CERTIFICATE: &str = "server.pem";
+pub(crate) const CERTIFICATE: &str = "server.pem";
 /// The server's private key.
-pub const KEY: &str = "server.key";
+pub(crate) const KEY: &str = "server.key";
 
 /// Writes a new authority's certificate, and a certificate and key for
 /// `localhost` and 127.0.0.1, into `directory`.
-pub fn write_certificates(directory: &Path) {
+pub(crate) fn write_certificates(directory: &Path) {
     // An authority apart from the server's certificate: verifiers refuse a
     // certificate that is an authority and the end of the chain at once.
     let ca_key = KeyPair::generate().expect("a key for the test authority");

@@ -1,14 +1,12 @@
-//! What the integration tests share: real servers, a raw client that is not
-//! ours, a proxy that damages traffic, and patience with a limit.
+//! Tools of the tests and of the soak: real servers, a raw client, a proxy that damages traffic, waiting with a limit.
 //!
-//! Nothing here but the texts in `scripts` knows the library under test. A test that fails therefore says
-//! something about the library, and these tools can be trusted before it works.
+//! Only [`scripts`] knows the library under test. A failed test therefore says something about the library, and these
+//! tools can be trusted before it works.
 
-// Every test file compiles its own copy of this module and uses a part of it;
-// and `pub` marks what is for the tests, though nothing is visible beyond them.
-#![allow(dead_code, unused_imports, unreachable_pub)]
 // A test's tool that cannot do its work has to stop the test and say why.
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, clippy::missing_panics_doc)]
+// A test that drops a result has its reasons.
+#![allow(clippy::must_use_candidate)]
 // The library's doors for time, threads and tasks are not those of its tests.
 #![allow(clippy::disallowed_methods)]
 

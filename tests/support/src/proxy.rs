@@ -244,7 +244,7 @@ impl Drop for Proxy {
 
 /// What the test's threads and the proxy's share.
 #[derive(Debug)]
-pub struct Shared {
+pub(crate) struct Shared {
     state: Mutex<State>,
     /// A counter rather than a notification, which a busy connection could miss.
     changes: watch::Sender<u64>,
@@ -254,7 +254,7 @@ pub struct Shared {
 
 /// The controls, the rules and the record.
 #[derive(Debug, Default)]
-pub struct State {
+pub(crate) struct State {
     /// See [`Proxy::delay`].
     pub delay: Duration,
     /// See [`Proxy::black_hole`].
@@ -284,7 +284,7 @@ struct Live {
 
 impl State {
     /// Puts a command on record.
-    pub fn note(&mut self, connection: u64, args: &[Vec<u8>]) {
+    pub(crate) fn note(&mut self, connection: u64, args: &[Vec<u8>]) {
         self.commands += 1;
         if self.record.len() < RECORD_LIMIT {
             self.record.push(Seen { connection, at: Instant::now(), args: args.to_vec() });
@@ -292,7 +292,7 @@ impl State {
     }
 
     /// The rule that takes the command. All get to count it.
-    pub fn rule_for(&self, args: &[Vec<u8>]) -> Option<Arc<Rule>> {
+    pub(crate) fn rule_for(&self, args: &[Vec<u8>]) -> Option<Arc<Rule>> {
         let mut taking = None;
         for rule in &self.rules {
             if rule.takes(args) && taking.is_none() {
@@ -309,12 +309,12 @@ impl Shared {
     }
 
     /// The state; never held over an await.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// To be told of changed controls and released rules.
-    pub fn subscribe(&self) -> watch::Receiver<u64> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 

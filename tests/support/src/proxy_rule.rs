@@ -179,7 +179,7 @@ impl RuleHandle {
 }
 
 /// The state of a rule, shared by its handle and the connections.
-pub struct Rule {
+pub(crate) struct Rule {
     wanted: Match,
     /// Which match takes effect, counted from 1; `None` for each.
     nth: Option<usize>,
@@ -196,7 +196,12 @@ pub struct Rule {
 
 impl Rule {
     /// A rule that nothing has matched yet; `wake` makes held traffic move.
-    pub fn new(wanted: Match, nth: Option<usize>, action: Action, wake: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(
+        wanted: Match,
+        nth: Option<usize>,
+        action: Action,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         Self {
             wanted,
             nth,
@@ -212,7 +217,7 @@ impl Rule {
     }
 
     /// Counts the command if it matches, and tells whether the rule takes it.
-    pub fn takes(&self, args: &[Vec<u8>]) -> bool {
+    pub(crate) fn takes(&self, args: &[Vec<u8>]) -> bool {
         if self.disarmed.load(Ordering::SeqCst) || !self.wanted.matches(args) {
             return false;
         }
@@ -222,14 +227,14 @@ impl Rule {
     }
 
     /// Records that the rule has taken effect.
-    pub fn fire(&self) {
+    pub(crate) fn fire(&self) {
         *self.hits.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.fired.notify_all();
         self.fired_async.notify_waiters();
     }
 
     /// Whether held traffic may go on.
-    pub fn is_released(&self) -> bool {
+    pub(crate) fn is_released(&self) -> bool {
         self.released.load(Ordering::SeqCst)
     }
 

@@ -31,7 +31,7 @@ impl Drop for TempDir {
 
 /// A number that differs each time; std's hash keys are the one source of
 /// randomness at hand.
-pub fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
 }

@@ -1,8 +1,10 @@
 //! The texts that the library sends, put together as it puts them together.
 
+#![allow(missing_docs, reason = "each is named after its script")]
+
 macro_rules! script {
     ($($file:literal)+) => {
-        concat!($(include_str!(concat!("../../src/node/redis/scripts/", $file, ".lua"))),+)
+        concat!($(include_str!(concat!("../../../src/node/redis/scripts/", $file, ".lua"))),+)
     };
 }
 

@@ -5,12 +5,8 @@
 //! leaves the monotonic clocks as they are, just as a real step would.
 
 use std::ffi::OsString;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::temp_dir::TempDir;
@@ -20,25 +16,24 @@ use super::wire::Wire;
 /// once a millisecond and counts on from there by the processor's counter.
 const NOTICED: Duration = Duration::from_millis(5);
 
-const SOURCE: &str = include_str!("clock_shim.c");
+/// The library to preload, which build.rs has compiled.
+const LIBRARY: &str = concat!(env!("OUT_DIR"), "/clock_shim.so");
 
 /// A wall clock that can be moved; programs started with [`ClockShim::env`]
 /// go by it. One shim may drive several programs.
 #[derive(Debug)]
 pub struct ClockShim {
-    library: PathBuf,
     directory: TempDir,
     file: std::fs::File,
     offset_micros: Mutex<i64>,
 }
 
 impl ClockShim {
-    /// A clock that still shows the right time; panics if there is no C compiler.
+    /// A clock that still shows the right time.
     pub fn new() -> Self {
-        let library = library().to_owned();
         let directory = TempDir::new("clock");
         let file = std::fs::File::create(directory.path().join("offset")).expect("a file for the clock's offset");
-        let shim = Self { library, directory, file, offset_micros: Mutex::new(0) };
+        let shim = Self { directory, file, offset_micros: Mutex::new(0) };
         shim.write(|_| 0);
         shim
     }
@@ -46,7 +41,7 @@ impl ClockShim {
     /// What to set in the environment of a program that shall go by this clock.
     pub fn env(&self) -> Vec<(&'static str, OsString)> {
         let offset = self.directory.path().join("offset");
-        vec![("LD_PRELOAD", self.library.clone().into()), ("LEASEHOLD_CLOCK_FILE", offset.into())]
+        vec![("LD_PRELOAD", LIBRARY.into()), ("LEASEHOLD_CLOCK_FILE", offset.into())]
     }
 
     /// Moves the clock ahead of where it is now, and returns 5 ms later, when
@@ -104,50 +99,4 @@ impl Default for ClockShim {
 
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).expect("a step of less than 292 000 years")
-}
-
-/// The preloadable library, compiled by the first to ask for it.
-///
-/// Each test may be a process of its own, so the result is kept between
-/// processes, under a name that changes with the source.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let directory = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        std::fs::create_dir_all(&directory).expect("a directory for the clock shim");
-        let mut hasher = DefaultHasher::new();
-        SOURCE.hash(&mut hasher);
-        let library = directory.join(format!("leasehold_clock_{:016x}.so", hasher.finish()));
-        if !library.exists() {
-            // Renamed into place: another process must not load half a file.
-            let unfinished = library.with_extension(format!("{}.tmp", std::process::id()));
-            compile(&unfinished);
-            std::fs::rename(&unfinished, &library).expect("the clock shim moves into place");
-        }
-        library
-    })
-}
-
-fn compile(output: &Path) {
-    let mut compiler = Command::new("cc")
-        .args(["-O1", "-Wall", "-shared", "-fPIC", "-x", "c", "-o"])
-        .arg(output)
-        .arg("-")
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| {
-            panic!(
-                "the clock tests need a C compiler named `cc` (on Debian and Ubuntu \
-                 `apt-get install gcc libc6-dev`): {error}"
-            )
-        });
-    compiler
-        .stdin
-        .take()
-        .expect("the compiler's input was asked for")
-        .write_all(SOURCE.as_bytes())
-        .expect("the compiler reads its input");
-    let output = compiler.wait_with_output().expect("the compiler ends");
-    assert!(output.status.success(), "the clock shim does not compile: {}", String::from_utf8_lossy(&output.stderr));
 }

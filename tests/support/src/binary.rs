@@ -50,7 +50,7 @@ impl fmt::Display for Version {
 
 /// A server program that was found and has told its version.
 #[derive(Debug)]
-pub struct Binary {
+pub(crate) struct Binary {
     /// Where it is.
     pub path: PathBuf,
     /// What it is.
@@ -59,7 +59,7 @@ pub struct Binary {
 
 impl Binary {
     /// The program this process tests against; panics if there is none.
-    pub fn get() -> &'static Self {
+    pub(crate) fn get() -> &'static Self {
         static FOUND: OnceLock<Binary> = OnceLock::new();
         FOUND.get_or_init(Self::find)
     }
@@ -87,7 +87,7 @@ impl Binary {
 }
 
 /// The program `name` names, as a shell would find it.
-pub fn on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
+pub(crate) fn on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     let name = PathBuf::from(name.as_ref());
     if name.components().count() > 1 {
         return name.is_file().then_some(name);

@@ -23,13 +23,13 @@ use super::resp::{self, Value};
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Closes a socket so that its peer gets a reset instead of an end.
-pub fn reset(socket: impl AsFd) {
+pub(crate) fn reset(socket: impl AsFd) {
     set_socket_linger(&socket, Some(Duration::ZERO)).ok();
     drop(socket);
 }
 
 /// Serves a client until both sides are done or the connection is cut.
-pub async fn run(shared: &Arc<Shared>, client: TcpStream, connection: u64, epoch: u64, upstream: SocketAddr) {
+pub(crate) async fn run(shared: &Arc<Shared>, client: TcpStream, connection: u64, epoch: u64, upstream: SocketAddr) {
     let mut changes = shared.subscribe();
     client.set_nodelay(true).ok();
     let mut traffic = Traffic::new(Arc::clone(shared), connection);

@@ -75,7 +75,7 @@ impl Value {
 
 /// The bytes are not RESP2, and no more of them will help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed;
+pub(crate) struct Malformed;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,7 +87,7 @@ impl std::error::Error for Malformed {}
 
 /// The length of the frame `buffer` starts with, or `None` when its end has
 /// not arrived.
-pub fn frame_len(buffer: &[u8]) -> Result<Option<usize>, Malformed> {
+pub(crate) fn frame_len(buffer: &[u8]) -> Result<Option<usize>, Malformed> {
     // Counts frames still owed instead of recursing, so that nesting costs no stack.
     let mut at = 0;
     let mut owed = 1_usize;
@@ -117,7 +117,7 @@ pub fn frame_len(buffer: &[u8]) -> Result<Option<usize>, Malformed> {
 }
 
 /// Decodes the frame `buffer` starts with and tells how long it was.
-pub fn decode(buffer: &[u8]) -> Result<Option<(Value, usize)>, Malformed> {
+pub(crate) fn decode(buffer: &[u8]) -> Result<Option<(Value, usize)>, Malformed> {
     let Some(end) = frame_len(buffer)? else {
         return Ok(None);
     };
@@ -128,7 +128,7 @@ pub fn decode(buffer: &[u8]) -> Result<Option<(Value, usize)>, Malformed> {
 }
 
 /// The arguments of a command, which RESP sends as an array of bulk strings.
-pub fn arguments(frame: &[u8]) -> Option<Vec<Vec<u8>>> {
+pub(crate) fn arguments(frame: &[u8]) -> Option<Vec<Vec<u8>>> {
     let Ok(Some((Value::Array(items), _))) = decode(frame) else {
         return None;
     };
@@ -142,7 +142,7 @@ pub fn arguments(frame: &[u8]) -> Option<Vec<Vec<u8>>> {
 }
 
 /// Writes a command the way every client does.
-pub fn encode(args: &[impl AsRef<[u8]>]) -> Vec<u8> {
+pub(crate) fn encode(args: &[impl AsRef<[u8]>]) -> Vec<u8> {
     let mut frame = format!("*{}\r\n", args.len()).into_bytes();
     for arg in args {
         let arg = arg.as_ref();
