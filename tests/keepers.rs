@@ -98,7 +98,6 @@ fn resources() -> [usize; 2] {
 
 #[test]
 fn f94_no_thread_can_be_started() {
-    const TEST: &str = "f94_no_thread_can_be_started";
     // The stack of every thread that does not say how large it should be: no machine has so much memory.
     const LARGE: (&str, &str) = ("RUST_MIN_STACK", "70368744177664");
     if let Some(part) = Part::mine() {
@@ -121,7 +120,7 @@ fn f94_no_thread_can_be_started() {
         return;
     }
     let server = Server::start();
-    Child::start_with(TEST, "build", &server.url(), LARGE.0, LARGE.1).ends();
+    Child::start_with(f94_no_thread_can_be_started, "build", &server.url(), LARGE.0, LARGE.1).ends();
 }
 
 async fn build(url: &str) -> Leases {
@@ -416,5 +415,21 @@ fn a_runtime_that_outlives_its_leases_says_nothing() {
     eventually(HANGS, "the drop of the last lease releases it", || !wire.exists("job"));
     eventually(HANGS, "every task ends", || tasks() == 0);
     drop(runtime);
+    assert_eq!(panics.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
+    let panics = panics();
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let connect_timeout = Duration::from_millis(400);
+    runtime.block_on(async {
+        for _ in 0..3 {
+            let nobody_there = Leases::builder().url("redis://127.0.0.1:1").connect_timeout(connect_timeout).build();
+            tokio::time::timeout(Duration::from_millis(100), nobody_there).await.unwrap_err();
+        }
+    });
+    let tasks = || runtime.metrics().num_alive_tasks();
+    eventually(HANGS, "every task to end", || tasks() == 0);
     assert_eq!(panics.load(Ordering::SeqCst), 0);
 }

@@ -7,6 +7,7 @@
 //! and those of the child begin with `@`, so that what libtest prints between
 //! them is no word of it.
 
+use std::any::type_name;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Stdin, Stdout, Write};
@@ -95,27 +96,27 @@ pub struct Child {
 impl Child {
     /// Runs the test function `test` of this program in a new process, as its `part`.
     #[track_caller]
-    pub fn start(test: &str, part: &str, url: &str) -> Self {
-        Self::launch(test, part, url, Vec::new())
+    pub fn start(test: impl Fn(), part: &str, url: &str) -> Self {
+        Self::launch(test_name(test), part, url, Vec::new())
     }
 
     /// As [`Child::start`], for a part that takes longer than usual.
     #[track_caller]
-    pub fn start_for(life: Duration, test: &str, part: &str, url: &str) -> Self {
+    pub fn start_for(life: Duration, test: impl Fn(), part: &str, url: &str) -> Self {
         Self::start_with(test, part, url, LIFE, &life.as_secs().to_string())
     }
 
     /// As [`Child::start`], with a variable set in its environment.
     #[track_caller]
-    pub fn start_with(test: &str, part: &str, url: &str, name: &str, value: &str) -> Self {
-        Self::launch(test, part, url, vec![(name.into(), value.into())])
+    pub fn start_with(test: impl Fn(), part: &str, url: &str, name: &str, value: &str) -> Self {
+        Self::launch(test_name(test), part, url, vec![(name.into(), value.into())])
     }
 
     /// As [`Child::start`], by a wall clock that can be moved.
     #[track_caller]
-    pub fn start_by_clock(test: &str, part: &str, url: &str, clock: &ClockShim) -> Self {
+    pub fn start_by_clock(test: impl Fn(), part: &str, url: &str, clock: &ClockShim) -> Self {
         let clock = clock.env().into_iter().map(|(name, value)| (name.into(), value));
-        Self::launch(test, part, url, clock.collect())
+        Self::launch(test_name(test), part, url, clock.collect())
     }
 
     #[track_caller]
@@ -203,6 +204,12 @@ impl Child {
         };
         assert!(status.success(), "the child failed: {status}; what it said is above");
     }
+}
+
+/// What libtest calls this test of the running program: its path without the crate.
+pub fn test_name<T: Fn()>(_: T) -> &'static str {
+    let path = type_name::<T>();
+    path.split_once("::").map_or(path, |(_, test)| test)
 }
 
 impl Drop for Child {

@@ -32,7 +32,7 @@ mod wait;
 mod wire;
 
 pub use binary::Version;
-pub use child::{Child, Part};
+pub use child::{Child, Part, test_name};
 pub use clock_shim::ClockShim;
 pub use lag::Lag;
 pub use nodes::{AGE, Nodes, urls};

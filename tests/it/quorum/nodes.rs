@@ -1,0 +1,459 @@
+//! Which servers make a quorum, and how each of them is: what `build` turns down and what it waits for, `nodes()`, and
+//! the events about nodes.
+
+use std::{
+    fmt::{Debug, Write},
+    net::TcpListener,
+    sync::{Mutex, Once},
+    time::{Duration, Instant},
+};
+
+use leasehold::{AcquireError, Builder, Error, ErrorKind, Leases, NodeAnswer, NodeState};
+use support::{
+    AGE, Action, Lag, Match, Nodes, Proxy, Server, eventually_async,
+    scripts::{HEAL, RAISE},
+    within,
+};
+use tracing::{
+    Event, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    Layer, Registry,
+    layer::{Context, SubscriberExt as _},
+};
+
+const NAME: &str = "app:job";
+
+const COMMAND: Duration = Duration::from_millis(300);
+const CONNECT: Duration = Duration::from_secs(1);
+/// What `build` waits for the others once a majority is there.
+const GRACE: Duration = Duration::from_millis(500);
+/// What anything may take that waits for nothing.
+const PROMPT: Duration = Duration::from_millis(100);
+/// The longest pause between two looks, and a second that a server's uptime may be wrong by.
+const SECOND: Duration = Duration::from_secs(1);
+/// No promise: what takes longer hangs.
+const HANGS: Duration = Duration::from_secs(10);
+
+/// No text may contain it.
+const SECRET: &str = "open-s3same";
+
+fn builder<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Builder {
+    Leases::builder().quorum(urls).command_timeout(COMMAND).connect_timeout(CONNECT)
+}
+
+async fn build(urls: Vec<String>) -> Leases {
+    within(HANGS, "build", builder(urls).build()).await.expect("a majority is there")
+}
+
+#[track_caller]
+fn names(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
+    assert!(!text.contains(SECRET), "{text}");
+}
+
+/// How a build that must fail fails.
+async fn turned_down(builder: Builder, kind: ErrorKind, words: &[&str]) -> Error {
+    let error = within(HANGS, "build", builder.build()).await.expect_err("it should have been turned down");
+    assert_eq!(error.kind(), kind, "{error}");
+    names(&format!("{error} {error:?}"), words);
+    error
+}
+
+fn state(leases: &Leases, at: usize) -> NodeState {
+    leases.nodes()[at].state().clone()
+}
+
+async fn eventually_is(leases: &Leases, at: usize, what: &str, is: impl Fn(&NodeState) -> bool) {
+    eventually_async(HANGS, what, || is(leases.nodes()[at].state())).await;
+}
+
+/// The lines of every event of ours in this process.
+static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Log;
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, " {}={value:?}", field.name()).unwrap();
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Log {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == "leasehold" {
+            let mut line = Line(event.metadata().name().to_owned());
+            event.record(&mut line);
+            LOG.lock().unwrap().push(line.0);
+        }
+    }
+}
+
+impl Log {
+    fn listen() {
+        static LISTENS: Once = Once::new();
+        LISTENS.call_once(|| tracing::subscriber::set_global_default(Registry::default().with(Self)).unwrap());
+    }
+
+    /// How many events of this name have this address in them: ports are a test's own.
+    fn count(name: &str, address: &str) -> usize {
+        let (start, lines) = (format!("{name} "), LOG.lock().unwrap());
+        lines.iter().filter(|line| line.starts_with(&start) && line.contains(address)).count()
+    }
+}
+
+#[tokio::test]
+async fn the_urls_are_checked_before_anything_is_sent() {
+    let urls = |count: usize| (0..count).map(|node| format!("redis://node-{node}.invalid")).collect::<Vec<_>>();
+    for count in [0, 1, 2, 4, 10, 11] {
+        turned_down(builder(urls(count)), ErrorKind::Config, &["quorum", "3, 5, 7 or 9", &count.to_string()]).await;
+    }
+    let mut twice = urls(5);
+    twice[3] = format!("redis://user:{SECRET}@node-1.invalid:6379/2");
+    turned_down(builder(twice), ErrorKind::Config, &["quorum[1] and quorum[3]", "node-1.invalid:6379"]).await;
+    for scheme in ["redis-cluster", "redis-sentinel"] {
+        let mut several = urls(3);
+        several[2] = format!("{scheme}://user:{SECRET}@node-2.invalid");
+        turned_down(builder(several), ErrorKind::Config, &["quorum[2]", scheme, "stand-alone"]).await;
+    }
+    let both = builder(urls(3)).url("redis://node-0.invalid");
+    turned_down(both, ErrorKind::Config, &["url and quorum are both set"]).await;
+    turned_down(builder(urls(3)).fair(true), ErrorKind::Config, &["fair", "one server"]).await;
+    let (ttl, delay) = (Duration::from_millis(2_001), Duration::from_secs(3));
+    turned_down(builder(urls(3)).ttl(ttl).restart_delay(delay), ErrorKind::Config, &["ttl", "restart_delay", "3s"])
+        .await;
+    turned_down(builder(urls(3)).ttl(31 * SECOND), ErrorKind::Config, &["ttl", "restart_delay", "31s"]).await;
+}
+
+#[tokio::test]
+async fn a_lock_is_refused_what_a_quorum_cannot_do() {
+    let nodes = Nodes::seasoned(3);
+    let leases = build(nodes.urls()).await;
+    let long = leases.lock(NAME).ttl(31 * SECOND);
+    for (lock, words) in [(leases.lock(NAME).fair(true), ["fair", "one server"]), (long, ["ttl", "restart_delay"])] {
+        match lock.try_acquire().await {
+            Err(AcquireError::Refused(error)) => names(&error.to_string(), &words),
+            other => panic!("it should be refused, and is {other:?}"),
+        }
+    }
+    assert_eq!(nodes.with_key(NAME), Vec::<usize>::new());
+}
+
+#[tokio::test]
+async fn one_server_under_two_addresses_is_turned_down() {
+    let nodes = Nodes::seasoned(2);
+    let mut urls = nodes.urls();
+    urls.push(format!("redis://localhost:{}", nodes[0].port()));
+    let port = nodes[0].port().to_string();
+    turned_down(builder(urls), ErrorKind::Config, &["quorum[", "the same server as", "localhost", "127.0.0.1", &port])
+        .await;
+}
+
+#[tokio::test]
+async fn a_server_of_a_cluster_is_turned_down() {
+    let nodes = Nodes::seasoned(2);
+    // Beside the port that clients use; by itself it would choose one that may not exist.
+    let bus = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port().to_string();
+    let cluster = Server::builder().arg("--cluster-enabled", "yes").arg("--cluster-port", &bus).start();
+    let mut urls = nodes.urls();
+    urls.push(cluster.url());
+    let address = format!("127.0.0.1:{}", cluster.port());
+    turned_down(builder(urls), ErrorKind::Config, &["quorum[2]", &address, "part of a cluster", "stand-alone"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_majority_is_enough_and_the_others_join_when_they_come() {
+    Log::listen();
+    let (nodes, lag) = (Nodes::seasoned(3), Lag::start());
+    nodes[1].kill();
+    let started = Instant::now();
+    let leases = build(nodes.urls()).await;
+    let took = started.elapsed();
+    assert!(took <= GRACE + PROMPT + lag.worst(), "build took {took:?}");
+    assert!(matches!(state(&leases, 1), NodeState::Unreachable(_)), "{:?}", leases.nodes());
+    let lease = leases.lock(NAME).acquire().await.expect("two of three are there");
+    assert_eq!([state(&leases, 0), state(&leases, 2)], [NodeState::Up, NodeState::Up]);
+
+    // Longer than any one try to connect takes.
+    tokio::time::sleep(CONNECT + PROMPT).await;
+    nodes[1].restart();
+    nodes.clock(1).forward(AGE);
+    let address = format!("127.0.0.1:{}", nodes[1].port());
+    eventually_is(&leases, 1, "it joins", |state| *state == NodeState::Up).await;
+    assert_eq!(leases.nodes()[1].address(), address);
+    let token = nodes[0].wire().get(NAME);
+    eventually_async(HANGS, "it is healed", || nodes[1].wire().get(NAME) == token).await;
+    assert!(Log::count("node", &address) >= 2, "that it is missed is told, and that it has come");
+    lease.release().await.expect("it was ours");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_comes_and_is_another_one_has_no_vote() {
+    Log::listen();
+    let nodes = Nodes::seasoned(3);
+    let proxy = Proxy::to(&nodes[2]);
+    proxy.refuse(true);
+    let mut urls = nodes.urls();
+    urls[2] = proxy.url();
+    let leases = build(urls).await;
+    let address = format!("127.0.0.1:{}", proxy.port());
+    proxy.turn_to(nodes[0].port());
+    proxy.refuse(false);
+    let other = format!("127.0.0.1:{}", nodes[0].port());
+    eventually_is(&leases, 2, "it is found out", |state| *state == NodeState::SameServer(other.clone())).await;
+    assert_eq!(Log::count("same_server", &address), 1);
+
+    nodes[1].stop();
+    match leases.lock(NAME).try_acquire().await {
+        Err(AcquireError::Unavailable(error)) => {
+            let votes = error.votes().expect("it says what each node said");
+            assert_eq!(votes.granted(), 1, "{error}");
+            let NodeAnswer::Refused(why) = votes.nodes()[2].answer() else { panic!("{error}") };
+            names(why, &["the same server as", &other]);
+        }
+        other => panic!("there is but one server, and it says {other:?}"),
+    }
+    nodes[1].cont();
+
+    // Set right, it is a node like the others.
+    proxy.turn_to(nodes[2].port());
+    proxy.cut();
+    eventually_is(&leases, 2, "it joins", |state| *state == NodeState::Up).await;
+    let lease = leases.lock(NAME).acquire().await.expect("all are there");
+    eventually_async(HANGS, "it has a vote", || nodes.with_key(NAME) == [0, 1, 2]).await;
+    lease.release().await.expect("it was ours");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_becomes_another_one_loses_its_vote() {
+    Log::listen();
+    let nodes = Nodes::seasoned(3);
+    let proxy = Proxy::to(&nodes[2]);
+    let mut urls = nodes.urls();
+    urls[2] = proxy.url();
+    let leases = build(urls).await;
+    leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+    // What it said before is not heard after what it says then.
+    eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
+    proxy.turn_to(nodes[0].port());
+    proxy.cut();
+    nodes[1].stop();
+    let other = format!("127.0.0.1:{}", nodes[0].port());
+    let found_out = |state: &NodeState| *state == NodeState::SameServer(other.clone());
+    let started = Instant::now();
+    while !found_out(&state(&leases, 2)) {
+        assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
+        let outcome = leases.lock(NAME).try_acquire().await;
+        assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "one server gave two votes: {outcome:?}");
+    }
+    assert_eq!(Log::count("same_server", &format!("127.0.0.1:{}", proxy.port())), 1);
+    nodes[1].cont();
+}
+
+/// Its vote does not count, but the key is there. The address by which that server has its vote cannot be reached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vote_of_a_server_that_has_one_already_is_undone() {
+    Log::listen();
+    let nodes = Nodes::seasoned(3);
+    let [first, last] = [0, 2].map(|at| Proxy::to(&nodes[at]));
+    let leases = build(vec![first.url(), nodes[1].url(), last.url()]).await;
+    leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+    // What it said before is not heard after what it says then.
+    eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
+    eventually_async(HANGS, "the lock is free", || nodes.with_key(NAME).is_empty()).await;
+    last.turn_to(nodes[0].port());
+    first.refuse(true);
+    first.cut();
+    last.cut();
+    let other = format!("127.0.0.1:{}", first.port());
+    let started = Instant::now();
+    while state(&leases, 2) != NodeState::SameServer(other.clone()) {
+        assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
+        let outcome = leases.lock(NAME).try_acquire().await;
+        assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "one of three is a majority: {outcome:?}");
+    }
+    let granted = nodes[0].wire().info_field("commandstats", "cmdstat_set");
+    assert!(granted.is_some(), "the premise");
+    // Long before the TTL has passed.
+    eventually_async(HANGS, "what it granted is undone", || nodes.with_key(NAME).is_empty()).await;
+}
+
+/// The url of a user, by the wrong password on a server that has another.
+fn guessing(node: &Server) -> String {
+    node.wire().must(&["ACL", "SETUSER", "worker", "on", ">another", "~*", "+@all"]);
+    format!("redis://worker:{SECRET}@127.0.0.1:{}", node.port())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_a_wrong_password_on_one_node_is_told_by_its_state() {
+    Log::listen();
+    let nodes = Nodes::seasoned(3);
+    let mut urls = nodes.urls();
+    urls[0] = guessing(&nodes[0]);
+    let leases = build(urls).await;
+    match state(&leases, 0) {
+        NodeState::Refused(text) => names(&text, &["WRONGPASS", "check the user and password"]),
+        other => panic!("it turned us down, and is {other:?}"),
+    }
+    leases.lock(NAME).acquire().await.expect("two are there").release().await.expect("it was ours");
+    names(&format!("{leases:?} {:?}", leases.nodes()), &[]);
+    // Once it lets us in it takes part.
+    nodes[0].wire().must(&["ACL", "SETUSER", "worker", &format!(">{SECRET}")]);
+    eventually_is(&leases, 0, "it joins", |state| *state == NodeState::Up).await;
+    let lines = LOG.lock().unwrap().join("\n");
+    names(&lines, &["WRONGPASS"]);
+}
+
+#[tokio::test]
+async fn f22_a_wrong_password_on_a_majority_is_refused() {
+    let nodes = Nodes::seasoned(3);
+    let mut urls = nodes.urls();
+    (0..2).for_each(|at| urls[at] = guessing(&nodes[at]));
+    let error = turned_down(builder(urls), ErrorKind::Refused, &["WRONGPASS", "1 of 3 nodes", "2 are needed"]).await;
+    let answers: Vec<&NodeAnswer> = error.votes().unwrap().nodes().iter().map(leasehold::Vote::answer).collect();
+    let [NodeAnswer::Refused(_), NodeAnswer::Refused(_), NodeAnswer::Granted] = answers[..] else { panic!("{error}") };
+}
+
+#[tokio::test]
+async fn a_majority_that_is_not_there_is_unavailable_after_the_connect_timeout() {
+    let (nodes, lag) = (Nodes::seasoned(3), Lag::start());
+    nodes[0].kill();
+    nodes[2].stop();
+    let started = Instant::now();
+    let error = turned_down(builder(nodes.urls()), ErrorKind::Unavailable, &["1 of 3 nodes", "cannot reach"]).await;
+    let took = started.elapsed();
+    assert!(took <= CONNECT + PROMPT + lag.worst(), "build took {took:?}");
+    assert_eq!(error.votes().map(leasehold::Votes::granted), Some(1));
+    nodes[2].cont();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_tell_how_each_is() {
+    const DELAY: Duration = Duration::from_secs(3);
+    let nodes = Nodes::seasoned(3);
+    let builder = builder(nodes.urls()).ttl(SECOND).restart_delay(DELAY);
+    let leases = within(HANGS, "build", builder.build()).await.expect("all are there");
+    let lease = leases.lock(NAME).acquire().await.expect("all are there");
+    let ahead = i64::try_from(AGE.as_micros()).unwrap();
+    for (at, node) in nodes.iter().enumerate() {
+        // A majority is enough for the lease, and the third vote is heard a moment later.
+        eventually_async(HANGS, "it has voted", || leases.nodes()[at].clock_offset_micros().is_some()).await;
+        let status = leases.nodes()[at].clone();
+        assert_eq!(*status.state(), NodeState::Up);
+        assert_eq!(status.address(), format!("127.0.0.1:{}", node.port()));
+        assert!(status.last_answer().is_some_and(|ago| ago < SECOND), "{status:?}");
+        let offset = status.clock_offset_micros().expect("it has voted");
+        assert!((offset - ahead).abs() < 100_000, "{offset} µs for {AGE:?}");
+    }
+    nodes[0].kill();
+    let unreachable = |state: &NodeState| matches!(state, NodeState::Unreachable(reason) if !reason.is_empty());
+    eventually_is(&leases, 0, "it is missed", unreachable).await;
+    nodes[0].restart();
+    let is_recovering = |state: &NodeState| matches!(state, NodeState::Recovering { remaining } if !remaining.is_zero() && *remaining <= DELAY);
+    eventually_is(&leases, 0, "it is back", is_recovering).await;
+    eventually_is(&leases, 0, "it may vote", |state| *state == NodeState::Up).await;
+    eventually_async(HANGS, "it is healed", || nodes.with_key(NAME) == [0, 1, 2]).await;
+    lease.release().await.expect("it was ours");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clocks_that_differ_are_told_once() {
+    Log::listen();
+    let nodes = Nodes::seasoned(3);
+    let leases = build(nodes.urls()).await;
+    let address = format!("127.0.0.1:{}", nodes[1].port());
+    let look = async || {
+        let lease = leases.lock(NAME).acquire().await.expect("all are there");
+        eventually_async(HANGS, "all have voted", || nodes.with_key(NAME).len() == 3).await;
+        lease.release().await.expect("it was ours");
+        // They are compared once a second.
+        tokio::time::sleep(SECOND + PROMPT).await;
+        leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+        Log::count("clocks", &address)
+    };
+    // What leases of 30 s allow for is 302 ms.
+    nodes.clock(1).forward(Duration::from_millis(150));
+    assert_eq!(look().await, 0, "they differ by less than leases allow for");
+    // By so much that it is certain, however long an answer has to wait for this machine.
+    nodes.clock(1).forward(5 * SECOND);
+    assert_eq!(look().await, 1);
+    assert_eq!(look().await, 1, "it is no news");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
+    const DELAY: Duration = Duration::from_secs(3);
+    let before = Instant::now();
+    let (nodes, lag) = (Nodes::start(3), Lag::start());
+    let up = Instant::now();
+    let builder = builder(nodes.urls()).ttl(SECOND).restart_delay(DELAY);
+    let leases = within(HANGS, "build", builder.build()).await.expect("all are there");
+    match leases.lock(NAME).try_acquire().await {
+        Err(AcquireError::Unavailable(error)) => {
+            let votes = error.votes().expect("it says what each node said");
+            let is_recovering =
+                |answer: &NodeAnswer| matches!(answer, NodeAnswer::Recovering { remaining } if *remaining <= DELAY);
+            // The third may not have been waited for.
+            assert!(votes.nodes().iter().filter(|vote| is_recovering(vote.answer())).count() >= 2, "{error}");
+            names(&error.to_string(), &["0 of 3 nodes", "is recovering", "restart_delay"]);
+        }
+        other => panic!("all may have forgotten, and it says {other:?}"),
+    }
+    let lease = within(HANGS, "they vote", leases.lock(NAME).acquire()).await.expect("it waits for them");
+    assert!(before.elapsed() + SECOND >= DELAY, "they voted after {:?}", before.elapsed());
+    assert!(up.elapsed() <= DELAY + SECOND + PROMPT + lag.worst(), "they voted after {:?} only", up.elapsed());
+    lease.release().await.expect("it was ours");
+}
+
+/// The least rights on one server, as the README has them.
+const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
+                         +pttl +time";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_a_quorum_needs_the_right_to_info() {
+    let nodes = Nodes::seasoned(3);
+    let allow = |rights: &str| {
+        for node in nodes.iter() {
+            let password = format!(">{SECRET}");
+            let mut command = vec!["ACL", "SETUSER", "worker", "reset", "on", &password];
+            command.extend(LEAST_ACL.split_whitespace().chain(rights.split_whitespace()));
+            node.wire().must(&command);
+        }
+    };
+    let url = |proxy: &Proxy| format!("redis://worker:{SECRET}@127.0.0.1:{}", proxy.port());
+    allow("");
+    let proxies = nodes.proxies();
+    let refused = match builder(proxies.iter().map(url)).build().await {
+        Err(error) => error,
+        Ok(leases) => match leases.lock(NAME).try_acquire().await {
+            Err(AcquireError::Refused(error)) => error,
+            other => panic!("no server may tell its uptime, and it says {other:?}"),
+        },
+    };
+    assert_eq!(refused.kind(), ErrorKind::Refused);
+    names(&refused.to_string(), &["INFO", "how long this server has been up", "give the user the rights"]);
+
+    allow("+info");
+    let leases = builder(proxies.iter().map(url)).build().await.expect("all are there");
+    // By so much that it proposes a fence that two have passed, and no two draw alike.
+    nodes.clock(1).forward(SECOND);
+    nodes.clock(2).forward(2 * SECOND);
+    let raises: Vec<_> = proxies.iter().map(|proxy| proxy.on(Match::script(RAISE), 1, Action::HoldReply)).collect();
+    raises.iter().for_each(support::RuleHandle::release);
+    let lease = leases.lock(NAME).acquire().await.expect("that is all it takes");
+    // Where the third node stands in for the one that is raised, the lease does not wait for that.
+    let raised = || raises.iter().any(|raise| raise.hits() > 0);
+    eventually_async(HANGS, "the clocks differ, so something is raised", raised).await;
+    // A majority is enough for the lease, and the third may be on its way.
+    eventually_async(HANGS, "every node has it", || nodes.with_key(NAME) == [0, 1, 2]).await;
+    assert!(nodes[0].wire().del(NAME));
+    lease.renew().await.expect("two of three hold it");
+    eventually_async(HANGS, "it is healed", || nodes.with_key(NAME) == [0, 1, 2]).await;
+    assert!(proxies[0].count(Match::script(HEAL)) > 0);
+    lease.release().await.expect("it was ours");
+}

@@ -1,0 +1,4 @@
+//! The Lua scripts at the wire, without the library.
+
+mod queue;
+mod votes;
