@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use leasehold::{Leases, LossReason, Owner, Status};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use support::{Server, eventually_async, within};
+use support::{HANGS, Server, eventually_async, within};
 
-const HANGS: Duration = Duration::from_secs(10);
 const TTL: Duration = Duration::from_secs(4);
 
 /// What stands there behind this name, with its label if it has one.

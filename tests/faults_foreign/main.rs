@@ -20,8 +20,8 @@ use std::{
 };
 
 use leasehold::{Clock, Keeper, Leases, LossReason, Owner, SystemClock};
-use scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, SIGNAL, Scene, Servers, TRAP, TTL, alone, poll_once, subscribe};
-use support::{Lag, Nodes, Proxy, Server, eventually_async, within};
+use scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, alone, poll_once, subscribe};
+use support::{Lag, Nodes, Proxy, SIGNAL, Server, eventually_async, two_workers, within};
 
 /// Where every event of the keeper is told.
 const EVENTS: &str = include_str!("../../src/foreign/events.rs");
@@ -139,10 +139,6 @@ async fn nobody_notices(event: &str, fault: Fault, keeper: Keeper) {
     TRAP.spared_the_keeper();
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
-}
-
 macro_rules! events {
     ($($event:ident: $blocks:ident, $panics:ident;)*) => {
         const SCENES: &[&str] = &[$(stringify!($event)),*];
@@ -151,13 +147,13 @@ macro_rules! events {
             #[test]
             fn $blocks() {
                 let _alone = alone();
-                runtime().block_on(nobody_notices(stringify!($event), Fault::Blocks, Keeper::Thread));
+                two_workers().block_on(nobody_notices(stringify!($event), Fault::Blocks, Keeper::Thread));
             }
 
             #[test]
             fn $panics() {
                 let _alone = alone();
-                runtime().block_on(nobody_notices(stringify!($event), Fault::Panics, Keeper::Thread));
+                two_workers().block_on(nobody_notices(stringify!($event), Fault::Panics, Keeper::Thread));
             }
         )*
     };
@@ -246,13 +242,13 @@ impl Wake for Flag {
 #[test]
 fn f91_wakers_block() {
     let _alone = alone();
-    runtime().block_on(a_waker_is_called(Fault::Blocks));
+    two_workers().block_on(a_waker_is_called(Fault::Blocks));
 }
 
 #[test]
 fn f91_wakers_panic() {
     let _alone = alone();
-    runtime().block_on(a_waker_is_called(Fault::Panics));
+    two_workers().block_on(a_waker_is_called(Fault::Panics));
 }
 
 /// An acquire that is won leaves late answers to the keeper, which are the first to drop the caller's waker.
@@ -283,13 +279,13 @@ async fn a_waker_is_dropped(fault: Fault) {
 #[test]
 fn f91_the_drop_of_a_waker_blocks() {
     let _alone = alone();
-    runtime().block_on(a_waker_is_dropped(Fault::Blocks));
+    two_workers().block_on(a_waker_is_dropped(Fault::Blocks));
 }
 
 #[test]
 fn f91_the_drop_of_a_waker_panics() {
     let _alone = alone();
-    runtime().block_on(a_waker_is_dropped(Fault::Panics));
+    two_workers().block_on(a_waker_is_dropped(Fault::Panics));
 }
 
 /// Awaits something on a thread and a runtime that nobody else uses.
@@ -326,13 +322,13 @@ async fn on_wait_goes_wrong(fault: Fault) {
 #[test]
 fn f91_on_wait_blocks() {
     let _alone = alone();
-    runtime().block_on(on_wait_goes_wrong(Fault::Blocks));
+    two_workers().block_on(on_wait_goes_wrong(Fault::Blocks));
 }
 
 #[test]
 fn f91_on_wait_panics() {
     let _alone = alone();
-    runtime().block_on(on_wait_goes_wrong(Fault::Panics));
+    two_workers().block_on(on_wait_goes_wrong(Fault::Panics));
 }
 
 /// A clock that panics on the keeper's thread for a while.
@@ -350,7 +346,7 @@ impl Clock for Panicking {
 #[test]
 fn f91_a_panic_of_the_keeper_ends_and_tells_every_lease_and_later_ones_are_renewed() {
     let _alone = alone();
-    runtime().block_on(async {
+    two_workers().block_on(async {
         let (server, clock) = (Server::start(), Panicking::default());
         let builder = Leases::builder().url(server.url()).ttl(TTL).clock(clock.clone());
         let leases = builder.build().await.unwrap();
@@ -480,12 +476,12 @@ mod exporter {
     #[test]
     fn f91_the_exporter_blocks() {
         let _alone = alone();
-        runtime().block_on(goes_wrong(Fault::Blocks));
+        two_workers().block_on(goes_wrong(Fault::Blocks));
     }
 
     #[test]
     fn f91_the_exporter_panics() {
         let _alone = alone();
-        runtime().block_on(goes_wrong(Fault::Panics));
+        two_workers().block_on(goes_wrong(Fault::Panics));
     }
 }

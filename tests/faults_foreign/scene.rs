@@ -11,12 +11,10 @@ use leasehold::{Builder, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, R
 use tokio::{sync::oneshot, task::JoinHandle};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use support::{Lag, Nodes, Proxy, Server, Stamped, eventually_async, seen, stamped, within};
+use support::{Lag, Nodes, Proxy, SIGNAL, Server, Stamped, eventually_async, seen, stamped, within};
 
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 pub(crate) const COMMAND: Duration = Duration::from_millis(200);
-/// What a signal may lag behind its deadline, besides the control timer.
-pub(crate) const SIGNAL: Duration = Duration::from_millis(50);
 pub(crate) const HANGS: Duration = Duration::from_secs(20);
 /// The longest that foreign code blocks here: to its test it is for ever.
 const BLOCKS: Duration = Duration::from_secs(20);

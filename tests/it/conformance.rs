@@ -14,14 +14,12 @@ use leasehold::{
     AcquireError, Builder, Error, ErrorKind, Fence, GuardError, Holder, Lease, Leases, Lock, LossReason, Owner, Push,
     ReleaseError, RenewError, RunError, Status,
 };
-use support::{Lag, Server, eventually_async, within};
+use support::{HANGS, Lag, Server, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::quorum::scene::in_vain;
+use crate::common::in_vain;
 
 const TTL: Duration = Duration::from_secs(1);
-/// For what must happen, but not at once.
-const SOON: Duration = Duration::from_secs(10);
 
 /// One deployment, on which a test stands for several programs by building several `Leases`.
 struct Place {
@@ -56,18 +54,7 @@ impl Place {
     /// As a user who may not have changes told, and so has to poll.
     async fn redis_without_push(_test: &str) -> Self {
         let server = Server::start();
-        server.wire().must(&[
-            "ACL",
-            "SETUSER",
-            "poller",
-            "on",
-            ">secret",
-            "allkeys",
-            "allcommands",
-            "-client",
-            "-subscribe",
-        ]);
-        let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
+        let url = server.url_without_push(server.port());
         Self { pushes: false, ..Self::at(vec![url], vec![server]).await }
     }
 
@@ -266,7 +253,7 @@ async fn a_drop_frees_the_lock(place: Place) {
 async fn its_drop_frees(lease: Lease, lock: Lock) {
     let (lag, dropped) = (Lag::start(), Instant::now());
     drop(lease);
-    drop(within(SOON, "the dropped lease's lock", lock.acquire()).await.unwrap());
+    drop(within(HANGS, "the dropped lease's lock", lock.acquire()).await.unwrap());
     let took = dropped.elapsed();
     assert!(took <= TTL / 2 + lag.worst(), "{took:?}");
 }
@@ -284,7 +271,7 @@ async fn a_key_that_is_kept_ends_the_lease_but_not_the_lock(place: Place) {
     assert_eq!(kept.label(), Some("one (released)"));
     let remaining = kept.remaining().unwrap();
     assert!(remaining > TTL && remaining <= keep, "{remaining:?}");
-    drop(within(keep + SOON, "the kept key's end", two.lock("job").acquire()).await.unwrap());
+    drop(within(keep + HANGS, "the kept key's end", two.lock("job").acquire()).await.unwrap());
     assert!(released.elapsed() + Duration::from_millis(2) >= keep, "{:?}", released.elapsed());
 }
 
@@ -294,11 +281,11 @@ async fn a_waiter_gets_the_lock_and_was_told_whom_it_waits_for(place: Place) {
     let (tell, mut told) = mpsc::unbounded_channel();
     let lock = two.lock("job").on_wait(move |holder: &Holder| tell.send(holder.label().map(str::to_owned)).unwrap());
     let waiter = tokio::spawn(lock.acquire());
-    assert_eq!(within(SOON, "on_wait", told.recv()).await, Some(Some("one".into())));
+    assert_eq!(within(HANGS, "on_wait", told.recv()).await, Some(Some("one".into())));
 
     let fence = lease.fence();
     lease.release().await.unwrap();
-    let second = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
+    let second = within(HANGS, "the waiter", waiter).await.unwrap().unwrap();
     assert!(second.fence() > fence);
     assert!(told.try_recv().is_err(), "the same holder is told once");
 }
@@ -316,11 +303,11 @@ async fn waiters_of_one_process_come_in_order(place: Place) {
             came.send(n).unwrap();
             lease.release().await.unwrap();
         });
-        assert_eq!(within(SOON, "on_wait", told.recv()).await, Some(n), "it waits before the next one comes");
+        assert_eq!(within(HANGS, "on_wait", told.recv()).await, Some(n), "it waits before the next one comes");
     }
     lease.release().await.unwrap();
     for n in 0..5 {
-        assert_eq!(within(SOON, "the next waiter", order.recv()).await, Some(n));
+        assert_eq!(within(HANGS, "the next waiter", order.recv()).await, Some(n));
     }
 }
 
@@ -334,7 +321,7 @@ async fn a_lease_outlives_many_ttls(place: Place) {
     assert!(two.lock("job").try_acquire().await.unwrap().is_none());
     lease.release().await.unwrap();
     // Whatever it went through, it was not lost.
-    while let Some(status) = within(SOON, "the last status", changes.next()).await {
+    while let Some(status) = within(HANGS, "the last status", changes.next()).await {
         assert!(!matches!(status, Status::Lost(_)), "{status:?}");
     }
 }
@@ -357,7 +344,7 @@ async fn renewing_by_hand_extends(place: Place) {
     // Its first third is far away, so that nobody else renews it.
     let lease = leases.lock("job").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     let (passing, acquired) = (Duration::from_millis(20), lease.remaining());
-    eventually_async(SOON, "some time to pass", || lease.remaining() + passing < acquired).await;
+    eventually_async(HANGS, "some time to pass", || lease.remaining() + passing < acquired).await;
     let deadline = || Instant::now() + lease.remaining();
     let before = deadline();
     lease.renew().await.unwrap();
@@ -377,10 +364,10 @@ async fn a_deleted_key_is_told_everywhere(place: Place) {
     let (lost, token, mut changes) = (tokio::spawn(lease.lost()), lease.cancellation_token(), lease.status_changes());
 
     assert!(two.lock("job").force_release().await.unwrap());
-    let lost = within(SOON, "lost()", lost).await.unwrap();
+    let lost = within(HANGS, "lost()", lost).await.unwrap();
     assert_eq!((lost.reason(), lost.name(), lost.fence()), (LossReason::Deleted, "job", lease.fence()));
-    within(SOON, "the cancellation", token.cancelled()).await;
-    assert_eq!(within(SOON, "the status", changes.next()).await, Some(Status::Lost(lost.clone())));
+    within(HANGS, "the cancellation", token.cancelled()).await;
+    assert_eq!(within(HANGS, "the status", changes.next()).await, Some(Status::Lost(lost.clone())));
     assert_eq!(changes.next().await, None);
 
     assert_eq!(lease.check(), Err(lost.clone()));
@@ -398,7 +385,7 @@ async fn a_taken_key_is_left_to_its_taker(place: Place) {
     two.lock("job").force_release().await.unwrap();
     let taker = two.lock("job").acquire().await.unwrap();
 
-    let lost = within(SOON, "lost()", lease.lost()).await;
+    let lost = within(HANGS, "lost()", lease.lost()).await;
     // The server tells at once that the key was touched, and may be asked between the two steps.
     assert!([LossReason::Taken, LossReason::Deleted].contains(&lost.reason()), "{lost:?}");
     assert!(matches!(lease.release().await, Err(ReleaseError::Lost(_))));
@@ -412,25 +399,25 @@ async fn max_hold_tells_and_lets_the_key_run_out(place: Place) {
     let (one, two) = place.two_programs().await;
     let max_hold = TTL * 2;
     let lease = one.lock("job").max_hold(max_hold).acquire().await.unwrap();
-    let lost = within(SOON, "lost()", lease.lost()).await;
+    let lost = within(HANGS, "lost()", lease.lost()).await;
     assert_eq!((lost.reason(), lost.held_for()), (LossReason::MaxHold, max_hold));
     assert!(lease.check().is_err());
     // The job has until then to stop.
     assert!(two.lock("job").try_acquire().await.unwrap().is_none(), "the key is still there");
-    drop(within(TTL + SOON, "the key's end", two.lock("job").acquire()).await.unwrap());
+    drop(within(TTL + HANGS, "the key's end", two.lock("job").acquire()).await.unwrap());
 }
 
 async fn release_after_max_hold_deletes_and_is_ok(place: Place) {
     let (one, two) = place.two_programs().await;
     let lease = one.lock("job").max_hold(TTL).acquire().await.unwrap();
     lease.renew().await.unwrap();
-    within(SOON, "lost()", lease.lost()).await;
+    within(HANGS, "lost()", lease.lost()).await;
     lease.release().await.unwrap();
     assert!(two.lock("job").try_acquire().await.unwrap().is_some());
 
     let lease = one.lock("another").max_hold(TTL).acquire().await.unwrap();
     lease.renew().await.unwrap();
-    within(SOON, "lost()", lease.lost()).await;
+    within(HANGS, "lost()", lease.lost()).await;
     its_drop_frees(lease, two.lock("another")).await;
 }
 
@@ -544,10 +531,10 @@ async fn re_entry_does_not_wait_for_an_acquire_under_way(place: Place) {
     let mut first = Box::pin(lock.acquire());
     assert!(poll_once(&mut first).await.is_none());
     // Nobody polls the first while we wait for the second: waiting for it would never end.
-    let error = within(SOON, "an answer", lock.acquire()).await.unwrap_err();
+    let error = within(HANGS, "an answer", lock.acquire()).await.unwrap_err();
     assert!(matches!(error, AcquireError::AlreadyHeld { pending: true, .. }), "{error}");
     held.release().await.unwrap();
-    let first = within(SOON, "the first", first).await.unwrap();
+    let first = within(HANGS, "the first", first).await.unwrap();
     assert_eq!(lock.acquire().await.unwrap().fence(), first.fence());
 }
 
@@ -556,7 +543,7 @@ async fn re_entry_after_a_loss_is_a_new_acquisition(place: Place) {
     let lock = one.lock("job").reentrant(true);
     let lost = lock.acquire().await.unwrap();
     two.lock("job").force_release().await.unwrap();
-    within(SOON, "lost()", lost.lost()).await;
+    within(HANGS, "lost()", lost.lost()).await;
     let again = lock.acquire().await.unwrap();
     assert!(again.fence() > lost.fence());
     assert_eq!((again.hold_count(), lost.hold_count()), (1, 1));
@@ -579,7 +566,7 @@ async fn re_entry_lets_all_branches_of_a_join_in(place: Place) {
         others.wait_for(|&count| count == 3).await.unwrap();
         lease.fence()
     };
-    let (a, b, c) = within(SOON, "all inside at once", async { tokio::join!(branch(0), branch(1), branch(2)) }).await;
+    let (a, b, c) = within(HANGS, "all inside at once", async { tokio::join!(branch(0), branch(1), branch(2)) }).await;
     assert_eq!((a, b), (b, c));
 }
 
@@ -732,7 +719,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
     // On a minority of the nodes it may be for a moment more.
     let asked = Instant::now();
     while !listed(&plain, "*").await.is_empty() {
-        assert!(asked.elapsed() < SOON, "it is listed still");
+        assert!(asked.elapsed() < HANGS, "it is listed still");
     }
 }
 
@@ -790,9 +777,9 @@ async fn run_stops_the_work_when_the_lease_is_lost(place: Place) {
         })
         .await
     });
-    within(SOON, "the work", running).await.unwrap();
+    within(HANGS, "the work", running).await.unwrap();
     two.lock("job").force_release().await.unwrap();
-    let error = within(SOON, "the end of run", run).await.unwrap().unwrap_err();
+    let error = within(HANGS, "the end of run", run).await.unwrap().unwrap_err();
     assert!(matches!(&error, RunError::Lost(lost) if lost.reason() == LossReason::Deleted), "{error}");
 }
 
@@ -816,9 +803,9 @@ async fn run_drops_the_work_before_the_lock_is_free(place: Place) {
         })
         .await
     });
-    within(SOON, "the work", running).await.unwrap();
+    within(HANGS, "the work", running).await.unwrap();
     // The loss is by `max_hold`, which deletes the key only when the lease goes.
-    let after = within(SOON, "the lock", two.lock("job").acquire()).await.unwrap();
+    let after = within(HANGS, "the lock", two.lock("job").acquire()).await.unwrap();
     assert!(dropped.load(Ordering::SeqCst), "the work was still there when the lock was free");
     drop(after);
     assert!(matches!(run.await.unwrap(), Err(RunError::Lost(_))));
@@ -912,10 +899,10 @@ async fn closing_ends_waiters_and_leases(place: Place) {
     let (tell, mut told) = mpsc::unbounded_channel();
     let waiting = one.lock("theirs").on_wait(move |_| tell.send(()).unwrap());
     let waiter = tokio::spawn(waiting.acquire());
-    within(SOON, "the waiter to wait", told.recv()).await;
+    within(HANGS, "the waiter to wait", told.recv()).await;
 
-    within(SOON, "close", one.close()).await;
-    assert!(matches!(within(SOON, "the waiter", waiter).await.unwrap(), Err(AcquireError::Closed)));
+    within(HANGS, "close", one.close()).await;
+    assert!(matches!(within(HANGS, "the waiter", waiter).await.unwrap(), Err(AcquireError::Closed)));
     assert_eq!(lease.check().unwrap_err().reason(), LossReason::Closed);
     assert_eq!(lease.lost().await.reason(), LossReason::Closed);
     assert!(two.lock("held").try_acquire().await.unwrap().is_some(), "released");
@@ -927,7 +914,7 @@ async fn nothing_works_after_closing(place: Place) {
     let leases = place.program("one").await;
     let (lock, guarded) = (leases.lock("job"), leases.guarded("report"));
     leases.close().await;
-    within(SOON, "a second close", leases.close()).await;
+    within(HANGS, "a second close", leases.close()).await;
     assert!(matches!(lock.acquire().await, Err(AcquireError::Closed)));
     assert!(matches!(lock.try_acquire().await, Err(AcquireError::Closed)));
     let ran = lock.run(async |_| ()).await.map_err(Error::from);

@@ -9,9 +9,7 @@ use std::{
 };
 
 use leasehold::{AcquireError, Leases, LossReason};
-use support::{Action, Match, Proxy, Server, eventually, eventually_async, within};
-
-const SOON: Duration = Duration::from_secs(10);
+use support::{Action, HANGS, Match, Proxy, Server, eventually, eventually_async, within};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_in_the_middle_of_everything_leaves_no_key() {
@@ -33,10 +31,10 @@ async fn closing_in_the_middle_of_everything_leaves_no_key() {
                 })
             })
             .collect();
-        eventually_async(SOON, "everybody to be busy", || cycles.load(Ordering::Relaxed) > 400).await;
+        eventually_async(HANGS, "everybody to be busy", || cycles.load(Ordering::Relaxed) > 400).await;
         leases.close().await;
         for task in tasks {
-            let error = within(SOON, "the task's end", task).await.unwrap();
+            let error = within(HANGS, "the task's end", task).await.unwrap();
             assert!(matches!(error, AcquireError::Closed), "{error}");
         }
         assert_eq!(server.wire().keys("job:*"), Vec::<String>::new());
@@ -53,13 +51,13 @@ async fn closing_releases_a_lease_that_has_reached_its_max_hold() {
     let lease = lock.acquire().await.unwrap();
     let queued = leases.lock("queued").fair(true).ttl(TTL).max_hold(TTL).acquire().await.unwrap();
     for lease in [&lease, &queued] {
-        assert_eq!(within(SOON, "max_hold", lease.lost()).await.reason(), LossReason::MaxHold);
+        assert_eq!(within(HANGS, "max_hold", lease.lost()).await.reason(), LossReason::MaxHold);
     }
     let left = ["job", "queued"].map(|key| server.wire().pttl(key));
     assert!(left.iter().all(|&left| left > 0), "the premise: {left:?}");
     leases.close().await;
     assert_eq!(["job", "queued"].map(|key| server.wire().pttl(key)), [-2, -2]);
-    within(SOON, "the release", lease.release()).await.unwrap();
+    within(HANGS, "the release", lease.release()).await.unwrap();
     drop(queued);
 }
 
@@ -71,14 +69,14 @@ async fn a_late_renewal_cannot_shorten_a_key_that_is_kept() {
     let lease = leases.lock("job").ttl(Duration::from_secs(2)).acquire().await.unwrap();
     let renew = Match::script(support::scripts::RENEW);
     let renewal = proxy.on(renew, 1, Action::Hold);
-    within(SOON, "a renewal on its way", renewal.hit()).await;
+    within(HANGS, "a renewal on its way", renewal.hit()).await;
     let hour = Duration::from_secs(3_600);
     lease.release_after(hour).await.unwrap();
     // The first renewal on a connection is sent with its text.
     let calls = |server: &Server| server.wire().info_field("commandstats", "cmdstat_eval").unwrap_or_default();
     let before = calls(&server);
     renewal.release();
-    eventually(SOON, "the renewal to be executed", || calls(&server) != before);
+    eventually(HANGS, "the renewal to be executed", || calls(&server) != before);
     let left = Duration::from_millis(server.wire().pttl("job").try_into().unwrap());
     assert!(left > hour / 2, "{left:?}");
 }

@@ -6,15 +6,13 @@ use std::time::{Duration, Instant};
 use leasehold::{AcquireError, Builder, Lease, Leases, NodeState};
 use support::{ClockShim, Lag, Nodes, Server, eventually_async, within};
 
-use crate::fair::line::{all_can_be_called, had, place};
+use crate::fair::line::{HEARTBEAT, all_can_be_called, had, place};
 
 const TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(2);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const PROMPT: Duration = Duration::from_millis(50);
-/// How often each program knocks for those of its waiters who share a name.
-const HEARTBEAT: Duration = Duration::from_secs(5);
 const HANGS: Duration = Duration::from_secs(15);
 
 fn builder(label: &str) -> Builder {

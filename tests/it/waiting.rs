@@ -8,12 +8,9 @@ use std::{
 };
 
 use leasehold::{AcquireError, Lease, Leases, Owner};
-use support::{Action, Lag, Match, Proxy, Server, within};
+use support::{Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, within};
 use tokio::sync::mpsc;
 
-const SOON: Duration = Duration::from_secs(10);
-/// What a signal may lag behind its cause, besides the control timer.
-const SIGNAL: Duration = Duration::from_millis(50);
 /// The least that the last look of a wait has for its answer.
 const LAST_LOOK: Duration = Duration::from_millis(15);
 
@@ -39,7 +36,7 @@ async fn many_waiters_of_one_process_ask_like_one() {
         tasks.push(tokio::spawn(waiters.lock("job").on_wait(move |_| tell.send(()).unwrap()).acquire()));
     }
     for _ in 0..100 {
-        within(SOON, "everybody to wait", told.recv()).await;
+        within(HANGS, "everybody to wait", told.recv()).await;
     }
     proxy.forget();
     // The time over which looks are counted.
@@ -68,7 +65,7 @@ async fn a_waiter_looks_again_when_the_holders_key_runs_out() {
         let before = Instant::now();
         wire.must(&["SET", "job", "somebody", "PX", "300"]);
         let set = Instant::now();
-        let lease = within(SOON, "the lock", leases.lock("job").acquire()).await.unwrap();
+        let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
         let (took, since) = (set.elapsed(), before.elapsed());
         assert!(since + Duration::from_millis(2) >= ttl, "{since:?}");
         // A pause ends a millisecond after the expiry that the look before it saw; 20 ms for the look itself.
@@ -87,10 +84,10 @@ async fn a_release_in_the_same_process_hands_over_at_once() {
         let lease = leases.lock("job").acquire().await.unwrap();
         let (tell, mut told) = mpsc::unbounded_channel();
         let waiter = tokio::spawn(leases.lock("job").on_wait(move |_| tell.send(()).unwrap()).acquire());
-        within(SOON, "the waiter to wait", told.recv()).await;
+        within(HANGS, "the waiter to wait", told.recv()).await;
         let released = Instant::now();
         lease.release().await.unwrap();
-        let next = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
+        let next = within(HANGS, "the waiter", waiter).await.unwrap().unwrap();
         let took = released.elapsed();
         // Two round trips, not the rest of a pause, which is as long as the key lives.
         assert!(round == 0 || took <= SIGNAL + lag.worst(), "{took:?}");
@@ -109,7 +106,7 @@ async fn everybody_in_line_keeps_its_own_deadline() {
     let waiters: Vec<_> = patience.iter().map(|&limit| tokio::spawn(two.lock("job").acquire_within(limit))).collect();
     let mut ends = Vec::new();
     for (limit, waiter) in patience.iter().zip(waiters) {
-        let error = within(SOON, "its deadline", waiter).await.unwrap().unwrap_err();
+        let error = within(HANGS, "its deadline", waiter).await.unwrap().unwrap_err();
         let AcquireError::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
         // The end of the pause and that of a last look without an answer are two timers, each of which may be late.
         let most = *limit + Duration::from_millis(20) + LAST_LOOK + 2 * lag.worst();
@@ -131,17 +128,17 @@ async fn a_waiter_that_goes_away_passes_its_turn_on() {
     for n in 0..3 {
         let tell = tell.clone();
         waiters.push(tokio::spawn(two.lock("job").on_wait(move |_| tell.send(n).unwrap()).acquire()));
-        within(SOON, "the waiter to wait", told.recv()).await;
+        within(HANGS, "the waiter to wait", told.recv()).await;
     }
     // The first is asking the server right now, and never hears the answer.
     let asking = proxy.on(acquires(), 1, Action::HoldReply);
-    within(SOON, "a look", asking.hit()).await;
+    within(HANGS, "a look", asking.hit()).await;
     waiters[0].abort();
     asking.release();
     waiters[1].abort();
     lease.release().await.unwrap();
     let last = waiters.pop().unwrap();
-    let lease = within(SOON, "the third", last).await.unwrap().unwrap();
+    let lease = within(HANGS, "the third", last).await.unwrap().unwrap();
     lease.release().await.unwrap();
 }
 
@@ -218,7 +215,7 @@ async fn waiters_that_are_not_polled_do_not_keep_other_tasks_from_their_locks() 
     let (released, bound) = (Instant::now(), Duration::from_secs(2) + 2 * COMMAND);
     let mut worst = Duration::ZERO;
     for (n, acquire) in acquires.into_iter().enumerate() {
-        let (lease, at) = within(SOON, &name(n), acquire).await.unwrap();
+        let (lease, at) = within(HANGS, &name(n), acquire).await.unwrap();
         worst = worst.max(at.saturating_duration_since(released));
         drop(lease.unwrap());
     }
@@ -246,10 +243,10 @@ async fn looks_that_are_not_polled_delay_nobody_for_longer_than_a_look_may_take(
         let (tell, mut told) = mpsc::unbounded_channel();
         let lock = leases.lock("contended").fair(round % 2 == 1).on_wait(move |_| tell.send(()).unwrap());
         let waiter = tokio::spawn(async move { (lock.acquire().await.unwrap(), Instant::now()) });
-        within(SOON, "the waiter to wait", told.recv()).await;
+        within(HANGS, "the waiter to wait", told.recv()).await;
         let released = Instant::now();
         lease.release().await.unwrap();
-        let (lease, at) = within(SOON, "the hand-off", waiter).await.unwrap();
+        let (lease, at) = within(HANGS, "the hand-off", waiter).await.unwrap();
         let (took, limit) = (at.saturating_duration_since(released), HAND_OFF + lag.worst());
         assert!(took <= limit, "round {round}: handed over after {took:?}, not within {limit:?}");
         lease.release().await.unwrap();
@@ -265,7 +262,7 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
     let (tell, mut told) = mpsc::unbounded_channel();
     let lock = leases.lock("job").owner(Owner::anonymous());
     let waiter = tokio::spawn(lock.clone().on_wait(move |_| tell.send(()).unwrap()).acquire());
-    within(SOON, "the waiter to wait", told.recv()).await;
+    within(HANGS, "the waiter to wait", told.recv()).await;
     wire.del("job");
     // Whoever looks first: one of the two has it, and the other one was told by the server.
     match lock.acquire_within(Duration::ZERO).await {
@@ -273,7 +270,7 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
         Err(AcquireError::TimedOut { holder, .. }) => assert!(holder.label().is_some(), "the waiter's: {holder:?}"),
         Err(error) => panic!("{error}"),
     }
-    within(SOON, "the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+    within(HANGS, "the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
 }
 
 /// The last look has no more time than is left of the wait, which may be less than any answer takes.
@@ -291,7 +288,7 @@ async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
     }
     for (leases, name, fair) in [(&lone, "job", false), (&lone, "queued", true), (&quorum, "job", false)] {
         let lock = leases.lock(name).fair(fair).owner(Owner::anonymous());
-        match within(SOON, name, lock.acquire_within(limit)).await {
+        match within(HANGS, name, lock.acquire_within(limit)).await {
             Err(AcquireError::TimedOut { waited, .. }) => assert!(waited >= limit, "{name}: {waited:?}"),
             other => panic!("{name}: {other:?}"),
         }

@@ -6,25 +6,18 @@ use leasehold::{Leases, Owner};
 use support::{
     Action, Child, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
     scripts::{KNOCK, LEAVE, RELEASE},
-    seen, within,
+    seen, two_workers, within,
 };
-use tokio::runtime::Runtime;
 
-use super::line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key};
+use super::line::{
+    HEARTBEAT, History, LONG, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key,
+};
 
 const GRANT: Duration = Duration::from_millis(200);
-/// How often each program knocks for those of its waiters who share a name.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-
-fn two_workers() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
-}
 
 async fn program(url: &str, ttl: Duration) -> Leases {
     Leases::builder().url(url).ttl(ttl).grant(GRANT).build().await.unwrap()
 }
-
-const LONG: Duration = Duration::from_secs(30);
 
 /// Notes on the server that somebody is in the lock, or out of it, and when.
 const NOTE: &str = "local t = redis.call('TIME') \
@@ -238,8 +231,7 @@ fn f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waite
     }
     let server = Server::start();
     let mut wire = server.wire();
-    wire.must(&["ACL", "SETUSER", "poller", "on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"]);
-    let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
+    let url = server.url_without_push(server.port());
     two_workers().block_on(async {
         let lag = Lag::start();
         let (holder, ours) = (program(&url, LONG).await, program(&url, LONG).await);

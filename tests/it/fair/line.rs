@@ -8,18 +8,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Lease, Lock, Owner};
+use leasehold::{AcquireError, Lease, Leases, Lock, Owner};
 use tokio::{sync::Notify, task::JoinHandle};
 
-use support::{Value, Wire, eventually_async, within};
+use support::{Server, Value, Wire, eventually_async, within};
 
 /// Ends a test that would hang.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// What the fault table allows a hand-over.
 pub(crate) const PROMPT: Duration = Duration::from_millis(50);
+/// How often each program polls for those of its waiters who share a name.
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
+/// For leases that do not expire during their test.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// A waiter with a place; what became of it, and when.
 pub(crate) type Waiter = JoinHandle<(Result<Lease, AcquireError>, Instant)>;
+
+/// Several programs on one server.
+pub(crate) async fn programs<const N: usize>(server: &Server) -> [Leases; N] {
+    let mut all = Vec::new();
+    for n in 0..N {
+        all.push(Leases::builder().url(server.url()).label(format!("program {n}")).build().await.unwrap());
+    }
+    all.try_into().unwrap()
+}
 
 /// Waits in the queue, and is in it when this returns.
 pub(crate) async fn place(lock: &Lock) -> Waiter {

@@ -7,13 +7,9 @@ use leasehold::{AcquireError, Leases, LossReason, ReleaseError};
 use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, seen, within};
 
 use super::line::{
-    History, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place, queue_key, tokens,
-    wait_key,
+    HEARTBEAT, History, LONG, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place,
+    queue_key, tokens, wait_key,
 };
-
-/// How often each program knocks for those of its waiters who share a name.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-const LONG: Duration = Duration::from_secs(30);
 
 async fn program(url: &str, ttl: Duration) -> Leases {
     Leases::builder().url(url).ttl(ttl).build().await.unwrap()

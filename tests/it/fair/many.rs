@@ -13,25 +13,15 @@ use support::{
 };
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::line::{PROMPT, SOON, all_can_be_called, nothing_is_left, place, queue_key, tokens, wait_key};
-
-/// How often each program knocks for those of its waiters who share a name.
-const HEARTBEAT: Duration = Duration::from_secs(5);
+use super::line::{
+    HEARTBEAT, PROMPT, SOON, all_can_be_called, nothing_is_left, place, programs, queue_key, tokens, wait_key,
+};
 
 /// The builder's default.
 const GRANT: Duration = Duration::from_secs(1);
 
 async fn program(url: String) -> Leases {
     Leases::builder().url(url).build().await.unwrap()
-}
-
-/// Several programs on one server.
-async fn programs<const N: usize>(server: &Server) -> [Leases; N] {
-    let mut all = Vec::new();
-    for n in 0..N {
-        all.push(Leases::builder().url(server.url()).label(format!("program {n}")).build().await.unwrap());
-    }
-    all.try_into().unwrap()
 }
 
 /// Who knocked, and when, oldest first.

@@ -1,30 +1,18 @@
 //! Fair locks between programs: who comes when, and that nothing is left of those who go.
 
 use std::{
-    future::Future,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use leasehold::{AcquireError, Leases, LossReason, Owner};
-use support::{Lag, Server, eventually_async, within};
+use support::{Dropped, Lag, Polls, Server, eventually_async, within};
 use tokio::sync::Notify;
 
-use super::line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens};
-
-/// Several programs on one server.
-async fn programs<const N: usize>(server: &Server) -> [Leases; N] {
-    let mut all = Vec::new();
-    for n in 0..N {
-        all.push(Leases::builder().url(server.url()).label(format!("program {n}")).build().await.unwrap());
-    }
-    all.try_into().unwrap()
-}
+use super::line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, programs, tokens};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_waiters_are_listed_in_their_order_with_label_and_wait() {
@@ -127,43 +115,19 @@ async fn nobody_overtakes_the_queue() {
     nothing_is_left(&mut wire).await;
 }
 
-/// Polls a future a limited number of times; `None` if it was not ready by then. It is dropped after its last poll, or
-/// only when it has been woken once more.
-struct Polls<F> {
-    future: Pin<Box<F>>,
-    left: usize,
-    at_once: bool,
-}
-
-impl<F: Future> Future for Polls<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.left == 0 {
-            return Poll::Ready(None);
-        }
-        self.left -= 1;
-        match self.future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if self.left == 0 && self.at_once => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
 async fn dropped_after_any_poll() {
     let server = Server::start();
     let [holder, ours, theirs] = programs(&server).await;
     let (mut wire, lag, mut worst) = (server.wire(), Lag::start(), Duration::ZERO);
-    for at_once in [true, false] {
+    for when in [Dropped::AtOnce, Dropped::WhenWoken] {
         let mut ready = false;
         for polls in 1..200 {
-            let name = format!("at once {at_once}, polls {polls}");
+            let name = format!("{when:?}, polls {polls}");
             let lease = holder.lock(&name).acquire().await.unwrap();
             let seen = Arc::new(Notify::new());
             let tell = seen.clone();
             let lock = ours.lock(&name).fair(true).owner(Owner::anonymous()).on_wait(move |_| tell.notify_one());
-            let polled = Polls { future: Box::pin(lock.acquire()), left: polls, at_once };
+            let polled = Polls::of(lock.acquire(), polls, when);
             let mut dropped = tokio::spawn(async move { (polled.await, Instant::now()) });
             let mut gone = None;
             tokio::select! {
@@ -299,8 +263,7 @@ async fn waiters_who_cannot_be_called_come_in_order_too() {
     let grant = Duration::from_millis(300);
     let server = Server::start();
     let mut wire = server.wire();
-    wire.must(&["ACL", "SETUSER", "poller", "on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"]);
-    let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
+    let url = server.url_without_push(server.port());
     let mut all = Vec::new();
     for _ in 0..2 {
         all.push(Leases::builder().url(&url).grant(grant).build().await.unwrap());

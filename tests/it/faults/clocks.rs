@@ -4,13 +4,11 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Fence, Leases, LossReason, Owner};
-use support::{ClockShim, Lag, Server, Wire, seen, within};
+use support::{ClockShim, HANGS, Lag, SIGNAL, Server, Wire, seen, within};
 
 const TTL: Duration = Duration::from_millis(1_200);
-const SIGNAL: Duration = Duration::from_millis(50);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-const HANGS: Duration = Duration::from_secs(10);
 
 struct Rig {
     leases: Leases,

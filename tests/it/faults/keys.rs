@@ -2,14 +2,11 @@
 //! the connection was made. Each test is named after its row of the fault table.
 
 use std::{
-    future::Future,
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, Wake, Waker},
-    thread::{self, Thread},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -18,12 +15,12 @@ use leasehold::{
     RunError, Status,
 };
 use support::{
-    Action, Lag, Match, Proxy, Server, Wire, eventually_async,
+    Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, on_no_runtime, one_thread,
     scripts::{RELEASE, RENEW},
     seen, within,
 };
 
-use crate::quorum::scene::in_vain;
+use crate::common::in_vain;
 
 /// Long enough that a renewal is never missed on a busy machine, short enough to wait for a third of it.
 const TTL: Duration = Duration::from_millis(1_200);
@@ -31,8 +28,6 @@ const TTL: Duration = Duration::from_millis(1_200);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 /// After this, a round of renewals is not waited for any longer, and the next goes out beside it.
 const ROUND: Duration = TTL.checked_div(6).unwrap();
-/// Ends a test that would hang. Never a bound that is asserted.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 async fn connect(url: String) -> Leases {
     Leases::builder().url(url).ttl(TTL).build().await.unwrap()
@@ -55,19 +50,17 @@ fn assert_by_the_next_renewal(proxy: &Proxy, name: &str, fault: Instant) {
     assert!(f64::from(u32::try_from(count).unwrap()) <= 1.0 + unanswered, "{count} renewals in {took:?}");
 }
 
-/// What a signal may take that the server pushes, besides what the machine is late.
-const PUSHED: Duration = Duration::from_millis(50);
 const TOLD: &str = "signal after the fault";
 
 /// Waits until the server will tell of a change of that many keys. It must have tracked none before.
 async fn are_watched(wire: &mut Wire, keys: usize) {
-    eventually_async(PATIENCE, "the keys are watched", || wire.tracked_keys() >= keys).await;
+    eventually_async(HANGS, "the keys are watched", || wire.tracked_keys() >= keys).await;
 }
 
 #[track_caller]
 fn assert_pushed(what: &str, took: Duration, lag: &Lag) {
-    seen::took(what, took, PUSHED, lag);
-    let limit = PUSHED + lag.worst();
+    seen::took(what, took, SIGNAL, lag);
+    let limit = SIGNAL + lag.worst();
     assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
 }
 
@@ -81,11 +74,11 @@ fn assert_signalled(lost: &Lost, lease: &Lease, proxy: &Proxy, fault: Instant, r
 }
 
 async fn signal(lease: &Lease) -> Lost {
-    within(PATIENCE, "the signal of a loss", lease.lost()).await
+    within(HANGS, "the signal of a loss", lease.lost()).await
 }
 
 async fn release_reports(lease: Lease, reason: LossReason) {
-    match within(PATIENCE, "release", lease.release()).await {
+    match within(HANGS, "release", lease.release()).await {
         Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), reason),
         other => panic!("the release of a lease that is {reason:?} said {other:?}"),
     }
@@ -146,7 +139,7 @@ async fn f14_key_overwritten_with_another_token() {
     assert_pushed(TOLD, fault.elapsed(), &lag);
     assert_signalled(&lost, &lease, &proxy, fault, LossReason::Taken);
     release_reports(lease, LossReason::Taken).await;
-    within(PATIENCE, "the server has executed the release", released.hit()).await;
+    within(HANGS, "the server has executed the release", released.hit()).await;
     assert_eq!(wire.get("job").as_deref(), Some("somebody-else"));
     released.release();
     leases.close().await;
@@ -245,7 +238,7 @@ async fn f16_ttl_changed_by_hand_is_put_right_at_once() {
         are_watched(&mut wire, 1).await;
         let fault = Instant::now();
         assert_eq!(wire.must(change).int(), 1);
-        eventually_async(PATIENCE, "a renewal puts the TTL right", || right.contains(&wire.pttl("job"))).await;
+        eventually_async(HANGS, "a renewal puts the TTL right", || right.contains(&wire.pttl("job"))).await;
         assert_pushed("TTL put right", fault.elapsed(), &lag);
         assert_by_the_next_renewal(&proxy, "job", fault);
         lease.check().unwrap();
@@ -341,11 +334,11 @@ async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
         let waits = Arc::new(AtomicBool::new(false));
         let tell = waits.clone();
         let waiting = tokio::spawn(lock.on_wait(move |_| tell.store(true, Ordering::SeqCst)).acquire());
-        eventually_async(PATIENCE, "acquire waits", || waits.load(Ordering::SeqCst)).await;
+        eventually_async(HANGS, "acquire waits", || waits.load(Ordering::SeqCst)).await;
         assert!(!waiting.is_finished());
         // Pushed or not; `push.rs` has the bound.
         wire.del("job");
-        let lease = within(PATIENCE, "the freed lock", waiting).await.unwrap().unwrap();
+        let lease = within(HANGS, "the freed lock", waiting).await.unwrap().unwrap();
         lease.release().await.unwrap();
     }
 }
@@ -382,7 +375,7 @@ async fn f18_script_flush_during_use_is_invisible() {
     // Every step meets an empty cache.
     for round in 0..5_u8 {
         flush(&mut wire);
-        let lease = within(PATIENCE, "acquire", lock.acquire()).await.unwrap();
+        let lease = within(HANGS, "acquire", lock.acquire()).await.unwrap();
         flush(&mut wire);
         lease.renew().await.unwrap();
         flush(&mut wire);
@@ -409,7 +402,7 @@ async fn f18_script_flush_during_use_is_invisible() {
             flush(&mut wire);
             proxy.count(renewed_by_text.clone()) > before
         };
-        eventually_async(PATIENCE, what, flushed).await;
+        eventually_async(HANGS, what, flushed).await;
         lease.check().unwrap();
     }
 
@@ -453,14 +446,14 @@ async fn f18_script_flush_costs_no_more_than_the_limit() {
     proxy.delay(Duration::from_millis(200));
     server.wire().must(&["SCRIPT", "FLUSH"]);
     let (lag, asked) = (Lag::start(), Instant::now());
-    let outcome = within(PATIENCE, "it ends", lock.acquire_within(LIMIT)).await;
+    let outcome = within(HANGS, "it ends", lock.acquire_within(LIMIT)).await;
     let took = asked.elapsed();
     seen::took("acquire_within", took, LIMIT + Duration::from_millis(20), &lag);
     assert!(matches!(outcome, Err(AcquireError::Unavailable(_) | AcquireError::TimedOut { .. })), "{outcome:?}");
     assert!(took <= LIMIT + Duration::from_millis(20) + lag.worst(), "{took:?}");
     // What was sent is undone.
     proxy.delay(Duration::ZERO);
-    let lease = within(PATIENCE, "it is free", lock.acquire()).await.unwrap();
+    let lease = within(HANGS, "it is free", lock.acquire()).await.unwrap();
     lease.release().await.unwrap();
 }
 
@@ -503,11 +496,11 @@ async fn every_refusal(lock: &Lock) -> Vec<Error> {
 /// What each way to acquire says about a lock that cannot be; panics unless that is `Refused`.
 async fn every_refused_acquire(lock: &Lock) -> Vec<Error> {
     let attempts = [
-        within(PATIENCE, "acquire", lock.acquire()).await,
-        within(PATIENCE, "acquire_within", lock.acquire_within(PATIENCE)).await,
-        within(PATIENCE, "one look", lock.acquire_within(Duration::ZERO)).await,
-        within(PATIENCE, "try_acquire", lock.try_acquire()).await.map(|lease| lease.expect("it is free")),
-        match within(PATIENCE, "run", lock.run(|_| async { panic!("the work ran without a lock") })).await {
+        within(HANGS, "acquire", lock.acquire()).await,
+        within(HANGS, "acquire_within", lock.acquire_within(HANGS)).await,
+        within(HANGS, "one look", lock.acquire_within(Duration::ZERO)).await,
+        within(HANGS, "try_acquire", lock.try_acquire()).await.map(|lease| lease.expect("it is free")),
+        match within(HANGS, "run", lock.run(|_| async { panic!("the work ran without a lock") })).await {
             Err(RunError::Acquire(error)) => Err(error),
             other => panic!("it ran: {other:?}"),
         },
@@ -557,7 +550,7 @@ async fn f46_unusual_names_work_on_exactly_that_key() {
                 _ => format!("{{{key}}}:lh:fence"),
             };
             let lock = leases.lock(name);
-            let lease = within(PATIENCE, "acquire", lock.acquire()).await.unwrap();
+            let lease = within(HANGS, "acquire", lock.acquire()).await.unwrap();
             assert_eq!((lease.name(), lock.name()), (name, name));
             let mut both = [key.clone(), fence.clone()];
             both.sort();
@@ -643,7 +636,7 @@ async fn f47_settings_out_of_bounds_fail_in_build_naming_field_and_bound() {
         (Leases::builder(), "url ", "redis://"),
     ] {
         let shown = format!("{builder:?}");
-        let error = within(PATIENCE, "build", builder.build()).await.expect_err(&shown);
+        let error = within(HANGS, "build", builder.build()).await.expect_err(&shown);
         let text = error.to_string();
         assert_eq!(error.kind(), ErrorKind::Config, "{text}");
         assert!(text.starts_with(field) && text.contains(bound), "{field:?} {bound:?}: {text}");
@@ -709,7 +702,7 @@ async fn f47_a_ttl_of_100_ms_is_held_without_a_hot_loop() {
         let sent = Instant::now();
         let lease = lock.acquire().await.unwrap();
         let renewals = || u32::try_from(proxy.count(round.clone())).unwrap();
-        let renewed = eventually_async(PATIENCE, "the lease is renewed", || renewals() > HELD);
+        let renewed = eventually_async(HANGS, "the lease is renewed", || renewals() > HELD);
         let lost = tokio::select! {
             () = renewed => lease.check().err(),
             lost = lease.lost() => Some(lost),
@@ -723,32 +716,6 @@ async fn f47_a_ttl_of_100_ms_is_held_without_a_hot_loop() {
         // Whether it is still there is the machine's doing too.
         let _released = lease.release().await;
     }
-}
-
-/// Runs a future on this thread and on no runtime at all: a program may have another executor, or none.
-#[track_caller]
-fn block_on<F: Future>(what: &str, future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let start = Instant::now();
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        let left = PATIENCE.saturating_sub(start.elapsed());
-        assert!(!left.is_zero(), "not within {PATIENCE:?} and without a runtime: {what}");
-        thread::park_timeout(left);
-    }
-}
-
-fn current_thread() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 fn multi_thread() -> tokio::runtime::Runtime {
@@ -808,16 +775,16 @@ async fn use_everything(leases: Leases, busy: &str, name: &str) {
 
 /// Uses clones of `leases` from other runtimes and from none.
 fn use_from_everywhere(leases: &Leases, busy: &str) {
-    for (at, runtime) in [current_thread(), multi_thread()].into_iter().enumerate() {
+    for (at, runtime) in [one_thread(), multi_thread()].into_iter().enumerate() {
         let name = format!("on runtime {at}");
         let leases = leases.clone();
-        runtime.block_on(within(PATIENCE, "use from another runtime", async move {
+        runtime.block_on(within(HANGS, "use from another runtime", async move {
             use_everything(leases.clone(), busy, &name).await;
             let spawned = tokio::spawn(async move { leases.lock("spawned").acquire().await.unwrap().release().await });
             spawned.await.unwrap().unwrap();
         }));
     }
-    block_on("use without a runtime", use_everything(leases.clone(), busy, "on no runtime"));
+    on_no_runtime("use without a runtime", use_everything(leases.clone(), busy, "on no runtime"));
 }
 
 /// Panics unless the lease was renewed, and told nothing else, for well over a TTL from now.
@@ -834,7 +801,7 @@ fn assert_outlives_its_ttl(lease: &Lease, wire: &mut Wire) {
 fn f48_the_runtime_that_built_it_ended() {
     let server = Server::start();
     let mut wire = server.wire();
-    for runtime in [current_thread(), multi_thread()] {
+    for runtime in [one_thread(), multi_thread()] {
         let (leases, lease) = runtime.block_on(async {
             let leases = connect(server.url()).await;
             let lease = leases.lock("job").acquire().await.unwrap();
@@ -844,7 +811,7 @@ fn f48_the_runtime_that_built_it_ended() {
 
         assert_outlives_its_ttl(&lease, &mut wire);
         use_from_everywhere(&leases, "job");
-        block_on("release", lease.release()).unwrap();
+        on_no_runtime("release", lease.release()).unwrap();
         assert!(!wire.exists("job"));
         close_is_bounded(&leases);
     }
@@ -854,7 +821,7 @@ fn f48_the_runtime_that_built_it_ended() {
 fn f48_the_runtime_that_built_it_is_not_polled() {
     let server = Server::start();
     let mut wire = server.wire();
-    let runtime = current_thread();
+    let runtime = one_thread();
     let (leases, lease) = runtime.block_on(async {
         let leases = connect(server.url()).await;
         let lease = leases.lock("job").acquire().await.unwrap();
@@ -864,7 +831,7 @@ fn f48_the_runtime_that_built_it_is_not_polled() {
     // From here on nothing polls it, though it is there.
     assert_outlives_its_ttl(&lease, &mut wire);
     use_from_everywhere(&leases, "job");
-    block_on("release", lease.release()).unwrap();
+    on_no_runtime("release", lease.release()).unwrap();
     assert!(!wire.exists("job"));
     close_is_bounded(&leases);
     drop(runtime);
@@ -873,14 +840,14 @@ fn f48_the_runtime_that_built_it_is_not_polled() {
 #[test]
 fn f48_built_and_used_without_any_runtime() {
     let server = Server::start();
-    let leases = block_on("build", connect(server.url()));
-    let lease = block_on("acquire", leases.lock("job").acquire()).unwrap();
+    let leases = on_no_runtime("build", connect(server.url()));
+    let lease = on_no_runtime("acquire", leases.lock("job").acquire()).unwrap();
     assert_outlives_its_ttl(&lease, &mut server.wire());
     use_from_everywhere(&leases, "job");
 
     // The signal arrives without a runtime too.
     server.wire().del("job");
-    assert_eq!(block_on("the signal", lease.lost()).reason(), LossReason::Deleted);
+    assert_eq!(on_no_runtime("the signal", lease.lost()).reason(), LossReason::Deleted);
     close_is_bounded(&leases);
 }
 
@@ -888,7 +855,7 @@ fn f48_built_and_used_without_any_runtime() {
 fn f48_a_lease_of_an_ended_runtime_is_released_when_dropped() {
     let server = Server::start();
     let mut wire = server.wire();
-    let runtime = current_thread();
+    let runtime = one_thread();
     let (leases, lease) = runtime.block_on(async {
         // So long that only a release can be the key's end.
         let leases = Leases::builder().url(server.url()).ttl(Duration::from_secs(3_600)).build().await.unwrap();
@@ -897,7 +864,7 @@ fn f48_a_lease_of_an_ended_runtime_is_released_when_dropped() {
     });
     drop(runtime);
     drop(lease);
-    support::eventually(PATIENCE, "the dropped lease is released", || !wire.exists("job"));
+    support::eventually(HANGS, "the dropped lease is released", || !wire.exists("job"));
     close_is_bounded(&leases);
 }
 
@@ -905,10 +872,10 @@ fn f48_a_lease_of_an_ended_runtime_is_released_when_dropped() {
 #[track_caller]
 fn close_is_bounded(leases: &Leases) {
     let (lag, start) = (Lag::start(), Instant::now());
-    block_on("close", leases.close());
+    on_no_runtime("close", leases.close());
     let (took, bound) = (start.elapsed(), COMMAND_TIMEOUT + Duration::from_millis(50));
     seen::took("close", took, bound, &lag);
     assert!(took <= bound + lag.worst(), "closing took {took:?}");
-    let acquired = block_on("acquire after close", leases.lock("job").acquire());
+    let acquired = on_no_runtime("acquire after close", leases.lock("job").acquire());
     assert!(matches!(acquired, Err(AcquireError::Closed)), "{acquired:?}");
 }

@@ -11,12 +11,10 @@ use std::{
 
 use leasehold::{Lease, Leases, ReleaseError, Status};
 use support::{
-    Action, Lag, Match, Proxy, RuleHandle, Server, eventually_async, eventually_but_for,
+    Action, HANGS, Lag, Match, Proxy, RuleHandle, Server, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
     seen, within,
 };
-
-const HANGS: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_each_way() {

@@ -16,25 +16,14 @@ use leasehold::{
     StatusChanges,
 };
 use support::{
-    Action, Lag, Match, Proxy, RuleHandle, Server, Stamped, eventually, eventually_async, eventually_but_for,
+    Action, Lag, Match, Proxy, RuleHandle, SIGNAL, Server, Stamped, eventually, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
     seen, stamped, within,
 };
 use tokio::task::{JoinHandle, spawn_blocking};
 
-const NAME: &str = "job";
+use crate::common::{COMMAND, LONG, MEDIUM, NAME, SHORT, assert_says_lost, requests};
 
-/// For leases that run out during their test.
-const SHORT: Duration = Duration::from_millis(600);
-/// For leases that outlive a fault which lasts for a good part of it.
-const MEDIUM: Duration = Duration::from_millis(1_500);
-/// Longer than any test here: a key with it that goes was taken away and has not expired.
-const LONG: Duration = Duration::from_secs(30);
-
-/// The command time-out of every client here.
-const COMMAND: Duration = Duration::from_millis(300);
-/// What `lost()` may lag behind, besides the control timer.
-const SIGNAL: Duration = Duration::from_millis(50);
 /// How exact the end of a bounded wait is, besides the control timer.
 const EXACT: Duration = Duration::from_millis(20);
 /// What a bounded wait leaves its last look for an answer, also when its time is over.
@@ -125,12 +114,6 @@ impl Rig {
     }
 }
 
-/// Runs of a script for a lease.
-fn requests(script: &str, lease: &Lease) -> Match {
-    let key = lease.name().as_bytes().to_owned();
-    Match::script(script).and(Match::with(move |args| args.contains(&key)))
-}
-
 async fn client(url: &str) -> Leases {
     Leases::builder().url(url).command_timeout(COMMAND).build().await.expect("the server is there")
 }
@@ -212,14 +195,6 @@ async fn is_told_by_the_deadline(rig: Rig, begin: impl AsyncFnOnce(&Rig) -> Inst
     // Whatever the first holder had on its way has arrived by now, and was not for the successor's key.
     successor.renew().await.expect("the successor holds the lock");
     successor.release().await.expect("it did to the end");
-}
-
-#[track_caller]
-fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
-    match outcome {
-        Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), reason),
-        other => panic!("the release of a lost lease says {other:?}"),
-    }
 }
 
 /// What F3 asks for: at risk, then held again, and never lost. `begin` is called right after a renewal, `end` once the

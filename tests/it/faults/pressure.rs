@@ -3,15 +3,14 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{AcquireError, Error, ErrorKind, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
-use support::{Lag, Match, Proxy, Server, Wire, eventually_async, scripts::RENEW, seen, within};
+use support::{Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
 
+use crate::common::{Calm, LONG, MEDIUM, NAME};
 use crate::fair::line::{all_can_be_called, had, nothing_is_left, place, tokens};
-use crate::quorum::scene::{Calm, HANGS, LONG, MEDIUM, NAME, Node, Scene, Share};
+use crate::quorum::scene::{HANGS, Node, Scene, Share};
 
 const TTL: Duration = Duration::from_millis(1_200);
 const COMMAND: Duration = Duration::from_millis(300);
-/// What a signal may take that the server pushes, besides what the machine is late.
-const PUSHED: Duration = Duration::from_millis(50);
 /// The longest pause between two looks of a waiter.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -83,8 +82,8 @@ async fn f21_memory_is_used_up() {
     let relieved = Instant::now();
     let lease = within(HANGS, "the waiter has it", waiter).await.unwrap().unwrap();
     let took = relieved.elapsed();
-    seen::took("waiter served after memory came back", took, LOOK + PUSHED, &lag);
-    assert!(took <= LOOK + PUSHED + lag.worst(), "{took:?}");
+    seen::took("waiter served after memory came back", took, LOOK + SIGNAL, &lag);
+    assert!(took <= LOOK + SIGNAL + lag.worst(), "{took:?}");
     lease.release().await.unwrap();
 }
 
@@ -119,8 +118,8 @@ async fn f21_memory_is_used_up_while_a_fair_queue_waits() {
         lease.release().await.expect("a release needs no memory");
         let (next, at) = had(waiter).await;
         let took = at.saturating_duration_since(released);
-        seen::took("next of the queue after a release", took, PUSHED, &lag);
-        assert!(took <= PUSHED + lag.worst(), "{took:?}");
+        seen::took("next of the queue after a release", took, SIGNAL, &lag);
+        assert!(took <= SIGNAL + lag.worst(), "{took:?}");
         next.renew().await.expect("a renewal needs no memory");
         lease = next;
     }
@@ -184,7 +183,7 @@ async fn f23_no_more_clients_are_let_in() {
     let took = started.elapsed();
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::Unavailable, true), "{error}");
     assert!(FULL.iter().all(|word| error.to_string().contains(word)), "{error}");
-    let bound = COMMAND + PUSHED;
+    let bound = COMMAND + SIGNAL;
     seen::took("a newcomer is told", took, bound, &lag);
     assert!(took <= bound + lag.worst(), "{took:?}");
 
@@ -200,8 +199,8 @@ async fn f23_no_more_clients_are_let_in() {
     lease.release().await.unwrap();
     within(HANGS, "the waiter has it", waiter).await.unwrap().unwrap().release().await.unwrap();
     let took = released.elapsed();
-    seen::took("waiter served after a release while full", took, LOOK + PUSHED, &lag);
-    assert!(took <= LOOK + PUSHED + lag.worst(), "{took:?}");
+    seen::took("waiter served after a release while full", took, LOOK + SIGNAL, &lag);
+    assert!(took <= LOOK + SIGNAL + lag.worst(), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -224,7 +223,7 @@ async fn f23_a_connection_that_ends_is_not_let_in_again_for_a_while() {
     let open = Instant::now();
     assert_eq!(within(HANGS, "a renewal gets through", changes.next()).await, Some(Status::Held));
     // Connecting is tried at least twice a second.
-    let (took, limit) = (open.elapsed(), Duration::from_millis(500) + COMMAND + PUSHED);
+    let (took, limit) = (open.elapsed(), Duration::from_millis(500) + COMMAND + SIGNAL);
     seen::took("held again after the door was open", took, limit, &lag);
     assert!(took <= limit + lag.worst(), "{took:?}");
     lease.release().await.unwrap();
@@ -270,8 +269,8 @@ async fn f24_the_key_is_evicted() {
         let took = began.elapsed();
         assert_eq!(lost.reason(), LossReason::Deleted, "{policy}");
         assert_eq!(lease.check().as_ref(), Err(&lost));
-        seen::took("signal after the eviction", took, PUSHED, &lag);
-        assert!(took <= PUSHED + lag.worst(), "{policy}: {took:?}");
+        seen::took("signal after the eviction", took, SIGNAL, &lag);
+        assert!(took <= SIGNAL + lag.worst(), "{policy}: {took:?}");
         the_next_one_is_later(&leases, &mut wire, lease).await;
     }
 }
@@ -280,16 +279,15 @@ async fn f24_the_key_is_evicted() {
 async fn f24_the_key_is_evicted_and_the_server_does_not_push() {
     let server = Server::start();
     let (mut wire, lag) = (server.wire(), Lag::start());
-    wire.must(&["ACL", "SETUSER", "poller", "on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"]);
-    let leases = connect(format!("redis://poller:secret@127.0.0.1:{}", server.port())).await;
+    let leases = connect(server.url_without_push(server.port())).await;
     for policy in POLICIES {
         let lease = leases.lock("job").acquire().await.unwrap();
         let began = evict(&mut wire, policy);
         let lost = within(HANGS, "the signal of a loss", lease.lost()).await;
         let took = began.elapsed();
         assert_eq!(lost.reason(), LossReason::Deleted, "{policy}: by the deadline it would be Expired");
-        seen::took("signal after the eviction, without push", took, TTL / 3 + PUSHED, &lag);
-        assert!(took <= TTL / 3 + PUSHED + lag.worst(), "{policy}: {took:?}");
+        seen::took("signal after the eviction, without push", took, TTL / 3 + SIGNAL, &lag);
+        assert!(took <= TTL / 3 + SIGNAL + lag.worst(), "{policy}: {took:?}");
         the_next_one_is_later(&leases, &mut wire, lease).await;
     }
 }

@@ -9,7 +9,7 @@ use std::{
         Arc, Barrier, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll, Wake, Waker},
+    task::{Context, Wake, Waker},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -17,16 +17,14 @@ use leasehold::{
     AcquireError, Clock, ErrorKind, Fence, GuardError, Keeper, Lease, Leases, Lock, LossReason, Owner, ReleaseError,
     RenewError, Status, SystemClock,
 };
-use support::{Child, ClockShim, Lag, Nodes, Part, Server, Wire, eventually, eventually_async, seen, within};
-use tokio::{
-    runtime::{Builder, Runtime},
-    sync::Notify,
+use support::{
+    Child, ClockShim, Dropped, HANGS, Lag, Nodes, Part, Polls, Server, Wire, eventually, eventually_async, one_thread,
+    seen, two_workers, within,
 };
+use tokio::{runtime::Runtime, sync::Notify};
 
-use crate::quorum::scene::Calm;
+use crate::common::Calm;
 
-/// No test waits longer for anything that should happen at once.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// So long that nothing here ends by expiring: a key that goes was released.
 const LONG: Duration = Duration::from_secs(60);
 /// How much later than its cause a signal or a return may come, besides what the machine is late.
@@ -36,15 +34,6 @@ const HAND_OFF: Duration = PROMPT;
 
 async fn connect(url: &str, ttl: Duration) -> Leases {
     Leases::builder().url(url).ttl(ttl).build().await.expect("the server is there")
-}
-
-/// Threads that can be blocked without blocking the others, and the thread that calls `block_on`.
-fn two_workers() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
-}
-
-fn one_thread() -> Runtime {
-    Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
 fn fence(text: &str) -> Fence {
@@ -106,7 +95,7 @@ fn f1_holder_killed() {
         holder.kill();
         let killed = Instant::now();
         for (waiter, old) in waiters.into_iter().zip(fences) {
-            let (lease, acquired) = within(PATIENCE, "a waiter gets the lock", waiter).await.unwrap();
+            let (lease, acquired) = within(HANGS, "a waiter gets the lock", waiter).await.unwrap();
             let took = acquired.saturating_duration_since(killed);
             let limit = TTL + HAND_OFF + lag.worst();
             seen::took("next holder after the kill", took, TTL + HAND_OFF, &lag);
@@ -135,7 +124,7 @@ fn f2_holder_stopped_and_continued() {
             let first_look = held.each_ref().map(Lease::check);
             for (lease, look) in held.iter().zip(first_look) {
                 assert_eq!(look.expect_err("stopped for 2 TTL").reason(), LossReason::Expired, "{lease:?}");
-                let lost = within(PATIENCE, "the signal", lease.lost()).await;
+                let lost = within(HANGS, "the signal", lease.lost()).await;
                 assert_eq!(lost.reason(), LossReason::Expired);
                 let outcome = leases.guarded("result").set("from the past", lease.fence()).await;
                 assert!(matches!(outcome, Err(GuardError::Stale { .. })), "{outcome:?}");
@@ -152,7 +141,7 @@ fn f2_holder_stopped_and_continued() {
     two_workers().block_on(async {
         let leases = connect(&server.url(), TTL).await;
         for (name, old) in NAMES.iter().zip(old) {
-            let next = within(PATIENCE, "the next holder", leases.lock(name).acquire()).await.unwrap();
+            let next = within(HANGS, "the next holder", leases.lock(name).acquire()).await.unwrap();
             assert!(next.fence() > old);
             leases.guarded("result").set("from the next holder", next.fence()).await.unwrap();
         }
@@ -245,7 +234,7 @@ fn f27_wall_clock_steps() {
                     let others = store.lock("job").owner(Owner::anonymous()).acquire_within(TTL / 10).await;
                     // `Unavailable` where a loaded machine leaves the last look without an answer.
                     assert!(others.as_ref().is_err_and(AcquireError::is_transient), "{others:?}");
-                    assert!((TTL / 10..PATIENCE).contains(&waited.elapsed()), "{:?}", waited.elapsed());
+                    assert!((TTL / 10..HANGS).contains(&waited.elapsed()), "{:?}", waited.elapsed());
                     store.lock("another job").acquire().await.unwrap().release().await.unwrap();
                 }
             }
@@ -332,12 +321,12 @@ fn f30_machine_suspends() {
             assert!(!looked_at.is_held());
             assert_eq!(looked_at.remaining(), Duration::ZERO);
 
-            eventually(PATIENCE, "the signal", || woken.0.get().is_some());
+            eventually(HANGS, "the signal", || woken.0.get().is_some());
             let took = woken.0.get().expect("the signal came").saturating_duration_since(resumed);
             let limit = LOOK + PROMPT + lag.worst();
             seen::took("signal after resume", took, LOOK + PROMPT, &lag);
             assert!(took <= limit, "the signal took {took:?}, not {limit:?}, after resume");
-            let lost = within(PATIENCE, "the reason", signal).await;
+            let lost = within(HANGS, "the reason", signal).await;
             assert_eq!(lost.reason(), LossReason::Expired);
             for lease in [looked_at, awaited] {
                 match lease.release().await {
@@ -347,40 +336,9 @@ fn f30_machine_suspends() {
             }
             // A loss releases too.
             let is_gone = || wires.iter_mut().all(|wire| lock_keys(wire).is_empty());
-            eventually_async(PATIENCE, "what was lost is taken off the servers", is_gone).await;
+            eventually_async(HANGS, "what was lost is taken off the servers", is_gone).await;
         }
     });
-}
-
-/// At what point after its last poll a future is dropped.
-#[derive(Debug, Clone, Copy)]
-enum Dropped {
-    AtOnce,
-    /// When it would be polled again: what it waited for has happened, and it does not know yet.
-    WhenWoken,
-}
-
-/// Polls a future a limited number of times; `None` if it was not ready by then.
-struct Polls<F> {
-    future: Pin<Box<F>>,
-    left: usize,
-    dropped: Dropped,
-}
-
-impl<F: Future> Future for Polls<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.left == 0 {
-            return Poll::Ready(None);
-        }
-        self.left -= 1;
-        match self.future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if self.left == 0 && matches!(self.dropped, Dropped::AtOnce) => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -394,7 +352,7 @@ impl Call {
     fn on(self, lock: &Lock) -> Pin<Box<dyn Future<Output = Result<Lease, AcquireError>> + Send>> {
         match self {
             Self::Acquire => Box::pin(lock.acquire()),
-            Self::AcquireWithin => Box::pin(lock.acquire_within(PATIENCE)),
+            Self::AcquireWithin => Box::pin(lock.acquire_within(HANGS)),
             Self::TryAcquire => {
                 let attempt = lock.try_acquire();
                 Box::pin(async move { Ok(attempt.await?.expect("nobody holds it")) })
@@ -432,8 +390,8 @@ async fn drop_after_each_poll(ours: &Leases, theirs: &Leases) -> (Vec<String>, u
                             lease.release().await.expect("nobody took it from its holder");
                         }));
                     }
-                    let acquire = Polls { future: Box::pin(call.on(&lock)), left: polls, dropped };
-                    let outcome = within(PATIENCE, &name, acquire).await;
+                    let acquire = Polls::of(call.on(&lock), polls, dropped);
+                    let outcome = within(HANGS, &name, acquire).await;
                     seen.notify_one();
                     if let Some(holder) = holder {
                         holder.await.unwrap();
@@ -458,7 +416,7 @@ async fn nothing_is_left(ours: Leases, look: &Leases, names: &[String]) {
     seen::counted("acquires dropped at some poll", names.len());
     for name in names {
         // The same owner asks: of what it dropped, nothing is in its way once the undo is done.
-        let again = ours.lock(name).acquire_within(PATIENCE).await;
+        let again = ours.lock(name).acquire_within(HANGS).await;
         again.unwrap_or_else(|error| panic!("{name}: {error}")).release().await.unwrap();
     }
     // `close` waits for whatever is still under way, if it never ends for the whole of the time-out.
@@ -495,7 +453,7 @@ fn f31_acquire_dropped_after_any_poll() {
         assert_eq!(lock_keys(&mut wire), [""; 0]);
         // A runtime's connections can only close while it runs.
         built_on.block_on(async {
-            eventually_async(PATIENCE, "the connections are closed", || other_clients(&mut wire) == 0).await;
+            eventually_async(HANGS, "the connections are closed", || other_clients(&mut wire) == 0).await;
         });
     }
 }
@@ -521,12 +479,12 @@ fn f31_acquire_dropped_while_the_server_is_stopped() {
         // So that the script is known and the acquire is one command, which the stopped server finds on its socket.
         lock.acquire().await.unwrap().release().await.unwrap();
         server.stop();
-        let acquire = Polls { future: Box::pin(lock.acquire()), left: 1, dropped: Dropped::AtOnce };
+        let acquire = Polls::of(lock.acquire(), 1, Dropped::AtOnce);
         assert!(acquire.await.is_none(), "a stopped server granted a lock");
         // Nobody but the undo itself holds on to the connections from here on.
         drop((lock, leases));
         server.cont();
-        eventually_async(PATIENCE, "the undo is done and the connections are closed", || other_clients(&mut wire) == 0)
+        eventually_async(HANGS, "the undo is done and the connections are closed", || other_clients(&mut wire) == 0)
             .await;
         assert_eq!(lock_keys(&mut wire), [""; 0]);
     });
@@ -601,7 +559,7 @@ fn f32_dropped_on_a_current_thread_runtime_that_ends() {
         let limit = PROMPT + lag.worst();
         seen::took("a drop", took, PROMPT, &lag);
         assert!(took <= limit, "the drop took {took:?}, not {limit:?}");
-        eventually(PATIENCE, "it is released", || !wire.exists("job"));
+        eventually(HANGS, "it is released", || !wire.exists("job"));
     }
 }
 
@@ -623,7 +581,7 @@ fn drop_releases_without_blocking(runtime: &Runtime, drop_it: impl FnOnce(Lease)
     seen::took("a drop", took, PROMPT, &lag);
     server.cont();
     assert!(took <= limit, "the drop took {took:?}, not {limit:?}");
-    eventually(PATIENCE, "it is released", || !wire.exists("job"));
+    eventually(HANGS, "it is released", || !wire.exists("job"));
     drop(leases);
 }
 
@@ -683,7 +641,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
             // The process goes on, and so does its keeper: it must not go on renewing.
             holder.says("shut down");
             let down = Instant::now();
-            eventually(TTL + PATIENCE, "all is released or expired", || lock_keys(&mut wire).is_empty());
+            eventually(TTL + HANGS, "all is released or expired", || lock_keys(&mut wire).is_empty());
             let (took, limit) = (down.elapsed(), TTL + PROMPT + lag.worst());
             assert!(took <= limit, "all was released or expired after {took:?}, not {limit:?}");
             holder.tell("end");
@@ -708,7 +666,7 @@ fn f34_close_with_holders_and_waiters() {
     let mut wire = server.wire();
     two_workers().block_on(async {
         close_ends_everything(&server.url()).await;
-        eventually_async(PATIENCE, "the connections are closed", || other_clients(&mut wire) == 0).await;
+        eventually_async(HANGS, "the connections are closed", || other_clients(&mut wire) == 0).await;
         assert_eq!(lock_keys(&mut wire), [""; 0]);
     });
 }
@@ -751,10 +709,10 @@ async fn close_ends_everything(url: &str) {
         }
     }
     let waiting = u64::try_from(waiters.len()).unwrap();
-    eventually_async(PATIENCE, "everybody waits", || all_wait.load(Ordering::SeqCst) == waiting).await;
+    eventually_async(HANGS, "everybody waits", || all_wait.load(Ordering::SeqCst) == waiting).await;
 
     let start = Instant::now();
-    within(PATIENCE, "close", leases.close()).await;
+    within(HANGS, "close", leases.close()).await;
     let (took, limit) = (start.elapsed(), COMMAND + lag.worst());
     seen::took("close", took, COMMAND, &lag);
     assert!(took <= limit, "close took {took:?}, not {limit:?}, with a healthy server");
@@ -762,11 +720,11 @@ async fn close_ends_everything(url: &str) {
         assert_eq!(others.lock(name).holder().await.unwrap(), None, "{name} is free when close returns");
     }
     for waiter in waiters {
-        let outcome = within(PATIENCE, "a waiter ends", waiter).await.unwrap();
+        let outcome = within(HANGS, "a waiter ends", waiter).await.unwrap();
         assert!(matches!(outcome, Err(AcquireError::Closed)), "{outcome:?}");
     }
     for signal in signals {
-        let lost = within(PATIENCE, "a lease is signalled", signal).await.unwrap();
+        let lost = within(HANGS, "a lease is signalled", signal).await.unwrap();
         assert_eq!(lost.reason(), LossReason::Closed);
     }
     assert!(tokens.iter().all(leasehold::CancellationToken::is_cancelled));
@@ -780,9 +738,9 @@ async fn close_ends_everything(url: &str) {
         assert_eq!(lock.force_release().await.expect_err("closed").kind(), ErrorKind::Closed);
     }
     let guarded = leases.guarded("result");
-    let written = within(PATIENCE, "a guarded write", guarded.set("late", held[0].fence())).await;
+    let written = within(HANGS, "a guarded write", guarded.set("late", held[0].fence())).await;
     assert!(matches!(&written, Err(GuardError::Failed(error)) if error.kind() == ErrorKind::Closed), "{written:?}");
-    let read = within(PATIENCE, "a guarded read", guarded.get()).await;
+    let read = within(HANGS, "a guarded read", guarded.get()).await;
     assert!(matches!(&read, Err(error) if error.kind() == ErrorKind::Closed), "{read:?}");
     for lease in held {
         assert_eq!(lease.check().expect_err("closed").reason(), LossReason::Closed);
@@ -812,22 +770,22 @@ fn f34_close_while_the_server_is_stopped() {
         let seen = Arc::new(Notify::new());
         let see = seen.clone();
         let waiter = tokio::spawn(leases.lock("theirs").on_wait(move |_| see.notify_one()).acquire());
-        within(PATIENCE, "the waiter waits", seen.notified()).await;
+        within(HANGS, "the waiter waits", seen.notified()).await;
 
         server.stop();
         let start = Instant::now();
-        let closed = tokio::time::timeout(PATIENCE, leases.close()).await;
+        let closed = tokio::time::timeout(HANGS, leases.close()).await;
         let (took, limit) = (start.elapsed(), COMMAND + PROMPT + lag.worst());
         seen::took("close beside a stopped server", took, COMMAND + PROMPT, &lag);
         server.cont();
         assert!(closed.is_ok() && took <= limit, "close took {took:?}, not {limit:?}, with a stopped server");
-        let outcome = within(PATIENCE, "the waiter ends", waiter).await.unwrap();
+        let outcome = within(HANGS, "the waiter ends", waiter).await.unwrap();
         assert!(matches!(outcome, Err(AcquireError::Closed)), "{outcome:?}");
-        let lost = within(PATIENCE, "the lease is signalled", held.lost()).await;
+        let lost = within(HANGS, "the lease is signalled", held.lost()).await;
         assert_eq!(lost.reason(), LossReason::Closed);
         theirs.release().await.unwrap();
         drop((leases, others, held));
-        eventually_async(PATIENCE, "the connections are closed", || other_clients(&mut wire) == 0).await;
+        eventually_async(HANGS, "the connections are closed", || other_clients(&mut wire) == 0).await;
     });
 }
 
@@ -841,22 +799,22 @@ fn the_last_one_to_leave_ends_connections_and_keeper() {
     };
     let mut wire = Wire::to_port(part.port());
     let mut all_is_gone = |when: &str| {
-        eventually(PATIENCE, &format!("no connection is left {when}"), || other_clients(&mut wire) == 0);
-        eventually(PATIENCE, &format!("no keeper is left {when}"), || keepers() == 0);
+        eventually(HANGS, &format!("no connection is left {when}"), || other_clients(&mut wire) == 0);
+        eventually(HANGS, &format!("no keeper is left {when}"), || keepers() == 0);
     };
     let runtime = two_workers();
 
     let leases = runtime.block_on(connect(&part.url, TTL));
     let clone = leases.clone();
     // A thread names itself once it runs.
-    eventually(PATIENCE, "one keeper runs", || keepers() == 1);
+    eventually(HANGS, "one keeper runs", || keepers() == 1);
     drop(leases);
     runtime.block_on(async { clone.lock("job").acquire().await.unwrap().release().await.unwrap() });
     drop(clone);
     all_is_gone("after a use");
 
     let leases = runtime.block_on(connect("memory://", TTL));
-    eventually(PATIENCE, "one keeper runs", || keepers() == 1);
+    eventually(HANGS, "one keeper runs", || keepers() == 1);
     drop(leases);
     all_is_gone("of a store in memory");
 
@@ -880,7 +838,7 @@ fn the_last_one_to_leave_ends_connections_and_keeper() {
 
     let leases = runtime.block_on(connect(&part.url, TTL));
     runtime.block_on(leases.close());
-    eventually(PATIENCE, "no connection is left after close", || other_clients(&mut wire) == 0);
+    eventually(HANGS, "no connection is left after close", || other_clients(&mut wire) == 0);
     drop(leases);
-    eventually(PATIENCE, "no keeper is left after close", || keepers() == 0);
+    eventually(HANGS, "no keeper is left after close", || keepers() == 0);
 }

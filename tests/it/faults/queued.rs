@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Leases;
 use support::{
-    Action, Match, Proxy, Server, eventually_async,
+    Action, HANGS, Match, Proxy, Server, eventually_async,
     scripts::{ACQUIRE, RELEASE},
     within,
 };
@@ -12,8 +12,6 @@ use support::{
 /// Of the acquire that is dropped: its undo has given up after it.
 const TTL: Duration = Duration::from_secs(1);
 const COMMAND: Duration = Duration::from_millis(300);
-/// No promise: what takes longer hangs.
-const HANGS: Duration = Duration::from_secs(10);
 
 /// Pushes are on, and the connection of requests ends; an acquire is to be tracked, and finds no connection; then pushes are
 /// cut too, and the acquire is dropped. The server is back after the undo has given up.

@@ -9,7 +9,7 @@ use std::{
 use leasehold::{
     AcquireError, Builder, Error, ErrorKind, GuardError, Keeper, Leases, LossReason, ReleaseError, RenewError,
 };
-use support::{Lag, Match, Proxy, Server, Value, Wire, eventually_async, within};
+use support::{HANGS, Lag, Match, Proxy, Server, Value, Wire, eventually_async, within};
 
 /// No error and no `Debug` may contain these.
 const SECRET: &str = "open-s3same";
@@ -19,8 +19,6 @@ const WRONG: &str = "guessed-s3same";
 const TTL: Duration = Duration::from_secs(60);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Ends a test that would hang. Never a bound that is asserted.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 fn builder(url: impl Into<String>) -> Builder {
     let builder = Leases::builder().url(url).ttl(TTL);
@@ -28,7 +26,7 @@ fn builder(url: impl Into<String>) -> Builder {
 }
 
 async fn connect(url: impl Into<String>) -> Leases {
-    let leases = within(PATIENCE, "build", builder(url).build()).await.unwrap();
+    let leases = within(HANGS, "build", builder(url).build()).await.unwrap();
     keeps_secrets(&format!("{leases:?} {leases:#?}"));
     leases
 }
@@ -36,7 +34,7 @@ async fn connect(url: impl Into<String>) -> Leases {
 /// How a build that must fail fails.
 async fn turned_down(builder: Builder) -> Error {
     keeps_secrets(&format!("{builder:?} {builder:#?}"));
-    let error = within(PATIENCE, "build", builder.build()).await.expect_err("the server should not have let us in");
+    let error = within(HANGS, "build", builder.build()).await.expect_err("the server should not have let us in");
     said(&error);
     error
 }
@@ -96,14 +94,14 @@ fn refused<T: Debug>(outcome: Result<T, AcquireError>) -> Error {
 async fn every_call_says(leases: &Leases, words: &[&str]) {
     let lock = leases.lock("every-call");
     for error in [
-        unavailable(within(PATIENCE, "try_acquire", lock.try_acquire()).await),
-        unavailable(within(PATIENCE, "one look", lock.acquire_within(Duration::ZERO)).await),
+        unavailable(within(HANGS, "try_acquire", lock.try_acquire()).await),
+        unavailable(within(HANGS, "one look", lock.acquire_within(Duration::ZERO)).await),
     ] {
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         names(&said(&error), words);
     }
     // Its last look is short, and may be too short for a slow machine's answer.
-    unavailable(within(PATIENCE, "acquire_within", lock.acquire_within(Duration::from_millis(100))).await);
+    unavailable(within(HANGS, "acquire_within", lock.acquire_within(Duration::from_millis(100))).await);
 }
 
 #[tokio::test]
@@ -141,7 +139,7 @@ async fn f22_readonly_replica() {
     let waiting = tokio::spawn(leases.lock("later").acquire());
     tokio::task::yield_now().await;
     wire.must(&["REPLICAOF", "NO", "ONE"]);
-    within(PATIENCE, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap();
+    within(HANGS, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap();
     kept.renew().await.unwrap();
     kept.release().await.unwrap();
 }
@@ -169,7 +167,7 @@ async fn f22_masterdown() {
     let waiting = tokio::spawn(leases.lock("later").acquire());
     tokio::task::yield_now().await;
     wire.must(&["REPLICAOF", "NO", "ONE"]);
-    within(PATIENCE, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap();
+    within(HANGS, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap();
     lease.renew().await.unwrap();
     lease.release().await.unwrap();
 }
@@ -186,7 +184,7 @@ async fn f22_loading() {
     loader.set_patience(Duration::from_secs(30)).unwrap();
     loader.send(&["DEBUG", "RELOAD"]).unwrap();
     let loading = |wire: &mut Wire| wire.cmd(&["GET", "held"]).error().is_some_and(|text| text.starts_with("LOADING"));
-    eventually_async(PATIENCE, "the server loads", || loading(&mut wire)).await;
+    eventually_async(HANGS, "the server loads", || loading(&mut wire)).await;
 
     let words = ["LOADING", "loading the dataset in memory", "once its data is loaded"];
     every_call_says(&leases, &words).await;
@@ -207,7 +205,7 @@ async fn f22_loading() {
 
     wire.must(&["CONFIG", "SET", "key-load-delay", "0"]);
     assert!(loader.reply().unwrap().is_ok());
-    within(PATIENCE, "the lock of a loaded server", waiting).await.unwrap().unwrap().release().await.unwrap();
+    within(HANGS, "the lock of a loaded server", waiting).await.unwrap().unwrap().release().await.unwrap();
     lease.renew().await.unwrap();
     lease.release().await.unwrap();
 }
@@ -252,8 +250,8 @@ async fn f22_password_rotated_while_connected() {
     let start = Instant::now();
     let lock = leases.lock("job");
     let error = loop {
-        assert!(start.elapsed() < PATIENCE, "nobody was told the reason: {last}");
-        match within(PATIENCE, "try_acquire", lock.try_acquire()).await {
+        assert!(start.elapsed() < HANGS, "nobody was told the reason: {last}");
+        match within(HANGS, "try_acquire", lock.try_acquire()).await {
             Err(AcquireError::Unavailable(error)) => last = said(&error),
             outcome => break refused(outcome),
         }
@@ -261,9 +259,9 @@ async fn f22_password_rotated_while_connected() {
     assert_eq!(error.kind(), ErrorKind::Refused);
     names(&said(&error), &["WRONGPASS", "check the user and password in the url"]);
     // Waiting for as long as it takes ends too.
-    let error = refused(within(PATIENCE, "acquire", lock.acquire()).await);
+    let error = refused(within(HANGS, "acquire", lock.acquire()).await);
     names(&said(&error), &["WRONGPASS"]);
-    match within(PATIENCE, "renew", lease.renew()).await {
+    match within(HANGS, "renew", lease.renew()).await {
         Err(RenewError::Unknown(error)) => names(&said(&error), &["WRONGPASS"]),
         other => panic!("renewed without a password: {other:?}"),
     }
@@ -273,7 +271,7 @@ async fn f22_password_rotated_while_connected() {
     wire.must(&["CONFIG", "SET", "requirepass", SECRET]);
     let start = Instant::now();
     loop {
-        assert!(start.elapsed() < PATIENCE, "it did not recover");
+        assert!(start.elapsed() < HANGS, "it did not recover");
         if lease.renew().await.is_ok() {
             break;
         }
@@ -289,8 +287,8 @@ async fn f22_password_introduced_while_connected() {
     wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let (mut last, start, lock) = (String::new(), Instant::now(), leases.lock("job"));
     let error = loop {
-        assert!(start.elapsed() < PATIENCE, "nobody was told the reason: {last}");
-        match within(PATIENCE, "try_acquire", lock.try_acquire()).await {
+        assert!(start.elapsed() < HANGS, "nobody was told the reason: {last}");
+        match within(HANGS, "try_acquire", lock.try_acquire()).await {
             Err(AcquireError::Unavailable(error)) => last = said(&error),
             outcome => break refused(outcome),
         }
@@ -357,7 +355,7 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     let server = Server::start();
     let mut wire = server.wire();
     set_user(&mut wire, LEAST_ACL);
-    within(PATIENCE, "everything", do_everything(&server)).await.unwrap();
+    within(HANGS, "everything", do_everything(&server)).await.unwrap();
 
     let denied = |wire: &mut Wire| -> Vec<String> {
         // A list of name and value; what was denied is the value of "object".
@@ -378,7 +376,7 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
 
     wire.must(&["ACL", "LOG", "RESET"]);
     set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
-    within(PATIENCE, "everything", do_everything(&server)).await.unwrap();
+    within(HANGS, "everything", do_everything(&server)).await.unwrap();
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
 }
 
@@ -401,7 +399,7 @@ async fn a_key_that_is_refused_puts_no_other_lease_at_risk() {
     wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~app:good-*", "~{app:good-*"]);
     // The keeper is on this thread: all are due when it goes on.
     std::thread::sleep(SHORT / 2);
-    let lost = within(PATIENCE, "the loss", bad.lost()).await;
+    let lost = within(HANGS, "the loss", bad.lost()).await;
     assert_eq!(lost.reason(), LossReason::Expired);
     for (lease, changes) in good.into_iter().zip(&mut changes) {
         tokio::select! {
@@ -436,12 +434,12 @@ async fn f22_a_fair_lock_needs_its_own_rights_and_says_so() {
     let mut wire = server.wire();
     let all = format!("{LEAST_ACL} {FOR_PUSH} {FOR_FAIR} {FOR_A_QUIET_LOG}");
     set_user(&mut wire, &all);
-    within(PATIENCE, "the queue", queue_up(&server)).await.unwrap();
+    within(HANGS, "the queue", queue_up(&server)).await.unwrap();
     let log = wire.must(&["ACL", "LOG"]);
     assert!(log.array().is_empty(), "{log:?}");
 
     set_user(&mut wire, LEAST_ACL);
-    let error = within(PATIENCE, "a refusal", queue_up(&server)).await.unwrap_err();
+    let error = within(HANGS, "a refusal", queue_up(&server)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     names(&said(&error), &["give the user the rights"]);
 }
@@ -466,7 +464,7 @@ async fn f22_noperm_is_refused_at_once_and_each_right_of_the_least_acl_line_is_n
     for missing in LEAST_ACL.split_whitespace().filter(|right| right.starts_with(['+', '~'])) {
         let rights: Vec<&str> = LEAST_ACL.split_whitespace().filter(|right| *right != missing).collect();
         set_user(&mut wire, &rights.join(" "));
-        let error = match within(PATIENCE, "everything", do_everything(&server)).await {
+        let error = match within(HANGS, "everything", do_everything(&server)).await {
             Ok(()) => panic!("{missing} is not needed"),
             Err(error) => error,
         };
@@ -492,9 +490,9 @@ async fn f22_noperm_ends_acquire_after_one_try_and_is_never_busy() {
         proxy.forget();
         let lock = leases.lock(name);
         for outcome in [
-            within(PATIENCE, "acquire", lock.acquire()).await.map(Some),
-            within(PATIENCE, "acquire_within", lock.acquire_within(PATIENCE)).await.map(Some),
-            within(PATIENCE, "try_acquire", lock.try_acquire()).await,
+            within(HANGS, "acquire", lock.acquire()).await.map(Some),
+            within(HANGS, "acquire_within", lock.acquire_within(HANGS)).await.map(Some),
+            within(HANGS, "try_acquire", lock.try_acquire()).await,
         ] {
             let error = refused(outcome);
             assert_eq!(error.kind(), ErrorKind::Refused);
@@ -642,7 +640,7 @@ async fn f22_database_number_is_where_the_key_is_also_after_a_reconnection() {
     let start = Instant::now();
     while lease.renew().await.is_err() {
         lease.check().expect("it is in database 3");
-        assert!(start.elapsed() < PATIENCE, "it did not reconnect");
+        assert!(start.elapsed() < HANGS, "it did not reconnect");
     }
     lease.release().await.unwrap();
     assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
@@ -665,7 +663,7 @@ async fn f22_a_lease_ends_by_itself_when_the_server_turns_us_down_for_longer_tha
     wire.must(&["CONFIG", "SET", "requirepass", "another"]);
     wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let killed = Instant::now();
-    let lost = within(PATIENCE, "the signal", lease.lost()).await;
+    let lost = within(HANGS, "the signal", lease.lost()).await;
     let (took, bound) = (killed.elapsed(), ttl + Duration::from_millis(50) + lag.worst());
     assert_eq!(lost.reason(), LossReason::Expired);
     assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
@@ -700,7 +698,7 @@ mod tls {
 
     /// The child's part: prints how connecting and one lease went.
     async fn tell(url: &str) {
-        match within(PATIENCE, "build", builder(url).connect_timeout(Duration::from_secs(2)).build()).await {
+        match within(HANGS, "build", builder(url).connect_timeout(Duration::from_secs(2)).build()).await {
             Ok(leases) => {
                 let lease = leases.lock("job").acquire().await.unwrap();
                 lease.renew().await.unwrap();

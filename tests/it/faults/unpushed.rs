@@ -4,18 +4,15 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Leases, LossReason, ReleaseError};
-use support::{Lag, Server, seen, within};
+use support::{HANGS, Lag, SIGNAL, Server, seen, within};
 
 const TTL: Duration = Duration::from_millis(900);
-const SIGNAL: Duration = Duration::from_millis(50);
-const HANGS: Duration = Duration::from_secs(10);
 
 /// Runs the commands while a lease is held, and panics unless its loss is told by the next renewal, for this reason.
 async fn is_told_by_the_next_renewal(faults: &[&[&[&str]]], reason: LossReason) {
     let (server, lag) = (Server::start(), Lag::start());
     let mut wire = server.wire();
-    wire.must(&["ACL", "SETUSER", "poller", "on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"]);
-    let url = format!("redis://poller:secret@127.0.0.1:{}", server.port());
+    let url = server.url_without_push(server.port());
     let leases = Leases::builder().url(url).ttl(TTL).build().await.unwrap();
     for commands in faults {
         let lease = leases.lock("job").acquire().await.unwrap();

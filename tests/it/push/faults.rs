@@ -2,7 +2,6 @@
 //! latest when the holder's key runs out, and a loss is told by the next renewal.
 
 use std::{
-    future::Future,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -11,13 +10,13 @@ use std::{
 };
 
 use leasehold::{Keeper, Leases, LossReason, Owner};
-use support::{Action, Lag, Match, Messages, Proxy, Server, Wire, eventually_async, seen, within};
-use tokio::task::JoinHandle;
+use support::{
+    Action, Lag, Match, Messages, Proxy, SIGNAL, Server, Wire, eventually_async, seen, start_anew, timed,
+    waiter_is_tracked, within,
+};
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(20);
-/// What the fault table allows a signal that is pushed.
-const PUSHED: Duration = Duration::from_millis(50);
 /// The longest pause between two looks of a waiter that is not told of changes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -25,29 +24,9 @@ async fn program(url: String) -> Leases {
     Leases::builder().url(url).ttl(Duration::from_millis(1_200)).build().await.unwrap()
 }
 
-/// The output of a task, and when it was there.
-fn timed<F: Future<Output: Send> + Send + 'static>(future: F) -> JoinHandle<(F::Output, Instant)> {
-    tokio::spawn(async move { (future.await, Instant::now()) })
-}
-
 /// Somebody else has it for a minute.
 fn take(wire: &mut Wire, name: &str) {
     wire.must(&["SET", name, "somebody", "PX", "60000"]);
-}
-
-/// A waiter's look has the lock and its fence watched. The server must have tracked nothing before.
-async fn waiter_is_watched(wire: &mut Wire) {
-    eventually_async(SOON, "the waiter's look is watched", || wire.tracked_keys() >= 2).await;
-}
-
-/// Forgets what is tracked from before: nothing may be held or waited for.
-async fn start_anew(wire: &mut Wire) {
-    // An undo in the background may read a key once more.
-    let forget = || {
-        wire.must(&["FLUSHALL"]);
-        wire.tracked_keys() == 0
-    };
-    eventually_async(SOON, "nothing is tracked", forget).await;
 }
 
 fn kill_all(wire: &mut Wire) {
@@ -95,7 +74,7 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
         let (next, at) = within(SOON, "the waiter", waiters.remove(0)).await.unwrap();
         let took = at.duration_since(released);
         // Connecting anew takes a few pauses.
-        let limit = if round > 0 { PUSHED } else { 5 * PUSHED };
+        let limit = if round > 0 { SIGNAL } else { 5 * SIGNAL };
         seen::took(if round > 0 { "hand-off afterwards" } else { "hand-off at once" }, took, limit, &lag);
         assert!(took <= limit + lag.worst(), "{round}: {took:?}");
         next.unwrap().release().await.unwrap();
@@ -145,7 +124,7 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
         let mut worst = [Duration::ZERO; 3];
         for round in 0..5 {
             for (state, worst) in worst.iter_mut().enumerate() {
-                start_anew(&mut wire).await;
+                start_anew([&mut wire]).await;
                 if round + state > 0 {
                     // What ended while nobody needed it any more comes back for whoever asks.
                     leases.capabilities().await.unwrap();
@@ -157,7 +136,7 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
                     ends.now(&mut wire, &["PING"]);
                 }
                 let waiter = timed(leases.lock("job").acquire());
-                waiter_is_watched(&mut wire).await;
+                waiter_is_tracked([&mut wire], 1).await;
                 eventually_async(SOON, "pushes are on", || wire.trackers().len() == 1).await;
                 if state == 1 {
                     // A waiter is registered; it is released when that is so again.
@@ -165,7 +144,7 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
                     eventually_async(SOON, "pushes are on again", || wire.trackers().len() == 1).await;
                 }
                 let mut freed = Instant::now();
-                let mut limit = PUSHED;
+                let mut limit = SIGNAL;
                 if state == 2 {
                     // Between registration and release, with no time between the end and the release.
                     freed = ends.now(&mut wire, &["DEL", "job"]);
@@ -247,7 +226,7 @@ async fn no_wake_up_is_missed_while_pushes_are_switched_on() {
                     let (lease, at) = within(SOON, &name, waiter).await.unwrap();
                     let took = at.saturating_duration_since(freed);
                     // At worst it polls, and its look is not answered before it is given up.
-                    let limit = LONGEST_PAUSE + 2 * COMMAND + PUSHED + lag.worst();
+                    let limit = LONGEST_PAUSE + 2 * COMMAND + SIGNAL + lag.worst();
                     assert!(took <= limit, "{name}, recovered: {recovered}: {took:?}");
                     lease.unwrap().release().await.unwrap();
                 }
@@ -266,7 +245,7 @@ async fn waiters_poll_from_the_moment_when_pushes_cannot_come_back() {
     let (lag, mut wire) = (Lag::start(), server.wire());
     take(&mut wire, "job");
     let waiter = timed(leases.lock("job").acquire());
-    waiter_is_watched(&mut wire).await;
+    waiter_is_tracked([&mut wire], 1).await;
     // The next connection may not do what this one did.
     wire.must(&["ACL", "SETUSER", "default", "-client|tracking"]);
     let keeper = wire.trackers().remove(0).reads;
@@ -276,7 +255,7 @@ async fn waiters_poll_from_the_moment_when_pushes_cannot_come_back() {
     wire.del("job");
     let (lease, at) = within(SOON, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(freed);
-    assert!(took <= LONGEST_PAUSE + PUSHED + lag.worst(), "{took:?}");
+    assert!(took <= LONGEST_PAUSE + SIGNAL + lag.worst(), "{took:?}");
     lease.unwrap().release().await.unwrap();
 }
 
@@ -299,10 +278,10 @@ async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most
         // Its own: what is late would keep back the next round's.
         let proxy = Proxy::to(&server);
         let leases = program(proxy.url()).await;
-        start_anew(&mut wire).await;
+        start_anew([&mut wire]).await;
         let lease = holder.lock("job").acquire().await.unwrap();
         let waiter = timed(leases.lock("job").acquire());
-        waiter_is_watched(&mut wire).await;
+        waiter_is_tracked([&mut wire], 1).await;
         let seen = proxy.messages_seen();
         proxy.messages(messages);
         // The holder's renewal is the first message that goes wrong; the waiter looks at its time.
@@ -318,9 +297,9 @@ async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most
             Messages::Late(by) => by.min(remaining),
             _ => remaining,
         };
-        assert!(took <= limit + PUSHED + lag.worst(), "{messages:?}: {took:?} of {limit:?}");
+        assert!(took <= limit + SIGNAL + lag.worst(), "{messages:?}: {took:?} of {limit:?}");
         println!("{messages:?}: {took:?} of {limit:?}");
-        seen::took(&format!("waiter's delay, {}", fate(messages)), took, limit + PUSHED, &lag);
+        seen::took(&format!("waiter's delay, {}", fate(messages)), took, limit + SIGNAL, &lag);
         next.unwrap().release().await.unwrap();
     }
 }
@@ -333,7 +312,7 @@ async fn f36_a_lost_message_delays_a_loss_to_the_next_renewal_at_most() {
     for messages in [Messages::Lose, Messages::Late(Duration::from_millis(150)), Messages::Twice] {
         let proxy = Proxy::to(&server);
         let leases = program(proxy.url()).await;
-        start_anew(&mut wire).await;
+        start_anew([&mut wire]).await;
         let lease = leases.lock("job").acquire().await.unwrap();
         eventually_async(SOON, "the key is watched", || wire.tracked_keys() > 0).await;
         proxy.messages(messages);
@@ -347,8 +326,8 @@ async fn f36_a_lost_message_delays_a_loss_to_the_next_renewal_at_most() {
             _ => TTL / 3,
         };
         assert_eq!(lost.reason(), LossReason::Deleted);
-        seen::took(&format!("signal's delay, {}", fate(messages)), took, limit + PUSHED, &lag);
-        assert!(took <= limit + PUSHED + lag.worst(), "{messages:?}: {took:?} of {limit:?}");
+        seen::took(&format!("signal's delay, {}", fate(messages)), took, limit + SIGNAL, &lag);
+        assert!(took <= limit + SIGNAL + lag.worst(), "{messages:?}: {took:?} of {limit:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use leasehold::{Fence, Leases, Owner};
-use support::{Child, Lag, Match, Part, Proxy, Server, Wire, eventually_async, seen, within};
+use support::{Child, Lag, Match, Part, Proxy, Server, eventually_async, seen, within};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use support::scripts::ACQUIRE;
@@ -42,13 +42,6 @@ async fn wait(leases: &Leases, name: &str, count: usize, won: &mpsc::UnboundedSe
         within(SOON, "everybody waits", told.recv()).await;
     }
     tasks
-}
-
-/// How often the server has run a command.
-fn calls(wire: &mut Wire, command: &str) -> usize {
-    let line = wire.info_field("commandstats", &format!("cmdstat_{command}"));
-    let calls = line.and_then(|line| line.strip_prefix("calls=")?.split(',').next()?.parse().ok());
-    calls.unwrap_or_default()
 }
 
 /// A command that runs a script, or has the next one watched. The client library measures nothing of its own.
@@ -85,10 +78,10 @@ async fn a_thousand_waiters_of_one_process_cost_one_look_for_each_renewal_of_the
     for proxy in [&ours_proxy, &theirs_proxy, &same_proxy] {
         proxy.forget();
     }
-    let before = (calls(&mut wire, "evalsha"), calls(&mut wire, "eval"));
+    let before = (wire.calls("evalsha"), wire.calls("eval"));
     // The ten seconds in which everybody waits.
     tokio::time::sleep(SPAN).await;
-    let scripts = calls(&mut wire, "evalsha") + calls(&mut wire, "eval") - before.0 - before.1;
+    let scripts = wire.calls("evalsha") + wire.calls("eval") - before.0 - before.1;
     let looks = ours_proxy.count(Match::script(ACQUIRE));
     let renewals = theirs_proxy.count(Match::script(RENEW));
     println!("{looks} looks, {renewals} renewals, {scripts} scripts in {SPAN:?}");

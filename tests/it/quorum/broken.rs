@@ -7,7 +7,8 @@ use support::{
     scripts::{ACQUIRE, HEAL},
 };
 
-use super::scene::{COMMAND, HANGS, LONG, NAME, Scene};
+use super::scene::{HANGS, Scene};
+use crate::common::{COMMAND, LONG, NAME};
 
 /// Long enough to tell a loop that never pauses from backoff with a pause of a second.
 const A_WHILE: Duration = Duration::from_secs(2);

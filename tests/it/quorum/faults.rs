@@ -11,33 +11,23 @@ use std::{
 
 use leasehold::{AcquireError, Lease, LeaseHandle, Leases, LossReason, NodeState, ReleaseError, Status, StatusChanges};
 use support::{
-    Lag, Match, Nodes, Proxy, Stamped, eventually_async, eventually_but_for,
+    HANGS, Lag, Nodes, Proxy, SIGNAL, Stamped, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     seen, stamped, urls, within,
 };
 use tokio::task::spawn_blocking;
 
-use super::scene::Calm;
-
-const NAME: &str = "job";
+use crate::common::{COMMAND, Calm, MEDIUM, NAME, requests};
 
 const TTL: Duration = Duration::from_secs(1);
-/// Outlives a fault that lasts for a good part of it.
-const MEDIUM: Duration = Duration::from_millis(1_500);
 /// Long enough for [`MEDIUM`], in whole seconds.
 const DELAY: Duration = Duration::from_secs(3);
-/// The command time-out of every client here.
-const COMMAND: Duration = Duration::from_millis(300);
 /// What a call may take that waits for no node which is away: a third of what one that does would take.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// What `lost()` may lag behind, besides the control timer.
-const SIGNAL: Duration = Duration::from_millis(50);
 /// How long it may take to notice that a node is back: a probe that goes unanswered, the longest pause before the next,
 /// and the longest before a connection is tried again, each of them twice, for the link may come back on one connection
 /// and not on the other.
 const NOTICED: Duration = Duration::from_millis(2 * (300 + 250 + 500));
-/// No promise: what takes longer hangs.
-const HANGS: Duration = Duration::from_secs(10);
 
 /// Servers, a proxy in front of each, and a client that goes through the proxies.
 struct Rig {
@@ -101,12 +91,6 @@ impl Rig {
 async fn client(urls: Vec<String>) -> Leases {
     let builder = Leases::builder().quorum(urls).restart_delay(DELAY).ttl(TTL).command_timeout(COMMAND);
     builder.build().await.expect("the servers are there")
-}
-
-/// Runs of a script for a lease.
-fn requests(script: &str, lease: &Lease) -> Match {
-    let key = lease.name().as_bytes().to_owned();
-    Match::script(script).and(Match::with(move |args| args.contains(&key)))
 }
 
 /// Ways to be away.

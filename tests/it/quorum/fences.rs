@@ -5,23 +5,15 @@ use std::time::{Duration, Instant};
 
 use leasehold::{AcquireError, Fence, Lease, Leases, LossReason};
 use support::{
-    Action, Lag, Match, Nodes, Proxy, RuleHandle, eventually_async,
+    Action, HANGS, Lag, Match, Nodes, Proxy, RuleHandle, eventually_async,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     urls, within,
 };
 
-use super::scene::Calm;
-
-const NAME: &str = "job";
-const FENCE: &str = "{job}:lh:fence";
+use crate::common::{COMMAND, Calm, FENCE, LONG, NAME};
 
 const TTL: Duration = Duration::from_secs(1);
-/// Longer than any test here: a key with it that goes was taken away and has not expired.
-const LONG: Duration = Duration::from_secs(30);
-const COMMAND: Duration = Duration::from_millis(300);
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// No promise: what takes longer hangs.
-const HANGS: Duration = Duration::from_secs(10);
 
 /// The clocks of the counter-example: 100, 200 and 140, in units that no test takes.
 const CLOCKS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), Duration::from_secs(4)];

@@ -10,9 +10,10 @@ use std::{
 };
 
 use leasehold::AcquireError;
-use support::{Wire, eventually_async, within};
+use support::{SIGNAL, Wire, eventually_async, within};
 
-use super::scene::{Calm, HANGS, LONG, MEDIUM, NAME, SIGNAL, Scene, builder, built, in_vain};
+use super::scene::{HANGS, Scene, builder, built};
+use crate::common::{Calm, LONG, MEDIUM, NAME, in_vain};
 
 const COMPARE_AND_DELETE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";

@@ -4,21 +4,14 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Lease, Leases, LossReason, Lost, NodeAnswer, ReleaseError, Vote};
-use support::{Action, Match, eventually_async, scripts::HEAL, seen, within};
+use support::{Action, Match, SIGNAL, eventually_async, scripts::HEAL, seen, timed, within};
 use tokio::task::JoinHandle;
 
-use super::scene::{
-    Calm, FENCE, HANGS, LONG, MEDIUM, NAME, Node, SIGNAL, Scene, Share, at_once, builder, built, is_ours,
-};
+use super::scene::{HANGS, Node, Scene, Share, at_once, builder, built};
+use crate::common::{Calm, FENCE, LONG, MEDIUM, NAME, assert_says_lost, is_ours};
 
 /// Whose keys are not ours.
 const SOMEBODY: &[&str] = &["SET", NAME, "somebody-else", "PX", "60000"];
-
-/// Its loss, and when it was told.
-fn loss(lease: &Lease) -> JoinHandle<(Lost, Instant)> {
-    let lost = lease.lost();
-    tokio::spawn(async move { (lost.await, Instant::now()) })
-}
 
 /// Fails unless the loss is told within the limit, and for this reason.
 async fn is_told(
@@ -34,14 +27,6 @@ async fn is_told(
     let what = if bound == SIGNAL { "quorum: signal after the fault" } else { "quorum: signal without push" };
     seen::took(what, took, bound, &scene.lag);
     assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
-}
-
-#[track_caller]
-fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
-    match outcome {
-        Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), reason),
-        other => panic!("the release of a lost lease says {other:?}"),
-    }
 }
 
 /// Servers that lose a key one after the other, if by a moment only, may be healed one after the other, and nothing is lost:
@@ -88,7 +73,7 @@ async fn f13_deleted_on_a_majority_is_a_loss() {
         let scene = Scene::of(nodes).await;
         let lease = scene.acquire_everywhere(LONG).await;
         scene.are_watched(1).await;
-        let loss = loss(&lease);
+        let loss = timed(lease.lost());
         are_not_healed(scene.faulty(Share::Majority));
         let deleted = at_once(scene.faulty(Share::Majority), &["DEL", NAME]);
         is_told(loss, deleted, SIGNAL, LossReason::Deleted, &scene).await;
@@ -110,7 +95,7 @@ async fn closing_takes_away_what_is_left_of_a_lease_that_a_majority_denied() {
         let scene = Scene::of(nodes).await;
         let lease = scene.acquire_everywhere(LONG).await;
         scene.are_watched(1).await;
-        let loss = loss(&lease);
+        let loss = timed(lease.lost());
         are_not_healed(scene.faulty(Share::Majority));
         let deleted = at_once(scene.faulty(Share::Majority), &["DEL", NAME]);
         is_told(loss, deleted, SIGNAL, LossReason::Deleted, &scene).await;
@@ -124,12 +109,7 @@ async fn closing_takes_away_what_is_left_of_a_lease_that_a_majority_denied() {
 
 /// A client of the same nodes that none of them may push to.
 async fn without_push(scene: &Scene) -> Leases {
-    let rights = ["on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"];
-    let urls = scene.nodes.iter().map(|node| {
-        node.server.wire().must(&[&["ACL", "SETUSER", "poller"], &rights[..]].concat());
-        format!("redis://poller:secret@127.0.0.1:{}", node.proxy.port())
-    });
-    built(builder(urls.collect())).await
+    built(builder(scene.nodes.iter().map(Node::url_without_push).collect())).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,7 +120,7 @@ async fn f13_without_push_the_next_renewal_heals_or_tells() {
         let lease = leases.lock(NAME).ttl(MEDIUM).acquire().await.expect("the nodes are well");
         scene.is_everywhere(&lease, HANGS).await;
         scene.is_renewed(&lease, MEDIUM).await;
-        let (calm, loss) = (Calm::of(&lease), loss(&lease));
+        let (calm, loss) = (Calm::of(&lease), timed(lease.lost()));
         if share == Share::Majority {
             are_not_healed(scene.faulty(share));
         }
@@ -194,7 +174,7 @@ async fn f14_overwritten_on_a_majority_is_a_loss() {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(LONG).await;
     scene.are_watched(1).await;
-    let loss = loss(&lease);
+    let loss = timed(lease.lost());
     let taken = at_once(scene.faulty(Share::Majority), SOMEBODY);
     is_told(loss, taken, SIGNAL, LossReason::Taken, &scene).await;
     assert_says_lost(lease.release().await, LossReason::Taken);
@@ -238,7 +218,7 @@ async fn f15_flushed_majority_is_a_loss() {
             scene.is_everywhere(lease, HANGS).await;
         }
         scene.are_watched(held.len()).await;
-        let losses = held.each_ref().map(loss);
+        let losses = held.each_ref().map(|lease| timed(lease.lost()));
         are_not_healed(scene.faulty(Share::Majority));
         let flushed = at_once(scene.faulty(Share::Majority), &[flush]);
         for loss in losses {
@@ -286,7 +266,7 @@ async fn f17_another_type_on_a_minority_is_left_alone_and_on_a_majority_a_loss()
         let scene = Scene::of(3).await;
         let lease = scene.acquire_everywhere(MEDIUM).await;
         scene.are_watched(1).await;
-        let (calm, loss, faulty) = (Calm::of(&lease), loss(&lease), scene.faulty(share));
+        let (calm, loss, faulty) = (Calm::of(&lease), timed(lease.lost()), scene.faulty(share));
         at_once(faulty, &["HSET", "made", "field", "value"]);
         let replaced = at_once(faulty, &["RENAME", "made", NAME]);
         match share {

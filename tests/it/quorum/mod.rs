@@ -6,7 +6,6 @@ mod fences;
 mod interop;
 mod keys;
 mod network;
-mod nodes;
 mod process;
 mod runtimes;
 pub(crate) mod scene;

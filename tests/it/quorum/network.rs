@@ -13,27 +13,17 @@ use std::{
 
 use leasehold::{AcquireError, LossReason, ReleaseError, Status};
 use support::{
-    Action, Lag, Match, Nodes, RuleHandle, eventually_async, eventually_but_for,
+    Action, Lag, Match, Nodes, RuleHandle, SIGNAL, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RAISE, RELEASE, RENEW},
     seen, within,
 };
 use tokio::task::spawn_blocking;
 
-use super::scene::{
-    COMMAND, Calm, FENCE, HANGS, LONG, MEDIUM, NAME, Node, SHORT, SIGNAL, Scene, Share, all_hit, builder, built,
-    floors_apart, is_ours, on_each, on_first, renewals,
-};
+use super::scene::{HANGS, Node, Scene, Share, all_hit, builder, built, floors_apart, on_each, on_first, renewals};
+use crate::common::{COMMAND, Calm, FENCE, LONG, MEDIUM, NAME, SHORT, assert_says_lost, is_ours};
 
 /// How a link is reset in the middle of a command.
 const CUTS: [Action; 2] = [Action::CutBefore, Action::CutAfter];
-
-#[track_caller]
-fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
-    match outcome {
-        Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), reason),
-        other => panic!("the release of a lost lease says {other:?}"),
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {

@@ -2,33 +2,23 @@
 //! F32 and F34.
 
 use std::{
-    future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
     time::{Duration, Instant, SystemTime},
 };
 
 use leasehold::{AcquireError, GuardError, Keeper, Lease, Leases, LossReason, Owner, Status};
-use support::{Child, ClockShim, Lag, Part, Server, eventually_async, seen, within};
-use tokio::{
-    runtime::{Builder, Runtime},
-    sync::Notify,
+use support::{
+    Child, ClockShim, Dropped, Lag, Part, Polls, SIGNAL, Server, eventually_async, one_thread, seen, two_workers,
+    within,
 };
+use tokio::sync::Notify;
 
-use super::scene::{COMMAND, Calm, HANGS, LONG, NAME, SIGNAL, Scene, builder, built};
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
-}
-
-fn one_thread() -> Runtime {
-    Builder::new_current_thread().enable_all().build().expect("a runtime")
-}
+use super::scene::{HANGS, Scene, builder, built};
+use crate::common::{COMMAND, Calm, LONG, NAME};
 
 /// Far more than a child needs for what it was told.
 const TTL: Duration = Duration::from_secs(2);
@@ -49,7 +39,7 @@ fn f2_holder_stopped_and_continued() {
     let old: u64 = holder.says("held").parse().expect("a fence");
     holder.stop();
     let stopped = Instant::now();
-    runtime().block_on(async {
+    two_workers().block_on(async {
         let (leases, resource) = (built(builder(urls.to_vec()).ttl(TTL)).await, resource(&urls[0]).await);
         let next = within(HANGS, "the next holder", leases.lock(NAME).acquire()).await.expect("the nodes are well");
         assert!(u64::from(next.fence()) > old);
@@ -109,7 +99,7 @@ fn f25_job_blocks_the_only_thread() {
 fn f27_wall_clock_steps() {
     const HOUR: Duration = Duration::from_secs(60 * 60);
     if let Some(part) = Part::mine() {
-        return runtime().block_on(hold_while_the_clock_steps(&part));
+        return two_workers().block_on(hold_while_the_clock_steps(&part));
     }
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url).join(",");
@@ -165,28 +155,6 @@ async fn hold_while_the_clock_steps(part: &Part) {
     assert!(leases.lock(NAME).acquire().await.expect("it is free").fence() > old);
 }
 
-/// Polls a future a limited number of times; `None` if it was not ready by then.
-struct Polls<F> {
-    future: Pin<Box<F>>,
-    left: usize,
-}
-
-impl<F: Future> Future for Polls<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.left == 0 {
-            return Poll::Ready(None);
-        }
-        self.left -= 1;
-        match self.future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if self.left == 0 => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
 /// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. Answers
 /// the names that were used.
 async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Leases, held: bool) -> Vec<String> {
@@ -208,7 +176,7 @@ async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Leases, held: bo
                 lease.release().await.expect("nobody took it from its holder");
             }));
         }
-        let acquire = Polls { future: Box::pin(lock.acquire()), left: polls };
+        let acquire = Polls::of(lock.acquire(), polls, Dropped::AtOnce);
         let outcome = within(HANGS, &name, acquire).await;
         waits.notify_one();
         if let Some(holder) = holder {
@@ -226,7 +194,7 @@ async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Leases, held: bo
 fn f31_acquire_dropped_after_any_poll() {
     /// What nothing needs while all is well.
     const UNDO: Duration = Duration::from_secs(4);
-    runtime().block_on(async {
+    two_workers().block_on(async {
         for nodes in [3, 5] {
             let scene = Scene::with(nodes, |builder| builder.command_timeout(UNDO)).await;
             let other = scene.other().await;
@@ -248,7 +216,7 @@ fn f31_acquire_dropped_after_any_poll() {
 
 #[test]
 fn f31_acquire_dropped_after_any_poll_while_a_node_does_not_answer() {
-    runtime().block_on(async {
+    two_workers().block_on(async {
         let scene = Scene::of(3).await;
         let other = scene.other().await;
         let silent = &scene.nodes[2].server;
@@ -264,7 +232,7 @@ fn f31_acquire_dropped_after_any_poll_while_a_node_does_not_answer() {
 
 /// Drops the lease in some way, and waits until no node has the key.
 fn is_released_everywhere(drop_it: impl FnOnce(Lease)) {
-    let runtime = runtime();
+    let runtime = two_workers();
     let scene = runtime.block_on(Scene::of(3));
     let lease = runtime.block_on(scene.acquire_everywhere(LONG));
     // A drop that waited for an answer would wait for the whole of the time-out.
@@ -280,7 +248,7 @@ fn is_released_everywhere(drop_it: impl FnOnce(Lease)) {
 
 #[test]
 fn f32_dropped_inside_a_runtime() {
-    let inside = runtime();
+    let inside = two_workers();
     is_released_everywhere(|lease| inside.block_on(async { drop(lease) }));
 }
 
@@ -303,7 +271,7 @@ fn f32_dropped_during_a_panic() {
 #[test]
 fn f32_dropped_after_the_runtime_that_acquired_it_has_ended() {
     let (scene, lease) = {
-        let first = runtime();
+        let first = two_workers();
         first.block_on(async {
             let scene = Scene::of(3).await;
             let lease = scene.acquire_everywhere(LONG).await;
@@ -311,12 +279,12 @@ fn f32_dropped_after_the_runtime_that_acquired_it_has_ended() {
         })
     };
     drop(lease);
-    runtime().block_on(scene.is_taken_away(NAME));
+    two_workers().block_on(scene.is_taken_away(NAME));
 }
 
 #[test]
 fn f34_close_with_holders_and_waiters() {
-    runtime().block_on(async {
+    two_workers().block_on(async {
         let scene = Scene::with(3, |builder| builder.command_timeout(COMMAND * 3)).await;
         let other = scene.other().await;
         close_ends_everything(&scene, &other, COMMAND * 3).await;
@@ -328,7 +296,7 @@ fn f34_close_with_holders_and_waiters() {
 
 #[test]
 fn f34_close_with_holders_and_waiters_while_a_node_is_black_holed() {
-    runtime().block_on(async {
+    two_workers().block_on(async {
         let scene = Scene::with(3, |builder| builder.command_timeout(COMMAND * 3)).await;
         let other = scene.other().await;
         scene.nodes[2].proxy.black_hole(true);

@@ -3,14 +3,10 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Lease, Leases};
-use support::{Child, Lag, Nodes, Part, Wire, eventually_but_for, seen, within};
-use tokio::runtime::{Builder, Runtime};
+use support::{Child, Lag, Nodes, Part, SIGNAL, Wire, eventually_but_for, seen, two_workers, within};
 
-use super::scene::{HANGS, NAME, SIGNAL, builder, built};
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
-}
+use super::scene::{HANGS, builder, built};
+use crate::common::NAME;
 
 async fn acquired(leases: &Leases, name: &str) -> Lease {
     within(HANGS, "a free lock", leases.lock(name).acquire()).await.expect("the nodes are well")
@@ -27,7 +23,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
     const LEASES: usize = 1_000;
     const AT_ONCE: Duration = Duration::from_secs(1);
     if let Some(part) = Part::mine() {
-        let runtime = runtime();
+        let runtime = two_workers();
         let leases = runtime.block_on(async {
             let urls = part.url.split(',').map(ToOwned::to_owned).collect();
             let leases = built(builder(urls).ttl(TTL).command_timeout(Duration::from_secs(2))).await;
@@ -66,7 +62,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
             // The process goes on, and so does its keeper: it must not go on renewing.
             holder.says("shut down");
             let is_gone = || keys().iter().all(|keys| *keys == 0);
-            runtime().block_on(eventually_but_for(&lag, TTL + SIGNAL, "all is released or expired", is_gone));
+            two_workers().block_on(eventually_but_for(&lag, TTL + SIGNAL, "all is released or expired", is_gone));
             holder.tell("end");
             told = Instant::now();
         }
@@ -75,7 +71,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
         seen::took("exit of the process", took, AT_ONCE, &lag);
         assert!(took <= AT_ONCE + lag.worst(), "{end}: the process took {took:?} to exit");
         let is_gone = || keys().iter().all(|keys| *keys == 0);
-        runtime().block_on(eventually_but_for(&lag, TTL + SIGNAL, "all is released or expired", is_gone));
+        two_workers().block_on(eventually_but_for(&lag, TTL + SIGNAL, "all is released or expired", is_gone));
     }
 }
 
@@ -83,7 +79,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
 fn f48_the_runtime_that_built_it_ended() {
     const TTL: Duration = Duration::from_secs(1);
     let nodes = Nodes::start(3);
-    let first = runtime();
+    let first = two_workers();
     let (leases, lease) = first.block_on(async {
         let leases = built(builder(nodes.urls()).ttl(TTL)).await;
         let lease = acquired(&leases, NAME).await;
@@ -93,7 +89,7 @@ fn f48_the_runtime_that_built_it_ended() {
     // With no runtime at all, for well over a TTL; the length is the fault.
     std::thread::sleep(TTL * 3 / 2);
     assert_eq!(lease.check(), Ok(()));
-    runtime().block_on(async {
+    two_workers().block_on(async {
         let refused = leases.lock(NAME).acquire_within(Duration::from_millis(100)).await;
         assert!(refused.is_err(), "it is held");
         acquired(&leases, "other").await.release().await.expect("the nodes are well");

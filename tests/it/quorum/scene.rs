@@ -1,38 +1,16 @@
-//! A quorum of real servers, each behind a proxy of its own, and eyes on what a holder can notice of their faults.
+//! A quorum of real servers, each behind a proxy of its own.
 
-use std::{
-    future::Future,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll, Waker},
-    thread::{self, JoinHandle},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use leasehold::{AcquireError, Builder, Lease, LeaseHandle, Leases, Lock, Lost, RenewError, Status};
-
+use leasehold::{Builder, Lease, Leases, Status};
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, Server, Wire, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     within,
 };
 
-pub(crate) const NAME: &str = "job";
-pub(crate) const FENCE: &str = "{job}:lh:fence";
+use crate::common::{COMMAND, FENCE, LONG, NAME};
 
-/// For leases that run out during their test.
-pub(crate) const SHORT: Duration = Duration::from_millis(600);
-/// For leases that outlive a fault which lasts for a good part of it.
-pub(crate) const MEDIUM: Duration = Duration::from_millis(1_500);
-/// Longer than any test here: a key with it that goes was taken away and has not expired.
-pub(crate) const LONG: Duration = Duration::from_secs(30);
-/// The command time-out of every client that is not given another one.
-pub(crate) const COMMAND: Duration = Duration::from_millis(300);
-/// What a signal may lag behind its cause, besides the control timer.
-pub(crate) const SIGNAL: Duration = Duration::from_millis(50);
 /// No promise: what takes longer hangs.
 pub(crate) const HANGS: Duration = Duration::from_secs(8);
 
@@ -41,6 +19,13 @@ pub(crate) const HANGS: Duration = Duration::from_secs(8);
 pub(crate) struct Node {
     pub(crate) proxy: Proxy,
     pub(crate) server: Server,
+}
+
+impl Node {
+    /// Its url for a user whom the server may not notify.
+    pub(crate) fn url_without_push(&self) -> String {
+        self.server.url_without_push(self.proxy.port())
+    }
 }
 
 /// The servers, and a client that goes through their proxies.
@@ -243,83 +228,5 @@ pub(crate) fn floors_apart(nodes: &[Node]) {
     for (node, lower) in nodes.iter().zip(0..) {
         let floor = ahead.saturating_sub(Duration::from_secs(lower));
         node.server.wire().must(&["SET", FENCE, &floor.as_micros().to_string(), "PX", "86400000"]);
-    }
-}
-
-/// Has the lease renewed, which only a machine that stalls may need a second try for.
-pub(crate) async fn is_ours(lease: &Lease) {
-    let renewed = async {
-        loop {
-            match lease.renew().await {
-                Err(RenewError::Unknown(_)) => {}
-                definite => return definite,
-            }
-        }
-    };
-    within(HANGS, "a renewal by hand", renewed).await.expect("it is ours");
-}
-
-/// Waits in vain for the lock. A busy machine may leave the last look, which is a short one, without an answer: then once
-/// more.
-pub(crate) async fn in_vain(lock: &Lock, limit: Duration) -> AcquireError {
-    let waits = async {
-        loop {
-            match lock.acquire_within(limit).await {
-                Err(AcquireError::Unavailable(_)) => {}
-                Err(error) => return error,
-                Ok(lease) => panic!("somebody holds it, and we have {lease:?}"),
-            }
-        }
-    };
-    within(HANGS, "a wait that ends with an answer", waits).await
-}
-
-/// A machine that stalls for so long may put any lease at risk.
-const STALL: Duration = Duration::from_millis(100);
-
-/// Eyes on a lease whose holder must not notice anything: it is held, and nothing else was ever said.
-#[derive(Debug)]
-pub(crate) struct Calm {
-    over: Arc<AtomicBool>,
-    watching: JoinHandle<Seen>,
-}
-
-#[derive(Debug, Default)]
-struct Seen {
-    lost: Option<Lost>,
-    changed: Option<Status>,
-}
-
-impl Calm {
-    pub(crate) fn of(lease: &Lease) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        let (handle, is_over) = (lease.handle(), over.clone());
-        // On a thread of its own: a runtime that is busy would only look too late to see anything.
-        Self { over, watching: thread::spawn(move || Self::watch(&handle, &is_over)) }
-    }
-
-    fn watch(lease: &LeaseHandle, over: &AtomicBool) -> Seen {
-        let (mut seen, mut changes) = (Seen::default(), lease.status_changes());
-        while !over.load(Ordering::SeqCst) && seen.lost.is_none() {
-            seen.lost = lease.check().err();
-            let change = pin!(changes.next()).poll(&mut Context::from_waker(Waker::noop()));
-            if let Poll::Ready(change) = change {
-                seen.changed = seen.changed.or(change);
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        seen
-    }
-
-    /// Ends the watch. Panics if there was anything to see.
-    #[track_caller]
-    pub(crate) fn lasted(self, lag: &Lag) {
-        self.over.store(true, Ordering::SeqCst);
-        let Seen { lost, changed } = self.watching.join().expect("it does not panic");
-        let worst = lag.worst();
-        assert_eq!(lost, None, "the machine lagged {worst:?}");
-        // What is to be published is not excused.
-        let is_excused = worst >= STALL && !support::seen::is_wanted();
-        assert!(changed.is_none() || is_excused, "its status changed to {changed:?}; the machine lagged {worst:?}");
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use leasehold::{AcquireError, Builder, Error, Leases, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
 use support::{
-    Action, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async, eventually_but_for,
+    Action, HANGS, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     seen, sha1_hex, urls, within,
 };
@@ -18,25 +18,17 @@ use tokio::{
     task::{JoinSet, spawn_blocking},
 };
 
-use super::scene::Calm;
-
-const NAME: &str = "job";
-const FENCE: &str = "{job}:lh:fence";
+use crate::common::{COMMAND, Calm, FENCE, LONG, NAME};
 
 /// For leases that run out during their test.
 const TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(3);
-/// Longer than any test here: a key with it that goes was taken away and has not expired.
-const LONG: Duration = Duration::from_secs(30);
-const COMMAND: Duration = Duration::from_millis(300);
 /// How long it may take to notice that a node is back, as in `quorum/faults.rs`.
 const NOTICED: Duration = Duration::from_millis(2 * (300 + 250 + 500));
 /// The longest pause between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 /// A server counts its uptime in whole seconds, and up to one too many.
 const SECOND: Duration = Duration::from_secs(1);
-/// No promise: what takes longer hangs.
-const HANGS: Duration = Duration::from_secs(10);
 
 fn builder(urls: Vec<String>) -> Builder {
     Leases::builder().quorum(urls).command_timeout(COMMAND)

@@ -1,7 +1,6 @@
 //! Waiting for a lock over a quorum: who is woken by what, what it costs the nodes, and who has the lock then.
 
 use std::{
-    future::Future,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,37 +9,11 @@ use std::{
 };
 
 use leasehold::{AcquireError, Lease, Leases};
-use support::{Child, Part, Wire, eventually_async, seen, within};
+use support::{Child, Part, SIGNAL, Wire, eventually_async, seen, start_anew, timed, waiter_is_tracked, within};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
-use super::scene::{
-    COMMAND, Calm, FENCE, HANGS, LONG, MEDIUM, NAME, Node, SIGNAL, Scene, builder, built, in_vain, renewals,
-};
-
-/// The output of a task, and when it was there.
-fn timed<F: Future<Output: Send> + Send + 'static>(future: F) -> JoinHandle<(F::Output, Instant)> {
-    tokio::spawn(async move { (future.await, Instant::now()) })
-}
-
-/// Waits until the waiter's look is watched by that many of the nodes: it reads the lock and its fence, and the holder's
-/// renewals the lock alone.
-async fn waiter_is_watched(wires: &mut [Wire], nodes: usize) {
-    let is_watched = |wire: &mut Wire| wire.tracked_keys() >= 2;
-    eventually_async(HANGS, "the waiter's look is watched", || {
-        wires.iter_mut().filter_map(|wire| is_watched(wire).then_some(())).count() >= nodes
-    })
-    .await;
-}
-
-/// Forgets what is tracked from before: nothing may be held or waited for.
-async fn start_anew(wires: &mut [Wire]) {
-    // An undo in the background may read a key once more.
-    let forget = |wire: &mut Wire| {
-        wire.must(&["FLUSHALL"]);
-        wire.tracked_keys() == 0
-    };
-    eventually_async(HANGS, "nothing is tracked", || wires.iter_mut().all(forget)).await;
-}
+use super::scene::{HANGS, Scene, builder, built, renewals};
+use crate::common::{COMMAND, Calm, FENCE, LONG, MEDIUM, NAME, in_vain};
 
 /// Has the waiter wait for the lock, which is then released. How long the hand-off took, and the new lease.
 async fn handed_over(scene: &Scene, holder: &Leases, waiter: &Leases, watching: usize) -> (Duration, Lease) {
@@ -48,7 +21,7 @@ async fn handed_over(scene: &Scene, holder: &Leases, waiter: &Leases, watching: 
     start_anew(&mut wires).await;
     let lease = holder.lock(NAME).ttl(LONG).acquire().await.expect("it is free");
     let waiter = timed(waiter.lock(NAME).ttl(LONG).acquire());
-    waiter_is_watched(&mut wires, watching).await;
+    waiter_is_tracked(&mut wires, watching).await;
     let released = Instant::now();
     lease.release().await.expect("it was ours to the end");
     let (next, at) = within(HANGS, "the waiter has it", waiter).await.expect("it does not panic");
@@ -58,13 +31,6 @@ async fn handed_over(scene: &Scene, holder: &Leases, waiter: &Leases, watching: 
 async fn has_it(waiter: JoinHandle<Result<Lease, AcquireError>>) {
     let lease = within(HANGS, "the waiter has it", waiter).await.expect("it does not panic");
     lease.expect("it was released").release().await.expect("it was ours to the end");
-}
-
-/// A node that does not push, by the rights of our user there.
-fn url_without_push(node: &Node) -> String {
-    let rights = ["on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"];
-    node.server.wire().must(&[&["ACL", "SETUSER", "poller"], &rights[..]].concat());
-    format!("redis://poller:secret@127.0.0.1:{}", node.proxy.port())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -87,7 +53,7 @@ async fn a_minority_that_does_not_push_is_not_missed() {
     let scene = Scene::of(3).await;
     let holder = scene.other().await;
     let [first, second, third] = &scene.nodes[..] else { panic!("three") };
-    let partly = built(builder(vec![first.proxy.url(), url_without_push(second), third.proxy.url()])).await;
+    let partly = built(builder(vec![first.proxy.url(), second.url_without_push(), third.proxy.url()])).await;
     for round in 0..10 {
         let (took, next) = handed_over(&scene, &holder, &partly, 2).await;
         let limit = scene.allowed(SIGNAL);
@@ -152,7 +118,7 @@ async fn where_a_majority_does_not_push_the_waiter_polls() {
     let scene = Scene::of(3).await;
     let holder = scene.other().await;
     let [first, second, third] = &scene.nodes[..] else { panic!("three") };
-    let polls = built(builder(vec![first.proxy.url(), url_without_push(second), url_without_push(third)])).await;
+    let polls = built(builder(vec![first.proxy.url(), second.url_without_push(), third.url_without_push()])).await;
     for _ in 0..3 {
         let (took, next) = handed_over(&scene, &holder, &polls, 1).await;
         // The longest pause of the backoff.
@@ -181,7 +147,7 @@ async fn a_holder_that_renews_does_not_have_its_waiter_thrash() {
         let calm = Calm::of(&lease);
         let mut wires = scene.wires();
         let waiter = tokio::spawn(other.lock(NAME).acquire());
-        waiter_is_watched(&mut wires, nodes).await;
+        waiter_is_tracked(&mut wires, nodes).await;
         scene.is_renewed(&lease, MEDIUM).await;
         // There are more of them where the machine has one answered late.
         let renewed = || scene.nodes.iter().map(|node| u64::try_from(renewals(node, &lease).len()).expect("a few"));
@@ -299,7 +265,7 @@ async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_healed() {
     let calm = Calm::of(&lease);
     let mut wires = scene.wires();
     let waiter = tokio::spawn(other.lock(NAME).ttl(MEDIUM).acquire());
-    waiter_is_watched(&mut wires, 3).await;
+    waiter_is_tracked(&mut wires, 3).await;
     for round in 0..9 {
         let deleted = Instant::now();
         wires[round % 3].del(NAME);
@@ -333,7 +299,7 @@ fn f1_holder_killed() {
         let mut holder = Child::start(f1_holder_killed, "hold", &scene.urls().join(","));
         let fence: u64 = holder.says("").parse().expect("a fence");
         let waiter = timed(scene.leases.lock(NAME).ttl(TTL).acquire());
-        waiter_is_watched(&mut scene.wires(), 3).await;
+        waiter_is_tracked(&mut scene.wires(), 3).await;
         // It has renewed a few times.
         tokio::time::sleep(TTL).await;
         holder.kill();

@@ -2,3 +2,8 @@
 
 mod queue;
 mod votes;
+
+const LOCK: &str = "job";
+const FENCE: &str = "{job}:lh:fence";
+/// Longer than any test here, in milliseconds.
+const TTL: &str = "30000";

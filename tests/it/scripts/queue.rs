@@ -10,14 +10,12 @@ use support::{
     scripts::{ACQUIRE, FORCE_RELEASE, KNOCK, LEAVE, QUEUE, RELEASE},
 };
 
-const LOCK: &str = "job";
-const FENCE: &str = "{job}:lh:fence";
+use super::{FENCE, LOCK, TTL};
+
 const LINE: &str = "{job}:lh:queue";
 const WAIT: &str = "{job}:lh:wait";
 const KEYS: [&str; 4] = [LOCK, FENCE, LINE, WAIT];
 
-/// Long enough that nothing ends by itself.
-const TTL: &str = "30000";
 const GRANT: &str = "5000";
 const WINDOW: &str = "60000";
 
@@ -690,12 +688,6 @@ fn ten_thousand_dead_waiters_are_worked_through() {
     }
 }
 
-/// How often the server has run a command since `CONFIG RESETSTAT`.
-fn calls(wire: &mut Wire, command: &str) -> usize {
-    let line = wire.info_field("commandstats", &format!("cmdstat_{command}"));
-    line.and_then(|line| line.strip_prefix("calls=")?.split(',').next()?.parse().ok()).unwrap_or(0)
-}
-
 #[test]
 fn the_first_of_another_process_is_notified_at_whatever_place() {
     let (server, mut wire) = held();
@@ -750,7 +742,7 @@ fn a_long_line_of_one_process_is_walked_once_and_again_when_somebody_comes_in_be
     let mut pass = |wire: &mut Wire, ears: &mut Process| {
         wire.must(&["CONFIG", "RESETSTAT"]);
         assert_eq!(release(wire, &holder), 1);
-        let read = calls(wire, "hget");
+        let read = wire.calls("hget");
         holder = wire.get(LOCK).unwrap();
         knock(&holder, "all").send(wire).fence();
         (ears.told(), read)
@@ -894,7 +886,7 @@ fn marks_of_processes_that_have_gone_do_not_pile_up() {
     wire.must(&["EVAL", old, "1", WAIT, &MANY.to_string()]);
     wire.must(&["CONFIG", "RESETSTAT"]);
     me.send(&mut wire);
-    assert!(calls(&mut wire, "publish") <= 16, "a knock looks at some only");
+    assert!(wire.calls("publish") <= 16, "a knock looks at some only");
     let mut knocks = 1;
     while marks(&mut wire) > 64 {
         knocks += 1;

@@ -8,9 +8,8 @@ use support::{
     scripts::{ACQUIRE, HEAL, KEEP, RAISE},
 };
 
-const LOCK: &str = "job";
-const FENCE: &str = "{job}:lh:fence";
-const TTL: &str = "30000";
+use super::{FENCE, LOCK, TTL};
+
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
 fn vote(wire: &mut Wire, token: &str, delay: &str, proposal: &str) -> Value {

@@ -11,14 +11,17 @@
 #![allow(clippy::disallowed_methods)]
 
 mod binary;
+mod bounds;
 mod child;
 mod clock_shim;
+mod event_log;
 mod lag;
 mod nodes;
 mod proxy;
 mod proxy_conn;
 mod proxy_rule;
 mod resp;
+mod run;
 pub mod scripts;
 pub mod seen;
 mod server;
@@ -32,16 +35,20 @@ mod wait;
 mod wire;
 
 pub use binary::Version;
+pub use bounds::{HANGS, SIGNAL};
 pub use child::{Child, Part, test_name};
 pub use clock_shim::ClockShim;
+pub use event_log::EventLog;
 pub use lag::Lag;
 pub use nodes::{AGE, Nodes, urls};
 pub use proxy::{Messages, Proxy, Seen};
 pub use proxy_rule::{Action, Match, RuleHandle};
 pub use resp::Value;
+pub use run::{Dropped, Polls, on_no_runtime, one_thread, timed, two_workers};
 pub use server::{NoTls, Server, ServerBuilder};
 pub use sha1::sha1_hex;
 pub use stamp::{Stamped, stamped};
 pub use temp_dir::TempDir;
+pub use tracking::{start_anew, waiter_is_tracked};
 pub use wait::{eventually, eventually_async, eventually_but_for, within};
 pub use wire::Wire;

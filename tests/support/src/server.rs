@@ -94,6 +94,14 @@ impl Server {
         self.plan.file(tls::CA)
     }
 
+    /// The url of a user whom this server may not notify, at its own port or at a proxy's.
+    #[track_caller]
+    pub fn url_without_push(&self, port: u16) -> String {
+        let rights = ["on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"];
+        self.wire().must(&[&["ACL", "SETUSER", "poller"], &rights[..]].concat());
+        format!("redis://poller:secret@127.0.0.1:{port}")
+    }
+
     /// The directory of this server's data and log.
     pub fn directory(&self) -> &Path {
         self.plan.directory.path()

@@ -1,7 +1,13 @@
 //! Client-side caching as the server sees it: who is told of changes, by which
 //! connection, and of how many keys.
 
+use std::time::Duration;
+
+use super::wait::eventually_async;
 use super::wire::Wire;
+
+/// Long enough to connect anew and switch tracking on first.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A connection whose reads are tracked, and the one that is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,4 +61,25 @@ impl Wire {
         // An error: it has ended by itself.
         self.cmd(&["CLIENT", "KILL", "ID", id]);
     }
+}
+
+/// Empties servers until they track nothing. Nobody may hold or await a lock there.
+pub async fn start_anew<'a>(wires: impl IntoIterator<Item = &'a mut Wire>) {
+    let mut wires: Vec<_> = wires.into_iter().collect();
+    // An undo in the background may read a key once more.
+    let forgotten = || {
+        wires.iter_mut().all(|wire| {
+            wire.must(&["FLUSHALL"]);
+            wire.tracked_keys() == 0
+        })
+    };
+    eventually_async(PATIENCE, "nothing is tracked", forgotten).await;
+}
+
+/// Waits until so many servers track what a waiter has checked, the lock and its fence; a holder's renewals read the lock
+/// alone. The servers must have tracked nothing before.
+pub async fn waiter_is_tracked<'a>(wires: impl IntoIterator<Item = &'a mut Wire>, servers: usize) {
+    let mut wires: Vec<_> = wires.into_iter().collect();
+    let mut tracking = || wires.iter_mut().map(|wire| wire.tracked_keys()).filter(|keys| *keys >= 2).count();
+    eventually_async(PATIENCE, "the waiter's check is tracked", || tracking() >= servers).await;
 }

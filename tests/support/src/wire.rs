@@ -140,6 +140,14 @@ impl Wire {
             .map(|value| value.trim().to_owned()))
     }
 
+    /// How often the server has run a command, also in scripts.
+    #[track_caller]
+    pub fn calls(&mut self, command: &str) -> usize {
+        let line = self.info_field("commandstats", &format!("cmdstat_{command}")).unwrap_or_default();
+        let calls = line.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
+    }
+
     /// Runs a command whose error reply would mean that the test is wrong.
     #[track_caller]
     pub fn must(&mut self, args: &[&str]) -> Value {
