@@ -3,7 +3,7 @@
 
 A test belongs to the row that its name begins with, f13_... to F13. Rows, with
 what is injected and what must happen, are in faults_rows.txt; what was seen is
-what the tests themselves have measured (tests/support/seen.rs). Tests run one
+what the tests themselves have measured (tests/support/src/seen.rs). Tests run one
 at a time: their bounds are times."""
 
 import collections

@@ -5,8 +5,6 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::expect_used)]
 
-mod support;
-
 use std::{
     sync::{Condvar, Mutex, PoisonError},
     thread,
@@ -14,16 +12,13 @@ use std::{
 };
 
 use leasehold::{Leases, LossReason};
-use support::{Lag, Server, eventually_async, seen, stamped, within};
+use support::{HANGS, Lag, SIGNAL, Server, eventually_async, seen, stamped, within};
 
 const TTL: Duration = Duration::from_secs(5);
 /// Renewals that go unanswered are noticed after some of these.
 const COMMAND: Duration = Duration::from_millis(300);
-const SIGNAL: Duration = Duration::from_millis(50);
 /// The longest that a line blocks its thread for.
 const STUCK: Duration = Duration::from_secs(20);
-/// No promise: what takes longer hangs.
-const HANGS: Duration = Duration::from_secs(10);
 
 /// Blocks the library's threads at each line, as a full pipe does.
 struct Stuck {

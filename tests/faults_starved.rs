@@ -5,8 +5,6 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
-mod support;
-
 use std::{
     sync::{
         Arc,
@@ -18,14 +16,13 @@ use std::{
 
 use leasehold::{Lease, LeaseHandle, Leases, LossReason, ReleaseError};
 use support::{
-    Action, Lag, Match, Proxy, Server, Stamped,
+    Action, Lag, Match, Proxy, SIGNAL, Server, Stamped,
     scripts::{ACQUIRE, RENEW},
     seen, stamped, within,
 };
 
 /// As short as can be, so that a thread which waits for its turn comes too late.
 const TTL: Duration = Duration::from_millis(100);
-const SIGNAL: Duration = Duration::from_millis(50);
 const HANGS: Duration = Duration::from_secs(20);
 /// Each for 2 TTL. The row asks for a hundred, where there is the time.
 fn runs() -> usize {

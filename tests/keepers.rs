@@ -6,33 +6,26 @@
 // The lint's exemption for tests knows only what stands in a test function itself, not its helpers.
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-mod support;
-
 use std::{
     future::Future,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
-    task::{Context, Poll, Wake, Waker},
-    thread::{self, Thread},
+    thread,
     time::{Duration, Instant},
 };
 
 use leasehold::{
     AcquireError, Error, ErrorKind, Keeper, Lease, Leases, LossReason, Owner, ReleaseError, RenewError, Status,
 };
-use support::{Child, Lag, Part, Server, eventually};
+use support::{Child, HANGS, Lag, Part, SIGNAL, Server, eventually, on_no_runtime, one_thread, two_workers};
 use tokio::runtime::{Builder, Runtime};
 
-/// No promise: what takes longer hangs.
-const HANGS: Duration = Duration::from_secs(10);
 /// Longer than any test here.
 const LONG: Duration = Duration::from_secs(60);
-/// What a signal may lag behind its cause, besides the control timer.
-const SIGNAL: Duration = Duration::from_millis(50);
 
 /// Counts the panics of this process from now on, those that somebody catches too.
 fn panics() -> Arc<AtomicUsize> {
@@ -43,35 +36,6 @@ fn panics() -> Arc<AtomicUsize> {
         report(panic);
     }));
     count
-}
-
-fn current_thread() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-fn multi_thread() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
-}
-
-/// Runs a future on this thread and on no runtime at all.
-#[track_caller]
-fn on_no_runtime<F: Future>(what: &str, future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let (mut future, start) = (pin!(future), Instant::now());
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        let left = HANGS.saturating_sub(start.elapsed());
-        assert!(!left.is_zero(), "not within {HANGS:?}: {what}");
-        thread::park_timeout(left);
-    }
 }
 
 /// Where a call comes from.
@@ -88,7 +52,7 @@ impl From {
     fn call<F: Future>(self, what: &str, call: F) -> F::Output {
         match self {
             Self::NoRuntime => on_no_runtime(what, call),
-            Self::AnotherRuntime => current_thread().block_on(support::within(HANGS, what, call)),
+            Self::AnotherRuntime => one_thread().block_on(support::within(HANGS, what, call)),
         }
     }
 }
@@ -100,7 +64,6 @@ fn resources() -> [usize; 2] {
 
 #[test]
 fn f94_no_thread_can_be_started() {
-    const TEST: &str = "f94_no_thread_can_be_started";
     // The stack of every thread that does not say how large it should be: no machine has so much memory.
     const LARGE: (&str, &str) = ("RUST_MIN_STACK", "70368744177664");
     if let Some(part) = Part::mine() {
@@ -108,7 +71,7 @@ fn f94_no_thread_can_be_started() {
         thread::Builder::new().spawn(|| ()).expect_err("the premise");
         let start = Instant::now();
         // The first runtime of a process opens what all of them share.
-        drop(current_thread());
+        drop(one_thread());
         let at_first = resources();
         for url in [&*part.url, "memory://"] {
             for from in From::BOTH {
@@ -123,7 +86,7 @@ fn f94_no_thread_can_be_started() {
         return;
     }
     let server = Server::start();
-    Child::start_with(TEST, "build", &server.url(), LARGE.0, LARGE.1).ends();
+    Child::start_with(f94_no_thread_can_be_started, "build", &server.url(), LARGE.0, LARGE.1).ends();
 }
 
 async fn build(url: &str) -> Leases {
@@ -184,7 +147,7 @@ fn calls(leases: &Leases, held: &str) -> Vec<(&'static str, Call)> {
 
 fn every_call_fails(url: &str) {
     let panics = panics();
-    for runtime in [current_thread, multi_thread] {
+    for runtime in [one_thread, two_workers] {
         for from in From::BOTH {
             let (leases, lease) = left_behind(runtime(), url);
             for (what, call) in calls(&leases, lease.name()) {
@@ -218,7 +181,7 @@ fn every_call_fails_once_the_runtime_has_ended_in_memory() {
 /// All that can be done with a lease is to hear of its end.
 fn the_lease_is_lost(url: &str) {
     let panics = panics();
-    for runtime in [current_thread, multi_thread] {
+    for runtime in [one_thread, two_workers] {
         for from in From::BOTH {
             let (_leases, lease) = left_behind(runtime(), url);
             let lost = from.call("lost", lease.lost());
@@ -282,7 +245,7 @@ fn what_waits_ends_with_the_runtime() {
     let (server, lag, panics) = (Server::start(), Lag::start(), panics());
     for url in [server.url(), "memory://ends".into()] {
         for from in From::BOTH {
-            let runtime = multi_thread();
+            let runtime = two_workers();
             let (leases, lease) = runtime.block_on(async {
                 let leases = build(&url).await;
                 let lease = leases.lock(format!("waits:{from:?}")).owner(Owner::anonymous()).acquire().await.unwrap();
@@ -327,7 +290,7 @@ fn what_waits_ends_with_the_runtime() {
 fn a_request_under_way_ends_with_the_runtime() {
     let (server, lag, panics) = (Server::start(), Lag::start(), panics());
     for from in From::BOTH {
-        let runtime = multi_thread();
+        let runtime = two_workers();
         let (leases, lease) = runtime.block_on(async {
             let leases = Leases::builder().url(server.url()).ttl(LONG).command_timeout(LONG);
             let leases = leases.keeper(Keeper::CurrentRuntime).build().await.unwrap();
@@ -375,7 +338,7 @@ fn calls_that_race_with_the_end_of_the_runtime_fail_and_do_not_panic() {
     let (server, panics) = (Server::start(), panics());
     for round in 0..ROUNDS {
         let url = if round % 3 == 0 { "memory://".into() } else { server.url() };
-        let runtime = multi_thread();
+        let runtime = two_workers();
         let leases = runtime.block_on(build(&url));
         let begun = Arc::new(AtomicUsize::new(0));
         let racing = From::BOTH.map(|from| {
@@ -405,7 +368,7 @@ fn calls_that_race_with_the_end_of_the_runtime_fail_and_do_not_panic() {
 #[test]
 fn a_runtime_that_outlives_its_leases_says_nothing() {
     let (server, panics) = (Server::start(), panics());
-    let runtime = multi_thread();
+    let runtime = two_workers();
     let tasks = || runtime.metrics().num_alive_tasks();
     let mut wire = server.wire();
     runtime.block_on(async {
@@ -418,5 +381,21 @@ fn a_runtime_that_outlives_its_leases_says_nothing() {
     eventually(HANGS, "the drop of the last lease releases it", || !wire.exists("job"));
     eventually(HANGS, "every task ends", || tasks() == 0);
     drop(runtime);
+    assert_eq!(panics.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
+    let panics = panics();
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let connect_timeout = Duration::from_millis(400);
+    runtime.block_on(async {
+        for _ in 0..3 {
+            let nobody_there = Leases::builder().url("redis://127.0.0.1:1").connect_timeout(connect_timeout).build();
+            tokio::time::timeout(Duration::from_millis(100), nobody_there).await.unwrap_err();
+        }
+    });
+    let tasks = || runtime.metrics().num_alive_tasks();
+    eventually(HANGS, "every task to end", || tasks() == 0);
     assert_eq!(panics.load(Ordering::SeqCst), 0);
 }

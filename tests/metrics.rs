@@ -5,15 +5,12 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::expect_used)]
 
-mod support;
-
 use std::time::Duration;
 
 use leasehold::{Leases, LossReason, Owner, Status};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use support::{Server, eventually_async, within};
+use support::{HANGS, Server, eventually_async, within};
 
-const HANGS: Duration = Duration::from_secs(10);
 const TTL: Duration = Duration::from_secs(4);
 
 /// What stands there behind this name, with its label if it has one.

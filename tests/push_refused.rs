@@ -3,81 +3,51 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod support;
-
 use std::{
-    future::Future,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use leasehold::{Leases, Status};
-use support::{Action, Lag, Match, Proxy, Server, Wire, eventually_async, eventually_but_for, seen, within};
-use tokio::task::{JoinHandle, JoinSet};
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::{
-    Layer, Registry,
-    layer::{Context, SubscriberExt as _},
+use support::{
+    Action, EventLog, HANGS, Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, eventually_but_for, seen,
+    timed, within,
 };
+use tokio::task::JoinSet;
 
 use support::scripts::ACQUIRE;
 use support::scripts::RENEW;
 
-/// Ends a test that would hang.
-const SOON: Duration = Duration::from_secs(10);
-/// What the fault table allows a signal that is pushed.
-const PUSHED: Duration = Duration::from_millis(50);
 /// The longest pause between two looks of a waiter that is not told of changes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Writes down the names of all warnings. The keeper has a thread of its own, so it is the process's.
-struct Warnings;
-
-fn warned() -> &'static Mutex<Vec<&'static str>> {
-    static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
-    &WARNED
-}
-
-impl<S: Subscriber> Layer<S> for Warnings {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target() == "leasehold" && *event.metadata().level() <= Level::WARN {
-            warned().lock().unwrap_or_else(PoisonError::into_inner).push(event.metadata().name());
-        }
-    }
-}
-
 /// The warnings since then, of this test alone: those that count them take turns when they share a process.
-struct Log {
+struct Warnings {
+    log: EventLog,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Log {
+impl Warnings {
     fn start() -> Self {
         static TURN: Mutex<()> = Mutex::new(());
-        static INSTALLED: OnceLock<()> = OnceLock::new();
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        INSTALLED.get_or_init(|| {
-            tracing::subscriber::set_global_default(Registry::default().with(Warnings)).unwrap();
-        });
-        let log = Self { _turn: turn };
-        log.forget();
-        log
+        let warnings = Self { log: EventLog::start(), _turn: turn };
+        warnings.forget();
+        warnings
     }
 
-    #[allow(clippy::unused_self, reason = "only whose turn it is may ask")]
-    fn all(&self) -> Vec<&'static str> {
-        warned().lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Their names.
+    fn all(&self) -> Vec<String> {
+        let name = |line: &String| {
+            let (level, rest) = line.split_once(' ')?;
+            ["WARN", "ERROR"].contains(&level).then(|| rest.split(' ').next().unwrap_or_default().to_owned())
+        };
+        self.log.lines().iter().filter_map(name).collect()
     }
 
-    #[allow(clippy::unused_self, reason = "only whose turn it is may ask")]
     fn forget(&self) {
-        warned().lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.log.clear();
     }
-}
-
-/// The output of a task, and when it was there.
-fn timed<F: Future<Output: Send> + Send + 'static>(future: F) -> JoinHandle<(F::Output, Instant)> {
-    tokio::spawn(async move { (future.await, Instant::now()) })
 }
 
 fn client(word: &'static str) -> Match {
@@ -99,10 +69,10 @@ async fn locks_work_by_polling(leases: &Leases, wire: &mut Wire, lag: &Lag) {
         tokio::time::sleep(Duration::from_millis(150)).await;
         let mut freed = Instant::now();
         wire.del(&name);
-        while let Some(next) = within(SOON, "the next waiter", waiters.join_next()).await {
+        while let Some(next) = within(HANGS, "the next waiter", waiters.join_next()).await {
             let (lease, at) = next.unwrap();
             let took = at.saturating_duration_since(freed);
-            assert!(took <= LONGEST_PAUSE + PUSHED + lag.worst(), "{took:?}");
+            assert!(took <= LONGEST_PAUSE + SIGNAL + lag.worst(), "{took:?}");
             let lease = lease.unwrap();
             lease.renew().await.unwrap();
             freed = Instant::now();
@@ -114,7 +84,7 @@ async fn locks_work_by_polling(leases: &Leases, wire: &mut Wire, lag: &Lag) {
 /// With whatever makes the server refuse, and whatever ends that, on a connection that was made before.
 async fn is_told_once_and_not_asked_again(
     how: &str,
-    log: &Log,
+    log: &Warnings,
     proxy: &Proxy,
     wire: &mut Wire,
     url: String,
@@ -140,14 +110,14 @@ async fn is_told_once_and_not_asked_again(
     proxy.cut();
     wire.must(&["SET", "job", "somebody", "PX", "60000"]);
     let waiter = timed(leases.lock("job").acquire());
-    eventually_async(SOON, "pushes work", || wire.trackers().len() == 1 && wire.tracked_keys() >= 2).await;
+    eventually_async(HANGS, "pushes work", || wire.trackers().len() == 1 && wire.tracked_keys() >= 2).await;
     let freed = Instant::now();
     wire.del("job");
-    let (lease, at) = within(SOON, "the waiter", waiter).await.unwrap();
+    let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(freed);
-    assert!(took <= PUSHED + lag.worst(), "{how}: {took:?}");
+    assert!(took <= SIGNAL + lag.worst(), "{how}: {took:?}");
     lease.unwrap().release().await.unwrap();
-    assert_eq!(log.all().iter().filter(|name| **name == "push").count(), 1, "{how}");
+    assert_eq!(log.all().iter().filter(|name| *name == "push").count(), 1, "{how}");
     leases.close().await;
     wire.must(&["FLUSHALL"]);
 }
@@ -155,7 +125,7 @@ async fn is_told_once_and_not_asked_again(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::await_holding_lock, reason = "tests take turns")]
 async fn a_server_that_does_not_push_is_told_of_once_and_polled() {
-    let log = Log::start();
+    let log = Warnings::start();
     let server = Server::start();
     let mut wire = server.wire();
     for without in ["-client|tracking", "resetchannels", "-subscribe"] {
@@ -179,7 +149,7 @@ async fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
     const LEASES: usize = 20;
     const TTL: Duration = Duration::from_millis(1_200);
     const SPAN: Duration = Duration::from_secs(3);
-    let log = Log::start();
+    let log = Warnings::start();
     let server = Server::builder().arg("--tracking-table-max-keys", "10").start();
     let (proxy, lag) = (Proxy::to(&server), Lag::start());
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
@@ -187,7 +157,7 @@ async fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
     for n in 0..LEASES {
         held.push(leases.lock(format!("job:{n}")).acquire().await.unwrap());
     }
-    eventually_async(SOON, "it is said", || log.all().contains(&"crowded")).await;
+    eventually_async(HANGS, "it is said", || log.all().iter().any(|name| name == "crowded")).await;
     proxy.forget();
     // The time over which renewals are counted.
     tokio::time::sleep(SPAN).await;
@@ -201,9 +171,9 @@ async fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
     assert!(renewed <= LEASES * rounds, "{renewed} renewals of {LEASES} leases in {SPAN:?}");
     let all_are = || held.iter().all(|lease| lease.status() == Status::Held);
     // A machine that stalls may put them at risk, which ends with it.
-    eventually_but_for(&lag, PUSHED, "all are held", all_are).await;
+    eventually_but_for(&lag, SIGNAL, "all are held", all_are).await;
     let (mut warned, is_excused) = (log.all(), lag.worst() >= TTL / 12 && !seen::is_wanted());
-    warned.retain(|name| !(is_excused && *name == "at_risk"));
+    warned.retain(|name| !(is_excused && name == "at_risk"));
     assert_eq!(warned, ["crowded"], "the machine lagged {:?}", lag.worst());
     leases.close().await;
 }
@@ -213,7 +183,7 @@ async fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
 async fn more_waiters_than_half_the_servers_table_wait_without_a_storm() {
     const NAMES: usize = 40;
     const SPAN: Duration = Duration::from_secs(2);
-    let _log = Log::start();
+    let _log = Warnings::start();
     let server = Server::builder().arg("--tracking-table-max-keys", "10").start();
     let proxy = Proxy::to(&server);
     let leases = Leases::connect(proxy.url()).await.unwrap();
@@ -223,7 +193,7 @@ async fn more_waiters_than_half_the_servers_table_wait_without_a_storm() {
         wire.must(&["SET", &format!("job:{n}"), "somebody", "PX", "60000"]);
         waiters.push(timed(leases.lock(format!("job:{n}")).acquire()));
     }
-    eventually_async(SOON, "everybody looks", || proxy.count(Match::script(ACQUIRE)) >= 2 * NAMES).await;
+    eventually_async(HANGS, "everybody looks", || proxy.count(Match::script(ACQUIRE)) >= 2 * NAMES).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     proxy.forget();
     // The time over which looks are counted.
@@ -237,9 +207,9 @@ async fn more_waiters_than_half_the_servers_table_wait_without_a_storm() {
         wire.del(&format!("job:{n}"));
     }
     for waiter in waiters {
-        let (lease, at) = within(SOON, "the waiter", waiter).await.unwrap();
+        let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
         let took = at.saturating_duration_since(freed);
-        assert!(took <= LONGEST_PAUSE + PUSHED + lag.worst(), "{took:?}");
+        assert!(took <= LONGEST_PAUSE + SIGNAL + lag.worst(), "{took:?}");
         drop(lease.unwrap());
     }
     leases.close().await;

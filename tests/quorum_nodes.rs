@@ -1,33 +1,19 @@
 //! Which servers make a quorum, and how each of them is: what `build` turns down and what it waits for, `nodes()`, and
 //! the events about nodes.
 
-// The library's doors for time and tasks are not those of its tests.
-#![allow(clippy::disallowed_methods)]
-// A helper that cannot do its work has to stop the test and say why.
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing)]
-
-mod support;
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
 use std::{
-    fmt::{Debug, Write},
     net::TcpListener,
-    sync::{Mutex, Once},
     time::{Duration, Instant},
 };
 
 use leasehold::{AcquireError, Builder, Error, ErrorKind, Leases, NodeAnswer, NodeState};
 use support::{
-    AGE, Action, Lag, Match, Nodes, Proxy, Server, eventually_async,
+    AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, eventually_async,
     scripts::{HEAL, RAISE},
     within,
-};
-use tracing::{
-    Event, Subscriber,
-    field::{Field, Visit},
-};
-use tracing_subscriber::{
-    Layer, Registry,
-    layer::{Context, SubscriberExt as _},
 };
 
 const NAME: &str = "app:job";
@@ -40,8 +26,6 @@ const GRACE: Duration = Duration::from_millis(500);
 const PROMPT: Duration = Duration::from_millis(100);
 /// The longest pause between two looks, and a second that a server's uptime may be wrong by.
 const SECOND: Duration = Duration::from_secs(1);
-/// No promise: what takes longer hangs.
-const HANGS: Duration = Duration::from_secs(10);
 
 /// No text may contain it.
 const SECRET: &str = "open-s3same";
@@ -78,40 +62,10 @@ async fn eventually_is(leases: &Leases, at: usize, what: &str, is: impl Fn(&Node
     eventually_async(HANGS, what, || is(leases.nodes()[at].state())).await;
 }
 
-/// The lines of every event of ours in this process.
-static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-struct Log;
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, " {}={value:?}", field.name()).unwrap();
-    }
-}
-
-impl<S: Subscriber> Layer<S> for Log {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target() == "leasehold" {
-            let mut line = Line(event.metadata().name().to_owned());
-            event.record(&mut line);
-            LOG.lock().unwrap().push(line.0);
-        }
-    }
-}
-
-impl Log {
-    fn listen() {
-        static LISTENS: Once = Once::new();
-        LISTENS.call_once(|| tracing::subscriber::set_global_default(Registry::default().with(Self)).unwrap());
-    }
-
-    /// How many events of this name have this address in them: ports are a test's own.
-    fn count(name: &str, address: &str) -> usize {
-        let (start, lines) = (format!("{name} "), LOG.lock().unwrap());
-        lines.iter().filter(|line| line.starts_with(&start) && line.contains(address)).count()
-    }
+/// How many events of this name have this address in them: ports are a test's own.
+fn count(log: EventLog, name: &str, address: &str) -> usize {
+    let is_one = |line: &String| line.split(' ').nth(1) == Some(name) && line.contains(address);
+    log.lines().into_iter().filter(is_one).count()
 }
 
 #[tokio::test]
@@ -175,7 +129,7 @@ async fn a_server_of_a_cluster_is_turned_down() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_majority_is_enough_and_the_others_join_when_they_come() {
-    Log::listen();
+    let log = EventLog::start();
     let (nodes, lag) = (Nodes::seasoned(3), Lag::start());
     nodes[1].kill();
     let started = Instant::now();
@@ -195,13 +149,13 @@ async fn a_majority_is_enough_and_the_others_join_when_they_come() {
     assert_eq!(leases.nodes()[1].address(), address);
     let token = nodes[0].wire().get(NAME);
     eventually_async(HANGS, "it is healed", || nodes[1].wire().get(NAME) == token).await;
-    assert!(Log::count("node", &address) >= 2, "that it is missed is told, and that it has come");
+    assert!(count(log, "node", &address) >= 2, "that it is missed is told, and that it has come");
     lease.release().await.expect("it was ours");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_comes_and_is_another_one_has_no_vote() {
-    Log::listen();
+    let log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let proxy = Proxy::to(&nodes[2]);
     proxy.refuse(true);
@@ -213,7 +167,7 @@ async fn a_node_that_comes_and_is_another_one_has_no_vote() {
     proxy.refuse(false);
     let other = format!("127.0.0.1:{}", nodes[0].port());
     eventually_is(&leases, 2, "it is found out", |state| *state == NodeState::SameServer(other.clone())).await;
-    assert_eq!(Log::count("same_server", &address), 1);
+    assert_eq!(count(log, "same_server", &address), 1);
 
     nodes[1].stop();
     match leases.lock(NAME).try_acquire().await {
@@ -238,7 +192,7 @@ async fn a_node_that_comes_and_is_another_one_has_no_vote() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_becomes_another_one_loses_its_vote() {
-    Log::listen();
+    let log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let proxy = Proxy::to(&nodes[2]);
     let mut urls = nodes.urls();
@@ -258,14 +212,14 @@ async fn a_node_that_becomes_another_one_loses_its_vote() {
         let outcome = leases.lock(NAME).try_acquire().await;
         assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "one server gave two votes: {outcome:?}");
     }
-    assert_eq!(Log::count("same_server", &format!("127.0.0.1:{}", proxy.port())), 1);
+    assert_eq!(count(log, "same_server", &format!("127.0.0.1:{}", proxy.port())), 1);
     nodes[1].cont();
 }
 
 /// Its vote does not count, but the key is there. The address by which that server has its vote cannot be reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_vote_of_a_server_that_has_one_already_is_undone() {
-    Log::listen();
+    let _log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let [first, last] = [0, 2].map(|at| Proxy::to(&nodes[at]));
     let leases = build(vec![first.url(), nodes[1].url(), last.url()]).await;
@@ -298,7 +252,7 @@ fn guessing(node: &Server) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f22_a_wrong_password_on_one_node_is_told_by_its_state() {
-    Log::listen();
+    let log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let mut urls = nodes.urls();
     urls[0] = guessing(&nodes[0]);
@@ -312,7 +266,7 @@ async fn f22_a_wrong_password_on_one_node_is_told_by_its_state() {
     // Once it lets us in it takes part.
     nodes[0].wire().must(&["ACL", "SETUSER", "worker", &format!(">{SECRET}")]);
     eventually_is(&leases, 0, "it joins", |state| *state == NodeState::Up).await;
-    let lines = LOG.lock().unwrap().join("\n");
+    let lines = log.lines().join("\n");
     names(&lines, &["WRONGPASS"]);
 }
 
@@ -370,7 +324,7 @@ async fn nodes_tell_how_each_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clocks_that_differ_are_told_once() {
-    Log::listen();
+    let log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let leases = build(nodes.urls()).await;
     let address = format!("127.0.0.1:{}", nodes[1].port());
@@ -381,7 +335,7 @@ async fn clocks_that_differ_are_told_once() {
         // They are compared once a second.
         tokio::time::sleep(SECOND + PROMPT).await;
         leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
-        Log::count("clocks", &address)
+        count(log, "clocks", &address)
     };
     // What leases of 30 s allow for is 302 ms.
     nodes.clock(1).forward(Duration::from_millis(150));

@@ -3,8 +3,6 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod support;
-
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -16,15 +14,12 @@ use std::{
 };
 
 use leasehold::{Clock, Leases, LossReason, Owner, Status, SystemClock};
-use support::{Action, Lag, Match, Proxy, Server, eventually, within};
-use tokio::runtime::{Builder, Runtime};
+use support::{Action, HANGS, Lag, Match, Proxy, Server, eventually, two_workers, within};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{
     Layer, Registry,
     layer::{Context, SubscriberExt as _},
 };
-
-const SOON: Duration = Duration::from_secs(10);
 
 /// A log that takes its time over one event. The keeper writes to it from a thread of its own, so it is the process's.
 struct SlowLog;
@@ -57,10 +52,6 @@ fn slow_log(slow: impl Fn(&str) + Send + 'static) -> MutexGuard<'static, ()> {
     turn
 }
 
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
-}
-
 #[test]
 fn a_slow_subscriber_delays_no_signal() {
     let _turn = slow_log(|name| {
@@ -69,7 +60,7 @@ fn a_slow_subscriber_delays_no_signal() {
         }
     });
     let server = Server::start();
-    let runtime = runtime();
+    let runtime = two_workers();
     let leases = runtime.block_on(Leases::connect(server.url())).unwrap();
     let lock = leases.lock("job").ttl(Duration::from_millis(600));
     let lease = runtime.block_on(lock.acquire()).unwrap();
@@ -83,13 +74,13 @@ fn a_slow_subscriber_delays_no_signal() {
     let lag = Lag::start();
     server.stop();
     let mut last_ok = Instant::now();
-    let limit = last_ok + SOON;
+    let limit = last_ok + HANGS;
     while lease.check().is_ok() {
         last_ok = Instant::now();
         assert!(last_ok < limit, "no end");
         thread::sleep(Duration::from_micros(200));
     }
-    let (at, lost) = told.recv_timeout(SOON).unwrap();
+    let (at, lost) = told.recv_timeout(HANGS).unwrap();
     assert_eq!(lost.reason(), LossReason::Expired);
     assert_eq!(lease.remaining(), Duration::ZERO);
     // The last look that was good came before the deadline.
@@ -109,14 +100,14 @@ fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
     });
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let runtime = runtime();
+    let runtime = two_workers();
     let leases = runtime.block_on(Leases::connect(proxy.url())).unwrap();
     let lease = runtime.block_on(leases.lock("job").ttl(Duration::from_secs(5)).acquire()).unwrap();
     proxy.on(Match::script(support::scripts::RENEW), 1, Action::CutBefore);
-    eventually(SOON, "the keeper to log the risk", || logging.load(Ordering::SeqCst));
+    eventually(HANGS, "the keeper to log the risk", || logging.load(Ordering::SeqCst));
     // While it does, the holder's own renewal is confirmed.
-    eventually(SOON, "a renewal by hand", || runtime.block_on(lease.renew()).is_ok());
-    eventually(SOON, "the status to be right", || lease.status() == Status::Held);
+    eventually(HANGS, "a renewal by hand", || runtime.block_on(lease.renew()).is_ok());
+    eventually(HANGS, "the status to be right", || lease.status() == Status::Held);
     let changes = runtime.block_on(async {
         let mut changes = lease.status_changes();
         // Longer than the log takes.
@@ -128,7 +119,7 @@ fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
 #[test]
 fn no_look_finds_a_lease_without_time_and_yet_good() {
     let _turn = slow_log(|_| {});
-    let runtime = runtime();
+    let runtime = two_workers();
     let leases = Leases::in_memory();
     let started = Instant::now();
     let mut looks = 0_u32;
@@ -167,7 +158,7 @@ impl Clock for Suspending {
 #[test]
 fn after_a_suspend_the_same_task_competes_anew() {
     let _turn = slow_log(|_| {});
-    runtime().block_on(async {
+    two_workers().block_on(async {
         let clock = Suspending::default();
         let leases = Leases::builder().url("memory://").clock(clock.clone()).build().await.unwrap();
         for _ in 0..50 {
@@ -179,7 +170,7 @@ fn after_a_suspend_the_same_task_competes_anew() {
             assert!(matches!(answer, Ok(None)), "{answer:?}");
             assert_eq!(before.check().unwrap_err().reason(), LossReason::Expired);
             drop(before);
-            within(SOON, "the key to be undone", lock.acquire()).await.unwrap().release().await.unwrap();
+            within(HANGS, "the key to be undone", lock.acquire()).await.unwrap().release().await.unwrap();
         }
     });
 }
@@ -195,17 +186,17 @@ fn a_log_that_panics_ends_no_watch() {
         assert!(event != "lost" || panicked.fetch_add(1, Ordering::SeqCst) > 0, "nobody reads the log");
     });
     let server = Server::start();
-    runtime().block_on(async {
+    two_workers().block_on(async {
         let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.unwrap();
         let short = leases.lock("short").max_hold(TTL).acquire().await.unwrap();
         let long = leases.lock("long").acquire().await.unwrap();
-        assert_eq!(within(SOON, "the signal", short.lost()).await.reason(), LossReason::MaxHold);
+        assert_eq!(within(HANGS, "the signal", short.lost()).await.reason(), LossReason::MaxHold);
         // As long as the other would not last if nobody renewed it.
         tokio::time::sleep(3 * TTL).await;
         assert_eq!((panics.load(Ordering::SeqCst), long.check()), (1, Ok(())));
         // And its own deadline is told, with the server away for good.
         server.stop();
-        assert_eq!(within(SOON, "the signal", long.lost()).await.reason(), LossReason::Expired);
+        assert_eq!(within(HANGS, "the signal", long.lost()).await.reason(), LossReason::Expired);
         server.cont();
     });
 }
@@ -217,7 +208,7 @@ async fn re_entry_at_risk_finds_the_key_gone_and_acquires_anew() {
     const TTL: Duration = Duration::from_secs(9);
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(SOON).build();
+    let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(HANGS).build();
     let leases = leases.await.unwrap();
     let lock = leases.lock("job").reentrant(true).owner(Owner::new());
     let lease = lock.acquire().await.unwrap();
@@ -229,10 +220,10 @@ async fn re_entry_at_risk_finds_the_key_gone_and_acquires_anew() {
     assert_eq!(within(TTL, "it is at risk", changes.next()).await, Some(Status::AtRisk));
     let entering = tokio::spawn(lock.try_acquire());
     let frozen = proxy.commands();
-    eventually(SOON, "the renewal is asked for", || proxy.commands() > frozen);
+    eventually(HANGS, "the renewal is asked for", || proxy.commands() > frozen);
     proxy.freeze(false);
-    let again = within(SOON, "the re-entry", entering).await.unwrap().unwrap().expect("the lock is free");
+    let again = within(HANGS, "the re-entry", entering).await.unwrap().unwrap().expect("the lock is free");
     assert!(again.fence() > lease.fence());
-    assert_eq!(within(SOON, "lost()", lease.lost()).await.reason(), LossReason::Deleted);
+    assert_eq!(within(HANGS, "lost()", lease.lost()).await.reason(), LossReason::Deleted);
     again.release().await.unwrap();
 }

@@ -8,6 +8,8 @@ use std::{
 
 use leasehold::{Lease, Leases};
 
+use support::{Action, Match, eventually_async, scripts::ACQUIRE, urls};
+
 use crate::{
     history::{Cause, Loss, Whom},
     nemesis::empty,
@@ -16,7 +18,6 @@ use crate::{
     round::{self, Outcome},
     scene::Scene,
     setup::{KINDS, LONE, NODES, RESTART_DELAY, SERVERS},
-    support::{Action, Match, eventually_async, scripts::ACQUIRE, urls},
     watch,
     worker::{Held, builder},
 };

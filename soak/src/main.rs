@@ -22,8 +22,6 @@ mod report;
 mod round;
 mod scene;
 mod setup;
-#[path = "../../tests/support/mod.rs"]
-mod support;
 mod watch;
 mod worker;
 

@@ -5,13 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use support::{Action, Match};
+
 use crate::{
     history::{Cause, Found, Look, Loss, Name, Whom},
     plan::{Fault, Lane, LinkFault, ProcessFault, ServerFault, plan},
     record::{MILLI, Nanos, Process, now},
     scene::{Scene, Worker},
     setup::{KINDS, LONE, RESTART_DELAY, nanos},
-    support::{Action, Match},
 };
 
 /// Behind what a clock has shown, and its servers' rounding.

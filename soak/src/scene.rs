@@ -10,12 +10,12 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use support::{Lag, Nodes, Proxy, Server, eventually, spawner, urls};
 
 use crate::{
     history::{Loss, Mark, Recorder, Whom},
     record::{Line, Nanos, Process, now},
     setup::{SERVERS, names},
-    support::{Lag, Nodes, Proxy, Server, eventually, spawner, urls},
     worker::{self, Part},
 };
 

@@ -5,11 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use support::{Value, Wire};
+
 use crate::{
     history::{Found, Look, Name},
     record::now,
     scene::Scene,
-    support::{Value, Wire},
 };
 
 /// A server that is stopped must not keep the looks at the others.

@@ -8,10 +8,9 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::{
-    scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, ends_with, run, said, send, started, state_of, tool},
-    support::{Proxy, Server, eventually},
-};
+use support::{Proxy, Server, eventually};
+
+use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, ends_with, run, said, send, started, state_of, tool};
 
 fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()

@@ -8,6 +8,4 @@
 mod look;
 mod run;
 mod scene;
-#[path = "../../../tests/support/mod.rs"]
-mod support;
 mod terminal;

@@ -15,12 +15,10 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 
-use crate::{
-    scene::{
-        HANGS, LEASEHOLD, NAME, directory, ends_with, is_held, is_there, run, said, send, started, state, state_of,
-        tool,
-    },
-    support::{Action, Lag, Match, Nodes, Proxy, Server, eventually, scripts::ACQUIRE},
+use support::{Action, Lag, Match, Nodes, Proxy, Server, eventually, scripts::ACQUIRE};
+
+use crate::scene::{
+    HANGS, LEASEHOLD, NAME, directory, ends_with, is_held, is_there, run, said, send, started, state, state_of, tool,
 };
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Server, TempDir, eventually};
+use support::{Server, TempDir, eventually};
 
 pub(crate) const HANGS: Duration = Duration::from_secs(20);
 pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");

@@ -2,10 +2,9 @@
 
 use std::{fs, path::PathBuf};
 
-use crate::{
-    scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, is_held, started, state_of},
-    support::{Server, TempDir, eventually},
-};
+use support::{Server, TempDir, eventually};
+
+use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, is_held, started, state_of};
 
 const ASKS_TWICE: &str = "sh -c 'read line; echo one; read line; echo two'";
 

@@ -6,6 +6,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use proptest::prelude::*;
+use support::{Server, Value, Wire, scripts};
 
 use super::{
     queue::{Process, Told},
@@ -17,11 +18,6 @@ use crate::{
     node::{Acquired, Bid, Knock, Knocked},
     token::Token,
 };
-
-#[path = "../../../tests/support/mod.rs"]
-mod support;
-
-use support::{Server, Value, Wire, scripts};
 
 const TTL: Duration = Duration::from_secs(600);
 const GRANT: Duration = Duration::from_secs(60);

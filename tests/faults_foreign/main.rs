@@ -1,0 +1,487 @@
+//! The program's own subscriber, exporter, callbacks and wakers block or panic: the rows F91 and F92 of the fault table.
+//!
+//! "For 20 s" is until the test's end, if that comes before.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
+
+mod scene;
+
+use std::{
+    collections::BTreeSet,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
+use leasehold::{Clock, Keeper, Leases, LossReason, Owner, SystemClock};
+use scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, alone, poll_once, subscribe};
+use support::{Lag, Nodes, Proxy, SIGNAL, Server, eventually_async, two_workers, within};
+
+/// Where every event of the keeper is told.
+const EVENTS: &str = include_str!("../../src/foreign/events.rs");
+
+/// Told in an acquire of a caller's own, and on no other thread.
+const OF_CALLERS: [&str; 1] = ["clocks"];
+
+async fn sprung(event: &str) {
+    eventually_async(HANGS, &format!("the event {event}"), || TRAP.has_sprung(event)).await;
+}
+
+/// Has the keeper tell this event, which goes wrong, and leaves everything as it was.
+async fn cause(event: &str, scene: &Scene) {
+    let all = scene.servers.all();
+    match event {
+        // The server's table is too small for what is held, in the second.
+        "renew" | "crowded" => sprung(event).await,
+        "lost" => {
+            let victim = scene.acquire("victim").await;
+            assert!(all[0].wire().del("victim"));
+            sprung(event).await;
+            assert_eq!(within(HANGS, "its own signal", victim.lost()).await.reason(), LossReason::Deleted);
+        }
+        "undo" => {
+            drop(scene.acquire("victim").await);
+            sprung(event).await;
+        }
+        "at_risk" | "reconnect" => {
+            scene.servers.stop();
+            sprung(event).await;
+            scene.servers.cont();
+        }
+        "recovered" => {
+            let victim = scene.acquire("victim").await;
+            let mut changes = victim.status_changes();
+            scene.servers.stop();
+            let at_risk = within(HANGS, "it is at risk", changes.next()).await;
+            scene.servers.cont();
+            assert!(at_risk.is_some());
+            sprung(event).await;
+        }
+        "connection" | "push" => {
+            let kind = if event == "push" { "pubsub" } else { "normal" };
+            while !TRAP.has_sprung(event) {
+                all[0].wire().must(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+        "heal" => {
+            let victim = scene.acquire("victim").await;
+            eventually_async(HANGS, "it is everywhere", || all.iter().all(|server| server.wire().exists("victim")))
+                .await;
+            assert!(all[0].wire().del("victim"));
+            sprung(event).await;
+            victim.release().await.expect("a majority has it");
+        }
+        "node" => {
+            all[2].stop();
+            sprung(event).await;
+            all[2].cont();
+        }
+        // The third is the first once more.
+        "same_server" => {
+            let proxy = scene.proxy.as_ref().unwrap();
+            proxy.turn_to(all[0].port());
+            proxy.refuse(false);
+            sprung(event).await;
+        }
+        // So many events while the subscriber is stuck in one that there is no room for all.
+        "events_dropped" => {
+            TRAP.arm("renew", Fault::Blocks);
+            let mut many = Vec::new();
+            for number in 0..600 {
+                many.push(scene.acquire(&format!("many:{number}")).await);
+            }
+            for _ in 0..3 {
+                let before = many[0].remaining();
+                eventually_async(HANGS, "less is left", || many[0].remaining() + TTL / 5 < before).await;
+                let before = many[0].remaining();
+                eventually_async(HANGS, "a renewal is confirmed", || many[0].remaining() > before).await;
+            }
+            TRAP.disarm("renew");
+            sprung(event).await;
+        }
+        other => panic!("no scene has the keeper tell {other:?}"),
+    }
+}
+
+async fn scene(event: &str, keeper: Keeper) -> Scene {
+    match event {
+        "heal" | "node" => Scene::on(Servers::Quorum(Nodes::seasoned(3)), keeper).await,
+        "crowded" => {
+            let server = Server::start();
+            server.wire().must(&["CONFIG", "SET", "tracking-table-max-keys", "4"]);
+            Scene::on(Servers::One(server), keeper).await
+        }
+        "same_server" => {
+            let nodes = Nodes::seasoned(3);
+            let proxy = Proxy::to(&nodes[2]);
+            proxy.refuse(true);
+            let urls = [nodes[0].url(), nodes[1].url(), proxy.url()];
+            let builder = Leases::builder().quorum(urls).restart_delay(Duration::ZERO);
+            Scene::with(Servers::Quorum(nodes), Some(proxy), builder, keeper).await
+        }
+        _ => Scene::of_one(keeper).await,
+    }
+}
+
+async fn nobody_notices(event: &str, fault: Fault, keeper: Keeper) {
+    subscribe();
+    let scene = scene(event, keeper).await;
+    TRAP.arm(event, fault);
+    cause(event, &scene).await;
+    scene.others_do_not_notice().await;
+    TRAP.spared_the_keeper();
+}
+
+macro_rules! events {
+    ($($event:ident: $blocks:ident, $panics:ident;)*) => {
+        const SCENES: &[&str] = &[$(stringify!($event)),*];
+
+        $(
+            #[test]
+            fn $blocks() {
+                let _alone = alone();
+                two_workers().block_on(nobody_notices(stringify!($event), Fault::Blocks, Keeper::Thread));
+            }
+
+            #[test]
+            fn $panics() {
+                let _alone = alone();
+                two_workers().block_on(nobody_notices(stringify!($event), Fault::Panics, Keeper::Thread));
+            }
+        )*
+    };
+}
+
+events! {
+    lost: f91_the_subscriber_blocks_at_lost, f91_the_subscriber_panics_at_lost;
+    at_risk: f91_the_subscriber_blocks_at_at_risk, f91_the_subscriber_panics_at_at_risk;
+    recovered: f91_the_subscriber_blocks_at_recovered, f91_the_subscriber_panics_at_recovered;
+    renew: f91_the_subscriber_blocks_at_renew, f91_the_subscriber_panics_at_renew;
+    reconnect: f91_the_subscriber_blocks_at_reconnect, f91_the_subscriber_panics_at_reconnect;
+    crowded: f91_the_subscriber_blocks_at_crowded, f91_the_subscriber_panics_at_crowded;
+    undo: f91_the_subscriber_blocks_at_undo, f91_the_subscriber_panics_at_undo;
+    push: f91_the_subscriber_blocks_at_push, f91_the_subscriber_panics_at_push;
+    connection: f91_the_subscriber_blocks_at_connection, f91_the_subscriber_panics_at_connection;
+    heal: f91_the_subscriber_blocks_at_heal, f91_the_subscriber_panics_at_heal;
+    node: f91_the_subscriber_blocks_at_node, f91_the_subscriber_panics_at_node;
+    same_server: f91_the_subscriber_blocks_at_same_server, f91_the_subscriber_panics_at_same_server;
+    events_dropped: f91_the_subscriber_blocks_at_events_dropped, f91_the_subscriber_panics_at_events_dropped;
+}
+
+#[test]
+fn f91_every_event_of_the_keeper_has_a_scene_and_stands_in_the_readme() {
+    let names: BTreeSet<&str> = EVENTS
+        .split("(name: \"")
+        .chain(EVENTS.split(" name: \""))
+        .skip(1)
+        .filter_map(|rest| rest.split('"').next())
+        .collect();
+    let names: BTreeSet<&str> =
+        names.into_iter().filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_')).collect();
+    let scenes: BTreeSet<&str> = SCENES.iter().copied().chain(OF_CALLERS).collect();
+    assert_eq!(names, scenes);
+    let readme = include_str!("../../README.md");
+    for name in names {
+        assert!(readme.contains(&format!("`{name}`")), "the README names {name}");
+    }
+}
+
+/// The lease's own waiters, polled by a foreign executor, and what it does when its lease is lost.
+async fn a_waker_is_called(fault: Fault) {
+    let scene = Scene::of_one(Keeper::Thread).await;
+    let victim = scene.acquire("victim").await;
+    let busy = scene.acquire("busy").await;
+    let token = victim.cancellation_token();
+    let lock = scene.leases.lock("busy").owner(Owner::anonymous());
+    let mut changes = victim.status_changes();
+    let (mut lost, mut changed, mut cancelled) = (pin!(victim.lost()), pin!(changes.next()), pin!(token.cancelled()));
+    let mut waiting = pin!(lock.acquire());
+    poll_once(lost.as_mut(), &Foreign::waker("lost"));
+    poll_once(changed.as_mut(), &Foreign::waker("changed"));
+    poll_once(cancelled.as_mut(), &Foreign::waker("cancelled"));
+    // It waits until its first look is answered, and its second, which is watched.
+    let wakes = Arc::new(AtomicBool::new(true));
+    let waker = Waker::from(Arc::new(Flag(wakes.clone())));
+    eventually_async(HANGS, "it stands in line", || {
+        if wakes.swap(false, Ordering::SeqCst) {
+            poll_once(waiting.as_mut(), &waker);
+        }
+        scene.servers.all()[0].wire().tracked_keys() > 0
+    })
+    .await;
+    poll_once(waiting.as_mut(), &Foreign::waker("turn"));
+    let all = ["lost", "changed", "cancelled", "turn"];
+    for name in all {
+        TRAP.arm(name, fault);
+    }
+    let mut wire = scene.servers.all()[0].wire();
+    assert!(wire.del("victim") && wire.del("busy"));
+    for name in all {
+        sprung(name).await;
+    }
+    scene.others_do_not_notice().await;
+    TRAP.spared_the_keeper();
+    drop(busy);
+}
+
+struct Flag(Arc<AtomicBool>);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn f91_wakers_block() {
+    let _alone = alone();
+    two_workers().block_on(a_waker_is_called(Fault::Blocks));
+}
+
+#[test]
+fn f91_wakers_panic() {
+    let _alone = alone();
+    two_workers().block_on(a_waker_is_called(Fault::Panics));
+}
+
+/// An acquire that is won leaves late answers to the keeper, which are the first to drop the caller's waker.
+async fn a_waker_is_dropped(fault: Fault) {
+    let scene = Scene::on(Servers::Quorum(Nodes::seasoned(3)), Keeper::Thread).await;
+    TRAP.arm("dropped", fault);
+    scene.servers.all()[2].stop();
+    let lock = scene.leases.lock("victim");
+    let won = thread::spawn(move || {
+        let mut acquire = pin!(lock.acquire());
+        loop {
+            let waker = Foreign::waker_with_a_drop("dropped");
+            if let Poll::Ready(won) = acquire.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return won;
+            }
+            // It is dropped last by whoever has it still.
+            drop(waker);
+            thread::park_timeout(Duration::from_millis(1));
+        }
+    });
+    let won = tokio::task::spawn_blocking(move || won.join().unwrap()).await.unwrap().expect("two of three are there");
+    scene.servers.all()[2].cont();
+    won.release().await.expect("it was ours");
+    scene.others_do_not_notice().await;
+    TRAP.spared_the_keeper();
+}
+
+#[test]
+fn f91_the_drop_of_a_waker_blocks() {
+    let _alone = alone();
+    two_workers().block_on(a_waker_is_dropped(Fault::Blocks));
+}
+
+#[test]
+fn f91_the_drop_of_a_waker_panics() {
+    let _alone = alone();
+    two_workers().block_on(a_waker_is_dropped(Fault::Panics));
+}
+
+/// Awaits something on a thread and a runtime that nobody else uses.
+fn on_a_thread<F>(future: F) -> tokio::task::JoinHandle<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    tokio::task::spawn_blocking(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(future)
+    })
+}
+
+async fn on_wait_goes_wrong(fault: Fault) {
+    let scene = Scene::of_one(Keeper::Thread).await;
+    let busy = scene.acquire("busy").await;
+    TRAP.arm("on_wait", fault);
+    let lock = scene.leases.lock("busy").on_wait(|_| TRAP.meet_anywhere("on_wait"));
+    let (waiter, lag) = (on_a_thread(lock.acquire_within(5 * TTL)), Lag::start());
+    sprung("on_wait").await;
+    let next = on_a_thread(scene.leases.lock("busy").acquire());
+    busy.release().await.expect("it was ours");
+    let began = std::time::Instant::now();
+    let got = within(HANGS, "others have their turn", next).await.unwrap().expect("it is free");
+    // Then they make a look of their own.
+    let (took, limit) = (began.elapsed(), Duration::from_secs(2) + 2 * COMMAND + SIGNAL);
+    assert!(took <= limit + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
+    got.release().await.expect("it was ours");
+    scene.others_do_not_notice().await;
+    TRAP.disarm("on_wait");
+    assert_eq!(within(HANGS, "it ends", waiter).await.is_err(), fault == Fault::Panics, "it is the caller's own panic");
+}
+
+#[test]
+fn f91_on_wait_blocks() {
+    let _alone = alone();
+    two_workers().block_on(on_wait_goes_wrong(Fault::Blocks));
+}
+
+#[test]
+fn f91_on_wait_panics() {
+    let _alone = alone();
+    two_workers().block_on(on_wait_goes_wrong(Fault::Panics));
+}
+
+/// A clock that panics on the keeper's thread for a while.
+#[derive(Debug, Clone, Default)]
+struct Panicking(Arc<AtomicBool>);
+
+impl Clock for Panicking {
+    fn now(&self) -> Duration {
+        let on_keeper = thread::current().name() == Some("leasehold-keeper");
+        assert!(!(on_keeper && self.0.load(Ordering::SeqCst)), "a clock that panics, as it is meant to");
+        SystemClock.now()
+    }
+}
+
+#[test]
+fn f91_a_panic_of_the_keeper_ends_and_tells_every_lease_and_later_ones_are_renewed() {
+    let _alone = alone();
+    two_workers().block_on(async {
+        let (server, clock) = (Server::start(), Panicking::default());
+        let builder = Leases::builder().url(server.url()).ttl(TTL).clock(clock.clone());
+        let leases = builder.build().await.unwrap();
+        let (one, two) = (leases.lock("one").acquire().await.unwrap(), leases.lock("two").acquire().await.unwrap());
+        clock.0.store(true, Ordering::SeqCst);
+        for lease in [&one, &two] {
+            let lost = within(TTL / 2, "it is told at once", lease.lost()).await;
+            assert_eq!(format!("{:?}", lost.reason()), "KeeperEnded");
+            assert_eq!(lease.check(), Err(lost));
+        }
+        clock.0.store(false, Ordering::SeqCst);
+        let later = leases.lock("later").acquire().await.unwrap();
+        let began = std::time::Instant::now();
+        eventually_async(HANGS, "more than a TTL has passed", || {
+            assert_eq!(later.check(), Ok(()));
+            began.elapsed() > TTL * 5 / 4
+        })
+        .await;
+        later.release().await.unwrap();
+    });
+}
+
+macro_rules! on_the_programs_runtime {
+    ($($name:ident: $event:literal, $fault:ident;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let _alone = alone();
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .worker_threads(3)
+                    .thread_name(RUNTIME)
+                    .enable_all()
+                    .build()
+                    .unwrap();
+                runtime.block_on(nobody_notices($event, Fault::$fault, Keeper::CurrentRuntime));
+            }
+        )*
+    };
+}
+
+on_the_programs_runtime! {
+    f92_the_subscriber_blocks_at_lost: "lost", Blocks;
+    f92_the_subscriber_blocks_at_at_risk: "at_risk", Blocks;
+    f92_the_subscriber_blocks_at_renew: "renew", Blocks;
+    f92_the_subscriber_panics_at_crowded: "crowded", Panics;
+    f92_the_subscriber_panics_at_renew: "renew", Panics;
+}
+
+#[cfg(feature = "metrics")]
+mod exporter {
+    use std::sync::{Arc, OnceLock};
+
+    use metrics::{
+        Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString,
+        Unit,
+    };
+
+    use super::*;
+
+    struct Exporter;
+
+    struct Handle(String);
+
+    impl CounterFn for Handle {
+        fn increment(&self, _: u64) {
+            TRAP.meet(&self.0);
+        }
+
+        fn absolute(&self, _: u64) {}
+    }
+
+    impl GaugeFn for Handle {
+        fn increment(&self, _: f64) {
+            TRAP.meet(&self.0);
+        }
+
+        fn decrement(&self, _: f64) {}
+
+        fn set(&self, _: f64) {}
+    }
+
+    impl HistogramFn for Handle {
+        fn record(&self, _: f64) {
+            TRAP.meet(&self.0);
+        }
+    }
+
+    impl Recorder for Exporter {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::from_arc(Arc::new(Handle(key.name().to_owned())))
+        }
+
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::from_arc(Arc::new(Handle(key.name().to_owned())))
+        }
+
+        fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::from_arc(Arc::new(Handle(key.name().to_owned())))
+        }
+    }
+
+    async fn goes_wrong(fault: Fault) {
+        static ONCE: OnceLock<()> = OnceLock::new();
+        ONCE.get_or_init(|| metrics::set_global_recorder(Exporter).map_err(|_| ()).expect("there is no other"));
+        // By the end of a lease, and by a renewal.
+        for (name, event) in [("leasehold_losses_total", "lost"), ("leasehold_renewal_seconds", "renew")] {
+            let scene = scene(event, Keeper::Thread).await;
+            TRAP.arm(name, fault);
+            let victim = scene.acquire("victim").await;
+            if event == "lost" {
+                assert!(scene.servers.all()[0].wire().del("victim"));
+            }
+            sprung(name).await;
+            scene.others_do_not_notice().await;
+            TRAP.spared_the_keeper();
+            TRAP.disarm(name);
+            drop(victim);
+        }
+    }
+
+    #[test]
+    fn f91_the_exporter_blocks() {
+        let _alone = alone();
+        two_workers().block_on(goes_wrong(Fault::Blocks));
+    }
+
+    #[test]
+    fn f91_the_exporter_panics() {
+        let _alone = alone();
+        two_workers().block_on(goes_wrong(Fault::Panics));
+    }
+}

@@ -1,0 +1,347 @@
+//! Foreign code that blocks or panics, and leases that must not notice.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    task::{Context, Wake, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use leasehold::{Builder, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, RunError};
+use tokio::{sync::oneshot, task::JoinHandle};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+use support::{Lag, Nodes, Proxy, SIGNAL, Server, Stamped, eventually_async, seen, stamped, within};
+
+pub(crate) const TTL: Duration = Duration::from_secs(3);
+pub(crate) const COMMAND: Duration = Duration::from_millis(200);
+pub(crate) const HANGS: Duration = Duration::from_secs(20);
+/// The longest that foreign code blocks here: to its test it is for ever.
+const BLOCKS: Duration = Duration::from_secs(20);
+/// The threads of a runtime on which foreign code is the keeper's.
+pub(crate) const RUNTIME: &str = "test-runtime";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Blocks,
+    Panics,
+}
+
+/// Where foreign code goes wrong. One for the process, for a subscriber is the process's.
+pub(crate) struct Trap {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    armed: Vec<(String, Fault)>,
+    /// Where it has gone wrong, and on which threads.
+    sprung: Vec<(String, String)>,
+    /// Everything that was met on a thread of the library, and on which.
+    met: Vec<(String, String)>,
+}
+
+pub(crate) static TRAP: Trap = Trap {
+    state: Mutex::new(State { armed: Vec::new(), sprung: Vec::new(), met: Vec::new() }),
+    changed: Condvar::new(),
+};
+
+/// Tests of one process take turns. Held to the end of a test, whatever is still blocked then goes on.
+pub(crate) struct Alone(Option<MutexGuard<'static, ()>>);
+
+/// Waits for the other tests of this process.
+pub(crate) fn alone() -> Alone {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    TRAP.reset();
+    Alone(Some(turn))
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        TRAP.reset();
+        self.0.take();
+    }
+}
+
+impl Trap {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reset(&self) {
+        *self.lock() = State::default();
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn arm(&self, name: &str, fault: Fault) {
+        self.lock().armed.push((name.to_owned(), fault));
+    }
+
+    /// What is blocked there goes on.
+    pub(crate) fn disarm(&self, name: &str) {
+        self.lock().armed.retain(|(armed, _)| armed != name);
+        self.changed.notify_all();
+    }
+
+    /// Foreign code of this name runs here. The test's own threads pass.
+    pub(crate) fn meet(&self, name: &str) {
+        let thread = thread::current().name().unwrap_or_default().to_owned();
+        if !thread.starts_with("leasehold") && thread != RUNTIME {
+            return;
+        }
+        self.spring(name, &thread);
+    }
+
+    /// The same on any thread.
+    pub(crate) fn meet_anywhere(&self, name: &str) {
+        self.spring(name, thread::current().name().unwrap_or_default());
+    }
+
+    fn spring(&self, name: &str, thread: &str) {
+        let mut state = self.lock();
+        state.met.push((name.to_owned(), thread.to_owned()));
+        let fault = |state: &State| state.armed.iter().find(|(armed, _)| armed == name).map(|(_, fault)| *fault);
+        let Some(armed) = fault(&state) else { return };
+        state.sprung.push((name.to_owned(), thread.to_owned()));
+        if armed == Fault::Panics {
+            drop(state);
+            panic!("foreign code that panics, as it is meant to: {name}");
+        }
+        let began = Instant::now();
+        while fault(&state).is_some() && began.elapsed() < BLOCKS {
+            let (next, _) = self.changed.wait_timeout(state, BLOCKS).unwrap_or_else(PoisonError::into_inner);
+            state = next;
+        }
+    }
+
+    pub(crate) fn has_sprung(&self, name: &str) -> bool {
+        self.lock().sprung.iter().any(|(sprung, _)| sprung == name)
+    }
+
+    /// Panics if foreign code ever ran on the keeper's thread.
+    #[track_caller]
+    pub(crate) fn spared_the_keeper(&self) {
+        let met = &self.lock().met;
+        let on_keeper: Vec<_> = met.iter().filter(|(_, thread)| thread == "leasehold-keeper").collect();
+        assert!(on_keeper.is_empty(), "on the keeper's thread: {on_keeper:?}");
+    }
+}
+
+/// The program's subscriber: each event is a place where it may go wrong.
+struct Log;
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "leasehold" && *metadata.level() <= Level::DEBUG
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        TRAP.meet(event.metadata().name());
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+pub(crate) fn subscribe() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| tracing::subscriber::set_global_default(Log).expect("there is no other"));
+}
+
+/// A waker of some executor's, which may go wrong when it is called and when it is dropped.
+pub(crate) struct Foreign {
+    name: &'static str,
+    when_dropped: bool,
+}
+
+impl Foreign {
+    pub(crate) fn waker(name: &'static str) -> Waker {
+        Waker::from(Arc::new(Self { name, when_dropped: false }))
+    }
+
+    pub(crate) fn waker_with_a_drop(name: &'static str) -> Waker {
+        Waker::from(Arc::new(Self { name, when_dropped: true }))
+    }
+}
+
+impl Wake for Foreign {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.when_dropped {
+            TRAP.meet_anywhere(self.name);
+        }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if self.when_dropped {
+            TRAP.meet(self.name);
+        }
+    }
+}
+
+/// Polls once with this waker; it must not be ready.
+#[track_caller]
+pub(crate) fn poll_once<F: Future>(future: std::pin::Pin<&mut F>, waker: &Waker) {
+    assert!(future.poll(&mut Context::from_waker(waker)).is_pending());
+}
+
+/// The servers.
+pub(crate) enum Servers {
+    One(Server),
+    Quorum(Nodes),
+}
+
+impl Servers {
+    pub(crate) fn all(&self) -> Vec<&Server> {
+        match self {
+            Self::One(server) => vec![server],
+            Self::Quorum(nodes) => nodes.iter().collect(),
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.all().into_iter().for_each(Server::stop);
+    }
+
+    pub(crate) fn cont(&self) {
+        self.all().into_iter().for_each(Server::cont);
+    }
+
+    fn have(&self, key: &str) -> bool {
+        let all = self.all();
+        let with = all.iter().filter(|server| server.wire().exists(key)).count();
+        with > all.len() / 2
+    }
+}
+
+/// A client with leases that have nothing to do with the foreign code.
+pub(crate) struct Scene {
+    pub(crate) others: Others,
+    pub(crate) leases: Leases,
+    pub(crate) proxy: Option<Proxy>,
+    pub(crate) servers: Servers,
+    pub(crate) lag: Lag,
+}
+
+impl Scene {
+    pub(crate) async fn of_one(keeper: Keeper) -> Self {
+        Self::on(Servers::One(Server::start()), keeper).await
+    }
+
+    pub(crate) async fn on(servers: Servers, keeper: Keeper) -> Self {
+        let urls: Vec<_> = servers.all().into_iter().map(Server::url).collect();
+        let builder = match &servers {
+            Servers::One(_) => Leases::builder().url(&*urls[0]),
+            Servers::Quorum(_) => Leases::builder().quorum(urls).restart_delay(Duration::ZERO),
+        };
+        Self::with(servers, None, builder, keeper).await
+    }
+
+    pub(crate) async fn with(servers: Servers, proxy: Option<Proxy>, builder: Builder, keeper: Keeper) -> Self {
+        let builder = builder.ttl(TTL).command_timeout(COMMAND).keeper(keeper);
+        let leases = within(HANGS, "build", builder.build()).await.expect("the servers are there");
+        let others = Others::hold(&leases).await;
+        Self { others, leases, proxy, servers, lag: Lag::start() }
+    }
+
+    pub(crate) async fn acquire(&self, name: &str) -> Lease {
+        within(HANGS, "the lock", self.leases.lock(name).acquire()).await.expect("it is free")
+    }
+
+    /// They are renewed for longer than a TTL, and told by their deadlines when the servers are gone.
+    pub(crate) async fn others_do_not_notice(self) {
+        self.others.are_renewed(&self.servers).await;
+        self.servers.stop();
+        self.others.are_told(&self.lag).await;
+        self.servers.cont();
+    }
+}
+
+/// What holders rely on.
+pub(crate) struct Others {
+    leases: Vec<Lease>,
+    lost: Vec<JoinHandle<Stamped<Lost>>>,
+    cancelled: JoinHandle<Stamped<()>>,
+    run: JoinHandle<Stamped<Result<(), RunError>>>,
+    running: LeaseHandle,
+}
+
+impl Others {
+    async fn hold(leases: &Leases) -> Self {
+        let mut held = Vec::new();
+        for name in ["other:0", "other:1", "other:2"] {
+            held.push(within(HANGS, "a lock", leases.lock(name).acquire()).await.expect("it is free"));
+        }
+        let lost = held.iter().map(|lease| stamped(HANGS, "lost()", lease.lost())).collect();
+        let token = held[0].cancellation_token();
+        let cancelled = stamped(HANGS, "the token", token.cancelled_owned());
+        let (begins, began) = oneshot::channel();
+        let run = leases.lock("other:run").run(move |lease| async move {
+            begins.send(lease).ok();
+            std::future::pending::<()>().await;
+        });
+        let run = stamped(HANGS, "run stops its work", run);
+        let running = within(HANGS, "the work begins", began).await.expect("it began");
+        Self { leases: held, lost, cancelled, run, running }
+    }
+
+    fn handles(&self) -> Vec<LeaseHandle> {
+        self.leases.iter().map(Lease::handle).chain([self.running.clone()]).collect()
+    }
+
+    /// For longer than a key lives without.
+    async fn are_renewed(&self, servers: &Servers) {
+        let handles = self.handles();
+        let began = Instant::now();
+        eventually_async(HANGS, "more than a TTL has passed", || {
+            for lease in &handles {
+                assert_eq!(lease.check(), Ok(()), "{} after {:?}", lease.name(), began.elapsed());
+            }
+            began.elapsed() > TTL * 5 / 4
+        })
+        .await;
+        for lease in handles {
+            assert!(servers.have(lease.name()), "{} has a key", lease.name());
+        }
+    }
+
+    /// The servers are silent from now on.
+    async fn are_told(self, lag: &Lag) {
+        // What was under way may extend them once more.
+        let mut deadlines: Vec<Instant> = Vec::new();
+        for lease in self.handles() {
+            let before = Instant::now();
+            deadlines.push(before + lease.remaining());
+        }
+        let on_time = |what: &str, at: Instant, deadline: Instant| {
+            let late = at.saturating_duration_since(deadline);
+            seen::took(what, late, SIGNAL, lag);
+            assert!(late <= SIGNAL + lag.worst(), "{what} came {late:?} late; the machine lagged {:?}", lag.worst());
+        };
+        for (lost, deadline) in self.lost.into_iter().zip(&deadlines) {
+            let Stamped { output, woken, .. } = lost.await.expect("it completes");
+            assert!(matches!(output.reason(), LossReason::Expired | LossReason::NoQuorum), "{output:?}");
+            on_time("lost()", woken, *deadline);
+        }
+        on_time("the cancellation", self.cancelled.await.expect("it is cancelled").woken, deadlines[0]);
+        let Stamped { output, woken, .. } = self.run.await.expect("it stops");
+        assert!(matches!(output, Err(RunError::Lost(_))), "{output:?}");
+        on_time("the stop of run", woken, deadlines[3]);
+    }
+}

@@ -1,0 +1,120 @@
+//! What tests of one server and of a quorum share.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use leasehold::{AcquireError, Lease, LeaseHandle, Lock, LossReason, Lost, ReleaseError, RenewError, Status};
+use support::{HANGS, Lag, Match, seen, within};
+
+pub(crate) const NAME: &str = "job";
+pub(crate) const FENCE: &str = "{job}:lh:fence";
+
+/// For leases that run out during their test.
+pub(crate) const SHORT: Duration = Duration::from_millis(600);
+/// For leases that outlive a fault which lasts for a good part of it.
+pub(crate) const MEDIUM: Duration = Duration::from_millis(1_500);
+/// Longer than any test here: a key with it that goes was taken away and has not expired.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+/// The command time-out of every client that is not given another one.
+pub(crate) const COMMAND: Duration = Duration::from_millis(300);
+
+/// Runs of a script for a lease.
+pub(crate) fn requests(script: &str, lease: &Lease) -> Match {
+    let key = lease.name().as_bytes().to_owned();
+    Match::script(script).and(Match::with(move |args| args.contains(&key)))
+}
+
+#[track_caller]
+pub(crate) fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
+    match outcome {
+        Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), reason),
+        other => panic!("the release of a lost lease says {other:?}"),
+    }
+}
+
+/// Has the lease renewed, which only a machine that stalls may need a second try for.
+pub(crate) async fn is_ours(lease: &Lease) {
+    let renewed = async {
+        loop {
+            match lease.renew().await {
+                Err(RenewError::Unknown(_)) => {}
+                definite => return definite,
+            }
+        }
+    };
+    within(HANGS, "a renewal by hand", renewed).await.expect("it is ours");
+}
+
+/// Waits in vain for the lock. A busy machine may leave the last look, which is a short one, without an answer: then once
+/// more.
+pub(crate) async fn in_vain(lock: &Lock, limit: Duration) -> AcquireError {
+    let waits = async {
+        loop {
+            match lock.acquire_within(limit).await {
+                Err(AcquireError::Unavailable(_)) => {}
+                Err(error) => return error,
+                Ok(lease) => panic!("somebody holds it, and we have {lease:?}"),
+            }
+        }
+    };
+    within(HANGS, "a wait that ends with an answer", waits).await
+}
+
+/// A machine that stalls for so long may put any lease at risk.
+const STALL: Duration = Duration::from_millis(100);
+
+/// Eyes on a lease whose holder must not notice anything: it is held, and nothing else was ever said.
+#[derive(Debug)]
+pub(crate) struct Calm {
+    over: Arc<AtomicBool>,
+    watching: JoinHandle<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    lost: Option<Lost>,
+    changed: Option<Status>,
+}
+
+impl Calm {
+    pub(crate) fn of(lease: &Lease) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let (handle, is_over) = (lease.handle(), over.clone());
+        // On a thread of its own: a runtime that is busy would only look too late to see anything.
+        Self { over, watching: thread::spawn(move || Self::watch(&handle, &is_over)) }
+    }
+
+    fn watch(lease: &LeaseHandle, over: &AtomicBool) -> Seen {
+        let (mut seen, mut changes) = (Seen::default(), lease.status_changes());
+        while !over.load(Ordering::SeqCst) && seen.lost.is_none() {
+            seen.lost = lease.check().err();
+            let change = pin!(changes.next()).poll(&mut Context::from_waker(Waker::noop()));
+            if let Poll::Ready(change) = change {
+                seen.changed = seen.changed.or(change);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        seen
+    }
+
+    /// Ends the watch. Panics if there was anything to see.
+    #[track_caller]
+    pub(crate) fn lasted(self, lag: &Lag) {
+        self.over.store(true, Ordering::SeqCst);
+        let Seen { lost, changed } = self.watching.join().expect("it does not panic");
+        let worst = lag.worst();
+        assert_eq!(lost, None, "the machine lagged {worst:?}");
+        // What is to be published is not excused.
+        let is_excused = worst >= STALL && !seen::is_wanted();
+        assert!(changed.is_none() || is_excused, "its status changed to {changed:?}; the machine lagged {worst:?}");
+    }
+}

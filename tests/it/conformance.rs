@@ -1,0 +1,977 @@
+//! What every deployment does, to the last detail: one function per behaviour, run against each kind of node.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use leasehold::{
+    AcquireError, Builder, Error, ErrorKind, Fence, GuardError, Holder, Lease, Leases, Lock, LossReason, Owner, Push,
+    ReleaseError, RenewError, RunError, Status,
+};
+use support::{HANGS, Lag, Server, eventually_async, within};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::common::in_vain;
+
+const TTL: Duration = Duration::from_secs(1);
+
+/// One deployment, on which a test stands for several programs by building several `Leases`.
+struct Place {
+    /// One, or those of a quorum.
+    urls: Vec<String>,
+    /// Whether every lock is a fair one.
+    fair: bool,
+    pushes: bool,
+    /// Keeps a shared memory store alive between two programs.
+    _first: Vec<Leases>,
+    servers: Vec<Server>,
+}
+
+impl Place {
+    async fn at(urls: Vec<String>, servers: Vec<Server>) -> Self {
+        let mut first = Vec::new();
+        for url in &urls {
+            first.push(Leases::connect(url).await.unwrap());
+        }
+        Self { urls, fair: false, pushes: true, _first: first, servers }
+    }
+
+    async fn memory(test: &str) -> Self {
+        Self::at(vec![format!("memory://conformance-{test}")], Vec::new()).await
+    }
+
+    async fn redis(_test: &str) -> Self {
+        let server = Server::start();
+        Self::at(vec![server.url()], vec![server]).await
+    }
+
+    /// As a user who may not have changes told, and so has to poll.
+    async fn redis_without_push(_test: &str) -> Self {
+        let server = Server::start();
+        let url = server.url_without_push(server.port());
+        Self { pushes: false, ..Self::at(vec![url], vec![server]).await }
+    }
+
+    async fn quorum_of_memory(test: &str) -> Self {
+        Self::at((0..5).map(|node| format!("memory://conformance-{test}-{node}")).collect(), Vec::new()).await
+    }
+
+    async fn quorum_of_three(_test: &str) -> Self {
+        Self::quorum(3).await
+    }
+
+    async fn quorum_of_five(_test: &str) -> Self {
+        Self::quorum(5).await
+    }
+
+    async fn quorum(nodes: usize) -> Self {
+        let servers: Vec<Server> = (0..nodes).map(|_| Server::start()).collect();
+        Self::at(servers.iter().map(Server::url).collect(), servers).await
+    }
+
+    fn is_quorum(&self) -> bool {
+        self.urls.len() > 1
+    }
+
+    async fn memory_fair(test: &str) -> Self {
+        Self { fair: true, ..Self::memory(&format!("{test}-fair")).await }
+    }
+
+    async fn redis_fair(test: &str) -> Self {
+        Self { fair: true, ..Self::redis(test).await }
+    }
+
+    async fn redis_fair_without_push(test: &str) -> Self {
+        Self { fair: true, ..Self::redis_without_push(test).await }
+    }
+
+    fn builder(&self) -> Builder {
+        let builder = Leases::builder().ttl(TTL).fair(self.fair);
+        match &*self.urls {
+            [url] => builder.url(url),
+            // The servers of a test were all started just now.
+            urls => builder.quorum(urls).restart_delay(Duration::ZERO),
+        }
+    }
+
+    /// One program's `Leases`.
+    async fn program(&self, label: &str) -> Leases {
+        self.builder().label(label).build().await.unwrap()
+    }
+
+    async fn two_programs(&self) -> (Leases, Leases) {
+        (self.program("one").await, self.program("two").await)
+    }
+}
+
+macro_rules! conformance {
+    ($($behaviour:ident)*) => {
+        conformance! { @ memory: $($behaviour)* }
+        conformance! { @ memory_fair: $($behaviour)* }
+        conformance! { @ redis: $($behaviour)* }
+        conformance! { @ redis_without_push: $($behaviour)* }
+        conformance! { @ redis_fair: $($behaviour)* }
+        conformance! { @ redis_fair_without_push: $($behaviour)* }
+        conformance! { @ quorum_of_memory: $($behaviour)* }
+        conformance! { @ quorum_of_three: $($behaviour)* }
+        conformance! { @ quorum_of_five: $($behaviour)* }
+    };
+    (@ $place:ident: $($behaviour:ident)*) => {
+        mod $place {$(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $behaviour() {
+                super::$behaviour(super::Place::$place(stringify!($behaviour)).await).await;
+            }
+        )*}
+    };
+}
+
+conformance! {
+    a_free_lock_is_acquired
+    a_held_lock_is_busy_for_others
+    a_wait_of_zero_is_one_try
+    a_wait_that_ends_says_who_holds_it
+    a_release_frees_the_lock
+    a_drop_frees_the_lock
+    a_key_that_is_kept_ends_the_lease_but_not_the_lock
+    a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+    waiters_of_one_process_come_in_order
+    a_lease_outlives_many_ttls
+    fences_grow
+    renewing_by_hand_extends
+    a_deleted_key_is_told_everywhere
+    a_taken_key_is_left_to_its_taker
+    max_hold_tells_and_lets_the_key_run_out
+    release_after_max_hold_deletes_and_is_ok
+    a_release_is_told_as_such
+    status_changes_end_with_the_last_status
+    a_cancelled_child_cancels_nobody_else
+    a_handle_outlives_its_lease_and_says_so
+    the_same_task_is_refused_instead_of_deadlocked
+    an_acquire_under_way_counts_as_held
+    re_entry_shares_the_acquisition
+    re_entry_must_be_asked_for_both_times
+    re_entry_does_not_wait_for_an_acquire_under_way
+    re_entry_after_a_loss_is_a_new_acquisition
+    re_entry_lets_all_branches_of_a_join_in
+    re_entry_lets_a_dispatcher_hand_out_many_leases
+    the_owner_stays_when_the_lease_moves
+    an_identity_spans_tasks
+    the_anonymous_wait_even_for_themselves
+    outside_a_task_the_thread_is_the_owner
+    one_at_a_time
+    holder_reads_what_the_key_says
+    force_release_takes_the_lock_from_whoever_has_it
+    what_is_held_is_listed_by_its_name
+    run_returns_what_the_work_returned
+    run_fits_spawn_borrows_boxes_and_local_sets
+    run_stops_the_work_when_the_lease_is_lost
+    run_drops_the_work_before_the_lock_is_free
+    run_that_could_not_acquire_never_starts_the_work
+    a_guarded_value_refuses_the_past
+    a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
+    a_prefix_keeps_programs_apart
+    closing_ends_waiters_and_leases
+    nothing_works_after_closing
+    debug_shows_state_and_no_secret
+    what_the_server_can_do_is_told
+}
+
+async fn a_free_lock_is_acquired(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    assert_eq!((lease.name(), lease.label(), lease.hold_count()), ("job", "one", 1));
+    assert_eq!(lease.status(), Status::Held);
+    lease.check().unwrap();
+    // Less 1 % and 2 ms for the clocks.
+    let valid = Duration::from_millis(988);
+    assert!(lease.remaining() <= valid && !lease.remaining().is_zero(), "{:?}", lease.remaining());
+    lease.release().await.unwrap();
+    assert!(leases.lock("job").try_acquire().await.unwrap().is_some());
+}
+
+async fn a_held_lock_is_busy_for_others(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let _lease = one.lock("job").acquire().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none());
+    assert!(two.lock("another job").try_acquire().await.unwrap().is_some());
+}
+
+async fn a_wait_of_zero_is_one_try(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire_within(Duration::ZERO).await.unwrap();
+    let refused = two.lock("job").acquire_within(Duration::ZERO).await.unwrap_err();
+    assert!(matches!(refused, AcquireError::TimedOut { .. }), "{refused}");
+    lease.release().await.unwrap();
+    drop(two.lock("job").acquire_within(Duration::ZERO).await.unwrap());
+}
+
+async fn a_wait_that_ends_says_who_holds_it(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let patience = Duration::from_millis(150);
+
+    let (lag, started) = (Lag::start(), Instant::now());
+    let error = two.lock("job").acquire_within(patience).await.unwrap_err();
+    let took = started.elapsed();
+    assert!(took >= patience, "{took:?}");
+    // Two timers end it, one after the other, where the machine leaves the last look without an answer in its 15 ms.
+    let exact = Duration::from_millis(20 + 15) + 2 * lag.worst();
+    assert!(took <= patience + exact, "{took:?}, exact to {exact:?}");
+
+    assert!(error.is_transient());
+    let text = error.to_string();
+    assert!(text.contains("\"job\"") && text.contains("one"), "{text}");
+    let AcquireError::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
+    assert!(waited >= patience && waited <= took);
+    assert_eq!(holder.label(), Some("one"));
+    // A quorum tells a fence only if a majority of the nodes that have answered by then names it.
+    let certain = !place.is_quorum() || holder.fence().is_some();
+    assert_eq!(holder.fence(), Some(lease.fence()).filter(|_| certain));
+    assert!(holder.remaining().is_some_and(|remaining| remaining <= TTL));
+}
+
+async fn a_release_frees_the_lock(place: Place) {
+    let (one, two) = place.two_programs().await;
+    one.lock("job").acquire().await.unwrap().release().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+}
+
+async fn a_drop_frees_the_lock(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    its_drop_frees(lease, two.lock("job")).await;
+}
+
+/// Well before the TTL.
+async fn its_drop_frees(lease: Lease, lock: Lock) {
+    let (lag, dropped) = (Lag::start(), Instant::now());
+    drop(lease);
+    drop(within(HANGS, "the dropped lease's lock", lock.acquire()).await.unwrap());
+    let took = dropped.elapsed();
+    assert!(took <= TTL / 2 + lag.worst(), "{took:?}");
+}
+
+async fn a_key_that_is_kept_ends_the_lease_but_not_the_lock(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let keep = TTL * 2;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let lost = lease.lost();
+    let released = Instant::now();
+    lease.release_after(keep).await.unwrap();
+    assert_eq!(lost.await.reason(), LossReason::Released);
+    assert!(one.lock("job").try_acquire().await.unwrap().is_none(), "not even for who kept it");
+    let kept = two.lock("job").holder().await.unwrap().unwrap();
+    assert_eq!(kept.label(), Some("one (released)"));
+    let remaining = kept.remaining().unwrap();
+    assert!(remaining > TTL && remaining <= keep, "{remaining:?}");
+    drop(within(keep + HANGS, "the kept key's end", two.lock("job").acquire()).await.unwrap());
+    assert!(released.elapsed() + Duration::from_millis(2) >= keep, "{:?}", released.elapsed());
+}
+
+async fn a_waiter_gets_the_lock_and_was_told_whom_it_waits_for(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let lock = two.lock("job").on_wait(move |holder: &Holder| tell.send(holder.label().map(str::to_owned)).unwrap());
+    let waiter = tokio::spawn(lock.acquire());
+    assert_eq!(within(HANGS, "on_wait", told.recv()).await, Some(Some("one".into())));
+
+    let fence = lease.fence();
+    lease.release().await.unwrap();
+    let second = within(HANGS, "the waiter", waiter).await.unwrap().unwrap();
+    assert!(second.fence() > fence);
+    assert!(told.try_recv().is_err(), "the same holder is told once");
+}
+
+async fn waiters_of_one_process_come_in_order(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let (came, mut order) = mpsc::unbounded_channel();
+    for n in 0..5 {
+        let (tell, came) = (tell.clone(), came.clone());
+        let lock = two.lock("job").on_wait(move |_| tell.send(n).unwrap());
+        tokio::spawn(async move {
+            let lease = lock.acquire().await.unwrap();
+            came.send(n).unwrap();
+            lease.release().await.unwrap();
+        });
+        assert_eq!(within(HANGS, "on_wait", told.recv()).await, Some(n), "it waits before the next one comes");
+    }
+    lease.release().await.unwrap();
+    for n in 0..5 {
+        assert_eq!(within(HANGS, "the next waiter", order.recv()).await, Some(n));
+    }
+}
+
+async fn a_lease_outlives_many_ttls(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let mut changes = lease.status_changes();
+    let ended = tokio::time::timeout(TTL * 4, lease.lost()).await;
+    assert!(ended.is_err(), "held for four TTLs, not {ended:?}");
+    lease.check().unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none());
+    lease.release().await.unwrap();
+    // Whatever it went through, it was not lost.
+    while let Some(status) = within(HANGS, "the last status", changes.next()).await {
+        assert!(!matches!(status, Status::Lost(_)), "{status:?}");
+    }
+}
+
+async fn fences_grow(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let mut last = Fence::try_from(0_u64).unwrap();
+    for _ in 0..20 {
+        for leases in [&one, &two] {
+            let lease = leases.lock("job").acquire().await.unwrap();
+            assert!(lease.fence() > last, "{} after {last}", lease.fence());
+            last = lease.fence();
+            lease.release().await.unwrap();
+        }
+    }
+}
+
+async fn renewing_by_hand_extends(place: Place) {
+    let leases = place.program("one").await;
+    // Its first third is far away, so that nobody else renews it.
+    let lease = leases.lock("job").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let (passing, acquired) = (Duration::from_millis(20), lease.remaining());
+    eventually_async(HANGS, "some time to pass", || lease.remaining() + passing < acquired).await;
+    let deadline = || Instant::now() + lease.remaining();
+    let before = deadline();
+    lease.renew().await.unwrap();
+    // However long the renewal took, it counts from its send, which came at least so much later. The two clocks are
+    // not read at one instant.
+    let (after, apart) = (deadline(), Duration::from_millis(5));
+    assert!(after + apart > before + passing, "extended by {:?}", after.saturating_duration_since(before));
+    let handle = lease.handle();
+    lease.release().await.unwrap();
+    let error = handle.renew().await.unwrap_err();
+    assert!(matches!(&error, RenewError::Lost(lost) if lost.reason() == LossReason::Released), "{error}");
+}
+
+async fn a_deleted_key_is_told_everywhere(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let (lost, token, mut changes) = (tokio::spawn(lease.lost()), lease.cancellation_token(), lease.status_changes());
+
+    assert!(two.lock("job").force_release().await.unwrap());
+    let lost = within(HANGS, "lost()", lost).await.unwrap();
+    assert_eq!((lost.reason(), lost.name(), lost.fence()), (LossReason::Deleted, "job", lease.fence()));
+    within(HANGS, "the cancellation", token.cancelled()).await;
+    assert_eq!(within(HANGS, "the status", changes.next()).await, Some(Status::Lost(lost.clone())));
+    assert_eq!(changes.next().await, None);
+
+    assert_eq!(lease.check(), Err(lost.clone()));
+    assert_eq!((lease.is_held(), lease.remaining()), (false, Duration::ZERO));
+    assert_eq!(lease.status(), Status::Lost(lost.clone()));
+    assert!(lease.cancellation_token().is_cancelled(), "asked for after the loss");
+    assert_eq!(lease.lost().await, lost, "asked for after the loss");
+    assert!(matches!(lease.renew().await, Err(RenewError::Lost(again)) if again == lost));
+    assert!(matches!(lease.release().await, Err(ReleaseError::Lost(again)) if again == lost));
+}
+
+async fn a_taken_key_is_left_to_its_taker(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    two.lock("job").force_release().await.unwrap();
+    let taker = two.lock("job").acquire().await.unwrap();
+
+    let lost = within(HANGS, "lost()", lease.lost()).await;
+    // The server tells at once that the key was touched, and may be asked between the two steps.
+    assert!([LossReason::Taken, LossReason::Deleted].contains(&lost.reason()), "{lost:?}");
+    assert!(matches!(lease.release().await, Err(ReleaseError::Lost(_))));
+    let holder = one.lock("job").holder().await.unwrap().unwrap();
+    assert_eq!((holder.label(), holder.fence()), (Some("two"), Some(taker.fence())));
+    taker.check().unwrap();
+    taker.release().await.unwrap();
+}
+
+async fn max_hold_tells_and_lets_the_key_run_out(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let max_hold = TTL * 2;
+    let lease = one.lock("job").max_hold(max_hold).acquire().await.unwrap();
+    let lost = within(HANGS, "lost()", lease.lost()).await;
+    assert_eq!((lost.reason(), lost.held_for()), (LossReason::MaxHold, max_hold));
+    assert!(lease.check().is_err());
+    // The job has until then to stop.
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none(), "the key is still there");
+    drop(within(TTL + HANGS, "the key's end", two.lock("job").acquire()).await.unwrap());
+}
+
+async fn release_after_max_hold_deletes_and_is_ok(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").max_hold(TTL).acquire().await.unwrap();
+    lease.renew().await.unwrap();
+    within(HANGS, "lost()", lease.lost()).await;
+    lease.release().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+
+    let lease = one.lock("another").max_hold(TTL).acquire().await.unwrap();
+    lease.renew().await.unwrap();
+    within(HANGS, "lost()", lease.lost()).await;
+    its_drop_frees(lease, two.lock("another")).await;
+}
+
+async fn a_release_is_told_as_such(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let (lost, token) = (lease.lost(), lease.cancellation_token());
+    lease.release().await.unwrap();
+    assert_eq!(lost.await.reason(), LossReason::Released);
+    assert!(token.is_cancelled());
+
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let lost = lease.lost();
+    drop(lease);
+    assert_eq!(lost.await.reason(), LossReason::Released);
+}
+
+async fn status_changes_end_with_the_last_status(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let (mut early, handle) = (lease.status_changes(), lease.handle());
+    lease.release().await.unwrap();
+    assert_eq!(early.next().await, Some(Status::Released));
+    assert_eq!(early.next().await, None);
+    assert_eq!(handle.status_changes().next().await, None, "nothing changes from here on");
+}
+
+async fn a_cancelled_child_cancels_nobody_else(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let (mine, yours) = (lease.cancellation_token(), lease.cancellation_token());
+    mine.cancel();
+    assert!(!yours.is_cancelled() && lease.is_held());
+}
+
+async fn a_handle_outlives_its_lease_and_says_so(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let handle = lease.handle();
+    handle.clone().check().unwrap();
+    assert_eq!((handle.name(), handle.fence(), handle.hold_count()), ("job", lease.fence(), 1));
+    lease.release().await.unwrap();
+    assert_eq!(handle.check().unwrap_err().reason(), LossReason::Released);
+    assert_eq!((handle.status(), handle.remaining(), handle.hold_count()), (Status::Released, Duration::ZERO, 0));
+}
+
+async fn the_same_task_is_refused_instead_of_deadlocked(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+    let lease = lock.acquire().await.unwrap();
+    for refused in [lock.acquire().await.map(drop), lock.try_acquire().await.map(drop)] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, AcquireError::AlreadyHeld { pending: false, .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("reentrant(true)") && text.contains("Owner::anonymous()"), "names both ways out: {text}");
+        assert!(!error.is_transient());
+    }
+    lease.release().await.unwrap();
+    drop(lock.acquire().await.unwrap());
+}
+
+async fn an_acquire_under_way_counts_as_held(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let held = one.lock("job").acquire().await.unwrap();
+    let lock = two.lock("job");
+    let mut waiting = Box::pin(lock.acquire());
+    assert!(poll_once(&mut waiting).await.is_none());
+    let error = lock.try_acquire().await.unwrap_err();
+    assert!(matches!(error, AcquireError::AlreadyHeld { pending: true, .. }), "{error}");
+    drop(waiting);
+    assert!(lock.try_acquire().await.unwrap().is_none(), "a dropped acquire is no longer under way");
+    drop(held);
+}
+
+async fn re_entry_shares_the_acquisition(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lock = one.lock("job").reentrant(true);
+    let outer = lock.acquire().await.unwrap();
+    let inner = lock.try_acquire().await.unwrap().unwrap();
+    let third = lock.acquire_within(Duration::ZERO).await.unwrap();
+    assert_eq!((inner.fence(), third.fence()), (outer.fence(), outer.fence()));
+    assert_eq!((outer.hold_count(), inner.hold_count()), (3, 3));
+    drop(third);
+    assert_eq!(outer.hold_count(), 2);
+
+    // Signals are per lease, the key goes with the last, in whichever order.
+    let (outer_lost, inner_lost) = (outer.lost(), inner.lost());
+    outer.release().await.unwrap();
+    assert_eq!(outer_lost.await.reason(), LossReason::Released);
+    inner.check().unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none());
+    inner.release().await.unwrap();
+    assert_eq!(inner_lost.await.reason(), LossReason::Released);
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+}
+
+async fn re_entry_must_be_asked_for_both_times(place: Place) {
+    let leases = place.program("one").await;
+    let (plain, reentrant) = (leases.lock("job"), leases.lock("job").reentrant(true));
+    let held = plain.acquire().await.unwrap();
+    assert!(matches!(reentrant.acquire().await, Err(AcquireError::AlreadyHeld { .. })));
+    held.release().await.unwrap();
+    let _held = reentrant.acquire().await.unwrap();
+    assert!(matches!(plain.acquire().await, Err(AcquireError::AlreadyHeld { .. })));
+}
+
+async fn re_entry_does_not_wait_for_an_acquire_under_way(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let held = one.lock("job").acquire().await.unwrap();
+    let lock = two.lock("job").reentrant(true);
+    let mut first = Box::pin(lock.acquire());
+    assert!(poll_once(&mut first).await.is_none());
+    // Nobody polls the first while we wait for the second: waiting for it would never end.
+    let error = within(HANGS, "an answer", lock.acquire()).await.unwrap_err();
+    assert!(matches!(error, AcquireError::AlreadyHeld { pending: true, .. }), "{error}");
+    held.release().await.unwrap();
+    let first = within(HANGS, "the first", first).await.unwrap();
+    assert_eq!(lock.acquire().await.unwrap().fence(), first.fence());
+}
+
+async fn re_entry_after_a_loss_is_a_new_acquisition(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lock = one.lock("job").reentrant(true);
+    let lost = lock.acquire().await.unwrap();
+    two.lock("job").force_release().await.unwrap();
+    within(HANGS, "lost()", lost.lost()).await;
+    let again = lock.acquire().await.unwrap();
+    assert!(again.fence() > lost.fence());
+    assert_eq!((again.hold_count(), lost.hold_count()), (1, 1));
+    drop(lost);
+    again.renew().await.unwrap();
+    assert!(matches!(lock.acquire().await, Ok(third) if third.fence() == again.fence()));
+}
+
+/// What the documentation warns of: branches of `join!` are one task.
+async fn re_entry_lets_all_branches_of_a_join_in(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job").reentrant(true);
+    let inside = tokio::sync::watch::Sender::new(0);
+    // Each acquires when the one before it is inside, and stays until all are.
+    let branch = async |n: u32| {
+        let mut others = inside.subscribe();
+        others.wait_for(|&count| count == n).await.unwrap();
+        let lease = lock.acquire().await.unwrap();
+        inside.send_modify(|count| *count += 1);
+        others.wait_for(|&count| count == 3).await.unwrap();
+        lease.fence()
+    };
+    let (a, b, c) = within(HANGS, "all inside at once", async { tokio::join!(branch(0), branch(1), branch(2)) }).await;
+    assert_eq!((a, b), (b, c));
+}
+
+/// What the documentation warns of: who acquires and hands out is one owner, whoever works with the leases.
+async fn re_entry_lets_a_dispatcher_hand_out_many_leases(place: Place) {
+    let leases = place.program("one").await;
+    let careless = leases.lock("job").reentrant(true);
+    let mut workers = Vec::new();
+    for _ in 0..5 {
+        let lease = careless.acquire().await.unwrap();
+        workers.push(tokio::spawn(async move { lease.hold_count() }));
+    }
+    let careful = leases.lock("another job");
+    let lease = careful.acquire().await.unwrap();
+    assert!(matches!(careful.acquire().await, Err(AcquireError::AlreadyHeld { .. })), "unless it does not ask for it");
+    drop(lease);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+}
+
+async fn the_owner_stays_when_the_lease_moves(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+    let lease = lock.acquire().await.unwrap();
+    let (lock_there, done) = (lock.clone(), oneshot::channel::<()>());
+    let worker = tokio::spawn(async move {
+        let busy = lock_there.try_acquire().await.unwrap().is_none();
+        done.1.await.unwrap();
+        drop(lease);
+        busy
+    });
+    assert!(matches!(lock.try_acquire().await, Err(AcquireError::AlreadyHeld { .. })), "the lease is still ours");
+    done.0.send(()).unwrap();
+    assert!(worker.await.unwrap(), "the task that has the lease is not its owner");
+}
+
+async fn an_identity_spans_tasks(place: Place) {
+    let leases = place.program("one").await;
+    let owner = Owner::new();
+    assert_eq!(owner, owner.clone());
+    assert_ne!(owner, Owner::new());
+    let lock = leases.lock("job").owner(owner).reentrant(true);
+    let outer = lock.acquire().await.unwrap();
+    let there = lock.clone();
+    let inner = tokio::spawn(async move { there.acquire().await }).await.unwrap().unwrap();
+    assert_eq!((inner.fence(), inner.hold_count()), (outer.fence(), 2));
+    assert!(leases.lock("job").owner(Owner::new()).try_acquire().await.unwrap().is_none());
+}
+
+async fn the_anonymous_wait_even_for_themselves(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job").owner(Owner::anonymous()).reentrant(true);
+    let lease = lock.acquire().await.unwrap();
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    let patience = Duration::from_millis(30);
+    let error = in_vain(&lock, patience).await;
+    assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
+    lease.release().await.unwrap();
+    drop(lock.acquire().await.unwrap());
+}
+
+async fn outside_a_task_the_thread_is_the_owner(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+    let runtime = tokio::runtime::Handle::current();
+    let there = lock.clone();
+    let (first, second) = tokio::task::spawn_blocking(move || {
+        let first = runtime.block_on(there.acquire());
+        let second = runtime.block_on(there.try_acquire());
+        (first, second.map(drop))
+    })
+    .await
+    .unwrap();
+    assert!(matches!(second, Err(AcquireError::AlreadyHeld { .. })), "{second:?}");
+    assert!(lock.try_acquire().await.unwrap().is_none(), "another owner is told that it is busy");
+    drop(first.unwrap());
+}
+
+async fn one_at_a_time(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let inside = Arc::new(AtomicBool::new(false));
+    // Whoever cannot be called comes by every third of a grant.
+    let rounds = if place.fair && !place.pushes { 1 } else { 4 };
+    let mut tasks = Vec::new();
+    for n in 0..24 {
+        let lock = if n % 2 == 0 { &one } else { &two }.lock("job");
+        let inside = inside.clone();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..rounds {
+                let lease = lock.acquire().await.unwrap();
+                assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
+                tokio::task::yield_now().await;
+                inside.store(false, Ordering::SeqCst);
+                lease.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        within(Duration::from_secs(60), "every task", task).await.unwrap();
+    }
+}
+
+async fn holder_reads_what_the_key_says(place: Place) {
+    let (one, two) = place.two_programs().await;
+    assert_eq!(two.lock("job").holder().await.unwrap(), None);
+    let lease = one.lock("job").acquire().await.unwrap();
+    let holder = two.lock("job").holder().await.unwrap().unwrap();
+    assert_eq!((holder.label(), holder.fence()), (Some("one"), Some(lease.fence())));
+    assert!(holder.remaining().is_some_and(|remaining| remaining <= TTL));
+    assert!(holder.token().is_some_and(|token| token.starts_with("lh1:") && token.ends_with("@one")));
+    lease.release().await.unwrap();
+    assert_eq!(two.lock("job").holder().await.unwrap(), None);
+}
+
+async fn what_is_held_is_listed_by_its_name(place: Place) {
+    let (plain, prefixed) = (place.program("one").await, place.builder().prefix("[a]*:").build().await.unwrap());
+    for server in &place.servers {
+        server.wire().must(&["SET", "foreign", "another library's", "PX", "60000"]);
+        // No lock can have the name of a companion.
+        let token = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@copied";
+        server.wire().must(&["SET", "{job}:lh:copy", token, "PX", "60000"]);
+    }
+    let mut leases = Vec::new();
+    for (leases_of, name) in
+        [(&plain, "job:1"), (&plain, "job:2"), (&plain, "a:job"), (&plain, "*"), (&prefixed, "own")]
+    {
+        leases.push(leases_of.lock(name).acquire().await.unwrap());
+    }
+    let listed = async |of: &Leases, pattern: &str| {
+        let locks = of.held(pattern).await.unwrap();
+        locks.iter().map(|lock| lock.name().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&plain, "*").await, ["*", "[a]*:own", "a:job", "job:1", "job:2"]);
+    assert_eq!(listed(&plain, "job:*").await, ["job:1", "job:2"]);
+    assert_eq!(listed(&plain, "job:[^1]").await, ["job:2"]);
+    assert_eq!(listed(&plain, "job:?x").await, Vec::<String>::new());
+    assert_eq!(listed(&plain, r"\*").await, ["*"]);
+    // As a pattern, the prefix would be like another name.
+    assert_eq!(listed(&prefixed, "*").await, ["own"]);
+    let listing = plain.held("job:1").await.unwrap();
+    let [one] = &listing[..] else { panic!("{listing:?}") };
+    assert_eq!(
+        one.holder().await.unwrap().and_then(|holder| holder.fence()),
+        leases.first().map(leasehold::Lease::fence)
+    );
+    for lease in leases {
+        lease.release().await.unwrap();
+    }
+    // On a minority of the nodes it may be for a moment more.
+    let asked = Instant::now();
+    while !listed(&plain, "*").await.is_empty() {
+        assert!(asked.elapsed() < HANGS, "it is listed still");
+    }
+}
+
+async fn force_release_takes_the_lock_from_whoever_has_it(place: Place) {
+    let (one, two) = place.two_programs().await;
+    assert!(!two.lock("job").force_release().await.unwrap(), "nobody has it");
+    let lease = one.lock("job").acquire().await.unwrap();
+    assert!(two.lock("job").force_release().await.unwrap());
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+    drop(lease);
+}
+
+async fn run_returns_what_the_work_returned(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let work = |lease: leasehold::LeaseHandle| async move {
+        lease.check()?;
+        Ok::<Fence, Error>(lease.fence())
+    };
+    let fence = one.lock("job").run(work).await.unwrap().unwrap();
+    assert!(fence > Fence::try_from(0_u64).unwrap());
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some(), "released");
+}
+
+type Work<'a> = Box<dyn FnOnce(leasehold::LeaseHandle) -> Pin<Box<dyn Future<Output = u64> + 'a>> + 'a>;
+
+async fn run_fits_spawn_borrows_boxes_and_local_sets(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+
+    let spawned = lock.clone();
+    let spawned = tokio::spawn(async move { spawned.run(|lease| async move { lease.fence() }).await });
+    spawned.await.unwrap().unwrap();
+
+    let mut log = Vec::new();
+    lock.run(async |lease| log.push(lease.fence())).await.unwrap();
+    assert_eq!(log.len(), 1);
+
+    let boxed: Work<'_> = Box::new(|lease| Box::pin(async move { lease.fence().into() }));
+    lock.run(boxed).await.unwrap();
+
+    let local = tokio::task::LocalSet::new();
+    let not_send = std::rc::Rc::new(7);
+    let answer = local.run_until(lock.run(|_| async move { *not_send })).await.unwrap();
+    assert_eq!(answer, 7);
+}
+
+async fn run_stops_the_work_when_the_lease_is_lost(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let (started, running) = oneshot::channel();
+    let lock = one.lock("job");
+    let run = tokio::spawn(async move {
+        lock.run(|_| async move {
+            started.send(()).unwrap();
+            std::future::pending::<()>().await;
+        })
+        .await
+    });
+    within(HANGS, "the work", running).await.unwrap();
+    two.lock("job").force_release().await.unwrap();
+    let error = within(HANGS, "the end of run", run).await.unwrap().unwrap_err();
+    assert!(matches!(&error, RunError::Lost(lost) if lost.reason() == LossReason::Deleted), "{error}");
+}
+
+async fn run_drops_the_work_before_the_lock_is_free(place: Place) {
+    struct Witness(Arc<AtomicBool>);
+    impl Drop for Witness {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let (one, two) = place.two_programs().await;
+    let dropped = Arc::new(AtomicBool::new(false));
+    let witness = Witness(dropped.clone());
+    let (started, running) = oneshot::channel();
+    let lock = one.lock("job").max_hold(TTL);
+    let run = tokio::spawn(async move {
+        lock.run(|_| async move {
+            let _witness = witness;
+            started.send(()).unwrap();
+            std::future::pending::<()>().await;
+        })
+        .await
+    });
+    within(HANGS, "the work", running).await.unwrap();
+    // The loss is by `max_hold`, which deletes the key only when the lease goes.
+    let after = within(HANGS, "the lock", two.lock("job").acquire()).await.unwrap();
+    assert!(dropped.load(Ordering::SeqCst), "the work was still there when the lock was free");
+    drop(after);
+    assert!(matches!(run.await.unwrap(), Err(RunError::Lost(_))));
+}
+
+async fn run_that_could_not_acquire_never_starts_the_work(place: Place) {
+    let leases = place.program("one").await;
+    let started = AtomicBool::new(false);
+    let refused = leases.lock("").run(async |_| started.store(true, Ordering::SeqCst)).await;
+    assert!(matches!(refused, Err(RunError::Acquire(AcquireError::Refused(_)))), "{refused:?}");
+    assert!(!started.into_inner());
+}
+
+async fn a_guarded_value_refuses_the_past(place: Place) {
+    if place.is_quorum() {
+        return a_guarded_value_is_for_one_server(place).await;
+    }
+    let (one, two) = place.two_programs().await;
+    let (report, seen_there) = (one.guarded("report"), two.guarded("report"));
+    assert_eq!(report.get().await.unwrap(), None);
+
+    let past = one.lock("job").acquire().await.unwrap();
+    report.set("first", past.fence()).await.unwrap();
+    report.set("first, again", past.fence()).await.unwrap();
+    two.lock("job").force_release().await.unwrap();
+    let present = two.lock("job").acquire().await.unwrap();
+    seen_there.set([0_u8, 255, 7], present.fence()).await.unwrap();
+
+    let error = report.set("late", past.fence()).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("report") && text.contains("later holder"), "{text}");
+    let GuardError::Stale { fence, seen, .. } = error else { panic!("{error}") };
+    assert_eq!((fence, seen), (past.fence(), present.fence()));
+    assert_eq!(report.get().await.unwrap(), Some((vec![0, 255, 7], present.fence())));
+
+    // Exact where a double is not.
+    let largest = Fence::try_from(i64::MAX).unwrap();
+    let one_less = Fence::try_from(i64::MAX - 1).unwrap();
+    report.set("end", largest).await.unwrap();
+    assert!(matches!(report.set("late", one_less).await, Err(GuardError::Stale { .. })));
+    assert_eq!(report.get().await.unwrap(), Some((b"end".to_vec(), largest)));
+}
+
+/// And a quorum says so.
+async fn a_guarded_value_is_for_one_server(place: Place) {
+    let leases = place.program("one").await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let set = leases.guarded("report").set("x", lease.fence()).await.map_err(Error::from).unwrap_err();
+    let get = leases.guarded("report").get().await.unwrap_err();
+    for error in [set, get] {
+        assert!(error.kind() == ErrorKind::Refused && error.to_string().contains("url of one server"), "{error}");
+    }
+}
+
+async fn a_guarded_value_is_no_lock_and_a_lock_no_guarded_value(place: Place) {
+    if place.is_quorum() {
+        return a_guarded_value_is_for_one_server(place).await;
+    }
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("a lock").acquire().await.unwrap();
+    let guarded = two.guarded("a lock");
+    let set = guarded.set("x", lease.fence()).await.map_err(Error::from).unwrap_err();
+    let get = guarded.get().await.unwrap_err();
+    let companion = two.guarded("{a lock}:lh:fence").get().await.unwrap_err();
+    assert_eq!((set.kind(), get.kind(), companion.kind()), (ErrorKind::Refused, ErrorKind::Refused, ErrorKind::Config));
+    lease.check().unwrap();
+
+    one.guarded("a value").set("x", lease.fence()).await.unwrap();
+    let lock = two.lock("a value");
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    assert_eq!(lock.holder().await.unwrap().unwrap().token(), None);
+    assert_eq!(lock.force_release().await.unwrap_err().kind(), ErrorKind::Refused);
+    assert!(one.guarded("a value").get().await.unwrap().is_some(), "nothing was lost");
+}
+
+async fn a_prefix_keeps_programs_apart(place: Place) {
+    let test = place.builder().prefix("test:").build().await.unwrap();
+    let live = place.builder().prefix("live:").build().await.unwrap();
+    let bare = place.program("bare").await;
+    let lease = test.lock("job").acquire().await.unwrap();
+    assert_eq!(lease.name(), "job");
+    assert!(live.lock("job").try_acquire().await.unwrap().is_some());
+    assert!(bare.lock("job").try_acquire().await.unwrap().is_some());
+    assert!(bare.lock("test:job").try_acquire().await.unwrap().is_none(), "the key is prefix and name");
+}
+
+async fn closing_ends_waiters_and_leases(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("held").acquire().await.unwrap();
+    let theirs = two.lock("theirs").acquire().await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let waiting = one.lock("theirs").on_wait(move |_| tell.send(()).unwrap());
+    let waiter = tokio::spawn(waiting.acquire());
+    within(HANGS, "the waiter to wait", told.recv()).await;
+
+    within(HANGS, "close", one.close()).await;
+    assert!(matches!(within(HANGS, "the waiter", waiter).await.unwrap(), Err(AcquireError::Closed)));
+    assert_eq!(lease.check().unwrap_err().reason(), LossReason::Closed);
+    assert_eq!(lease.lost().await.reason(), LossReason::Closed);
+    assert!(two.lock("held").try_acquire().await.unwrap().is_some(), "released");
+    assert!(matches!(lease.release().await, Err(ReleaseError::Lost(lost)) if lost.reason() == LossReason::Closed));
+    theirs.check().unwrap();
+}
+
+async fn nothing_works_after_closing(place: Place) {
+    let leases = place.program("one").await;
+    let (lock, guarded) = (leases.lock("job"), leases.guarded("report"));
+    leases.close().await;
+    within(HANGS, "a second close", leases.close()).await;
+    assert!(matches!(lock.acquire().await, Err(AcquireError::Closed)));
+    assert!(matches!(lock.try_acquire().await, Err(AcquireError::Closed)));
+    let ran = lock.run(async |_| ()).await.map_err(Error::from);
+    let fence = Fence::try_from(1_u64).unwrap();
+    let errors = [
+        ran.unwrap_err(),
+        lock.holder().await.map(drop).unwrap_err(),
+        lock.force_release().await.map(drop).unwrap_err(),
+        guarded.set("x", fence).await.map_err(Error::from).unwrap_err(),
+        guarded.get().await.map(drop).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    }
+}
+
+async fn debug_shows_state_and_no_secret(place: Place) {
+    let leases = place.program("one").await;
+    let lock = leases.lock("job");
+    let lease = lock.acquire().await.unwrap();
+    let holder = lock.holder().await.unwrap().unwrap();
+    let token = holder.token().unwrap().to_owned();
+    let secret = token.trim_start_matches("lh1:").split('@').next().unwrap().to_owned();
+    let shown = format!("{leases:?} {lock:?} {lease:?} {:?} {holder:?} {holder}", lease.handle());
+    assert!(!shown.contains(&secret), "{shown}");
+    for part in ["job", "one", "Held", &lease.fence().to_string()] {
+        assert!(shown.contains(part), "{part} in {shown}");
+    }
+}
+
+async fn what_the_server_can_do_is_told(place: Place) {
+    let leases = place.program("one").await;
+    for _ in 0..2 {
+        let told = leases.capabilities().await.unwrap();
+        assert_eq!(*told.push() == Push::On, place.pushes, "{told}");
+        assert_eq!(matches!(told.push(), Push::Refused(reason) if !reason.is_empty()), !place.pushes, "{told}");
+        assert_eq!(told.calls_waiters(), place.pushes, "{told}");
+        let server = told.server().unwrap();
+        assert!(["memory", "redis 6", "redis 7", "valkey 9"].iter().any(|known| server.starts_with(known)), "{server}");
+        if !place.servers.is_empty() {
+            assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
+            assert_eq!((told.role(), told.replicas()), (Some("master"), Some(0)), "{told}");
+            assert_eq!(told.append_fsync(), Some("always"), "{told}");
+            assert!(told.watched_keys().is_some_and(|keys| !place.pushes || keys > 0), "{told}");
+        }
+    }
+    leases.close().await;
+    assert_eq!(leases.capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
+/// Polls a future once, within this task.
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|context| {
+        std::task::Poll::Ready(match Pin::new(&mut *future).poll(context) {
+            std::task::Poll::Ready(output) => Some(output),
+            std::task::Poll::Pending => None,
+        })
+    })
+    .await
+}

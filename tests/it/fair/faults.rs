@@ -1,0 +1,487 @@
+//! What becomes of a fair queue when its waiters, its holder or its calls fail: rows F1, F35 and F36 of the fault table.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Leases, Owner};
+use support::{
+    Action, Child, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
+    scripts::{KNOCK, LEAVE, RELEASE},
+    seen, two_workers, within,
+};
+
+use super::line::{
+    HEARTBEAT, History, LONG, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key,
+};
+
+const GRANT: Duration = Duration::from_millis(200);
+
+async fn program(url: &str, ttl: Duration) -> Leases {
+    Leases::builder().url(url).ttl(ttl).grant(GRANT).build().await.unwrap()
+}
+
+/// Notes on the server that somebody is in the lock, or out of it, and when.
+const NOTE: &str = "local t = redis.call('TIME') \
+    return redis.call('RPUSH', 'history', ARGV[1] .. ' ' .. string.format('%.0f', t[1] * 1000000 + t[2]))";
+
+fn note(wire: &mut Wire, what: &str) {
+    wire.must(&["EVAL", NOTE, "0", what]);
+}
+
+/// A process that takes a place in the queue whenever it is told to, with a number; when the turn of that one comes,
+/// it notes so.
+fn waits_when_told(part: &Part) {
+    two_workers().block_on(async {
+        let lock = program(&part.url, LONG).await.lock("job");
+        loop {
+            let word = part.hear();
+            let waiter = place(&lock).await;
+            part.say("waits");
+            let mut wire = Wire::to_port(part.port());
+            tokio::spawn(async move {
+                let (lease, _) = waiter.await.unwrap();
+                let lease = lease.unwrap();
+                note(&mut wire, &format!("{word} in"));
+                lease.check().unwrap();
+                note(&mut wire, &format!("{word} out"));
+                lease.release().await.unwrap();
+            });
+        }
+    });
+}
+
+/// Number, whether it came in, and when, in µs.
+fn history(wire: &mut Wire) -> Vec<(usize, bool, i64)> {
+    let lines = wire.must(&["LRANGE", "history", "0", "-1"]);
+    let read = |line: &Value| {
+        let text = line.text();
+        let words: Vec<_> = text.split(' ').collect();
+        (words[0].parse().unwrap(), words[1] == "in", words[2].parse().unwrap())
+    };
+    lines.array().iter().map(read).collect()
+}
+
+fn enter(child: &mut Child, n: usize) {
+    child.tell(&n.to_string());
+    child.says("waits");
+}
+
+#[test]
+fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_killed() {
+    const WAITERS: usize = 64;
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let mut children: Vec<_> = (0..8)
+        .map(|n| {
+            Child::start(
+                f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_killed,
+                &n.to_string(),
+                &server.url(),
+            )
+        })
+        .collect();
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let holder = program(&server.url(), LONG).await;
+        // One after the other; and in runs, so that the killed are the head, some in the middle, and several together.
+        let [in_turn, in_runs]: [fn(usize) -> usize; 2] = [|n| n % 8, |n| n / 3 % 8];
+        for (killed, process_of) in [(&[][..], in_turn), (&[0, 3, 4][..], in_runs)] {
+            let lease = holder.lock("job").acquire().await.unwrap();
+            for n in 0..WAITERS {
+                enter(&mut children[process_of(n)], n);
+            }
+            all_can_be_called(&mut wire, "job", WAITERS).await;
+            assert_eq!(holder.lock("job").waiters().await.unwrap().len(), WAITERS);
+            let line = tokens(&mut wire, "job");
+            for &process in killed {
+                children[process].kill();
+            }
+            // A round trip, by whose end the server has seen it.
+            wire.must(&["PING"]);
+            let expected: Vec<_> = (0..WAITERS).filter(|&n| !killed.contains(&process_of(n))).collect();
+            wire.del("history");
+            note(&mut wire, "1000 out");
+            lease.release().await.unwrap();
+            eventually_async(SOON, "everybody has had it", || history(&mut wire).len() == 2 * expected.len() + 1).await;
+            let notes = history(&mut wire);
+            let order: Vec<_> = notes.iter().skip(1).step_by(2).map(|&(n, ..)| n).collect();
+            assert_eq!(order, expected, "{line:?}");
+            // The list is in the server's order: nobody came in before the one before was out.
+            assert!(notes.chunks(2).all(|pair| !pair[0].1 && pair.get(1).is_none_or(|next| next.1)), "{notes:?}");
+            let (mut usual, mut past_the_dead) = (Vec::new(), Vec::new());
+            for pair in notes.chunks_exact(2) {
+                let (before, next) = (pair[0].0.wrapping_add(1) % 1001, pair[1].0);
+                (if before == next { &mut usual } else { &mut past_the_dead }).push(pair[1].2 - pair[0].2);
+            }
+            usual.sort_unstable();
+            let median = usual[usual.len() / 2];
+            let added: i64 = past_the_dead.iter().map(|gap| gap - median).sum();
+            println!("{killed:?}: {median} µs each, {added} µs for {} times past the dead", past_the_dead.len());
+            let added = Duration::from_micros(added.try_into().unwrap_or(0));
+            seen::took("the line's delay by its dead", added, PROMPT, &lag);
+            // A sum, each part of which may be as late as the control.
+            let late = lag.worst() * u32::try_from(past_the_dead.len()).unwrap();
+            assert!(added <= PROMPT + late, "{added:?}");
+            wire.del("history");
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
+fn f35_the_head_killed_cancelled_or_stopped() {
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let start = || Child::start(f35_the_head_killed_cancelled_or_stopped, "wait", &server.url());
+    let (mut killed, mut stopped) = (start(), start());
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let (holder, ours) = (program(&server.url(), LONG).await, program(&server.url(), LONG).await);
+        let lock = ours.lock("job");
+        for case in ["killed", "cancelled", "stopped"] {
+            let lease = holder.lock("job").acquire().await.unwrap();
+            let mut first = None;
+            match case {
+                "killed" => (0..3).for_each(|n| enter(&mut killed, n)),
+                "cancelled" => first = Some(place(&lock).await),
+                _ => (0..3).for_each(|n| enter(&mut stopped, n)),
+            }
+            let next = place(&lock).await;
+            let count = tokens(&mut wire, "job").len();
+            all_can_be_called(&mut wire, "job", count).await;
+            match first {
+                Some(first) => first.abort(),
+                None if case == "killed" => killed.kill(),
+                None => stopped.stop(),
+            }
+            wire.must(&["PING"]);
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            println!("{case}: {took:?}");
+            let limit = if case == "stopped" { GRANT } else { Duration::ZERO };
+            assert!(took >= limit, "{case}: nobody was granted it before: {took:?}");
+            seen::took(&format!("next one, the head {case}"), took, limit + PROMPT, &lag);
+            assert!(took <= limit + PROMPT + lag.worst(), "{case}: {took:?}");
+            if case == "stopped" {
+                stopped.cont();
+                eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == 3).await;
+                lease.release().await.unwrap();
+                eventually_async(SOON, "they have it", || history(&mut wire).len() == 6).await;
+                let order: Vec<_> = history(&mut wire).iter().step_by(2).map(|&(n, ..)| n).collect();
+                assert_eq!(order, [0, 1, 2], "with their old places");
+            } else {
+                lease.release().await.unwrap();
+            }
+            wire.del("history");
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
+fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let mut stopped =
+        Child::start(f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time, "wait", &server.url());
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let (holder, ours) = (program(&server.url(), LONG).await, program(&server.url(), LONG).await);
+        for count in [33, 40] {
+            let lease = holder.lock("job").acquire().await.unwrap();
+            (0..count).for_each(|n| enter(&mut stopped, n));
+            let next = place(&ours.lock("job")).await;
+            all_can_be_called(&mut wire, "job", count + 1).await;
+            stopped.stop();
+            // A round trip, by whose end the server has read what the process sent before.
+            wire.must(&["PING"]);
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            println!("{count} stopped: {took:?}");
+            assert!(took >= GRANT, "nobody was granted it before: {took:?}");
+            seen::took(&format!("next one, {count} before it stopped"), took, GRANT + PROMPT, &lag);
+            assert!(took <= GRANT + PROMPT + lag.worst(), "{count}: {took:?}");
+            stopped.cont();
+            eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == count).await;
+            lease.release().await.unwrap();
+            eventually_async(SOON, "they have it", || history(&mut wire).len() == 2 * count).await;
+            let order: Vec<_> = history(&mut wire).iter().step_by(2).map(|&(n, ..)| n).collect();
+            assert!(order.is_sorted(), "with their old places: {order:?}");
+            wire.del("history");
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
+fn f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waiters_die() {
+    // Those who are further behind look that much later whether a grant has lapsed.
+    const STAGGER: Duration = Duration::from_millis(40);
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let mut wire = server.wire();
+    let url = server.url_without_push(server.port());
+    two_workers().block_on(async {
+        let lag = Lag::start();
+        let (holder, ours) = (program(&url, LONG).await, program(&url, LONG).await);
+        for (count, is_killed) in [(1, true), (5, true), (10, true), (10, false)] {
+            let mut child = Child::start(
+                f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waiters_die,
+                "wait",
+                &url,
+            );
+            let lease = holder.lock("job").acquire().await.unwrap();
+            (0..count).for_each(|n| enter(&mut child, n));
+            let next = place(&ours.lock("job")).await;
+            let after = place(&ours.lock("job")).await;
+            if is_killed {
+                child.kill();
+            } else {
+                child.stop();
+            }
+            wire.must(&["PING"]);
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            println!("{count}, killed {is_killed}: {took:?}");
+            assert!(took >= GRANT, "nobody was granted it before: {took:?}");
+            let limit = GRANT + STAGGER + PROMPT;
+            seen::took(&format!("next one, {count} before it dead that could not be called"), took, limit, &lag);
+            assert!(took <= limit + lag.worst(), "{count}: {took:?}");
+            if !is_killed {
+                child.cont();
+                eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == count + 1).await;
+            }
+            lease.release().await.unwrap();
+            if !is_killed {
+                eventually_async(SOON, "they have it", || history(&mut wire).len() == 2 * count).await;
+                wire.del("history");
+            }
+            had(after).await.0.release().await.unwrap();
+            drop(child);
+            // The mark of a killed process stays for as long as the queue would.
+            wire.del(&wait_key("job"));
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
+fn f1_holder_killed_with_a_fair_queue_behind_it() {
+    const TTL: Duration = Duration::from_millis(400);
+    if let Some(part) = Part::mine() {
+        return two_workers().block_on(async {
+            let _lease = program(&part.url, TTL).await.lock("job").fair(true).acquire().await.unwrap();
+            part.say("holds");
+            part.hear();
+        });
+    }
+    let server = Server::start();
+    let mut child = Child::start(f1_holder_killed_with_a_fair_queue_behind_it, "hold", &server.url());
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let all = [program(&server.url(), LONG).await, program(&server.url(), LONG).await];
+        child.says("holds");
+        let mut waiters = Vec::new();
+        for n in 0..4 {
+            waiters.push(place(&all[n % 2].lock("job")).await);
+        }
+        all_can_be_called(&mut wire, "job", 4).await;
+        let killed = Instant::now();
+        child.kill();
+        let mut before = killed;
+        for (n, waiter) in waiters.into_iter().enumerate() {
+            let (lease, at) = had(waiter).await;
+            let took = at.saturating_duration_since(before);
+            println!("{n}: {took:?}");
+            let limit = if n == 0 { TTL } else { Duration::ZERO } + PROMPT + lag.worst();
+            if n == 0 {
+                seen::took("next of a queue after the kill", took, TTL + PROMPT, &lag);
+            }
+            assert!(took <= limit, "{n}: {took:?}");
+            before = Instant::now();
+            lease.release().await.unwrap();
+        }
+        nothing_is_left(&mut wire).await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_heartbeat() {
+    const LATE: Duration = Duration::from_millis(700);
+    let server = Server::start();
+    let holder = program(&server.url(), LONG).await;
+    // It has pushes on by then. As they come on, leases are renewed, and whoever has the locks watched knocks.
+    holder.capabilities().await.unwrap();
+    let mut cases = Vec::new();
+    for fate in [Messages::Lose, Messages::Late(LATE), Messages::Twice] {
+        let (lease, others) = (holder.lock(format!("{fate:?}")).acquire().await.unwrap(), holder.clone());
+        let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
+        cases.push(tokio::spawn(async move {
+            let (lag, name) = (Lag::start(), format!("{fate:?}"));
+            let theirs = program(&proxy.url(), LONG).await;
+            theirs.capabilities().await.unwrap();
+            // The first one knocks once more, to have the lock watched: that one must not come upon the grant.
+            let knocked = proxy.on(Match::script(KNOCK), 2, Action::HoldReply);
+            let unlucky = place(&theirs.lock(&name)).await;
+            within(SOON, "it has the lock watched", knocked.hit()).await;
+            knocked.release();
+            let next = place(&others.lock(&name)).await;
+            all_can_be_called(&mut wire, &name, 2).await;
+            proxy.messages(fate);
+            let released = Instant::now();
+            lease.release().await.unwrap();
+            let (grant, call) = match fate {
+                Messages::Lose => (GRANT, HEARTBEAT),
+                Messages::Late(by) => (GRANT, by),
+                _ => (Duration::ZERO, Duration::ZERO),
+            };
+            if fate == Messages::Twice {
+                let (lease, at) = had(unlucky).await;
+                assert!(at.duration_since(released) <= PROMPT + lag.worst());
+                let released = Instant::now();
+                lease.release().await.unwrap();
+                let (lease, at) = had(next).await;
+                assert!(at.duration_since(released) <= PROMPT + lag.worst());
+                lease.release().await.unwrap();
+                return;
+            }
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            assert!(took <= grant + PROMPT + lag.worst(), "{name}: the next one after {took:?}");
+            lease.release().await.unwrap();
+            let (lease, at) = had(unlucky).await;
+            let its = at.duration_since(released);
+            println!("{name}: the next one after {took:?}, itself after {its:?}");
+            let what = if fate == Messages::Lose { "call lost" } else { "call late" };
+            seen::took(&format!("next of a queue, {what}"), took, grant + PROMPT, &lag);
+            seen::took(&format!("the called one itself, {what}"), its, call + PROMPT, &lag);
+            assert!(its <= call + PROMPT + lag.worst(), "{name}: itself after {its:?}");
+            lease.release().await.unwrap();
+        }));
+    }
+    for case in cases {
+        case.await.unwrap();
+    }
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f36_a_call_that_comes_when_the_lock_is_held_already_is_no_reason_to_pass_it_on() {
+    let server = Server::start();
+    let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
+    let (holder, ours) = (program(&server.url(), LONG).await, program(&proxy.url(), LONG).await);
+    let lease = holder.lock("job").acquire().await.unwrap();
+    let waiter = place(&ours.lock("job")).await;
+    let next = place(&holder.lock("job")).await;
+    all_can_be_called(&mut wire, "job", 2).await;
+    let token = tokens(&mut wire, "job").remove(0);
+    let entry = wire.must(&["HGET", &wait_key("job"), &token]).text();
+    let channel = entry.rsplit('|').next().unwrap();
+    lease.release().await.unwrap();
+    let (lease, _) = had(waiter).await;
+    let unknown = format!("{}@who has gone", token.split_once('@').unwrap().0);
+    for token in [&token, &unknown] {
+        wire.must(&["PUBLISH", channel, &format!("granted {} {token}job", token.len())]);
+    }
+    // What was said first has been heard by then, and answered before.
+    let leaves = |token: &str| proxy.count(Match::script(LEAVE).and(Match::containing(token)));
+    eventually_async(SOON, "who has gone leaves", || leaves(&unknown) > 0).await;
+    assert_eq!(leaves(&token), 0, "it holds the lock");
+    assert_eq!(wire.get("job"), Some(token));
+    assert!(!next.is_finished(), "two holders");
+    lease.check().unwrap();
+
+    // Nor while it is released, which would then find the lock taken.
+    let (release, before) = (proxy.on(Match::script(RELEASE), 1, Action::Hold), leaves(&unknown));
+    let releasing = tokio::spawn(lease.release());
+    within(SOON, "the release is under way", release.hit()).await;
+    let token = wire.get("job").unwrap();
+    for token in [&token, &unknown] {
+        wire.must(&["PUBLISH", channel, &format!("granted {} {token}job", token.len())]);
+    }
+    eventually_async(SOON, "who has gone leaves", || leaves(&unknown) > before).await;
+    assert_eq!(leaves(&token), 0, "it is being released");
+    release.release();
+    within(SOON, "the release", releasing).await.unwrap().unwrap();
+    had(next).await.0.release().await.unwrap();
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f36_there_are_never_two_fair_holders() {
+    const TURNS: usize = 50;
+    let server = Server::start();
+    let (mut proxies, mut tasks, history) = (Vec::new(), Vec::new(), History::new());
+    let until = Instant::now() + Duration::from_secs(3);
+    for fate in [Messages::Pass, Messages::Lose, Messages::Twice, Messages::Late(Duration::from_millis(70))] {
+        let proxy = Proxy::to(&server);
+        proxy.messages(fate);
+        // The grant is shorter than what is late. A lease is not: no busy machine may end it.
+        let builder = Leases::builder().url(proxy.url()).ttl(LONG);
+        let leases = builder.grant(Duration::from_millis(50)).build().await.unwrap();
+        proxies.push(proxy);
+        for _ in 0..3 {
+            let lock = leases.lock("job").fair(true).owner(Owner::anonymous());
+            let history = history.clone();
+            tasks.push(tokio::spawn(async move {
+                while Instant::now() < until || history.count() < TURNS {
+                    let lease = lock.acquire().await.unwrap();
+                    history.pass(lease, 0).await;
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        within(SOON, "everybody's end", task).await.unwrap();
+    }
+    println!("{} acquisitions", history.count());
+    seen::at_least("fair turns, one at a time", history.count(), TURNS);
+    nothing_is_left(&mut server.wire()).await;
+}
+
+/// Others who wait keep every place of the queue alive, so nobody may leave it to expire.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
+    const SHORT: Duration = Duration::from_millis(500);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (holder, far) = (program(&server.url(), SHORT).await, program(&proxy.url(), SHORT).await);
+    let mut wire = server.wire();
+    // It waits; or it has just been granted the lock, and its process is marked for not having said anything since.
+    for is_granted in [false, true] {
+        let lease = holder.lock("job").fair(true).acquire().await.unwrap();
+        let waiting = tokio::spawn(far.lock("job").fair(true).acquire());
+        all_can_be_called(&mut wire, "job", 1).await;
+        proxy.black_hole(true);
+        waiting.abort();
+        let lease = if is_granted {
+            lease.release().await.unwrap();
+            assert_eq!(tokens(&mut wire, "job").len(), 0);
+            proxy.cut();
+            None
+        } else {
+            Some(lease)
+        };
+        // As long as what it may have acquired could live, and more.
+        tokio::time::sleep(3 * SHORT).await;
+        assert!(wire.exists(&wait_key("job")));
+        proxy.black_hole(false);
+        eventually_async(SOON, "it has left", || !wire.exists(&wait_key("job"))).await;
+        if let Some(lease) = lease {
+            lease.release().await.unwrap();
+        }
+    }
+}

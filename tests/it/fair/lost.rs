@@ -1,0 +1,220 @@
+//! What becomes of a fair queue when its keys are lost, its connections end or the server's clock steps: rows F15, F17,
+//! F19, F28 and F29 of the fault table.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{AcquireError, Leases, LossReason, ReleaseError};
+use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, seen, within};
+
+use super::line::{
+    HEARTBEAT, History, LONG, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place,
+    queue_key, tokens, wait_key,
+};
+
+async fn program(url: &str, ttl: Duration) -> Leases {
+    Leases::builder().url(url).ttl(ttl).build().await.unwrap()
+}
+
+/// After the queue was lost, whoever knocks first takes a lock that is free. Once all the others have knocked too, they
+/// have their old places.
+async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<Waiter>, mut line: Vec<String>) {
+    let (lag, began) = (Lag::start(), Instant::now());
+    eventually_async(SOON, "somebody has it", || waiters.iter().any(Waiter::is_finished)).await;
+    let first = waiters.iter().position(Waiter::is_finished).unwrap();
+    assert_eq!(line.remove(first), wire.get(name).unwrap());
+    let (mut lease, _) = had(waiters.remove(first)).await;
+    let is_all = || tokens(wire, name).len() == line.len();
+    eventually_but_for(&lag, HEARTBEAT + PROMPT, "all have knocked", is_all).await;
+    println!("{name}: number {first} first, all are there after {:?}", began.elapsed());
+    assert_eq!(tokens(wire, name), line);
+    for waiter in waiters {
+        let (released, fence) = (Instant::now(), lease.fence());
+        lease.release().await.unwrap();
+        let (next, at) = had(waiter).await;
+        let took = at.saturating_duration_since(released);
+        assert!(took <= PROMPT + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
+        assert!(next.fence() > fence);
+        lease = next;
+    }
+    lease.release().await.unwrap();
+}
+
+/// Waiters of several programs.
+async fn line_of(wire: &mut Wire, all: &[Leases], name: &str, count: usize) -> (Vec<Waiter>, Vec<String>) {
+    let mut waiters = Vec::new();
+    for n in 0..count {
+        waiters.push(place(&all[n % all.len()].lock(name)).await);
+    }
+    all_can_be_called(wire, name, count).await;
+    (waiters, tokens(wire, name))
+}
+
+async fn three(server: &Server, ttl: Duration) -> [Leases; 3] {
+    let url = server.url();
+    [program(&url, ttl).await, program(&url, ttl).await, program(&url, ttl).await]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f15_flushall_with_a_fair_queue() {
+    let server = Server::start();
+    let (holder, all) = (program(&server.url(), LONG).await, three(&server, LONG).await);
+    let (mut wire, lag) = (server.wire(), Lag::start());
+    let lease = holder.lock("job").acquire().await.unwrap();
+    let (waiters, line) = line_of(&mut wire, &all, "job", 20).await;
+    eventually_async(SOON, "all are watched", || wire.trackers().len() == 4).await;
+    let flushed = Instant::now();
+    wire.must(&["FLUSHALL"]);
+    let lost = within(SOON, "the loss", lease.lost()).await;
+    let took = flushed.elapsed();
+    // Not `Taken`, unless a waiter was quicker than its renewal.
+    assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost:?}");
+    seen::took("signal after the fault, with a fair queue", took, PROMPT, &lag);
+    assert!(took <= PROMPT + lag.worst(), "{took:?}");
+    come_in_their_old_order(&mut wire, "job", waiters, line).await;
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_the_queue_that_are_deleted_come_back_in_order() {
+    const TTL: Duration = Duration::from_secs(1);
+    const KEYS: [fn(&str) -> String; 2] = [queue_key, wait_key];
+    let server = Server::start();
+    let all = three(&server, TTL).await;
+    for (n, keys) in [&KEYS[..1], &KEYS[1..], &KEYS].into_iter().enumerate() {
+        for at_once in [false, true] {
+            let (mut wire, name) = (server.wire(), format!("job {n} {at_once}"));
+            let (lag, lease) = (Lag::start(), all[0].lock(&name).acquire().await.unwrap());
+            let (waiters, line) = line_of(&mut wire, &all, &name, 9).await;
+            let deleted = Instant::now();
+            for key in keys {
+                wire.del(&key(&name));
+            }
+            if !at_once {
+                let mut are_back =
+                    |count| tokens(&mut wire, &name).len() >= count && callable(&mut wire, &name) >= count;
+                // The one who leads in each program looks when the holder's key could be gone,
+                eventually_but_for(&lag, TTL + PROMPT, &name, || are_back(all.len())).await;
+                // and then calls the others of its own.
+                eventually_async(SOON, &name, || are_back(9)).await;
+                println!("{name}: back after {:?}", deleted.elapsed());
+                assert_eq!(tokens(&mut wire, &name), line);
+                lease.check().unwrap();
+            }
+            lease.release().await.unwrap();
+            come_in_their_old_order(&mut wire, &name, waiters, line).await;
+        }
+    }
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f17_a_queue_key_of_another_type_is_refused_and_holds_no_holder_up() {
+    let server = Server::start();
+    let all = three(&server, LONG).await;
+    let mut wire = server.wire();
+    for key in [queue_key, wait_key] {
+        let key = key("job");
+        let lease = all[0].lock("job").acquire().await.unwrap();
+        let waiter = place(&all[1].lock("job")).await;
+        all_can_be_called(&mut wire, "job", 1).await;
+        wire.set(&key, "something else");
+        let outcome = all[2].lock("job").fair(true).try_acquire().await;
+        let Err(AcquireError::Refused(error)) = outcome else { panic!("{outcome:?}") };
+        assert!(error.to_string().contains(&key) && error.to_string().contains("another type"), "{error}");
+        let (lag, released) = (Lag::start(), Instant::now());
+        lease.release().await.unwrap();
+        let (outcome, at) = within(SOON, "the waiter's end", waiter).await.unwrap();
+        assert!(matches!(outcome, Err(AcquireError::Refused(_))), "{outcome:?}");
+        assert!(at.duration_since(released) <= PROMPT + lag.worst(), "{:?}", at.duration_since(released));
+        assert!(!wire.exists("job"));
+        // Who does not queue is not concerned.
+        all[2].lock("job").acquire().await.unwrap().release().await.unwrap();
+        wire.must(&["DEL", &queue_key("job"), &wait_key("job")]);
+        all[2].lock("job").fair(true).acquire().await.unwrap().release().await.unwrap();
+    }
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f29_the_servers_clock_steps_back_while_a_fair_queue_waits() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let (all, mut wire, history) = (three(&server, LONG).await, server.wire(), History::new());
+    let lease = all[0].lock("job").acquire().await.unwrap();
+    let mut tasks = Vec::new();
+    for n in 0..9 {
+        if n == 4 {
+            clock.back(Duration::from_secs(3_600));
+        }
+        tasks.push(history.enter(&all[n % 3].lock("job"), n).await);
+    }
+    all_can_be_called(&mut wire, "job", 9).await;
+    let (lag, released) = (Lag::start(), Instant::now());
+    lease.release().await.unwrap();
+    for task in tasks {
+        within(SOON, "everybody has it", task).await.unwrap();
+    }
+    assert!(released.elapsed() <= 9 * PROMPT + lag.worst(), "{:?}", released.elapsed());
+    assert_eq!(history.had(), (0..9).collect::<Vec<_>>());
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f28_the_servers_clock_steps_forward_while_a_fair_queue_waits() {
+    const TTL: Duration = Duration::from_secs(1);
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let (all, mut wire) = (three(&server, TTL).await, server.wire());
+    let lease = all[0].lock("job").acquire().await.unwrap();
+    let (waiters, line) = line_of(&mut wire, &all, "job", 9).await;
+    // Holder, queue and fence have expired.
+    clock.forward_past(Duration::from_secs(3_600), &mut wire, "job");
+    within(SOON, "the loss", lease.lost()).await;
+    come_in_their_old_order(&mut wire, "job", waiters, line).await;
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f19_connections_that_end_while_a_fair_queue_waits() {
+    let server = Server::start();
+    let (mut wire, lag) = (server.wire(), Lag::start());
+    for kinds in [&["pubsub"][..], &["normal"], &["pubsub", "normal"]] {
+        for at_once in [false, true] {
+            let all = three(&server, LONG).await;
+            let lease = all[0].lock("job").acquire().await.unwrap();
+            let (waiters, line) = line_of(&mut wire, &all[1..], "job", 6).await;
+            eventually_async(SOON, "all are watched", || wire.trackers().len() == 3).await;
+            for kind in kinds {
+                wire.must(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+            }
+            if !at_once {
+                eventually_async(SOON, "all are back", || wire.trackers().len() == 3).await;
+                all_can_be_called(&mut wire, "job", 6).await;
+            }
+            let released = Instant::now();
+            let outcome = lease.release().await;
+            // With its connections it may have lost the answer; then it goes on in the background.
+            let is_unknown = matches!(outcome, Err(ReleaseError::Unknown(_)));
+            assert!(outcome.is_ok() || (at_once && is_unknown), "{outcome:?}");
+            eventually_async(SOON, "the next one", || waiters.iter().any(Waiter::is_finished)).await;
+            let took = released.elapsed();
+            println!("{kinds:?}, at once {at_once}: {took:?}");
+            // Connecting anew takes a few pauses.
+            let limit = if at_once { 5 * PROMPT } else { PROMPT };
+            let what = if at_once { "fair hand-off at once" } else { "fair hand-off afterwards" };
+            seen::took(what, took, limit, &lag);
+            assert!(took <= limit + lag.worst(), "{kinds:?}, at once {at_once}: {took:?}");
+            if !at_once {
+                assert!(waiters[0].is_finished(), "its place is kept");
+            }
+            // Of the three, two have somebody who waits.
+            eventually_async(SOON, "all are back", || wire.trackers().len() >= 2).await;
+            come_in_their_old_order(&mut wire, "job", waiters, line).await;
+            nothing_is_left(&mut wire).await;
+            for leases in all {
+                leases.close().await;
+            }
+            eventually_async(SOON, "the connections are closed", || wire.receivers() == 0).await;
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Fair locks.
+
+mod faults;
+pub(crate) mod line;
+mod lost;
+mod many;
+mod order;

@@ -1,0 +1,12 @@
+//! The rows of the fault table on one server. Each test is named after its row.
+
+mod clocks;
+mod keys;
+mod lossy;
+mod network;
+mod outage;
+mod pressure;
+mod process;
+mod queued;
+mod refusals;
+mod unpushed;

@@ -1,0 +1,60 @@
+//! F93: what is queued when the connection ends, and dropped meanwhile, is never sent.
+
+use std::time::{Duration, Instant};
+
+use leasehold::Leases;
+use support::{
+    Action, HANGS, Match, Proxy, Server, eventually_async,
+    scripts::{ACQUIRE, RELEASE},
+    within,
+};
+
+/// Of the acquire that is dropped: its undo has given up after it.
+const TTL: Duration = Duration::from_secs(1);
+const COMMAND: Duration = Duration::from_millis(300);
+
+/// Pushes are on, and the connection of requests ends; an acquire is to be tracked, and finds no connection; then pushes are
+/// cut too, and the acquire is dropped. The server is back after the undo has given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn f93_an_acquire_that_was_queued_and_dropped_takes_no_lock_after_the_outage() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.expect("it is there");
+
+    wire.must(&["SET", "job", "somebody", "PX", "2000"]);
+    let tracked =
+        Match::with(|args| args.first().is_some_and(|name| name == b"CLIENT") && args.contains(&b"CACHING".to_vec()));
+    let lock = leases.lock("job").ttl(TTL);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    eventually_async(HANGS, "the waiter has the key tracked", || proxy.count(tracked.clone()) > 0).await;
+
+    // The release of a dropped lease goes where the waiter's checks go, and ends that connection.
+    let other = leases.lock("other").try_acquire().await.expect("it is free").expect("it is free");
+    let release = proxy.on(Match::script(RELEASE), 1, Action::CutBefore);
+    proxy.refuse(true);
+    drop(other);
+    within(HANGS, "the connection ends", release.hit()).await;
+
+    // The holder's key expires, so the waiter checks it; there is nothing to send that on.
+    eventually_async(HANGS, "the key expires", || !wire.exists("job")).await;
+    tokio::time::sleep(COMMAND / 2).await;
+    proxy.cut();
+    waiter.abort();
+    let dropped = Instant::now();
+    assert!(waiter.await.is_err_and(|error| error.is_cancelled()), "the acquire did not wait: the premise");
+    // Longer than the undo of an attempt takes.
+    tokio::time::sleep(TTL + 2 * COMMAND).await;
+
+    proxy.forget();
+    proxy.refuse(false);
+    // What was queued is sent before this.
+    for name in ["one", "two"] {
+        let lease = within(HANGS, "the server is back", leases.lock(name).acquire()).await.expect("it is free");
+        drop(lease);
+    }
+    let late = Match::script(ACQUIRE).and(Match::containing("job"));
+    eventually_async(HANGS, "both connections are back", || proxy.count(Match::script(RELEASE)) >= 2).await;
+    assert_eq!(proxy.count(late), 0, "{:?} after it was dropped", dropped.elapsed());
+    assert!(!wire.exists("job"));
+}

@@ -1,0 +1,769 @@
+//! Servers that say no, and servers that are not there: what the caller is told. Each test is named after its row of
+//! the fault table.
+
+use std::{
+    fmt::{Debug, Display},
+    time::{Duration, Instant},
+};
+
+use leasehold::{
+    AcquireError, Builder, Error, ErrorKind, GuardError, Keeper, Leases, LossReason, ReleaseError, RenewError,
+};
+use support::{HANGS, Lag, Match, Proxy, Server, Value, Wire, eventually_async, within};
+
+/// No error and no `Debug` may contain these.
+const SECRET: &str = "open-s3same";
+const WRONG: &str = "guessed-s3same";
+
+/// No test waits for it to pass.
+const TTL: Duration = Duration::from_secs(60);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+fn builder(url: impl Into<String>) -> Builder {
+    let builder = Leases::builder().url(url).ttl(TTL);
+    builder.command_timeout(COMMAND_TIMEOUT).connect_timeout(CONNECT_TIMEOUT)
+}
+
+async fn connect(url: impl Into<String>) -> Leases {
+    let leases = within(HANGS, "build", builder(url).build()).await.unwrap();
+    keeps_secrets(&format!("{leases:?} {leases:#?}"));
+    leases
+}
+
+/// How a build that must fail fails.
+async fn turned_down(builder: Builder) -> Error {
+    keeps_secrets(&format!("{builder:?} {builder:#?}"));
+    let error = within(HANGS, "build", builder.build()).await.expect_err("the server should not have let us in");
+    said(&error);
+    error
+}
+
+/// The text of an error, none of whose shapes gives a secret away.
+#[track_caller]
+fn said<E: Display + Debug>(error: &E) -> String {
+    let text = error.to_string();
+    keeps_secrets(&format!("{text} {error:?} {error:#?}"));
+    text
+}
+
+#[track_caller]
+fn keeps_secrets(text: &str) {
+    assert!(!text.contains(SECRET) && !text.contains(WRONG), "{text}");
+}
+
+/// Panics unless `text` has each of `words`: the server's own, and what to do.
+#[track_caller]
+fn names(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
+}
+
+fn url_of(user: &str, password: &str, port: u16) -> String {
+    format!("redis://{user}:{password}@127.0.0.1:{port}")
+}
+
+/// The error of an acquire that a server turned down for now.
+#[track_caller]
+fn unavailable<T: Debug>(outcome: Result<T, AcquireError>) -> Error {
+    match outcome {
+        Err(error @ AcquireError::Unavailable(_)) => {
+            assert!(error.is_transient());
+            said(&error);
+            error.into()
+        }
+        other => panic!("the server can serve nobody now, and we got {other:?}"),
+    }
+}
+
+/// The error of an acquire that a server turned down for good.
+#[track_caller]
+fn refused<T: Debug>(outcome: Result<T, AcquireError>) -> Error {
+    match outcome {
+        Err(error @ AcquireError::Refused(_)) => {
+            assert!(!error.is_transient());
+            said(&error);
+            error.into()
+        }
+        other => panic!("the server turned us down, and we got {other:?}"),
+    }
+}
+
+/// What every call says while the server serves nobody: each names the server's `words`, and none says "busy".
+async fn every_call_says(leases: &Leases, words: &[&str]) {
+    let lock = leases.lock("every-call");
+    for error in [
+        unavailable(within(HANGS, "try_acquire", lock.try_acquire()).await),
+        unavailable(within(HANGS, "one look", lock.acquire_within(Duration::ZERO)).await),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        names(&said(&error), words);
+    }
+    // Its last look is short, and may be too short for a slow machine's answer.
+    unavailable(within(HANGS, "acquire_within", lock.acquire_within(Duration::from_millis(100))).await);
+}
+
+#[tokio::test]
+async fn f22_readonly_replica() {
+    let server = Server::start();
+    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let words = ["READONLY You can't write against a read only replica", "the url must name a primary"];
+    let lease = leases.lock("held").acquire().await.unwrap();
+    let kept = leases.lock("kept").acquire().await.unwrap();
+
+    // A replica of nobody that answers keeps its data, and writes none.
+    wire.must(&["REPLICAOF", "127.0.0.1", "1"]);
+    every_call_says(&leases, &words).await;
+    let error = leases.lock("free").force_release().await;
+    assert!(matches!(error, Ok(false)), "nothing was there to be written: {error:?}");
+    let error = leases.lock("held").force_release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    names(&said(&error), &words);
+    assert!(leases.lock("held").holder().await.unwrap().is_some(), "reading goes on");
+    match leases.guarded("result").set("value", lease.fence()).await {
+        Err(GuardError::Failed(error)) => names(&said(&error), &words),
+        other => panic!("a replica took a write: {other:?}"),
+    }
+    match lease.renew().await {
+        Err(RenewError::Unknown(error)) => names(&said(&error), &words),
+        other => panic!("a replica renewed: {other:?}"),
+    }
+    lease.check().expect("no answer about the key is no loss");
+    match lease.release().await {
+        Err(ReleaseError::Unknown(error)) => names(&said(&error), &words),
+        other => panic!("a replica released: {other:?}"),
+    }
+
+    // `acquire` rides it out.
+    let waiting = tokio::spawn(leases.lock("later").acquire());
+    tokio::task::yield_now().await;
+    wire.must(&["REPLICAOF", "NO", "ONE"]);
+    within(HANGS, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap();
+    kept.renew().await.unwrap();
+    kept.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn f22_masterdown() {
+    let server = Server::builder().arg("--replica-serve-stale-data", "no").start();
+    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let lease = leases.lock("held").acquire().await.unwrap();
+
+    wire.must(&["REPLICAOF", "127.0.0.1", "1"]);
+    let words = ["MASTERDOWN Link with MASTER is down", "the url must name a primary"];
+    every_call_says(&leases, &words).await;
+    let error = leases.lock("held").holder().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    names(&said(&error), &words);
+    let error = leases.lock("held").force_release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    match lease.renew().await {
+        Err(RenewError::Unknown(error)) => names(&said(&error), &words),
+        other => panic!("a stale replica renewed: {other:?}"),
+    }
+    lease.check().expect("no answer about the key is no loss");
+
+    let waiting = tokio::spawn(leases.lock("later").acquire());
+    tokio::task::yield_now().await;
+    wire.must(&["REPLICAOF", "NO", "ONE"]);
+    within(HANGS, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap();
+    lease.renew().await.unwrap();
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn f22_loading() {
+    // It looks at its clients every few keys; loading all takes it at least 4 s.
+    let server = Server::builder().arg("--loading-process-events-interval-bytes", "1024").start();
+    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let lease = leases.lock("held").acquire().await.unwrap();
+    wire.must(&["DEBUG", "POPULATE", "20000", "filler", "100"]);
+    wire.must(&["CONFIG", "SET", "key-load-delay", "200"]);
+    let mut loader = server.wire();
+    loader.set_patience(Duration::from_secs(30)).unwrap();
+    loader.send(&["DEBUG", "RELOAD"]).unwrap();
+    let loading = |wire: &mut Wire| wire.cmd(&["GET", "held"]).error().is_some_and(|text| text.starts_with("LOADING"));
+    eventually_async(HANGS, "the server loads", || loading(&mut wire)).await;
+
+    let words = ["LOADING", "loading the dataset in memory", "once its data is loaded"];
+    every_call_says(&leases, &words).await;
+    for error in
+        [leases.lock("held").holder().await.unwrap_err(), leases.lock("held").force_release().await.unwrap_err()]
+    {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        names(&said(&error), &words);
+    }
+    match lease.renew().await {
+        Err(RenewError::Unknown(error)) => names(&said(&error), &words),
+        other => panic!("a loading server renewed: {other:?}"),
+    }
+    lease.check().expect("no answer about the key is no loss");
+    let waiting = tokio::spawn(leases.lock("later").acquire());
+    tokio::task::yield_now().await;
+    assert!(loading(&mut wire), "it had loaded all before everything was asked");
+
+    wire.must(&["CONFIG", "SET", "key-load-delay", "0"]);
+    assert!(loader.reply().unwrap().is_ok());
+    within(HANGS, "the lock of a loaded server", waiting).await.unwrap().unwrap().release().await.unwrap();
+    lease.renew().await.unwrap();
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn f22_noauth_and_wrongpass_are_told_apart() {
+    let server = Server::builder().arg("--requirepass", SECRET).start();
+    let port = server.port();
+    let start = Instant::now();
+    let lag = Lag::start();
+
+    let error = turned_down(builder(server.url())).await;
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    names(&said(&error), &["NOAUTH", "give the url a password"]);
+    for url in [url_of("", WRONG, port), url_of("default", WRONG, port), url_of("nobody", SECRET, port)] {
+        let error = turned_down(builder(url)).await;
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        names(&said(&error), &["WRONGPASS", "check the user and password in the url"]);
+    }
+    // Four answers, none of which is worth a second try.
+    assert!(start.elapsed() < CONNECT_TIMEOUT + lag.worst() * 4, "it was tried until {:?}", start.elapsed());
+
+    connect(url_of("", SECRET, port)).await.lock("job").acquire().await.unwrap().release().await.unwrap();
+    // A password where the server wants none is an error of the configuration too.
+    let open = Server::start();
+    let error = turned_down(builder(url_of("worker", SECRET, open.port()))).await;
+    names(&said(&error), &["WRONGPASS"]);
+}
+
+#[tokio::test]
+async fn f22_password_rotated_while_connected() {
+    let server = Server::builder().arg("--requirepass", SECRET).start();
+    let leases = connect(url_of("", SECRET, server.port())).await;
+    let lease = leases.lock("held").acquire().await.unwrap();
+    let mut wire = server.wire();
+    wire.must(&["AUTH", SECRET]);
+
+    wire.must(&["CONFIG", "SET", "requirepass", "another"]);
+    wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    // The first calls find the connection broken, or silent, before its successor has been turned down.
+    let mut last = String::new();
+    let start = Instant::now();
+    let lock = leases.lock("job");
+    let error = loop {
+        assert!(start.elapsed() < HANGS, "nobody was told the reason: {last}");
+        match within(HANGS, "try_acquire", lock.try_acquire()).await {
+            Err(AcquireError::Unavailable(error)) => last = said(&error),
+            outcome => break refused(outcome),
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    names(&said(&error), &["WRONGPASS", "check the user and password in the url"]);
+    // Waiting for as long as it takes ends too.
+    let error = refused(within(HANGS, "acquire", lock.acquire()).await);
+    names(&said(&error), &["WRONGPASS"]);
+    match within(HANGS, "renew", lease.renew()).await {
+        Err(RenewError::Unknown(error)) => names(&said(&error), &["WRONGPASS"]),
+        other => panic!("renewed without a password: {other:?}"),
+    }
+    lease.check().expect("no answer about the key is no loss");
+
+    // Put right, it heals by itself.
+    wire.must(&["CONFIG", "SET", "requirepass", SECRET]);
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < HANGS, "it did not recover");
+        if lease.renew().await.is_ok() {
+            break;
+        }
+    }
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn f22_password_introduced_while_connected() {
+    let server = Server::start();
+    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    wire.must(&["CONFIG", "SET", "requirepass", SECRET]);
+    wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let (mut last, start, lock) = (String::new(), Instant::now(), leases.lock("job"));
+    let error = loop {
+        assert!(start.elapsed() < HANGS, "nobody was told the reason: {last}");
+        match within(HANGS, "try_acquire", lock.try_acquire()).await {
+            Err(AcquireError::Unavailable(error)) => last = said(&error),
+            outcome => break refused(outcome),
+        }
+    };
+    names(&said(&error), &["NOAUTH", "give the url a password"]);
+}
+
+/// All that the library needs on a server: a user of the key prefix `app:` with no right beyond this line. A companion
+/// key begins with a brace unless the name has a hash tag of its own.
+const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
+                         +pttl +time +hget +hset +hmget";
+/// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
+const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \
+                        &__redis__:invalidate &leasehold:*";
+/// For fair locks.
+const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";
+/// Asked by the client library on connecting, and by a release whether there is a queue; both go on without an answer.
+const FOR_A_QUIET_LOG: &str = "+info +zcard";
+/// For a URL with a database number.
+const FOR_A_DATABASE: &str = "+select";
+
+/// How servers say that the user lacks a right; inside a script it depends on their version.
+const NO_RIGHT: [&str; 3] = ["NOPERM", "The user executing the script can't", "ACL failure in script"];
+
+fn set_user(wire: &mut Wire, rules: &str) {
+    let password = format!(">{SECRET}");
+    let mut command = vec!["ACL", "SETUSER", "worker", "reset", "on", &password];
+    command.extend(rules.split_whitespace());
+    wire.must(&command);
+}
+
+/// Connects and does all that there is, from an empty script cache.
+async fn do_everything(server: &Server) -> Result<(), Error> {
+    let mut wire = server.wire();
+    wire.must(&["FLUSHALL"]);
+    let url = url_of("worker", SECRET, server.port());
+    let leases = builder(url).prefix("app:").build().await?;
+    for name in ["job", "{tag}job"] {
+        wire.must(&["SCRIPT", "FLUSH"]);
+        let lock = leases.lock(name);
+        let lease = lock.try_acquire().await?.expect("it is free");
+        assert!(lock.holder().await?.is_some());
+        lease.renew().await?;
+        leases.guarded(format!("{name}:result")).set("value", lease.fence()).await?;
+        leases.guarded(format!("{name}:result")).set("again", lease.fence()).await?;
+        leases.guarded(format!("{name}:result")).get().await?;
+        assert!(leases.lock(name).owner(leasehold::Owner::anonymous()).try_acquire().await?.is_none());
+        lease.release().await?;
+        drop(lock.try_acquire().await?);
+        lock.acquire().await?.release().await?;
+        let left = lock.try_acquire().await?.expect("it is free again");
+        assert!(lock.force_release().await?);
+        match left.renew().await {
+            Err(RenewError::Lost(lost)) => assert_eq!(lost.reason(), leasehold::LossReason::Deleted),
+            outcome => outcome?,
+        }
+    }
+    leases.close().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    set_user(&mut wire, LEAST_ACL);
+    within(HANGS, "everything", do_everything(&server)).await.unwrap();
+
+    let denied = |wire: &mut Wire| -> Vec<String> {
+        // A list of name and value; what was denied is the value of "object".
+        let text = |value: &Value| if let Value::Bulk(_) = value { value.text() } else { String::new() };
+        let log = wire.must(&["ACL", "LOG"]);
+        let entry =
+            |entry: &Value| entry.array().windows(2).find(|two| text(&two[0]) == "object").map(|two| text(&two[1]));
+        let mut objects: Vec<String> = log.array().iter().filter_map(entry).collect();
+        assert_eq!(objects.len(), log.array().len(), "{log:?}");
+        objects.sort();
+        objects.dedup();
+        objects
+    };
+    let version = Server::version();
+    let client_id = if version.at_least(7, 0) { "client|id" } else { "client" };
+    let unanswered = [client_id, "info", "ping", "publish", "subscribe", "zcard"];
+    assert_eq!(denied(&mut wire), unanswered, "what is asked and may stay unanswered");
+
+    wire.must(&["ACL", "LOG", "RESET"]);
+    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
+    within(HANGS, "everything", do_everything(&server)).await.unwrap();
+    assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
+}
+
+/// What falls due together is renewed by one command, and that is refused as a whole.
+#[tokio::test]
+async fn a_key_that_is_refused_puts_no_other_lease_at_risk() {
+    const SHORT: Duration = Duration::from_millis(1500);
+    let server = Server::start();
+    let mut wire = server.wire();
+    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
+    let builder = builder(url_of("worker", SECRET, server.port())).prefix("app:").ttl(SHORT);
+    let leases = builder.keeper(Keeper::CurrentRuntime).build().await.unwrap();
+    let (mut good, mut changes) = (Vec::new(), Vec::new());
+    let bad = leases.lock("bad").acquire().await.unwrap();
+    for number in 0..6 {
+        let lease = leases.lock(format!("good-{number}")).acquire().await.unwrap();
+        changes.push(lease.status_changes());
+        good.push(lease);
+    }
+    wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~app:good-*", "~{app:good-*"]);
+    // The keeper is on this thread: all are due when it goes on.
+    std::thread::sleep(SHORT / 2);
+    let lost = within(HANGS, "the loss", bad.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Expired);
+    for (lease, changes) in good.into_iter().zip(&mut changes) {
+        tokio::select! {
+            biased;
+            change = changes.next() => panic!("{change:?}"),
+            () = std::future::ready(()) => {}
+        }
+        lease.release().await.unwrap();
+    }
+}
+
+/// One waits for the other in a fair queue, and gives up; then it waits again, and has its turn.
+async fn queue_up(server: &Server) -> Result<(), Error> {
+    let url = url_of("worker", SECRET, server.port());
+    let (one, two) = (builder(&url).prefix("app:").build().await?, builder(&url).prefix("app:").build().await?);
+    let (mine, theirs) = (one.lock("job").fair(true), two.lock("job").fair(true));
+    let lease = mine.acquire().await?;
+    assert!(theirs.acquire_within(Duration::from_millis(100)).await.is_err());
+    let (waiter, released) = tokio::join!(theirs.acquire(), async {
+        while mine.waiters().await?.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        lease.release().await.map_err(Error::from)
+    });
+    released?;
+    Ok(waiter?.release().await?)
+}
+
+#[tokio::test]
+async fn f22_a_fair_lock_needs_its_own_rights_and_says_so() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let all = format!("{LEAST_ACL} {FOR_PUSH} {FOR_FAIR} {FOR_A_QUIET_LOG}");
+    set_user(&mut wire, &all);
+    within(HANGS, "the queue", queue_up(&server)).await.unwrap();
+    let log = wire.must(&["ACL", "LOG"]);
+    assert!(log.array().is_empty(), "{log:?}");
+
+    set_user(&mut wire, LEAST_ACL);
+    let error = within(HANGS, "a refusal", queue_up(&server)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    names(&said(&error), &["give the user the rights"]);
+}
+
+#[tokio::test]
+async fn f22_a_database_number_needs_one_right_more() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let url = format!("{}/3", url_of("worker", SECRET, server.port()));
+    set_user(&mut wire, LEAST_ACL);
+    let error = turned_down(builder(&url)).await;
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    names(&said(&error), &["NOPERM", "select", "give the user the rights"]);
+    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_A_DATABASE}"));
+    connect(&url).await.lock("app:job").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn f22_noperm_is_refused_at_once_and_each_right_of_the_least_acl_line_is_needed() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    for missing in LEAST_ACL.split_whitespace().filter(|right| right.starts_with(['+', '~'])) {
+        let rights: Vec<&str> = LEAST_ACL.split_whitespace().filter(|right| *right != missing).collect();
+        set_user(&mut wire, &rights.join(" "));
+        let error = match within(HANGS, "everything", do_everything(&server)).await {
+            Ok(()) => panic!("{missing} is not needed"),
+            Err(error) => error,
+        };
+        let text = said(&error);
+        // The reason behind a renewal or release that is not confirmed is part of its text.
+        let kinds = [ErrorKind::Refused, ErrorKind::Unknown];
+        assert!(kinds.contains(&error.kind()), "without {missing}: {error:?}");
+        assert!(NO_RIGHT.iter().any(|words| text.contains(words)), "without {missing}: {text}");
+        names(&text, &["give the user the rights"]);
+    }
+}
+
+#[tokio::test]
+async fn f22_noperm_ends_acquire_after_one_try_and_is_never_busy() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let mut wire = server.wire();
+    set_user(&mut wire, LEAST_ACL);
+    let leases = connect(url_of("worker", SECRET, proxy.port())).await;
+    // A lock outside of the prefix is held by somebody: what the user may not see is no "busy".
+    wire.set("other", "somebody-else");
+    for name in ["other", "free"] {
+        proxy.forget();
+        let lock = leases.lock(name);
+        for outcome in [
+            within(HANGS, "acquire", lock.acquire()).await.map(Some),
+            within(HANGS, "acquire_within", lock.acquire_within(HANGS)).await.map(Some),
+            within(HANGS, "try_acquire", lock.try_acquire()).await,
+        ] {
+            let error = refused(outcome);
+            assert_eq!(error.kind(), ErrorKind::Refused);
+            names(&said(&error), &["NOPERM", "give the user the rights"]);
+        }
+        let sent = proxy.count(Match::script(support::scripts::ACQUIRE));
+        assert_eq!(sent, 3, "{:?}", proxy.seen());
+        for error in [lock.holder().await.unwrap_err(), lock.force_release().await.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Refused);
+            names(&said(&error), &["NOPERM", "give the user the rights"]);
+        }
+    }
+    assert_eq!(wire.get("other").as_deref(), Some("somebody-else"));
+}
+
+#[tokio::test]
+async fn f22_rights_taken_away_put_a_lease_at_risk_and_are_named() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    set_user(&mut wire, LEAST_ACL);
+    let url = url_of("worker", SECRET, server.port());
+    let leases = builder(url).prefix("app:").build().await.unwrap();
+    let lease = leases.lock("job").acquire().await.unwrap();
+    wire.must(&["ACL", "SETUSER", "worker", "-pexpire"]);
+    match lease.renew().await {
+        Err(RenewError::Unknown(error)) => {
+            let text = said(&error);
+            assert!(NO_RIGHT.iter().any(|words| text.contains(words)), "{text}");
+            names(&text, &["give the user the rights"]);
+        }
+        other => panic!("renewed without the right to: {other:?}"),
+    }
+    lease.check().expect("no answer about the key is no loss");
+    wire.must(&["ACL", "SETUSER", "worker", "+pexpire", "-del"]);
+    lease.renew().await.unwrap();
+    match lease.release().await {
+        Err(ReleaseError::Unknown(error)) => names(&said(&error), &["give the user the rights"]),
+        other => panic!("released without the right to: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn f22_url_typos_name_what_is_wrong_without_any_io() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let port = proxy.port();
+    for (url, says) in [
+        (format!("127.0.0.1:{port}"), "URL"),
+        (format!("redis:127.0.0.1:{port}"), "host"),
+        (format!("http://{SECRET}@127.0.0.1:{port}"), "\"http\""),
+        (format!("redid://:{SECRET}@127.0.0.1:{port}"), "\"redid\""),
+        (format!("redis://:{SECRET}@127.0.0.1:{port}/one"), "\"one\""),
+        (format!("redis://:{SECRET}@127.0.0.1:{port}/0?db=1"), "\"db\""),
+        (format!("redis://:{SECRET}#@127.0.0.1:{port}"), "URL"),
+        (format!("redis://:{SECRET}@127.0.0.1:{port}0000"), "port"),
+        (format!("redis-cluster://:{SECRET}@127.0.0.1:{port}"), "redis-cluster"),
+        (format!("unix:///?password={SECRET}"), "no socket"),
+    ] {
+        let error = turned_down(builder(url)).await;
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        names(&said(&error), &[says]);
+    }
+    assert_eq!((proxy.commands(), proxy.connections()), (0, 0));
+}
+
+#[tokio::test]
+async fn f22_closed_port_and_unknown_host_are_told_apart_within_connect_timeout() {
+    // Taken, so that nobody else gets it, and never listened at.
+    let taken = tokio::net::TcpSocket::new_v4().unwrap();
+    taken.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let closed = taken.local_addr().unwrap();
+    for (url, place, reason) in [
+        (format!("redis://:{SECRET}@{closed}"), closed.to_string(), "refused"),
+        (format!("redis://:{SECRET}@nonexistent.invalid"), "nonexistent.invalid:6379".into(), "lookup"),
+        (format!("unix:///nonexistent/redis.sock?password={SECRET}"), "/nonexistent/redis.sock".into(), "No such file"),
+    ] {
+        let (lag, start) = (Lag::start(), Instant::now());
+        let error = turned_down(builder(url)).await;
+        let took = start.elapsed();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.is_transient());
+        names(&said(&error), &[&place, reason]);
+        let bound = CONNECT_TIMEOUT + Duration::from_millis(50) + lag.worst();
+        assert!(took <= bound, "{place}: took {took:?}, the bound is {bound:?}");
+    }
+}
+
+#[tokio::test]
+async fn f22_silent_server_is_given_up_after_connect_timeout() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.black_hole(true);
+    let (lag, start) = (Lag::start(), Instant::now());
+    let error = turned_down(builder(proxy.url())).await;
+    let (took, bound) = (start.elapsed(), CONNECT_TIMEOUT + Duration::from_millis(50) + lag.worst());
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
+}
+
+#[cfg(not(any(feature = "tls-rustls", feature = "tls-native")))]
+#[tokio::test]
+async fn f22_tls_asked_of_a_build_without_it_names_the_features() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    for scheme in ["rediss", "valkeys"] {
+        let error = turned_down(builder(format!("{scheme}://:{SECRET}@127.0.0.1:{}", proxy.port()))).await;
+        assert_eq!(error.kind(), ErrorKind::Config);
+        names(&said(&error), &["TLS", "tls-rustls", "tls-native"]);
+    }
+    assert_eq!((proxy.commands(), proxy.connections()), (0, 0));
+}
+
+#[tokio::test]
+async fn f22_unix_socket_with_a_database_and_password_works() {
+    let server = Server::builder().unix_socket(true).arg("--requirepass", SECRET).start();
+    let url = format!("unix://{}?db=2&password={SECRET}", server.socket_path().display());
+    let leases = connect(url).await;
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let mut wire = server.wire();
+    wire.must(&["AUTH", SECRET]);
+    assert!(wire.keys("*").is_empty());
+    wire.must(&["SELECT", "2"]);
+    assert_eq!(wire.keys("*"), ["job", "{job}:lh:fence"]);
+    lease.renew().await.unwrap();
+    lease.release().await.unwrap();
+    assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
+
+    let wrong = format!("unix://{}?password={WRONG}", server.socket_path().display());
+    let error = turned_down(builder(wrong)).await;
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    names(&said(&error), &["WRONGPASS"]);
+}
+
+#[tokio::test]
+async fn f22_database_number_is_where_the_key_is_also_after_a_reconnection() {
+    let server = Server::start();
+    let leases = connect(format!("{}/3", server.url())).await;
+    let mut wire = server.wire();
+    let lease = leases.lock("job").acquire().await.unwrap();
+    assert!(wire.keys("*").is_empty());
+    wire.must(&["SELECT", "3"]);
+    assert_eq!(wire.keys("*"), ["job", "{job}:lh:fence"]);
+
+    wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let start = Instant::now();
+    while lease.renew().await.is_err() {
+        lease.check().expect("it is in database 3");
+        assert!(start.elapsed() < HANGS, "it did not reconnect");
+    }
+    lease.release().await.unwrap();
+    assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
+
+    // A server has 16 of them unless told otherwise.
+    let error = turned_down(builder(format!("{}/99", server.url()))).await;
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    names(&said(&error), &["DB index is out of range"]);
+}
+
+#[tokio::test]
+async fn f22_a_lease_ends_by_itself_when_the_server_turns_us_down_for_longer_than_its_ttl() {
+    let ttl = Duration::from_millis(600);
+    let server = Server::builder().arg("--requirepass", SECRET).start();
+    let leases = builder(url_of("", SECRET, server.port())).ttl(ttl).build().await.unwrap();
+    let mut wire = server.wire();
+    wire.must(&["AUTH", SECRET]);
+    let lag = Lag::start();
+    let lease = leases.lock("job").acquire().await.unwrap();
+    wire.must(&["CONFIG", "SET", "requirepass", "another"]);
+    wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let killed = Instant::now();
+    let lost = within(HANGS, "the signal", lease.lost()).await;
+    let (took, bound) = (killed.elapsed(), ttl + Duration::from_millis(50) + lag.worst());
+    assert_eq!(lost.reason(), LossReason::Expired);
+    assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
+}
+
+#[cfg(feature = "tls-rustls")]
+mod tls {
+    use std::process::Command;
+
+    use support::test_name;
+
+    use super::*;
+
+    /// Tells a test that it is the child, and which server to connect to.
+    const URL: &str = "LEASEHOLD_TEST_TLS_URL";
+
+    /// Runs the test again in a process of its own, which trusts the certificates in `ca` only: the variable
+    /// that names them belongs to the whole process. Returns what it has printed.
+    fn again_trusting(ca: &std::path::Path, test: impl Fn(), url: &str) -> String {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test_name(test), "--nocapture"])
+            .env("SSL_CERT_FILE", ca)
+            .env_remove("SSL_CERT_DIR")
+            .env(URL, url)
+            .output()
+            .unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{printed}");
+        assert!(printed.contains("1 passed"), "no such test was run: {printed}");
+        printed.into_owned()
+    }
+
+    /// The child's part: prints how connecting and one lease went.
+    async fn tell(url: &str) {
+        match within(HANGS, "build", builder(url).connect_timeout(Duration::from_secs(2)).build()).await {
+            Ok(leases) => {
+                let lease = leases.lock("job").acquire().await.unwrap();
+                lease.renew().await.unwrap();
+                println!("held: {}", leases.lock("job").holder().await.unwrap().is_some());
+                lease.release().await.unwrap();
+                leases.close().await;
+            }
+            Err(error) => println!("{:?}: {}", error.kind(), said(&error)),
+        }
+    }
+
+    fn with_password(server: &Server, host: &str) -> String {
+        format!("rediss://:{SECRET}@{host}:{}", server.tls_port())
+    }
+
+    #[tokio::test]
+    async fn f22_tls_works_with_the_servers_authority_and_names_the_certificate_without() {
+        if let Ok(url) = std::env::var(URL) {
+            return tell(&url).await;
+        }
+        let server = Server::builder().tls(true).arg("--requirepass", SECRET).start();
+        let stranger = Server::builder().tls(true).start();
+        let (ours, theirs) = (server.ca_pem_path(), stranger.ca_pem_path());
+        let none = server.directory().join("none.pem");
+        std::fs::write(&none, "").unwrap();
+
+        for host in ["127.0.0.1", "localhost"] {
+            names(
+                &again_trusting(
+                    &ours,
+                    f22_tls_works_with_the_servers_authority_and_names_the_certificate_without,
+                    &with_password(&server, host),
+                ),
+                &["held: true"],
+            );
+        }
+        let printed = again_trusting(
+            &theirs,
+            f22_tls_works_with_the_servers_authority_and_names_the_certificate_without,
+            &with_password(&server, "127.0.0.1"),
+        );
+        names(&printed, &["Unavailable: ", "certificate", &server.tls_port().to_string()]);
+        let printed = again_trusting(
+            &none,
+            f22_tls_works_with_the_servers_authority_and_names_the_certificate_without,
+            &with_password(&server, "127.0.0.1"),
+        );
+        names(&printed, &["Config: ", "root certificates", "SSL_CERT_FILE"]);
+    }
+
+    #[tokio::test]
+    async fn f22_tls_and_plain_ports_mixed_up_are_errors_in_time() {
+        if let Ok(url) = std::env::var(URL) {
+            return tell(&url).await;
+        }
+        let server = Server::builder().tls(true).start();
+        let plain = format!("rediss://127.0.0.1:{}", server.port());
+        names(
+            &again_trusting(&server.ca_pem_path(), f22_tls_and_plain_ports_mixed_up_are_errors_in_time, &plain),
+            &["Unavailable: cannot reach redis at"],
+        );
+        let (lag, start) = (Lag::start(), Instant::now());
+        let error = turned_down(builder(format!("redis://127.0.0.1:{}", server.tls_port()))).await;
+        let (took, bound) = (start.elapsed(), CONNECT_TIMEOUT + Duration::from_millis(50) + lag.worst());
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
+    }
+}

@@ -1,0 +1,61 @@
+//! Faults of the key on a server that does not push: the next renewal finds out, and the deadline never has to. The
+//! rows F13 to F15 and F17; with pushes they are in `keys.rs`.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Leases, LossReason, ReleaseError};
+use support::{HANGS, Lag, SIGNAL, Server, seen, within};
+
+const TTL: Duration = Duration::from_millis(900);
+
+/// Runs the commands while a lease is held, and panics unless its loss is told by the next renewal, for this reason.
+async fn is_told_by_the_next_renewal(faults: &[&[&[&str]]], reason: LossReason) {
+    let (server, lag) = (Server::start(), Lag::start());
+    let mut wire = server.wire();
+    let url = server.url_without_push(server.port());
+    let leases = Leases::builder().url(url).ttl(TTL).build().await.unwrap();
+    for commands in faults {
+        let lease = leases.lock("job").acquire().await.unwrap();
+        let fault = Instant::now();
+        for command in *commands {
+            wire.must(command);
+        }
+        let lost = within(HANGS, "the signal of a loss", lease.lost()).await;
+        let took = fault.elapsed();
+        assert_eq!(lost.reason(), reason, "by the deadline it would be Expired");
+        assert!(wire.trackers().is_empty(), "it was pushed");
+        seen::took("signal after the fault, without push", took, TTL / 3 + SIGNAL, &lag);
+        assert!(took <= TTL / 3 + SIGNAL + lag.worst(), "{commands:?}: {took:?}");
+        let released = lease.release().await;
+        assert!(matches!(&released, Err(ReleaseError::Lost(lost)) if lost.reason() == reason), "{released:?}");
+        assert_eq!(wire.exists("job"), reason == LossReason::Taken, "what is another's is left alone");
+        wire.must(&["FLUSHALL"]);
+    }
+}
+
+#[tokio::test]
+async fn f13_key_deleted_by_hand_and_nothing_is_pushed() {
+    is_told_by_the_next_renewal(&[&[&["DEL", "job"]], &[&["UNLINK", "job"]]], LossReason::Deleted).await;
+}
+
+#[tokio::test]
+async fn f14_key_overwritten_and_nothing_is_pushed() {
+    let faults: &[&[&[&str]]] =
+        &[&[&["SET", "job", "somebody-else", "PX", "60000"]], &[&["SET", "job", "somebody-else"]]];
+    is_told_by_the_next_renewal(faults, LossReason::Taken).await;
+}
+
+#[tokio::test]
+async fn f15_flushed_and_nothing_is_pushed() {
+    is_told_by_the_next_renewal(&[&[&["FLUSHALL"]], &[&["FLUSHDB"]]], LossReason::Deleted).await;
+}
+
+#[tokio::test]
+async fn f17_key_of_another_type_and_nothing_is_pushed() {
+    // In one step, so that no renewal can find the key gone.
+    let faults: &[&[&[&str]]] = &[
+        &[&["HSET", "made", "field", "value"], &["RENAME", "made", "job"]],
+        &[&["RPUSH", "made", "value"], &["RENAME", "made", "job"]],
+    ];
+    is_told_by_the_next_renewal(faults, LossReason::Taken).await;
+}

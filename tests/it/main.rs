@@ -1,0 +1,21 @@
+//! The library against real servers, in one program: each test program costs a build.
+//!
+//! The programs beside this one have the tests that change what belongs to a whole process (subscriber, logger, recorder
+//! of metrics, panic hook), and those that need all processors.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
+
+mod common;
+mod conformance;
+mod fair;
+mod faults;
+mod fences;
+mod pages;
+mod push;
+mod quorum;
+mod releasing;
+mod restart_delay;
+mod scripts;
+mod set_back;
+mod waiting;

@@ -1,0 +1,213 @@
+//! What many waiters cost the server, and that one release gives one of them the lock.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use leasehold::{Fence, Leases, Owner};
+use support::{Child, Lag, Match, Part, Proxy, Server, eventually_async, seen, within};
+use tokio::{sync::mpsc, task::JoinSet};
+
+use support::scripts::ACQUIRE;
+use support::scripts::RENEW;
+
+/// Ends a test that would hang.
+const SOON: Duration = Duration::from_secs(30);
+
+async fn program(proxy: &Proxy, ttl: Duration) -> Leases {
+    Leases::builder().url(proxy.url()).ttl(ttl).build().await.unwrap()
+}
+
+/// That many tasks wait for a lock, and each has been told so when this returns.
+async fn wait(leases: &Leases, name: &str, count: usize, won: &mpsc::UnboundedSender<Fence>) -> JoinSet<()> {
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let mut tasks = JoinSet::new();
+    let lock = leases.lock(name).owner(Owner::anonymous()).on_wait(move |_| _ = tell.send(()));
+    for _ in 0..count {
+        let (acquire, won) = (lock.acquire(), won.clone());
+        tasks.spawn(async move {
+            let lease = acquire.await.unwrap();
+            won.send(lease.fence()).unwrap();
+            // Held until the task is ended.
+            std::future::pending::<()>().await;
+            drop(lease);
+        });
+    }
+    drop(lock);
+    for _ in 0..count {
+        within(SOON, "everybody waits", told.recv()).await;
+    }
+    tasks
+}
+
+/// A command that runs a script, or has the next one watched. The client library measures nothing of its own.
+fn ours(args: &[Vec<u8>]) -> bool {
+    Match::script(ACQUIRE).matches(args) || Match::script(RENEW).matches(args) || is_caching(args)
+}
+
+fn is_caching(args: &[Vec<u8>]) -> bool {
+    Match::command("CLIENT").and(Match::containing("CACHING")).matches(args)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_waiters_of_one_process_cost_one_look_for_each_renewal_of_the_holder() {
+    const SPAN: Duration = Duration::from_secs(10);
+    const TTL: Duration = Duration::from_secs(3);
+    let (server, same) = (Server::start(), Server::start());
+    let [ours_proxy, theirs_proxy, same_proxy] = [Proxy::to(&server), Proxy::to(&server), Proxy::to(&same)];
+    let holder = program(&theirs_proxy, TTL).await;
+    let (waiters, both) = (program(&ours_proxy, TTL).await, program(&same_proxy, TTL).await);
+    let mut wire = server.wire();
+    let (won, mut winners) = mpsc::unbounded_channel();
+
+    let lease = holder.lock("job").acquire().await.unwrap();
+    let _waiting = wait(&waiters, "job", 1_000, &won).await;
+    let held_here = both.lock("job").acquire().await.unwrap();
+    let _waiting_here = wait(&both, "job", 1_000, &won).await;
+    eventually_async(SOON, "pushes are on", || wire.trackers().len() == 2 && wire.tracked_keys() >= 2).await;
+    eventually_async(SOON, "so they are where all is in one process", || same.wire().tracked_keys() >= 1).await;
+    // Begins well between two renewals, so that none is counted on one side only.
+    let before = theirs_proxy.count(Match::script(RENEW));
+    eventually_async(SOON, "a renewal", || theirs_proxy.count(Match::script(RENEW)) > before).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+
+    for proxy in [&ours_proxy, &theirs_proxy, &same_proxy] {
+        proxy.forget();
+    }
+    let before = (wire.calls("evalsha"), wire.calls("eval"));
+    // The ten seconds in which everybody waits.
+    tokio::time::sleep(SPAN).await;
+    let scripts = wire.calls("evalsha") + wire.calls("eval") - before.0 - before.1;
+    let looks = ours_proxy.count(Match::script(ACQUIRE));
+    let renewals = theirs_proxy.count(Match::script(RENEW));
+    println!("{looks} looks, {renewals} renewals, {scripts} scripts in {SPAN:?}");
+    assert!((8..=13).contains(&renewals), "{renewals} renewals in {SPAN:?}");
+    assert!((1..=renewals).contains(&looks), "{looks} looks, {renewals} renewals");
+    assert!(scripts <= 2 * renewals, "{scripts} scripts, {renewals} renewals");
+    // And nothing else, but for what has each look watched.
+    let seen = ours_proxy.seen();
+    let cachings = seen.iter().filter(|seen| is_caching(&seen.args)).count();
+    assert!((looks..=looks + 1).contains(&cachings), "{cachings} for {looks} looks");
+    assert!(seen.iter().all(|seen| ours(&seen.args)), "{seen:?}");
+
+    // Held in the same process: the holder's renewals, and nothing else.
+    let seen = same_proxy.seen();
+    let others: Vec<_> = seen.iter().filter(|seen| !ours(&seen.args)).collect();
+    assert!(others.is_empty(), "{others:?}");
+    assert_eq!(same_proxy.count(Match::script(ACQUIRE)), 0, "{seen:?}");
+    assert!(winners.try_recv().is_err());
+    lease.check().unwrap();
+    held_here.check().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f37_a_thousand_waiters_in_ten_processes_and_one_release() {
+    const PROCESSES: usize = 10;
+    if let Some(part) = Part::mine() {
+        return waits_with_a_hundred(&part).await;
+    }
+    let server = Server::start();
+    let mut wire = server.wire();
+    let holder = Leases::connect(server.url()).await.unwrap();
+    let lease = holder.lock("job").acquire().await.unwrap();
+    let start = |_| {
+        let proxy = Proxy::to(&server);
+        (Child::start(f37_a_thousand_waiters_in_ten_processes_and_one_release, "wait", &proxy.url()), proxy)
+    };
+    let processes: Vec<_> = (0..PROCESSES).map(start).collect();
+    for (child, _) in &processes {
+        child.says("all wait");
+    }
+    // Each process is told of the lock and its fence; and the holder has renewed, so that no renewal comes between.
+    eventually_async(SOON, "all are watched", || wire.tracked_items() > 2 * PROCESSES).await;
+    for (_, proxy) in &processes {
+        proxy.forget();
+    }
+    let (lag, freed, fence) = (Lag::start(), micros_since_1970(), lease.fence());
+    lease.release().await.unwrap();
+    let winner = || processes.iter().find_map(|(child, _)| child.has_said());
+    let mut won = None;
+    eventually_async(SOON, "the next holder", || {
+        won = winner();
+        won.is_some()
+    })
+    .await;
+    let won = won.unwrap();
+    let [next, at] = won.split_whitespace().map(|number| number.parse().unwrap()).collect::<Vec<u64>>()[..] else {
+        panic!("{won}");
+    };
+    let took = Duration::from_micros(at.saturating_sub(freed));
+    assert!(next > u64::from(fence));
+    seen::took("next holder after the release", took, Duration::from_millis(50), &lag);
+    assert!(took <= Duration::from_millis(50) + lag.worst(), "{took:?}");
+    // Everybody has looked well before the new holder's first renewal, at 250 ms, which makes the others look again.
+    eventually_async(SOON, "all are watched again", || wire.tracked_items() >= 2 * (PROCESSES - 1)).await;
+    let looks: Vec<_> = processes.iter().map(|(_, proxy)| proxy.count(Match::script(ACQUIRE))).collect();
+    // None, unless this took as long as until then.
+    let renewals: usize = processes.iter().map(|(_, proxy)| proxy.count(Match::script(RENEW))).sum();
+    println!("{took:?}, looks by process: {looks:?}");
+    seen::at_most("looks of all waiters together", looks.iter().sum(), PROCESSES * (1 + renewals));
+    assert!(looks.iter().sum::<usize>() <= PROCESSES * (1 + renewals), "{looks:?}, {renewals} renewals");
+    // Exactly one, also later.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(winner(), None, "a second holder");
+}
+
+/// A process of which a hundred tasks wait, and which says who of them has the lock, and since when.
+async fn waits_with_a_hundred(part: &Part) {
+    let leases = Leases::builder().url(&part.url).ttl(Duration::from_secs(30)).build().await.unwrap();
+    let (won, mut winners) = mpsc::unbounded_channel();
+    let _waiting = wait(&leases, "job", 100, &won).await;
+    part.say("all wait");
+    while let Some(fence) = winners.recv().await {
+        part.say(format_args!("{fence} {}", micros_since_1970()));
+    }
+}
+
+/// The same in all processes.
+fn micros_since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    since.as_micros().try_into().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_names_are_waited_for_on_one_receiving_connection() {
+    const NAMES: usize = 10_000;
+    let server = Server::start();
+    let mut wire = server.wire();
+    for name in 0..NAMES {
+        wire.send(&["SET", &format!("job:{name}"), "somebody", "PX", "600000"]).unwrap();
+    }
+    for _ in 0..NAMES {
+        assert!(wire.reply().unwrap().is_ok());
+    }
+    let leases = Leases::connect(server.url()).await.unwrap();
+    let woken = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for name in 0..NAMES {
+        let (acquire, woken) = (leases.lock(format!("job:{name}")).acquire(), woken.clone());
+        tasks.spawn(async move {
+            let lease = acquire.await.unwrap();
+            woken.fetch_add(1, Ordering::SeqCst);
+            lease
+        });
+    }
+    let watched = Instant::now();
+    eventually_async(SOON, "all are watched", || wire.tracked_keys() >= 2 * NAMES).await;
+    let watched = watched.elapsed();
+    assert_eq!((wire.receivers(), wire.trackers().len()), (1, 1));
+    assert_eq!(woken.load(Ordering::SeqCst), 0);
+    let flushed = Instant::now();
+    wire.must(&["FLUSHALL"]);
+    eventually_async(SOON, "all have it", || woken.load(Ordering::SeqCst) == NAMES).await;
+    println!("watched in {watched:?}, all woken in {:?}", flushed.elapsed());
+    assert_eq!(wire.receivers(), 1);
+    while let Some(lease) = tasks.join_next().await {
+        lease.unwrap().check().unwrap();
+    }
+    server.kill();
+}

@@ -1,0 +1,5 @@
+//! Notifications from the server.
+
+mod faults;
+mod many;
+mod notified;

@@ -1,0 +1,417 @@
+//! What the server tells by itself: waiters are woken, and losses told, without anybody polling. The set-up here is whole;
+//! `faults.rs` breaks it.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{AcquireError, Leases, LossReason, Owner, Status};
+use support::{
+    Action, ClockShim, HANGS, Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, eventually_but_for,
+    start_anew, timed, waiter_is_tracked, within,
+};
+use tokio::sync::mpsc;
+
+use support::scripts::{ACQUIRE, LOOK};
+
+async fn program(server: &Server) -> Leases {
+    Leases::connect(server.url()).await.unwrap()
+}
+
+fn median(mut all: Vec<Duration>) -> (Duration, Duration) {
+    all.sort();
+    (all[all.len() / 2], all[all.len() - 1])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_in_another_process_is_pushed() {
+    let server = Server::start();
+    let (one, two) = (program(&server).await, program(&server).await);
+    let (lag, mut wire, mut all) = (Lag::start(), server.wire(), Vec::new());
+    for round in 0..50 {
+        start_anew([&mut wire]).await;
+        let lease = one.lock("job").acquire().await.unwrap();
+        let waiter = timed(two.lock("job").acquire());
+        waiter_is_tracked([&mut wire], 1).await;
+        let released = Instant::now();
+        lease.release().await.unwrap();
+        let (next, at) = within(HANGS, "the waiter", waiter).await.unwrap();
+        let took = at.duration_since(released);
+        assert!(took <= SIGNAL + lag.worst(), "round {round}: {took:?}");
+        all.push(took);
+        next.unwrap().release().await.unwrap();
+    }
+    println!("hand-off: median and worst {:?}", median(all));
+}
+
+/// Neither the holder's own renewals nor the waiters' looks are news that would bring the next ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_we_do_to_a_lock_ourselves_brings_no_more_of_it() {
+    const TTL: Duration = Duration::from_secs(1);
+    const WINDOW: Duration = Duration::from_secs(3);
+    for (fair, waiters) in [(false, 0), (false, 3), (true, 0), (true, 3)] {
+        let server = Server::start();
+        let (one, two, mut wire) = (program(&server).await, program(&server).await, server.wire());
+        let lease = one.lock("job").ttl(TTL).fair(fair).acquire().await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..waiters {
+            let (told, mut hears) = mpsc::unbounded_channel();
+            let lock = two.lock("job").ttl(TTL).fair(fair).owner(Owner::anonymous()).on_wait(move |_| {
+                let _enough = told.send(());
+            });
+            waiting.push(tokio::spawn(lock.acquire()));
+            within(HANGS, "it waits", hears.recv()).await.unwrap();
+        }
+        let counts = |wire: &mut Wire| (wire.calls("pexpire"), wire.calls("evalsha"));
+        let (start, before) = (Instant::now(), counts(&mut wire));
+        // The window in which they are counted.
+        tokio::time::sleep(WINDOW).await;
+        let (after, elapsed) = (counts(&mut wire), start.elapsed());
+        let (renewed, asked) = (after.0 - before.0, after.1 - before.1);
+        // A third of the TTL, at most a tenth of it early; the one that begins to watch, and one for either end.
+        let due = elapsed.as_millis() / (TTL / 3 * 9 / 10).as_millis() + 3;
+        let due = usize::try_from(due).unwrap();
+        println!("fair {fair}, {waiters} waiters: {renewed} extensions, {asked} scripts in {elapsed:?}");
+        // A waiter in the queue says that it still waits, which extends two keys.
+        let knocks = if fair && waiters > 0 { 2 * due } else { 0 };
+        assert!((6..=due + knocks).contains(&renewed), "fair {fair}, {waiters} waiters: {renewed} of {due}");
+        // Each renewal is told to the first waiter, and by an old server to us: each of them looks once.
+        assert!(asked <= 3 * due, "fair {fair}, {waiters} waiters: {asked} scripts, {due} renewals");
+        // That they were heard does not mean that others are not.
+        let lag = Lag::start();
+        let lost = timed(lease.lost());
+        let deleted = Instant::now();
+        assert!(wire.del("job"));
+        let (lost, at) = within(HANGS, "lost()", lost).await.unwrap();
+        assert!([LossReason::Deleted, LossReason::Taken].contains(&lost.reason()), "{lost}");
+        assert!(at.duration_since(deleted) <= SIGNAL + lag.worst(), "{:?}", at.duration_since(deleted));
+        for waiting in waiting {
+            waiting.abort();
+        }
+    }
+}
+
+/// By the time that anybody looks, the key is as its new holder left it, who is of the same process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_followed_in_its_own_process_is_told() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (leases, mut wire) = (Leases::connect(proxy.url()).await.unwrap(), server.wire());
+    let lock = leases.lock("job").owner(Owner::anonymous());
+    let lease = lock.acquire().await.unwrap();
+    eventually_async(HANGS, "the lease is watched", || wire.tracked_keys() >= 1).await;
+    let look = proxy.on(Match::script(LOOK), 1, Action::Hold);
+    assert!(wire.del("job"));
+    within(HANGS, "the look", look.hit()).await;
+    let next = lock.try_acquire().await.unwrap().expect("it is free");
+    let (lag, lost) = (Lag::start(), timed(lease.lost()));
+    let looked = Instant::now();
+    look.release();
+    let (lost, at) = within(HANGS, "lost()", lost).await.unwrap();
+    assert_eq!(lost.reason(), LossReason::Taken, "{lost}");
+    let took = at.duration_since(looked);
+    assert!(took <= SIGNAL + lag.worst(), "{took:?}");
+    assert!(next.is_held() && next.fence() > lease.fence());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_frees_the_lock_wakes_the_waiter() {
+    const HELD: &[&str] = &["SET", "job", "another library's", "NX", "PX", "60000"];
+    const FOR_EVER: &[&str] = &["SET", "job", "another library's"];
+    const HASH: &[&str] = &["HSET", "job", "field", "value"];
+    const STREAM: &[&str] = &["XADD", "job", "*", "field", "value"];
+    const WAYS: [(&[&str], &[&str]); 14] = [
+        (HELD, &["DEL", "job"]),
+        (HELD, &["UNLINK", "job"]),
+        (HELD, &["RENAME", "job", "elsewhere"]),
+        (HELD, &["MOVE", "job", "1"]),
+        (HELD, &["GETDEL", "job"]),
+        (HELD, &["PEXPIRE", "job", "1"]),
+        (HELD, &["PEXPIRE", "job", "-1"]),
+        (HELD, &["FLUSHALL"]),
+        (HELD, &["FLUSHDB"]),
+        (HELD, &["EVAL", "return redis.call('DEL', KEYS[1])", "1", "job"]),
+        (FOR_EVER, &["DEL", "job"]),
+        (HASH, &["DEL", "job"]),
+        (HASH, &["HDEL", "job", "field"]),
+        (STREAM, &["DEL", "job"]),
+    ];
+    let server = Server::start();
+    let leases = program(&server).await;
+    let (lag, mut wire) = (Lag::start(), server.wire());
+    for (take, free) in WAYS {
+        start_anew([&mut wire]).await;
+        wire.must(take);
+        let waiter = timed(leases.lock("job").acquire());
+        waiter_is_tracked([&mut wire], 1).await;
+        assert!(!waiter.is_finished());
+        let freed = Instant::now();
+        wire.must(free);
+        let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
+        let took = at.duration_since(freed);
+        assert!(took <= SIGNAL + lag.worst(), "{take:?} {free:?}: {took:?}");
+        lease.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_wakes_the_waiter_and_tells_the_holder() {
+    let server = Server::start();
+    let [one, two, three] = [program(&server).await, program(&server).await, program(&server).await];
+    let (lag, mut wire) = (Lag::start(), server.wire());
+    let lease = one.lock("job").acquire().await.unwrap();
+    // The holder's renewal watches the lock alone, the waiter's look the fence too.
+    eventually_async(HANGS, "the holder's key is watched", || wire.tracked_keys() >= 1).await;
+    let waiter = timed(two.lock("job").acquire());
+    waiter_is_tracked([&mut wire], 1).await;
+    let lost = timed(lease.lost());
+    let forced = Instant::now();
+    assert!(three.lock("job").force_release().await.unwrap());
+    let (next, at) = within(HANGS, "the waiter", waiter).await.unwrap();
+    let took = at.duration_since(forced);
+    assert!(took <= SIGNAL + lag.worst(), "the waiter: {took:?}");
+    let (lost, at) = within(HANGS, "the loss", lost).await.unwrap();
+    let took = at.duration_since(forced);
+    assert!(took <= SIGNAL + lag.worst(), "the holder: {took:?}");
+    assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost:?}");
+    assert!(next.unwrap().fence() > lease.fence());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overwritten_key_is_another_holder_whose_end_is_waited_for() {
+    let server = Server::start();
+    let leases = program(&server).await;
+    let (lag, mut wire) = (Lag::start(), server.wire());
+    wire.must(&["SET", "job", "one", "PX", "60000"]);
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let waiter = timed(leases.lock("job").on_wait(move |holder| tell.send(holder.remaining()).unwrap()).acquire());
+    assert!(within(HANGS, "the first holder", told.recv()).await.unwrap() > Some(Duration::from_secs(50)));
+    waiter_is_tracked([&mut wire], 1).await;
+    let taken = Instant::now();
+    wire.must(&["SET", "job", "two", "PX", "300"]);
+    // It is told of holders whose token it can read; another library's are all alike, so nothing is heard here. But the
+    // lock is ours when the second one's key runs out, and not a minute later.
+    let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
+    let took = at.duration_since(taken);
+    assert!(took <= Duration::from_millis(300) + SIGNAL + lag.worst(), "{took:?}");
+    assert!(took >= Duration::from_millis(298), "{took:?}");
+    lease.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_key_is_told_by_push() {
+    let server = Server::start();
+    let leases = program(&server).await;
+    let (lag, mut wire, mut all) = (Lag::start(), server.wire(), Vec::new());
+    let mut held = Vec::new();
+    for round in 0..200 {
+        held.push(leases.lock(format!("job:{round}")).acquire().await.unwrap());
+    }
+    eventually_async(HANGS, "the keys are watched", || wire.tracked_keys() >= 200).await;
+    // The renewals that watch them have been answered, or what follows would be told by them.
+    for lease in &held {
+        lease.check().unwrap();
+    }
+    for lease in held {
+        let lost = timed(lease.lost());
+        let deleted = Instant::now();
+        wire.del(lease.name());
+        let (lost, at) = within(HANGS, "the loss", lost).await.unwrap();
+        assert_eq!(lost.reason(), LossReason::Deleted);
+        all.push(at.saturating_duration_since(deleted));
+        assert!(all[all.len() - 1] <= SIGNAL + lag.worst(), "{:?}", all[all.len() - 1]);
+    }
+    println!("loss: median and worst {:?}", median(all));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_alone_is_never_a_loss() {
+    let server = Server::start();
+    let leases = program(&server).await;
+    let mut wire = server.wire();
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let mut changes = lease.status_changes();
+    let token = wire.get("job").unwrap();
+    let touches: [&[&str]; 6] = [
+        &["PEXPIRE", "job", "40000"],
+        &["PERSIST", "job"],
+        &["SET", "job", &token],
+        &["SET", "job", &token, "PX", "20000"],
+        &["SETRANGE", "job", "0", "lh1"],
+        &["APPEND", "job", ""],
+    ];
+    for touch in touches.iter().cycle().take(60) {
+        eventually_async(HANGS, "the key is watched", || wire.tracked_keys() > 0).await;
+        wire.must(touch);
+        lease.check().unwrap();
+        assert_eq!(lease.status(), Status::Held, "{touch:?}");
+    }
+    eventually_async(HANGS, "its TTL is right again", || (29_000..=30_000).contains(&wire.pttl("job"))).await;
+    assert_eq!(lease.status(), Status::Held);
+    let change = tokio::time::timeout(Duration::from_millis(50), changes.next()).await;
+    assert!(change.is_err(), "it was {change:?} for a while");
+    lease.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_ends_as_the_lock_is_released_ends_one_way() {
+    const PATIENCE: Duration = Duration::from_millis(30);
+    let server = Server::start();
+    let (one, two) = (program(&server).await, program(&server).await);
+    let mut wire = server.wire();
+    let mut won = 0;
+    for round in 0..120_u32 {
+        let lease = one.lock("job").acquire().await.unwrap();
+        let fence = lease.fence();
+        let started = Instant::now();
+        let waiter = tokio::spawn(two.lock("job").acquire_within(PATIENCE));
+        // From 3 ms before the end of the wait to 3 ms after it.
+        let release = PATIENCE.saturating_sub(Duration::from_millis(3)) + Duration::from_micros(50) * round;
+        tokio::time::sleep(release.saturating_sub(Duration::from_millis(1)).saturating_sub(started.elapsed())).await;
+        while started.elapsed() < release {
+            std::hint::spin_loop();
+        }
+        lease.release().await.unwrap();
+        match within(HANGS, "the waiter's end", waiter).await.unwrap() {
+            Ok(lease) => {
+                assert!(lease.check().is_ok() && lease.fence() > fence && wire.exists("job"));
+                won += 1;
+                lease.release().await.unwrap();
+                assert!(!wire.exists("job"));
+            }
+            // A look that the machine left without an answer for the whole of the wait knows of no holder.
+            Err(AcquireError::TimedOut { .. } | AcquireError::Unavailable(_)) => {
+                eventually_async(HANGS, "no key is left", || !wire.exists("job")).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    println!("{won} of 120 had the lock");
+    two.close().await;
+    assert!(!wire.exists("job"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (one, two) = (program(&server).await, Leases::connect(proxy.url()).await.unwrap());
+    let (lag, mut wire) = (Lag::start(), server.wire());
+    let lock = two.lock("job").owner(Owner::anonymous());
+    for round in 0..80_u32 {
+        start_anew([&mut wire]).await;
+        let lease = one.lock("job").acquire().await.unwrap();
+        let cancelled = tokio::spawn(lock.acquire());
+        waiter_is_tracked([&mut wire], 1).await;
+        let other = timed(lock.acquire());
+        // Every fourth is cancelled at a certain point, the others somewhere.
+        let held = match round % 8 {
+            0 => Some(proxy.on(Match::script(ACQUIRE), 1, Action::Hold)),
+            4 => Some(proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply)),
+            _ => None,
+        };
+        lease.release().await.unwrap();
+        let released = Instant::now();
+        if let Some(held) = held {
+            within(HANGS, "the look", held.hit()).await;
+            cancelled.abort();
+            held.release();
+        } else {
+            let offset = Duration::from_micros(u64::from(round) * 25);
+            while released.elapsed() < offset {
+                std::hint::spin_loop();
+            }
+            cancelled.abort();
+        }
+        let passed_on = Instant::now();
+        match cancelled.await {
+            // It was faster: then the lock is its own to release.
+            Ok(lease) => lease.unwrap().release().await.unwrap(),
+            Err(error) => assert!(error.is_cancelled(), "{error}"),
+        }
+        let (lease, at) = within(HANGS, "the other", other).await.unwrap();
+        let took = at.saturating_duration_since(passed_on);
+        assert!(took <= SIGNAL + lag.worst(), "round {round}: {took:?}");
+        lease.unwrap().release().await.unwrap();
+    }
+    two.close().await;
+    assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_receiving_connection_is_there_only_while_it_is_needed() {
+    let server = Server::start();
+    let (leases, closed, dropped) = (program(&server).await, program(&server).await, program(&server).await);
+    let (lag, mut wire) = (Lag::start(), server.wire());
+    wire.must(&["SET", "busy", "somebody", "PX", "60000"]);
+    assert_eq!(wire.receivers(), 0, "nobody needs it yet");
+    let held = dropped.lock("held").acquire().await.unwrap();
+    let waits = [tokio::spawn(closed.lock("busy").acquire()), tokio::spawn(leases.lock("busy").acquire())];
+    eventually_async(HANGS, "all hear", || wire.receivers() == 3 && wire.trackers().len() == 3).await;
+
+    closed.close().await;
+    eventually_async(HANGS, "closing ends it", || wire.receivers() == 2).await;
+    // What holds the lease needs the connection; the last to go ends it.
+    drop(dropped);
+    held.renew().await.unwrap();
+    assert_eq!(wire.receivers(), 2);
+    drop(held);
+    eventually_async(HANGS, "dropping ends it", || wire.receivers() == 1).await;
+
+    for wait in waits {
+        wait.abort();
+    }
+    // It is looked at every five seconds, and has to be idle twice.
+    let idle = Instant::now();
+    let limit = Duration::from_secs(11);
+    eventually_but_for(&lag, limit, "it is closed when nobody needs it", || wire.receivers() == 0).await;
+    assert!(idle.elapsed() >= Duration::from_secs(5), "and not at once: {:?}", idle.elapsed());
+    eventually_async(HANGS, "and nothing is tracked any more", || wire.trackers().is_empty()).await;
+
+    start_anew([&mut wire]).await;
+    wire.must(&["SET", "busy", "somebody", "PX", "60000"]);
+    let waiter = timed(leases.lock("busy").acquire());
+    waiter_is_tracked([&mut wire], 1).await;
+    assert_eq!(wire.receivers(), 1, "it is needed again");
+    let freed = Instant::now();
+    wire.del("busy");
+    let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
+    assert!(at.duration_since(freed) <= SIGNAL + lag.worst());
+    lease.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_of_the_servers_clock_does_not_keep_a_waiter_asleep() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let leases = program(&server).await;
+    let (lag, mut wire) = (Lag::start(), server.wire());
+
+    // Forward: the holder's key has run out, which the server notices ten times a second.
+    wire.must(&["SET", "job", "somebody", "PX", "60000"]);
+    let waiter = timed(leases.lock("job").acquire());
+    waiter_is_tracked([&mut wire], 1).await;
+    let stepped = Instant::now();
+    clock.forward(HOUR);
+    let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
+    let took = at.duration_since(stepped);
+    assert!(took <= Duration::from_millis(200) + SIGNAL + lag.worst(), "{took:?}");
+    lease.unwrap().release().await.unwrap();
+
+    // Back: a key lives on, and its release is heard all the same.
+    start_anew([&mut wire]).await;
+    wire.must(&["SET", "job", "somebody", "PX", "3000"]);
+    let waiter = timed(leases.lock("job").acquire());
+    waiter_is_tracked([&mut wire], 1).await;
+    clock.back(HOUR);
+    // The waiter's own timer, after which it looks at a key of an hour.
+    let looks = wire.calls("evalsha");
+    eventually_async(HANGS, "it looks again", || wire.calls("evalsha") > looks).await;
+    assert!(!waiter.is_finished() && wire.pttl("job") > 3_000_000);
+    waiter_is_tracked([&mut wire], 1).await;
+    let freed = Instant::now();
+    wire.del("job");
+    let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
+    let took = at.duration_since(freed);
+    assert!(took <= SIGNAL + lag.worst(), "{took:?}");
+    lease.unwrap().release().await.unwrap();
+}

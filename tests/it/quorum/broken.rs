@@ -1,0 +1,192 @@
+//! What an adversary found.
+
+use std::time::Duration;
+
+use support::{
+    Action, Match, Server, Wire,
+    scripts::{ACQUIRE, HEAL},
+};
+
+use super::scene::{HANGS, Scene};
+use crate::common::{COMMAND, LONG, NAME};
+
+/// Long enough to tell a loop that never pauses from backoff with a pause of a second.
+const A_WHILE: Duration = Duration::from_secs(2);
+/// More than that backoff sends; a loop would send thousands.
+const FEW: usize = 40;
+
+fn asked(scene: &Scene) -> usize {
+    scene.nodes.iter().map(|node| node.proxy.count(Match::script(ACQUIRE))).sum()
+}
+
+/// Waits for the lock, and counts what that asks of the nodes once the wait has begun.
+async fn looks_of_a_waiter(scene: &Scene) -> usize {
+    let waiter = tokio::spawn(scene.leases.lock(NAME).ttl(LONG).acquire());
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = asked(scene);
+    tokio::time::sleep(A_WHILE).await;
+    let looks = asked(scene) - before;
+    waiter.abort();
+    looks
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_holder_of_two_nodes_does_not_spin_on_the_third() {
+    let scene = Scene::of(3).await;
+    for node in &scene.nodes[1..] {
+        // The free one is heard first, so that it counts.
+        node.proxy.delay(Duration::from_millis(2));
+        node.server.wire().must(&["SET", NAME, "another library's", "PX", "30000"]);
+    }
+    let looks = looks_of_a_waiter(&scene).await;
+    assert!(looks < FEW, "it asked {looks} times in {A_WHILE:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_majority_to_come_back_does_not_spin_on_the_minority() {
+    let scene = Scene::of(3).await;
+    scene.nodes[1].server.kill();
+    scene.nodes[2].server.kill();
+    let looks = looks_of_a_waiter(&scene).await;
+    assert!(looks < FEW, "it asked {looks} times in {A_WHILE:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_memory_does_not_spin() {
+    let server = Server::start();
+    let leases = leasehold::Leases::builder().url(server.url()).build().await.expect("it is there");
+    server.wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
+    let waiter = tokio::spawn(leases.lock(NAME).acquire());
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let count = |wire: &mut Wire| -> usize {
+        wire.info_field("stats", "total_commands_processed").and_then(|n| n.parse().ok()).expect("a number")
+    };
+    let mut wire = server.wire();
+    let before = count(&mut wire);
+    tokio::time::sleep(A_WHILE).await;
+    let commands = count(&mut wire) - before;
+    waiter.abort();
+    assert!(commands < 10 * FEW, "{commands} commands in {A_WHILE:?}");
+}
+
+/// The first script of a server that does not know it is sent twice; what was sent in between comes before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_nodes_vote_that_is_sent_again_does_not_outlive_the_release() {
+    let scene = Scene::of(3).await;
+    for node in &scene.nodes {
+        let mut wire = node.server.wire();
+        wire.must(&["SCRIPT", "FLUSH"]);
+        wire.must(&["SCRIPT", "LOAD", support::scripts::RELEASE]);
+    }
+    scene.nodes[2].proxy.delay(Duration::from_millis(5));
+    let lease = scene.acquire(LONG).await;
+    lease.release().await.expect("it was ours");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    scene.is_taken_away_within(Duration::from_secs(1), NAME).await;
+}
+
+/// Whoever has a majority holds it, also if the node that says otherwise is heard before the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_of_four_nodes_of_five_is_told_whoever_is_heard_first() {
+    let scene = Scene::of(5).await;
+    let holder = scene.other().await;
+    // Who asks has pushes switched on. Where they come on later, everybody looks again, for something may be missed.
+    for leases in [&holder, &scene.leases] {
+        let _told = leases.capabilities().await;
+    }
+    let mut wires = scene.wires();
+    let are_on = || wires.iter_mut().all(|wire| wire.trackers().len() == 2);
+    support::eventually_async(HANGS, "pushes are on", are_on).await;
+    scene.nodes[0].server.wire().must(&["SET", NAME, "left over", "PX", "30000"]);
+    let lease = holder.lock(NAME).ttl(LONG).acquire().await.expect("four are enough");
+    // Its first renewal, which touches its keys; the next one is due in ten seconds.
+    scene.are_watched(1).await;
+    for node in &scene.nodes[3..] {
+        node.proxy.delay(Duration::from_millis(5));
+    }
+    let told = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let tell = told.clone();
+    let lock = scene.leases.lock(NAME).on_wait(move |_| {
+        tell.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    });
+    let waiter = tokio::spawn(lock.ttl(LONG).acquire());
+    scene.are_watched(2).await;
+    let before = asked(&scene);
+    tokio::time::sleep(A_WHILE).await;
+    let looks = asked(&scene) - before;
+    assert_eq!(told.load(std::sync::atomic::Ordering::SeqCst), 1, "after {looks} requests");
+    assert_eq!(looks, 0, "everybody will tell");
+    waiter.abort();
+    lease.release().await.expect("it was ours");
+}
+
+/// Nobody probes for a `Leases` that has gone, so what is left to undo is sent all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_dropped_with_its_leases_while_a_node_is_silent_is_released_when_it_is_back() {
+    let scene = Scene::of(3).await;
+    let lease = scene.acquire_everywhere(LONG).await;
+    let node = &scene.nodes[2];
+    node.proxy.black_hole(true);
+    let began = std::time::Instant::now();
+    while *scene.leases.nodes()[2].state() == leasehold::NodeState::Up {
+        assert!(began.elapsed() < Duration::from_secs(5), "its silence is not noticed");
+        let _other = scene.leases.lock("other").ttl(LONG).try_acquire().await;
+    }
+    drop(lease);
+    let Scene { leases, nodes, lag: _lag } = scene;
+    drop(leases);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    nodes[2].proxy.black_hole(false);
+    let mut wire = nodes[2].server.wire();
+    support::eventually_async(Duration::from_secs(6), "the key is taken away", || !wire.exists(NAME)).await;
+}
+
+/// A release that a majority neither confirmed nor denied may have freed the lock all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_beside_the_holder_hears_of_a_release_of_unknown_outcome() {
+    let scene = Scene::of(3).await;
+    let lease = scene.acquire_everywhere(LONG).await;
+    let waiter = tokio::spawn(scene.leases.lock(NAME).ttl(LONG).owner(leasehold::Owner::new()).acquire());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    // One node has lost the key, and another goes away for good.
+    scene.nodes[2].server.kill();
+    while *scene.leases.nodes()[2].state() == leasehold::NodeState::Up {
+        drop(scene.leases.lock("other").ttl(LONG).try_acquire().await);
+    }
+    scene.nodes[1].proxy.on_each(Match::script(HEAL), Action::Mangle);
+    scene.nodes[1].server.wire().del(NAME);
+    let released = lease.release().await;
+    assert!(matches!(released, Err(leasehold::ReleaseError::Unknown(_))), "{released:?}");
+    let next = support::within(Duration::from_secs(10), "the waiter has it", waiter).await;
+    drop(next.expect("it does not panic").expect("two of three are free"));
+}
+
+/// A node that is away for an hour must not leave a task for every lease of that hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
+    let scene = Scene::of(3).await;
+    let proxy = &scene.nodes[2].proxy;
+    let is_up = || *scene.leases.nodes()[2].state() == leasehold::NodeState::Up;
+    proxy.black_hole(true);
+    while is_up() {
+        scene.acquire_as("other", LONG).await.release().await.expect("it was ours");
+    }
+    // By then what it was asked has timed out, and it is not asked any more.
+    tokio::time::sleep(2 * COMMAND).await;
+    for _ in 0..50 {
+        scene.acquire(LONG).await.release().await.expect("it was ours");
+        drop(scene.acquire(LONG).await);
+    }
+    assert!(!is_up());
+    let named = |args: &[Vec<u8>]| args.iter().any(|arg| arg == NAME.as_bytes());
+    let count = |script| proxy.count(Match::script(script).and(Match::with(named)));
+    let undone = || count(support::scripts::RELEASE);
+    let before = undone();
+    proxy.black_hole(false);
+    support::eventually_async(Duration::from_secs(5), "it answers again", is_up).await;
+    tokio::time::sleep(A_WHILE).await;
+    // Until its silence is noticed it is asked, and each of those is undone: at most twice, for a reply may be lost.
+    let (undone, asked) = (undone() - before, count(ACQUIRE));
+    assert!(asked < 40, "its silence is noticed");
+    assert!(undone <= 2 * asked + 2, "it was asked for {asked} of 100 leases, and to undo {undone}");
+}

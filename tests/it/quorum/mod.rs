@@ -1,0 +1,13 @@
+//! Locks over a quorum.
+
+mod broken;
+mod faults;
+mod fences;
+mod interop;
+mod keys;
+mod network;
+mod process;
+mod runtimes;
+pub(crate) mod scene;
+mod votes;
+mod waiting;

@@ -1,0 +1,384 @@
+//! Who may vote, and what becomes of votes: a node that forgot (F40), grants that come too late (F41), and votes that
+//! are split (F42).
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use leasehold::{AcquireError, Builder, Error, Leases, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
+use support::{
+    Action, HANGS, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async, eventually_but_for,
+    scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
+    seen, sha1_hex, urls, within,
+};
+use tokio::{
+    sync::Barrier,
+    task::{JoinSet, spawn_blocking},
+};
+
+use crate::common::{COMMAND, Calm, FENCE, LONG, NAME};
+
+/// For leases that run out during their test.
+const TTL: Duration = Duration::from_secs(1);
+const DELAY: Duration = Duration::from_secs(3);
+/// How long it may take to notice that a node is back, as in `quorum/faults.rs`.
+const NOTICED: Duration = Duration::from_millis(2 * (300 + 250 + 500));
+/// The longest pause between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// A server counts its uptime in whole seconds, and up to one too many.
+const SECOND: Duration = Duration::from_secs(1);
+
+fn builder(urls: Vec<String>) -> Builder {
+    Leases::builder().quorum(urls).command_timeout(COMMAND)
+}
+
+/// A client of servers that are restarted.
+async fn client(urls: Vec<String>) -> Leases {
+    builder(urls).restart_delay(DELAY).ttl(TTL).build().await.expect("the servers are there")
+}
+
+fn servers(count: usize) -> Nodes {
+    let nodes = Nodes::seasoned(count);
+    nodes.know(&[ACQUIRE, RAISE, HEAL, RENEW, RELEASE]);
+    nodes
+}
+
+/// Kills a server, and starts it again without its data. Answers when it was not up yet.
+fn forget(nodes: &Nodes, at: usize) -> Instant {
+    nodes[at].kill();
+    let killed = Instant::now();
+    nodes[at].restart();
+    killed
+}
+
+fn uptime(wire: &mut Wire) -> Duration {
+    let seconds = wire.info_field("server", "uptime_in_seconds").expect("it says so");
+    Duration::from_secs(seconds.parse().expect("a number"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f40_a_node_restarted_empty_is_healed_and_votes_after_the_restart_delay() {
+    let (nodes, lag) = (servers(3), Lag::start());
+    let lease = client(nodes.urls()).await.lock(NAME).acquire().await.expect("it is free");
+    let (fence, calm) = (lease.fence().to_string(), Calm::of(&lease));
+    let token = nodes[2].wire().get(NAME).expect("the lease's token");
+    let rival = client(nodes.urls()).await;
+
+    let down = forget(&nodes, 0);
+    let up = Instant::now();
+    let mut wire = nodes[0].wire();
+    // What is late and arrives now, whoever sent it.
+    let late = wire.must(&["EVAL", HEAL, "2", NAME, FENCE, &token, "1000", &fence, "3"]);
+    assert_eq!(late.array()[0].int(), 2, "{late:?}");
+    assert!((2..=3).contains(&late.array()[1].int()), "{late:?}");
+    loop {
+        let asked = rival.lock(NAME).try_acquire().await;
+        assert!(matches!(asked, Ok(None)), "one of three forgot, and the lock is free: {asked:?}");
+        let held = wire.get(NAME);
+        if uptime(&mut wire) >= DELAY {
+            // From now on it votes, and what it grants is undone.
+            break;
+        }
+        assert_eq!(held, None, "it has a vote, or is healed");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(down.elapsed() + SECOND >= DELAY, "its uptime is too long by more than a second");
+    let left = (DELAY + SECOND + TTL / 3 + NOTICED).saturating_sub(up.elapsed());
+    eventually_but_for(&lag, left, "it is healed", || wire.get(NAME).as_ref() == Some(&token)).await;
+    assert!(wire.get(FENCE) >= Some(fence), "the floor comes with the key");
+    calm.lasted(&lag);
+
+    nodes[1].stop();
+    lease.release().await.expect("two of three held it");
+    let lease = within(HANGS, "two of three grant it", rival.lock(NAME).acquire()).await.expect("they are there");
+    assert!(wire.get(NAME).is_some_and(|value| value != token), "it votes again");
+    lease.release().await.expect("it was ours");
+    nodes[1].cont();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f40_a_node_restarted_empty_makes_no_second_majority() {
+    let nodes = servers(5);
+    let proxies = nodes.proxies();
+    let leases = client(urls(&proxies)).await;
+    // The holder has three of five, and the others are there for everybody else.
+    proxies[3..].iter().for_each(|proxy| proxy.black_hole(true));
+    let lease = within(HANGS, "three are enough", leases.lock(NAME).acquire()).await.expect("they are there");
+    let rival = client(nodes.urls()).await;
+    assert!(matches!(rival.lock(NAME).try_acquire().await, Ok(None)), "three hold it");
+
+    let handle = lease.handle();
+    let believed = spawn_blocking(move || {
+        let mut last_ok = Instant::now();
+        while let (asked, Ok(())) = (Instant::now(), handle.check()) {
+            last_ok = asked;
+            thread::sleep(Duration::from_millis(1));
+        }
+        last_ok
+    });
+    forget(&nodes, 2);
+    // By count three of five would grant it now: the one that forgot, and two that never had it.
+    let acquired = tokio::spawn(async move { (rival.lock(NAME).acquire().await, Instant::now()) });
+    let last_ok = within(HANGS, "the lease ends", believed).await.expect("it does not panic");
+    let (successor, acquired) = within(HANGS, "it is free", acquired).await.expect("it does not panic");
+    let successor = successor.expect("three are there");
+    assert!(acquired > last_ok, "two held the lock at the same time");
+    match lease.status() {
+        Status::Lost(lost) => assert_eq!(lost.reason(), LossReason::NoQuorum),
+        other => panic!("two of five are left of it, and it is {other:?}"),
+    }
+    assert!(successor.fence() > lease.fence());
+    successor.release().await.expect("it was held to the end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f40_an_acquire_that_fails_for_nodes_that_forgot_says_so() {
+    let (nodes, lag) = (servers(3), Lag::start());
+    let leases = client(nodes.urls()).await;
+    let mut wire = nodes[2].wire();
+    wire.set(NAME, "somebody else's");
+    let down = forget(&nodes, 0);
+    forget(&nodes, 1);
+    let up = Instant::now();
+
+    let error = loop {
+        match leases.lock(NAME).try_acquire().await {
+            Err(AcquireError::Unavailable(error)) => {
+                let recovering = |answer: &NodeAnswer| matches!(answer, NodeAnswer::Recovering { .. });
+                let votes = error.votes().expect("it says what each node said");
+                // The connections may still be on their way.
+                if votes.nodes()[..2].iter().all(|vote| recovering(vote.answer())) {
+                    break error;
+                }
+                assert!(up.elapsed() < NOTICED + lag.worst(), "{error}");
+            }
+            other => panic!("two of three forgot, and it says {other:?}"),
+        }
+    };
+    let votes = error.votes().expect("it says what each node said");
+    assert_eq!((votes.granted(), votes.needed(), votes.nodes().len()), (0, 2, 3));
+    for (at, vote) in votes.nodes().iter().enumerate() {
+        assert_eq!(vote.address(), format!("127.0.0.1:{}", nodes[at].port()));
+    }
+    let most = DELAY.saturating_sub(Duration::from_secs(up.elapsed().as_secs()));
+    for vote in &votes.nodes()[..2] {
+        match vote.answer() {
+            NodeAnswer::Recovering { remaining } => {
+                assert!(!remaining.is_zero() && *remaining <= most, "{remaining:?}");
+            }
+            other => panic!("it is recovering, and said {other:?}"),
+        }
+    }
+    assert!(matches!(votes.nodes()[2].answer(), NodeAnswer::HeldBy(_)), "{votes}");
+    for words in ["0 of 3 nodes agreed, 2 are needed", "is recovering", "restart_delay"] {
+        assert!(error.to_string().contains(words), "{words:?} is not in {error}");
+    }
+    assert!(Error::from(AcquireError::Unavailable(error)).is_transient());
+
+    wire.del(NAME);
+    let lease = within(HANGS, "they vote again", leases.lock(NAME).acquire()).await.expect("it waits for them");
+    assert!(down.elapsed() + SECOND >= DELAY, "they voted after {:?}", down.elapsed());
+    seen::took("votes again after a restart", up.elapsed(), DELAY + LOOK + NOTICED, &lag);
+    assert!(up.elapsed() <= DELAY + LOOK + NOTICED + lag.worst(), "they voted after {:?} only", up.elapsed());
+    lease.release().await.expect("it was ours");
+}
+
+/// A quorum whose second and third node are slow to take part.
+struct Late {
+    leases: Leases,
+    proxies: Vec<support::Proxy>,
+    nodes: Nodes,
+}
+
+impl Late {
+    async fn start() -> Self {
+        let nodes = servers(3);
+        let proxies = nodes.proxies();
+        let leases = builder(urls(&proxies)).ttl(LONG).build().await.expect("the servers are there");
+        Self { leases, proxies, nodes }
+    }
+
+    fn each(&self, action: Action) -> Vec<RuleHandle> {
+        self.proxies[1..].iter().map(|proxy| proxy.on(Match::script(ACQUIRE), 1, action)).collect()
+    }
+
+    /// Waits until each of these has granted the lock to somebody: the floor stays.
+    async fn granted(&self, nodes: &[usize]) {
+        eventually_async(HANGS, "the late grants", || self.nodes.with_key(FENCE) == nodes).await;
+    }
+
+    /// They would live for [`LONG`].
+    async fn is_undone(&self) {
+        eventually_async(HANGS, "all grants are undone", || self.nodes.with_key(NAME).is_empty()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f41_grants_that_arrive_after_a_timeout_are_undone() {
+    let late = Late::start().await;
+    let held = late.each(Action::HoldReply);
+    match late.leases.lock(NAME).acquire_within(COMMAND).await {
+        Err(AcquireError::Unavailable(error)) => {
+            assert_eq!(error.votes().map(leasehold::Votes::granted), Some(1), "{error}");
+        }
+        other => panic!("one of three granted it, and it says {other:?}"),
+    }
+    late.granted(&[0, 1, 2]).await;
+    held.iter().for_each(RuleHandle::release);
+    late.is_undone().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f41_grants_over_links_that_are_slower_than_the_timeout_are_undone() {
+    let late = Late::start().await;
+    late.proxies[1..].iter().for_each(|proxy| proxy.delay(COMMAND));
+    match late.leases.lock(NAME).try_acquire().await {
+        Err(AcquireError::Unavailable(_)) => {}
+        other => panic!("one of three granted it, and it says {other:?}"),
+    }
+    late.granted(&[0, 1, 2]).await;
+    late.proxies[1..].iter().for_each(|proxy| proxy.delay(Duration::ZERO));
+    late.is_undone().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f41_requests_that_arrive_after_the_acquire_was_cancelled_are_undone() {
+    let late = Late::start().await;
+    let held = late.each(Action::Hold);
+    let acquire = tokio::spawn(late.leases.lock(NAME).acquire());
+    for rule in &held {
+        within(HANGS, "the request is held", rule.hit()).await;
+    }
+    late.granted(&[0]).await;
+    acquire.abort();
+    assert!(acquire.await.is_err(), "two of three had not heard of it");
+    held.iter().for_each(RuleHandle::release);
+    late.granted(&[0, 1, 2]).await;
+    late.is_undone().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f41_a_grant_that_arrives_after_a_majority_was_busy_is_undone() {
+    let late = Late::start().await;
+    for node in &late.nodes[..2] {
+        node.wire().set(NAME, "somebody else's");
+    }
+    let held = late.proxies[2].on(Match::script(ACQUIRE), 1, Action::HoldReply);
+    let asked = late.leases.lock(NAME).try_acquire().await;
+    assert!(matches!(asked, Ok(None)), "two of three hold it: {asked:?}");
+    within(HANGS, "the third has granted it", held.hit()).await;
+    assert!(late.nodes[2].wire().exists(NAME), "nothing can have undone it");
+    held.release();
+    eventually_async(HANGS, "the grant is undone", || late.nodes.with_key(NAME) == [0, 1]).await;
+}
+
+/// How many contests a set-up is judged by, and how many of them may take longer than [`ROUNDS`].
+const CONTESTS: usize = 100;
+const LONGER: usize = 1;
+const ROUNDS: usize = 5;
+
+/// Lets several clients go for the same lock at the same moment, again and again, and tells how many rounds it took each
+/// time until one had it: the most attempts that any of them began.
+///
+/// Each asks the nodes in an order of its own, so that each is the first somewhere.
+async fn contests(clients: usize, nodes: usize, away: usize) -> Vec<usize> {
+    let nodes = servers(nodes);
+    let mut all = Vec::new();
+    for client in 0..clients {
+        let mut urls = nodes.urls();
+        urls.rotate_left(client);
+        all.push(builder(urls).label(format!("client-{client}")).build().await.expect("the servers are there"));
+    }
+    for node in &nodes[nodes.len() - away..] {
+        node.kill();
+    }
+    for client in &all {
+        let first = client.lock("first").acquire().await.expect("a majority is there");
+        first.release().await.expect("it was ours");
+        // The first round may wait for the nodes that are away, and none after it.
+        let gone = |status: &NodeStatus| matches!(status.state(), NodeState::Unreachable(_));
+        let all_known = || client.nodes().iter().filter(|status| gone(status)).count() == away;
+        eventually_async(HANGS, "who is away is known", all_known).await;
+    }
+    let mut wire = nodes[0].wire();
+    wire.must(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
+    wire.must(&["CONFIG", "SET", "slowlog-max-len", "10000"]);
+    let mut rounds = Vec::new();
+    for contest in 0..CONTESTS {
+        wire.must(&["SLOWLOG", "RESET"]);
+        let (name, start) = (format!("contest-{contest}"), Arc::new(Barrier::new(clients)));
+        let mut running = JoinSet::new();
+        for (client, leases) in all.iter().enumerate() {
+            let (acquire, start) = (leases.lock(&name).acquire(), start.clone());
+            running.spawn(async move {
+                start.wait().await;
+                (client, acquire.await)
+            });
+        }
+        let first = within(HANGS, "one of them has the lock", running.join_next()).await.expect("one of them");
+        let (winner, lease) = first.expect("it does not panic");
+        let holder = all[winner].lock(&name).holder().await.expect("a majority is there").expect("it is held");
+        let token = holder.token().expect("one of ours").to_owned();
+        let mut taken = None;
+        let asked = "the winner has asked this node too";
+        eventually_async(HANGS, asked, || {
+            taken = attempts(&wire.must(&["SLOWLOG", "GET", "10000"]), &token);
+            taken.is_some()
+        })
+        .await;
+        rounds.extend(taken);
+        running.shutdown().await;
+        let lease = lease.expect("a majority is there");
+        lease.release().await.expect("it was ours");
+    }
+    rounds
+}
+
+/// The most attempts of one client that a node had seen when it saw the one that won.
+fn attempts(log: &Value, won: &str) -> Option<usize> {
+    // By its text the first time, of which the log has the beginning; with two keys only this one begins so.
+    let (hash, text) = (sha1_hex(ACQUIRE), &ACQUIRE[..100]);
+    let token = |entry: &Value| {
+        let args: Vec<String> = entry.array()[3].array().iter().map(Value::text).collect();
+        let script = args.get(1).filter(|_| args.get(2).is_some_and(|keys| keys == "2"))?;
+        args.get(5).filter(|_| *script == hash || script.starts_with(text)).cloned()
+    };
+    let label = |token: String| token.rsplit_once('@').map(|(_, label)| label.to_owned());
+    // The newest comes first, and whoever has lost goes on asking.
+    let until = log.array().iter().filter_map(token).skip_while(|token| token != won);
+    let clients: Vec<String> = until.filter_map(label).collect();
+    let of = |client: &String| clients.iter().filter(|other| *other == client).count();
+    clients.iter().map(of).max()
+}
+
+/// What F42 asks for. Answers how many contests took more than one round.
+async fn one_has_it_soon(clients: usize, nodes: usize, away: usize) -> usize {
+    let rounds = contests(clients, nodes, away).await;
+    let longer = rounds.iter().filter(|rounds| **rounds > ROUNDS).count();
+    seen::at_most("contests of 100 with more than five rounds", longer, LONGER);
+    seen::counted("rounds of a contest", rounds.iter().copied().max().unwrap_or(0));
+    assert!(longer <= LONGER, "{longer} of {CONTESTS} took more than {ROUNDS} rounds: {rounds:?}");
+    rounds.iter().filter(|rounds| **rounds > 1).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f42_two_clients() {
+    one_has_it_soon(2, 3, 0).await;
+    one_has_it_soon(2, 5, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f42_two_clients_and_an_even_number_of_votes() {
+    let split = one_has_it_soon(2, 3, 1).await;
+    assert!(split > 0, "no votes were split: this shows nothing");
+    one_has_it_soon(2, 5, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f42_three_clients() {
+    let split = one_has_it_soon(3, 3, 0).await;
+    assert!(split > 0, "no votes were split: this shows nothing");
+    one_has_it_soon(3, 5, 0).await;
+}

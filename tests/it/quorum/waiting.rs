@@ -1,0 +1,372 @@
+//! Waiting for a lock over a quorum: who is woken by what, what it costs the nodes, and who has the lock then.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use leasehold::{AcquireError, Lease, Leases};
+use support::{Child, Part, SIGNAL, Wire, eventually_async, seen, start_anew, timed, waiter_is_tracked, within};
+use tokio::{sync::Semaphore, task::JoinHandle};
+
+use super::scene::{HANGS, Scene, builder, built, renewals};
+use crate::common::{COMMAND, Calm, FENCE, LONG, MEDIUM, NAME, in_vain};
+
+/// Has the waiter wait for the lock, which is then released. How long the hand-off took, and the new lease.
+async fn handed_over(scene: &Scene, holder: &Leases, waiter: &Leases, watching: usize) -> (Duration, Lease) {
+    let mut wires = scene.wires();
+    start_anew(&mut wires).await;
+    let lease = holder.lock(NAME).ttl(LONG).acquire().await.expect("it is free");
+    let waiter = timed(waiter.lock(NAME).ttl(LONG).acquire());
+    waiter_is_tracked(&mut wires, watching).await;
+    let released = Instant::now();
+    lease.release().await.expect("it was ours to the end");
+    let (next, at) = within(HANGS, "the waiter has it", waiter).await.expect("it does not panic");
+    (at.saturating_duration_since(released), next.expect("it was released"))
+}
+
+async fn has_it(waiter: JoinHandle<Result<Lease, AcquireError>>) {
+    let lease = within(HANGS, "the waiter has it", waiter).await.expect("it does not panic");
+    lease.expect("it was released").release().await.expect("it was ours to the end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_in_another_process_is_pushed() {
+    for nodes in [3, 5] {
+        let scene = Scene::of(nodes).await;
+        let holder = scene.other().await;
+        for round in 0..20 {
+            let (took, next) = handed_over(&scene, &holder, &scene.leases, nodes).await;
+            // Who polls is at pauses of up to a second by then, and who is watched at those of the TTL.
+            let limit = scene.allowed(SIGNAL);
+            assert!(took <= limit, "round {round} of {nodes} nodes: {took:?}, not within {limit:?}");
+            next.release().await.expect("it was ours to the end");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_minority_that_does_not_push_is_not_missed() {
+    let scene = Scene::of(3).await;
+    let holder = scene.other().await;
+    let [first, second, third] = &scene.nodes[..] else { panic!("three") };
+    let partly = built(builder(vec![first.proxy.url(), second.url_without_push(), third.proxy.url()])).await;
+    for round in 0..10 {
+        let (took, next) = handed_over(&scene, &holder, &partly, 2).await;
+        let limit = scene.allowed(SIGNAL);
+        assert!(took <= limit, "round {round}: {took:?}, not within {limit:?}");
+        next.release().await.expect("it was ours to the end");
+    }
+
+    third.proxy.black_hole(true);
+    for round in 0..10 {
+        let (took, next) = handed_over(&scene, &holder, &scene.leases, 2).await;
+        // It may be in the middle of a look that waits for the silent node.
+        let limit = scene.allowed(SIGNAL + if round == 0 { COMMAND } else { Duration::ZERO });
+        assert!(took <= limit, "round {round}: {took:?}, not within {limit:?}");
+        next.release().await.expect("it was ours to the end");
+    }
+}
+
+/// A try that finds the votes split would have each of them say that somebody else has the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_those_that_try_at_the_same_moment_one_has_it() {
+    let scene = Scene::of(3).await;
+    let mut programs = Vec::new();
+    for _ in 0..5 {
+        programs.push(built(builder(scene.urls()).command_timeout(Duration::from_secs(3))).await);
+    }
+    for round in 0..20 {
+        let name = format!("job-{round}");
+        let tries: Vec<_> =
+            programs.iter().map(|program| tokio::spawn(program.lock(&name).ttl(LONG).try_acquire())).collect();
+        let mut leases = Vec::new();
+        for one in tries {
+            leases.extend(
+                within(HANGS, "a try ends", one).await.expect("it does not panic").expect("the nodes are well"),
+            );
+        }
+        assert_eq!(leases.len(), 1, "round {round}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_after_split_votes_is_not_as_long_as_the_wait_for_a_silent_node() {
+    for _ in 0..3 {
+        let scene = Scene::of(3).await;
+        let [first, second, third] = &scene.nodes[..] else { panic!("three") };
+        first.server.wire().must(&["SET", NAME, "somebody", "PX", "60000"]);
+        third.proxy.black_hole(true);
+        let waiter = timed(scene.leases.lock(NAME).ttl(LONG).acquire());
+        // One vote for each: the third decides, and says nothing.
+        eventually_async(HANGS, "the waiter has the second", || second.server.wire().get(NAME).is_some()).await;
+        let freed = Instant::now();
+        first.server.wire().del(NAME);
+        let (lease, at) = within(HANGS, "it has the lock", waiter).await.expect("it does not panic");
+        // The wait for the third, and a pause: as long as that wait again, and it would be over 600 ms.
+        let (took, limit) = (at.saturating_duration_since(freed), scene.allowed(COMMAND * 3 / 2));
+        assert!(took <= limit, "{took:?}, not within {limit:?}");
+        lease.expect("it is free").release().await.expect("it was ours to the end");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_a_majority_does_not_push_the_waiter_polls() {
+    let scene = Scene::of(3).await;
+    let holder = scene.other().await;
+    let [first, second, third] = &scene.nodes[..] else { panic!("three") };
+    let polls = built(builder(vec![first.proxy.url(), second.url_without_push(), third.url_without_push()])).await;
+    for _ in 0..3 {
+        let (took, next) = handed_over(&scene, &holder, &polls, 1).await;
+        // The longest pause of the backoff.
+        assert!(took <= scene.allowed(Duration::from_secs(1) + SIGNAL), "{took:?}");
+        next.release().await.expect("it was ours to the end");
+    }
+}
+
+/// How many scripts each node has run.
+fn scripts_run(wires: &mut [Wire]) -> Vec<u64> {
+    let run = |wire: &mut Wire, command: &str| -> Option<u64> {
+        let stats = wire.info_field("commandstats", command)?;
+        stats.strip_prefix("calls=")?.split(',').next()?.parse().ok()
+    };
+    let count =
+        |wire: &mut Wire| ["cmdstat_evalsha", "cmdstat_eval"].map(|command| run(wire, command).unwrap_or_default());
+    wires.iter_mut().map(|wire| count(wire).iter().sum()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_renews_does_not_have_its_waiter_thrash() {
+    const RENEWALS: usize = 6;
+    for nodes in [3, 5] {
+        let scene = Scene::of(nodes).await;
+        let (lease, other) = (scene.acquire_everywhere(MEDIUM).await, scene.other().await);
+        let calm = Calm::of(&lease);
+        let mut wires = scene.wires();
+        let waiter = tokio::spawn(other.lock(NAME).acquire());
+        waiter_is_tracked(&mut wires, nodes).await;
+        scene.is_renewed(&lease, MEDIUM).await;
+        // There are more of them where the machine has one answered late.
+        let renewed = || scene.nodes.iter().map(|node| u64::try_from(renewals(node, &lease).len()).expect("a few"));
+        let (first, before) = (renewed().collect::<Vec<_>>(), scripts_run(&mut wires));
+        for _ in 0..RENEWALS {
+            scene.is_renewed(&lease, MEDIUM).await;
+        }
+        let ran: Vec<u64> = scripts_run(&mut wires).iter().zip(before).map(|(after, before)| after - before).collect();
+        for ((ran, last), first) in ran.into_iter().zip(renewed()).zip(first) {
+            let ours = last - first + 1;
+            // A renewal touches the key on every node. When enough nodes have told, the waiter looks, and again if the
+            // others tell during that look.
+            let theirs = ran.saturating_sub(ours);
+            assert!(theirs <= 2 * ours, "{theirs} looks at {ours} renewals");
+        }
+        assert!(!waiter.is_finished());
+        calm.lasted(&scene.lag);
+        lease.release().await.expect("it was ours to the end");
+        has_it(waiter).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_waiters_and_one_release_make_one_holder() {
+    // In a round each waiter asks once, and what it was granted is raised or undone. They spread further with each round,
+    // and one has the lock within five (F42); then each looks once more. That is a matter of chance: so the median counts.
+    let most = u64::try_from(WAITERS * 3 * 6).expect("a few");
+    let mut ran = Vec::new();
+    for _ in 0..5 {
+        ran.push(scripts_of_one_release().await);
+    }
+    ran.sort_unstable();
+    println!("scripts run on the busiest node: {ran:?}");
+    assert!(ran[2] <= most, "{ran:?}, not {most}");
+}
+
+const WAITERS: usize = 10;
+
+/// How many scripts the busiest node runs when ten wait and one lets go.
+async fn scripts_of_one_release() -> u64 {
+    let scene = Scene::of(3).await;
+    let lease = scene.acquire_everywhere(LONG).await;
+    let (inside, may_go) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(0)));
+    let mut waiters = Vec::new();
+    for _ in 0..WAITERS {
+        let leases = scene.other().await;
+        let (inside, may_go) = (inside.clone(), may_go.clone());
+        waiters.push(tokio::spawn(async move {
+            let lease = leases.lock(NAME).ttl(LONG).acquire().await.expect("the nodes are well");
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+            may_go.acquire().await.expect("it stays open").forget();
+            inside.fetch_sub(1, Ordering::SeqCst);
+            lease.check().expect("nobody took it");
+            lease.release().await.expect("it was ours to the end");
+        }));
+    }
+    let mut wires = scene.wires();
+    // The lock and its fence, of each on each node; but where the holder has renewed since a waiter looked, its lock is
+    // not watched on that node any more, and one node is too few to look again.
+    let items = |wires: &mut [Wire]| wires.iter_mut().map(Wire::tracked_items).sum::<usize>();
+    eventually_async(HANGS, "all waiters are watched", || items(&mut wires) >= (2 * 3 - 1) * WAITERS).await;
+    let before = scripts_run(&mut wires);
+    lease.release().await.expect("it was ours to the end");
+    eventually_async(HANGS, "somebody has it", || inside.load(Ordering::SeqCst) == 1).await;
+    // The time for another one to get in, and for the others to settle.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(inside.load(Ordering::SeqCst), 1);
+    let ran: Vec<u64> = scripts_run(&mut wires).iter().zip(before).map(|(after, before)| after - before).collect();
+    may_go.add_permits(WAITERS);
+    for waiter in waiters {
+        within(HANGS * 2, "each has its turn", waiter).await.expect("one at a time");
+    }
+    scene.is_taken_away(NAME).await;
+    ran.into_iter().max().unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_free_of_a_minority_is_not_taken_and_given_back_without_end() {
+    const OTHERS: usize = 3;
+    let scene = Scene::of(3).await;
+    // Another library's holder, who brings nothing back.
+    let mut wires = scene.wires();
+    for wire in &mut wires[..2] {
+        wire.must(&["SET", NAME, "somebody", "PX", "60000"]);
+    }
+    let mut waiters = Vec::new();
+    for _ in 0..OTHERS {
+        let acquire = scene.other().await.lock(NAME).ttl(LONG).acquire();
+        waiters.push(tokio::spawn(async move {
+            acquire.await.expect("the nodes are well").release().await.expect("it was ours to the end");
+        }));
+    }
+    let items = |wire: &mut Wire| wire.tracked_items() >= 2 * OTHERS;
+    eventually_async(HANGS, "all waiters are watched", || wires[..2].iter_mut().all(items)).await;
+    let before = scripts_run(&mut wires);
+    // The time over which looks are counted.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let ran: Vec<u64> = scripts_run(&mut wires).iter().zip(before).map(|(after, before)| after - before).collect();
+    // A look and its undo of each, which may have been under way.
+    println!("scripts run on each node: {ran:?}");
+    assert!(ran.iter().all(|&ran| ran <= 4 * 3), "{ran:?} scripts in a second in which nothing happened");
+    for wire in &mut wires[..2] {
+        wire.del(NAME);
+    }
+    for waiter in waiters {
+        within(HANGS, "each has it", waiter).await.expect("it does not panic");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_healed() {
+    let scene = Scene::of(3).await;
+    let (lease, other) = (scene.acquire_everywhere(MEDIUM).await, scene.other().await);
+    let token = scene.is_everywhere(&lease, HANGS).await;
+    let calm = Calm::of(&lease);
+    let mut wires = scene.wires();
+    let waiter = tokio::spawn(other.lock(NAME).ttl(MEDIUM).acquire());
+    waiter_is_tracked(&mut wires, 3).await;
+    for round in 0..9 {
+        let deleted = Instant::now();
+        wires[round % 3].del(NAME);
+        // The waiter may have been granted it there for a moment, in which case it is a renewal that finds it gone.
+        assert_eq!(scene.is_everywhere(&lease, HANGS).await, token, "it is the holder's");
+        let (took, limit) = (deleted.elapsed(), scene.allowed(MEDIUM * 2 / 3 + SIGNAL));
+        assert!(took <= limit, "round {round}: healed after {took:?}, not within {limit:?}");
+        assert!(!waiter.is_finished());
+        lease.check().expect("a majority has its key");
+    }
+    calm.lasted(&scene.lag);
+    lease.release().await.expect("it was ours to the end");
+    has_it(waiter).await;
+}
+
+#[test]
+fn f1_holder_killed() {
+    const TTL: Duration = Duration::from_secs(1);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    if let Some(part) = Part::mine() {
+        return runtime.block_on(async {
+            let leases = built(builder(part.url.split(',').map(ToOwned::to_owned).collect())).await;
+            let lease = leases.lock(NAME).ttl(TTL).acquire().await.expect("it is free");
+            part.say(lease.fence());
+            part.hear();
+        });
+    }
+    runtime.block_on(async {
+        let scene = Scene::of(3).await;
+        let mut holder = Child::start(f1_holder_killed, "hold", &scene.urls().join(","));
+        let fence: u64 = holder.says("").parse().expect("a fence");
+        let waiter = timed(scene.leases.lock(NAME).ttl(TTL).acquire());
+        waiter_is_tracked(&mut scene.wires(), 3).await;
+        // It has renewed a few times.
+        tokio::time::sleep(TTL).await;
+        holder.kill();
+        let killed = Instant::now();
+        let (lease, at) = within(HANGS, "the waiter has it", waiter).await.expect("it does not panic");
+        let (took, lease) = (at.saturating_duration_since(killed), lease.expect("the keys run out"));
+        let bound = TTL + Duration::from_millis(250);
+        seen::took("quorum: next holder after the kill", took, bound, &scene.lag);
+        assert!(took <= scene.allowed(bound), "{took:?}");
+        assert!(u64::from(lease.fence()) > fence);
+        lease.release().await.expect("it was ours to the end");
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fences_grow_over_two_hundred_hand_offs_among_four() {
+    const CONTENDERS: usize = 4;
+    const TURNS: usize = 50;
+    for nodes in [3, 5] {
+        let scene = Scene::of(nodes).await;
+        // One after the other: what is in here is only ever touched by whoever holds the lock.
+        let (inside, fences) = (Arc::new(AtomicU64::new(0)), Arc::new(std::sync::Mutex::new(Vec::new())));
+        let mut contenders = Vec::new();
+        for _ in 0..CONTENDERS {
+            let (leases, inside, fences) = (scene.other().await, inside.clone(), fences.clone());
+            contenders.push(tokio::spawn(async move {
+                for _ in 0..TURNS {
+                    let lease = leases.lock(NAME).ttl(LONG).acquire().await.expect("the nodes are well");
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+                    fences.try_lock().expect("one at a time").push(lease.fence());
+                    tokio::task::yield_now().await;
+                    lease.check().expect("nobody took it");
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    lease.release().await.expect("it was ours to the end");
+                }
+            }));
+        }
+        for contender in contenders {
+            within(HANGS * 4, "its turns", contender).await.expect("one at a time");
+        }
+        let fences = fences.lock().expect("nobody panicked");
+        assert_eq!(fences.len(), CONTENDERS * TURNS);
+        assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waited_in_vain_is_told_for_whom() {
+    for nodes in [3, 5] {
+        let scene = Scene::of(nodes).await;
+        let holder = built(builder(scene.urls()).label("the-holder:7")).await;
+        let lease = holder.lock(NAME).ttl(LONG).acquire().await.expect("it is free");
+        // The last nodes to grant it are raised a moment later.
+        eventually_async(HANGS, "every node has its floor", || {
+            let floors = scene.tokens(FENCE).into_iter().flatten().filter_map(|floor| floor.parse::<u64>().ok());
+            scene.tokens(NAME).iter().all(Option::is_some) && floors.min() >= Some(u64::from(lease.fence()))
+        })
+        .await;
+        for limit in [Duration::ZERO, Duration::from_millis(120)] {
+            let error = in_vain(&scene.leases.lock(NAME), limit).await;
+            assert!(error.to_string().contains("the-holder:7"), "{error}");
+            let AcquireError::TimedOut { name, waited, holder, .. } = error else { panic!("{error}") };
+            assert_eq!((&*name, holder.label()), (NAME, Some("the-holder:7")));
+            assert_eq!(holder.fence(), Some(lease.fence()));
+            assert!(holder.remaining().is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");
+            assert!(waited >= limit, "{waited:?}");
+        }
+        lease.release().await.expect("it was ours to the end");
+    }
+}

@@ -1,0 +1,90 @@
+//! What a release and a close leave behind.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::{AcquireError, Leases, LossReason};
+use support::{Action, HANGS, Match, Proxy, Server, eventually, eventually_async, within};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_in_the_middle_of_everything_leaves_no_key() {
+    let server = Server::start();
+    for _ in 0..5 {
+        let leases = Leases::connect(server.url()).await.unwrap();
+        let cycles = Arc::new(AtomicUsize::new(0));
+        let tasks: Vec<_> = (0..200)
+            .map(|n| {
+                let (lock, cycles) = (leases.lock(format!("job:{n}")), cycles.clone());
+                tokio::spawn(async move {
+                    loop {
+                        match lock.acquire().await {
+                            Ok(lease) => drop(lease.release().await),
+                            Err(error) => break error,
+                        }
+                        cycles.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        eventually_async(HANGS, "everybody to be busy", || cycles.load(Ordering::Relaxed) > 400).await;
+        leases.close().await;
+        for task in tasks {
+            let error = within(HANGS, "the task's end", task).await.unwrap();
+            assert!(matches!(error, AcquireError::Closed), "{error}");
+        }
+        assert_eq!(server.wire().keys("job:*"), Vec::<String>::new());
+    }
+}
+
+/// Its key would wait for the lease to go, but then the connections are closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_releases_a_lease_that_has_reached_its_max_hold() {
+    const TTL: Duration = Duration::from_secs(2);
+    let server = Server::start();
+    let leases = Leases::connect(server.url()).await.unwrap();
+    let lock = leases.lock("job").ttl(TTL).max_hold(TTL);
+    let lease = lock.acquire().await.unwrap();
+    let queued = leases.lock("queued").fair(true).ttl(TTL).max_hold(TTL).acquire().await.unwrap();
+    for lease in [&lease, &queued] {
+        assert_eq!(within(HANGS, "max_hold", lease.lost()).await.reason(), LossReason::MaxHold);
+    }
+    let left = ["job", "queued"].map(|key| server.wire().pttl(key));
+    assert!(left.iter().all(|&left| left > 0), "the premise: {left:?}");
+    leases.close().await;
+    assert_eq!(["job", "queued"].map(|key| server.wire().pttl(key)), [-2, -2]);
+    within(HANGS, "the release", lease.release()).await.unwrap();
+    drop(queued);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_renewal_cannot_shorten_a_key_that_is_kept() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::connect(proxy.url()).await.unwrap();
+    let lease = leases.lock("job").ttl(Duration::from_secs(2)).acquire().await.unwrap();
+    let renew = Match::script(support::scripts::RENEW);
+    let renewal = proxy.on(renew, 1, Action::Hold);
+    within(HANGS, "a renewal on its way", renewal.hit()).await;
+    let hour = Duration::from_secs(3_600);
+    lease.release_after(hour).await.unwrap();
+    // The first renewal on a connection is sent with its text.
+    let calls = |server: &Server| server.wire().info_field("commandstats", "cmdstat_eval").unwrap_or_default();
+    let before = calls(&server);
+    renewal.release();
+    eventually(HANGS, "the renewal to be executed", || calls(&server) != before);
+    let left = Duration::from_millis(server.wire().pttl("job").try_into().unwrap());
+    assert!(left > hour / 2, "{left:?}");
+}
+
+#[test]
+fn a_runtime_that_cannot_connect_is_named_as_the_cause() {
+    let server = Server::start();
+    let bare = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let error = bare.block_on(Leases::connect(server.url())).unwrap_err();
+    assert!(error.to_string().contains("enable_all()"), "{error}");
+}

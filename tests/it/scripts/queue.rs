@@ -1,0 +1,921 @@
+//! The fair queue's scripts, at the wire: what each leaves in the server's keys and tells the waiters' processes.
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use support::{
+    ClockShim, Server, Value, Wire,
+    scripts::{ACQUIRE, FORCE_RELEASE, KNOCK, LEAVE, QUEUE, RELEASE},
+};
+
+use super::{FENCE, LOCK, TTL};
+
+const LINE: &str = "{job}:lh:queue";
+const WAIT: &str = "{job}:lh:wait";
+const KEYS: [&str; 4] = [LOCK, FENCE, LINE, WAIT];
+
+const GRANT: &str = "5000";
+const WINDOW: &str = "60000";
+
+/// What a knock was answered.
+#[derive(Debug, Clone, PartialEq)]
+enum Knocked {
+    Granted(i64),
+    Waits { pttl: i64, value: Option<String>, fence: Option<i64>, ticket: String, rank: i64, entered: i64 },
+}
+
+impl Knocked {
+    #[track_caller]
+    fn fence(&self) -> i64 {
+        match self {
+            Self::Granted(fence) => *fence,
+            waits @ Self::Waits { .. } => panic!("not granted: {waits:?}"),
+        }
+    }
+
+    /// The ticket, the rank and whether it is new.
+    #[track_caller]
+    fn place(&self) -> (String, i64, i64) {
+        match self {
+            Self::Waits { ticket, rank, entered, .. } => (ticket.clone(), *rank, *entered),
+            granted @ Self::Granted(_) => panic!("{granted:?}"),
+        }
+    }
+}
+
+/// One knock, with everything at its usual value.
+#[derive(Debug, Clone, Copy)]
+struct Knock<'a> {
+    token: &'a str,
+    channel: &'a str,
+    ticket: &'a str,
+    grant: &'a str,
+    window: &'a str,
+    enter: bool,
+    restart_delay: &'a str,
+}
+
+/// A knock of a waiter whose process is called like its channel.
+fn knock<'a>(token: &'a str, channel: &'a str) -> Knock<'a> {
+    Knock { token, channel, ticket: "0", grant: GRANT, window: WINDOW, enter: true, restart_delay: "0" }
+}
+
+impl Knock<'_> {
+    fn raw(&self, wire: &mut Wire) -> Value {
+        let enter = if self.enter { "1" } else { "0" };
+        let Self { token, channel, ticket, grant, window, restart_delay, .. } = *self;
+        eval(wire, KNOCK, &[token, TTL, ticket, grant, window, channel, enter, restart_delay])
+    }
+
+    #[track_caller]
+    fn send(&self, wire: &mut Wire) -> Knocked {
+        let reply = self.raw(wire);
+        let some = |value: &Value| (!value.is_nil()).then(|| value.clone());
+        match reply.array() {
+            [Value::Int(1), fence, ..] => Knocked::Granted(fence.int()),
+            [
+                Value::Int(0),
+                Value::Int(pttl),
+                value,
+                fence,
+                ticket @ Value::Bulk(_),
+                Value::Int(rank),
+                Value::Int(new),
+            ] => Knocked::Waits {
+                pttl: *pttl,
+                value: some(value).map(|value| value.text()),
+                fence: some(fence).map(|fence| fence.int()),
+                ticket: ticket.text(),
+                rank: *rank,
+                entered: *new,
+            },
+            other => panic!("the knock of {} was answered {other:?}", self.token),
+        }
+    }
+}
+
+fn eval(wire: &mut Wire, script: &str, args: &[&str]) -> Value {
+    let mut command = vec!["EVAL", script, "4"];
+    command.extend(KEYS);
+    command.extend(args);
+    wire.cmd(&command)
+}
+
+#[track_caller]
+fn release(wire: &mut Wire, token: &str) -> i64 {
+    eval(wire, RELEASE, &[token]).int()
+}
+
+#[track_caller]
+fn leave(wire: &mut Wire, token: &str, channel: &str) -> i64 {
+    eval(wire, LEAVE, &[token, channel]).int()
+}
+
+/// The call to a waiter that is granted the lock.
+fn call_of(token: &str) -> String {
+    format!("granted {} {token}{LOCK}", token.len())
+}
+
+fn acquire(wire: &mut Wire, token: &str) -> Value {
+    wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, token, TTL])
+}
+
+/// Whether a process has been granted the lock and not said anything since.
+fn has_mark(wire: &mut Wire, process: &str) -> bool {
+    wire.must(&["HEXISTS", WAIT, &format!("!{process}")]).int() == 1
+}
+
+/// The tokens in line, the first one first.
+#[track_caller]
+fn line(wire: &mut Wire) -> Vec<String> {
+    wire.must(&["ZRANGE", LINE, "0", "-1"]).array().iter().map(Value::text).collect()
+}
+
+/// A process that listens on a channel. Dropping it is its death.
+struct Process(Wire);
+
+impl Process {
+    #[track_caller]
+    fn start(server: &Server, channel: &str) -> Self {
+        let mut wire = server.wire();
+        wire.must(&["SUBSCRIBE", channel]);
+        Self(wire)
+    }
+
+    /// All that it was told until now.
+    #[track_caller]
+    fn told(&mut self) -> Vec<String> {
+        // The answer to a ping comes behind everything that was published before it.
+        self.0.send(&["PING"]).unwrap();
+        let mut told = Vec::new();
+        loop {
+            let reply = self.0.reply().unwrap();
+            match reply.array() {
+                [kind, _, message] if kind.text() == "message" => told.push(message.text()),
+                [kind, _] if kind.text() == "pong" => return told,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn die(self, wire: &mut Wire, channel: &str) {
+        drop(self);
+        support::eventually(Duration::from_secs(5), "the server sees it", || {
+            wire.must(&["PUBSUB", "NUMSUB", channel]).array()[1].int() == 0
+        });
+    }
+}
+
+/// A lock that "holder" has, without a queue.
+fn held() -> (Server, Wire) {
+    held_on(Server::start())
+}
+
+fn held_on(server: Server) -> (Server, Wire) {
+    let mut wire = server.wire();
+    knock("holder", "").send(&mut wire).fence();
+    (server, wire)
+}
+
+#[test]
+fn a_release_takes_away_its_own_lock_only_and_once() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    assert_eq!(release(&mut wire, "mine"), 0, "it is gone");
+    acquire(&mut wire, "another's");
+    assert_eq!((release(&mut wire, "mine"), wire.get(LOCK).as_deref()), (-1, Some("another's")));
+    assert_eq!((release(&mut wire, "another's"), wire.exists(LOCK)), (1, false));
+    assert_eq!(release(&mut wire, "another's"), 0, "the same, come again");
+}
+
+#[test]
+fn waiters_get_the_lock_in_their_order_and_it_is_never_free_in_between() {
+    let (server, mut wire) = held();
+    let mut processes = ["a", "b", "c"].map(|channel| Process::start(&server, channel));
+    for (rank, channel) in ["a", "b", "c"].into_iter().enumerate() {
+        let (_, place, entered) = knock(channel, channel).send(&mut wire).place();
+        assert_eq!((place, entered), (i64::try_from(rank).unwrap(), 1));
+    }
+    let (mut holder, mut last) = ("holder", wire.get(FENCE).unwrap().parse::<i64>().unwrap());
+    for (at, next) in ["a", "b", "c"].into_iter().enumerate() {
+        assert_eq!(release(&mut wire, holder), 1);
+        assert_eq!(wire.get(LOCK).as_deref(), Some(next), "a grant at the release");
+        let pttl = wire.pttl(LOCK);
+        assert!((4_000..=5_000).contains(&pttl), "for its grant, not its TTL: {pttl}");
+        let drawn: i64 = wire.get(FENCE).unwrap().parse().unwrap();
+        assert!(drawn > last, "a fence is drawn at the grant");
+        assert!(matches!(acquire(&mut wire, "barger").array(), [Value::Int(0), ..]), "an acquire outside of the queue");
+        assert_eq!(processes[at].told().last().unwrap(), &call_of(next));
+        assert_eq!(knock(next, next).send(&mut wire), Knocked::Granted(drawn), "the confirmation");
+        assert!(wire.pttl(LOCK) > 25_000, "confirmed for the TTL");
+        (holder, last) = (next, drawn);
+    }
+    assert_eq!(leave(&mut wire, "c", "c"), 1);
+    assert_eq!(wire.keys("*"), [FENCE], "nothing is left of a queue in which nobody waits");
+}
+
+#[test]
+fn a_replay_of_any_script_changes_nothing_more() {
+    let (server, mut wire) = held();
+    let mut a = Process::start(&server, "a");
+    let state = |wire: &mut Wire| {
+        let held = (wire.get(LOCK), wire.get(FENCE), line(wire));
+        let mut wait: Vec<String> = wire.must(&["HKEYS", WAIT]).array().iter().map(Value::text).collect();
+        wait.sort();
+        (held, wait)
+    };
+    let place = knock("a", "a").send(&mut wire).place();
+    let queued = state(&mut wire);
+    assert_eq!(knock("a", "a").send(&mut wire).place(), (place.0, 0, 0), "the same ticket, not entered again");
+    assert_eq!(state(&mut wire), queued);
+    knock("b", "~b").send(&mut wire);
+
+    assert_eq!(release(&mut wire, "holder"), 1);
+    let granted = state(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), -1);
+    assert_eq!(leave(&mut wire, "holder", ""), -1);
+    assert_eq!(state(&mut wire), granted);
+    assert_eq!(a.told(), [call_of("a")]);
+
+    let fence = knock("a", "a").send(&mut wire).fence();
+    let confirmed = state(&mut wire);
+    assert_eq!(knock("a", "a").send(&mut wire).fence(), fence);
+    assert_eq!(knock("a", "a").send(&mut wire).fence(), fence);
+    assert_eq!(state(&mut wire), confirmed);
+
+    assert_eq!((leave(&mut wire, "a", "a"), leave(&mut wire, "a", "a")), (1, -1));
+    assert_eq!(wire.get(LOCK).as_deref(), Some("b"));
+    assert_eq!((leave(&mut wire, "b", "b"), leave(&mut wire, "b", "b")), (1, 0));
+    assert_eq!(eval(&mut wire, FORCE_RELEASE, &[]).int(), 0);
+}
+
+#[test]
+fn who_cannot_be_reached_is_passed_over_and_has_its_place_back_with_its_ticket() {
+    let (server, mut wire) = held();
+    let killed = Process::start(&server, "killed");
+    let _alive = Process::start(&server, "alive");
+    let (ticket, ..) = knock("a", "killed").send(&mut wire).place();
+    Knock { window: "1", ..knock("b", "~b") }.send(&mut wire);
+    for token in ["c", "d"] {
+        knock(token, "alive").send(&mut wire);
+    }
+    // Two waiters without an entry, as if `wait` had been evicted.
+    wire.must(&["ZADD", LINE, "1", "z"]);
+    killed.die(&mut wire, "killed");
+    sleep(Duration::from_millis(2));
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("c"));
+    assert_eq!(line(&mut wire), ["d"]);
+    let again = Knock { ticket: &ticket, ..knock("a", "killed") }.send(&mut wire);
+    assert_eq!(again.place(), (ticket, 0, 1));
+    assert_eq!(line(&mut wire), ["a", "d"]);
+}
+
+#[test]
+fn a_killed_process_costs_one_message_and_a_stopped_one_a_single_grant() {
+    let (server, mut wire) = held();
+    let mut stopped = Process::start(&server, "stopped");
+    let mut alive = Process::start(&server, "alive");
+    for token in ["k1", "k2", "k3"] {
+        knock(token, "killed").send(&mut wire);
+    }
+    for token in ["s1", "s2", "s3"] {
+        Knock { grant: "100", ..knock(token, "stopped") }.send(&mut wire);
+    }
+    knock("a1", "alive").send(&mut wire);
+    knock("a2", "alive").send(&mut wire);
+
+    wire.must(&["CONFIG", "RESETSTAT"]);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("s1"), "nothing tells it from one that is well");
+    let stats = wire.must(&["INFO", "commandstats"]).text();
+    assert!(stats.contains("cmdstat_publish:calls=4,"), "killed, granted, next, and next of another process: {stats}");
+    support::eventually(Duration::from_secs(5), "the grant lapses", || !wire.exists(LOCK));
+    let fence = knock("a1", "alive").send(&mut wire).fence();
+    assert!(fence > 0);
+    assert_eq!(line(&mut wire), ["a2"]);
+    assert_eq!(stopped.told(), [call_of("s1"), "next 100 s2".into()]);
+    assert_eq!(alive.told(), ["next 100 a1"], "the one before may be stopped with the one that has the grant");
+
+    // It runs again, and knocks with each of its waiters.
+    assert_eq!(Knock { ticket: "1", ..knock("s2", "stopped") }.send(&mut wire).place().1, 0);
+    assert_eq!(leave(&mut wire, "a1", "alive"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("s2"), "a process that says something is granted to again");
+}
+
+#[test]
+fn the_understudy_is_told_when_to_look() {
+    let (server, mut wire) = held();
+    let (mut a, mut c) = (Process::start(&server, "a"), Process::start(&server, "c"));
+    for (token, channel) in [("a", "a"), ("dead", "dead"), ("c", "c")] {
+        knock(token, channel).send(&mut wire);
+    }
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert_eq!(a.told(), [call_of("a")]);
+    assert_eq!(c.told(), [format!("next {GRANT} c")]);
+    assert_eq!(line(&mut wire), ["c"], "who cannot be told is no understudy");
+}
+
+#[test]
+fn an_understudy_of_a_silent_process_is_passed_over() {
+    let (server, mut wire) = held();
+    let _stopped = Process::start(&server, "stopped");
+    let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
+    knock("s1", "stopped").send(&mut wire);
+    knock("s2", "stopped").send(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    for (token, channel, ticket) in [("a", "a", "1"), ("b", "b", "0")] {
+        Knock { ticket, ..knock(token, channel) }.send(&mut wire);
+    }
+    assert_eq!(eval(&mut wire, FORCE_RELEASE, &[]).int(), 1);
+    assert_eq!(a.told(), [call_of("a")]);
+    assert_eq!(b.told(), [format!("next {GRANT} b")]);
+}
+
+#[test]
+fn a_waiter_that_gives_up_at_the_instant_of_its_grant_passes_it_on() {
+    let (server, mut wire) = held();
+    let (_a, _b) = (Process::start(&server, "a"), Process::start(&server, "b"));
+    knock("a", "a").send(&mut wire);
+    knock("b", "b").send(&mut wire);
+    knock("c", "b").send(&mut wire);
+    knock("d", "b").send(&mut wire);
+    assert_eq!(leave(&mut wire, "c", "b"), -1, "one that only waited");
+    assert_eq!(line(&mut wire), ["a", "b", "d"]);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert_eq!(leave(&mut wire, "a", "a"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("b"));
+    assert_eq!(leave(&mut wire, "b", "b"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("d"), "its process is not silent: it has just said so");
+    assert_eq!(leave(&mut wire, "d", "b"), 1);
+    assert!(!wire.exists(LOCK), "there is nobody left");
+    assert_eq!(leave(&mut wire, "d", "b"), 0);
+}
+
+#[test]
+fn an_unconfirmed_mark_outlives_the_queue_only_for_a_while() {
+    let (server, mut wire) = held();
+    let _a = Process::start(&server, "a");
+    knock("a", "a").send(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert!(has_mark(&mut wire, "a"));
+    assert!(wire.pttl(WAIT) > 0, "a key without an expiry would stay for ever");
+}
+
+#[test]
+fn a_look_never_enters_and_never_overtakes() {
+    let (server, mut wire) = held();
+    let look = Knock { enter: false, ..knock("look", "look") };
+    let fence = wire.get(FENCE).unwrap().parse().unwrap();
+    match look.send(&mut wire) {
+        Knocked::Waits { pttl, value, fence: seen, ticket, rank: 0, entered: 0 } => {
+            assert_eq!((value.as_deref(), seen, ticket.as_str()), (Some("holder"), Some(fence), "0"));
+            assert!(pttl > 25_000);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(wire.keys("*"), [LOCK, FENCE]);
+
+    let _a = Process::start(&server, "a");
+    knock("a", "a").send(&mut wire);
+    knock("b", "a").send(&mut wire);
+    assert_eq!(look.send(&mut wire).place(), ("0".into(), 2, 0));
+    wire.del(LOCK);
+    match look.send(&mut wire) {
+        Knocked::Waits { value, rank: 1, fence: Some(drawn), .. } => {
+            assert_eq!(value.as_deref(), Some("a"), "it grants to whom it could have overtaken");
+            assert!(drawn > fence);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(leave(&mut wire, "b", "a"), -1);
+    assert_eq!(leave(&mut wire, "a", "a"), 1);
+    look.send(&mut wire).fence();
+}
+
+#[test]
+fn tickets_restore_a_queue_that_was_deleted() {
+    let (server, mut wire) = held();
+    let _all = Process::start(&server, "all");
+    let tickets = ["a", "b", "c"].map(|token| knock(token, "all").send(&mut wire).place().0);
+    wire.del(LINE);
+    wire.del(WAIT);
+    for (at, token) in [(2, "c"), (0, "a"), (1, "b")] {
+        let again = Knock { ticket: &tickets[at], ..knock(token, "all") }.send(&mut wire).place();
+        assert_eq!((&again.0, again.2), (&tickets[at], 1));
+    }
+    assert_eq!(line(&mut wire), ["a", "b", "c"]);
+
+    let listed = wire.must(&["EVAL", QUEUE, "1", LINE, "2"]);
+    let listed = listed.array();
+    assert!(matches!(listed[0], Value::Int(now) if now > tickets[2].parse().unwrap()), "{:?}", listed[0]);
+    assert_eq!(listed[1], Value::Int(3));
+    let line: Vec<String> = listed[2..].iter().map(Value::text).collect();
+    assert_eq!(line, ["a", &tickets[0], "b", &tickets[1]]);
+    let none = wire.must(&["EVAL", QUEUE, "1", "{other}:lh:queue", "2"]);
+    assert!(matches!(none.array(), [Value::Int(_), Value::Int(0)]));
+    assert_eq!(wire.must(&["EVAL", QUEUE, "1", LINE, "0"]).array().len(), 2);
+}
+
+#[test]
+fn a_server_that_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
+    const DELAY: i64 = 31;
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let (mut wire, mut a) = (server.wire(), Process::start(&server, "a"));
+    let delayed = |token| Knock { restart_delay: "31", ..knock(token, "a") };
+    for (knock, place) in [
+        (Knock { enter: false, ..delayed("look") }, ("0", 0, 0)),
+        (delayed("first"), ("", 0, 1)),
+        (delayed("second"), ("", 1, 1)),
+        (delayed("first"), ("", 0, 0)),
+        (Knock { enter: false, ..delayed("look") }, ("0", 2, 0)),
+    ] {
+        let reply = knock.raw(&mut wire);
+        let [Value::Int(2), Value::Int(1..=DELAY), run, ticket, Value::Int(rank), Value::Int(entered)] = reply.array()
+        else {
+            panic!("{knock:?}: {reply:?}")
+        };
+        assert_eq!(Some(run.text()), wire.try_info_field("server", "run_id").unwrap());
+        assert_eq!((ticket.text() == "0", *rank, *entered), (place.0 == "0", place.1, place.2), "{knock:?}");
+    }
+    assert_eq!(leave(&mut wire, "nobody", "a"), 0, "a lock that is found free");
+    assert!(!wire.exists(LOCK) && !wire.exists(FENCE));
+    // The server found a lock on its disk that was released before, and taken by somebody else: the release comes again.
+    for script in [RELEASE, LEAVE, FORCE_RELEASE] {
+        acquire(&mut wire, "holder");
+        assert_eq!(delayed("second").send(&mut wire).place().1, 1, "somebody has it");
+        assert_eq!(eval(&mut wire, script, &["holder", ""]), Value::Int(1));
+        assert!(!wire.exists(LOCK), "what may be somebody else's is passed on to nobody");
+    }
+    assert_eq!((line(&mut wire), a.told()), (vec!["first".into(), "second".into()], vec![]));
+
+    clock.forward(Duration::from_secs(32));
+    assert!(matches!(delayed("second").send(&mut wire), Knocked::Waits { value: Some(first), .. } if first == "first"));
+    assert_eq!(a.told().first(), Some(&call_of("first")));
+    delayed("first").send(&mut wire).fence();
+    assert_eq!(release(&mut wire, "first"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("second"));
+}
+
+#[test]
+fn without_the_right_to_info_nobody_is_granted_a_free_lock_who_asks_for_the_uptime() {
+    let server = Server::start();
+    server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-info"]);
+    let mut wire = server.wire();
+    wire.must(&["AUTH", "worker", "secret"]);
+    let delayed = Knock { restart_delay: "31", ..knock("a", "") };
+    let refused = delayed.raw(&mut wire);
+    assert!(refused.error().is_some_and(|error| error.contains("INFO")), "{refused:?}");
+    assert!(wire.keys("*").is_empty());
+    knock("holder", "").send(&mut wire).fence();
+    assert_eq!(delayed.send(&mut wire).place().1, 0, "nothing is asked while somebody has it");
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert!(!wire.exists(LOCK), "nor is it known, at a release, that it may be granted");
+}
+
+#[test]
+fn a_stepped_server_clock_changes_nobodys_place() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    let shim = ClockShim::new();
+    let (server, mut wire) = held_on(Server::builder().clock(&shim).start());
+    let _all = Process::start(&server, "all");
+    let mut tickets = Vec::new();
+    let mut enter = |wire: &mut Wire, token: &'static str| {
+        let ticket = knock(token, "all").send(wire).place().0;
+        tickets.push((token, ticket));
+    };
+    enter(&mut wire, "a");
+    enter(&mut wire, "b");
+    let before: i64 = wire.get(FENCE).unwrap().parse().unwrap();
+    shim.forward(HOUR);
+    assert_eq!(wire.keys("*"), [FENCE], "the step has ended every other key");
+    let holder = acquire(&mut wire, "holder");
+    assert!(holder.array()[1].int() > before);
+    enter(&mut wire, "c");
+    shim.back(HOUR);
+    enter(&mut wire, "d");
+    // The first two hear nothing of their loss; their next knock brings them back.
+    for (token, ticket) in &tickets[..2] {
+        Knock { ticket, ..knock(token, "all") }.send(&mut wire);
+    }
+    let (mut holder, mut last) = ("holder", holder.array()[1].int());
+    for next in ["a", "b", "c", "d"] {
+        assert_eq!(leave(&mut wire, holder, "all"), 1);
+        assert_eq!(wire.get(LOCK).as_deref(), Some(next));
+        let fence = knock(next, "all").send(&mut wire).fence();
+        assert!(fence > last, "{fence} after {last}");
+        (holder, last) = (next, fence);
+    }
+}
+
+#[test]
+fn keys_that_hold_something_else_are_named_before_any_write() {
+    let (_server, mut wire) = held();
+    for (key, says) in [
+        (LINE, "ERR the queue key {job}:lh:queue holds another type: delete it to go on"),
+        (WAIT, "ERR the queue key {job}:lh:wait holds another type: delete it to go on"),
+        (FENCE, "ERR the fence key {job}:lh:fence holds no fence: delete it to go on"),
+    ] {
+        wire.set(key, "nonsense");
+        let before = wire.keys("*");
+        for token in ["holder", "a"] {
+            for enter in [true, false] {
+                let reply = Knock { enter, ..knock(token, "a") }.raw(&mut wire);
+                assert_eq!(reply.error(), Some(says));
+            }
+        }
+        assert_eq!(wire.keys("*"), before);
+        wire.del(key);
+    }
+    wire.set(LINE, "nonsense");
+    let listed = wire.cmd(&["EVAL", QUEUE, "1", LINE, "2"]);
+    assert_eq!(listed.error(), Some("ERR the queue key {job}:lh:queue holds another type: delete it to go on"));
+    wire.del(LINE);
+
+    wire.del(LOCK);
+    wire.must(&["LPUSH", LOCK, "data"]);
+    match knock("a", "").send(&mut wire) {
+        Knocked::Waits { pttl: -1, value: None, rank: 0, entered: 1, .. } => {}
+        other => panic!("another type is busy: {other:?}"),
+    }
+    assert_eq!(leave(&mut wire, "a", ""), -1);
+    assert!(eval(&mut wire, FORCE_RELEASE, &[]).error().unwrap().contains("WRONGTYPE"));
+}
+
+#[test]
+fn a_release_works_whatever_is_wrong_with_the_queue() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let mut a = Process::start(&server, "a");
+    for spoil in [
+        &["SET", LINE, "x"][..],
+        &["SET", WAIT, "x"],
+        &["SET", FENCE, "x"],
+        &["LPUSH", FENCE, "x"],
+        &["HSET", WAIT, "a", "x"],
+    ] {
+        for script in [RELEASE, LEAVE, FORCE_RELEASE] {
+            wire.must(&["FLUSHALL"]);
+            knock("holder", "").send(&mut wire).fence();
+            knock("a", "a").send(&mut wire);
+            wire.del(spoil[1]);
+            wire.must(spoil);
+            assert_eq!(eval(&mut wire, script, &["holder", ""]), Value::Int(1), "{spoil:?}");
+            assert!(!wire.exists(LOCK), "{spoil:?}");
+            if spoil[1] == FENCE {
+                assert_eq!(line(&mut wire), ["a"], "nobody loses a place for it");
+                assert!(a.told().is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_user_without_rights_to_the_queue_can_release() {
+    const BASE: &str = "+eval +get +set +del +pttl +pexpire +time";
+
+    let server = Server::start();
+    let mut wire = server.wire();
+    let mut a = Process::start(&server, "a");
+    for (rights, granted) in [
+        ("~*", false),
+        ("~* +zcard", false),
+        ("~* +zcard +zrange", false),
+        // No channel: counts as told.
+        ("~* +zcard +zrange +zrem +hget +hset +hdel +hexists", true),
+        ("~* &* +zcard +zrange +zrem +hget +hset +hdel +hexists +publish", true),
+    ] {
+        wire.must(&["FLUSHALL"]);
+        knock("holder", "").send(&mut wire).fence();
+        knock("a", "a").send(&mut wire);
+        let mut set = vec!["ACL", "SETUSER", "worker", "reset", "on", ">secret", "-@all", "resetchannels"];
+        set.extend(BASE.split(' ').chain(rights.split(' ')));
+        wire.must(&set);
+        let mut worker = server.wire();
+        worker.must(&["AUTH", "worker", "secret"]);
+        assert_eq!(release(&mut worker, "holder"), 1, "{rights}");
+        assert_eq!(wire.get(LOCK).as_deref(), granted.then_some("a"), "{rights}");
+        assert_eq!(a.told().len(), usize::from(rights.contains("publish")), "{rights}");
+    }
+}
+
+#[test]
+fn memory_that_is_used_up_stops_no_release_and_leaves_nothing_of_a_knock() {
+    for script in [RELEASE, LEAVE, FORCE_RELEASE] {
+        let (server, mut wire) = held();
+        let _a = Process::start(&server, "a");
+        knock("a", "a").send(&mut wire);
+        wire.must(&["CONFIG", "SET", "maxmemory", "1"]);
+        let refused = knock("b", "b").raw(&mut wire);
+        assert!(refused.error().unwrap().contains("OOM"), "{refused:?}");
+        assert_eq!(line(&mut wire), ["a"]);
+        assert_eq!(eval(&mut wire, script, &["holder", ""]), Value::Int(1));
+        assert_eq!(wire.get(LOCK).as_deref(), Some("a"));
+        knock("a", "a").send(&mut wire).fence();
+        assert_eq!(leave(&mut wire, "a", "a"), 1);
+        let refused = knock("b", "b").raw(&mut wire);
+        assert!(refused.error().unwrap().contains("OOM"), "{refused:?}");
+        assert_eq!(wire.keys("*"), [FENCE]);
+    }
+}
+
+/// Waiters by the thousand, without a knock of each.
+fn crowd(wire: &mut Wire, count: usize, channel: &str) {
+    let entry = format!("{GRANT}|9|0|{channel}");
+    let script = "for i = 1, tonumber(ARGV[1]) do redis.call('ZADD', KEYS[1], i, 'crowd' .. i) \
+                  redis.call('HSET', KEYS[2], 'crowd' .. i, ARGV[2]) end";
+    wire.must(&["EVAL", script, "2", LINE, WAIT, &count.to_string(), &entry]);
+}
+
+/// The longest that the server itself was busy with one script, by its own measure.
+fn longest(wire: &mut Wire) -> Duration {
+    let stats = wire.must(&["INFO", "commandstats"]).text();
+    let line = stats.lines().find(|line| line.starts_with("cmdstat_eval:")).unwrap();
+    let per_call = line.split(',').find_map(|part| part.strip_prefix("usec_per_call=")).unwrap();
+    Duration::from_secs_f64(per_call.parse::<f64>().unwrap() / 1e6)
+}
+
+#[test]
+fn ten_thousand_waiters_are_passed_on_to_at_once() {
+    let (server, mut wire) = held();
+    let mut all = Process::start(&server, "all");
+    crowd(&mut wire, 10_000, "all");
+    wire.must(&["CONFIG", "RESETSTAT"]);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    // The first time includes the compilation of the text.
+    assert!(longest(&mut wire) < Duration::from_millis(50), "{:?}", longest(&mut wire));
+    assert_eq!(wire.get(LOCK).as_deref(), Some("crowd1"));
+    assert_eq!(all.told(), [call_of("crowd1"), format!("next {GRANT} crowd2")]);
+}
+
+#[test]
+fn ten_thousand_dead_waiters_are_worked_through() {
+    let (server, mut wire) = held();
+    let mut alive = Process::start(&server, "alive");
+    for channel in ["~dead", "dead"] {
+        wire.must(&["FLUSHALL"]);
+        knock("holder", "").send(&mut wire).fence();
+        crowd(&mut wire, 10_000, channel);
+        // One of the last.
+        wire.must(&["ZADD", LINE, "9995.5", "told"]);
+        wire.must(&["HSET", WAIT, "told", &format!("{GRANT}|0|0|alive")]);
+        let start = Instant::now();
+        assert_eq!(release(&mut wire, "holder"), 1);
+        assert!(start.elapsed() < Duration::from_secs(1), "one call is bounded: {:?}", start.elapsed());
+        assert!(!wire.exists(LOCK), "nobody was found yet");
+        assert_eq!(line(&mut wire).len(), 9_001);
+        assert_eq!(alive.told(), ["next 0 told"]);
+        assert_eq!(leave(&mut wire, "told", "alive"), 0);
+        assert_eq!(line(&mut wire).len(), 8_000, "who leaves a free lock has to do with the next thousand");
+
+        let mut knocks = 0;
+        let fence = loop {
+            knocks += 1;
+            assert!(knocks <= 9, "a thousand in each, and one to find that it is first");
+            match knock("me", "alive").send(&mut wire) {
+                Knocked::Granted(fence) => break fence,
+                Knocked::Waits { pttl: -2, value: None, entered, .. } => assert_eq!(entered, i64::from(knocks == 1)),
+                waits @ Knocked::Waits { .. } => panic!("{waits:?}"),
+            }
+        };
+        assert_eq!(knocks, 9, "one call is bounded");
+        assert!(fence > 0);
+        assert_eq!(wire.keys("*"), [LOCK, FENCE]);
+    }
+}
+
+#[test]
+fn the_first_of_another_process_is_notified_at_whatever_place() {
+    let (server, mut wire) = held();
+    let mut stopped = Process::start(&server, "stopped");
+    let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
+    // Less than a page before it, a page with and without the granted one, and many.
+    for count in [3, 31, 32, 33, 34, 40, 65, 3_000] {
+        wire.must(&["FLUSHALL"]);
+        knock("holder", "").send(&mut wire).fence();
+        crowd(&mut wire, count, "stopped");
+        knock("a", "a").send(&mut wire);
+        knock("b", "b").send(&mut wire);
+        assert_eq!(release(&mut wire, "holder"), 1);
+        assert_eq!(stopped.told(), [call_of("crowd1"), format!("next {GRANT} crowd2")], "behind {count}");
+        assert_eq!(a.told(), [format!("next {GRANT} a")], "behind {count}");
+        assert_eq!(b.told().len(), 0, "behind {count}");
+    }
+    // One call is bounded, and the next one goes on from there.
+    wire.must(&["FLUSHALL"]);
+    knock("holder", "").send(&mut wire).fence();
+    crowd(&mut wire, 9_000, "stopped");
+    knock("a", "a").send(&mut wire);
+    let mut holder = "holder".to_owned();
+    for grant in 1..=3 {
+        assert_eq!(release(&mut wire, &holder), 1);
+        assert_eq!(a.told().len(), usize::from(grant == 3), "grant {grant}");
+        holder = wire.get(LOCK).unwrap();
+        knock(&holder, "stopped").send(&mut wire).fence();
+    }
+    // Among those who poll there is nobody to notify.
+    wire.must(&["FLUSHALL"]);
+    stopped.told();
+    knock("holder", "").send(&mut wire).fence();
+    crowd(&mut wire, 40, "stopped");
+    for token in ["dead", "p1", "p2"] {
+        knock(token, if token == "dead" { "dead" } else { "~polls" }).send(&mut wire);
+    }
+    knock("a", "a").send(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert_eq!(line(&mut wire)[38..], ["crowd40", "p1", "p2", "a"], "who cannot be reached is passed over");
+    assert_eq!(a.told().len(), 0, "one who polls comes first");
+}
+
+#[test]
+fn a_long_line_of_one_process_is_walked_once_and_again_when_somebody_comes_in_between() {
+    let (server, mut wire) = held();
+    let _all = Process::start(&server, "all");
+    let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
+    crowd(&mut wire, 1_000, "all");
+    let mut holder = "holder".to_owned();
+    // Passes the lock on and confirms it. How many waiters were read for that.
+    let mut pass = |wire: &mut Wire, ears: &mut Process| {
+        wire.must(&["CONFIG", "RESETSTAT"]);
+        assert_eq!(release(wire, &holder), 1);
+        let read = wire.calls("hget");
+        holder = wire.get(LOCK).unwrap();
+        knock(&holder, "all").send(wire).fence();
+        (ears.told(), read)
+    };
+    let (told, read) = pass(&mut wire, &mut a);
+    assert!(told.is_empty() && read >= 1_000, "all of them, of whom each could be another's: {read}");
+    let (told, read) = pass(&mut wire, &mut a);
+    assert!(told.is_empty() && read < 10, "{read}");
+
+    knock("a", "a").send(&mut wire);
+    for _ in 0..2 {
+        let (told, read) = pass(&mut wire, &mut a);
+        assert!(told == [format!("next {GRANT} a")] && read < 10, "{told:?}, {read}");
+    }
+    // Back with an old ticket, as after a stop: before the others.
+    Knock { ticket: "500", ..knock("b", "b") }.send(&mut wire);
+    let (told, read) = pass(&mut wire, &mut b);
+    assert_eq!(told, [format!("next {GRANT} b")]);
+    assert!((400..520).contains(&read), "{read}");
+    assert_eq!(a.told().len(), 0);
+    let (told, read) = pass(&mut wire, &mut b);
+    assert!(told == [format!("next {GRANT} b")] && read < 10, "{told:?}, {read}");
+}
+
+#[test]
+fn a_ticket_that_is_given_again_after_the_clock_was_set_back_is_not_passed_over() {
+    let shim = ClockShim::new();
+    let (server, mut wire) = held_on(Server::builder().clock(&shim).start());
+    let (_all, mut a) = (Process::start(&server, "all"), Process::start(&server, "a"));
+    let many: Vec<String> = (0..60).map(|n| format!("many{n}")).collect();
+    let tickets: Vec<_> = many.iter().map(|token| knock(token, "all").send(&mut wire).place().0).collect();
+    assert_eq!(release(&mut wire, "holder"), 1);
+    knock("many0", "all").send(&mut wire).fence();
+    // Up to the last of them all are of one process; but then those at the end leave.
+    for token in &many[50..] {
+        assert_eq!(leave(&mut wire, token, "all"), -1);
+    }
+    shim.back(Duration::from_secs(3_600));
+    let (ticket, ..) = knock("a", "a").send(&mut wire).place();
+    assert!(ticket < tickets[59], "{ticket} {}", tickets[59]);
+    assert_eq!(release(&mut wire, "many0"), 1);
+    assert_eq!(a.told(), [format!("next {GRANT} a")]);
+}
+
+#[test]
+fn nothing_is_left_of_a_long_queue_in_which_nobody_waits() {
+    let (server, mut wire) = held();
+    let all = Process::start(&server, "all");
+    let fill = |wire: &mut Wire| {
+        wire.must(&["FLUSHALL"]);
+        knock("holder", "").send(wire).fence();
+        crowd(wire, 50, "all");
+        assert_eq!(release(wire, "holder"), 1);
+        assert_eq!(knock("crowd1", "all").send(wire).fence() > 0, wire.must(&["HEXISTS", WAIT, ">"]).int() == 1);
+    };
+    // By giving up, from behind.
+    fill(&mut wire);
+    for n in (2..=50).rev() {
+        assert_eq!(leave(&mut wire, &format!("crowd{n}"), "all"), -1);
+    }
+    assert_eq!(leave(&mut wire, "crowd1", "all"), 1);
+    assert_eq!(wire.keys("*"), [FENCE]);
+    // By passing the lock on.
+    fill(&mut wire);
+    for n in 1..=50 {
+        knock(&format!("crowd{n}"), "all").send(&mut wire).fence();
+        assert_eq!(release(&mut wire, &format!("crowd{n}")), 1);
+    }
+    assert_eq!(wire.keys("*"), [FENCE]);
+    // By dying, as the next one finds who comes with a knock, or with a release.
+    fill(&mut wire);
+    all.die(&mut wire, "all");
+    assert_eq!(release(&mut wire, "crowd1"), 1);
+    assert_eq!(wire.keys("*"), [FENCE]);
+}
+
+#[test]
+fn a_process_that_polls_and_was_killed_costs_a_single_grant() {
+    let (server, mut wire) = held();
+    let _other = Process::start(&server, "other");
+    let lapses =
+        |wire: &mut Wire| support::eventually(Duration::from_secs(5), "the grant lapses", || !wire.exists(LOCK));
+    for token in ["k1", "k2", "k3"] {
+        Knock { grant: "100", ..knock(token, "~killed") }.send(&mut wire);
+    }
+    // It could be called once, and the server knows it by the same name.
+    Knock { grant: "100", ..knock("k4", "other") }.send(&mut wire);
+    Knock { grant: "100", ..knock("k5", "~other") }.send(&mut wire);
+    knock("me", "~me").send(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("k1"));
+    assert!(has_mark(&mut wire, "killed"));
+    lapses(&mut wire);
+    let looks = Knock { enter: false, ..knock("look", "~look") };
+    looks.send(&mut wire);
+    assert_eq!((wire.get(LOCK).as_deref(), line(&mut wire)), (Some("k4"), vec!["k5".into(), "me".into()]));
+    lapses(&mut wire);
+    looks.send(&mut wire);
+    assert_eq!((wire.get(LOCK).as_deref(), line(&mut wire)), (Some("me"), vec![]));
+}
+
+#[test]
+fn a_process_that_polls_and_lives_loses_nothing() {
+    let (_server, mut wire) = held();
+    let polls = |token, ticket| Knock { grant: "100", ticket, ..knock(token, "~polls") };
+    let tickets = ["a", "b", "c"].map(|token| polls(token, "0").send(&mut wire).place().0);
+    knock("other", "~other").send(&mut wire);
+    assert_eq!(release(&mut wire, "holder"), 1);
+    // It was late for the grant, and its others knock.
+    support::eventually(Duration::from_secs(5), "the grant lapses", || !wire.exists(LOCK));
+    match polls("c", &tickets[2]).send(&mut wire) {
+        Knocked::Waits { value, rank, entered: 0, .. } => assert_eq!((value.as_deref(), rank), (Some("b"), 0)),
+        other => panic!("{other:?}"),
+    }
+    polls("b", &tickets[1]).send(&mut wire).fence();
+    assert_eq!(polls("a", &tickets[0]).send(&mut wire).place(), (tickets[0].clone(), 0, 1), "its place, too");
+    assert_eq!(line(&mut wire), ["a", "c", "other"]);
+    assert_eq!(leave(&mut wire, "b", "polls"), 1);
+    assert_eq!(wire.get(LOCK).as_deref(), Some("a"));
+    assert_eq!(leave(&mut wire, "a", "polls"), 1, "leaving says something too");
+    assert_eq!(wire.get(LOCK).as_deref(), Some("c"));
+}
+
+/// The marks in `wait`.
+fn marks(wire: &mut Wire) -> usize {
+    wire.must(&["HKEYS", WAIT]).array().iter().filter(|field| field.text().starts_with('!')).count()
+}
+
+#[test]
+fn marks_of_processes_that_have_gone_do_not_pile_up() {
+    const MANY: usize = 300;
+    let (server, mut wire) = held();
+    let me = Knock { window: "100", ..knock("me", "~me") };
+    // An hour old, as of processes that were killed when they were granted the lock.
+    let old = "local t = redis.call('TIME') local old = string.format('%.0f', (t[1] - 3600) * 1000000) \
+               for i = 1, tonumber(ARGV[1]) do redis.call('HSET', KEYS[1], '!gone' .. i, old) end";
+    me.send(&mut wire);
+    wire.must(&["EVAL", old, "1", WAIT, "64"]);
+    me.send(&mut wire);
+    assert_eq!(marks(&mut wire), 64, "so few are not looked at");
+    wire.must(&["EVAL", old, "1", WAIT, &MANY.to_string()]);
+    wire.must(&["CONFIG", "RESETSTAT"]);
+    me.send(&mut wire);
+    assert!(wire.calls("publish") <= 16, "a knock looks at some only");
+    let mut knocks = 1;
+    while marks(&mut wire) > 64 {
+        knocks += 1;
+        assert!(knocks < 1_000, "{} are left", marks(&mut wire));
+        me.send(&mut wire);
+    }
+    println!("{knocks} knocks");
+    // Those who listen may go on one day, and within a window a process that polls may have other waiters.
+    for (listening, age) in [(true, 3_600), (false, 0)] {
+        let names: Vec<String> = (0..100).map(|n| format!("{listening}{n}")).collect();
+        let mut ears = server.wire();
+        for name in &names {
+            if listening {
+                ears.must(&["SUBSCRIBE", name]);
+            }
+            let mark = "local t = redis.call('TIME') \
+                        redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', (t[1] - ARGV[2]) * 1000000))";
+            wire.must(&["EVAL", mark, "1", WAIT, &format!("!{name}"), &age.to_string()]);
+        }
+        for _ in 0..50 {
+            Knock { window: "60000", ..me }.send(&mut wire);
+        }
+        let kept = names.iter().filter(|name| has_mark(&mut wire, name)).count();
+        assert_eq!(kept, 100, "{listening}");
+    }
+    // Who may not look goes without.
+    server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-hrandfield"]);
+    let mut worker = server.wire();
+    worker.must(&["AUTH", "worker", "secret"]);
+    wire.must(&["EVAL", old, "1", WAIT, &MANY.to_string()]);
+    assert_eq!(me.send(&mut worker).place().2, 0);
+}

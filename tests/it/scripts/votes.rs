@@ -1,0 +1,223 @@
+//! The scripts of a vote, at the wire: what a server grants, raises and heals, and what it answers (safety, sections 3
+//! to 5).
+
+use std::time::Duration;
+
+use support::{
+    ClockShim, Server, Value, Wire,
+    scripts::{ACQUIRE, HEAL, KEEP, RAISE},
+};
+
+use super::{FENCE, LOCK, TTL};
+
+const DAY_MS: i64 = 24 * 60 * 60 * 1000;
+
+fn vote(wire: &mut Wire, token: &str, delay: &str, proposal: &str) -> Value {
+    wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, token, TTL, delay, proposal])
+}
+
+fn raise(wire: &mut Wire, token: &str, fence: i64) -> Value {
+    wire.cmd(&["EVAL", RAISE, "2", LOCK, FENCE, token, &fence.to_string()])
+}
+
+fn heal(wire: &mut Wire, token: &str, fence: i64, delay: &str) -> Value {
+    wire.cmd(&["EVAL", HEAL, "2", LOCK, FENCE, token, TTL, &fence.to_string(), delay])
+}
+
+/// The server's clock in microseconds.
+fn time(wire: &mut Wire) -> i64 {
+    let time = wire.cmd(&["TIME"]);
+    let part = |at: usize| time.array()[at].text().parse::<i64>().unwrap();
+    part(0) * 1_000_000 + part(1)
+}
+
+fn fence(value: &Value) -> i64 {
+    value.text().parse().unwrap_or_else(|_| value.int())
+}
+
+fn stored(wire: &mut Wire) -> i64 {
+    wire.get(FENCE).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_vote_says_when_and_by_whom() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let run_id = wire.try_info_field("server", "run_id").unwrap().unwrap();
+    let before = time(&mut wire);
+    let granted = vote(&mut wire, "one", "0", "");
+    let [code, drawn, at, id] = granted.array() else { panic!("{granted:?}") };
+    assert_eq!((code.int(), id.text()), (1, run_id.clone()));
+    assert!(fence(at) >= before && fence(at) <= time(&mut wire) && fence(drawn) == fence(at), "{granted:?}");
+    let busy = vote(&mut wire, "two", "0", "");
+    let [code, pttl, value, there, _, id] = busy.array() else { panic!("{busy:?}") };
+    assert_eq!((code.int(), value.text(), fence(there), id.text()), (0, "one".into(), fence(drawn), run_id));
+    assert!((1..=30_000).contains(&pttl.int()), "{busy:?}");
+    let alone = wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, "one", TTL]);
+    assert_eq!(alone.array().len(), 2, "nobody asked who it is");
+}
+
+#[test]
+fn a_replayed_acquire_is_granted_again_with_its_fence_and_never_shortens() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let mut acquire = |ttl: &str| {
+        let reply = wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, "one", ttl]);
+        assert_eq!(reply.array()[0].int(), 1, "{reply:?}");
+        (fence(&reply.array()[1]), wire.pttl(LOCK))
+    };
+    let (first, _) = acquire("60000");
+    let (shorter, left) = acquire("1000");
+    assert!(shorter == first && left > 30_000, "{left} ms");
+    let (longer, left) = acquire("90000");
+    assert!(longer == first && left > 60_000, "{left} ms");
+}
+
+#[test]
+fn a_proposal_is_drawn_alike_wherever_it_is_large_enough() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let proposal = time(&mut wire) + 60_000_000;
+    let granted = vote(&mut wire, "one", "0", &proposal.to_string());
+    assert_eq!(fence(&granted.array()[1]), proposal);
+    let lives = wire.pttl(FENCE);
+    assert!((DAY_MS + 50_000..=DAY_MS + 60_000).contains(&lives), "a day from its own time, not from now: {lives}");
+    let replay = vote(&mut wire, "one", "0", &(proposal + 5).to_string());
+    assert_eq!(fence(&replay.array()[1]), proposal, "a replay draws nothing");
+    wire.del(LOCK);
+    let next = vote(&mut wire, "two", "0", &proposal.to_string());
+    assert_eq!(fence(&next.array()[1]), proposal + 1, "somebody has had it");
+    wire.del(LOCK);
+    wire.del(FENCE);
+    let now = time(&mut wire);
+    let late = vote(&mut wire, "three", "0", "1000000000000000");
+    assert!(fence(&late.array()[1]) >= now, "a proposal from the past is none");
+}
+
+#[test]
+fn a_server_that_was_started_lately_gives_no_vote_and_brings_nothing_back() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let mut wire = server.wire();
+    for answer in [vote(&mut wire, "one", "31", ""), heal(&mut wire, "one", 7, "31")] {
+        assert_eq!(answer.array()[0].int(), 2, "{answer:?}");
+        assert!((1..=31).contains(&answer.array()[1].int()), "{answer:?}");
+    }
+    assert!(!wire.exists(LOCK) && !wire.exists(FENCE), "and leaves nothing");
+    clock.forward(Duration::from_secs(32));
+    let granted = vote(&mut wire, "one", "31", "");
+    assert_eq!(granted.array()[0].int(), 1, "{granted:?}");
+    assert_eq!(vote(&mut wire, "one", "7200", "").array()[0].int(), 2, "not even to who holds it");
+}
+
+#[test]
+fn a_witness_of_the_uptime_counts_for_its_own_run_only() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let mut wire = server.wire();
+    clock.back(Duration::from_secs(3_600));
+    let run_id = wire.try_info_field("server", "run_id").unwrap().unwrap();
+    let another = "0".repeat(40);
+    for script in [ACQUIRE, HEAL] {
+        let mut ask = |run: &str, known: &str| {
+            let (third, fourth) = if script == ACQUIRE { ("31", "") } else { ("7", "31") };
+            wire.cmd(&["EVAL", script, "2", LOCK, FENCE, "one", TTL, third, fourth, run, known])
+        };
+        for (run, known, left) in [(&*another, "99999", 31), (&*run_id, "", 31), (&*run_id, "30", 1)] {
+            let answer = ask(run, known);
+            assert_eq!((answer.array()[0].int(), answer.array()[1].int()), (2, left), "{known}: {answer:?}");
+            assert!(answer.array().iter().any(|part| *part == Value::Bulk(run_id.clone().into())), "{answer:?}");
+        }
+        assert_eq!(ask(&run_id, "31").array()[0].int(), 1);
+    }
+}
+
+#[test]
+fn a_raise_lifts_the_floor_of_its_own_lock_only_and_never_lowers_one() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    assert_eq!(raise(&mut wire, "one", 5).int(), 0, "no lock");
+    assert!(!wire.exists(FENCE));
+    let drawn = fence(&vote(&mut wire, "one", "0", "").array()[1]);
+    for _replayed in 0..2 {
+        assert_eq!(raise(&mut wire, "one", drawn + 100).int(), 1);
+        assert_eq!(stored(&mut wire), drawn + 100);
+    }
+    assert_eq!(raise(&mut wire, "one", drawn).int(), 1);
+    assert_eq!(stored(&mut wire), drawn + 100);
+    let hour = 60 * 60 * 1_000_000;
+    assert_eq!(raise(&mut wire, "one", drawn + hour).int(), 1);
+    let lives = wire.pttl(FENCE);
+    assert!(lives > DAY_MS + 3_500_000 && lives <= DAY_MS + 3_600_000, "a day from its own time: {lives}");
+    assert_eq!(raise(&mut wire, "two", drawn + 2 * hour).int(), -1, "somebody else's");
+    wire.del(LOCK);
+    wire.must(&["HSET", LOCK, "a", "b"]);
+    assert_eq!(raise(&mut wire, "one", drawn + 2 * hour).int(), -1, "no lock at all");
+    assert_eq!(stored(&mut wire), drawn + hour);
+}
+
+#[test]
+fn a_heal_brings_back_what_is_gone_with_its_floor_and_takes_nothing() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let wanted = time(&mut wire) + 1_000_000;
+    for _replayed in 0..2 {
+        assert_eq!(heal(&mut wire, "one", wanted, "0").array(), [Value::Int(1)]);
+        assert_eq!((wire.get(LOCK), stored(&mut wire)), (Some("one".into()), wanted));
+        assert!((1..=30_000).contains(&wire.pttl(LOCK)));
+    }
+    assert_eq!(heal(&mut wire, "two", wanted + 1, "0").array(), [Value::Int(-1)]);
+    assert_eq!((wire.get(LOCK), stored(&mut wire)), (Some("one".into()), wanted));
+    wire.del(LOCK);
+    wire.must(&["HSET", LOCK, "a", "b"]);
+    assert_eq!(heal(&mut wire, "one", wanted + 1, "0").array(), [Value::Int(-1)]);
+}
+
+#[test]
+fn a_key_is_kept_once_and_for_its_owner_only() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let keep = |wire: &mut Wire, token: &str, millis: &str| {
+        let reply = wire.cmd(&["EVAL", KEEP, "1", LOCK, token, millis, "what stays"]);
+        (reply.int(), wire.get(LOCK), wire.pttl(LOCK) > 50_000)
+    };
+    let stays = Some("what stays".to_owned());
+    assert_eq!(keep(&mut wire, "one", "60000"), (0, None, false), "no lock");
+    vote(&mut wire, "one", "0", "");
+    assert_eq!(keep(&mut wire, "two", "60000"), (-1, Some("one".into()), false), "somebody else's");
+    assert_eq!(keep(&mut wire, "one", "60000"), (1, stays.clone(), true));
+    assert_eq!(keep(&mut wire, "one", "1000"), (1, stays, true), "a replay finds what stays");
+    wire.del(LOCK);
+    wire.must(&["HSET", LOCK, "a", "b"]);
+    assert_eq!(wire.cmd(&["EVAL", KEEP, "1", LOCK, "one", "60000", "what stays"]).int(), -1, "no lock at all");
+}
+
+#[test]
+fn a_fence_key_that_holds_no_fence_stops_everything_before_the_first_write() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    for wrong in ["text", "nan"] {
+        wire.set(FENCE, wrong);
+        for answer in [vote(&mut wire, "one", "0", ""), heal(&mut wire, "one", 7, "0")] {
+            assert!(answer.error().is_some_and(|error| error.contains("holds no fence")), "{wrong}: {answer:?}");
+        }
+        assert!(!wire.exists(LOCK), "{wrong}");
+        wire.set(LOCK, "one");
+        let answer = raise(&mut wire, "one", 7);
+        assert!(answer.error().is_some_and(|error| error.contains("holds no fence")), "{wrong}: {answer:?}");
+        wire.del(LOCK);
+    }
+}
+
+#[test]
+fn without_the_right_to_info_there_is_a_vote_only_where_no_uptime_is_asked_for() {
+    let server = Server::start();
+    server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "+@all", "-info"]);
+    let mut wire = server.wire();
+    wire.must(&["AUTH", "worker", "secret"]);
+    let refused = vote(&mut wire, "one", "31", "");
+    assert!(refused.error().is_some(), "{refused:?}");
+    assert!(!wire.exists(LOCK));
+    let granted = vote(&mut wire, "one", "0", "");
+    assert_eq!((granted.array()[0].int(), granted.array()[3].is_nil()), (1, true), "{granted:?}");
+}

@@ -1,0 +1,54 @@
+//! Tools of the tests and of the soak: real servers, a raw client, a proxy that damages traffic, waiting with a limit.
+//!
+//! Only [`scripts`] knows the library under test. A failed test therefore says something about the library, and these
+//! tools can be trusted before it works.
+
+// A test's tool that cannot do its work has to stop the test and say why.
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, clippy::missing_panics_doc)]
+// A test that drops a result has its reasons.
+#![allow(clippy::must_use_candidate)]
+// The library's doors for time, threads and tasks are not those of its tests.
+#![allow(clippy::disallowed_methods)]
+
+mod binary;
+mod bounds;
+mod child;
+mod clock_shim;
+mod event_log;
+mod lag;
+mod nodes;
+mod proxy;
+mod proxy_conn;
+mod proxy_rule;
+mod resp;
+mod run;
+pub mod scripts;
+pub mod seen;
+mod server;
+mod sha1;
+pub mod spawner;
+mod stamp;
+mod temp_dir;
+mod tls;
+mod tracking;
+mod wait;
+mod wire;
+
+pub use binary::Version;
+pub use bounds::{HANGS, SIGNAL};
+pub use child::{Child, Part, test_name};
+pub use clock_shim::ClockShim;
+pub use event_log::EventLog;
+pub use lag::Lag;
+pub use nodes::{AGE, Nodes, urls};
+pub use proxy::{Messages, Proxy, Seen};
+pub use proxy_rule::{Action, Match, RuleHandle};
+pub use resp::Value;
+pub use run::{Dropped, Polls, on_no_runtime, one_thread, timed, two_workers};
+pub use server::{NoTls, Server, ServerBuilder};
+pub use sha1::sha1_hex;
+pub use stamp::{Stamped, stamped};
+pub use temp_dir::TempDir;
+pub use tracking::{start_anew, waiter_is_tracked};
+pub use wait::{eventually, eventually_async, eventually_but_for, within};
+pub use wire::Wire;

@@ -1,0 +1,254 @@
+//! Which command a proxy interferes with, and how.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::sha1::sha1_hex;
+
+/// A description of commands, by name and arguments.
+#[derive(Clone)]
+pub struct Match(Arc<Predicate>);
+
+type Predicate = dyn Fn(&[Vec<u8>]) -> bool + Send + Sync;
+
+impl Match {
+    /// Every command.
+    pub fn any() -> Self {
+        Self::with(|_| true)
+    }
+
+    /// Commands of this name, in any case.
+    pub fn command(name: &str) -> Self {
+        let name = name.to_owned();
+        Self::with(move |args| is_named(args, &name))
+    }
+
+    /// Any way to run the Lua script `source`: `EVALSHA` with its digest, or
+    /// `EVAL` with its text. (`SCRIPT LOAD` does not run it and is not meant.)
+    pub fn script(source: &str) -> Self {
+        let digest = sha1_hex(source);
+        let source = source.to_owned();
+        Self::with(move |args| {
+            args.get(1).is_some_and(|script| {
+                (is_named(args, "EVALSHA") && script.eq_ignore_ascii_case(digest.as_bytes()))
+                    || (is_named(args, "EVAL") && script == source.as_bytes())
+            })
+        })
+    }
+
+    /// Commands with `text` somewhere in their name or an argument.
+    pub fn containing(text: &str) -> Self {
+        let text = text.as_bytes().to_owned();
+        Self::with(move |args| {
+            text.is_empty() || args.iter().any(|arg| arg.windows(text.len()).any(|part| part == text))
+        })
+    }
+
+    /// One of so many commands, at random, but for one seed the same ones in every run.
+    pub fn one_in(many: u64, seed: u64) -> Self {
+        let state = AtomicU64::new(seed);
+        // Knuth's generator; its upper bits are the random ones.
+        let next = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Self::with(move |_| {
+            let before = state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| Some(next(state)));
+            // A small seed is no draw itself.
+            (next(before.expect("there is always a next one")) >> 33) % many == 0
+        })
+    }
+
+    /// Commands that `wanted` says yes to. It runs inside the proxy, so it has
+    /// to be quick and must not call the proxy.
+    pub fn with(wanted: impl Fn(&[Vec<u8>]) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(wanted))
+    }
+
+    /// Commands that both describe.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self::with(move |args| self.matches(args) && other.matches(args))
+    }
+
+    /// Whether this describes the command.
+    pub fn matches(&self, args: &[Vec<u8>]) -> bool {
+        (self.0)(args)
+    }
+}
+
+impl fmt::Debug for Match {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Match(..)")
+    }
+}
+
+fn is_named(args: &[Vec<u8>], name: &str) -> bool {
+    args.first().is_some_and(|first| first.eq_ignore_ascii_case(name.as_bytes()))
+}
+
+/// What a proxy does to a matched command.
+///
+/// RESP tells replies apart by their order alone. Where one reply is lost and
+/// the connection stays, the next one would be taken for it, which no network
+/// does; so [`Action::SwallowReply`] and [`Action::DropRequest`] also swallow
+/// the replies to everything sent later on that connection. Those later
+/// commands are still forwarded, and executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The server executes the command; the reply is lost, the connection stays.
+    /// Hit when the reply has arrived from the server.
+    SwallowReply,
+    /// The command never reaches the server and the client is reset. Hit as it
+    /// happens.
+    CutBefore,
+    /// The server executes the command, and the client is reset in place of
+    /// getting the reply. Hit when the reply has arrived from the server.
+    CutAfter,
+    /// The command never reaches the server; the connection stays. Hit when the
+    /// command has arrived from the client.
+    DropRequest,
+    /// The server gets a command in its place that it does not know, and says
+    /// so. Hit as it happens.
+    Mangle,
+    /// The command, and all behind it on that connection, wait for
+    /// [`RuleHandle::release`]. Hit when it would have been forwarded.
+    Hold,
+    /// The server executes the command; the reply, and all behind it on that
+    /// connection, wait for [`RuleHandle::release`]. Hit when it would have been
+    /// delivered.
+    HoldReply,
+}
+
+/// One rule of a proxy: tells when it took effect, and ends what it holds.
+///
+/// Dropping the handle leaves the rule in force.
+#[derive(Clone, Debug)]
+pub struct RuleHandle(pub(super) Arc<Rule>);
+
+impl RuleHandle {
+    /// How often the rule has taken effect.
+    pub fn hits(&self) -> usize {
+        self.0.hits()
+    }
+
+    /// Completes once the rule has taken effect. It has no limit of its own:
+    /// use it inside [`within`](super::within).
+    pub async fn hit(&self) {
+        self.hit_times(1).await;
+    }
+
+    /// Completes once the rule has taken effect `times` times.
+    pub async fn hit_times(&self, times: usize) {
+        loop {
+            let changed = self.0.fired_async.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.hits() >= times {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Blocks until the rule has taken effect; false if it did not in time.
+    pub fn wait_hit(&self, limit: Duration) -> bool {
+        let start = Instant::now();
+        let mut hits = self.0.hits.lock().unwrap_or_else(PoisonError::into_inner);
+        while *hits == 0 {
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            hits = self.0.fired.wait_timeout(hits, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Lets pass what the rule holds, and what it would hold from now on.
+    pub fn release(&self) {
+        self.0.released.store(true, Ordering::SeqCst);
+        (self.0.wake)();
+    }
+
+    /// Ends the rule for commands not yet seen; what it holds stays held.
+    pub fn disarm(&self) {
+        self.0.disarmed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The state of a rule, shared by its handle and the connections.
+pub(crate) struct Rule {
+    wanted: Match,
+    /// Which match takes effect, counted from 1; `None` for each.
+    nth: Option<usize>,
+    /// What to do then.
+    pub action: Action,
+    seen: Mutex<usize>,
+    hits: Mutex<usize>,
+    fired: Condvar,
+    fired_async: Notify,
+    released: AtomicBool,
+    disarmed: AtomicBool,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Rule {
+    /// A rule that nothing has matched yet; `wake` makes held traffic move.
+    pub(crate) fn new(
+        wanted: Match,
+        nth: Option<usize>,
+        action: Action,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            wanted,
+            nth,
+            action,
+            seen: Mutex::new(0),
+            hits: Mutex::new(0),
+            fired: Condvar::new(),
+            fired_async: Notify::new(),
+            released: AtomicBool::new(false),
+            disarmed: AtomicBool::new(false),
+            wake: Box::new(wake),
+        }
+    }
+
+    /// Counts the command if it matches, and tells whether the rule takes it.
+    pub(crate) fn takes(&self, args: &[Vec<u8>]) -> bool {
+        if self.disarmed.load(Ordering::SeqCst) || !self.wanted.matches(args) {
+            return false;
+        }
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        *seen += 1;
+        self.nth.is_none_or(|nth| nth == *seen)
+    }
+
+    /// Records that the rule has taken effect.
+    pub(crate) fn fire(&self) {
+        *self.hits.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.fired.notify_all();
+        self.fired_async.notify_waiters();
+    }
+
+    /// Whether held traffic may go on.
+    pub(crate) fn is_released(&self) -> bool {
+        self.released.load(Ordering::SeqCst)
+    }
+
+    fn hits(&self) -> usize {
+        *self.hits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule")
+            .field("action", &self.action)
+            .field("nth", &self.nth)
+            .field("hits", &self.hits())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,21 @@
+//! The texts that the library sends, put together as it puts them together.
+
+#![allow(missing_docs, reason = "each is named after its script")]
+
+macro_rules! script {
+    ($($file:literal)+) => {
+        concat!($(include_str!(concat!("../../../src/node/redis/scripts/", $file, ".lua"))),+)
+    };
+}
+
+pub const ACQUIRE: &str = script!("draw" "may_vote" "acquire");
+pub const RAISE: &str = script!("lift" "raise");
+pub const HEAL: &str = script!("may_vote" "lift" "heal");
+pub const RENEW: &str = script!("renew");
+pub const RELEASE: &str = script!("draw" "may_vote" "promote" "pass_on" "release");
+pub const KEEP: &str = script!("keep");
+pub const FORCE_RELEASE: &str = script!("draw" "may_vote" "promote" "pass_on" "force_release");
+pub const KNOCK: &str = script!("draw" "may_vote" "promote" "knock");
+pub const LEAVE: &str = script!("draw" "may_vote" "promote" "pass_on" "leave");
+pub const QUEUE: &str = script!("queue");
+pub const LOOK: &str = script!("look");

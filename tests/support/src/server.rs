@@ -1,0 +1,486 @@
+//! A real Redis or Valkey server that belongs to one test.
+//!
+//! The server is where locks live, so it is never imitated. A server of its own
+//! lets a test stop, kill and restart it, and read all its keys, without a
+//! thought for other tests.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+use super::binary::{Binary, Version};
+use super::clock_shim::ClockShim;
+use super::spawner;
+use super::temp_dir::{TempDir, random};
+use super::tls;
+use super::wire::Wire;
+
+/// How long a server may take until it answers.
+const START_LIMIT: Duration = Duration::from_secs(10);
+/// A port may be lost to another process between its choice and its use.
+const PORT_TRIES: u32 = 20;
+const POLL: Duration = Duration::from_millis(2);
+
+const SOCKET: &str = "s.sock";
+const LOG: &str = "log";
+const OUTPUT: &str = "output";
+
+/// A running server process; killed, reaped and cleaned up after on drop.
+///
+/// All controls take `&self`, so that a test can share the server with the
+/// threads or tasks that damage it.
+#[derive(Debug)]
+pub struct Server {
+    plan: Plan,
+    process: Mutex<Option<Process>>,
+    /// While there is no process: see [`reserve`].
+    reserved: Mutex<Option<OwnedFd>>,
+}
+
+impl Server {
+    /// An empty server without persistence, reached by TCP.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// A server with more to it.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// The version of the program under every [`Server`] of this process.
+    pub fn version() -> &'static Version {
+        &Binary::get().version
+    }
+
+    /// `redis://127.0.0.1:port`
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.plan.port)
+    }
+
+    /// The plain TCP port, kept over restarts.
+    pub fn port(&self) -> u16 {
+        self.plan.port
+    }
+
+    /// The Unix socket; panics unless the builder asked for one.
+    #[track_caller]
+    pub fn socket_path(&self) -> PathBuf {
+        assert!(self.plan.socket, "the server was started without a socket");
+        self.plan.file(SOCKET)
+    }
+
+    /// The TLS port; panics unless the builder asked for TLS.
+    #[track_caller]
+    pub fn tls_port(&self) -> u16 {
+        self.plan.tls_port.expect("the server was started without TLS")
+    }
+
+    /// `rediss://127.0.0.1:port`
+    #[track_caller]
+    pub fn tls_url(&self) -> String {
+        format!("rediss://127.0.0.1:{}", self.tls_port())
+    }
+
+    /// The certificate a client has to trust; panics without TLS.
+    #[track_caller]
+    pub fn ca_pem_path(&self) -> PathBuf {
+        self.tls_port();
+        self.plan.file(tls::CA)
+    }
+
+    /// The url of a user whom this server may not notify, at its own port or at a proxy's.
+    #[track_caller]
+    pub fn url_without_push(&self, port: u16) -> String {
+        let rights = ["on", ">secret", "allkeys", "allcommands", "-client", "-subscribe"];
+        self.wire().must(&[&["ACL", "SETUSER", "poller"], &rights[..]].concat());
+        format!("redis://poller:secret@127.0.0.1:{port}")
+    }
+
+    /// The directory of this server's data and log.
+    pub fn directory(&self) -> &Path {
+        self.plan.directory.path()
+    }
+
+    /// What the running process has logged.
+    pub fn log(&self) -> String {
+        self.plan.said()
+    }
+
+    /// The process; panics while there is none.
+    #[track_caller]
+    pub fn pid(&self) -> u32 {
+        match &*self.process() {
+            Some(process) => process.0.id(),
+            None => panic!("the server is not running"),
+        }
+    }
+
+    /// A new raw connection.
+    #[track_caller]
+    pub fn wire(&self) -> Wire {
+        Wire::to_port(self.plan.port)
+    }
+
+    /// Suspends the process and returns once it is suspended.
+    ///
+    /// Connections stay open, and new ones are still accepted by the kernel;
+    /// nothing is answered until [`Server::cont`].
+    #[track_caller]
+    pub fn stop(&self) {
+        let process = self.process();
+        let pid = process.as_ref().expect("the server is not running").pid();
+        kill_process(pid, Signal::STOP).expect("SIGSTOP reaches the server");
+        // NOWAIT leaves the process to be reaped by its owner if it died instead.
+        let states = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(pid), states).expect("the server reports that it is suspended");
+    }
+
+    /// Lets a suspended process run on.
+    #[track_caller]
+    pub fn cont(&self) {
+        let process = self.process();
+        let pid = process.as_ref().expect("the server is not running").pid();
+        kill_process(pid, Signal::CONT).expect("SIGCONT reaches the server");
+    }
+
+    /// Kills the process without warning and reaps it. Its port refuses
+    /// connections when this returns, and no other server takes it.
+    pub fn kill(&self) {
+        self.process().take();
+        *self.reserved() = reserve(self.plan.port);
+    }
+
+    /// Starts the server again (killing it first if it runs) on the same port
+    /// and directory: with its data if it keeps an append-only file, else empty.
+    #[track_caller]
+    pub fn restart(&self) {
+        let mut process = self.process();
+        process.take();
+        self.reserved().take();
+        let start = Instant::now();
+        loop {
+            match self.plan.launch() {
+                Ok(new) => {
+                    *process = Some(new);
+                    return;
+                }
+                Err(Failure::PortTaken(_)) if start.elapsed() < START_LIMIT => {
+                    std::thread::sleep(POLL);
+                }
+                Err(failure) => panic!("the server does not start again: {failure}"),
+            }
+        }
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Before the directory goes, which fields dropped in order would not ensure.
+        self.kill();
+    }
+}
+
+/// What a server shall be like.
+#[derive(Debug, Default)]
+pub struct ServerBuilder {
+    args: Vec<String>,
+    env: Vec<(&'static str, OsString)>,
+    aof: bool,
+    socket: bool,
+    tls: bool,
+}
+
+impl ServerBuilder {
+    /// Sets a configuration directive, such as `arg("--maxmemory", "1mb")`; it
+    /// wins over what the builder sets itself.
+    #[must_use]
+    pub fn arg(mut self, name: &str, value: &str) -> Self {
+        self.args.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Whether each write is on disk before it is answered, so that
+    /// [`Server::restart`] loses nothing.
+    #[must_use]
+    pub fn aof(mut self, yes: bool) -> Self {
+        self.aof = yes;
+        self
+    }
+
+    /// Whether the server also listens on a Unix socket.
+    #[must_use]
+    pub fn unix_socket(mut self, yes: bool) -> Self {
+        self.socket = yes;
+        self
+    }
+
+    /// Whether the server also listens for TLS, with a certificate of its own
+    /// for `localhost` and 127.0.0.1.
+    #[must_use]
+    pub fn tls(mut self, yes: bool) -> Self {
+        self.tls = yes;
+        self
+    }
+
+    /// Makes the server go by a wall clock that the test can move; the shim has
+    /// to live as long as the server.
+    #[must_use]
+    pub fn clock(mut self, clock: &ClockShim) -> Self {
+        self.env.extend(clock.env());
+        self
+    }
+
+    /// Starts the server and returns once it answers; panics if it does not.
+    #[track_caller]
+    pub fn start(self) -> Server {
+        self.try_start().unwrap_or_else(|no_tls| panic!("{no_tls}"))
+    }
+
+    /// As [`ServerBuilder::start`], except that a program built without TLS is
+    /// the caller's to deal with. Any other failure panics.
+    #[track_caller]
+    pub fn try_start(self) -> Result<Server, NoTls> {
+        let mut plan = Plan {
+            directory: TempDir::new("server"),
+            args: self.args,
+            env: self.env,
+            aof: self.aof,
+            socket: self.socket,
+            port: 0,
+            tls_port: None,
+        };
+        if self.tls {
+            tls::write_certificates(plan.directory.path());
+        }
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            plan.port = free_port();
+            plan.tls_port = self.tls.then(free_port);
+            match plan.launch() {
+                Ok(process) => {
+                    return Ok(Server { plan, process: Mutex::new(Some(process)), reserved: Mutex::default() });
+                }
+                Err(Failure::PortTaken(_)) if tries < PORT_TRIES => {}
+                Err(Failure::NoTls(said)) => return Err(NoTls { said }),
+                Err(failure) => panic!("{} does not start: {failure}", Server::version()),
+            }
+        }
+    }
+}
+
+/// The server program was built without TLS.
+#[derive(Debug)]
+pub struct NoTls {
+    said: String,
+}
+
+impl fmt::Display for NoTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let program = &Binary::get().path;
+        write!(f, "{} ({}) was built without TLS: {}", Server::version(), program.display(), self.said)
+    }
+}
+
+impl std::error::Error for NoTls {}
+
+/// All that a start, or one more start, needs.
+#[derive(Debug)]
+struct Plan {
+    directory: TempDir,
+    args: Vec<String>,
+    env: Vec<(&'static str, OsString)>,
+    aof: bool,
+    socket: bool,
+    port: u16,
+    tls_port: Option<u16>,
+}
+
+impl Plan {
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Starts the process and waits until it, and not a stranger who has the
+    /// port, answers.
+    fn launch(&self) -> Result<Process, Failure> {
+        for stale in [LOG, OUTPUT] {
+            std::fs::remove_file(self.file(stale)).ok();
+        }
+        let output = std::fs::File::create(self.file(OUTPUT)).expect("a file for the output");
+        let errors = output.try_clone().expect("a second handle to the output");
+        let mut command = spawner::mortal(&Binary::get().path);
+        command
+            .args(self.arguments())
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .current_dir(self.directory.path())
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors);
+        let child = spawner::spawn(command).map_err(|error| Failure::Other(error.to_string()))?;
+        let mut process = Process(child);
+
+        let start = Instant::now();
+        loop {
+            if let Ok(Some(status)) = process.0.try_wait() {
+                return Err(self.diagnose(&format!("it ended with {status}")));
+            }
+            if self.answers(process.0.id()) {
+                return Ok(process);
+            }
+            if start.elapsed() > START_LIMIT {
+                let why = format!("no answer within {START_LIMIT:?}");
+                return Err(Failure::Other(format!("{why}: {}", self.said())));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn arguments(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = Vec::new();
+        let mut set = |name: &str, value: &dyn AsRef<std::ffi::OsStr>| {
+            args.extend([name.into(), value.as_ref().to_owned()]);
+        };
+        set("--port", &self.port.to_string());
+        set("--bind", &"127.0.0.1");
+        set("--dir", &self.directory.path());
+        set("--logfile", &self.file(LOG));
+        set("--loglevel", &"warning");
+        set("--daemonize", &"no");
+        set("--save", &"");
+        set("--appendonly", &if self.aof { "yes" } else { "no" });
+        set("--appendfsync", &"always");
+        if Server::version().at_least(7, 0) {
+            // Before 7.0 DEBUG was always allowed and the directive unknown.
+            set("--enable-debug-command", &"yes");
+        }
+        if self.socket {
+            set("--unixsocket", &self.file(SOCKET));
+        }
+        if let Some(port) = self.tls_port {
+            set("--tls-port", &port.to_string());
+            set("--tls-cert-file", &self.file(tls::CERTIFICATE));
+            set("--tls-key-file", &self.file(tls::KEY));
+            set("--tls-ca-cert-file", &self.file(tls::CA));
+            set("--tls-auth-clients", &"no");
+        }
+        args.extend(self.args.iter().map(OsString::from));
+        args
+    }
+
+    fn answers(&self, pid: u32) -> bool {
+        let probe = || -> std::io::Result<bool> {
+            let mut wire = Wire::try_to_port(self.port)?;
+            wire.set_patience(Duration::from_secs(1))?;
+            let pong = wire.try_cmd(&["PING"])?;
+            if pong.error().is_some_and(|text| text.starts_with("NOAUTH")) {
+                // A password keeps its process id from us, and strangers from having one.
+                return Ok(true);
+            }
+            // A server that loads its data answers INFO, but PING with an error.
+            if pong.error().is_some() {
+                return Ok(false);
+            }
+            let answering = wire.try_info_field("server", "process_id")?;
+            Ok(answering == Some(pid.to_string()))
+        };
+        probe().unwrap_or(false)
+    }
+
+    fn said(&self) -> String {
+        [OUTPUT, LOG].iter().filter_map(|name| std::fs::read_to_string(self.file(name)).ok()).collect()
+    }
+
+    fn diagnose(&self, how: &str) -> Failure {
+        let said = self.said();
+        // Redis does not know the directive, Valkey knows it and lacks the code.
+        let no_tls = said.contains("'tls-") || said.contains("Failed finding TLS support");
+        if said.contains("already in use") || said.contains("Failed listening") {
+            Failure::PortTaken(said)
+        } else if self.tls_port.is_some() && no_tls {
+            Failure::NoTls(said.trim().to_owned())
+        } else {
+            Failure::Other(format!("{how}: {said}"))
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Failure {
+    PortTaken(String),
+    NoTls(String),
+    Other(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PortTaken(said) | Self::NoTls(said) | Self::Other(said) => f.write_str(said),
+        }
+    }
+}
+
+/// A child that cannot be forgotten, also when a panic passes by.
+#[derive(Debug)]
+struct Process(Child);
+
+impl Process {
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // SIGKILL ends a suspended process too.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// Keeps a dead server's port from the servers of other tests, which its clients
+/// would take for it: a socket that has the port, and does not listen. Other
+/// programs can bind to the port, too, but not listen at it.
+fn reserve(port: u16) -> Option<OwnedFd> {
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()?;
+    // The dead server's connections have the port for some time.
+    sockopt::set_socket_reuseaddr(&socket, true).ok()?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).ok()?;
+    sockopt::set_socket_reuseaddr(&socket, false).ok()?;
+    Some(socket)
+}
+
+/// A port that was free a moment ago, below those that the kernel hands out.
+///
+/// A port from `bind(:0)` lies among the kernel's own, and a killed server's
+/// could then be taken by any outgoing connection before the restart. Worse, a
+/// client that keeps calling such a port can come to call *from* it, in which
+/// case TCP connects it to itself.
+fn free_port() -> u16 {
+    for _ in 0..1000 {
+        let port = 10_000 + u16::try_from(random() % 22_000).expect("less than 22 000");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free port between 10 000 and 32 000");
+}

@@ -1,0 +1,160 @@
+//! A raw connection that owes nothing to any client library.
+//!
+//! Tests look at the server's state through it, so that a fault in the library
+//! or in its client cannot hide itself. It also plays "somebody else" who
+//! deletes, steals or lengthens a lock behind the library's back.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::resp::{self, Value};
+
+/// Long enough for a stalled machine, short enough that a test cannot hang.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// One blocking RESP2 connection.
+#[derive(Debug)]
+pub struct Wire {
+    stream: TcpStream,
+    unread: Vec<u8>,
+}
+
+impl Wire {
+    /// Connects to a server on this machine.
+    #[track_caller]
+    pub fn to_port(port: u16) -> Self {
+        Self::try_to_port(port).unwrap_or_else(|error| panic!("no connection to 127.0.0.1:{port}: {error}"))
+    }
+
+    /// As [`Wire::to_port`], for callers that expect it may fail.
+    pub fn try_to_port(port: u16) -> std::io::Result<Self> {
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_nodelay(true)?;
+        let mut wire = Self { stream, unread: Vec::new() };
+        wire.set_patience(PATIENCE)?;
+        Ok(wire)
+    }
+
+    /// How long a reply may take before [`Wire::try_cmd`] gives up.
+    pub fn set_patience(&mut self, limit: Duration) -> std::io::Result<()> {
+        self.stream.set_read_timeout(Some(limit))?;
+        self.stream.set_write_timeout(Some(limit))
+    }
+
+    /// Sends a command and waits for its reply; an error *reply* is returned,
+    /// a broken connection panics.
+    #[track_caller]
+    pub fn cmd(&mut self, args: &[&str]) -> Value {
+        self.try_cmd(args).unwrap_or_else(|error| panic!("{args:?} got no reply: {error}"))
+    }
+
+    /// As [`Wire::cmd`], for callers that expect the connection may break.
+    pub fn try_cmd(&mut self, args: &[&str]) -> std::io::Result<Value> {
+        self.send(args)?;
+        self.reply()
+    }
+
+    /// Sends a command and leaves its reply unread, for pipelining.
+    pub fn send(&mut self, args: &[&str]) -> std::io::Result<()> {
+        self.stream.write_all(&resp::encode(args))
+    }
+
+    /// Reads the next reply, whichever command it belongs to.
+    pub fn reply(&mut self) -> std::io::Result<Value> {
+        use std::io::{Error, ErrorKind};
+        loop {
+            match resp::decode(&self.unread) {
+                Ok(Some((value, length))) => {
+                    self.unread.drain(..length);
+                    return Ok(value);
+                }
+                Ok(None) => {}
+                Err(malformed) => return Err(Error::new(ErrorKind::InvalidData, malformed)),
+            }
+            let mut chunk = [0; 4096];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(read) => self.unread.extend_from_slice(&chunk[..read]),
+                // Whoever has signalled us wants nothing of this.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The value of a string key.
+    #[track_caller]
+    pub fn get(&mut self, key: &str) -> Option<String> {
+        let value = self.must(&["GET", key]);
+        (!value.is_nil()).then(|| value.text())
+    }
+
+    /// Stores a string without an expiry.
+    #[track_caller]
+    pub fn set(&mut self, key: &str, value: &str) {
+        self.must(&["SET", key, value]);
+    }
+
+    /// Deletes a key and tells whether there was one.
+    #[track_caller]
+    pub fn del(&mut self, key: &str) -> bool {
+        self.must(&["DEL", key]).int() == 1
+    }
+
+    /// What the server says of a key's life: milliseconds, -1 for no expiry,
+    /// -2 for no key.
+    #[track_caller]
+    pub fn pttl(&mut self, key: &str) -> i64 {
+        self.must(&["PTTL", key]).int()
+    }
+
+    /// Whether a key exists.
+    #[track_caller]
+    pub fn exists(&mut self, key: &str) -> bool {
+        self.must(&["EXISTS", key]).int() == 1
+    }
+
+    /// The names of all keys that match `pattern`, sorted.
+    #[track_caller]
+    pub fn keys(&mut self, pattern: &str) -> Vec<String> {
+        let reply = self.must(&["KEYS", pattern]);
+        let mut names: Vec<String> = reply.array().iter().map(Value::text).collect();
+        names.sort();
+        names
+    }
+
+    /// One line of `INFO`, such as `info_field("stats", "total_connections_received")`.
+    #[track_caller]
+    pub fn info_field(&mut self, section: &str, field: &str) -> Option<String> {
+        self.try_info_field(section, field).unwrap_or_else(|error| panic!("INFO {section} got no reply: {error}"))
+    }
+
+    /// As [`Wire::info_field`], for callers that expect the connection may break.
+    pub fn try_info_field(&mut self, section: &str, field: &str) -> std::io::Result<Option<String>> {
+        let text = self.try_cmd(&["INFO", section])?.text();
+        Ok(text
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+            .map(|value| value.trim().to_owned()))
+    }
+
+    /// How often the server has run a command, also in scripts.
+    #[track_caller]
+    pub fn calls(&mut self, command: &str) -> usize {
+        let line = self.info_field("commandstats", &format!("cmdstat_{command}")).unwrap_or_default();
+        let calls = line.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
+    }
+
+    /// Runs a command whose error reply would mean that the test is wrong.
+    #[track_caller]
+    pub fn must(&mut self, args: &[&str]) -> Value {
+        let value = self.cmd(args);
+        if let Value::Error(text) = &value {
+            panic!("{args:?} was refused: {text}");
+        }
+        value
+    }
+}
