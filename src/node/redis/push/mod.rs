@@ -36,6 +36,7 @@ use super::{
 };
 use crate::{
     capabilities,
+    doubling::Doubling,
     foreign::{self, Event},
     keeper::Host,
     node::Ear,
@@ -186,7 +187,7 @@ impl Push {
 
     async fn sessions(&self, target: &Target, limits: Limits, keeper: &Connection, doubts: &Arc<Doubts>) {
         let mut links = keeper.links();
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = Doubling::from(FIRST_PAUSE);
         loop {
             tokio::select! {
                 () = self.wanted.notified() => {}
@@ -211,7 +212,7 @@ impl Push {
                 }
             };
             if was_steady {
-                pause = FIRST_PAUSE;
+                pauses = Doubling::from(FIRST_PAUSE);
             }
             if self.off() {
                 self.missed();
@@ -221,10 +222,9 @@ impl Push {
                 End::Failed(reason) => {
                     foreign::tell_debug(|| Event::PushInterrupted { reason });
                     tokio::select! {
-                        () = tokio::time::sleep(pause.min(longest)) => {}
+                        () = tokio::time::sleep(pauses.next(longest)) => {}
                         () = links.next() => self.begin_anew(),
                     }
-                    pause = (pause * 2).min(longest);
                     if self.ear().is_some_and(|ear| ear.is_needed()) {
                         self.wanted.notify_one();
                     }
