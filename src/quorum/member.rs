@@ -19,7 +19,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{roll::Roll, undo::Undos};
+use super::{identities::Roll, undo::Undos};
 use crate::{
     clock::{Clock, Time, wall},
     error::{Error, ErrorKind},

@@ -14,7 +14,7 @@ pub(crate) use self::{
     member::Member,
     undo::{Undo, Undone},
 };
-use self::{roll::Roll, tally::drift};
+use self::{identities::Roll, tally::drift};
 use crate::{
     clock::{Clock, Time},
     foreign::{self, Event},
@@ -27,9 +27,9 @@ mod ask;
 pub(crate) mod camp;
 mod connect;
 mod fan_out;
+mod identities;
 mod member;
 pub(crate) mod parted;
-mod roll;
 #[cfg(test)]
 mod simulation;
 pub(crate) mod tally;

@@ -16,7 +16,7 @@ use crate::{
     clock::Time,
     node::{Acquired, Ballot, Bid, Failure, Voting},
     quorum::{
-        roll::Roll,
+        identities::Roll,
         tally::{Denial, Tally},
     },
     token::Token,
