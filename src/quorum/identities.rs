@@ -1,139 +1,66 @@
-//! What the nodes of a quorum say of themselves, side by side: which run of which server each is, and what time it is
-//! there.
+//! Which run of which server each node of a quorum is: pure.
+//!
+//! # Invariant
+//!
+//! No two nodes are one run of a server. The node that shows a run of another node has no identity.
 
-use std::time::Duration;
-
-use parking_lot::Mutex;
-
-use crate::{clock::Time, fence::Fence};
-
-/// By how much a proposed fence is ahead of the highest clock that was seen: for links and servers that are slower than
-/// the last time, and far less than any restart delay.
-const AHEAD: Duration = Duration::from_millis(50);
-
-/// For so long a seen time says what time it is now.
-const FRESH: Duration = Duration::from_secs(10);
-
-/// The roll of one quorum.
+/// The nodes of one quorum, each with the run of a server that it last showed.
 #[derive(Debug)]
-pub(super) struct Roll {
-    nodes: usize,
-    present: Mutex<Vec<Present>>,
-    /// The highest time seen in a reply, in microseconds, and when its request was sent.
-    seen: Mutex<Option<(u64, Time)>>,
-}
+pub(super) struct Identities(Box<[Identity]>);
 
-/// A node that has said who it is.
 #[derive(Debug)]
-struct Present {
-    at: usize,
+struct Identity {
     address: Box<str>,
-    run_id: Box<str>,
+    run_id: Option<Box<str>>,
 }
 
-impl Roll {
-    pub(super) fn new(nodes: usize) -> Self {
-        Self { nodes, present: Mutex::default(), seen: Mutex::default() }
+impl Identities {
+    /// Nodes that have shown nothing yet.
+    pub(super) fn new(addresses: &[String]) -> Self {
+        let unknown = |address: &String| Identity { address: address.as_str().into(), run_id: None };
+        Self(addresses.iter().map(unknown).collect())
     }
 
-    /// Whether there is but one node.
-    pub(super) fn is_one(&self) -> bool {
-        self.nodes == 1
-    }
-
-    /// A node says which run of a server it is; the address of another node that has said the same before.
-    pub(super) fn enter(&self, at: usize, address: &str, run_id: &str) -> Option<Box<str>> {
-        let mut present = self.present.lock();
-        if let Some(other) = present.iter().find(|other| other.at != at && &*other.run_id == run_id) {
-            let other = other.address.clone();
-            present.retain(|present| present.at != at);
-            return Some(other);
+    /// A node shows which run of a server it is. The address of another node that is the same run.
+    pub(super) fn enter(&mut self, at: usize, run_id: &str) -> Option<&str> {
+        if self.is_known(at, run_id) {
+            return None;
         }
-        match present.iter_mut().find(|present| present.at == at) {
-            Some(known) if &*known.run_id == run_id => {}
-            Some(known) => known.run_id = run_id.into(),
-            None => present.push(Present { at, address: address.into(), run_id: run_id.into() }),
+        let other = (0..self.0.len()).find(|&other| self.is_known(other, run_id));
+        if let Some(node) = self.0.get_mut(at) {
+            node.run_id = other.is_none().then(|| run_id.into());
         }
-        None
+        Some(&self.0.get(other?)?.address)
     }
 
-    /// Whether this is what the node last said it is.
+    /// Whether a node is this run of a server.
     pub(super) fn is_known(&self, at: usize, run_id: &str) -> bool {
-        self.present.lock().iter().any(|present| present.at == at && &*present.run_id == run_id)
+        self.0.get(at).is_some_and(|node| node.run_id.as_deref() == Some(run_id))
     }
-
-    /// What time the reply to a request showed, in microseconds, and when that was sent. Counted from there, and not from
-    /// the reply, a proposal is ahead by what requests take as well, however far the nodes are away.
-    pub(super) fn note_time(&self, time: u64, sent: Time) {
-        let mut seen = self.seen.lock();
-        if seen.is_none_or(|seen| time >= elapsed(seen, sent) || sent.since(seen.1) > FRESH) {
-            *seen = Some((time, sent));
-        }
-    }
-
-    /// A fence that is probably larger than what any node would draw now, and so drawn by all of them alike. It comes
-    /// from the nodes' own clocks only, and never from a fence, which would ratchet.
-    pub(super) fn proposal(&self, now: Time) -> Option<Fence> {
-        let seen = (*self.seen.lock()).filter(|seen| now.since(seen.1) <= FRESH)?;
-        let ahead = u64::try_from(AHEAD.as_micros()).unwrap_or_default();
-        Fence::try_from(elapsed(seen, now).saturating_add(ahead)).ok()
-    }
-}
-
-/// What the clock that showed this would show now.
-fn elapsed((time, at): (u64, Time), now: Time) -> u64 {
-    time.saturating_add(u64::try_from(now.since(at).as_micros()).unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn at(millis: u64) -> Time {
-        Time::ZERO + Duration::from_millis(millis)
-    }
-
-    fn proposal(roll: &Roll, millis: u64) -> Option<u64> {
-        roll.proposal(at(millis)).map(u64::from)
+    #[test]
+    fn two_nodes_of_one_server_have_one_identity() {
+        let mut identities = Identities::new(&["a:1".into(), "b:1".into()]);
+        assert!(!identities.is_known(0, "run1"), "it has shown nothing yet");
+        assert_eq!(identities.enter(0, "run1"), None);
+        assert_eq!(identities.enter(1, "run0"), None);
+        assert_eq!(identities.enter(1, "run1"), Some("a:1"));
+        assert!(identities.is_known(0, "run1") && !identities.is_known(1, "run0"), "the second has none any more");
+        assert_eq!(identities.enter(1, "run1"), Some("a:1"), "and gets none");
+        assert_eq!(identities.enter(0, "run1"), None, "the first keeps its identity");
     }
 
     #[test]
-    fn one_server_has_one_place() {
-        let roll = Roll::new(3);
-        assert_eq!(roll.enter(0, "a:1", "run1"), None);
-        assert_eq!(roll.enter(1, "b:1", "run0"), None);
-        assert_eq!(roll.enter(1, "b:1", "run1").as_deref(), Some("a:1"));
-        assert!(roll.is_known(0, "run1") && !roll.is_known(1, "run0"), "the second is none any more");
-        assert_eq!(roll.enter(0, "a:1", "run1"), None, "the first keeps its vote");
-        assert_eq!(roll.enter(0, "a:1", "run2"), None, "restarted");
-        assert!(roll.is_known(0, "run2") && !roll.is_known(0, "run1") && !roll.is_known(1, "run2"));
-        assert_eq!(roll.enter(1, "b:1", "run1"), None, "now nobody else is that one");
-    }
-
-    #[test]
-    fn one_node_is_alone() {
-        assert!(Roll::new(1).is_one() && !Roll::new(3).is_one());
-    }
-
-    #[test]
-    fn a_proposal_is_ahead_of_the_highest_clock_as_it_stands_now() {
-        let roll = Roll::new(3);
-        assert_eq!(proposal(&roll, 0), None);
-        roll.note_time(5_000_000, at(1_000));
-        roll.note_time(4_000_000, at(1_001));
-        assert_eq!(proposal(&roll, 1_200), Some(5_250_000));
-        roll.note_time(5_300_000, at(1_200));
-        assert_eq!(proposal(&roll, 1_200), Some(5_350_000));
-    }
-
-    #[test]
-    fn an_old_time_is_none() {
-        let roll = Roll::new(3);
-        roll.note_time(9_000_000, at(0));
-        roll.note_time(5_000_000, at(10_000));
-        assert_eq!(proposal(&roll, 10_000), Some(19_050_000), "ten seconds are not old");
-        assert_eq!(proposal(&roll, 10_001), None);
-        roll.note_time(5_000_000, at(10_001));
-        assert_eq!(proposal(&roll, 10_001), Some(5_050_000), "a node whose clock was ahead has gone");
+    fn a_restart_is_another_identity() {
+        let mut identities = Identities::new(&["a:1".into(), "b:1".into()]);
+        assert_eq!(identities.enter(0, "run1"), None);
+        assert_eq!(identities.enter(0, "run2"), None);
+        assert!(identities.is_known(0, "run2") && !identities.is_known(0, "run1") && !identities.is_known(1, "run2"));
+        assert_eq!(identities.enter(1, "run1"), None, "no other node is that run any more");
     }
 }

@@ -19,7 +19,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{identities::Roll, undo::Undos};
+use super::{Peers, undo::Undos};
 use crate::{
     clock::{Clock, Time, wall},
     error::{Error, ErrorKind},
@@ -46,7 +46,8 @@ pub(crate) struct Member {
     /// Not there before the first connection.
     node: OnceLock<Arc<dyn Node>>,
     ear: OnceLock<Weak<dyn Ear>>,
-    roll: Arc<Roll>,
+    is_only: bool,
+    peers: Arc<Mutex<Peers>>,
     clock: Arc<dyn Clock>,
     host: Host,
     command_timeout: Duration,
@@ -96,7 +97,8 @@ impl Member {
     pub(super) fn new(
         at: usize,
         address: &str,
-        roll: Arc<Roll>,
+        is_only: bool,
+        peers: Arc<Mutex<Peers>>,
         clock: Arc<dyn Clock>,
         host: Host,
         command_timeout: Duration,
@@ -106,7 +108,8 @@ impl Member {
             address: address.into(),
             node: OnceLock::new(),
             ear: OnceLock::new(),
-            roll,
+            is_only,
+            peers,
             clock,
             host,
             command_timeout,
@@ -198,7 +201,8 @@ impl Member {
             let Some(sign) = sign else { return Ok(acquired) };
             if !member.is_newest(sent) {
                 // It counts if it is the same server's; if not, what it granted is undone.
-                let is_same = sign.run_id.is_none_or(|run_id| member.roll.is_known(member.at, &run_id));
+                let is_same =
+                    sign.run_id.is_none_or(|run_id| member.peers.lock().identities.is_known(member.at, &run_id));
                 let other = || Failure::unknown("another server has answered under this address since");
                 return if is_same { Ok(acquired) } else { Err(other()) };
             }
@@ -292,7 +296,7 @@ impl Member {
 
     /// Something was asked of it that it has not answered for too long (invariant 1).
     pub(crate) fn silent(self: &Arc<Self>) {
-        if self.roll.is_one() || self.is_silent.swap(true, Ordering::AcqRel) {
+        if self.is_only || self.is_silent.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut state = self.state.lock();
@@ -370,7 +374,7 @@ impl Member {
     /// Invariant 2.
     pub(super) fn check_identity(self: &Arc<Self>, sign: &Sign) -> Result<(), Failure> {
         let Some(run_id) = &sign.run_id else { return Ok(()) };
-        let Some(other) = self.roll.enter(self.at, &self.address, run_id) else {
+        let Some(other) = self.peers.lock().identities.enter(self.at, run_id).map(Box::<str>::from) else {
             if self.is_troubled.load(Ordering::Acquire) {
                 self.state.lock().same_as = None;
             }
@@ -403,14 +407,14 @@ impl Member {
         let now = self.now();
         self.last_answer.store(now.as_nanos(), Ordering::Release);
         if let Some(time) = sign.time {
-            self.roll.note_time(time, now);
+            self.peers.lock().fence_proposal.note_time(time, now);
         }
     }
 
     fn note_clock(&self, sign: &Sign, sent: Time) {
         let Some(time) = sign.time else { return };
         let now = self.now();
-        self.roll.note_time(time, sent);
+        self.peers.lock().fence_proposal.note_time(time, sent);
         let half = now.since(sent).as_micros() / 2;
         let ours = i128::from(sent.as_nanos() / 1_000) + i128::try_from(half).unwrap_or_default();
         let offset = Offset { micros: i128::from(time) - ours, give_or_take: i128::try_from(half).unwrap_or_default() };

@@ -8,13 +8,15 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
+
 pub(crate) use self::{
     connect::{Place, Terms},
     fan_out::FanOut,
     member::Member,
     undo::{Undo, Undone},
 };
-use self::{identities::Roll, tally::drift};
+use self::{fence_proposal::FenceProposal, identities::Identities, tally::drift};
 use crate::{
     clock::{Clock, Time},
     foreign::{self, Event},
@@ -27,6 +29,7 @@ mod ask;
 pub(crate) mod camp;
 mod connect;
 mod fan_out;
+mod fence_proposal;
 mod identities;
 mod member;
 pub(crate) mod parted;
@@ -45,10 +48,23 @@ const COMPARE_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Quorum {
     members: Box<[Arc<Member>]>,
-    roll: Arc<Roll>,
+    peers: Arc<Mutex<Peers>>,
     restart_delay: Duration,
     compared: AtomicU64,
     clocks_differ: AtomicBool,
+}
+
+/// What the nodes of one quorum have shown side by side.
+#[derive(Debug)]
+struct Peers {
+    identities: Identities,
+    fence_proposal: FenceProposal,
+}
+
+impl Peers {
+    fn new(addresses: &[String]) -> Self {
+        Self { identities: Identities::new(addresses), fence_proposal: FenceProposal::default() }
+    }
 }
 
 impl Quorum {
@@ -59,12 +75,12 @@ impl Quorum {
         host: &Host,
         command_timeout: Duration,
     ) -> Self {
-        let roll = Arc::new(Roll::new(addresses.len()));
+        let (is_only, peers) = (addresses.len() == 1, Arc::new(Mutex::new(Peers::new(addresses))));
         let member = |(at, address): (usize, &String)| {
-            Member::new(at, address, roll.clone(), clock.clone(), host.clone(), command_timeout)
+            Member::new(at, address, is_only, peers.clone(), clock.clone(), host.clone(), command_timeout)
         };
         let members = addresses.iter().enumerate().map(member).collect();
-        Self { members, roll, restart_delay, compared: AtomicU64::new(0), clocks_differ: AtomicBool::new(false) }
+        Self { members, peers, restart_delay, compared: AtomicU64::new(0), clocks_differ: AtomicBool::new(false) }
     }
 
     /// One node that is there.
@@ -143,7 +159,7 @@ impl Quorum {
         match self.members.len() {
             1 if restart_delay.is_zero() => None,
             1 => Some(Voting { restart_delay, proposal: None }),
-            _ => Some(Voting { restart_delay, proposal: self.roll.proposal(now) }),
+            _ => Some(Voting { restart_delay, proposal: self.peers.lock().fence_proposal.at(now) }),
         }
     }
 
