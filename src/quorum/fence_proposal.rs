@@ -24,8 +24,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// What that clock would show now. It counts from the request, and not from the reply. So a proposal is also ahead by
-    /// what requests take, however far the nodes are away.
+    /// What that clock would show now. It counts from the request, and not from the reply. So a proposal is also ahead
+    /// by what requests take, however far the nodes are away.
     fn at(self, now: Time) -> u64 {
         self.time.saturating_add(u64::try_from(now.since(self.sent).as_micros()).unwrap_or_default())
     }

@@ -16,7 +16,7 @@ pub(crate) use self::{
     member::Member,
     undo::{Undo, Undone},
 };
-use self::{fence_proposal::FenceProposal, identities::Identities, tally::drift};
+use self::{health::Peers, tally::drift};
 use crate::{
     clock::{Clock, Time},
     foreign::{self, Event},
@@ -30,6 +30,7 @@ pub(crate) mod camp;
 mod connect;
 mod fan_out;
 mod fence_proposal;
+mod health;
 mod identities;
 mod member;
 pub(crate) mod parted;
@@ -52,19 +53,6 @@ pub(crate) struct Quorum {
     restart_delay: Duration,
     compared: AtomicU64,
     clocks_differ: AtomicBool,
-}
-
-/// What the nodes of one quorum have shown side by side.
-#[derive(Debug)]
-struct Peers {
-    identities: Identities,
-    fence_proposal: FenceProposal,
-}
-
-impl Peers {
-    fn new(addresses: &[String]) -> Self {
-        Self { identities: Identities::new(addresses), fence_proposal: FenceProposal::default() }
-    }
 }
 
 impl Quorum {
@@ -202,7 +190,8 @@ impl Quorum {
         }
         self.compared.store(now.as_nanos(), Ordering::Relaxed);
         let pairs = self.members().flat_map(|(at, one)| self.members.iter().take(at).map(move |other| (one, other)));
-        let differing = pairs.filter_map(|(one, other)| Some((one.clock_differs_from(other)?, one, other)));
+        let by = |one: &Member, other: &Member| Some(one.clock_offset()?.differs_from(other.clock_offset()?));
+        let differing = pairs.filter_map(|(one, other)| Some((by(one, other)?, one, other)));
         let most = differing.max_by_key(|(by, ..)| *by).filter(|(by, ..)| *by > drift(ttl));
         let did_differ = self.clocks_differ.swap(most.is_some(), Ordering::Relaxed);
         if let Some((by, one, other)) = most.filter(|_| !did_differ) {
