@@ -6,12 +6,15 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::binary::{Binary, Version};
@@ -23,7 +26,7 @@ use super::wire::Wire;
 
 /// How long a server may take until it answers.
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// A port may be lost to another process between its choice and its use.
+/// A port may be lost to a program that is not of these tests.
 const PORT_TRIES: u32 = 20;
 const POLL: Duration = Duration::from_millis(2);
 
@@ -60,12 +63,13 @@ impl Server {
 
     /// `redis://127.0.0.1:port`
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.plan.port)
+        format!("redis://127.0.0.1:{}", self.port())
     }
 
-    /// The plain TCP port, kept over restarts.
+    /// The plain TCP port, kept over restarts. While the server is not running,
+    /// no other server has it.
     pub fn port(&self) -> u16 {
-        self.plan.port
+        self.plan.port.number
     }
 
     /// The Unix socket; panics unless the builder asked for one.
@@ -78,7 +82,7 @@ impl Server {
     /// The TLS port; panics unless the builder asked for TLS.
     #[track_caller]
     pub fn tls_port(&self) -> u16 {
-        self.plan.tls_port.expect("the server was started without TLS")
+        self.plan.tls_port.as_ref().expect("the server was started without TLS").number
     }
 
     /// `rediss://127.0.0.1:port`
@@ -116,7 +120,7 @@ impl Server {
     /// A new raw connection.
     #[track_caller]
     pub fn wire(&self) -> Wire {
-        Wire::to_port(self.plan.port)
+        Wire::to_port(self.port())
     }
 
     /// Suspends the process and returns once it is suspended.
@@ -246,8 +250,8 @@ impl ServerBuilder {
             env: self.env,
             aof: self.aof,
             socket: self.socket,
-            port: 0,
-            tls_port: None,
+            port: Port::free(),
+            tls_port: self.tls.then(Port::free),
         };
         if self.tls {
             tls::write_certificates(plan.directory.path());
@@ -255,13 +259,13 @@ impl ServerBuilder {
         let mut tries = 0;
         loop {
             tries += 1;
-            plan.port = free_port();
-            plan.tls_port = self.tls.then(free_port);
             match plan.launch() {
                 Ok(process) => {
                     return Ok(Server { plan, process: Mutex::new(Some(process)) });
                 }
-                Err(Failure::PortTaken(_)) if tries < PORT_TRIES => {}
+                Err(Failure::PortTaken(_)) if tries < PORT_TRIES => {
+                    (plan.port, plan.tls_port) = (Port::free(), self.tls.then(Port::free));
+                }
                 Err(Failure::NoTls(said)) => return Err(NoTls { said }),
                 Err(failure) => panic!("{} does not start: {failure}", Server::version()),
             }
@@ -292,8 +296,8 @@ struct Plan {
     env: Vec<(&'static str, OsString)>,
     aof: bool,
     socket: bool,
-    port: u16,
-    tls_port: Option<u16>,
+    port: Port,
+    tls_port: Option<Port>,
 }
 
 impl Plan {
@@ -341,7 +345,7 @@ impl Plan {
         let mut set = |name: &str, value: &dyn AsRef<std::ffi::OsStr>| {
             args.extend([name.into(), value.as_ref().to_owned()]);
         };
-        set("--port", &self.port.to_string());
+        set("--port", &self.port.number.to_string());
         set("--bind", &"127.0.0.1");
         set("--dir", &self.directory.path());
         set("--logfile", &self.file(LOG));
@@ -357,8 +361,8 @@ impl Plan {
         if self.socket {
             set("--unixsocket", &self.file(SOCKET));
         }
-        if let Some(port) = self.tls_port {
-            set("--tls-port", &port.to_string());
+        if let Some(port) = &self.tls_port {
+            set("--tls-port", &port.number.to_string());
             set("--tls-cert-file", &self.file(tls::CERTIFICATE));
             set("--tls-key-file", &self.file(tls::KEY));
             set("--tls-ca-cert-file", &self.file(tls::CA));
@@ -370,7 +374,7 @@ impl Plan {
 
     fn answers(&self, pid: u32) -> bool {
         let probe = || -> std::io::Result<bool> {
-            let mut wire = Wire::try_to_port(self.port)?;
+            let mut wire = Wire::try_to_port(self.port.number)?;
             wire.set_patience(Duration::from_secs(1))?;
             let pong = wire.try_cmd(&["PING"])?;
             if pong.error().is_some_and(|text| text.starts_with("NOAUTH")) {
@@ -438,18 +442,34 @@ impl Drop for Process {
     }
 }
 
-/// A port that was free a moment ago, below those that the kernel hands out.
+/// A port that belongs to one server, also while nothing listens there.
 ///
-/// A port from `bind(:0)` lies among the kernel's own, and a killed server's
-/// could then be taken by any outgoing connection before the restart. Worse, a
-/// client that keeps calling such a port can come to call *from* it, in which
-/// case TCP connects it to itself.
-fn free_port() -> u16 {
-    for _ in 0..1000 {
-        let port = 10_000 + u16::try_from(random() % 22_000).expect("less than 22 000");
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
+/// Another test's server would else take the port of one that was killed, and be
+/// taken for it.
+#[derive(Debug)]
+struct Port {
+    number: u16,
+    /// Bound, but not listening: connections are refused until the server listens.
+    _held: OwnedFd,
+}
+
+impl Port {
+    /// A free one, below those that the kernel hands out.
+    ///
+    /// A port from `bind(:0)` lies among the kernel's own, and a client that keeps
+    /// calling such a port while nothing listens there can come to call *from* it,
+    /// in which case TCP connects it to itself.
+    fn free() -> Self {
+        let random = || 10_000 + u16::try_from(random() % 22_000).expect("less than 22 000");
+        let free = (0..1000).find_map(|_| Self::hold(random()).ok());
+        free.expect("a free port between 10 000 and 32 000")
     }
-    panic!("no free port between 10 000 and 32 000");
+
+    fn hold(number: u16) -> rustix::io::Result<Self> {
+        let held = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Without the option this fails if anybody has the port, and with it the server may listen there.
+        bind(&held, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, number))?;
+        set_socket_reuseaddr(&held, true)?;
+        Ok(Self { number, _held: held })
+    }
 }
