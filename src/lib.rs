@@ -4,6 +4,7 @@ mod acquire;
 mod attempt;
 mod capabilities;
 mod clock;
+mod doubling;
 mod error;
 mod fence;
 mod foreign;

@@ -10,6 +10,7 @@ use std::{
 use super::{FanOut, Member, Quorum};
 use crate::{
     clock::Clock,
+    doubling::Doubling,
     error::{Error, ErrorKind},
     keeper::Host,
     node::{
@@ -165,7 +166,7 @@ fn seat(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Er
 }
 
 async fn keep_trying(at: usize, member: Arc<Member>, first: Option<Connecting<Arrival>>, place: Place, terms: Terms) {
-    let mut pause = FIRST_PAUSE;
+    let mut pauses = Doubling::from(FIRST_PAUSE);
     let mut connecting = first;
     loop {
         let outcome = match connecting.take() {
@@ -176,8 +177,7 @@ async fn keep_trying(at: usize, member: Arc<Member>, first: Option<Connecting<Ar
             Ok(()) => return member.arrived(),
             Err(error) => member.not_there(&error),
         }
-        terms.host.sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        terms.host.sleep(pauses.next(LONGEST_PAUSE)).await;
     }
 }
 

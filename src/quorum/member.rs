@@ -1,10 +1,10 @@
-//! One node in its quorum: what is known of it from its answers, and whether it is worth asking.
+//! One node in its quorum: asks it, tells its [`NodeHealth`] what comes of that, and carries out what follows.
 //!
 //! # Invariants
 //!
-//! 1. A node of a quorum that has been silent is not asked but probed, by one request at a time, until it answers: what
-//!    was not sent need not be undone, and a dead node costs nothing. The only node of a lock is always asked.
-//! 2. A node that is the same server as another one of the quorum has no vote.
+//! 1. A node without trouble costs one load before it is asked, and one store and one load when it has answered: no
+//!    lock. While there is trouble, every answer goes to the health.
+//! 2. Locks are taken in the order `health`, `peers`. Neither is held while anything is awaited, notified or told.
 
 use std::{
     fmt,
@@ -16,28 +16,21 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::{roll::Roll, undo::Undos};
+use super::{
+    health::{ClockOffset, News, NodeHealth, Orders, Peers, ProbeRow},
+    undo::Undos,
+};
 use crate::{
     clock::{Clock, Time, wall},
     error::{Error, ErrorKind},
     foreign::{self, Event},
     keeper::Host,
     node::{Acquired, Answer, Ballot, Bid, Ear, Failure, Lane, Node, Sign},
-    votes::{NodeState, NodeStatus},
+    votes::NodeStatus,
 };
-
-/// The pause before a silent node is probed; it doubles up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-
-/// How often a node without a vote is asked who it is.
-const IDENTIFY_EVERY: Duration = Duration::from_secs(1);
-
-/// So much waiting in vain since the last answer makes a node silent.
-const SILENCE: Duration = Duration::from_millis(100);
 
 /// One node, and what its answers have shown.
 pub(crate) struct Member {
@@ -46,57 +39,27 @@ pub(crate) struct Member {
     /// Not there before the first connection.
     node: OnceLock<Arc<dyn Node>>,
     ear: OnceLock<Weak<dyn Ear>>,
-    roll: Arc<Roll>,
+    peers: Arc<Mutex<Peers>>,
     clock: Arc<dyn Clock>,
     host: Host,
     command_timeout: Duration,
     pub(super) undos: Undos,
     /// Nanoseconds on our clock; zero before the first.
     last_answer: AtomicU64,
-    is_silent: AtomicBool,
     /// When a bid was last answered that may have been overtaken; nanoseconds on our clock.
     last_overtaken: AtomicU64,
-    /// Whether `state` has anything to be taken back by an answer.
+    /// [`NodeHealth::is_troubled`], for those who do not have its lock.
     is_troubled: AtomicBool,
+    health: Mutex<NodeHealth>,
     back: Notify,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    unreachable: Option<String>,
-    refused: Option<String>,
-    same_as: Option<Box<str>>,
-    /// When the request was sent whose answer has told most lately who it is.
-    sign_sent: Time,
-    recovers_until: Time,
-    /// How long we have waited in vain since the last answer, and when that was reckoned.
-    waited: Duration,
-    waited_until: Time,
-    /// The node's clock less ours, in microseconds, and how exact that is.
-    offset: Option<Offset>,
-}
-
-/// By how much a node's clock is ahead of ours.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Offset {
-    micros: i128,
-    give_or_take: i128,
-}
-
-impl Offset {
-    /// By how much two clocks differ for certain.
-    fn differs_from(self, other: Self) -> Duration {
-        let certain = (self.micros - other.micros).abs() - self.give_or_take - other.give_or_take;
-        Duration::from_micros(u64::try_from(certain).unwrap_or_default())
-    }
 }
 
 impl Member {
     pub(super) fn new(
         at: usize,
         address: &str,
-        roll: Arc<Roll>,
+        is_only: bool,
+        peers: Arc<Mutex<Peers>>,
         clock: Arc<dyn Clock>,
         host: Host,
         command_timeout: Duration,
@@ -106,17 +69,16 @@ impl Member {
             address: address.into(),
             node: OnceLock::new(),
             ear: OnceLock::new(),
-            roll,
+            peers,
             clock,
             host,
             command_timeout,
             undos: Undos::new(),
             last_answer: AtomicU64::new(0),
-            is_silent: AtomicBool::new(false),
             last_overtaken: AtomicU64::new(0),
             is_troubled: AtomicBool::new(false),
+            health: Mutex::new(NodeHealth::new(at, is_only)),
             back: Notify::new(),
-            state: Mutex::default(),
         })
     }
 
@@ -195,28 +157,14 @@ impl Member {
             if overtaken {
                 member.last_overtaken.store(member.now().as_nanos(), Ordering::Release);
             }
-            let Some(sign) = sign else { return Ok(acquired) };
-            if !member.is_newest(sent) {
-                // It counts if it is the same server's; if not, what it granted is undone.
-                let is_same = sign.run_id.is_none_or(|run_id| member.roll.is_known(member.at, &run_id));
-                let other = || Failure::unknown("another server has answered under this address since");
-                return if is_same { Ok(acquired) } else { Err(other()) };
+            if let Some(sign) = sign {
+                let votes_in = if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO };
+                let voted =
+                    |health: &mut NodeHealth, now| health.voted(sent, now, &sign, votes_in, &mut member.peers.lock());
+                member.update(voted)?;
             }
-            member.note_clock(&sign, sent);
-            // It may have granted all the same, and the address by which that server has its vote may be out of reach.
-            member.check_identity(&sign).map_err(Failure::halfway)?;
-            member.note_recovery(if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO });
             Ok(acquired)
         })
-    }
-
-    /// Whether nothing newer was heard of it than the answer to what was sent at `sent`. A vote that is heard late must not
-    /// take back what a later one has shown of the node's clock, or of who it is.
-    fn is_newest(&self, sent: Time) -> bool {
-        let mut state = self.state.lock();
-        let is_newest = sent >= state.sign_sent;
-        state.sign_sent = state.sign_sent.max(sent);
-        is_newest
     }
 
     /// Whether a bid that was sent at `sent`, and has been answered, may have come later than what followed it.
@@ -225,113 +173,97 @@ impl Member {
     }
 
     fn askable(&self, needs_vote: bool) -> Result<&Arc<dyn Node>, Failure> {
-        let node = self.node.get();
-        if !self.is_troubled.load(Ordering::Acquire) {
-            return node.ok_or_else(|| Failure::unavailable("it is not connected yet"));
-        }
-        let state = self.state.lock();
-        if let Some(other) = state.same_as.as_ref().filter(|_| needs_vote) {
-            return Err(Failure::refused(same_server(other)));
-        }
-        match (node, &state.refused) {
-            (Some(node), _) if !self.is_silent.load(Ordering::Acquire) => Ok(node),
-            (None, Some(text)) => Err(Failure::refused(text)),
-            _ => Err(Failure::unavailable(state.unreachable.as_deref().unwrap_or("no answer"))),
+        match self.node.get() {
+            Some(node) if !self.is_troubled.load(Ordering::Acquire) => Ok(node),
+            node => self.health.lock().askable(node, needs_vote),
         }
     }
 
     /// It has answered what was sent at `sent`, or not.
     fn heard(self: &Arc<Self>, failure: Option<&Failure>, sent: Time) {
-        let Some(failure) = failure else {
-            self.answered();
-            return;
-        };
-        let text = Some(failure.to_string());
-        let mut state = self.state.lock();
-        if failure.is_refusal() {
-            state.refused = text;
-        } else {
-            state.unreachable = text;
-        }
+        let Some(failure) = failure else { return self.answered() };
+        // Before the health catches up with the answers so far, so that it hears of every one after those.
         self.is_troubled.store(true, Ordering::Release);
-        // What waits side by side waits once; a link that breaks fails at once, and says nothing of its node; and a node that
-        // answers on one connection is not silent, though another one may be dead.
-        let (now, answered) = (self.now(), Time::from_nanos(self.last_answer.load(Ordering::Acquire)));
-        let counted = state.waited_until.max(answered);
-        state.waited += now.since(sent.max(counted));
-        state.waited_until = now;
-        let is_silent = state.waited >= SILENCE && failure.is_silence();
-        drop(state);
-        if is_silent {
-            self.silent();
-        }
+        self.update(|health, now| ((), health.failed(failure, sent, now)));
     }
 
-    fn answered(&self) {
+    fn answered(self: &Arc<Self>) {
         self.last_answer.store(self.now().as_nanos(), Ordering::Release);
-        if !self.is_troubled.load(Ordering::Acquire) {
-            return;
-        }
-        let mut state = self.state.lock();
-        (state.unreachable, state.refused, state.waited) = (None, None, Duration::ZERO);
-        if state.same_as.is_none() {
-            self.is_troubled.store(false, Ordering::Release);
-        }
-        drop(state);
-        // Before the notification: `speaks` looks at it when it is woken.
-        let was_silent = self.is_silent.swap(false, Ordering::AcqRel);
-        self.back.notify_waiters();
-        if was_silent {
-            // Leases want to be renewed there, and whoever waits may have missed something.
-            if let Some(ear) = self.ear.get().and_then(Weak::upgrade) {
-                ear.missed();
-            }
-            foreign::tell(Event::NodeAnswers { node: self.address().into() });
+        if self.is_troubled.load(Ordering::Acquire) {
+            self.update(|health, now| ((), health.answered(now)));
         }
     }
 
-    /// Something was asked of it that it has not answered for too long (invariant 1).
+    /// Something was asked of it that it has not answered for too long.
     pub(crate) fn silent(self: &Arc<Self>) {
-        if self.roll.is_one() || self.is_silent.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let mut state = self.state.lock();
-        let reason = state.unreachable.get_or_insert_with(|| "it does not answer".into()).clone();
-        self.is_troubled.store(true, Ordering::Release);
-        drop(state);
-        self.host.spawn_until_stopped(self.clone().probe());
-        foreign::tell(Event::NodeSilent { node: self.address().into(), reason });
+        self.update(|health, _now| ((), health.silent()));
     }
 
-    async fn probe(self: Arc<Self>) {
-        let mut pause = FIRST_PAUSE;
-        while self.is_silent.load(Ordering::Acquire) {
+    /// The health, which knows of every answer by now.
+    fn health(&self) -> MutexGuard<'_, NodeHealth> {
+        let mut health = self.health.lock();
+        health.note_answer(Time::from_nanos(self.last_answer.load(Ordering::Acquire)));
+        health
+    }
+
+    /// Tells the health of an event, and carries out what follows.
+    fn update<T>(self: &Arc<Self>, event: impl FnOnce(&mut NodeHealth, Time) -> (T, Orders)) -> T {
+        let mut health = self.health();
+        let (outcome, orders) = event(&mut health, self.now());
+        self.is_troubled.store(health.is_troubled(), Ordering::Release);
+        drop(health);
+        self.carry_out(orders);
+        outcome
+    }
+
+    fn carry_out(self: &Arc<Self>, Orders { probe, wake, tell }: Orders) {
+        if let Some(row) = probe {
+            self.host.spawn_until_stopped(self.clone().probe(row));
+        }
+        if wake {
+            self.back.notify_waiters();
+        }
+        let node = || self.address().into();
+        match tell {
+            None => {}
+            Some(News::Silent { reason }) => foreign::tell(Event::NodeSilent { node: node(), reason }),
+            Some(News::Answers) => {
+                // Leases want to be renewed there, and whoever waits may have missed something.
+                if let Some(ear) = self.ear.get().and_then(Weak::upgrade) {
+                    ear.missed();
+                }
+                foreign::tell(Event::NodeAnswers { node: node() });
+            }
+            Some(News::Recovers { votes_in }) => foreign::tell(Event::NodeRecovers { node: node(), votes_in }),
+            Some(News::SameServer { other }) => foreign::tell(Event::SameServer { node: node(), other }),
+        }
+    }
+
+    async fn probe(self: Arc<Self>, row: ProbeRow) {
+        loop {
+            let Some(pause) = self.health.lock().next_probe(row) else { return };
             self.host.sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            let Some(node) = self.node.get() else { continue };
+            let Some(node) = self.node.get() else { return };
             match node.probe(self.command_timeout).await {
                 Ok(sign) => {
                     let _refused_from_now_on = self.check_identity(&sign);
                     self.answered();
                 }
-                Err(failure) => self.state.lock().unreachable = Some(failure.to_string()),
+                Err(failure) => self.health.lock().probe_failed(&failure),
             }
         }
     }
 
     /// It could not be connected to.
-    pub(super) fn not_there(&self, error: &Error) {
-        let (text, is_refusal) = (error.to_string(), error.kind() == ErrorKind::Refused);
-        let mut state = self.state.lock();
-        (state.unreachable, state.refused) = if is_refusal { (None, Some(text)) } else { (Some(text), None) };
-        self.is_troubled.store(true, Ordering::Release);
+    pub(super) fn not_there(self: &Arc<Self>, error: &Error) {
+        let is_refusal = error.kind() == ErrorKind::Refused;
+        let kind = if is_refusal { Failure::refused } else { Failure::unavailable };
+        self.update(|health, _now| (health.not_connected(&kind(error.to_string())), Orders::default()));
     }
 
     /// It could be connected to at last.
-    pub(super) fn arrived(&self) {
-        self.is_silent.store(true, Ordering::Release);
-        self.is_troubled.store(true, Ordering::Release);
-        self.answered();
+    pub(super) fn arrived(self: &Arc<Self>) {
+        self.update(|health, now| ((), health.arrived(now)));
     }
 
     /// Completes when it has answered after a failure.
@@ -339,12 +271,16 @@ impl Member {
         self.back.notified().await;
     }
 
+    fn is_silent(&self) -> bool {
+        self.is_troubled.load(Ordering::Acquire) && self.health.lock().is_silent()
+    }
+
     /// Completes when it is not silent, or not any more.
     pub(crate) async fn speaks(&self) {
         loop {
             // Made before the look, it hears of every return after it.
             let back = self.back.notified();
-            if !self.is_silent.load(Ordering::Acquire) {
+            if !self.is_silent() {
                 return;
             }
             back.await;
@@ -353,49 +289,16 @@ impl Member {
 
     /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
     pub(crate) fn is_recovering(&self) -> bool {
-        self.now() < self.state.lock().recovers_until
+        self.health.lock().is_recovering(self.now())
     }
 
-    pub(crate) fn note_recovery(&self, left: Duration) {
-        if left.is_zero() && self.state.lock().recovers_until == Time::ZERO {
-            return;
-        }
-        let until = if left.is_zero() { Time::ZERO } else { self.now() + left };
-        let was = std::mem::replace(&mut self.state.lock().recovers_until, until);
-        if was == Time::ZERO {
-            foreign::tell(Event::NodeRecovers { node: self.address().into(), votes_in: left });
-        }
+    pub(crate) fn note_recovery(self: &Arc<Self>, left: Duration) {
+        self.update(|health, now| ((), health.recovering(left, now)));
     }
 
-    /// Invariant 2.
+    /// Fails if it is the same server as another node.
     pub(super) fn check_identity(self: &Arc<Self>, sign: &Sign) -> Result<(), Failure> {
-        let Some(run_id) = &sign.run_id else { return Ok(()) };
-        let Some(other) = self.roll.enter(self.at, &self.address, run_id) else {
-            if self.is_troubled.load(Ordering::Acquire) {
-                self.state.lock().same_as = None;
-            }
-            return Ok(());
-        };
-        let failure = Failure::refused(same_server(&other));
-        self.is_troubled.store(true, Ordering::Release);
-        if self.state.lock().same_as.replace(other.clone()).is_none() {
-            self.host.spawn_until_stopped(self.clone().reidentify());
-            foreign::tell(Event::SameServer { node: self.address().into(), other: other.into() });
-        }
-        Err(failure)
-    }
-
-    /// It may be led to another server one day.
-    async fn reidentify(self: Arc<Self>) {
-        while self.state.lock().same_as.is_some() {
-            self.host.sleep(IDENTIFY_EVERY).await;
-            let Some(node) = self.node.get() else { return };
-            if let Ok(sign) = node.probe(self.command_timeout).await {
-                if self.check_identity(&sign).is_ok() {
-                    self.answered();
-                }
-            }
-        }
+        self.update(|health, _now| health.identified(sign, &mut self.peers.lock().identities))
     }
 
     /// It has answered for the first time; with its clock, so that the first fence can be proposed.
@@ -403,52 +306,18 @@ impl Member {
         let now = self.now();
         self.last_answer.store(now.as_nanos(), Ordering::Release);
         if let Some(time) = sign.time {
-            self.roll.note_time(time, now);
+            self.peers.lock().fence_proposal.note_time(time, now);
         }
     }
 
-    fn note_clock(&self, sign: &Sign, sent: Time) {
-        let Some(time) = sign.time else { return };
-        let now = self.now();
-        self.roll.note_time(time, sent);
-        let half = now.since(sent).as_micros() / 2;
-        let ours = i128::from(sent.as_nanos() / 1_000) + i128::try_from(half).unwrap_or_default();
-        let offset = Offset { micros: i128::from(time) - ours, give_or_take: i128::try_from(half).unwrap_or_default() };
-        self.state.lock().offset = Some(offset);
-    }
-
-    pub(super) fn clock_differs_from(&self, other: &Self) -> Option<Duration> {
-        let (one, other) = (self.state.lock().offset, other.state.lock().offset);
-        Some(one?.differs_from(other?))
+    pub(super) fn clock_offset(&self) -> Option<ClockOffset> {
+        self.health.lock().clock_offset()
     }
 
     pub(crate) fn status(&self) -> NodeStatus {
-        let now = self.now();
-        let last_answer = self.last_answer.load(Ordering::Acquire);
-        let last_answer = (last_answer != 0).then(|| now.since(Time::from_nanos(last_answer)));
-        let state = self.state.lock();
-        let node_state = if let Some(other) = &state.same_as {
-            NodeState::SameServer(other.to_string())
-        } else if let Some(text) = &state.unreachable {
-            NodeState::Unreachable(text.clone())
-        } else if let Some(text) = &state.refused {
-            NodeState::Refused(text.clone())
-        } else if now < state.recovers_until {
-            NodeState::Recovering { remaining: state.recovers_until.since(now) }
-        } else if last_answer.is_some() {
-            NodeState::Up
-        } else {
-            NodeState::Unknown
-        };
-        let to_wall = i128::from(now.as_nanos() / 1_000)
-            - i128::try_from(wall().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()).unwrap_or_default();
-        let offset = state.offset.and_then(|offset| i64::try_from(offset.micros + to_wall).ok());
-        NodeStatus { address: self.address.to_string(), state: node_state, last_answer, clock_offset_micros: offset }
+        let wall = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.health().status(&self.address, self.now(), wall)
     }
-}
-
-fn same_server(other: &str) -> String {
-    format!("it is the same server as {other}, and one server has one vote: name independent servers")
 }
 
 impl fmt::Debug for Member {

@@ -8,13 +8,15 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
+
 pub(crate) use self::{
     connect::{Place, Terms},
     fan_out::FanOut,
     member::Member,
     undo::{Undo, Undone},
 };
-use self::{roll::Roll, tally::drift};
+use self::{health::Peers, tally::drift};
 use crate::{
     clock::{Clock, Time},
     foreign::{self, Event},
@@ -27,9 +29,11 @@ mod ask;
 pub(crate) mod camp;
 mod connect;
 mod fan_out;
+mod fence_proposal;
+mod health;
+mod identities;
 mod member;
 pub(crate) mod parted;
-mod roll;
 #[cfg(test)]
 mod simulation;
 pub(crate) mod tally;
@@ -45,7 +49,7 @@ const COMPARE_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Quorum {
     members: Box<[Arc<Member>]>,
-    roll: Arc<Roll>,
+    peers: Arc<Mutex<Peers>>,
     restart_delay: Duration,
     compared: AtomicU64,
     clocks_differ: AtomicBool,
@@ -59,12 +63,12 @@ impl Quorum {
         host: &Host,
         command_timeout: Duration,
     ) -> Self {
-        let roll = Arc::new(Roll::new(addresses.len()));
+        let (is_only, peers) = (addresses.len() == 1, Arc::new(Mutex::new(Peers::new(addresses))));
         let member = |(at, address): (usize, &String)| {
-            Member::new(at, address, roll.clone(), clock.clone(), host.clone(), command_timeout)
+            Member::new(at, address, is_only, peers.clone(), clock.clone(), host.clone(), command_timeout)
         };
         let members = addresses.iter().enumerate().map(member).collect();
-        Self { members, roll, restart_delay, compared: AtomicU64::new(0), clocks_differ: AtomicBool::new(false) }
+        Self { members, peers, restart_delay, compared: AtomicU64::new(0), clocks_differ: AtomicBool::new(false) }
     }
 
     /// One node that is there.
@@ -143,7 +147,7 @@ impl Quorum {
         match self.members.len() {
             1 if restart_delay.is_zero() => None,
             1 => Some(Voting { restart_delay, proposal: None }),
-            _ => Some(Voting { restart_delay, proposal: self.roll.proposal(now) }),
+            _ => Some(Voting { restart_delay, proposal: self.peers.lock().fence_proposal.at(now) }),
         }
     }
 
@@ -186,7 +190,8 @@ impl Quorum {
         }
         self.compared.store(now.as_nanos(), Ordering::Relaxed);
         let pairs = self.members().flat_map(|(at, one)| self.members.iter().take(at).map(move |other| (one, other)));
-        let differing = pairs.filter_map(|(one, other)| Some((one.clock_differs_from(other)?, one, other)));
+        let by = |one: &Member, other: &Member| Some(one.clock_offset()?.differs_from(other.clock_offset()?));
+        let differing = pairs.filter_map(|(one, other)| Some((by(one, other)?, one, other)));
         let most = differing.max_by_key(|(by, ..)| *by).filter(|(by, ..)| *by > drift(ttl));
         let did_differ = self.clocks_differ.swap(most.is_some(), Ordering::Relaxed);
         if let Some((by, one, other)) = most.filter(|_| !did_differ) {

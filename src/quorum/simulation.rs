@@ -1,8 +1,8 @@
 //! The whole protocol, simulated: three clients, one, three or five nodes, and everything that may befall them, from one
 //! seed. What decides is what is shipped: [`Attempt`](crate::attempt::Attempt), [`Core`](crate::watchdog::Core),
-//! [`Tally`](super::tally::Tally), [`Parting`](super::parted::Parting), [`Roll`](super::roll::Roll),
-//! [`Backoff`](crate::wait::Backoff), and the memory node's `Store` as each node. Only what carries messages and sets
-//! timers is written again, in `client` and `holding`.
+//! [`Tally`](super::tally::Tally), [`Parting`](super::parted::Parting),
+//! [`FenceProposal`](super::fence_proposal::FenceProposal), [`Backoff`](crate::wait::Backoff), and the memory node's
+//! `Store` as each node. Only what carries messages and sets timers is written again, in `client` and `holding`.
 //!
 //! Checked, with real time at hand that nobody in the simulation can read:
 //!

@@ -24,6 +24,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::Member;
 use crate::{
     clock::{Clock, Time},
+    doubling::Doubling,
     foreign::{self, Event},
     keeper::Host,
     key::Key,
@@ -164,7 +165,7 @@ impl Undo {
     async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> Option<bool> {
         let now = || Time::now(clock);
         let until = now() + self.for_at_most;
-        let (mut pause, mut may_be_replay) = (FIRST_PAUSE, !self.is_first);
+        let (mut pauses, mut may_be_replay) = (Doubling::from(FIRST_PAUSE), !self.is_first);
         // The first lane may have died with its runtime, so the keeper's takes turns with it. A request that was to be tracked
         // is not taken out of fred's queue when its time is over, so one undo behind it is enough.
         let again = if self.lane == Lane::Watched { Lane::Keeper } else { self.lane };
@@ -204,10 +205,9 @@ impl Undo {
                 }
             }
             tokio::select! {
-                () = host.sleep(pause.min(until.since(now()))) => {}
+                () = host.sleep(pauses.next(LONGEST_PAUSE).min(until.since(now()))) => {}
                 () = member.back() => {}
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
         None
     }

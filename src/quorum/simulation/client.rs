@@ -16,7 +16,7 @@ use crate::{
     clock::Time,
     node::{Acquired, Ballot, Bid, Failure, Voting},
     quorum::{
-        roll::Roll,
+        fence_proposal::FenceProposal,
         tally::{Denial, Tally},
     },
     token::Token,
@@ -27,7 +27,7 @@ use crate::{
 pub(super) struct Client {
     pub(super) me: usize,
     pub(super) clock: Skewed,
-    pub(super) roll: Roll,
+    pub(super) fence_proposal: FenceProposal,
     /// Until when each node is known to give no vote.
     pub(super) recovers_until: Vec<Time>,
     pub(super) backoff: Backoff,
@@ -46,7 +46,7 @@ impl Client {
         Self {
             me,
             clock: world.weather.clock(&mut world.dice),
-            roll: Roll::new(nodes),
+            fence_proposal: FenceProposal::default(),
             recovers_until: vec![Time::ZERO; nodes],
             backoff: Backoff::new(world.dice.jitter()),
             sessions: BTreeMap::new(),
@@ -188,7 +188,7 @@ impl Client {
         let proposal = match (world.nodes(), world.bug) {
             (1, _) | (_, Bug::NoSecondPhase) => None,
             _ if !world.weather.proposes => None,
-            _ => self.roll.proposal(session.sent),
+            _ => self.fence_proposal.at(session.sent),
         };
         let voting = Some(Voting { restart_delay, proposal });
         Bid { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl, voting }
@@ -212,7 +212,7 @@ impl Client {
         let vote = said.map(|reply| match reply {
             Reply::Ballot(Ballot { acquired, sign, .. }) => {
                 if let Some(time) = sign.and_then(|sign| sign.time) {
-                    self.roll.note_time(time, now);
+                    self.fence_proposal.note_time(time, now);
                 }
                 self.recovers_until[node] = match &acquired {
                     Acquired::Recovering(left) => now + *left,

@@ -36,6 +36,7 @@ use super::{
 };
 use crate::{
     capabilities,
+    doubling::Doubling,
     foreign::{self, Event},
     keeper::Host,
     node::Ear,
@@ -186,7 +187,7 @@ impl Push {
 
     async fn sessions(&self, target: &Target, limits: Limits, keeper: &Connection, doubts: &Arc<Doubts>) {
         let mut links = keeper.links();
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = Doubling::from(FIRST_PAUSE);
         loop {
             tokio::select! {
                 () = self.wanted.notified() => {}
@@ -212,7 +213,7 @@ impl Push {
             };
             // With a link that came meanwhile the server is back: what was tried before counts no longer.
             if was_steady || (longest == LONGEST_PAUSE && links.last() > link) {
-                pause = FIRST_PAUSE;
+                pauses = Doubling::from(FIRST_PAUSE);
             }
             if self.off() {
                 self.missed();
@@ -222,10 +223,9 @@ impl Push {
                 End::Failed(reason) => {
                     foreign::tell_debug(|| Event::PushInterrupted { reason });
                     tokio::select! {
-                        () = tokio::time::sleep(pause.min(longest)) => {}
+                        () = tokio::time::sleep(pauses.next(longest)) => {}
                         () = links.next() => self.begin_anew(),
                     }
-                    pause = (pause * 2).min(longest);
                     if self.ear().is_some_and(|ear| ear.is_needed()) {
                         self.wanted.notify_one();
                     }
