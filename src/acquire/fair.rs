@@ -4,19 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::{Acquire, Told, seated};
+use super::{Acquire, seated};
 use crate::{
     attempt::{Attempt, Step, Verdict},
-    clock::Time,
     error::AcquireError,
-    jitter::Jitter,
     lease::Lease,
     node::{Acquired, Answer, Failure, Knock, Knocked, Lane, Node, Parting},
     owner::Seat,
     quorum::{Undo, tally::Needs},
     shared::{Outcome, Shared, Wanted},
     token::Token,
-    wait::{Backoff, Called, LEAVES_FOR, Look, Place, WINDOW},
+    wait::{Called, LEAVES_FOR, Look, Place, Queued, WINDOW},
 };
 
 impl Acquire {
@@ -26,7 +24,7 @@ impl Acquire {
         let node = shared.sole().map_err(|failure| AcquireError::Refused(failure.into()))?;
         let mut standing = Standing::new(shared, node, &self.wanted);
         let one_try = self.until == self.started;
-        let mut seen = match self.knock(&mut standing, shared.quorum.lane(), !one_try).await? {
+        let seen = match self.knock(&mut standing, shared.quorum.lane(), !one_try).await? {
             Ok(won) => return Ok(seated(won, seat)),
             Err(look) => look,
         };
@@ -34,76 +32,24 @@ impl Acquire {
             return Err(self.over(seen));
         }
         let waiter = shared.queues.join(&self.wanted.key);
-        // Whoever has the turn leads: it knocks for those of this process who only wait to be called.
-        let mut turn = waiter.turn_now();
-        let mut leader_is_deaf = false;
-        let deaf = self.deaf_after();
-        let (mut looks, mut backoff, mut told) = (waiter.looks(), Backoff::new(Jitter::new()), Told::default());
-        self.tell(&seen, &mut told);
-        loop {
-            let leads = turn.is_some() || leader_is_deaf;
-            let knock_at = standing.looked_at + standing.next_knock(&seen, leads, &mut backoff);
-            let knocks = loop {
-                let now = shared.now();
-                let pause = knock_at.min(standing.called.due()).since(now);
-                if leads {
-                    waiter.saw(seen.clone(), now, now + pause);
-                }
-                tokio::select! {
-                    biased;
-                    paused = self.pause(pause) => { paused?; break true }
-                    () = standing.called.heard() => {}
-                    got = waiter.turn(), if turn.is_none() => {
-                        turn = Some(got);
-                        break false;
-                    }
-                    Ok(()) = looks.changed(), if !leads => {
-                        let look = looks.borrow_and_update().clone();
-                        self.tell(&look, &mut told);
-                        // That the leader had no answer is no reason to ask as well.
-                        if matches!(look, Look::Held { .. }) {
-                            seen = look;
-                        }
-                    }
-                    () = shared.host.sleep(waiter.pause_until_late(shared.now(), deaf)), if !leads => {
-                        if shared.now() > waiter.due() + deaf {
-                            leader_is_deaf = true;
-                            break false;
-                        }
-                    }
-                }
-            };
-            if !knocks {
-                continue;
-            }
-            if self.is_over() && !leads {
-                return Err(self.over(seen));
-            }
-            let _slot = self.slot(leads.then_some(&waiter)).await;
-            if leads {
-                let now = shared.now();
-                waiter.looks_by(now + self.limit(now));
-            }
-            let (lane, was_called, began) = (standing.lane(&seen), standing.called.is_granted(), shared.now());
-            seen = match self.knock(&mut standing, lane, true).await? {
-                Ok(won) => {
-                    if !was_called {
-                        // It had become free otherwise than by a release: perhaps the queue is gone, and who only waits
-                        // to be called has to take its place again.
-                        shared.calls.call_line(&self.wanted.key, shared.now());
-                    }
-                    return Ok(seated(won, seat));
-                }
-                Err(look) => self.unless_cut_off(look, &seen, began),
-            };
-            if standing.had_been_lost {
-                shared.calls.call_line(&self.wanted.key, shared.now());
-            }
-            self.tell(&seen, &mut told);
-            if self.is_over() {
-                return Err(self.over(seen));
-            }
+        Ok(seated(self.wait(&waiter, seen, Some(standing)).await?, seat))
+    }
+
+    /// One knock of a waiter, and what follows from it for the others of its lock.
+    pub(super) async fn poll(
+        &self,
+        standing: &mut Standing<'_>,
+        lane: Lane,
+    ) -> Result<Result<Lease, Look>, AcquireError> {
+        let was_called = standing.called.is_granted();
+        let outcome = self.knock(standing, lane, true).await?;
+        // A lock that became free otherwise than by a release: perhaps the queue is gone, and who only waits to be called
+        // has to take its place again.
+        let is_stranger = if outcome.is_ok() { !was_called } else { standing.had_been_lost };
+        if is_stranger {
+            self.shared.calls.call_line(&self.wanted.key, self.shared.now());
         }
+        Ok(outcome)
     }
 
     /// One knock. The inner error is what it saw instead of a lease; the outer one ends the acquire.
@@ -127,17 +73,16 @@ impl Acquire {
 
 /// What a fair acquire has on the server: one token from the first knock to the lease, and perhaps a place. Dropped
 /// without a lease, it leaves in the background: a grant that is on its way passes on.
-struct Standing<'a> {
+pub(super) struct Standing<'a> {
     shared: &'a Arc<Shared>,
     node: &'a Arc<dyn Node>,
     wanted: &'a Wanted,
     token: Token,
     place: Place,
-    called: Called,
+    pub(super) called: Called,
     /// How the last knock went.
     lane: Lane,
     answer: Option<Answer<Knocked>>,
-    looked_at: Time,
     had_been_lost: bool,
     may_be_there: bool,
     /// `close` waits for our leaving.
@@ -158,7 +103,6 @@ impl<'a> Standing<'a> {
             called,
             lane: Lane::Keeper,
             answer: None,
-            looked_at: shared.now(),
             had_been_lost: false,
             may_be_there: false,
             _under_way: shared.host.token(),
@@ -169,16 +113,16 @@ impl<'a> Standing<'a> {
         self.shared.options.grant.min(self.wanted.ttl)
     }
 
-    /// Only the first has the lock watched: it takes what becomes free otherwise than by a release.
-    fn is_first(&self) -> bool {
-        self.place.ticket.is_some() && self.place.ahead == 0
-    }
-
-    fn lane(&self, seen: &Look) -> Lane {
-        if self.called.is_granted() {
-            return self.shared.quorum.lane();
+    /// What the wait loop decides by.
+    pub(super) fn queued(&self) -> Queued<'_> {
+        Queued {
+            place: &self.place,
+            due: self.called.due(),
+            is_granted: self.called.is_granted(),
+            usual: self.shared.quorum.lane(),
+            polled_on: self.lane,
+            grant: self.grant(),
         }
-        if self.is_first() && !matches!(seen, Look::Failed(_)) { self.shared.watchdog.lane() } else { Lane::Keeper }
     }
 
     /// What a node that may have forgotten is to everybody else as well.
@@ -187,14 +131,6 @@ impl<'a> Standing<'a> {
             member.note_recovery(left);
         }
         Failure::recovering(self.node.address(), left)
-    }
-
-    /// When to knock without being called.
-    fn next_knock(&self, seen: &Look, leads: bool, backoff: &mut Backoff) -> Duration {
-        if self.lane(seen) == Lane::Watched && self.lane != Lane::Watched && self.shared.quorum.room() > 0 {
-            return Duration::ZERO;
-        }
-        self.place.next_knock(seen, leads, self.grant(), backoff).unwrap_or(Duration::MAX)
     }
 
     /// A lease is believed from the sending of the knock that confirms it (rule 1), so a grant that is late for that is
@@ -218,7 +154,6 @@ impl<'a> Standing<'a> {
         let answer = self.answer.insert(self.node.knock(lane, &knock, limit));
         let answered = answer.await;
         self.answer = None;
-        self.looked_at = self.shared.now();
         match answered {
             Ok(Knocked::Granted(fence)) => {
                 let granted = Ok(Acquired::Granted(fence));

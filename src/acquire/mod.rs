@@ -10,17 +10,14 @@ use crate::{
     lease::Lease,
     node::{Failure, Lane},
     owner::{Claim, Owner, Seat},
-    quorum::tally::{Needs, Nodes},
     shared::{Outcome, Shared, Wanted},
-    sync::SemaphorePermit,
-    wait::{Backoff, LONGEST_PAUSE, Look, LookSlot, Waiter},
+    wait::{Action, Backoff, Called, Facts, Look, LookSlot, SHORTEST_CHECK, Surroundings, WaitLoop, Waiter},
     watchdog::{Entry, Hold},
 };
 
 mod fair;
 
-/// What is left of a wait may be too short for any server's answer; a look gets at least this.
-const SHORTEST_LOOK: Duration = Duration::from_millis(15);
+use fair::Standing;
 
 /// So often a try may find the votes split by the same token again: it was being taken back.
 const SAME_SPLITS: u32 = 2;
@@ -130,18 +127,7 @@ impl Acquire {
             }
         }
         let waiter = shared.lines.join(&self.wanted.key);
-        let mut told = Told::default();
-        // Whoever is told that we wait may rely on our place, so take it first.
-        let turn = if let Some(turn) = waiter.turn_now() {
-            self.tell(&seen, &mut told);
-            Some(turn)
-        } else {
-            // By then what we saw ourselves is out of date.
-            seen = Look::NotYet;
-            self.stand_in_line(&waiter, &mut told).await?
-        };
-        let won = self.watch(&waiter, turn.is_some(), seen, &mut told).await?;
-        Ok(seated(won, seat))
+        Ok(seated(self.wait(&waiter, seen, None).await?, seat))
     }
 
     /// The end of a try that has seen this. When several try at once and split the nodes' votes, nobody holds the lock: they
@@ -174,69 +160,89 @@ impl Acquire {
         }
     }
 
-    /// Looks whenever something may have happened, until the lock is ours. Without the turn nobody alerts us, and we
-    /// have to poll.
-    async fn watch(
+    /// Waits in the line until the lock is ours, and checks when [`WaitLoop`] says so. `seen` is what a first check has found.
+    async fn wait(
         &self,
         waiter: &Waiter<'_>,
-        has_turn: bool,
-        mut seen: Look,
-        told: &mut Told,
+        seen: Look,
+        mut standing: Option<Standing<'_>>,
     ) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
-        let mut backoff = Backoff::new(Jitter::new());
-        // The first try does not pay for being watched, so look again at once; unless that brings nothing.
-        let mut pause = match &seen {
-            Look::NotYet => None,
-            Look::Split { .. } => Some(backoff.after(&seen)),
-            look if shared.quorum.room() == 0 => Some(backoff.after(look)),
-            _ => None,
-        };
-        loop {
-            let mut alerted = false;
-            if let Some(pause) = pause {
-                let now = shared.now();
-                waiter.saw(seen.clone(), now, now + pause);
-                // After split votes everybody undoes what it was granted, and hears of the others' undoing: whoever followed
-                // that would meet them again at once.
-                let heeds_alerts = !matches!(seen, Look::Split { .. });
-                alerted = tokio::select! {
-                    biased;
-                    () = waiter.alerted(), if heeds_alerts => true,
-                    paused = self.pause(pause) => { paused?; false }
-                };
-            }
-            let has_failed = matches!(seen, Look::Failed(_));
-            // What is held here ends here, with an alert; until then there is nothing to ask the server.
-            seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
-                let needs = Needs { count: shared.quorum.majority(), of: Nodes::all(shared.quorum.len()) };
-                Look::Held { holder, watched: has_turn, needs }
-            } else {
-                let lane = match &seen {
-                    Look::Failed(_) => Lane::Keeper,
-                    Look::Held { .. } | Look::Split { .. } | Look::NotYet => shared.watchdog.lane(),
-                };
-                let _slot = self.slot(Some(waiter)).await;
-                let began = shared.now();
-                waiter.looks_by(began + self.limit(began));
-                match self.try_once(lane).await? {
-                    Ok(won) => return Ok(won),
-                    Err(Look::Held { holder, watched, needs }) => {
-                        Look::Held { holder, watched: watched && has_turn, needs }
-                    }
-                    Err(look) => self.unless_cut_off(look, &seen, began),
-                }
-            };
-            self.tell(&seen, told);
-            if self.is_over() {
-                return Err(self.over(seen));
-            }
-            pause = match &seen {
-                // What failed was not tried again on the lane that is watched; now that the server answers, it is.
-                Look::Held { watched: false, .. } if has_failed && shared.quorum.room() > 0 => None,
-                look => Some(backoff.after(look)),
-            };
+        let (nodes, command_timeout) = (shared.quorum.len(), shared.options.command_timeout);
+        let mut wait = WaitLoop::new(standing.is_some(), nodes, command_timeout, self.until);
+        let (mut told, mut looks) = (Told::default(), waiter.looks());
+        if standing.is_none() {
+            // What the leader has seen before is all that a plain follower knows.
+            looks.mark_changed();
         }
+        // Made once, for it has its place in the line.
+        let (mut turn, mut next_turn) = (waiter.turn_now(), pin!(waiter.turn()));
+        wait.begins(seen, turn.is_some(), &self.facts(waiter, standing.as_ref()));
+        loop {
+            let action = wait.next(&self.facts(waiter, standing.as_ref()));
+            if let Some(look) = wait.report() {
+                self.tell(&look, &mut told);
+            }
+            let until = match action {
+                Action::End => return Err(self.over(wait.into_seen())),
+                Action::Check(lane) => match self.check(&mut wait, lane, waiter, standing.as_mut()).await? {
+                    Some(lease) => return Ok(lease),
+                    None => continue,
+                },
+                Action::Sleep(until) => until,
+            };
+            let now = shared.now();
+            if wait.leads() {
+                waiter.saw(wait.seen().clone(), now, until);
+            }
+            let called = standing.as_ref().map(|standing| &standing.called);
+            tokio::select! {
+                biased;
+                () = shared.ended.cancelled() => return Err(shared.end()),
+                () = notification(waiter, called), if wait.heeds_notifications() => wait.notified(),
+                got = &mut next_turn, if turn.is_none() => {
+                    turn = Some(got);
+                    wait.has_turn(&self.facts(waiter, standing.as_ref()));
+                }
+                Ok(()) = looks.changed(), if !wait.leads() => {
+                    wait.heard(looks.borrow_and_update().clone());
+                }
+                () = shared.host.sleep(until.since(now)) => wait.slept(),
+            }
+        }
+    }
+
+    /// One check that the wait loop has asked for.
+    async fn check(
+        &self,
+        wait: &mut WaitLoop,
+        lane: Lane,
+        waiter: &Waiter<'_>,
+        mut standing: Option<&mut Standing<'_>>,
+    ) -> Result<Option<Lease>, AcquireError> {
+        let shared = &self.shared;
+        let leads = wait.leads();
+        let _slot = self.slot(leads.then_some(waiter)).await;
+        let began = shared.now();
+        let limit = self.limit(began);
+        if leads {
+            waiter.looks_by(began + limit);
+        }
+        let outcome = match standing.as_deref_mut() {
+            None => self.try_once(lane).await?,
+            Some(standing) => self.poll(standing, lane).await?,
+        };
+        match outcome {
+            Ok(won) => Ok(Some(won)),
+            Err(look) => {
+                wait.checked(look, began, limit, &self.facts(waiter, standing.as_deref()));
+                Ok(None)
+            }
+        }
+    }
+
+    fn facts<'a>(&'a self, waiter: &Waiter<'_>, standing: Option<&'a Standing<'_>>) -> Facts<'a> {
+        Facts { now: self.shared.now(), leader_due: waiter.due(), queue: standing.map(Standing::queued), around: self }
     }
 
     /// One attempt. The inner error is what it saw instead of a lease; the outer one ends the acquire.
@@ -280,48 +286,6 @@ impl Acquire {
         }
     }
 
-    /// Waits until everybody before us has gone, telling what they see. `None`: whose turn it is does not look any more,
-    /// so we go on without it. It may stand on a runtime that nobody polls, and must not hang us.
-    async fn stand_in_line<'w>(
-        &self,
-        waiter: &'w Waiter<'_>,
-        told: &mut Told,
-    ) -> Result<Option<SemaphorePermit<'w>>, AcquireError> {
-        // Who is polled is not as late as that.
-        let deaf = self.deaf_after();
-        let mut looks = waiter.looks();
-        looks.mark_changed();
-        let mut turn = pin!(waiter.turn());
-        let mut end = pin!(self.end());
-        loop {
-            let pause = waiter.pause_until_late(self.shared.now(), deaf);
-            tokio::select! {
-                biased;
-                turn = &mut turn => return Ok(Some(turn)),
-                ended = &mut end => {
-                    let look = looks.borrow_and_update().clone();
-                    return match ended {
-                        // Something has happened, and whoever has the turn did not look: a last look of our own.
-                        None if self.shared.now() > waiter.due() + SHORTEST_LOOK => Ok(None),
-                        ended => Err(ended.unwrap_or_else(|| self.over(look))),
-                    };
-                }
-                Ok(()) = looks.changed() => {
-                    let look = looks.borrow_and_update().clone();
-                    self.tell(&look, told);
-                }
-                () = self.shared.host.sleep(pause) => if self.shared.now() > waiter.due() + deaf {
-                    return Ok(None);
-                },
-            }
-        }
-    }
-
-    /// A waiter that is this much later than it said is not polled: one that is only waits for a slot, or for an answer.
-    fn deaf_after(&self) -> Duration {
-        LONGEST_PAUSE + self.shared.options.command_timeout
-    }
-
     /// One of the few slots for looks, within the time for a look: then this looks without one. `None` also once the
     /// acquire must end. Who has the turn of its line tells those behind it how long that takes.
     async fn slot(&self, line: Option<&Waiter<'_>>) -> Option<LookSlot<'_>> {
@@ -362,21 +326,6 @@ impl Acquire {
         }
     }
 
-    /// Completes when the acquire must end without its turn having come: `None` when its time is over.
-    async fn end(&self) -> Option<AcquireError> {
-        let shared = &self.shared;
-        let over = async {
-            while !self.is_over() {
-                shared.host.sleep(self.until.since(shared.now())).await;
-            }
-        };
-        tokio::select! {
-            biased;
-            () = shared.ended.cancelled() => Some(shared.end()),
-            () = over => None,
-        }
-    }
-
     fn is_over(&self) -> bool {
         self.shared.now() >= self.until
     }
@@ -385,17 +334,7 @@ impl Acquire {
     fn limit(&self, now: Time) -> Duration {
         let most = self.shared.options.command_timeout;
         let until = if self.until == self.started { self.started + most } else { self.until };
-        until.since(now).max(SHORTEST_LOOK).min(most)
-    }
-
-    /// A last look whose answer there was no time for says nothing of the server: what was seen before it stands.
-    fn unless_cut_off(&self, look: Look, before: &Look, began: Time) -> Look {
-        let limit = self.limit(began);
-        let is_cut_off = limit < self.shared.options.command_timeout && self.shared.now().since(began) >= limit;
-        match (&look, before) {
-            (Look::Failed(_), Look::Held { .. } | Look::Split { .. }) if is_cut_off => before.clone(),
-            _ => look,
-        }
+        until.since(now).max(SHORTEST_CHECK).min(most)
     }
 
     /// The end of a wait, from its last look.
@@ -439,6 +378,28 @@ impl Acquire {
                 *told = Told(Some(holder.token().map(Into::into)));
             }
         }
+    }
+}
+
+impl Surroundings for Acquire {
+    fn held_here(&self) -> Option<Holder> {
+        self.shared.watchdog.held(&self.wanted.key)
+    }
+
+    fn tracks(&self) -> bool {
+        self.shared.quorum.room() > 0
+    }
+
+    fn tracked(&self) -> Lane {
+        self.shared.watchdog.lane()
+    }
+}
+
+/// Completes when something may have happened to the lock.
+async fn notification(waiter: &Waiter<'_>, called: Option<&Called>) {
+    match called {
+        None => waiter.alerted().await,
+        Some(called) => called.heard().await,
     }
 }
 

@@ -30,11 +30,13 @@ use crate::{
 mod backoff;
 mod queue;
 mod slots;
+mod wait_loop;
 
 pub(crate) use self::{
     backoff::{Backoff, LONGEST_PAUSE},
     queue::{Called, Calls, LEAVES_FOR, Place, WINDOW},
     slots::{LookSlot, LookSlots},
+    wait_loop::{Action, Facts, Queued, SHORTEST_CHECK, Surroundings, WaitLoop},
 };
 
 /// Every line of one `Leases`, by name.
@@ -236,13 +238,6 @@ impl Waiter<'_> {
         Time::from_nanos(self.line.due.load(Ordering::Acquire))
     }
 
-    /// How long to leave it to the waiter that has the turn, which is not polled if it is `deaf` later than its `due`. An
-    /// alert may move `due` to an earlier moment meanwhile, so this is never far away.
-    pub(crate) fn pause_until_late(&self, now: Time, deaf: Duration) -> Duration {
-        let late = self.due() + deaf + Duration::from_millis(1);
-        late.since(now).min(deaf)
-    }
-
     /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
     pub(crate) fn saw(&self, look: Look, now: Time, next: Time) {
         self.line.due.store(next.as_nanos(), Ordering::Release);
@@ -355,21 +350,6 @@ mod tests {
         assert_eq!(waiter.due(), later);
         lines.alert("job", Time::ZERO);
         assert_eq!(waiter.due(), Time::ZERO);
-    }
-
-    #[test]
-    fn a_waiter_behind_is_there_when_the_one_with_the_turn_is_late() {
-        let lines = Lines::new(1);
-        let waiter = lines.join(&key());
-        let at = |millis| Time::ZERO + Duration::from_millis(millis);
-        let (deaf, just_after) = (Duration::from_millis(1_200), Duration::from_millis(1));
-        assert_eq!(waiter.pause_until_late(at(0), deaf), deaf, "it has said nothing yet");
-        waiter.waits_until(at(400));
-        assert_eq!(waiter.pause_until_late(at(0), deaf), deaf, "it may be due at once by then");
-        assert_eq!(waiter.pause_until_late(at(1_200), deaf), Duration::from_millis(400) + just_after);
-        assert_eq!(waiter.pause_until_late(at(1_601), deaf), Duration::ZERO);
-        lines.alert("job", at(100));
-        assert_eq!(waiter.pause_until_late(at(1_200), deaf), Duration::from_millis(100) + just_after);
     }
 
     #[tokio::test]

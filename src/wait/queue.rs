@@ -44,6 +44,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Whether nobody comes before.
+    pub(crate) fn is_first(&self) -> bool {
+        self.ticket.is_some() && self.ahead == 0
+    }
+
     /// When to knock next without being called; `None` if only a call brings us there.
     pub(crate) fn next_knock(
         &self,
