@@ -9,7 +9,6 @@ use fred::{
 use tokio::{
     runtime::Handle,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    time::Instant,
 };
 
 use super::{
@@ -51,7 +50,7 @@ pub(super) struct Opening {
     pause: Duration,
     under_way: usize,
     /// When the last try began.
-    began: Instant,
+    began: Time,
     hand_over: UnboundedSender<Opened>,
     outcomes: UnboundedReceiver<Opened>,
 }
@@ -71,7 +70,7 @@ impl Opening {
             opened: Time::ZERO,
             pause: Duration::ZERO,
             under_way: 0,
-            began: Instant::now(),
+            began: Time::ZERO,
             hand_over,
             outcomes,
         })
@@ -88,6 +87,7 @@ impl Opening {
         }
         let hangs = LONGEST_PAUSE.max(self.limits.connect / AT_ONCE);
         loop {
+            let rest = (self.began + hangs).since(Time::now(&*self.clock));
             tokio::select! {
                 biased;
                 Some(opened) = self.outcomes.recv() => {
@@ -98,7 +98,7 @@ impl Opening {
                     return opened;
                 }
                 // Not from this call on: the tries before this one end one after the other, each with a call of its own.
-                () = tokio::time::sleep_until(self.began + hangs) => self.begin().await?,
+                () = tokio::time::sleep(rest) => self.begin().await?,
             }
         }
     }
@@ -122,7 +122,7 @@ impl Opening {
         };
         let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
         let report = Report(Some(self.hand_over.clone()));
-        (self.under_way, self.began) = (self.under_way + 1, Instant::now());
+        (self.under_way, self.began) = (self.under_way + 1, Time::now(&*self.clock));
         runtime.spawn(async move { report.opened(Link::open(config, limits, number, &*clock).await) });
         Ok(())
     }
