@@ -32,7 +32,7 @@ impl Acquire {
             return Err(self.over(seen));
         }
         let waiter = shared.queues.join(&self.wanted.key);
-        Ok(seated(self.wait(&waiter, seen, Some(standing)).await?, seat))
+        Ok(seated(Box::pin(self.wait(&waiter, seen, Some(standing))).await?, seat))
     }
 
     /// One knock of a waiter, and what follows from it for the others of its lock.

@@ -127,7 +127,8 @@ impl Acquire {
             }
         }
         let waiter = shared.lines.join(&self.wanted.key);
-        Ok(seated(self.wait(&waiter, seen, None).await?, seat))
+        // Boxed, so that an acquire of a free lock does not pay for the wait.
+        Ok(seated(Box::pin(self.wait(&waiter, seen, None)).await?, seat))
     }
 
     /// The end of a try that has seen this. When several try at once and split the nodes' votes, nobody holds the lock: they

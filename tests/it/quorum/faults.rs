@@ -16,7 +16,7 @@ use rustix::{
     net::{AddressFamily, SocketType, bind, socket},
 };
 use support::{
-    HANGS, Lag, Match, Nodes, Proxy, SIGNAL, Server, Stamped, eventually_async, eventually_but_for,
+    HANGS, Lag, Nodes, Proxy, SIGNAL, Server, Stamped, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
     seen, stamped, urls, within,
 };
