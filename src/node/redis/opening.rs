@@ -31,7 +31,7 @@ const STEADY: Duration = Duration::from_secs(1);
 const LONGEST_FLAP: Duration = Duration::from_millis(32);
 
 /// At most so many tries to connect are under way side by side.
-const AT_ONCE: u32 = 8;
+const AT_ONCE: u32 = 5;
 
 /// Tries to connect, for as long as there is no link.
 ///
