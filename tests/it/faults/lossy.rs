@@ -58,8 +58,7 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
     const ANSWER: Duration = Duration::from_millis(400);
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    // A release has half of that, and the machine a fifth of this.
-    proxy.delay(Duration::from_millis(80));
+    proxy.delay(Duration::from_millis(90));
     let build = Leases::builder().url(proxy.url()).command_timeout(ANSWER).build();
     let leases = within(HANGS, "it connects", build).await.expect("every answer is in time");
     let lease = within(HANGS, "a free lock", leases.lock("job").acquire()).await.expect("every answer is in time");
