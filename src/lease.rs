@@ -2,18 +2,18 @@
 
 use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
+use leasehold_protocol::{fence::Fence, message::Parting};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{ReleaseError, RenewError},
-    fence::Fence,
     foreign::{Relay, relayed},
     lost::Lost,
-    node::{Lane, Parting},
+    node::Lane,
     owner::Seat,
+    random,
     shared::Shared,
     status::{Signal, Status, StatusChanges},
-    token::Token,
     watchdog::{Hold, Leaving},
 };
 
@@ -104,7 +104,7 @@ impl Lease {
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
     pub async fn release_after(self, keep: Duration) -> Result<(), ReleaseError> {
         let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
-        let stays = Token::draw(&format!("{} (released)", self.label()));
+        let stays = random::token(&format!("{} (released)", self.label()));
         let keep = self.view.shared.quorum.bound(keep.clamp(bounds.0, bounds.1));
         relayed!(Relay::of_answers(), self.part(Parting::KeepFor(keep, stays)))
     }

@@ -2,21 +2,28 @@
 
 use std::{sync::Arc, time::Duration};
 
+use leasehold_protocol::{
+    attempt::{Attempt, Step, Verdict},
+    backoff::Backoff,
+    failure::Failure,
+    look::Look,
+    message::{Acquired, Knock, Knocked, Parting},
+    tally::WakeCondition,
+    time::Time,
+    token::Token,
+};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::{Acquire, Told, seated};
 use crate::{
-    attempt::{Attempt, Step, Verdict},
-    clock::Time,
     error::AcquireError,
-    jitter::Jitter,
     lease::Lease,
-    node::{Acquired, Answer, Failure, Knock, Knocked, Lane, Node, Parting},
+    node::{Answer, Lane, Node},
     owner::Seat,
-    quorum::{Undo, tally::Needs},
+    quorum::Undo,
+    random,
     shared::{Outcome, Shared, Wanted},
-    token::Token,
-    wait::{Backoff, Called, LEAVES_FOR, Look, Place, WINDOW},
+    wait::{Called, LEAVES_FOR, Place, WINDOW},
 };
 
 impl Acquire {
@@ -38,7 +45,7 @@ impl Acquire {
         let mut turn = waiter.turn_now();
         let mut leader_is_deaf = false;
         let deaf = self.deaf_after();
-        let (mut looks, mut backoff, mut told) = (waiter.looks(), Backoff::new(Jitter::new()), Told::default());
+        let (mut looks, mut backoff, mut told) = (waiter.looks(), Backoff::new(random::jitter()), Told::default());
         self.tell(&seen, &mut told);
         loop {
             let leads = turn.is_some() || leader_is_deaf;
@@ -146,7 +153,7 @@ struct Standing<'a> {
 
 impl<'a> Standing<'a> {
     fn new(shared: &'a Arc<Shared>, node: &'a Arc<dyn Node>, wanted: &'a Wanted) -> Self {
-        let token = Token::draw(&shared.options.label);
+        let token = random::token(&shared.options.label);
         // Before the first knock, which may be answered by a call before it is answered.
         let called = shared.calls.listen(&wanted.key, &token);
         Self {
@@ -238,7 +245,7 @@ impl<'a> Standing<'a> {
                 self.called.watches(watched && ahead == 0);
                 match recovers_for {
                     Some(left) => Outcome::Failed(self.recovering(left)),
-                    None => Outcome::Busy { holder, needs: Needs::ANY, watched },
+                    None => Outcome::Busy { holder, needs: WakeCondition::ANY, watched },
                 }
             }
             Err(failure) => {

@@ -2,18 +2,24 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
+use leasehold_protocol::{
+    backoff::{Backoff, LONGEST_PAUSE},
+    failure::Failure,
+    holder::{self, Holder},
+    look::Look,
+    tally::{Nodes, WakeCondition},
+    time::Time,
+};
+
 use crate::{
-    clock::Time,
     error::AcquireError,
-    holder::Holder,
-    jitter::Jitter,
     lease::Lease,
-    node::{Failure, Lane},
+    node::Lane,
     owner::{Claim, Owner, Seat},
-    quorum::tally::{Needs, Nodes},
+    random,
     shared::{Outcome, Shared, Wanted},
     sync::SemaphorePermit,
-    wait::{Backoff, LONGEST_PAUSE, Look, LookSlot, Waiter},
+    wait::{LookSlot, Waiter},
     watchdog::{Entry, Hold},
 };
 
@@ -86,7 +92,7 @@ impl Acquire {
     /// Shares an acquisition of our own. `None`: it has ended, start over.
     async fn enter(&self, hold: Arc<Hold>, seat: Arc<Seat>) -> Result<Option<Lease>, AcquireError> {
         let shared = &self.shared;
-        let mut backoff = Backoff::new(Jitter::new());
+        let mut backoff = Backoff::new(random::jitter());
         loop {
             let now = shared.now();
             let (entry, ruling) = hold.enter(now);
@@ -148,12 +154,12 @@ impl Acquire {
     /// go on until one does, for a command time-out in all. What stands in the way each time is none of these.
     async fn settle(&self, mut seen: Look) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
-        let (mut backoff, mut again) = (Backoff::new(Jitter::new()), 0);
+        let (mut backoff, mut again) = (Backoff::new(random::jitter()), 0);
         loop {
             let pause = backoff.after(&seen);
             let other = match &seen {
                 // Each attempt has a token of its own, and another library's is not known.
-                Look::Split { holder, .. } if holder.token.is_some() && again < SAME_SPLITS => holder.clone(),
+                Look::Split { holder, .. } if holder.token().is_some() && again < SAME_SPLITS => holder.clone(),
                 _ => return Err(self.over(seen)),
             };
             if pause >= self.limit(shared.now()) {
@@ -167,7 +173,7 @@ impl Acquire {
             match self.try_once(shared.quorum.lane()).await? {
                 Ok(won) => return Ok(won),
                 Err(look) => {
-                    let is_same = matches!(&look, Look::Split { holder, .. } if holder.is_same(&other));
+                    let is_same = matches!(&look, Look::Split { holder, .. } if holder::is_same(holder, &other));
                     (seen, again) = (look, again + u32::from(is_same));
                 }
             }
@@ -184,7 +190,7 @@ impl Acquire {
         told: &mut Told,
     ) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
-        let mut backoff = Backoff::new(Jitter::new());
+        let mut backoff = Backoff::new(random::jitter());
         // The first try does not pay for being watched, so look again at once; unless that brings nothing.
         let mut pause = match &seen {
             Look::NotYet => None,
@@ -209,7 +215,7 @@ impl Acquire {
             let has_failed = matches!(seen, Look::Failed(_));
             // What is held here ends here, with an alert; until then there is nothing to ask the server.
             seen = if let Some(holder) = shared.watchdog.held(&self.wanted.key).filter(|_| !alerted) {
-                let needs = Needs { count: shared.quorum.majority(), of: Nodes::all(shared.quorum.len()) };
+                let needs = WakeCondition { count: shared.quorum.majority(), of: Nodes::all(shared.quorum.len()) };
                 Look::Held { holder, watched: has_turn, needs }
             } else {
                 let lane = match &seen {

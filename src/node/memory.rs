@@ -12,27 +12,24 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use self::{
-    queue::{Process, Told},
-    store::{Micros, Store, micros, sign},
-};
-use super::{
-    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal, Sign,
-};
-use crate::{
-    capabilities::{Capabilities, Push},
-    clock::{Clock, SystemClock, wall},
+use leasehold_protocol::{
+    failure::Failure,
     fence::Fence,
     holder::Holder,
     key::Key,
-    sync::Mutex,
+    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, ServerIdentity, Vote},
+    store::{Process, Store, Told, identity},
+    time::{Micros, micros},
     token::Token,
 };
 
-#[cfg(test)]
-mod fairness;
-mod queue;
-pub(crate) mod store;
+use super::{Answer, Ear, Lane, Line, Node, Page};
+use crate::{
+    capabilities::{Capabilities, Push},
+    clock::{Clock, SystemClock, wall},
+    sync::Mutex,
+};
+
 #[cfg(test)]
 mod tests;
 
@@ -135,8 +132,8 @@ impl Node for Memory {
         &self.address
     }
 
-    fn acquire(&self, _: Lane, bid: &Bid, _: Duration) -> Answer<Ballot> {
-        self.step(|store, now| Ok(store.acquire(now, bid)))
+    fn acquire(&self, _: Lane, request: &AcquireRequest, _: Duration) -> Answer<Vote> {
+        self.step(|store, now| Ok(store.acquire(now, request)))
     }
 
     fn raise(&self, _: Lane, key: &Key, token: &Token, fence: Fence, _: Duration) -> Answer<Owned> {
@@ -147,8 +144,8 @@ impl Node for Memory {
         self.step(|store, now| Ok(store.heal(now, lease, fence, restart_delay)))
     }
 
-    fn probe(&self, _: Duration) -> Answer<Sign> {
-        self.step(|_, now| Ok(sign(now)))
+    fn probe(&self, _: Duration) -> Answer<ServerIdentity> {
+        self.step(|_, now| Ok(identity(now)))
     }
 
     fn renew(&self, _: Lane, batch: &[Renewal], _: Duration) -> Answer<Vec<Result<Owned, Failure>>> {

@@ -16,17 +16,22 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use leasehold_protocol::{
+    failure::Failure,
+    message::{AcquireRequest as Bid, Acquired, ServerIdentity as Sign, Vote as Ballot},
+    time::Time,
+};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{roll::Roll, undo::Undos};
 use crate::{
-    clock::{Clock, Time, wall},
+    clock::{Clock, now, wall},
     error::{Error, ErrorKind},
     foreign::{self, Event},
     keeper::Host,
-    node::{Acquired, Answer, Ballot, Bid, Ear, Failure, Lane, Node, Sign},
-    votes::{NodeState, NodeStatus},
+    node::{Answer, Ear, Lane, Node},
+    node_status::{NodeState, NodeStatus},
 };
 
 /// The pause before a silent node is probed; it doubles up to the longest.
@@ -153,7 +158,7 @@ impl Member {
     }
 
     fn now(&self) -> Time {
-        Time::now(&*self.clock)
+        now(&*self.clock)
     }
 
     /// Asks it something, unless that is pointless.

@@ -8,35 +8,36 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::{
+    attempt,
+    failure::Failure,
+    message::{AcquireRequest, Acquired, Voting},
+    tally::{drift, majority},
+    time::Time,
+    votes::NodeAnswer,
+};
+
+use self::roll::Roll;
 pub(crate) use self::{
     connect::{Place, Terms},
     fan_out::FanOut,
     member::Member,
     undo::{Undo, Undone},
 };
-use self::{roll::Roll, tally::drift};
 use crate::{
-    clock::{Clock, Time},
+    clock::Clock,
     foreign::{self, Event},
     keeper::Host,
-    node::{Acquired, Bid, Ear, Failure, Lane, Node, Voting},
-    votes::{NodeAnswer, NodeStatus, Vote, Votes},
+    node::{Ear, Lane, Node},
+    node_status::NodeStatus,
 };
 
 mod ask;
-pub(crate) mod camp;
 mod connect;
 mod fan_out;
 mod member;
-pub(crate) mod parted;
 mod roll;
-#[cfg(test)]
-mod simulation;
-pub(crate) mod tally;
 mod undo;
-
-/// No node of a quorum is waited for any shorter, however short the TTL is.
-const SHORTEST_LIMIT: Duration = Duration::from_millis(20);
 
 /// How often the nodes' clocks are compared.
 const COMPARE_EVERY: Duration = Duration::from_secs(1);
@@ -95,7 +96,7 @@ impl Quorum {
     }
 
     pub(crate) fn majority(&self) -> usize {
-        tally::majority(self.members.len())
+        majority(self.members.len())
     }
 
     pub(crate) fn members(&self) -> impl Iterator<Item = (usize, &Arc<Member>)> {
@@ -147,15 +148,14 @@ impl Quorum {
         }
     }
 
-    /// How long one of many nodes is waited for: less than the TTL, so that what the others said is still good; but two
-    /// phases over slow links must fit in. The only node gets the whole limit.
+    /// How long one of the nodes is waited for.
     pub(crate) fn limit(&self, limit: Duration, ttl: Duration) -> Duration {
-        if self.is_one() { limit } else { limit.min((ttl / 2).max(SHORTEST_LIMIT)) }
+        attempt::limit(self.members.len(), limit, ttl)
     }
 
     /// Asks every node at once.
-    pub(crate) fn vote(&self, lane: Lane, bid: &Bid, limit: Duration) -> FanOut<Acquired> {
-        self.members().map(|(at, member)| (at, member.vote(lane, bid, limit))).collect()
+    pub(crate) fn vote(&self, lane: Lane, request: &AcquireRequest, limit: Duration) -> FanOut<Acquired> {
+        self.members().map(|(at, member)| (at, member.vote(lane, request, limit))).collect()
     }
 
     /// Why too few nodes granted something: what each said.
@@ -169,9 +169,9 @@ impl Quorum {
                 Err(failure) if failure.is_refusal() => NodeAnswer::Refused(failure.to_string()),
                 Err(failure) => NodeAnswer::Unreachable(failure.to_string()),
             };
-            Vote { address: member.address().into(), answer }
+            (member.address().into(), answer)
         };
-        Failure::of_nodes(Votes { votes: self.members.iter().zip(said).map(vote).collect() })
+        Failure::of_nodes(self.members.iter().zip(said).map(vote))
     }
 
     pub(crate) fn status(&self) -> Vec<NodeStatus> {

@@ -1,26 +1,15 @@
 //! What the nodes of a quorum say of themselves, side by side: which run of which server each is, and what time it is
 //! there.
 
-use std::time::Duration;
-
+use leasehold_protocol::{fence::Fence, fence_proposal::FenceProposal, time::Time};
 use parking_lot::Mutex;
-
-use crate::{clock::Time, fence::Fence};
-
-/// By how much a proposed fence is ahead of the highest clock that was seen: for links and servers that are slower than
-/// the last time, and far less than any restart delay.
-const AHEAD: Duration = Duration::from_millis(50);
-
-/// For so long a seen time says what time it is now.
-const FRESH: Duration = Duration::from_secs(10);
 
 /// The roll of one quorum.
 #[derive(Debug)]
 pub(super) struct Roll {
     nodes: usize,
     present: Mutex<Vec<Present>>,
-    /// The highest time seen in a reply, in microseconds, and when its request was sent.
-    seen: Mutex<Option<(u64, Time)>>,
+    proposal: Mutex<FenceProposal>,
 }
 
 /// A node that has said who it is.
@@ -33,7 +22,7 @@ struct Present {
 
 impl Roll {
     pub(super) fn new(nodes: usize) -> Self {
-        Self { nodes, present: Mutex::default(), seen: Mutex::default() }
+        Self { nodes, present: Mutex::default(), proposal: Mutex::default() }
     }
 
     /// Whether there is but one node.
@@ -62,40 +51,20 @@ impl Roll {
         self.present.lock().iter().any(|present| present.at == at && &*present.run_id == run_id)
     }
 
-    /// What time the reply to a request showed, in microseconds, and when that was sent. Counted from there, and not from
-    /// the reply, a proposal is ahead by what requests take as well, however far the nodes are away.
+    /// See [`FenceProposal::note_time`].
     pub(super) fn note_time(&self, time: u64, sent: Time) {
-        let mut seen = self.seen.lock();
-        if seen.is_none_or(|seen| time >= elapsed(seen, sent) || sent.since(seen.1) > FRESH) {
-            *seen = Some((time, sent));
-        }
+        self.proposal.lock().note_time(time, sent);
     }
 
-    /// A fence that is probably larger than what any node would draw now, and so drawn by all of them alike. It comes
-    /// from the nodes' own clocks only, and never from a fence, which would ratchet.
+    /// See [`FenceProposal::at`].
     pub(super) fn proposal(&self, now: Time) -> Option<Fence> {
-        let seen = (*self.seen.lock()).filter(|seen| now.since(seen.1) <= FRESH)?;
-        let ahead = u64::try_from(AHEAD.as_micros()).unwrap_or_default();
-        Fence::try_from(elapsed(seen, now).saturating_add(ahead)).ok()
+        self.proposal.lock().at(now)
     }
-}
-
-/// What the clock that showed this would show now.
-fn elapsed((time, at): (u64, Time), now: Time) -> u64 {
-    time.saturating_add(u64::try_from(now.since(at).as_micros()).unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(millis: u64) -> Time {
-        Time::ZERO + Duration::from_millis(millis)
-    }
-
-    fn proposal(roll: &Roll, millis: u64) -> Option<u64> {
-        roll.proposal(at(millis)).map(u64::from)
-    }
 
     #[test]
     fn one_server_has_one_place() {
@@ -113,27 +82,5 @@ mod tests {
     #[test]
     fn one_node_is_alone() {
         assert!(Roll::new(1).is_one() && !Roll::new(3).is_one());
-    }
-
-    #[test]
-    fn a_proposal_is_ahead_of_the_highest_clock_as_it_stands_now() {
-        let roll = Roll::new(3);
-        assert_eq!(proposal(&roll, 0), None);
-        roll.note_time(5_000_000, at(1_000));
-        roll.note_time(4_000_000, at(1_001));
-        assert_eq!(proposal(&roll, 1_200), Some(5_250_000));
-        roll.note_time(5_300_000, at(1_200));
-        assert_eq!(proposal(&roll, 1_200), Some(5_350_000));
-    }
-
-    #[test]
-    fn an_old_time_is_none() {
-        let roll = Roll::new(3);
-        roll.note_time(9_000_000, at(0));
-        roll.note_time(5_000_000, at(10_000));
-        assert_eq!(proposal(&roll, 10_000), Some(19_050_000), "ten seconds are not old");
-        assert_eq!(proposal(&roll, 10_001), None);
-        roll.note_time(5_000_000, at(10_001));
-        assert_eq!(proposal(&roll, 10_001), Some(5_050_000), "a node whose clock was ahead has gone");
     }
 }

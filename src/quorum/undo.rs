@@ -19,16 +19,15 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::{failure::Failure, key::Key, message::Parting, token::Token};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::Member;
 use crate::{
-    clock::{Clock, Time},
+    clock::{self, Clock},
     foreign::{self, Event},
     keeper::Host,
-    key::Key,
-    node::{Failure, Lane, Parting},
-    token::Token,
+    node::{Lane, Node, part},
 };
 
 /// The pause after the first release that got no answer; it doubles up to [`LONGEST_PAUSE`].
@@ -162,7 +161,7 @@ impl Undo {
 
     /// Nothing if the time is over, and the node has not answered.
     async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> Option<bool> {
-        let now = || Time::now(clock);
+        let now = || clock::now(clock);
         let until = now() + self.for_at_most;
         let (mut pause, mut may_be_replay) = (FIRST_PAUSE, !self.is_first);
         // The first lane may have died with its runtime, so the keeper's takes turns with it. A request that was to be tracked
@@ -179,7 +178,7 @@ impl Undo {
             let Some(turn) = turn else {
                 return self.is_over(Failure::unsent("too many undos were under way"));
             };
-            let release = |node: &dyn crate::node::Node| self.parting.send(node, lane, &self.key, &self.token, limit);
+            let release = |node: &dyn Node| part(node, &self.parting, lane, &self.key, &self.token, limit);
             let outcome = member.ask_without_vote(release).await;
             drop(turn);
             match outcome {

@@ -2,19 +2,21 @@
 
 use std::{sync::Arc, time::Duration};
 
+use leasehold_protocol::{
+    key::Key,
+    loss::LossReason,
+    message::Parting,
+    release_tally::{End, ReleaseAnswer, ReleaseTally},
+    tally::Nodes,
+    time::Time,
+    votes::NodeAnswer,
+};
+
 use super::Shared;
 use crate::{
-    clock::Time,
     error::ReleaseError,
-    key::Key,
-    lost::LossReason,
-    node::{Answer, Lane, Node, Parting},
-    quorum::{
-        FanOut, Member, Undo,
-        parted::{End, Parted, Parting as Tally},
-        tally::Nodes,
-    },
-    votes::NodeAnswer,
+    node::{Answer, Lane, Node, part},
+    quorum::{FanOut, Member, Undo},
     watchdog::Hold,
 };
 
@@ -35,8 +37,8 @@ impl Shared {
         let lane = if self.lines.has(&hold.key) { Lane::Keeper } else { self.quorum.lane() };
         hold.parts(lane);
         let part = |(at, member): (usize, &Arc<Member>)| (at, self.part(member.clone(), hold, &parting, lane, limit));
-        let mut answers: FanOut<Parted> = self.quorum.members().map(part).collect();
-        let mut tally = Tally::new(self.quorum.len(), believed_until);
+        let mut answers: FanOut<ReleaseAnswer> = self.quorum.members().map(part).collect();
+        let mut tally = ReleaseTally::new(self.quorum.len(), believed_until);
         let mut unconfirmed = Nodes::NONE;
         let end = loop {
             let (at, said) = answers.next().await;
@@ -81,13 +83,20 @@ impl Shared {
     }
 
     /// Parts with a key on one node: asks on this lane, and once more on the keeper's if that brings no answer.
-    fn part(&self, member: Arc<Member>, hold: &Hold, parting: &Parting, lane: Lane, limit: Duration) -> Answer<Parted> {
+    fn part(
+        &self,
+        member: Arc<Member>,
+        hold: &Hold,
+        parting: &Parting,
+        lane: Lane,
+        limit: Duration,
+    ) -> Answer<ReleaseAnswer> {
         let (key, token, parting, host) = (hold.key.clone(), hold.token.clone(), parting.clone(), self.host.clone());
         // A node that has been silent is not asked, and may be about to answer again. Where there is nothing to be had from it,
         // that is not worth a wait.
         let may_be_there = hold.may_be_on(member.at());
         Box::pin(async move {
-            let send = |lane| member.ask(|node: &dyn Node| parting.send(node, lane, &key, &token, limit));
+            let send = |lane| member.ask(|node: &dyn Node| part(node, &parting, lane, &key, &token, limit));
             let first = send(lane).await;
             let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
             let owned = match first {
@@ -107,7 +116,7 @@ impl Shared {
                 }
                 definite => definite,
             }?;
-            Ok(Parted { owned, only_sending })
+            Ok(ReleaseAnswer { owned, only_sending })
         })
     }
 

@@ -2,21 +2,25 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Shared, Wanted};
-use crate::{
+use leasehold_protocol::{
     attempt::{Attempt, Step, Verdict, late},
-    clock::Time,
+    failure::Failure,
     fence::Fence,
     holder::Holder,
-    node::{Acquired, Answer, Bid, Failure, Lane, Owned, Parting},
-    quorum::{
-        FanOut, Undo,
-        tally::{Denial, Needs, Nodes},
-    },
-    status::Signal,
-    token::Token,
+    message::{AcquireRequest, Acquired, Denial, Owned, Parting},
+    renewal::Answer as Renewed,
+    tally::{Nodes, WakeCondition},
+    time::Time,
     votes::NodeAnswer,
-    watchdog::{Answer as Renewed, Hold},
+};
+
+use super::{Shared, Wanted};
+use crate::{
+    node::{Answer, Lane},
+    quorum::{FanOut, Undo},
+    random,
+    status::Signal,
+    watchdog::Hold,
 };
 
 /// How one attempt went.
@@ -24,7 +28,7 @@ pub(crate) enum Outcome {
     Won(Arc<Hold>, Arc<Signal>),
     Busy {
         holder: Holder,
-        needs: Needs,
+        needs: WakeCondition,
         watched: bool,
     },
     /// Nobody got a majority.
@@ -42,16 +46,16 @@ impl Shared {
     /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
     pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, lane: Lane, limit: Duration) -> Outcome {
         let Wanted { key, ttl, .. } = wanted;
-        let (token, sent) = (Token::draw(&self.options.label), self.now());
-        let bid = Bid { key: key.clone(), token, ttl: *ttl, voting: self.quorum.voting(sent) };
+        let (token, sent) = (random::token(&self.options.label), self.now());
+        let request = AcquireRequest { key: key.clone(), token, ttl: *ttl, voting: self.quorum.voting(sent) };
         let limit = self.quorum.limit(limit, *ttl);
         let mut round = Round {
             shared: self,
             attempt: Attempt::new(sent, *ttl, self.quorum.len()),
-            votes: self.quorum.vote(lane, &bid, limit),
+            votes: self.quorum.vote(lane, &request, limit),
             raises: FanOut::none(),
             lane,
-            bid,
+            request,
             until: sent + limit,
             answered: sent,
         };
@@ -59,7 +63,7 @@ impl Shared {
         self.quorum.compare_clocks(self.now(), self.options.ttl);
         match verdict {
             Verdict::Won { fence, tally } => {
-                let (hold, signal) = self.hold(wanted, round.bid.token.clone(), sent, fence, tally);
+                let (hold, signal) = self.hold(wanted, round.request.token.clone(), sent, fence, tally);
                 for (node, vote) in round.votes.take() {
                     self.stragglers.hear(self.clone().straggle(hold.clone(), node, lane, sent, vote));
                 }
@@ -135,7 +139,7 @@ struct Round<'a> {
     votes: FanOut<Acquired>,
     raises: FanOut<Owned>,
     lane: Lane,
-    bid: Bid,
+    request: AcquireRequest,
     /// For both phases.
     until: Time,
     /// When the last vote came that is an answer.
@@ -166,7 +170,7 @@ impl Round<'_> {
 
     /// The second phase (rule 10).
     fn raise(&mut self, fence: Fence, on: Nodes) {
-        let Self { lane, until, bid: Bid { key, token, .. }, .. } = self;
+        let Self { lane, until, request: AcquireRequest { key, token, .. }, .. } = self;
         let limit = until.since(self.shared.now()).max(Duration::from_millis(1));
         for at in on.iter() {
             if let Some(member) = self.shared.quorum.member(at) {
@@ -177,7 +181,7 @@ impl Round<'_> {
     }
 
     fn undo(&self) -> Undo {
-        let Bid { key, token, ttl, .. } = self.bid.clone();
+        let AcquireRequest { key, token, ttl, .. } = self.request.clone();
         Undo {
             lane: self.lane,
             key,

@@ -10,6 +10,14 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::{
+    failure::Failure,
+    fence::Fence,
+    holder::Holder,
+    key::Key,
+    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, ServerIdentity, Vote},
+    token::Token,
+};
 use parking_lot::Mutex;
 use shuttle::future::{block_on, spawn, yield_now};
 use tokio::sync::oneshot;
@@ -18,18 +26,11 @@ use super::time;
 use crate::{
     capabilities::Capabilities,
     clock::{Clock, SystemClock},
-    fence::Fence,
-    holder::Holder,
     keeper::{Host, Keeper},
-    key::Key,
     lock::Lock,
-    node::{
-        Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal,
-        Sign, memory::Memory,
-    },
+    node::{Answer, Ear, Lane, Line, Node, Page, memory::Memory},
     quorum::Quorum,
     shared::{Options, Shared},
-    token::Token,
 };
 
 /// What a request wants of a token.
@@ -153,9 +154,11 @@ impl Node for Wire {
         "wire"
     }
 
-    fn acquire(&self, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Ballot> {
-        let bid = bid.clone();
-        self.send(lane, vec![(Asked::Acquire, bid.token.clone())], move |memory| memory.acquire(lane, &bid, limit))
+    fn acquire(&self, lane: Lane, request: &AcquireRequest, limit: Duration) -> Answer<Vote> {
+        let request = request.clone();
+        self.send(lane, vec![(Asked::Acquire, request.token.clone())], move |memory| {
+            memory.acquire(lane, &request, limit)
+        })
     }
 
     fn renew(&self, lane: Lane, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
@@ -187,7 +190,7 @@ impl Node for Wire {
         self.memory.heal(lease, fence, restart_delay, limit)
     }
 
-    fn probe(&self, limit: Duration) -> Answer<Sign> {
+    fn probe(&self, limit: Duration) -> Answer<ServerIdentity> {
         self.memory.probe(limit)
     }
 

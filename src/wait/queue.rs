@@ -6,15 +6,11 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use super::{Backoff, Look};
-use crate::{
-    clock::Time,
-    key::Key,
-    sync::{
-        Mutex, Notify,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    token::Token,
+use leasehold_protocol::{backoff::Backoff, key::Key, look::Look, time::Time, token::Token};
+
+use crate::sync::{
+    Mutex, Notify,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 /// How often a process says at least that it waits.
@@ -213,14 +209,15 @@ impl Drop for Called {
 
 #[cfg(test)]
 mod tests {
+    use leasehold_protocol::{holder, jitter::Jitter, tally::WakeCondition};
+
     use super::*;
-    use crate::quorum::tally::Needs;
-    use crate::{holder::Holder, jitter::Jitter};
+    use crate::random;
 
     const GRANT: Duration = Duration::from_millis(900);
 
     fn held(remaining: Option<Duration>, watched: bool) -> Look {
-        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched, needs: Needs::ANY }
+        Look::Held { holder: holder::of(None, remaining, None), watched, needs: WakeCondition::ANY }
     }
 
     fn next(place: &Place, look: &Look, leads: bool) -> Option<Duration> {
@@ -279,7 +276,7 @@ mod tests {
     #[test]
     fn a_server_that_recovers_is_left_alone_until_it_grants_again() {
         let left = Duration::from_secs(2);
-        let look = Look::Failed(crate::node::Failure::recovering("h:1", left));
+        let look = Look::Failed(leasehold_protocol::failure::Failure::recovering("h:1", left));
         let recovering = |ahead, left| Place { recovers_for: Some(left), ..place(ahead, true) };
         let first = next(&recovering(0, left), &look, false).unwrap();
         let leader = next(&recovering(2, left), &look, true).unwrap();
@@ -292,7 +289,7 @@ mod tests {
 
     #[test]
     fn who_has_no_place_yet_tries_again() {
-        let failed = Look::Failed(crate::node::Failure::unknown("no answer"));
+        let failed = Look::Failed(leasehold_protocol::failure::Failure::unknown("no answer"));
         assert!(next(&Place::default(), &failed, false).is_some());
     }
 
@@ -304,7 +301,7 @@ mod tests {
     #[test]
     fn a_call_is_for_its_token_and_kept_until_it_knocks() {
         let (calls, key) = (Arc::<Calls>::default(), Key::new("", "job").unwrap());
-        let (one, two) = (Token::draw("one"), Token::draw("two"));
+        let (one, two) = (random::token("one"), random::token("two"));
         let (first, second) = (calls.listen(&key, &one), calls.listen(&key, &two));
         assert!(!calls.is_empty() && !has_heard(&first));
         let (soon, later) = (Time::ZERO + GRANT, Time::ZERO + GRANT * 2);

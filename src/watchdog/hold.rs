@@ -2,21 +2,27 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::core::{Answer, Core, Orders, Phase};
-use crate::{
-    clock::{Time, wall},
+use leasehold_protocol::{
     fence::Fence,
-    foreign::{self, Event},
     key::Key,
-    lost::{LossReason, Lost},
+    loss::LossReason,
+    message::Renewal,
+    renewal::{Answer, Core, Orders, Phase},
+    time::Time,
+    token::Token,
+};
+
+use crate::{
+    clock::wall,
+    foreign::{self, Event},
+    lost::Lost,
     measures::{Holding, Turn},
-    node::{Lane, Renewal},
+    node::Lane,
     status::{Signal, Status},
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    token::Token,
 };
 
 /// One acquisition, held by one or more leases of one owner.
@@ -310,8 +316,10 @@ impl fmt::Debug for Hold {
 
 #[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
+    use leasehold_protocol::{fence, jitter::Jitter, message::Denial, renewal::LeaseConfig, tally::Tally};
+
     use super::*;
-    use crate::{jitter::Jitter, quorum::tally::Denial, quorum::tally::Tally, watchdog::Terms};
+    use crate::random;
 
     const TTL: Duration = Duration::from_secs(3);
 
@@ -320,11 +328,11 @@ mod tests {
     }
 
     fn held() -> (Arc<Hold>, Arc<Signal>) {
-        let terms = Terms { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
+        let config = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
         let mut tally = Tally::new(1);
         tally.confirm(0, Time::ZERO);
-        let core = Core::new(terms, tally, Jitter::from_seed(1));
-        Hold::new(Key::of_lock("job"), Token::draw("host:7"), Fence::ZERO, TTL, Time::ZERO, core)
+        let core = Core::new(config, tally, Jitter::from_seed(1));
+        Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, Time::ZERO, core)
     }
 
     /// What is left of a lease that goes after `close`: no order, and its release says this.

@@ -1,4 +1,4 @@
-//! Renews leases and tells their holders the truth: a short driver around the pure [`core`].
+//! Renews leases and tells their holders the truth: a short driver around the pure [`leasehold_protocol::renewal`].
 //!
 //! The loop never waits for the network. It sleeps until the next moment that some lease asks for, at most 250 ms while
 //! anything is held (rule 3: timers do not count suspend), lets every due core decide, and sends what falls due
@@ -11,33 +11,36 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    clock::{Clock, Time},
-    foreign::{self, Event},
-    holder::Holder,
-    jitter::Jitter,
-    keeper::Host,
+use leasehold_protocol::{
+    holder::{self, Holder},
     key::Key,
-    lost::LossReason,
-    node::{Lane, Parting},
-    quorum::{Quorum, Undo, Undone, tally::Nodes},
+    loss::LossReason,
+    message::Parting,
+    renewal::Orders,
+    tally::Nodes,
+    time::Time,
+    token::Token,
+};
+
+use crate::{
+    clock::{self, Clock},
+    foreign::{self, Event},
+    keeper::Host,
+    node::Lane,
+    quorum::{Quorum, Undo, Undone},
+    random,
     sync::{
         Mutex, Notify,
         atomic::{AtomicBool, Ordering},
         unshaken,
     },
-    token::Token,
     wait::Lines,
 };
 
-pub(crate) mod core;
 mod hold;
 mod renewal;
 
-pub(crate) use self::{
-    core::{Answer, Core, Orders, Terms},
-    hold::{Entry, Hold, Leaving, Ruling},
-};
+pub(crate) use self::hold::{Entry, Hold, Leaving, Ruling};
 
 /// The longest the loop sleeps while anything is held.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -161,7 +164,7 @@ impl Watchdog {
     }
 
     fn now(&self) -> Time {
-        Time::now(&*self.clock)
+        clock::now(&*self.clock)
     }
 
     /// Looks after a hold from now on. Costs a table entry; the loop is only woken when it would look too late.
@@ -205,7 +208,7 @@ impl Watchdog {
     pub(crate) fn held(&self, key: &Key) -> Option<Holder> {
         let hold = self.newest(key.lock())?;
         let remaining = hold.remaining(self.now());
-        let holder = || Holder { token: Some(hold.token.clone()), remaining: Some(remaining), fence: Some(hold.fence) };
+        let holder = || holder::of(Some(hold.token.clone()), Some(remaining), Some(hold.fence));
         (!remaining.is_zero()).then(holder)
     }
 
@@ -218,7 +221,7 @@ impl Watchdog {
 
     /// Something may have happened to any key. So many questions are spread, or they would come all at once.
     pub(crate) fn hint_all(&self) {
-        let (now, mut jitter) = (self.now(), Jitter::new());
+        let (now, mut jitter) = (self.now(), random::jitter());
         let holds = self.holds();
         let spread = ASK_EACH * u32::try_from(holds.len()).unwrap_or(u32::MAX);
         for hold in holds {
@@ -285,11 +288,11 @@ impl Watchdog {
             let Some(undoing) = undoing else { return };
             match undoing.await {
                 Undone::Yes { has_changed: false } => {}
-                Undone::Yes { has_changed: true } => lines.touched(key.lock(), at, Time::now(&*clock)),
+                Undone::Yes { has_changed: true } => lines.touched(key.lock(), at, clock::now(&*clock)),
                 // Nobody waits for this one: that may take as long as an outage.
                 Undone::NotYet(unanswered) => host.clone().spawn_until_stopped(async move {
                     if unanswered.run(host, clock.clone()).await {
-                        lines.touched(key.lock(), at, Time::now(&*clock));
+                        lines.touched(key.lock(), at, clock::now(&*clock));
                     }
                 }),
             }

@@ -2,13 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Watchdog, core::Answer, hold::Hold};
+use leasehold_protocol::{
+    failure::Failure,
+    message::{Denial, Healed, Owned, Renewal},
+    renewal::Answer,
+    time::Time,
+};
+
+use super::{Watchdog, hold::Hold};
 use crate::{
-    clock::Time,
     foreign::{self, Event},
     measures,
-    node::{Answer as Answered, Failure, Healed, Lane, Owned, Renewal, only},
-    quorum::{FanOut, Member, tally::Denial},
+    node::{Answer as Answered, Lane, only},
+    quorum::{FanOut, Member},
 };
 
 impl Watchdog {
@@ -198,16 +204,6 @@ impl Watchdog {
             Ok(Healed::Taken) => self.answered(&hold, at, sent, Answer::Denied(Denial::Taken)),
             Ok(Healed::Recovering(left)) => member.note_recovery(left),
             Err(_) => {}
-        }
-    }
-}
-
-impl Answer {
-    pub(crate) fn read(answer: &Result<Owned, Failure>) -> Self {
-        match answer {
-            Ok(Ok(())) => Self::Confirmed,
-            Ok(Err(denial)) => Self::Denied(*denial),
-            Err(_) => Self::Unclear,
         }
     }
 }

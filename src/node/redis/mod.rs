@@ -10,6 +10,14 @@ use std::{
 };
 
 use fred::types::Value;
+use leasehold_protocol::{
+    failure::Failure,
+    fence::Fence,
+    holder::Holder,
+    key::Key,
+    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, ServerIdentity, Vote},
+    token::Token,
+};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
@@ -20,18 +28,12 @@ use self::{
     script::Script,
     witness::Witness,
 };
-use super::{
-    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal, Sign,
-};
+use super::{Answer, Ear, Lane, Line, Node, Page};
 use crate::{
     capabilities::Capabilities,
     clock::Clock,
-    error::{Error, ErrorKind},
-    fence::Fence,
-    holder::Holder,
+    error::{Error, ErrorKind, keeper_ended},
     keeper::Host,
-    key::Key,
-    token::Token,
 };
 
 mod connection;
@@ -121,7 +123,7 @@ impl Redis {
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
             read(&value, way).ok_or_else(unreadable)
         });
-        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
+        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 }
 
@@ -177,11 +179,11 @@ impl Node for Redis {
         &self.address
     }
 
-    fn acquire(&self, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Ballot> {
-        let (bid, witness) = (bid.clone(), self.witness.clone());
-        let votes = bid.voting.is_some();
+    fn acquire(&self, lane: Lane, request: &AcquireRequest, limit: Duration) -> Answer<Vote> {
+        let (request, witness) = (request.clone(), self.witness.clone());
+        let votes = request.voting.is_some();
         let arguments = move |all: &mut Vec<Value>| {
-            let Bid { key, token, ttl, voting } = &bid;
+            let AcquireRequest { key, token, ttl, voting } = &request;
             all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
@@ -193,11 +195,11 @@ impl Node for Redis {
         };
         let witness = self.witness.clone();
         self.run(lane, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { watched, overtaken }| {
-            let ballot = reply::ballot(reply, watched, votes)?;
-            if let Some(run_id) = ballot.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
+            let vote = reply::vote(reply, watched, votes)?;
+            if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
                 witness.heard(run_id);
             }
-            Some(Ballot { overtaken, ..ballot })
+            Some(Vote { overtaken, ..vote })
         })
     }
 
@@ -226,16 +228,16 @@ impl Node for Redis {
         })
     }
 
-    fn probe(&self, limit: Duration) -> Answer<Sign> {
+    fn probe(&self, limit: Duration) -> Answer<ServerIdentity> {
         let (keeper, witness) = (self.keeper.clone(), self.witness.clone());
-        let answer: Answer<Sign> = Box::pin(async move {
+        let answer: Answer<ServerIdentity> = Box::pin(async move {
             let sign = reply::sign(&keeper.info(limit).await?);
             if let Some(run_id) = &sign.run_id {
                 witness.heard(run_id);
             }
             Ok(sign)
         });
-        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
+        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 
     fn listen(&self, ear: Weak<dyn Ear>) {
@@ -375,7 +377,7 @@ impl Node for Redis {
             let watched_keys = Some(room).filter(|&room| room != usize::MAX);
             Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info) })
         });
-        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
+        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 
     fn reconnect(&self, lane: Lane) {

@@ -6,6 +6,7 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::config::Config,
 };
+use leasehold_protocol::time::Time;
 use tokio::{
     runtime::Handle,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -16,7 +17,7 @@ use super::{
     url::Target,
 };
 use crate::{
-    clock::{Clock, Time},
+    clock::{self, Clock},
     error::Error,
     keeper::Host,
 };
@@ -104,7 +105,7 @@ impl Opening {
         self.under_way = 0;
         self.number += 1;
         // The links before it may have ended at once, one after the other.
-        let (now, before) = (Time::now(&*self.clock), self.opened);
+        let (now, before) = (clock::now(&*self.clock), self.opened);
         self.pause = if now.since(before) < STEADY { (self.pause * 2).min(LONGEST_FLAP) } else { FIRST_PAUSE };
         self.opened = now;
     }

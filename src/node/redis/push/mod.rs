@@ -39,7 +39,7 @@ use crate::{
     foreign::{self, Event},
     keeper::Host,
     node::Ear,
-    token::random_u64,
+    random,
 };
 
 mod call;
@@ -95,7 +95,7 @@ enum End {
 impl Push {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            channel: format!("leasehold:{:016x}", random_u64()),
+            channel: format!("leasehold:{:016x}", random::number()),
             called: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
             on: AtomicBool::new(false),

@@ -1,0 +1,113 @@
+//! Random faults against real servers, recorded histories, and a checker that reads them (docs/soak.md).
+//!
+//! ```text
+//! leasehold-soak [--seconds N] [--seed S]
+//! leasehold-soak --plants            which there are
+//! leasehold-soak --plant NAME
+//! ```
+
+use std::{process::ExitCode, time::Duration};
+
+mod calm;
+mod chance;
+mod check;
+mod duel;
+mod history;
+mod log;
+mod nemesis;
+mod plan;
+mod plants;
+mod record;
+mod report;
+mod round;
+mod scene;
+mod setup;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+mod watch;
+mod worker;
+
+/// So long is a round at most: a history has to fit into memory, and a seed to be worth repeating.
+const ROUND: u64 = 60;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|first| first == "worker") {
+        let part = worker::Part::from_args(&args[1..]).expect("the parent says what to do");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(worker::run(part));
+        return ExitCode::SUCCESS;
+    }
+    match &args[..] {
+        [word, name] if word == "--plant" => return plant(name),
+        [word] if word == "--plants" => {
+            for plant in &plants::PLANTS {
+                println!("{}", plant.name);
+            }
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
+    }
+    let (mut seconds, mut seed) = (600, 1);
+    for pair in args.chunks(2) {
+        match pair {
+            [name, value] if name == "--seconds" => seconds = value.parse().expect("--seconds takes a number"),
+            [name, value] if name == "--seed" => seed = value.parse().expect("--seed takes a number"),
+            _ => {
+                eprintln!("leasehold-soak [--seconds N] [--seed S]");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    soak(seconds, seed)
+}
+
+fn soak(seconds: u64, first_seed: u64) -> ExitCode {
+    let mut totals = report::Totals::default();
+    let (mut left, longest) = (Duration::from_secs(seconds), Duration::from_secs(ROUND));
+    for seed in first_seed.. {
+        if left.is_zero() {
+            break;
+        }
+        // A long outage takes longer than a round, and the time of as many.
+        let length = if plan::has_outage(seed) { left.min(plan::LONG_ROUND) } else { left.min(longest) };
+        left -= length;
+        eprintln!("seed {seed}, {length:?}");
+        let outcome = round::run(seed, length);
+        for violation in outcome.violations.iter().take(3) {
+            println!("seed {seed}: {}", report::timeline(&outcome.recorder.history, violation));
+        }
+        let history = &outcome.recorder.history;
+        let (leases, lag) = (history.leases.len(), Duration::from_nanos(history.lag));
+        eprintln!("  {leases} leases, {} violations; the machine lagged {lag:?} at most", outcome.violations.len());
+        totals.add(&outcome);
+    }
+    println!("{totals}");
+    if totals.is_hollow() {
+        eprintln!("a lock was never held, or no server was seen: that nothing was wrong means nothing");
+        return ExitCode::FAILURE;
+    }
+    if totals.failed() > 0 {
+        eprintln!("{} acquires failed for reasons that no fault here gives; each is told of above", totals.failed());
+        return ExitCode::FAILURE;
+    }
+    if totals.violations() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Plays the scene of a planted bug. It has to be found if it is there, and nothing else if it is not.
+fn plant(name: &str) -> ExitCode {
+    let Some(plant) = plants::Plant::named(name) else {
+        let names: Vec<&str> = plants::PLANTS.iter().map(|plant| plant.name).collect();
+        eprintln!("no such plant; there are {}", names.join(", "));
+        return ExitCode::FAILURE;
+    };
+    let is_planted = std::env::var_os("LEASEHOLD_PLANT").is_some();
+    let outcome = plant.run();
+    let (found, leases) = (outcome.violations.len(), outcome.recorder.history.leases.len());
+    let (seconds, planted) = (outcome.lasted.as_secs_f64(), if is_planted { "planted" } else { "not planted" });
+    println!("{name}, {planted}, seed {}: {found} violations in {leases} leases, {seconds:.1} s", outcome.seed);
+    if let Some(violation) = outcome.violations.first() {
+        println!("{}", report::timeline(&outcome.recorder.history, violation));
+    }
+    if is_planted == (found > 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
