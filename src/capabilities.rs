@@ -137,6 +137,8 @@ impl fmt::Display for Push {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -149,5 +151,16 @@ mod tests {
         assert_eq!(Capabilities::read("redis_version:7.2.4\nvalkey_version:9.1.2\n").server(), Some("valkey 9.1.2"));
         assert_eq!(Capabilities::read(""), Capabilities::default());
         assert!(Capabilities::default().to_string().contains("server: not told"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_about_a_server_is_too_odd_to_be_told(
+            info in "((role|aof_enabled|redis_version|valkey_version|maxmemory_policy|connected_slaves)?:?(-?[0-9]{0,25}|.{0,9})\r?\n)*",
+        ) {
+            let facts = Capabilities::read(&info);
+            prop_assert!(facts.to_string().lines().count() >= 8);
+            prop_assert!(facts.role().is_none_or(|role| !role.is_empty() && info.contains(role)));
+        }
     }
 }

@@ -6,9 +6,10 @@
 
 use std::{
     fmt,
-    ops::Add,
     time::{Duration, SystemTime},
 };
+
+use leasehold_protocol::time::Time;
 
 /// Where [`Leases`](crate::Leases) reads the time; [`SystemClock`] unless a test says otherwise.
 ///
@@ -65,72 +66,14 @@ pub(crate) fn wall() -> SystemTime {
     SystemTime::now()
 }
 
-/// A moment on a [`Clock`], in nanoseconds: what the pure machines count in.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Time(u64);
-
-impl Time {
-    pub(crate) const ZERO: Self = Self(0);
-    pub(crate) const NEVER: Self = Self(u64::MAX);
-
-    pub(crate) fn now(clock: &dyn Clock) -> Self {
-        Self::ZERO + clock.now()
-    }
-
-    pub(crate) const fn from_nanos(nanos: u64) -> Self {
-        Self(nanos)
-    }
-
-    pub(crate) const fn as_nanos(self) -> u64 {
-        self.0
-    }
-
-    /// How long ago `earlier` was; zero if it is still to come.
-    pub(crate) const fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
-    }
-
-    /// This moment moved back to a multiple of `grain`, so that moments close together become one.
-    pub(crate) fn floor(self, grain: Duration) -> Self {
-        match u64::try_from(grain.as_nanos()) {
-            Ok(grain) if grain > 0 => Self(self.0 - self.0 % grain),
-            _ => self,
-        }
-    }
-}
-
-impl Add<Duration> for Time {
-    type Output = Self;
-
-    fn add(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
-    }
-}
-
-impl fmt::Debug for Time {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "@{:?}", Duration::from_nanos(self.0))
-    }
+/// What this clock shows, as a moment for the protocol.
+pub(crate) fn now(clock: &dyn Clock) -> Time {
+    Time::ZERO + clock.now()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn moments_saturate_instead_of_wrapping() {
-        assert_eq!(Time::NEVER + Duration::from_secs(1), Time::NEVER);
-        assert_eq!(Time::ZERO + Duration::MAX, Time::NEVER);
-        assert_eq!(Time::ZERO.since(Time::NEVER), Duration::ZERO);
-    }
-
-    #[test]
-    fn floor_never_moves_forward() {
-        let grain = Duration::from_millis(20);
-        let moment = Time::ZERO + Duration::from_micros(59_999);
-        assert_eq!(moment.floor(grain), Time::ZERO + Duration::from_millis(40));
-        assert_eq!(moment.floor(Duration::ZERO), moment);
-    }
 
     #[test]
     fn the_system_clock_moves_forward() {

@@ -2,7 +2,9 @@
 
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
-use crate::{holder::Holder, lost::Lost, votes::Votes};
+use leasehold_protocol::{failure::Failure, fence::Fence, holder::Holder, key::InvalidName, votes::Votes};
+
+use crate::lost::Lost;
 
 /// What a caller can do about an [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,7 +42,7 @@ pub struct Error {
 }
 
 /// With [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime).
-pub(crate) const KEEPER_ENDED: &str = "the runtime that kept the leases of this Leases has ended: build a new Leases, on \
+const KEEPER_ENDED: &str = "the runtime that kept the leases of this Leases has ended: build a new Leases, on \
                                        a runtime that outlives its leases or with the default, Keeper::Thread";
 
 impl Error {
@@ -58,10 +60,6 @@ impl Error {
 
     pub(crate) fn keeper_ended() -> Self {
         Self::new(ErrorKind::Unavailable, KEEPER_ENDED)
-    }
-
-    pub(crate) fn with_votes(self, votes: Option<Arc<Votes>>) -> Self {
-        Self { votes, ..self }
     }
 
     /// What each node of a quorum said, when too few of them granted what was asked.
@@ -203,13 +201,31 @@ pub enum GuardError {
         /// The guarded key.
         key: String,
         /// The fence that came with this write.
-        fence: crate::Fence,
+        fence: Fence,
         /// The largest fence written so far.
-        seen: crate::Fence,
+        seen: Fence,
     },
     /// The server could not be asked, or said no.
     #[error(transparent)]
     Failed(Error),
+}
+
+/// The runtime that the request needs has ended; the request may have gone out before.
+pub(crate) fn keeper_ended() -> Failure {
+    Failure::unknown(KEEPER_ENDED)
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let kind = if failure.is_refusal() { ErrorKind::Refused } else { ErrorKind::Unavailable };
+        Self { votes: failure.votes().cloned(), ..Self::new(kind, failure.to_string()) }
+    }
+}
+
+impl From<InvalidName> for Error {
+    fn from(invalid: InvalidName) -> Self {
+        Self::config(invalid.to_string())
+    }
 }
 
 impl From<AcquireError> for Error {

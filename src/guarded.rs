@@ -2,12 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
+use leasehold_protocol::{fence::Fence, key::Key, message::Guarding};
+
 use crate::{
     error::{Error, GuardError},
-    fence::Fence,
     foreign::{Relay, relayed},
-    key::Key,
-    node::Guarding,
     shared::Shared,
 };
 
@@ -46,7 +45,7 @@ impl Guarded {
 
     fn key(&self) -> Result<Key, Error> {
         self.shared.check_open()?;
-        Key::new(&self.shared.options.prefix, &self.name)
+        Ok(Key::new(&self.shared.options.prefix, &self.name)?)
     }
 
     /// Writes the value, unless a later holder has written before.

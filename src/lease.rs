@@ -2,18 +2,20 @@
 
 use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
+use leasehold_protocol::{
+    fence::Fence,
+    message::{Parting, Route},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{ReleaseError, RenewError},
-    fence::Fence,
     foreign::{Relay, relayed},
     lost::Lost,
-    node::{Lane, Parting},
     owner::Seat,
+    random,
     shared::Shared,
     status::{Signal, Status, StatusChanges},
-    token::Token,
     watchdog::{Hold, Leaving},
 };
 
@@ -104,7 +106,7 @@ impl Lease {
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
     pub async fn release_after(self, keep: Duration) -> Result<(), ReleaseError> {
         let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
-        let stays = Token::draw(&format!("{} (released)", self.label()));
+        let stays = random::token(&format!("{} (released)", self.label()));
         let keep = self.view.shared.quorum.bound(keep.clamp(bounds.0, bounds.1));
         relayed!(Relay::of_answers(), self.part(Parting::KeepFor(keep, stays)))
     }
@@ -331,7 +333,7 @@ macro_rules! view {
                 let LeaseHandle { shared, hold, .. } = self.view();
                 let sent = shared.now();
                 let limit = hold.remaining(sent).min(shared.options.command_timeout);
-                let renewing = shared.watchdog.renew_now(hold, Lane::Watched, limit);
+                let renewing = shared.watchdog.renew_now(hold, Route::Tracked, limit);
                 let renewed = relayed!(Relay::of_answers(), renewing);
                 self.check()?;
                 renewed.map_err(|failure| RenewError::Unknown(failure.into()))

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
+use leasehold_protocol::{glob, key::Key, node_status::NodeStatus};
+
 use crate::{
     capabilities::Capabilities,
     clock::{Clock, SystemClock},
@@ -9,13 +11,11 @@ use crate::{
     foreign::{Relay, relayed},
     guarded::Guarded,
     keeper::{Host, Keeper},
-    key::Key,
     lock::{Lock, check_times, fair_quorum},
     measures,
-    node::{glob, memory::Memory, redis::Limits},
+    node::{memory::Memory, redis::Limits},
     quorum::{Place, Quorum, Terms},
     shared::{Options, Shared},
-    votes::NodeStatus,
 };
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);

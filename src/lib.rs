@@ -1,40 +1,29 @@
 #![doc = include_str!("../README.md")]
 
 mod acquire;
-mod attempt;
 mod capabilities;
 mod clock;
-mod doubling;
 mod error;
-mod fence;
 mod foreign;
-#[cfg(test)]
-mod fuzz;
 mod guarded;
-mod holder;
-mod jitter;
 #[cfg_attr(all(test, leasehold_shuttle), path = "shuttled/keeper.rs")]
 mod keeper;
-mod key;
 mod lease;
 mod leases;
 mod lock;
 mod lost;
 mod measures;
-#[cfg(test)]
-mod model;
 mod node;
 mod owner;
-mod plants;
 mod quorum;
+mod random;
 mod shared;
 #[cfg(all(test, leasehold_shuttle))]
 mod shuttled;
 mod status;
 mod sync;
-mod token;
-mod votes;
 mod wait;
+mod waiting;
 mod watchdog;
 
 #[doc = include_str!("../docs/cron.md")]
@@ -51,19 +40,26 @@ pub mod set_ups {}
 
 pub use tokio_util::sync::CancellationToken;
 
+#[doc(inline)]
+pub use leasehold_protocol::{
+    fence::{Fence, InvalidFence},
+    holder::Holder,
+    loss::LossReason,
+    node_status::{NodeState, NodeStatus},
+    votes::{NodeAnswer, Vote, Votes},
+};
+
 pub use crate::{
     capabilities::{Capabilities, Push},
     clock::{Clock, SystemClock},
     error::{AcquireError, Error, ErrorKind, GuardError, ReleaseError, RenewError, RunError},
-    fence::{Fence, InvalidFence},
     guarded::Guarded,
-    holder::{Holder, Waiting},
     keeper::Keeper,
     lease::{Lease, LeaseHandle},
     leases::{Builder, Leases},
     lock::Lock,
-    lost::{LossReason, Lost},
+    lost::Lost,
     owner::Owner,
     status::{Status, StatusChanges},
-    votes::{NodeAnswer, NodeState, NodeStatus, Vote, Votes},
+    waiting::Waiting,
 };

@@ -2,18 +2,18 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
+use leasehold_protocol::{holder::Holder, key::Key};
 use tracing::Instrument as _;
 
 use crate::{
     acquire::{Acquire, OnWait, Patience},
     error::{AcquireError, Error, RunError},
     foreign::{Relay, relayed},
-    holder::{Holder, Waiting},
-    key::Key,
     lease::{Lease, LeaseHandle},
     measures::Acquiring,
     owner::Owner,
     shared::{Shared, Wanted},
+    waiting::Waiting,
 };
 
 /// Shortest and longest TTL.
@@ -246,7 +246,7 @@ impl Lock {
 
     fn key(&self) -> Result<Key, Error> {
         self.shared.check_open()?;
-        Key::new(&self.shared.options.prefix, &self.name)
+        Ok(Key::new(&self.shared.options.prefix, &self.name)?)
     }
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, AcquireError> {
@@ -271,7 +271,8 @@ impl Lock {
         if self.fair {
             self.shared.sole().map_err(|_| AcquireError::Refused(fair_quorum()))?;
         }
-        let key = Key::new(&self.shared.options.prefix, &self.name).map_err(AcquireError::Refused)?;
+        let key = Key::new(&self.shared.options.prefix, &self.name)
+            .map_err(|invalid| AcquireError::Refused(invalid.into()))?;
         Ok(Wanted { key, ttl: self.ttl, max_hold: self.max_hold, fair: self.fair })
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a lease, and why.
+//! The end of a lease.
 
 use std::{
     error::Error as StdError,
@@ -7,55 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::fence::Fence;
-
-/// Why a lease ended. Final: a lost lease never comes back, acquire a new one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LossReason {
-    /// No renewal was confirmed before the deadline: the server was unreachable, frozen or slow, or this process
-    /// stood still.
-    Expired,
-    /// Of a quorum too few nodes confirmed a renewal before the deadline: the others were unreachable, frozen or slow,
-    /// or had forgotten the lease.
-    NoQuorum,
-    /// The key holds somebody else's value.
-    Taken,
-    /// The key is gone: deleted by hand, evicted, or forgotten by a server that restarted.
-    ///
-    /// Over a quorum, after this and [`Taken`](Self::Taken), what is left on the other servers stays until the lease is
-    /// released or dropped, at most for its TTL: as long as those who forgot do not vote yet
-    /// ([`restart_delay`](crate::Builder::restart_delay)), nobody else has the lock while the job stops.
-    Deleted,
-    /// The lease reached its `max_hold`. Its key is not deleted but expires: the job has until then to stop. That is what
-    /// was left of the TTL that the last confirmed renewal gave it: some two thirds of it or more while renewals succeed,
-    /// next to nothing if they had been failing. A release, a drop or [`close`](crate::Leases::close) deletes the key at
-    /// once.
-    MaxHold,
-    /// Not a loss: [`release`](crate::Lease::release) was called or the lease was dropped.
-    Released,
-    /// [`Leases::close`](crate::Leases::close) released every lease.
-    Closed,
-    /// The keeper that renewed it has ended: with [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime) the runtime
-    /// that the [`Leases`](crate::Leases) was built on; or it has failed, which is a bug of this library. Nobody renews its
-    /// key, which expires.
-    KeeperEnded,
-}
-
-impl fmt::Display for LossReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Expired => "no renewal was confirmed before its deadline",
-            Self::NoQuorum => "too few nodes confirmed a renewal before its deadline",
-            Self::Taken => "its key holds somebody else's value",
-            Self::Deleted => "its key is gone from the server",
-            Self::MaxHold => "it reached its max_hold",
-            Self::Released => "it was released",
-            Self::Closed => "its Leases was closed",
-            Self::KeeperEnded => "the keeper that renewed it has ended",
-        })
-    }
-}
+use leasehold_protocol::{fence::Fence, loss::LossReason};
 
 /// What [`lost`](crate::Lease::lost) completes with: which lease ended, why, and since when.
 ///

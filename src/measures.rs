@@ -7,12 +7,14 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use leasehold_protocol::loss::{self, LossReason};
+
 #[cfg(feature = "metrics")]
 use self::deltas::{COUNTS, GAUGES};
 #[cfg(feature = "metrics")]
 use crate::{foreign, sync::unshaken};
 
-use crate::{error::AcquireError, lost::LossReason};
+use crate::error::AcquireError;
 
 const ACQUIRES: &str = "leasehold_acquires_total";
 const WAIT: &str = "leasehold_wait_seconds";
@@ -239,7 +241,7 @@ impl Turn {
     pub(crate) fn tell_end(self, reason: LossReason, held_for: Duration) {
         if self.from != Stage::Over {
             record(HOLD, held_for.as_secs_f64());
-            if let Some(reason) = loss(reason) {
+            if let Some(reason) = loss::label(reason) {
                 count(LOSSES, "reason", reason);
             }
         }
@@ -291,18 +293,6 @@ impl Drop for Holding {
 pub(crate) fn renewed(took: Duration, left: Duration, ttl: Duration) {
     record(RENEWAL, took.as_secs_f64());
     record(REMAINING, left.as_secs_f64() / ttl.as_secs_f64());
-}
-
-fn loss(reason: LossReason) -> Option<&'static str> {
-    match reason {
-        LossReason::Expired => Some("expired"),
-        LossReason::NoQuorum => Some("no_quorum"),
-        LossReason::Taken => Some("taken"),
-        LossReason::Deleted => Some("deleted"),
-        LossReason::MaxHold => Some("max_hold"),
-        LossReason::KeeperEnded => Some("keeper_ended"),
-        LossReason::Released | LossReason::Closed => None,
-    }
 }
 
 #[cfg(test)]

@@ -9,9 +9,10 @@ use std::{
     thread::{self, ThreadId},
 };
 
+use leasehold_protocol::{key::Key, time::Time};
 use tokio::task;
 
-use crate::{clock::Time, key::Key, sync::Mutex, watchdog::Hold};
+use crate::{sync::Mutex, watchdog::Hold};
 
 /// Who acquires, for [re-entrancy](crate::Lock::reentrant) and for the answer
 /// [`AlreadyHeld`](crate::AcquireError::AlreadyHeld) instead of a deadlock with oneself.

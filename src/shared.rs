@@ -5,22 +5,29 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::{
+    failure::Failure,
+    fence::Fence,
+    key::Key,
+    message::Parting,
+    renewal::{Core, LeaseConfig},
+    tally::Tally,
+    time::Time,
+    token::Token,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    clock::{Clock, Time},
+    clock::{self, Clock},
     error::{AcquireError, Error},
-    fence::Fence,
-    jitter::Jitter,
     keeper::{Host, Stop},
-    key::Key,
-    node::{Ear, Failure, Node, Parting},
+    node::{Ear, Node},
     owner::Owners,
-    quorum::{Quorum, tally::Tally},
+    quorum::Quorum,
+    random,
     status::Signal,
-    token::Token,
     wait::{Calls, Lines, LookSlots},
-    watchdog::{Core, Hold, Terms, Watchdog},
+    watchdog::{Hold, Watchdog},
 };
 
 mod release;
@@ -128,7 +135,7 @@ impl Shared {
     }
 
     pub(crate) fn now(&self) -> Time {
-        Time::now(&*self.clock)
+        clock::now(&*self.clock)
     }
 
     /// The lock was let go of here: whoever waits for it here looks at once. (Fair waiters are called.)
@@ -162,8 +169,8 @@ impl Shared {
         tally: Tally,
     ) -> (Arc<Hold>, Arc<Signal>) {
         let Wanted { key, ttl, max_hold, .. } = wanted;
-        let terms = Terms { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
-        let mut core = Core::new(terms, tally, Jitter::new());
+        let config = LeaseConfig { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
+        let mut core = Core::new(config, tally, random::jitter());
         if self.quorum.room() > 0 {
             core.hint(sent + WATCH_AFTER);
         }
@@ -210,7 +217,7 @@ struct Listener {
 
 impl Listener {
     fn now(&self) -> Time {
-        Time::now(&*self.clock)
+        clock::now(&*self.clock)
     }
 }
 

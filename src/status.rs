@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use leasehold_protocol::loss::LossReason;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     foreign::{self, Relay, relayed},
-    lost::{LossReason, Lost},
+    lost::Lost,
     sync::{Mutex, Notify, OnceLock, unshaken},
 };
 
@@ -186,7 +187,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::fence::Fence;
+    use leasehold_protocol::fence::Fence;
 
     struct Panics;
 

@@ -2,19 +2,28 @@
 
 use std::{sync::Arc, time::Duration};
 
+use leasehold_protocol::{
+    attempt::{Attempt, Step, Verdict},
+    failure::Failure,
+    look::Look,
+    message::{Acquired, Knock, Knocked, Parting, Route},
+    queue_position::{LEAVES_FOR, QueuePosition, WINDOW},
+    tally::WakeCondition,
+    token::Token,
+    wait_loop::Queued,
+};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::{Acquire, seated};
 use crate::{
-    attempt::{Attempt, Step, Verdict},
     error::AcquireError,
     lease::Lease,
-    node::{Acquired, Answer, Failure, Knock, Knocked, Lane, Node, Parting},
+    node::{Answer, Node},
     owner::Seat,
-    quorum::{Undo, tally::Needs},
+    quorum::Undo,
+    random,
     shared::{Outcome, Shared, Wanted},
-    token::Token,
-    wait::{Called, LEAVES_FOR, Look, Place, Queued, WINDOW},
+    wait::Called,
 };
 
 impl Acquire {
@@ -24,7 +33,7 @@ impl Acquire {
         let node = shared.sole().map_err(|failure| AcquireError::Refused(failure.into()))?;
         let mut standing = Standing::new(shared, node, &self.wanted);
         let one_try = self.until == self.started;
-        let seen = match self.knock(&mut standing, shared.quorum.lane(), !one_try).await? {
+        let seen = match self.knock(&mut standing, shared.quorum.route(), !one_try).await? {
             Ok(won) => return Ok(seated(won, seat)),
             Err(look) => look,
         };
@@ -39,10 +48,10 @@ impl Acquire {
     pub(super) async fn poll(
         &self,
         standing: &mut Standing<'_>,
-        lane: Lane,
+        route: Route,
     ) -> Result<Result<Lease, Look>, AcquireError> {
         let was_called = standing.called.is_granted();
-        let outcome = self.knock(standing, lane, true).await?;
+        let outcome = self.knock(standing, route, true).await?;
         // A lock that became free otherwise than by a release: perhaps the queue is gone, and who only waits to be called
         // has to take its place again.
         let is_stranger = if outcome.is_ok() { !was_called } else { standing.had_been_lost };
@@ -56,7 +65,7 @@ impl Acquire {
     async fn knock(
         &self,
         standing: &mut Standing<'_>,
-        lane: Lane,
+        route: Route,
         enter: bool,
     ) -> Result<Result<Lease, Look>, AcquireError> {
         // Who stands is under way.
@@ -64,7 +73,7 @@ impl Acquire {
         let limit = self.limit(self.shared.now());
         let outcome = tokio::select! {
             biased;
-            outcome = standing.knock(lane, enter, limit) => outcome,
+            outcome = standing.knock(route, enter, limit) => outcome,
             () = self.shared.ended.cancelled() => return Err(self.shared.end()),
         };
         self.judge(outcome)
@@ -78,10 +87,10 @@ pub(super) struct Standing<'a> {
     node: &'a Arc<dyn Node>,
     wanted: &'a Wanted,
     token: Token,
-    place: Place,
+    position: QueuePosition,
     pub(super) called: Called,
     /// How the last knock went.
-    lane: Lane,
+    route: Route,
     answer: Option<Answer<Knocked>>,
     had_been_lost: bool,
     may_be_there: bool,
@@ -91,7 +100,7 @@ pub(super) struct Standing<'a> {
 
 impl<'a> Standing<'a> {
     fn new(shared: &'a Arc<Shared>, node: &'a Arc<dyn Node>, wanted: &'a Wanted) -> Self {
-        let token = Token::draw(&shared.options.label);
+        let token = random::token(&shared.options.label);
         // Before the first knock, which may be answered by a call before it is answered.
         let called = shared.calls.listen(&wanted.key, &token);
         Self {
@@ -99,9 +108,9 @@ impl<'a> Standing<'a> {
             node,
             wanted,
             token,
-            place: Place::default(),
+            position: QueuePosition::default(),
             called,
-            lane: Lane::Keeper,
+            route: Route::Keeper,
             answer: None,
             had_been_lost: false,
             may_be_there: false,
@@ -116,11 +125,11 @@ impl<'a> Standing<'a> {
     /// What the wait loop decides by.
     pub(super) fn queued(&self) -> Queued<'_> {
         Queued {
-            place: &self.place,
+            position: &self.position,
             due: self.called.due(),
             is_granted: self.called.is_granted(),
-            usual: self.shared.quorum.lane(),
-            polled_on: self.lane,
+            usual: self.shared.quorum.route(),
+            polled_on: self.route,
             grant: self.grant(),
         }
     }
@@ -135,23 +144,23 @@ impl<'a> Standing<'a> {
 
     /// A lease is believed from the sending of the knock that confirms it (rule 1), so a grant that is late for that is
     /// confirmed by the next one.
-    async fn knock(&mut self, lane: Lane, enter: bool, limit: Duration) -> Outcome {
+    async fn knock(&mut self, route: Route, enter: bool, limit: Duration) -> Outcome {
         let Wanted { key, ttl, .. } = self.wanted;
         let knock = Knock {
             key: key.clone(),
             token: self.token.clone(),
             ttl: *ttl,
-            ticket: self.place.ticket,
+            ticket: self.position.ticket,
             grant: self.grant(),
             window: WINDOW,
             enter,
             restart_delay: self.shared.quorum.restart_delay(),
         };
         self.called.knocks();
-        self.lane = lane;
+        self.route = route;
         let was_there = std::mem::replace(&mut self.may_be_there, true);
         let sent = self.shared.now();
-        let answer = self.answer.insert(self.node.knock(lane, &knock, limit));
+        let answer = self.answer.insert(self.node.knock(route, &knock, limit));
         let answered = answer.await;
         self.answer = None;
         match answered {
@@ -168,16 +177,16 @@ impl<'a> Standing<'a> {
             }
             Ok(Knocked::Waits { holder, recovers_for, ticket, ahead, entered, watched, called }) => {
                 self.may_be_there = enter;
-                self.had_been_lost = entered && self.place.ticket.is_some();
-                self.place = Place { ticket, ahead, called, recovers_for };
+                self.had_been_lost = entered && self.position.ticket.is_some();
+                self.position = QueuePosition { ticket, ahead, called, recovers_for };
                 self.called.watches(watched && ahead == 0);
                 match recovers_for {
                     Some(left) => Outcome::Failed(self.recovering(left)),
-                    None => Outcome::Busy { holder, needs: Needs::ANY, watched },
+                    None => Outcome::Busy { holder, needs: WakeCondition::ANY, watched },
                 }
             }
             Err(failure) => {
-                self.place.recovers_for = None;
+                self.position.recovers_for = None;
                 self.may_be_there = was_there || failure.may_have_happened();
                 Outcome::Failed(failure)
             }
@@ -192,7 +201,7 @@ impl Drop for Standing<'_> {
         }
         let Wanted { key, ttl, .. } = self.wanted;
         let undo = Undo {
-            lane: self.lane,
+            route: self.route,
             key: key.clone(),
             token: self.token.clone(),
             parting: Parting::Leave,

@@ -2,16 +2,23 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
+use leasehold_protocol::{
+    backoff::Backoff,
+    failure::Failure,
+    holder::{self, Holder},
+    look::Look,
+    message::Route,
+    time::Time,
+    wait_loop::{Action, Facts, SHORTEST_CHECK, Surroundings, WaitLoop},
+};
+
 use crate::{
-    clock::Time,
     error::AcquireError,
-    holder::Holder,
-    jitter::Jitter,
     lease::Lease,
-    node::{Failure, Lane},
     owner::{Claim, Owner, Seat},
+    random,
     shared::{Outcome, Shared, Wanted},
-    wait::{Action, Backoff, Called, Facts, Look, LookSlot, SHORTEST_CHECK, Surroundings, WaitLoop, Waiter},
+    wait::{Called, LookSlot, Waiter},
     watchdog::{Entry, Hold},
 };
 
@@ -83,7 +90,7 @@ impl Acquire {
     /// Shares an acquisition of our own. `None`: it has ended, start over.
     async fn enter(&self, hold: Arc<Hold>, seat: Arc<Seat>) -> Result<Option<Lease>, AcquireError> {
         let shared = &self.shared;
-        let mut backoff = Backoff::new(Jitter::new());
+        let mut backoff = Backoff::new(random::jitter());
         loop {
             let now = shared.now();
             let (entry, ruling) = hold.enter(now);
@@ -95,7 +102,7 @@ impl Acquire {
             }
             // At risk: not before a renewal has gone through.
             let limit = self.limit(now);
-            let renewed = shared.watchdog.renew_now(&hold, shared.quorum.lane(), limit).await;
+            let renewed = shared.watchdog.renew_now(&hold, shared.quorum.route(), limit).await;
             if hold.is_over() {
                 return Ok(None);
             }
@@ -115,7 +122,7 @@ impl Acquire {
         let shared = &self.shared;
         let mut seen = Look::NotYet;
         if self.until == self.started || !shared.lines.has(&self.wanted.key) {
-            seen = match self.try_once(shared.quorum.lane()).await? {
+            seen = match self.try_once(shared.quorum.route()).await? {
                 Ok(won) => return Ok(seated(won, seat)),
                 Err(look) => look,
             };
@@ -135,12 +142,12 @@ impl Acquire {
     /// go on until one does, for a command time-out in all. What stands in the way each time is none of these.
     async fn settle(&self, mut seen: Look) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
-        let (mut backoff, mut again) = (Backoff::new(Jitter::new()), 0);
+        let (mut backoff, mut again) = (Backoff::new(random::jitter()), 0);
         loop {
             let pause = backoff.after(&seen);
             let other = match &seen {
                 // Each attempt has a token of its own, and another library's is not known.
-                Look::Split { holder, .. } if holder.token.is_some() && again < SAME_SPLITS => holder.clone(),
+                Look::Split { holder, .. } if holder.token().is_some() && again < SAME_SPLITS => holder.clone(),
                 _ => return Err(self.over(seen)),
             };
             if pause >= self.limit(shared.now()) {
@@ -151,10 +158,10 @@ impl Acquire {
                 () = shared.ended.cancelled() => return Err(shared.end()),
                 () = shared.host.sleep(pause) => {}
             }
-            match self.try_once(shared.quorum.lane()).await? {
+            match self.try_once(shared.quorum.route()).await? {
                 Ok(won) => return Ok(won),
                 Err(look) => {
-                    let is_same = matches!(&look, Look::Split { holder, .. } if holder.is_same(&other));
+                    let is_same = matches!(&look, Look::Split { holder, .. } if holder::is_same(holder, &other));
                     (seen, again) = (look, again + u32::from(is_same));
                 }
             }
@@ -170,7 +177,7 @@ impl Acquire {
     ) -> Result<Lease, AcquireError> {
         let shared = &self.shared;
         let (nodes, command_timeout) = (shared.quorum.len(), shared.options.command_timeout);
-        let mut wait = WaitLoop::new(standing.is_some(), nodes, command_timeout, self.until);
+        let mut wait = WaitLoop::new(standing.is_some(), nodes, command_timeout, self.until, random::jitter());
         let (mut told, mut looks) = (Told::default(), waiter.looks());
         if standing.is_none() {
             // What the leader has seen before is all that a plain follower knows.
@@ -186,7 +193,7 @@ impl Acquire {
             }
             let until = match action {
                 Action::End => return Err(self.over(wait.into_seen())),
-                Action::Check(lane) => match self.check(&mut wait, lane, waiter, standing.as_mut()).await? {
+                Action::Check(route) => match self.check(&mut wait, route, waiter, standing.as_mut()).await? {
                     Some(lease) => return Ok(lease),
                     None => continue,
                 },
@@ -217,7 +224,7 @@ impl Acquire {
     async fn check(
         &self,
         wait: &mut WaitLoop,
-        lane: Lane,
+        route: Route,
         waiter: &Waiter<'_>,
         mut standing: Option<&mut Standing<'_>>,
     ) -> Result<Option<Lease>, AcquireError> {
@@ -230,8 +237,8 @@ impl Acquire {
             waiter.looks_by(began + limit);
         }
         let outcome = match standing.as_deref_mut() {
-            None => self.try_once(lane).await?,
-            Some(standing) => self.poll(standing, lane).await?,
+            None => self.try_once(route).await?,
+            Some(standing) => self.poll(standing, route).await?,
         };
         match outcome {
             Ok(won) => Ok(Some(won)),
@@ -247,7 +254,7 @@ impl Acquire {
     }
 
     /// One attempt. The inner error is what it saw instead of a lease; the outer one ends the acquire.
-    async fn try_once(&self, lane: Lane) -> Result<Result<Lease, Look>, AcquireError> {
+    async fn try_once(&self, route: Route) -> Result<Result<Lease, Look>, AcquireError> {
         let shared = &self.shared;
         // `close` waits for what is under way, and for its undoing.
         let _under_way = shared.host.token();
@@ -255,7 +262,7 @@ impl Acquire {
         let ended = shared.ended.cancelled();
         let outcome = tokio::select! {
             biased;
-            outcome = shared.attempt(&self.wanted, lane, self.limit(shared.now())) => outcome,
+            outcome = shared.attempt(&self.wanted, route, self.limit(shared.now())) => outcome,
             () = ended => return Err(shared.end()),
         };
         self.judge(outcome)
@@ -391,8 +398,8 @@ impl Surroundings for Acquire {
         self.shared.quorum.room() > 0
     }
 
-    fn tracked(&self) -> Lane {
-        self.shared.watchdog.lane()
+    fn tracked(&self) -> Route {
+        self.shared.watchdog.route()
     }
 }
 

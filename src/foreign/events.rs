@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use leasehold_protocol::{failure::Failure, renewal::Answer};
 use tracing::{
     Level,
     dispatcher::has_been_set,
@@ -12,7 +13,7 @@ use tracing::{
 };
 
 use super::{on_keeper, teller};
-use crate::{lost::Lost, node::Failure, sync::unshaken, watchdog::Answer};
+use crate::{lost::Lost, sync::unshaken};
 
 const TARGET: &str = "leasehold";
 
@@ -269,8 +270,10 @@ mod tests {
 
     use tracing::{Metadata, Subscriber, span};
 
+    use leasehold_protocol::fence;
+
     use super::*;
-    use crate::{Fence, LossReason};
+    use crate::LossReason;
 
     /// Keeps the level of the last event.
     #[derive(Clone, Default)]
@@ -300,7 +303,7 @@ mod tests {
 
     fn all() -> Vec<Event> {
         let text = || "text".to_owned();
-        let lost = Lost::new("job", Fence::ZERO, LossReason::Expired, SystemTime::UNIX_EPOCH, Duration::ZERO);
+        let lost = Lost::new("job", fence::ZERO, LossReason::Expired, SystemTime::UNIX_EPOCH, Duration::ZERO);
         vec![
             Event::Lost { label: text(), lost },
             Event::AtRisk { lock: text(), label: text() },

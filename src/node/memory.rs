@@ -12,27 +12,24 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use self::{
-    queue::{Process, Told},
-    store::{Micros, Store, micros, sign},
-};
-use super::{
-    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal, Sign,
-};
-use crate::{
-    capabilities::{Capabilities, Push},
-    clock::{Clock, SystemClock, wall},
+use leasehold_protocol::{
+    failure::Failure,
     fence::Fence,
     holder::Holder,
     key::Key,
-    sync::Mutex,
+    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, Route, ServerIdentity, Vote},
+    store::{Process, Store, Told, identity},
+    time::{Micros, micros},
     token::Token,
 };
 
-#[cfg(test)]
-mod fairness;
-mod queue;
-pub(crate) mod store;
+use super::{Answer, Ear, Line, Node, Page};
+use crate::{
+    capabilities::{Capabilities, Push},
+    clock::{Clock, SystemClock, wall},
+    sync::Mutex,
+};
+
 #[cfg(test)]
 mod tests;
 
@@ -117,8 +114,8 @@ impl fmt::Debug for Memory {
 }
 
 impl Node for Memory {
-    fn lane(&self) -> Lane {
-        Lane::Home
+    fn route(&self) -> Route {
+        Route::Home
     }
 
     fn listen(&self, ear: Weak<dyn Ear>) {
@@ -135,11 +132,11 @@ impl Node for Memory {
         &self.address
     }
 
-    fn acquire(&self, _: Lane, bid: &Bid, _: Duration) -> Answer<Ballot> {
-        self.step(|store, now| Ok(store.acquire(now, bid)))
+    fn acquire(&self, _: Route, request: &AcquireRequest, _: Duration) -> Answer<Vote> {
+        self.step(|store, now| Ok(store.acquire(now, request)))
     }
 
-    fn raise(&self, _: Lane, key: &Key, token: &Token, fence: Fence, _: Duration) -> Answer<Owned> {
+    fn raise(&self, _: Route, key: &Key, token: &Token, fence: Fence, _: Duration) -> Answer<Owned> {
         self.step(|store, now| Ok(store.raise(now, key, token, fence)))
     }
 
@@ -147,28 +144,28 @@ impl Node for Memory {
         self.step(|store, now| Ok(store.heal(now, lease, fence, restart_delay)))
     }
 
-    fn probe(&self, _: Duration) -> Answer<Sign> {
-        self.step(|_, now| Ok(sign(now)))
+    fn probe(&self, _: Duration) -> Answer<ServerIdentity> {
+        self.step(|_, now| Ok(identity(now)))
     }
 
-    fn renew(&self, _: Lane, batch: &[Renewal], _: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
+    fn renew(&self, _: Route, batch: &[Renewal], _: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
         self.step(|store, now| Ok(batch.iter().map(|renewal| Ok(store.renew(now, renewal))).collect()))
     }
 
-    fn release(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
+    fn release(&self, _: Route, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
         self.passing(key, |store, now, reached| {
             let (owned, told) = store.release(now, key, token, reached);
             (Ok(owned), owned.is_ok(), told)
         })
     }
 
-    fn keep(&self, _: Lane, key: &Key, token: &Token, keep: Duration, stays: &Token, _: Duration) -> Answer<Owned> {
+    fn keep(&self, _: Route, key: &Key, token: &Token, keep: Duration, stays: &Token, _: Duration) -> Answer<Owned> {
         let answer = self.step(|store, now| Ok(store.keep(now, key, token, keep, stays)));
         self.touched(key);
         answer
     }
 
-    fn knock(&self, _: Lane, knock: &Knock, _: Duration) -> Answer<Knocked> {
+    fn knock(&self, _: Route, knock: &Knock, _: Duration) -> Answer<Knocked> {
         self.passing(&knock.key, |store, now, reached| {
             let (knocked, told) = store.knock(now, knock, Process { name: knock.token.as_str(), hears: true }, reached);
             let changed = matches!(knocked, Knocked::Granted(_));
@@ -176,7 +173,7 @@ impl Node for Memory {
         })
     }
 
-    fn leave(&self, _: Lane, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
+    fn leave(&self, _: Route, key: &Key, token: &Token, _: Duration) -> Answer<Owned> {
         self.passing(key, |store, now, reached| {
             let (owned, told) = store.leave(now, key, token, token.as_str(), reached);
             (Ok(owned), owned.is_ok(), told)
@@ -218,7 +215,7 @@ impl Node for Memory {
         Box::pin(ready(Ok(Capabilities { server, push: Push::On, calls: true, ..Capabilities::default() })))
     }
 
-    fn reconnect(&self, _: Lane) {}
+    fn reconnect(&self, _: Route) {}
 
     fn close(&self, _: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(ready(()))

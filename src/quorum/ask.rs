@@ -2,13 +2,20 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use super::{FanOut, Member, Quorum, camp::Camp};
+use leasehold_protocol::{
+    failure::Failure,
+    holder::{self, Holder},
+    key::Key,
+    message::Route,
+    plurality::Plurality,
+    tally::Nodes,
+    votes::NodeAnswer,
+};
+
+use super::{FanOut, Member, Quorum};
 use crate::{
     capabilities::{Capabilities, Push},
-    holder::Holder,
-    key::Key,
-    node::{Answer, Failure, Lane, Node},
-    votes::NodeAnswer,
+    node::{Answer, Node},
 };
 
 impl Quorum {
@@ -39,12 +46,13 @@ impl Quorum {
             let held: Vec<Holder> = held.into_iter().flatten().collect();
             let silent = self.len() - held.len() - free.len();
             let is_over = left == 0 && silent <= self.len() - self.majority();
-            match Camp::largest(&held, self.majority()) {
-                Some(Camp { holder, nodes })
-                    if nodes >= self.majority() && holder.fence.is_some()
+            match Plurality::largest(&held, self.majority()) {
+                Some(Plurality { holder, nodes })
+                    if nodes >= self.majority() && holder.fence().is_some()
                         || is_over && nodes + silent >= self.majority() =>
                 {
-                    return Ok(Some(Holder { remaining: self.lasts(&held, &holder), ..holder }));
+                    let remaining = self.lasts(&held, &holder);
+                    return Ok(Some(holder::lasting(holder, remaining)));
                 }
                 _ if is_over || free.len() >= self.majority() => return Ok(None),
                 _ => {}
@@ -55,8 +63,8 @@ impl Quorum {
 
     /// How long a majority of a holder's keys lives, or all that are known.
     fn lasts(&self, held: &[Holder], holder: &Holder) -> Option<Duration> {
-        let keys = held.iter().filter(|other| other.token == holder.token);
-        let mut remaining: Vec<Duration> = keys.map(|key| key.remaining.unwrap_or(Duration::MAX)).collect();
+        let keys = held.iter().filter(|other| holder::is_same(other, holder));
+        let mut remaining: Vec<Duration> = keys.map(|key| key.remaining().unwrap_or(Duration::MAX)).collect();
         remaining.sort_by(|one, other| other.cmp(one));
         let last = remaining.iter().take(self.majority()).next_back();
         last.copied().filter(|&remaining| remaining != Duration::MAX)
@@ -89,9 +97,9 @@ impl Quorum {
     }
 
     /// Gives connections up for dead.
-    pub(crate) fn reconnect(&self, nodes: super::tally::Nodes) {
+    pub(crate) fn reconnect(&self, nodes: Nodes) {
         for node in nodes.iter().filter_map(|at| self.member(at)).filter_map(|member| member.node()) {
-            node.reconnect(Lane::Keeper);
+            node.reconnect(Route::Keeper);
         }
     }
 

@@ -7,18 +7,18 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::{doubling::Doubling, failure::Failure, message::ServerIdentity, votes::NodeAnswer};
+
 use super::{FanOut, Member, Quorum};
 use crate::{
     clock::Clock,
-    doubling::Doubling,
     error::{Error, ErrorKind},
     keeper::Host,
     node::{
-        Failure, Node, Sign,
+        Node,
         memory::Memory,
         redis::{Limits, Redis, Target},
     },
-    votes::{NodeAnswer, Vote, Votes},
 };
 
 /// Once a majority is there, the others are waited for so long; then they are connected to in the background.
@@ -73,7 +73,7 @@ pub(crate) struct Terms {
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 /// A node that answers, and who it says it is.
-type Arrival = (Arc<dyn Node>, Sign);
+type Arrival = (Arc<dyn Node>, ServerIdentity);
 
 impl Terms {
     fn connect(&self, place: &Place) -> Connecting<Arc<dyn Node>> {
@@ -188,7 +188,24 @@ fn too_few(quorum: &Quorum, outcomes: &[Option<Error>]) -> Error {
             Some(error) if error.kind() == ErrorKind::Refused => NodeAnswer::Refused(error.to_string()),
             Some(error) => NodeAnswer::Unreachable(error.to_string()),
         };
-        Vote { address: member.address().into(), answer }
+        (member.address().into(), answer)
     };
-    Failure::of_nodes(Votes { votes: quorum.members().zip(outcomes).map(vote).collect() }).into()
+    Failure::of_nodes(quorum.members().zip(outcomes).map(vote)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_place_makes_its_reader_panic(url in "(memory|redis)?(://)?.{0,20}") {
+            if let Ok(place) = Place::parse(&url) {
+                prop_assert!(place.is_same(&place) || url == "memory://");
+                prop_assert!(!place.address().is_empty());
+            }
+        }
+    }
 }

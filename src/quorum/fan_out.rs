@@ -7,7 +7,7 @@ use std::{
     task::Poll,
 };
 
-use crate::node::Failure;
+use leasehold_protocol::failure::Failure;
 
 type Answer<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 

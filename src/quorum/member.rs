@@ -16,20 +16,23 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use leasehold_protocol::{
+    failure::Failure,
+    message::{AcquireRequest, Acquired, Route, ServerIdentity, Vote},
+    node_health::{ClockOffset, News, NodeHealth, Orders, Peers, ProbeRow},
+    node_status::NodeStatus,
+    time::Time,
+};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::{
-    health::{ClockOffset, News, NodeHealth, Orders, Peers, ProbeRow},
-    undo::Undos,
-};
+use super::undo::Undos;
 use crate::{
-    clock::{Clock, Time, wall},
+    clock::{self, Clock, wall},
     error::{Error, ErrorKind},
     foreign::{self, Event},
     keeper::Host,
-    node::{Acquired, Answer, Ballot, Bid, Ear, Failure, Lane, Node, Sign},
-    votes::NodeStatus,
+    node::{Answer, Ear, Node},
 };
 
 /// One node, and what its answers have shown.
@@ -115,7 +118,7 @@ impl Member {
     }
 
     fn now(&self) -> Time {
-        Time::now(&*self.clock)
+        clock::now(&*self.clock)
     }
 
     /// Asks it something, unless that is pointless.
@@ -149,11 +152,11 @@ impl Member {
     }
 
     /// Asks it for its vote. What it says of itself is kept.
-    pub(crate) fn vote(self: &Arc<Self>, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Acquired> {
+    pub(crate) fn vote(self: &Arc<Self>, route: Route, bid: &AcquireRequest, limit: Duration) -> Answer<Acquired> {
         let (sent, member) = (self.now(), self.clone());
-        let answer = self.ask(|node| node.acquire(lane, bid, limit));
+        let answer = self.ask(|node| node.acquire(route, bid, limit));
         Box::pin(async move {
-            let Ballot { acquired, sign, overtaken } = answer.await?;
+            let Vote { acquired, sign, overtaken } = answer.await?;
             if overtaken {
                 member.last_overtaken.store(member.now().as_nanos(), Ordering::Release);
             }
@@ -297,12 +300,12 @@ impl Member {
     }
 
     /// Fails if it is the same server as another node.
-    pub(super) fn check_identity(self: &Arc<Self>, sign: &Sign) -> Result<(), Failure> {
+    pub(super) fn check_identity(self: &Arc<Self>, sign: &ServerIdentity) -> Result<(), Failure> {
         self.update(|health, _now| health.identified(sign, &mut self.peers.lock().identities))
     }
 
     /// It has answered for the first time; with its clock, so that the first fence can be proposed.
-    pub(super) fn greet(&self, sign: &Sign) {
+    pub(super) fn greet(&self, sign: &ServerIdentity) {
         let now = self.now();
         self.last_answer.store(now.as_nanos(), Ordering::Release);
         if let Some(time) = sign.time {

@@ -8,6 +8,16 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::{
+    attempt,
+    failure::Failure,
+    message::{AcquireRequest, Acquired, Route, Voting},
+    node_health::Peers,
+    node_status::NodeStatus,
+    tally::{drift, majority},
+    time::Time,
+    votes::NodeAnswer,
+};
 use parking_lot::Mutex;
 
 pub(crate) use self::{
@@ -16,31 +26,18 @@ pub(crate) use self::{
     member::Member,
     undo::{Undo, Undone},
 };
-use self::{health::Peers, tally::drift};
 use crate::{
-    clock::{Clock, Time},
+    clock::Clock,
     foreign::{self, Event},
     keeper::Host,
-    node::{Acquired, Bid, Ear, Failure, Lane, Node, Voting},
-    votes::{NodeAnswer, NodeStatus, Vote, Votes},
+    node::{Ear, Node},
 };
 
 mod ask;
-pub(crate) mod camp;
 mod connect;
 mod fan_out;
-mod fence_proposal;
-mod health;
-mod identities;
 mod member;
-pub(crate) mod parted;
-#[cfg(test)]
-mod simulation;
-pub(crate) mod tally;
 mod undo;
-
-/// No node of a quorum is waited for any shorter, however short the TTL is.
-const SHORTEST_LIMIT: Duration = Duration::from_millis(20);
 
 /// How often the nodes' clocks are compared.
 const COMPARE_EVERY: Duration = Duration::from_secs(1);
@@ -99,7 +96,7 @@ impl Quorum {
     }
 
     pub(crate) fn majority(&self) -> usize {
-        tally::majority(self.members.len())
+        majority(self.members.len())
     }
 
     pub(crate) fn members(&self) -> impl Iterator<Item = (usize, &Arc<Member>)> {
@@ -129,10 +126,10 @@ impl Quorum {
         if self.is_one() || self.restart_delay.is_zero() { keep } else { keep.min(self.restart_delay) }
     }
 
-    /// The lane that fits the caller's place, on every node.
-    pub(crate) fn lane(&self) -> Lane {
-        let at_home = self.members.iter().filter_map(|member| member.node()).any(|node| node.lane() == Lane::Home);
-        if at_home { Lane::Home } else { Lane::Keeper }
+    /// The route that fits the caller's place, on every node.
+    pub(crate) fn route(&self) -> Route {
+        let at_home = self.members.iter().filter_map(|member| member.node()).any(|node| node.route() == Route::Home);
+        if at_home { Route::Home } else { Route::Keeper }
     }
 
     /// How many keys may be watched: as many as the node can that can the least, of those that can at all.
@@ -151,15 +148,14 @@ impl Quorum {
         }
     }
 
-    /// How long one of many nodes is waited for: less than the TTL, so that what the others said is still good; but two
-    /// phases over slow links must fit in. The only node gets the whole limit.
+    /// How long one of the nodes is waited for.
     pub(crate) fn limit(&self, limit: Duration, ttl: Duration) -> Duration {
-        if self.is_one() { limit } else { limit.min((ttl / 2).max(SHORTEST_LIMIT)) }
+        attempt::limit(self.members.len(), limit, ttl)
     }
 
     /// Asks every node at once.
-    pub(crate) fn vote(&self, lane: Lane, bid: &Bid, limit: Duration) -> FanOut<Acquired> {
-        self.members().map(|(at, member)| (at, member.vote(lane, bid, limit))).collect()
+    pub(crate) fn vote(&self, route: Route, request: &AcquireRequest, limit: Duration) -> FanOut<Acquired> {
+        self.members().map(|(at, member)| (at, member.vote(route, request, limit))).collect()
     }
 
     /// Why too few nodes granted something: what each said.
@@ -173,9 +169,9 @@ impl Quorum {
                 Err(failure) if failure.is_refusal() => NodeAnswer::Refused(failure.to_string()),
                 Err(failure) => NodeAnswer::Unreachable(failure.to_string()),
             };
-            Vote { address: member.address().into(), answer }
+            (member.address().into(), answer)
         };
-        Failure::of_nodes(Votes { votes: self.members.iter().zip(said).map(vote).collect() })
+        Failure::of_nodes(self.members.iter().zip(said).map(vote))
     }
 
     pub(crate) fn status(&self) -> Vec<NodeStatus> {

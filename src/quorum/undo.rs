@@ -19,17 +19,21 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::{
+    doubling::Doubling,
+    failure::Failure,
+    key::Key,
+    message::{Parting, Route},
+    token::Token,
+};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::Member;
 use crate::{
-    clock::{Clock, Time},
-    doubling::Doubling,
+    clock::{self, Clock},
     foreign::{self, Event},
     keeper::Host,
-    key::Key,
-    node::{Failure, Lane, Parting},
-    token::Token,
+    node::{Node, part},
 };
 
 /// The pause after the first release that got no answer; it doubles up to [`LONGEST_PAUSE`].
@@ -49,8 +53,8 @@ const EACH: usize = 2048;
 /// there has expired by itself. What a node executes after that is believed by nobody, and gone within one TTL.
 #[derive(Debug, Clone)]
 pub(crate) struct Undo {
-    /// The lane of what is undone: on it the release arrives later than that.
-    pub(crate) lane: Lane,
+    /// The route of what is undone: on it the release arrives later than that.
+    pub(crate) route: Route,
     pub(crate) key: Key,
     pub(crate) token: Token,
     pub(crate) parting: Parting,
@@ -163,14 +167,14 @@ impl Undo {
 
     /// Nothing if the time is over, and the node has not answered.
     async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> Option<bool> {
-        let now = || Time::now(clock);
+        let now = || clock::now(clock);
         let until = now() + self.for_at_most;
         let (mut pauses, mut may_be_replay) = (Doubling::from(FIRST_PAUSE), !self.is_first);
-        // The first lane may have died with its runtime, so the keeper's takes turns with it. A request that was to be tracked
+        // The first route may have died with its runtime, so the keeper's takes turns with it. A request that was to be tracked
         // is not taken out of fred's queue when its time is over, so one undo behind it is enough.
-        let again = if self.lane == Lane::Watched { Lane::Keeper } else { self.lane };
-        let later = [Lane::Keeper, again].into_iter().cycle();
-        for (at, lane) in std::iter::once(self.lane).chain(later).enumerate() {
+        let again = if self.route == Route::Tracked { Route::Keeper } else { self.route };
+        let later = [Route::Keeper, again].into_iter().cycle();
+        for (at, route) in std::iter::once(self.route).chain(later).enumerate() {
             let limit = member.command_timeout().min(until.since(now()).max(FIRST_PAUSE));
             let turn = tokio::select! {
                 biased;
@@ -180,7 +184,7 @@ impl Undo {
             let Some(turn) = turn else {
                 return self.is_over(Failure::unsent("too many undos were under way"));
             };
-            let release = |node: &dyn crate::node::Node| self.parting.send(node, lane, &self.key, &self.token, limit);
+            let release = |node: &dyn Node| part(node, &self.parting, route, &self.key, &self.token, limit);
             let outcome = member.ask_without_vote(release).await;
             drop(turn);
             match outcome {

@@ -2,19 +2,21 @@
 
 use std::{sync::Arc, time::Duration};
 
+use leasehold_protocol::{
+    key::Key,
+    loss::LossReason,
+    message::{Parting, Route},
+    release_tally::{End, ReleaseAnswer, ReleaseTally},
+    tally::Nodes,
+    time::Time,
+    votes::NodeAnswer,
+};
+
 use super::Shared;
 use crate::{
-    clock::Time,
     error::ReleaseError,
-    key::Key,
-    lost::LossReason,
-    node::{Answer, Lane, Node, Parting},
-    quorum::{
-        FanOut, Member, Undo,
-        parted::{End, Parted, Parting as Tally},
-        tally::Nodes,
-    },
-    votes::NodeAnswer,
+    node::{Answer, Node, part},
+    quorum::{FanOut, Member, Undo},
     watchdog::Hold,
 };
 
@@ -32,11 +34,11 @@ impl Shared {
         let limit = self.options.command_timeout / 2;
         // On the connection that our own waiter of this name has watched, the server keeps the news from us: the alert
         // below is enough.
-        let lane = if self.lines.has(&hold.key) { Lane::Keeper } else { self.quorum.lane() };
-        hold.parts(lane);
-        let part = |(at, member): (usize, &Arc<Member>)| (at, self.part(member.clone(), hold, &parting, lane, limit));
-        let mut answers: FanOut<Parted> = self.quorum.members().map(part).collect();
-        let mut tally = Tally::new(self.quorum.len(), believed_until);
+        let route = if self.lines.has(&hold.key) { Route::Keeper } else { self.quorum.route() };
+        hold.parts(route);
+        let part = |(at, member): (usize, &Arc<Member>)| (at, self.part(member.clone(), hold, &parting, route, limit));
+        let mut answers: FanOut<ReleaseAnswer> = self.quorum.members().map(part).collect();
+        let mut tally = ReleaseTally::new(self.quorum.len(), believed_until);
         let mut unconfirmed = Nodes::NONE;
         let end = loop {
             let (at, said) = answers.next().await;
@@ -48,14 +50,14 @@ impl Shared {
             }
         };
         background.parting = None;
-        self.watchdog.part(unconfirmed, Lane::Keeper, &hold.key, &hold.token, hold.ttl, &parting);
+        self.watchdog.part(unconfirmed, Route::Keeper, &hold.key, &hold.token, hold.ttl, &parting);
         for (at, answer) in answers.take() {
             let may_be_there = hold.may_be_on(at);
             let (watchdog, ttl, parting) = (self.watchdog.clone(), hold.ttl, parting.clone());
             let (key, token) = (hold.key.clone(), hold.token.clone());
             self.stragglers.hear(async move {
                 if answer.await.is_err() && may_be_there {
-                    watchdog.part([at].into_iter().collect(), Lane::Keeper, &key, &token, ttl, &parting);
+                    watchdog.part([at].into_iter().collect(), Route::Keeper, &key, &token, ttl, &parting);
                 }
             });
         }
@@ -80,15 +82,22 @@ impl Shared {
         }
     }
 
-    /// Parts with a key on one node: asks on this lane, and once more on the keeper's if that brings no answer.
-    fn part(&self, member: Arc<Member>, hold: &Hold, parting: &Parting, lane: Lane, limit: Duration) -> Answer<Parted> {
+    /// Parts with a key on one node: asks on this route, and once more on the keeper's if that brings no answer.
+    fn part(
+        &self,
+        member: Arc<Member>,
+        hold: &Hold,
+        parting: &Parting,
+        route: Route,
+        limit: Duration,
+    ) -> Answer<ReleaseAnswer> {
         let (key, token, parting, host) = (hold.key.clone(), hold.token.clone(), parting.clone(), self.host.clone());
         // A node that has been silent is not asked, and may be about to answer again. Where there is nothing to be had from it,
         // that is not worth a wait.
         let may_be_there = hold.may_be_on(member.at());
         Box::pin(async move {
-            let send = |lane| member.ask(|node: &dyn Node| parting.send(node, lane, &key, &token, limit));
-            let first = send(lane).await;
+            let send = |route| member.ask(|node: &dyn Node| part(node, &parting, route, &key, &token, limit));
+            let first = send(route).await;
             let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
             let owned = match first {
                 // It has come nowhere, or the connection broke, or is silent; only if the node is, it is not worth asking.
@@ -97,7 +106,7 @@ impl Shared {
                         if may_be_there || !only_sending {
                             member.speaks().await;
                         }
-                        send(Lane::Keeper).await
+                        send(Route::Keeper).await
                     };
                     tokio::select! {
                         biased;
@@ -107,7 +116,7 @@ impl Shared {
                 }
                 definite => definite,
             }?;
-            Ok(Parted { owned, only_sending })
+            Ok(ReleaseAnswer { owned, only_sending })
         })
     }
 
@@ -121,11 +130,11 @@ impl Shared {
 
     /// Releases a hold without anybody waiting for it.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: Parting) {
-        let lane = Lane::Keeper;
-        hold.parts(lane);
+        let route = Route::Keeper;
+        hold.parts(route);
         let (key, token) = (hold.key.clone(), hold.token.clone());
         let keeps = matches!(parting, Parting::KeepFor(..));
-        let undo = Undo { lane, key, token, parting, for_at_most: hold.ttl, is_first: false, is_attempt: false };
+        let undo = Undo { route, key, token, parting, for_at_most: hold.ttl, is_first: false, is_attempt: false };
         for (at, _) in self.quorum.members().filter(|(at, _)| hold.may_be_on(*at)) {
             let (shared, undo) = (self.clone(), undo.clone());
             self.host.spawn(async move {

@@ -2,21 +2,25 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Shared, Wanted};
-use crate::{
+use leasehold_protocol::{
     attempt::{Attempt, Step, Verdict, late},
-    clock::Time,
+    failure::Failure,
     fence::Fence,
     holder::Holder,
-    node::{Acquired, Answer, Bid, Failure, Lane, Owned, Parting},
-    quorum::{
-        FanOut, Undo,
-        tally::{Denial, Needs, Nodes},
-    },
-    status::Signal,
-    token::Token,
+    message::{AcquireRequest, Acquired, Denial, Owned, Parting, Route},
+    renewal::Answer as Renewed,
+    tally::{Nodes, WakeCondition},
+    time::Time,
     votes::NodeAnswer,
-    watchdog::{Answer as Renewed, Hold},
+};
+
+use super::{Shared, Wanted};
+use crate::{
+    node::Answer,
+    quorum::{FanOut, Undo},
+    random,
+    status::Signal,
+    watchdog::Hold,
 };
 
 /// How one attempt went.
@@ -24,7 +28,7 @@ pub(crate) enum Outcome {
     Won(Arc<Hold>, Arc<Signal>),
     Busy {
         holder: Holder,
-        needs: Needs,
+        needs: WakeCondition,
         watched: bool,
     },
     /// Nobody got a majority.
@@ -40,18 +44,18 @@ pub(crate) enum Outcome {
 
 impl Shared {
     /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
-    pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, lane: Lane, limit: Duration) -> Outcome {
+    pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, route: Route, limit: Duration) -> Outcome {
         let Wanted { key, ttl, .. } = wanted;
-        let (token, sent) = (Token::draw(&self.options.label), self.now());
-        let bid = Bid { key: key.clone(), token, ttl: *ttl, voting: self.quorum.voting(sent) };
+        let (token, sent) = (random::token(&self.options.label), self.now());
+        let request = AcquireRequest { key: key.clone(), token, ttl: *ttl, voting: self.quorum.voting(sent) };
         let limit = self.quorum.limit(limit, *ttl);
         let mut round = Round {
             shared: self,
             attempt: Attempt::new(sent, *ttl, self.quorum.len()),
-            votes: self.quorum.vote(lane, &bid, limit),
+            votes: self.quorum.vote(route, &request, limit),
             raises: FanOut::none(),
-            lane,
-            bid,
+            route,
+            request,
             until: sent + limit,
             answered: sent,
         };
@@ -59,9 +63,9 @@ impl Shared {
         self.quorum.compare_clocks(self.now(), self.options.ttl);
         match verdict {
             Verdict::Won { fence, tally } => {
-                let (hold, signal) = self.hold(wanted, round.bid.token.clone(), sent, fence, tally);
+                let (hold, signal) = self.hold(wanted, round.request.token.clone(), sent, fence, tally);
                 for (node, vote) in round.votes.take() {
-                    self.stragglers.hear(self.clone().straggle(hold.clone(), node, lane, sent, vote));
+                    self.stragglers.hear(self.clone().straggle(hold.clone(), node, route, sent, vote));
                 }
                 for (_, raise) in round.raises.take() {
                     // One more that keeps the floor, as there; it may not have been sent yet.
@@ -96,13 +100,13 @@ impl Shared {
     }
 
     /// A node's vote that comes after a majority has granted: it counts for the lease, if that lives.
-    async fn straggle(self: Arc<Self>, hold: Arc<Hold>, node: usize, lane: Lane, sent: Time, vote: Answer<Acquired>) {
+    async fn straggle(self: Arc<Self>, hold: Arc<Hold>, node: usize, route: Route, sent: Time, vote: Answer<Acquired>) {
         let vote = vote.await;
         if hold.is_over() {
-            // A release on the same lane comes later than what it releases; not than what was overtaken, or may come still.
+            // A release on the same route comes later than what it releases; not than what was overtaken, or may come still.
             let overtaken = vote.is_err() || self.quorum.member(node).is_some_and(|node| node.overtaken_since(sent));
-            if late(&vote) && (overtaken || hold.parted() != Some(lane)) {
-                self.watchdog.undo([node].into_iter().collect(), lane, &hold.key, &hold.token, hold.ttl);
+            if late(&vote) && (overtaken || hold.parted() != Some(route)) {
+                self.watchdog.undo([node].into_iter().collect(), route, &hold.key, &hold.token, hold.ttl);
             }
             return;
         }
@@ -113,7 +117,7 @@ impl Shared {
                     let limit = self.options.command_timeout;
                     // One more that keeps the floor; a majority does already.
                     let raise =
-                        |node: &dyn crate::node::Node| node.raise(lane, &hold.key, &hold.token, hold.fence, limit);
+                        |node: &dyn crate::node::Node| node.raise(route, &hold.key, &hold.token, hold.fence, limit);
                     let _raised = member.ask(raise).await;
                 }
             }
@@ -134,8 +138,8 @@ struct Round<'a> {
     attempt: Attempt,
     votes: FanOut<Acquired>,
     raises: FanOut<Owned>,
-    lane: Lane,
-    bid: Bid,
+    route: Route,
+    request: AcquireRequest,
     /// For both phases.
     until: Time,
     /// When the last vote came that is an answer.
@@ -166,20 +170,20 @@ impl Round<'_> {
 
     /// The second phase (rule 10).
     fn raise(&mut self, fence: Fence, on: Nodes) {
-        let Self { lane, until, bid: Bid { key, token, .. }, .. } = self;
+        let Self { route, until, request: AcquireRequest { key, token, .. }, .. } = self;
         let limit = until.since(self.shared.now()).max(Duration::from_millis(1));
         for at in on.iter() {
             if let Some(member) = self.shared.quorum.member(at) {
-                let answer = member.ask(|node| node.raise(*lane, key, token, fence, limit));
+                let answer = member.ask(|node| node.raise(*route, key, token, fence, limit));
                 self.raises.push(at, answer);
             }
         }
     }
 
     fn undo(&self) -> Undo {
-        let Bid { key, token, ttl, .. } = self.bid.clone();
+        let AcquireRequest { key, token, ttl, .. } = self.request.clone();
         Undo {
-            lane: self.lane,
+            route: self.route,
             key,
             token,
             parting: Parting::Delete,

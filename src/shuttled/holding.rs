@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use leasehold_protocol::token::Token;
 use shuttle::{future::block_on, thread};
 
 use super::{
     explore, time,
     wire::{Asked, Scene, TTL},
 };
-use crate::{Lease, LossReason, Owner, RenewError, Status, token::Token};
+use crate::{Lease, LossReason, Owner, RenewError, Status};
 
 fn acquired(scene: &Scene) -> (Lease, Token) {
     let lease = block_on(scene.lock().try_acquire()).unwrap().unwrap();

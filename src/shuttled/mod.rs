@@ -5,10 +5,10 @@
 //! # What is explored
 //!
 //! Everything from `Lock::acquire` to `Lease::drop` is the shipped code, with the memory node behind a [wire](wire) of
-//! two lanes. Threads switch at every access to what is built from `crate::sync`: the mutexes and atomics are
+//! two routes. Threads switch at every access to what is built from `crate::sync`: the mutexes and atomics are
 //! shuttle's; `Notify`, `Semaphore` and `OnceLock` are tokio's and std's own, each operation a single step with a switch
 //! before it. Requests, answers, calls to fair waiters and everything that the keeper runs are tasks of their own, so
-//! they come in every order that the lanes allow. Each race is run under a random scheduler, and under one that finds bugs
+//! they come in every order that the routes allow. Each race is run under a random scheduler, and under one that finds bugs
 //! of few preemptions with a known probability (PCT, depth 3).
 //!
 //! Time is the test's: it stands still, or moves to the next timer when the test says so. While it stands still, a

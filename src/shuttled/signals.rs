@@ -5,26 +5,29 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use leasehold_protocol::{
+    fence,
+    jitter::Jitter,
+    key::Key,
+    renewal::{Answer, Core, LeaseConfig},
+    tally::Tally,
+    time::Time,
+};
 use shuttle::{future::block_on, thread};
 
 use super::{explore, wire::TTL};
 use crate::{
     LossReason, Owner, Status,
-    clock::Time,
-    fence::Fence,
-    jitter::Jitter,
-    key::Key,
     lost::Lost,
     owner::{Claim, Owners},
-    quorum::tally::Tally,
+    random,
     status::{Signal, StatusChanges},
-    token::Token,
     wait::Calls,
-    watchdog::{Answer, Core, Entry, Hold, Terms},
+    watchdog::{Entry, Hold},
 };
 
 fn lost(reason: LossReason) -> Lost {
-    Lost::new("job", Fence::ZERO, reason, SystemTime::UNIX_EPOCH, Duration::ZERO)
+    Lost::new("job", fence::ZERO, reason, SystemTime::UNIX_EPOCH, Duration::ZERO)
 }
 
 #[test]
@@ -74,7 +77,7 @@ fn a_token_that_is_taken_while_the_lease_ends_is_cancelled() {
 #[test]
 fn a_call_is_heard_or_known_to_be_for_nobody() {
     explore(|| {
-        let (calls, key, token) = (Arc::<Calls>::default(), Key::of_lock("job"), Token::draw("host:7"));
+        let (calls, key, token) = (Arc::<Calls>::default(), Key::of_lock("job"), random::token("host:7"));
         let called = calls.listen(&key, &token);
         let calling = {
             let (calls, token) = (calls.clone(), token.clone());
@@ -93,10 +96,10 @@ fn a_call_is_heard_or_known_to_be_for_nobody() {
 }
 
 fn hold() -> Arc<Hold> {
-    let (terms, mut tally) = (Terms { ttl: TTL, max_hold: None, patience: TTL / 3 }, Tally::new(1));
+    let (config, mut tally) = (LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3 }, Tally::new(1));
     tally.confirm(0, Time::ZERO);
-    let core = Core::new(terms, tally, Jitter::from_seed(1));
-    Hold::new(Key::of_lock("job"), Token::draw("host:7"), Fence::ZERO, TTL, Time::ZERO, core).0
+    let core = Core::new(config, tally, Jitter::from_seed(1));
+    Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, Time::ZERO, core).0
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use leasehold_protocol::time::Time;
 use shuttle::{future::block_on, thread};
 use tokio::sync::Notify;
 
 use super::{explore, linger, wire::Scene};
-use crate::{Lease, Lock, clock::Time, wait::LookSlots};
+use crate::{Lease, Lock, wait::LookSlots};
 
 /// An acquire that is given up when somebody says so, if it is not over by then.
 fn until(given_up: Arc<Notify>, lock: Lock) -> Option<Lease> {

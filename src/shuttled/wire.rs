@@ -1,4 +1,4 @@
-//! A server at the other end of two lanes, and a process in front of it.
+//! A server at the other end of two routes, and a process in front of it.
 
 use std::{
     collections::VecDeque,
@@ -10,6 +10,14 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::{
+    failure::Failure,
+    fence::Fence,
+    holder::Holder,
+    key::Key,
+    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, Route, ServerIdentity, Vote},
+    token::Token,
+};
 use parking_lot::Mutex;
 use shuttle::future::{block_on, spawn, yield_now};
 use tokio::sync::oneshot;
@@ -18,18 +26,11 @@ use super::time;
 use crate::{
     capabilities::Capabilities,
     clock::{Clock, SystemClock},
-    fence::Fence,
-    holder::Holder,
     keeper::{Host, Keeper},
-    key::Key,
     lock::Lock,
-    node::{
-        Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal,
-        Sign, memory::Memory,
-    },
+    node::{Answer, Ear, Line, Node, Page, memory::Memory},
     quorum::Quorum,
     shared::{Options, Shared},
-    token::Token,
 };
 
 /// What a request wants of a token.
@@ -48,7 +49,7 @@ type Request = Box<dyn FnOnce(&Memory) + Send>;
 #[derive(Default, Clone)]
 struct Way(Arc<Mutex<VecDeque<Request>>>);
 
-/// A node whose requests travel: each lane keeps the order in which they were handed over, and what the other lane does
+/// A node whose requests travel: each route keeps the order in which they were handed over, and what the other route does
 /// meanwhile is up to the schedule. As to fred, what was handed over arrives, whoever has stopped to wait for it.
 pub(super) struct Wire {
     memory: Arc<Memory>,
@@ -92,11 +93,11 @@ impl Wire {
 
     fn send<T: Send + 'static>(
         &self,
-        lane: Lane,
+        route: Route,
         asked: Vec<(Asked, Token)>,
         request: impl FnOnce(&Memory) -> Answer<T> + Send + 'static,
     ) -> Answer<T> {
-        let way = if lane == Lane::Home { &self.home } else { &self.keeper }.clone();
+        let way = if route == Route::Home { &self.home } else { &self.keeper }.clone();
         let (memory, sent) = (self.memory.clone(), self.sent.clone());
         // As fred does, it sends when it is first looked at.
         Box::pin(async move {
@@ -135,8 +136,8 @@ impl fmt::Debug for Wire {
 }
 
 impl Node for Wire {
-    fn lane(&self) -> Lane {
-        Lane::Home
+    fn route(&self) -> Route {
+        Route::Home
     }
 
     fn listen(&self, ear: Weak<dyn Ear>) {
@@ -153,54 +154,58 @@ impl Node for Wire {
         "wire"
     }
 
-    fn acquire(&self, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Ballot> {
-        let bid = bid.clone();
-        self.send(lane, vec![(Asked::Acquire, bid.token.clone())], move |memory| memory.acquire(lane, &bid, limit))
+    fn acquire(&self, route: Route, request: &AcquireRequest, limit: Duration) -> Answer<Vote> {
+        let request = request.clone();
+        self.send(route, vec![(Asked::Acquire, request.token.clone())], move |memory| {
+            memory.acquire(route, &request, limit)
+        })
     }
 
-    fn renew(&self, lane: Lane, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
+    fn renew(&self, route: Route, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
         let batch = batch.to_vec();
         let asked = batch.iter().map(|renewal| (Asked::Renew, renewal.token.clone())).collect();
-        self.send(lane, asked, move |memory| memory.renew(lane, &batch, limit))
+        self.send(route, asked, move |memory| memory.renew(route, &batch, limit))
     }
 
-    fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
+    fn release(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         let (key, token) = (key.clone(), token.clone());
-        self.send(lane, vec![(Asked::Release, token.clone())], move |memory| memory.release(lane, &key, &token, limit))
+        self.send(route, vec![(Asked::Release, token.clone())], move |memory| {
+            memory.release(route, &key, &token, limit)
+        })
     }
 
-    fn knock(&self, lane: Lane, knock: &Knock, limit: Duration) -> Answer<Knocked> {
+    fn knock(&self, route: Route, knock: &Knock, limit: Duration) -> Answer<Knocked> {
         let knock = knock.clone();
-        self.send(lane, vec![(Asked::Knock, knock.token.clone())], move |memory| memory.knock(lane, &knock, limit))
+        self.send(route, vec![(Asked::Knock, knock.token.clone())], move |memory| memory.knock(route, &knock, limit))
     }
 
-    fn leave(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
+    fn leave(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         let (key, token) = (key.clone(), token.clone());
-        self.send(lane, vec![(Asked::Leave, token.clone())], move |memory| memory.leave(lane, &key, &token, limit))
+        self.send(route, vec![(Asked::Leave, token.clone())], move |memory| memory.leave(route, &key, &token, limit))
     }
 
-    fn raise(&self, lane: Lane, key: &Key, token: &Token, fence: Fence, limit: Duration) -> Answer<Owned> {
-        self.memory.raise(lane, key, token, fence, limit)
+    fn raise(&self, route: Route, key: &Key, token: &Token, fence: Fence, limit: Duration) -> Answer<Owned> {
+        self.memory.raise(route, key, token, fence, limit)
     }
 
     fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Healed> {
         self.memory.heal(lease, fence, restart_delay, limit)
     }
 
-    fn probe(&self, limit: Duration) -> Answer<Sign> {
+    fn probe(&self, limit: Duration) -> Answer<ServerIdentity> {
         self.memory.probe(limit)
     }
 
     fn keep(
         &self,
-        lane: Lane,
+        route: Route,
         key: &Key,
         token: &Token,
         keep: Duration,
         stays: &Token,
         limit: Duration,
     ) -> Answer<Owned> {
-        self.memory.keep(lane, key, token, keep, stays, limit)
+        self.memory.keep(route, key, token, keep, stays, limit)
     }
 
     fn line(&self, key: &Key, most: usize, limit: Duration) -> Answer<Line> {
@@ -231,7 +236,7 @@ impl Node for Wire {
         self.memory.capabilities(limit)
     }
 
-    fn reconnect(&self, _: Lane) {}
+    fn reconnect(&self, _: Route) {}
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.memory.close(limit)

@@ -11,39 +11,34 @@
 //! 3. Whoever has the turn says by when it will look, before any wait. When it does not, for it may stand on a runtime
 //!    that nobody polls, the others go on without it.
 
-use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
+use std::{collections::HashMap, pin::pin, sync::Arc};
 
+use leasehold_protocol::{
+    key::Key,
+    look::Look,
+    tally::{Nodes, WakeCondition, majority},
+    time::Time,
+};
 use tokio::sync::watch;
 
-use crate::{
-    clock::Time,
-    holder::Holder,
-    key::Key,
-    node::Failure,
-    quorum::tally::{Needs, Nodes, majority},
-    sync::{
-        Mutex, Notify, Semaphore, SemaphorePermit,
-        atomic::{AtomicU64, Ordering},
-    },
+use crate::sync::{
+    Mutex, Notify, Semaphore, SemaphorePermit,
+    atomic::{AtomicU64, Ordering},
 };
 
-mod backoff;
 mod queue;
 mod slots;
-mod wait_loop;
 
 pub(crate) use self::{
-    backoff::{Backoff, LONGEST_PAUSE},
-    queue::{Called, Calls, LEAVES_FOR, Place, WINDOW},
+    queue::{Called, Calls},
     slots::{LookSlot, LookSlots},
-    wait_loop::{Action, Facts, Queued, SHORTEST_CHECK, Surroundings, WaitLoop},
 };
 
 /// Every line of one `Leases`, by name.
 #[derive(Debug)]
 pub(crate) struct Lines {
     /// What is worth a look of whoever knows nothing better.
-    needs: Needs,
+    needs: WakeCondition,
     lines: Mutex<HashMap<Key, (Arc<Line>, Waiters)>>,
 }
 
@@ -68,49 +63,7 @@ pub(crate) struct Line {
 #[derive(Debug)]
 struct Touched {
     nodes: Nodes,
-    needs: Needs,
-}
-
-/// What the last look at the server found.
-#[derive(Debug, Clone)]
-pub(crate) enum Look {
-    NotYet,
-    Held {
-        holder: Holder,
-        /// Whether we shall be told when that changes.
-        watched: bool,
-        /// On which nodes it has to change.
-        needs: Needs,
-    },
-    /// Several tried at once, and none got a majority of the nodes.
-    Split {
-        holder: Holder,
-        /// How long the nodes took that answered.
-        answered: Duration,
-        /// How long the whole round took: some may have said nothing.
-        took: Duration,
-    },
-    Failed(Failure),
-}
-
-impl Look {
-    /// What is worth another look, if it told. Who has lost a split vote pauses, so that one comes first.
-    fn needs(&self) -> Option<Needs> {
-        match self {
-            Self::Held { needs, .. } => Some(*needs),
-            Self::Split { .. } => Some(Needs::NEVER),
-            Self::NotYet | Self::Failed(_) => None,
-        }
-    }
-
-    /// Whether it found the same holder, who may have renewed.
-    fn is_like(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Held { holder: one, .. }, Self::Held { holder: other, .. }) => one.is_same(other),
-            (Self::Split { .. }, Self::Split { .. }) => true,
-            _ => false,
-        }
-    }
+    needs: WakeCondition,
 }
 
 /// A place in a line; gone when dropped.
@@ -124,7 +77,7 @@ pub(crate) struct Waiter<'a> {
 impl Lines {
     /// Over so many nodes: without a majority of them there is nothing to be had.
     pub(crate) fn new(nodes: usize) -> Self {
-        let needs = Needs { count: majority(nodes), of: Nodes::all(nodes) };
+        let needs = WakeCondition { count: majority(nodes), of: Nodes::all(nodes) };
         Self { needs, lines: Mutex::default() }
     }
 
@@ -177,7 +130,7 @@ impl Lines {
 }
 
 impl Line {
-    fn new(needs: Needs) -> Self {
+    fn new(needs: WakeCondition) -> Self {
         let (turn, alert) = (Semaphore::new(1), Notify::new());
         let touched = Mutex::new(Touched { nodes: Nodes::NONE, needs });
         let due = AtomicU64::new(Time::NEVER.as_nanos());
@@ -229,7 +182,7 @@ impl Waiter<'_> {
     pub(crate) fn looks_by(&self, at: Time) {
         let _alerted_before = pin!(self.line.alert.notified()).enable();
         // What is touched during the look counts when it is known what is needed.
-        *self.line.touched.lock() = Touched { nodes: Nodes::NONE, needs: Needs::NEVER };
+        *self.line.touched.lock() = Touched { nodes: Nodes::NONE, needs: WakeCondition::NEVER };
         self.line.due.store(at.as_nanos(), Ordering::Release);
     }
 
@@ -270,6 +223,11 @@ impl Drop for Waiter<'_> {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use leasehold_protocol::{
+        holder::{self, Holder},
+        token::Token,
+    };
 
     use super::*;
 
@@ -361,7 +319,7 @@ mod tests {
         waiter.looks_by(Time::NEVER);
         lines.touched("job", 0, Time::ZERO);
         assert!(!alerted(), "it is looking");
-        let needs = Needs { count: 2, of: [0, 2, 4].into_iter().collect() };
+        let needs = WakeCondition { count: 2, of: [0, 2, 4].into_iter().collect() };
         let held = || Look::Held { holder: Holder::default(), watched: true, needs };
         waiter.saw(held(), Time::ZERO, Time::NEVER);
         lines.touched("job", 0, Time::ZERO);
@@ -388,13 +346,13 @@ mod tests {
         let lines = Lines::new(1);
         let waiter = lines.join(&key());
         let held = |label: &str, secs| Look::Held {
-            holder: Holder {
-                token: crate::token::Token::parse(&format!("lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@{label}")),
-                remaining: Some(Duration::from_secs(secs)),
-                fence: None,
-            },
+            holder: holder::of(
+                Token::parse(&format!("lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@{label}")),
+                Some(Duration::from_secs(secs)),
+                None,
+            ),
             watched: true,
-            needs: Needs::ANY,
+            needs: WakeCondition::ANY,
         };
         let mut looks = waiter.looks();
         waiter.saw(held("one", 3), Time::ZERO, Time::NEVER);

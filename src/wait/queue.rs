@@ -4,82 +4,14 @@
 //! of each process and name leads: it knocks for all of them, so that the queue does not expire. The others say nothing
 //! until they are called.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
-use super::{Backoff, Look};
-use crate::{
-    clock::Time,
-    key::Key,
-    sync::{
-        Mutex, Notify,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    token::Token,
+use leasehold_protocol::{key::Key, time::Time, token::Token};
+
+use crate::sync::{
+    Mutex, Notify,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
-
-/// How often a process says at least that it waits.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-
-/// How long a waiter that cannot be called counts as alive. The queue lives twice as long after the last knock.
-pub(crate) const WINDOW: Duration = Duration::from_secs(15);
-
-/// For how long it is tried to leave the queue of a server that does not answer: others who wait keep the place alive.
-pub(crate) const LEAVES_FOR: Duration = Duration::from_secs(600);
-
-/// Those who are not the first leave it to those before them to notice that the holder's key has expired.
-const STAGGER: Duration = Duration::from_millis(4);
-const LONGEST_STAGGER: Duration = Duration::from_millis(40);
-
-/// A place in the queue, as the last knock found it.
-#[derive(Debug, Default)]
-pub(crate) struct Place {
-    /// What gives the place back after the queue was lost.
-    pub(crate) ticket: Option<u64>,
-    /// How many come before.
-    pub(crate) ahead: u32,
-    /// Whether the server can call us.
-    pub(crate) called: bool,
-    /// For how long the server, which may have forgotten who holds the lock, grants it to nobody.
-    pub(crate) recovers_for: Option<Duration>,
-}
-
-impl Place {
-    /// Whether nobody comes before.
-    pub(crate) fn is_first(&self) -> bool {
-        self.ticket.is_some() && self.ahead == 0
-    }
-
-    /// When to knock next without being called; `None` if only a call brings us there.
-    pub(crate) fn next_knock(
-        &self,
-        look: &Look,
-        leads: bool,
-        grant: Duration,
-        backoff: &mut Backoff,
-    ) -> Option<Duration> {
-        let (remaining, watched) = match (look, self.recovers_for) {
-            _ if self.ticket.is_none() => return Some(backoff.after(look)),
-            (Look::Held { holder, watched, .. }, _) => (holder.remaining(), *watched),
-            // There is nothing to be told of before.
-            (Look::Failed(_), Some(left)) => (Some(left.min(HEARTBEAT)), true),
-            _ => return Some(backoff.after(look)),
-        };
-        let first = self.ahead == 0;
-        let stagger = if first { Duration::ZERO } else { (STAGGER * self.ahead).min(LONGEST_STAGGER) };
-        let expiry = backoff.after_expiry(remaining) + stagger;
-        if !self.called {
-            // Nobody tells us of a grant: we have to come while it is there.
-            Some(expiry.min(if self.ahead <= 1 { grant / 3 } else { grant * 2 / 3 }))
-        } else if first && !watched {
-            // Nobody tells us of a lock that became free otherwise than by a release.
-            Some(expiry.min(grant / 3))
-        } else if leads || first {
-            Some(expiry.min(HEARTBEAT))
-        } else {
-            None
-        }
-    }
-}
 
 /// Everybody in this process who waits in a queue, by token: what a server calls out is for one of them.
 #[derive(Debug, Default)]
@@ -218,88 +150,12 @@ impl Drop for Called {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::quorum::tally::Needs;
-    use crate::{holder::Holder, jitter::Jitter};
+    use crate::random;
 
     const GRANT: Duration = Duration::from_millis(900);
-
-    fn held(remaining: Option<Duration>, watched: bool) -> Look {
-        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched, needs: Needs::ANY }
-    }
-
-    fn next(place: &Place, look: &Look, leads: bool) -> Option<Duration> {
-        place.next_knock(look, leads, GRANT, &mut Backoff::new(Jitter::from_seed(7)))
-    }
-
-    fn place(ahead: u32, called: bool) -> Place {
-        Place { ticket: Some(1), ahead, called, recovers_for: None }
-    }
-
-    #[test]
-    fn who_is_called_says_nothing_unless_it_leads() {
-        let look = held(Some(Duration::from_secs(30)), true);
-        assert_eq!(next(&place(3, true), &look, false), None);
-        assert_eq!(next(&place(3, true), &look, true), Some(HEARTBEAT));
-        assert_eq!(next(&place(0, true), &look, true), Some(HEARTBEAT));
-    }
-
-    #[test]
-    fn who_has_no_place_yet_waits_as_if_there_was_no_queue() {
-        let nobody = Place { called: true, ..Place::default() };
-        let remaining = Duration::from_secs(30);
-        assert!(next(&nobody, &held(Some(remaining), true), true).is_some_and(|look| look > remaining));
-    }
-
-    #[test]
-    fn whoever_leads_is_there_when_the_key_expires_and_the_first_before_the_others() {
-        let remaining = Duration::from_millis(500);
-        let look = held(Some(remaining), true);
-        let first = next(&place(0, true), &look, true).unwrap();
-        let third = next(&place(2, true), &look, true).unwrap();
-        let last = next(&place(500, true), &look, true).unwrap();
-        assert!(first > remaining && first < third && third < last, "{first:?} {third:?} {last:?}");
-        assert!(last <= remaining + Duration::from_millis(50), "{last:?}");
-    }
-
-    #[test]
-    fn who_cannot_be_called_is_there_while_a_grant_lasts() {
-        for (ahead, leads, thirds) in [(0, true, 1), (1, false, 1), (2, false, 2), (99, true, 2)] {
-            let knock = next(&place(ahead, false), &held(None, true), leads);
-            assert_eq!(knock, Some(GRANT * thirds / 3), "{ahead}");
-        }
-    }
-
-    #[test]
-    fn the_first_is_there_when_the_key_expires_whoever_leads() {
-        let look = held(Some(Duration::from_millis(500)), true);
-        assert!(next(&place(0, true), &look, false).is_some_and(|knock| knock < Duration::from_millis(510)));
-    }
-
-    #[test]
-    fn the_first_looks_often_when_nobody_watches_the_lock_for_it() {
-        assert_eq!(next(&place(0, true), &held(None, false), true), Some(GRANT / 3));
-    }
-
-    #[test]
-    fn a_server_that_recovers_is_left_alone_until_it_grants_again() {
-        let left = Duration::from_secs(2);
-        let look = Look::Failed(crate::node::Failure::recovering("h:1", left));
-        let recovering = |ahead, left| Place { recovers_for: Some(left), ..place(ahead, true) };
-        let first = next(&recovering(0, left), &look, false).unwrap();
-        let leader = next(&recovering(2, left), &look, true).unwrap();
-        assert!(first > left && first < leader && leader < left + GRANT, "{first:?} {leader:?}");
-        assert_eq!(next(&recovering(2, left), &look, false), None);
-        assert_eq!(next(&recovering(0, Duration::MAX), &look, true), Some(HEARTBEAT));
-        let held = held(Some(GRANT), true);
-        assert!(next(&recovering(0, left), &held, true).is_some_and(|knock| knock < left), "somebody has it again");
-    }
-
-    #[test]
-    fn who_has_no_place_yet_tries_again() {
-        let failed = Look::Failed(crate::node::Failure::unknown("no answer"));
-        assert!(next(&Place::default(), &failed, false).is_some());
-    }
 
     fn has_heard(called: &Called) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -309,7 +165,7 @@ mod tests {
     #[test]
     fn a_call_is_for_its_token_and_kept_until_it_knocks() {
         let (calls, key) = (Arc::<Calls>::default(), Key::new("", "job").unwrap());
-        let (one, two) = (Token::draw("one"), Token::draw("two"));
+        let (one, two) = (random::token("one"), random::token("two"));
         let (first, second) = (calls.listen(&key, &one), calls.listen(&key, &two));
         assert!(!calls.is_empty() && !has_heard(&first));
         let (soon, later) = (Time::ZERO + GRANT, Time::ZERO + GRANT * 2);

@@ -10,10 +10,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::{
-    clock::Time,
-    sync::{Mutex, Notify},
-};
+use leasehold_protocol::time::Time;
+
+use crate::sync::{Mutex, Notify};
 
 /// So many slots, and who has them.
 #[derive(Debug)]

@@ -2,21 +2,26 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::core::{Answer, Core, Orders, Phase};
-use crate::{
-    clock::{Time, wall},
+use leasehold_protocol::{
     fence::Fence,
-    foreign::{self, Event},
     key::Key,
-    lost::{LossReason, Lost},
+    loss::LossReason,
+    message::{Renewal, Route},
+    renewal::{Answer, Core, Orders, Phase},
+    time::Time,
+    token::Token,
+};
+
+use crate::{
+    clock::wall,
+    foreign::{self, Event},
+    lost::Lost,
     measures::{Holding, Turn},
-    node::{Lane, Renewal},
     status::{Signal, Status},
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    token::Token,
 };
 
 /// One acquisition, held by one or more leases of one owner.
@@ -27,8 +32,8 @@ pub(crate) struct Hold {
     pub(crate) ttl: Duration,
     /// When the winning attempt was sent.
     acquired: Time,
-    /// The lane of its release, once that has begun.
-    parted: OnceLock<Lane>,
+    /// The route of its release, once that has begun.
+    parted: OnceLock<Route>,
     /// A copy of the core's answer, so that `check` is one load and one look at the clock.
     believed_until: AtomicU64,
     state: Mutex<State>,
@@ -178,13 +183,13 @@ impl Hold {
         self.state.lock().core.next_look().is_none()
     }
 
-    /// Its release goes out on this lane now.
-    pub(crate) fn parts(&self, lane: Lane) {
-        let _first = self.parted.set(lane);
+    /// Its release goes out on this route now.
+    pub(crate) fn parts(&self, route: Route) {
+        let _first = self.parted.set(route);
     }
 
-    /// The lane of its release, if that has begun.
-    pub(crate) fn parted(&self) -> Option<Lane> {
+    /// The route of its release, if that has begun.
+    pub(crate) fn parted(&self) -> Option<Route> {
         self.parted.get().copied()
     }
 
@@ -310,8 +315,10 @@ impl fmt::Debug for Hold {
 
 #[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
+    use leasehold_protocol::{fence, jitter::Jitter, message::Denial, renewal::LeaseConfig, tally::Tally};
+
     use super::*;
-    use crate::{jitter::Jitter, quorum::tally::Denial, quorum::tally::Tally, watchdog::Terms};
+    use crate::random;
 
     const TTL: Duration = Duration::from_secs(3);
 
@@ -320,11 +327,11 @@ mod tests {
     }
 
     fn held() -> (Arc<Hold>, Arc<Signal>) {
-        let terms = Terms { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
+        let config = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
         let mut tally = Tally::new(1);
         tally.confirm(0, Time::ZERO);
-        let core = Core::new(terms, tally, Jitter::from_seed(1));
-        Hold::new(Key::of_lock("job"), Token::draw("host:7"), Fence::ZERO, TTL, Time::ZERO, core)
+        let core = Core::new(config, tally, Jitter::from_seed(1));
+        Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, Time::ZERO, core)
     }
 
     /// What is left of a lease that goes after `close`: no order, and its release says this.

@@ -1,4 +1,4 @@
-//! Renews leases and tells their holders the truth: a short driver around the pure [`core`].
+//! Renews leases and tells their holders the truth: a short driver around the pure [`leasehold_protocol::renewal`].
 //!
 //! The loop never waits for the network. It sleeps until the next moment that some lease asks for, at most 250 ms while
 //! anything is held (rule 3: timers do not count suspend), lets every due core decide, and sends what falls due
@@ -11,33 +11,35 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    clock::{Clock, Time},
-    foreign::{self, Event},
-    holder::Holder,
-    jitter::Jitter,
-    keeper::Host,
+use leasehold_protocol::{
+    holder::{self, Holder},
     key::Key,
-    lost::LossReason,
-    node::{Lane, Parting},
-    quorum::{Quorum, Undo, Undone, tally::Nodes},
+    loss::LossReason,
+    message::{Parting, Route},
+    renewal::Orders,
+    tally::Nodes,
+    time::Time,
+    token::Token,
+};
+
+use crate::{
+    clock::{self, Clock},
+    foreign::{self, Event},
+    keeper::Host,
+    quorum::{Quorum, Undo, Undone},
+    random,
     sync::{
         Mutex, Notify,
         atomic::{AtomicBool, Ordering},
         unshaken,
     },
-    token::Token,
     wait::Lines,
 };
 
-pub(crate) mod core;
 mod hold;
 mod renewal;
 
-pub(crate) use self::{
-    core::{Answer, Core, Orders, Terms},
-    hold::{Entry, Hold, Leaving, Ruling},
-};
+pub(crate) use self::hold::{Entry, Hold, Leaving, Ruling};
 
 /// The longest the loop sleeps while anything is held.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -161,7 +163,7 @@ impl Watchdog {
     }
 
     fn now(&self) -> Time {
-        Time::now(&*self.clock)
+        clock::now(&*self.clock)
     }
 
     /// Looks after a hold from now on. Costs a table entry; the loop is only woken when it would look too late.
@@ -205,7 +207,7 @@ impl Watchdog {
     pub(crate) fn held(&self, key: &Key) -> Option<Holder> {
         let hold = self.newest(key.lock())?;
         let remaining = hold.remaining(self.now());
-        let holder = || Holder { token: Some(hold.token.clone()), remaining: Some(remaining), fence: Some(hold.fence) };
+        let holder = || holder::of(Some(hold.token.clone()), Some(remaining), Some(hold.fence));
         (!remaining.is_zero()).then(holder)
     }
 
@@ -218,7 +220,7 @@ impl Watchdog {
 
     /// Something may have happened to any key. So many questions are spread, or they would come all at once.
     pub(crate) fn hint_all(&self) {
-        let (now, mut jitter) = (self.now(), Jitter::new());
+        let (now, mut jitter) = (self.now(), random::jitter());
         let holds = self.holds();
         let spread = ASK_EACH * u32::try_from(holds.len()).unwrap_or(u32::MAX);
         for hold in holds {
@@ -258,19 +260,19 @@ impl Watchdog {
             }
         }
         if orders.undo {
-            self.undo(Nodes::all(self.quorum.len()), Lane::Keeper, &hold.key, &hold.token, hold.ttl);
+            self.undo(Nodes::all(self.quorum.len()), Route::Keeper, &hold.key, &hold.token, hold.ttl);
         }
     }
 
     /// Takes a token off nodes in the background: after a loss, or an attempt of unknown outcome.
-    pub(crate) fn undo(&self, nodes: Nodes, lane: Lane, key: &Key, token: &Token, ttl: Duration) {
-        self.part(nodes, lane, key, token, ttl, &Parting::Delete);
+    pub(crate) fn undo(&self, nodes: Nodes, route: Route, key: &Key, token: &Token, ttl: Duration) {
+        self.part(nodes, route, key, token, ttl, &Parting::Delete);
     }
 
     /// The same, in another way.
-    pub(crate) fn part(&self, nodes: Nodes, lane: Lane, key: &Key, token: &Token, ttl: Duration, parting: &Parting) {
+    pub(crate) fn part(&self, nodes: Nodes, route: Route, key: &Key, token: &Token, ttl: Duration, parting: &Parting) {
         let (key, token, parting) = (key.clone(), token.clone(), parting.clone());
-        let undo = Undo { lane, key, token, parting, for_at_most: ttl, is_first: false, is_attempt: false };
+        let undo = Undo { route, key, token, parting, for_at_most: ttl, is_first: false, is_attempt: false };
         for at in nodes.iter() {
             self.host.spawn(self.undoing(at, undo.clone()));
         }
@@ -285,11 +287,11 @@ impl Watchdog {
             let Some(undoing) = undoing else { return };
             match undoing.await {
                 Undone::Yes { has_changed: false } => {}
-                Undone::Yes { has_changed: true } => lines.touched(key.lock(), at, Time::now(&*clock)),
+                Undone::Yes { has_changed: true } => lines.touched(key.lock(), at, clock::now(&*clock)),
                 // Nobody waits for this one: that may take as long as an outage.
                 Undone::NotYet(unanswered) => host.clone().spawn_until_stopped(async move {
                     if unanswered.run(host, clock.clone()).await {
-                        lines.touched(key.lock(), at, Time::now(&*clock));
+                        lines.touched(key.lock(), at, clock::now(&*clock));
                     }
                 }),
             }
@@ -303,7 +305,7 @@ impl Watchdog {
             return;
         }
         // Nobody renews a grant.
-        self.part(Nodes::all(self.quorum.len()), Lane::Keeper, key, token, self.command_timeout, &Parting::Leave);
+        self.part(Nodes::all(self.quorum.len()), Route::Keeper, key, token, self.command_timeout, &Parting::Leave);
     }
 
     /// The loop: until the keeper stops.
@@ -422,17 +424,17 @@ impl Watchdog {
     /// Renewals have the node watch what they renew, and waiters what they wait for, as far as it has room. A full table
     /// would evict: each eviction be a hint, and each hint a renewal; or it would not be told, for a server keeps to
     /// itself what a connection's own command evicts.
-    pub(crate) fn lane(&self) -> Lane {
+    pub(crate) fn route(&self) -> Route {
         // A waiter's look reads the lock and its fence, a fair waiter's the queue as well.
         let (held, awaited, room) = (self.table.lock().holds.len(), self.lines.len(), self.quorum.room());
         let queued = self.queues.len();
         if held + 2 * awaited + 4 * queued <= room {
             self.crowded.store(false, Ordering::Relaxed);
-            return Lane::Watched;
+            return Route::Tracked;
         }
         if room > 0 && !self.crowded.swap(true, Ordering::Relaxed) {
             foreign::tell(Event::Crowded { held, awaited, queued, room });
         }
-        Lane::Keeper
+        Route::Keeper
     }
 }

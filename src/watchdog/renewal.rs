@@ -2,26 +2,32 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Watchdog, core::Answer, hold::Hold};
+use leasehold_protocol::{
+    failure::Failure,
+    message::{Denial, Healed, Owned, Renewal, Route},
+    renewal::Answer,
+    time::Time,
+};
+
+use super::{Watchdog, hold::Hold};
 use crate::{
-    clock::Time,
     foreign::{self, Event},
     measures,
-    node::{Answer as Answered, Failure, Healed, Lane, Owned, Renewal, only},
-    quorum::{FanOut, Member, tally::Denial},
+    node::{Answer as Answered, only},
+    quorum::{FanOut, Member},
 };
 
 impl Watchdog {
     /// One batch: sends it to every node, and feeds the answers to the cores.
     pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: Vec<Arc<Hold>>) {
-        let (lane, batch) = (self.lane(), Arc::new(batch));
+        let (route, batch) = (self.route(), Arc::new(batch));
         for (at, member) in self.quorum.members() {
-            self.send(at, member, lane, sent, batch.clone());
+            self.send(at, member, route, sent, batch.clone());
         }
     }
 
-    fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, lane: Lane, sent: Time, batch: Arc<Vec<Arc<Hold>>>) {
-        self.host.spawn_until_stopped(self.clone().renew_on(at, member.clone(), lane, sent, batch));
+    fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, route: Route, sent: Time, batch: Arc<Vec<Arc<Hold>>>) {
+        self.host.spawn_until_stopped(self.clone().renew_on(at, member.clone(), route, sent, batch));
     }
 
     /// The answers are awaited until the last deadline among them (rule 7).
@@ -29,7 +35,7 @@ impl Watchdog {
         self: Arc<Self>,
         at: usize,
         member: Arc<Member>,
-        lane: Lane,
+        route: Route,
         sent: Time,
         batch: Arc<Vec<Arc<Hold>>>,
     ) {
@@ -44,13 +50,13 @@ impl Watchdog {
             return;
         }
         let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
-        let answers = self.renewed(&member, lane, &requests, shortest, patience).await;
+        let answers = self.renewed(&member, route, &requests, shortest, patience).await;
         // One key that is refused, say by an ACL, has all refused that travel with it.
         if batch.len() > 1 && answers.as_ref().is_err_and(Failure::is_refusal) {
             let (some, others) = batch.split_at(batch.len() / 2);
             for half in [some, others] {
                 let half = half.iter().map(|hold| (*hold).clone()).collect();
-                self.send(at, &member, lane, self.now(), Arc::new(half));
+                self.send(at, &member, route, self.now(), Arc::new(half));
             }
             return;
         }
@@ -88,12 +94,12 @@ impl Watchdog {
     fn renewed(
         &self,
         member: &Arc<Member>,
-        lane: Lane,
+        route: Route,
         requests: &[Renewal],
         shortest_ttl: Duration,
         limit: Duration,
     ) -> Answered<Vec<Result<Owned, Failure>>> {
-        let mut answer = member.ask(|node| node.renew(lane, requests, limit));
+        let mut answer = member.ask(|node| node.renew(route, requests, limit));
         if self.quorum.is_one() {
             return answer;
         }
@@ -113,7 +119,7 @@ impl Watchdog {
     pub(crate) async fn renew_now(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
-        lane: Lane,
+        route: Route,
         limit: Duration,
     ) -> Result<(), Failure> {
         let (sent, request) = (self.now(), [hold.renewal()]);
@@ -121,7 +127,7 @@ impl Watchdog {
         if hold.remaining(sent).is_zero() {
             return Err(Failure::unavailable("the lease has ended"));
         }
-        let ask = |(at, member): (usize, &Arc<Member>)| (at, self.renewed(member, lane, &request, hold.ttl, limit));
+        let ask = |(at, member): (usize, &Arc<Member>)| (at, self.renewed(member, route, &request, hold.ttl, limit));
         let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
         let mut last = Failure::unknown("no node has answered");
         while !answers.is_empty() {
@@ -189,7 +195,7 @@ impl Watchdog {
         };
         if hold.is_over() {
             if may_be_there {
-                self.undo([at].into_iter().collect(), Lane::Keeper, &hold.key, &hold.token, hold.ttl);
+                self.undo([at].into_iter().collect(), Route::Keeper, &hold.key, &hold.token, hold.ttl);
             }
             return;
         }
@@ -198,16 +204,6 @@ impl Watchdog {
             Ok(Healed::Taken) => self.answered(&hold, at, sent, Answer::Denied(Denial::Taken)),
             Ok(Healed::Recovering(left)) => member.note_recovery(left),
             Err(_) => {}
-        }
-    }
-}
-
-impl Answer {
-    pub(crate) fn read(answer: &Result<Owned, Failure>) -> Self {
-        match answer {
-            Ok(Ok(())) => Self::Confirmed,
-            Ok(Err(denial)) => Self::Denied(*denial),
-            Err(_) => Self::Unclear,
         }
     }
 }

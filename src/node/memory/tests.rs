@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
+use crate::random;
 
 /// How often somebody was told.
 #[derive(Default)]
@@ -47,15 +48,15 @@ fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
         memory.listen(Arc::downgrade(&ear));
     }
     let counts = || both.each_ref().map(|told| told.0.load(Ordering::Relaxed));
-    let (key, token, stays) = (Key::new("", "job").unwrap(), Token::draw("one"), Token::draw("one"));
-    let bid = Bid { key: key.clone(), token: token.clone(), ttl: limit, voting: None };
-    drop(memory.acquire(Lane::Home, &bid, limit));
+    let (key, token, stays) = (Key::new("", "job").unwrap(), random::token("one"), random::token("one"));
+    let request = AcquireRequest { key: key.clone(), token: token.clone(), ttl: limit, voting: None };
+    drop(memory.acquire(Route::Home, &request, limit));
     assert_eq!(counts(), [0, 0]);
-    drop(memory.keep(Lane::Home, &key, &token, limit, &stays, limit));
+    drop(memory.keep(Route::Home, &key, &token, limit, &stays, limit));
     assert_eq!(counts(), [1, 1], "it expires at another time than they knew");
-    drop(memory.release(Lane::Home, &key, &stays, limit));
+    drop(memory.release(Route::Home, &key, &stays, limit));
     assert_eq!(counts(), [2, 2]);
-    drop(memory.release(Lane::Home, &key, &stays, limit));
+    drop(memory.release(Route::Home, &key, &stays, limit));
     assert_eq!(counts(), [2, 2], "nothing was there");
 }
 

@@ -12,6 +12,7 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::Value,
 };
+use leasehold_protocol::{failure::Failure, time::Time};
 use parking_lot::Mutex;
 use tokio::{sync::watch, task::AbortHandle};
 
@@ -25,10 +26,9 @@ use super::{
     url::Target,
 };
 use crate::{
-    clock::{Clock, Time},
+    clock::{self, Clock},
     error::{Error, ErrorKind},
     foreign::{self, Event},
-    node::Failure,
 };
 
 /// What an answer has at least: zero is fred's "for ever".
@@ -137,7 +137,7 @@ impl Connection {
         opening: &mut Opening,
         last_reason: &Mutex<String>,
     ) -> Result<(Link, Ending), Error> {
-        let until = Time::now(&**clock) + limits.connect;
+        let until = clock::now(&**clock) + limits.connect;
         loop {
             let error = match opening.next().await {
                 Ok(link) => return Ok(link),
@@ -151,7 +151,7 @@ impl Connection {
             if is_refusal(&error) {
                 return Err(classify(&target.to_string(), &error, limits.connect).into());
             }
-            if Time::now(&**clock) >= until {
+            if clock::now(&**clock) >= until {
                 return Err(unreachable(target, limits, words(&error)));
             }
             *last_reason.lock() = words(&error).into();
@@ -283,7 +283,7 @@ impl fmt::Debug for Connection {
 
 impl Inner {
     fn now(&self) -> Time {
-        Time::now(&*self.clock)
+        clock::now(&*self.clock)
     }
 
     fn up(&self) -> Option<Arc<Link>> {

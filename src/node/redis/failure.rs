@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use fred::error::{Error, ErrorKind};
-
-use crate::node::Failure;
+use leasehold_protocol::failure::Failure;
 
 /// Server replies, by their first word, that mean "not now".
 const NOT_NOW: [&str; 11] = [

@@ -14,24 +14,27 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::{Map, Value},
 };
+use leasehold_protocol::{
+    attempt::Attempt,
+    backoff::Backoff,
+    failure::Failure,
+    fence::Fence,
+    holder::{Holder, lasting, of, token},
+    jitter::Jitter,
+    look::Look,
+    message::{Acquired, Denial, Guarding, Healed, Knocked},
+    queue_position::QueuePosition,
+    tally::WakeCondition,
+    time::Time,
+    token::Token,
+};
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::{
     failure::{classify, is_refusal, not_extended},
     link,
-    reply::{ballot, flag, guarded, guarding, healed, holder, knocked, line, looked, page, released, renewed, sign},
+    reply::{flag, guarded, guarding, healed, holder, knocked, line, looked, page, released, renewed, sign, vote},
     url::Target,
-};
-use crate::{
-    attempt::Attempt,
-    clock::Time,
-    fence::Fence,
-    holder::Holder,
-    jitter::Jitter,
-    node::{Acquired, Failure, Guarding, Healed, Knocked},
-    quorum::tally::{Denial, Needs},
-    token::Token,
-    wait::{Backoff, Look, Place},
 };
 
 const TOKEN: &str = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@host:7";
@@ -159,7 +162,7 @@ fn nearly_right() -> impl Strategy<Value = Value> {
 /// Gives a reply to every reader, and what it reads to whatever reckons with it.
 fn read_everywhere(reply: &Value) {
     for votes in [false, true] {
-        if let Some(read) = ballot(reply, true, votes) {
+        if let Some(read) = vote(reply, true, votes) {
             assert_eq!(read.sign.is_some(), votes, "{reply:?}");
             reckon_with(&read.acquired);
         }
@@ -169,12 +172,12 @@ fn read_everywhere(reply: &Value) {
     }
     match knocked(reply, true, true) {
         Some(Knocked::Waits { holder, recovers_for, ticket, ahead, called, .. }) => {
-            let place = Place { ticket, ahead, called, recovers_for };
+            let position = QueuePosition { ticket, ahead, called, recovers_for };
             let look = recovers_for.map_or(seen(holder), |left| Look::Failed(Failure::recovering("h:1", left)));
             for leads in [false, true] {
                 let mut backoff = Backoff::new(Jitter::from_seed(1));
                 let _knock_at = Time::NEVER
-                    + place.next_knock(&look, leads, Duration::from_secs(1), &mut backoff).unwrap_or_default();
+                    + position.next_poll(&look, leads, Duration::from_secs(1), &mut backoff).unwrap_or_default();
             }
         }
         Some(Knocked::Granted(fence)) => reckon_with(&Acquired::Granted(fence)),
@@ -201,7 +204,7 @@ fn parts(reply: &Value) -> usize {
 }
 
 fn seen(holder: Holder) -> Look {
-    Look::Held { holder, watched: true, needs: Needs::ANY }
+    Look::Held { holder, watched: true, needs: WakeCondition::ANY }
 }
 
 fn reckon_with(acquired: &Acquired) {
@@ -209,7 +212,7 @@ fn reckon_with(acquired: &Acquired) {
         Acquired::Granted(fence) => assert!(i64::from(*fence) >= 0, "{fence}"),
         Acquired::Busy { holder, .. } => {
             let shown = format!("{holder} {holder:?}");
-            if let Some(token) = &holder.token {
+            if let Some(token) = token(holder) {
                 let secret = token.as_str().split_once('@').map_or("", |(secret, _)| secret);
                 assert!(token.label().contains(secret) || !shown.contains(secret), "{shown}");
             }
@@ -243,7 +246,7 @@ proptest! {
 
     #[test]
     fn what_a_script_says_is_what_is_read(drawn in 0_i64.., pttl in number(), ticket in 1_i64.., ahead: u32, secs: u32) {
-        let granted = |reply: &Value, votes| match ballot(reply, false, votes).map(|read| read.acquired) {
+        let granted = |reply: &Value, votes| match vote(reply, false, votes).map(|read| read.acquired) {
             Some(Acquired::Granted(fence)) => Some(i64::from(fence)),
             _ => None,
         };
@@ -253,10 +256,10 @@ proptest! {
         prop_assert_eq!(granted(&array(vec![1.into(), (-1 - drawn).into()]), false), None, "no fence is negative");
 
         let remaining = u64::try_from(pttl).ok().map(Duration::from_millis);
-        let held = Holder { token: Token::parse(TOKEN), remaining, fence: Fence::try_from(drawn).ok() };
+        let held = of(Token::parse(TOKEN), remaining, Fence::try_from(drawn).ok());
         let found = |code: i64| vec![code.into(), pttl.into(), TOKEN.into(), drawn.into()];
         prop_assert_eq!(holder(&array(found(1))), Some(Some(held.clone())));
-        match ballot(&array(found(0)), true, false).map(|read| read.acquired) {
+        match vote(&array(found(0)), true, false).map(|read| read.acquired) {
             Some(Acquired::Busy { holder, watched: true }) => prop_assert_eq!(holder, held.clone()),
             other => prop_assert!(false, "{:?}", other),
         }
@@ -271,8 +274,8 @@ proptest! {
                 watched: true,
                 called: false,
             }) => {
-                let free = held.remaining.or((pttl == -2).then_some(Duration::ZERO));
-                prop_assert_eq!(holder, Holder { remaining: free, ..held });
+                let free = held.remaining().or((pttl == -2).then_some(Duration::ZERO));
+                prop_assert_eq!(holder, lasting(held, free));
                 prop_assert_eq!((read, before), (u64::try_from(ticket).ok(), ahead));
             }
             other => prop_assert!(false, "{:?}", other),

@@ -30,6 +30,7 @@ use fred::{
         },
     },
 };
+use leasehold_protocol::time::Time;
 use socket2::TcpKeepalive;
 use tokio::{
     sync::{Notify, broadcast::Receiver},
@@ -44,7 +45,7 @@ use super::{
     url::{self, Target},
 };
 use crate::{
-    clock::{Clock, Time},
+    clock::{self, Clock},
     error::Error,
 };
 
@@ -121,9 +122,9 @@ impl Link {
         let settings = settings(limits);
         let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
         let errors = client.error_rx();
-        let began = Time::now(clock);
+        let began = clock::now(clock);
         let router = connect(&client).await?;
-        let made = Time::now(clock);
+        let made = clock::now(clock);
         let link = Self {
             client,
             router: router.abort_handle(),

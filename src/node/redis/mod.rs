@@ -10,6 +10,14 @@ use std::{
 };
 
 use fred::types::Value;
+use leasehold_protocol::{
+    failure::Failure,
+    fence::Fence,
+    holder::Holder,
+    key::Key,
+    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, Route, ServerIdentity, Vote},
+    token::Token,
+};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
@@ -20,18 +28,12 @@ use self::{
     script::Script,
     witness::Witness,
 };
-use super::{
-    Answer, Ballot, Bid, Ear, Failure, Guarding, Healed, Knock, Knocked, Lane, Line, Node, Owned, Page, Renewal, Sign,
-};
+use super::{Answer, Ear, Line, Node, Page};
 use crate::{
     capabilities::Capabilities,
     clock::Clock,
-    error::{Error, ErrorKind},
-    fence::Fence,
-    holder::Holder,
+    error::{Error, ErrorKind, keeper_ended},
     keeper::Host,
-    key::Key,
-    token::Token,
 };
 
 mod connection;
@@ -95,9 +97,9 @@ impl Redis {
         Ok(Self { home, keeper, push, witness, host, address: target.to_string() })
     }
 
-    fn connection(&self, lane: Lane) -> Arc<Connection> {
-        match (lane, &self.home) {
-            (Lane::Home, Some((_, home))) => home.clone(),
+    fn connection(&self, route: Route) -> Arc<Connection> {
+        match (route, &self.home) {
+            (Route::Home, Some((_, home))) => home.clone(),
             _ => self.keeper.clone(),
         }
     }
@@ -105,15 +107,15 @@ impl Redis {
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
     fn run<T: Send + 'static>(
         &self,
-        lane: Lane,
+        route: Route,
         script: &'static Script,
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + 'static,
         limit: Duration,
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<T> {
-        let connection = self.connection(lane);
-        let push = (lane == Lane::Watched).then(|| self.push.clone());
+        let connection = self.connection(route);
+        let push = (route == Route::Tracked).then(|| self.push.clone());
         let answer: Answer<T> = Box::pin(async move {
             let track = || push.as_ref().is_some_and(|push| push.is_on());
             let (value, way) = connection.run(script, keys, arguments, limit, track).await?;
@@ -121,7 +123,7 @@ impl Redis {
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
             read(&value, way).ok_or_else(unreadable)
         });
-        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
+        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 }
 
@@ -166,10 +168,10 @@ impl fmt::Debug for Redis {
 }
 
 impl Node for Redis {
-    fn lane(&self) -> Lane {
+    fn route(&self) -> Route {
         match (&self.home, Handle::try_current()) {
-            (Some((home, _)), Ok(here)) if here.id() == *home => Lane::Home,
-            _ => Lane::Keeper,
+            (Some((home, _)), Ok(here)) if here.id() == *home => Route::Home,
+            _ => Route::Keeper,
         }
     }
 
@@ -177,11 +179,11 @@ impl Node for Redis {
         &self.address
     }
 
-    fn acquire(&self, lane: Lane, bid: &Bid, limit: Duration) -> Answer<Ballot> {
-        let (bid, witness) = (bid.clone(), self.witness.clone());
-        let votes = bid.voting.is_some();
+    fn acquire(&self, route: Route, request: &AcquireRequest, limit: Duration) -> Answer<Vote> {
+        let (request, witness) = (request.clone(), self.witness.clone());
+        let votes = request.voting.is_some();
         let arguments = move |all: &mut Vec<Value>| {
-            let Bid { key, token, ttl, voting } = &bid;
+            let AcquireRequest { key, token, ttl, voting } = &request;
             all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
@@ -192,21 +194,21 @@ impl Node for Redis {
             }
         };
         let witness = self.witness.clone();
-        self.run(lane, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { watched, overtaken }| {
-            let ballot = reply::ballot(reply, watched, votes)?;
-            if let Some(run_id) = ballot.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
+        self.run(route, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { watched, overtaken }| {
+            let vote = reply::vote(reply, watched, votes)?;
+            if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
                 witness.heard(run_id);
             }
-            Some(Ballot { overtaken, ..ballot })
+            Some(Vote { overtaken, ..vote })
         })
     }
 
-    fn raise(&self, lane: Lane, key: &Key, token: &Token, fence: Fence, limit: Duration) -> Answer<Owned> {
+    fn raise(&self, route: Route, key: &Key, token: &Token, fence: Fence, limit: Duration) -> Answer<Owned> {
         let (key, token) = (key.clone(), token.clone());
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), fence.to_string().into()]);
         };
-        self.run(lane, &script::RAISE, 2, arguments, limit, |reply, _| reply::released(reply))
+        self.run(route, &script::RAISE, 2, arguments, limit, |reply, _| reply::released(reply))
     }
 
     fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Healed> {
@@ -220,22 +222,22 @@ impl Node for Redis {
             }
         };
         let witness = self.witness.clone();
-        self.run(Lane::Keeper, &script::HEAL, 2, arguments, limit, move |reply, _| {
+        self.run(Route::Keeper, &script::HEAL, 2, arguments, limit, move |reply, _| {
             witness.read(reply);
             reply::healed(reply)
         })
     }
 
-    fn probe(&self, limit: Duration) -> Answer<Sign> {
+    fn probe(&self, limit: Duration) -> Answer<ServerIdentity> {
         let (keeper, witness) = (self.keeper.clone(), self.witness.clone());
-        let answer: Answer<Sign> = Box::pin(async move {
+        let answer: Answer<ServerIdentity> = Box::pin(async move {
             let sign = reply::sign(&keeper.info(limit).await?);
             if let Some(run_id) = &sign.run_id {
                 witness.heard(run_id);
             }
             Ok(sign)
         });
-        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
+        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 
     fn listen(&self, ear: Weak<dyn Ear>) {
@@ -246,8 +248,8 @@ impl Node for Redis {
         self.push.room()
     }
 
-    fn renew(&self, lane: Lane, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
-        let (batch, watch) = (batch.to_vec(), lane == Lane::Watched);
+    fn renew(&self, route: Route, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
+        let (batch, watch) = (batch.to_vec(), route == Route::Tracked);
         let keys = batch.len();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(batch.iter().map(|renewal| renewal.key.lock().into()));
@@ -256,22 +258,22 @@ impl Node for Redis {
                 all.push("watch".into());
             }
         };
-        self.run(lane, &script::RENEW, keys, arguments, limit, |reply, _| reply::renewed(reply))
+        self.run(route, &script::RENEW, keys, arguments, limit, |reply, _| reply::renewed(reply))
     }
 
-    fn release(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
+    fn release(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         let (key, token, witness) = (key.clone(), token.clone(), self.witness.clone());
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(line_keys(&key));
             all.push(token.as_str().into());
             witness.testify_to_queues(all);
         };
-        self.run(lane, &script::RELEASE, 4, arguments, limit, |reply, _| reply::released(reply))
+        self.run(route, &script::RELEASE, 4, arguments, limit, |reply, _| reply::released(reply))
     }
 
     fn keep(
         &self,
-        lane: Lane,
+        route: Route,
         key: &Key,
         token: &Token,
         keep: Duration,
@@ -282,10 +284,10 @@ impl Node for Redis {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), token.as_str().into(), millis(keep), stays.as_str().into()]);
         };
-        self.run(lane, &script::KEEP, 1, arguments, limit, |reply, _| reply::released(reply))
+        self.run(route, &script::KEEP, 1, arguments, limit, |reply, _| reply::released(reply))
     }
 
-    fn knock(&self, lane: Lane, knock: &Knock, limit: Duration) -> Answer<Knocked> {
+    fn knock(&self, route: Route, knock: &Knock, limit: Duration) -> Answer<Knocked> {
         let (knock, witness) = (knock.clone(), self.witness.clone());
         let called = self.push.channel().is_some();
         // The process has the name whether or not it hears there.
@@ -306,10 +308,10 @@ impl Node for Redis {
             witness.read(reply);
             reply::knocked(reply, way.watched, called)
         };
-        self.run(lane, &script::KNOCK, 4, arguments, limit, read)
+        self.run(route, &script::KNOCK, 4, arguments, limit, read)
     }
 
-    fn leave(&self, lane: Lane, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
+    fn leave(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
         let (key, token, witness) = (key.clone(), token.clone(), self.witness.clone());
         // Where it was called on, or would have been: by now it may not be listening.
         let channel = self.push.name().to_owned();
@@ -318,7 +320,7 @@ impl Node for Redis {
             all.extend([token.as_str().into(), channel.as_str().into()]);
             witness.testify_to_queues(all);
         };
-        self.run(lane, &script::LEAVE, 4, arguments, limit, |reply, _| reply::released(reply))
+        self.run(route, &script::LEAVE, 4, arguments, limit, |reply, _| reply::released(reply))
     }
 
     fn line(&self, key: &Key, most: usize, limit: Duration) -> Answer<Line> {
@@ -327,13 +329,13 @@ impl Node for Redis {
             all.push(key.queue().into());
             all.push(i64::try_from(most).unwrap_or(i64::MAX).into());
         };
-        self.run(self.lane(), &script::QUEUE, 1, arguments, limit, |reply, _| reply::line(reply))
+        self.run(self.route(), &script::QUEUE, 1, arguments, limit, |reply, _| reply::line(reply))
     }
 
     fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.fence().into()]);
-        self.run(self.lane(), &script::HOLDER, 2, arguments, limit, |reply, _| reply::holder(reply))
+        self.run(self.route(), &script::HOLDER, 2, arguments, limit, |reply, _| reply::holder(reply))
     }
 
     fn held(&self, pattern: &str, cursor: u64, limit: Duration) -> Answer<Page> {
@@ -341,13 +343,13 @@ impl Node for Redis {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([cursor.to_string().into(), pattern.as_str().into(), KEYS_OF_A_PAGE.into()]);
         };
-        self.run(self.lane(), &script::HELD, 0, arguments, limit, |reply, _| reply::page(reply))
+        self.run(self.route(), &script::HELD, 0, arguments, limit, |reply, _| reply::page(reply))
     }
 
     fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.extend(line_keys(&key));
-        self.run(self.lane(), &script::FORCE_RELEASE, 4, arguments, limit, |reply, _| reply::flag(reply))
+        self.run(self.route(), &script::FORCE_RELEASE, 4, arguments, limit, |reply, _| reply::flag(reply))
     }
 
     fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
@@ -355,13 +357,13 @@ impl Node for Redis {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), (&*value).into(), fence.to_string().into()]);
         };
-        self.run(self.lane(), &script::GUARDED_SET, 1, arguments, limit, |reply, _| reply::guarding(reply))
+        self.run(self.route(), &script::GUARDED_SET, 1, arguments, limit, |reply, _| reply::guarding(reply))
     }
 
     fn guarded_get(&self, key: &Key, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
         let key = key.clone();
         let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-        self.run(self.lane(), &script::GUARDED_GET, 1, arguments, limit, |reply, _| reply::guarded(reply))
+        self.run(self.route(), &script::GUARDED_GET, 1, arguments, limit, |reply, _| reply::guarded(reply))
     }
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
@@ -375,11 +377,11 @@ impl Node for Redis {
             let watched_keys = Some(room).filter(|&room| room != usize::MAX);
             Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info) })
         });
-        Box::pin(self.host.keep_time(answer, || Err(Failure::keeper_ended())))
+        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 
-    fn reconnect(&self, lane: Lane) {
-        self.connection(lane).reconnect();
+    fn reconnect(&self, route: Route) {
+        self.connection(route).reconnect();
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {

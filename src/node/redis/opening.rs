@@ -6,6 +6,7 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::config::Config,
 };
+use leasehold_protocol::time::Time;
 use tokio::{
     runtime::Handle,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -16,7 +17,7 @@ use super::{
     url::Target,
 };
 use crate::{
-    clock::{Clock, Time},
+    clock::{self, Clock},
     error::Error,
     keeper::Host,
 };
@@ -87,7 +88,7 @@ impl Opening {
         }
         let hangs = LONGEST_PAUSE.max(self.limits.connect / AT_ONCE);
         loop {
-            let rest = (self.began + hangs).since(Time::now(&*self.clock));
+            let rest = (self.began + hangs).since(clock::now(&*self.clock));
             tokio::select! {
                 biased;
                 Some(opened) = self.outcomes.recv() => {
@@ -109,7 +110,7 @@ impl Opening {
         self.under_way = 0;
         self.number += 1;
         // The links before it may have ended at once, one after the other.
-        let (now, before) = (Time::now(&*self.clock), self.opened);
+        let (now, before) = (clock::now(&*self.clock), self.opened);
         self.pause = if now.since(before) < STEADY { (self.pause * 2).min(LONGEST_FLAP) } else { FIRST_PAUSE };
         self.opened = now;
     }
@@ -122,7 +123,7 @@ impl Opening {
         };
         let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
         let report = Report(Some(self.hand_over.clone()));
-        (self.under_way, self.began) = (self.under_way + 1, Time::now(&*self.clock));
+        (self.under_way, self.began) = (self.under_way + 1, clock::now(&*self.clock));
         runtime.spawn(async move { report.opened(Link::open(config, limits, number, &*clock).await) });
         Ok(())
     }

@@ -3,22 +3,23 @@
 use std::time::Duration;
 
 use fred::types::Value;
-
-use super::failure::not_extended;
-use crate::{
+use leasehold_protocol::{
+    failure::Failure,
     fence::Fence,
-    holder::Holder,
-    node::{Acquired, Ballot, Failure, Guarding, Healed, Knocked, Line, Owned, Page, Sign},
-    quorum::tally::Denial,
+    holder::{self, Holder},
+    message::{Acquired, Denial, Guarding, Healed, Knocked, Owned, ServerIdentity, Vote},
     token::Token,
 };
 
+use super::failure::not_extended;
+use crate::node::{Line, Page};
+
 /// With `votes`, the server's time and run id follow.
-pub(super) fn ballot(reply: &Value, watched: bool, votes: bool) -> Option<Ballot> {
+pub(super) fn vote(reply: &Value, watched: bool, votes: bool) -> Option<Vote> {
     let (acquired, sign) = match array(reply) {
         [acquired @ .., time, run_id] if votes => {
             let run_id = run_id.as_str().map(|run_id| (&*run_id).into());
-            (acquired, Some(Sign { time: Some(time.as_u64()?), run_id, is_alone: true }))
+            (acquired, Some(ServerIdentity { time: Some(time.as_u64()?), run_id, is_alone: true }))
         }
         acquired => (acquired, None),
     };
@@ -30,7 +31,7 @@ pub(super) fn ballot(reply: &Value, watched: bool, votes: bool) -> Option<Ballot
         [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
         _ => return None,
     };
-    Some(Ballot { acquired, sign, overtaken: false })
+    Some(Vote { acquired, sign, overtaken: false })
 }
 
 pub(super) fn healed(reply: &Value) -> Option<Healed> {
@@ -43,9 +44,9 @@ pub(super) fn healed(reply: &Value) -> Option<Healed> {
 }
 
 /// What the server's INFO tells; a user who may not read it sees nothing, and that is no fault of the server.
-pub(super) fn sign(info: &str) -> Sign {
+pub(super) fn sign(info: &str) -> ServerIdentity {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Sign {
+    ServerIdentity {
         time: field("server_time_usec").and_then(|time| time.trim().parse().ok()),
         run_id: field("run_id").map(|run_id| run_id.trim().into()),
         is_alone: field("redis_mode").or_else(|| field("server_mode")).is_none_or(|mode| mode.trim() == "standalone"),
@@ -65,7 +66,7 @@ pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knoc
             let mut holder = found(pttl, value, stored)?;
             if pttl.as_i64() == Some(NO_KEY) {
                 // Free already: nothing to wait for.
-                holder.remaining = Some(Duration::ZERO);
+                holder = holder::lasting(holder, Some(Duration::ZERO));
             }
             (holder, None, place)
         }
@@ -181,7 +182,7 @@ fn owned(code: i64) -> Option<Owned> {
 }
 
 fn found(pttl: &Value, value: &Value, stored: &Value) -> Option<Holder> {
-    Some(Holder::read(value.as_str().as_deref(), pttl.as_i64()?, fence(stored)))
+    Some(holder::read(value.as_str().as_deref(), pttl.as_i64()?, fence(stored)))
 }
 
 fn fence(value: &Value) -> Option<Fence> {
@@ -205,8 +206,8 @@ mod tests {
 
     #[test]
     fn a_reply_of_another_shape_is_nobodys_verdict() {
-        assert!(ballot(&Value::from(1), false, false).is_none());
-        assert!(ballot(&Value::Array(vec![1.into(), "x".into()]), false, false).is_none());
+        assert!(vote(&Value::from(1), false, false).is_none());
+        assert!(vote(&Value::Array(vec![1.into(), "x".into()]), false, false).is_none());
         assert!(released(&Value::from(7)).is_none());
         assert!(released(&Value::Null).is_none());
     }
@@ -214,8 +215,8 @@ mod tests {
     #[test]
     fn a_holder_of_another_type_has_no_value() {
         let reply = Value::Array(vec![0.into(), 1_500.into(), Value::Null, Value::Null]);
-        let ballot = ballot(&reply, false, false);
-        let Some(Ballot { acquired: Acquired::Busy { holder, .. }, sign: None, .. }) = ballot else {
+        let vote = vote(&reply, false, false);
+        let Some(Vote { acquired: Acquired::Busy { holder, .. }, sign: None, .. }) = vote else {
             panic!("busy was said")
         };
         assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use crate::plants;
+use leasehold_protocol::plants;
 
 /// One Lua script: its text is the documentation of what it does.
 #[derive(Debug)]

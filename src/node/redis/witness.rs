@@ -20,10 +20,11 @@ use std::{
 };
 
 use fred::types::Value;
+use leasehold_protocol::time::Time;
 use parking_lot::Mutex;
 
 use super::reply;
-use crate::clock::{Clock, Time};
+use crate::clock::{self, Clock};
 
 /// The run that has answered, and since when.
 pub(super) struct Witness {
@@ -42,7 +43,7 @@ impl Witness {
     pub(super) fn heard(&self, run_id: &str) {
         let mut run = self.run.lock();
         if run.as_ref().is_none_or(|(known, _)| **known != *run_id) {
-            *run = Some((run_id.into(), Time::now(&*self.clock)));
+            *run = Some((run_id.into(), clock::now(&*self.clock)));
         }
     }
 
@@ -56,7 +57,7 @@ impl Witness {
     /// The run that has answered, and for how many seconds it has been up at least; nothing below the first second.
     fn known(&self) -> Option<(Box<str>, u64)> {
         let (run_id, since) = self.run.lock().clone()?;
-        let up = Time::now(&*self.clock).since(since).as_secs();
+        let up = clock::now(&*self.clock).since(since).as_secs();
         (up > 0).then_some((run_id, up))
     }
 

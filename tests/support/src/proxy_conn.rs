@@ -155,8 +155,8 @@ struct Wait {
 struct Traffic {
     shared: Arc<Shared>,
     connection: u64,
-    up: Lane,
-    down: Lane,
+    up: Route,
+    down: Route,
     /// What becomes of the replies still to come, in the order of their commands.
     pending: VecDeque<Pending>,
     /// A reply has been lost, so none may follow.
@@ -186,8 +186,8 @@ impl Traffic {
         Self {
             shared,
             connection,
-            up: Lane::default(),
-            down: Lane::default(),
+            up: Route::default(),
+            down: Route::default(),
             pending: VecDeque::new(),
             muted: false,
             silent: false,
@@ -209,9 +209,9 @@ impl Traffic {
             return Next::Wait(wait);
         }
         let mut gone = [false; 2];
-        let lanes = [(&mut self.up, server, &mut wait.server_full), (&mut self.down, client, &mut wait.client_full)];
-        for ((lane, to, full), gone) in lanes.into_iter().zip(&mut gone) {
-            match lane.flush(to, state.delay) {
+        let routes = [(&mut self.up, server, &mut wait.server_full), (&mut self.down, client, &mut wait.client_full)];
+        for ((route, to, full), gone) in routes.into_iter().zip(&mut gone) {
+            match route.flush(to, state.delay) {
                 Flushed::Nothing => {}
                 Flushed::Until(due) => {
                     wait.until = Some(wait.until.map_or(due, |other| other.min(due)));
@@ -404,7 +404,7 @@ fn is_message(frame: &[u8]) -> bool {
 
 /// One direction.
 #[derive(Default)]
-struct Lane {
+struct Route {
     /// Not yet a whole frame.
     unread: Vec<u8>,
     /// These bytes are no RESP2, and are passed on as they come.
@@ -448,7 +448,7 @@ enum Flushed {
     Gone,
 }
 
-impl Lane {
+impl Route {
     fn push(&mut self, what: What, hold: Option<Arc<Rule>>) {
         self.queue.push_back(Item {
             arrived: Instant::now(),

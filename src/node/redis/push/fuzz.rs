@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use fred::types::{Message, MessageKind, Value, config::Server};
+use leasehold_protocol::time::Time;
 use parking_lot::Mutex;
 use proptest::{collection::vec, prelude::*};
 
@@ -15,7 +16,7 @@ use super::{
     call::Call,
     session::room_of,
 };
-use crate::{clock::Time, node::Ear};
+use crate::node::Ear;
 
 /// What came through.
 #[derive(Default)]

@@ -21,6 +21,7 @@ use std::{
 };
 
 use fred::types::{Message, Value};
+use leasehold_protocol::doubling::Doubling;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -36,11 +37,10 @@ use super::{
 };
 use crate::{
     capabilities,
-    doubling::Doubling,
     foreign::{self, Event},
     keeper::Host,
     node::Ear,
-    token::random_u64,
+    random,
 };
 
 mod call;
@@ -96,7 +96,7 @@ enum End {
 impl Push {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            channel: format!("leasehold:{:016x}", random_u64()),
+            channel: format!("leasehold:{:016x}", random::number()),
             called: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
             on: AtomicBool::new(false),

@@ -1,0 +1,296 @@
+//! One attempt to acquire, as a pure machine: one token, one first send to each node, one verdict. One node is a quorum
+//! of one.
+//!
+//! # Invariants
+//!
+//! 1. Validity counts from before the first send, never from a reply (rule 1). A majority that is complete when that is
+//!    used up is no win.
+//! 2. An unknown outcome is not a no: every node that may hold our token is undone unless the attempt was won (rule 6).
+//! 3. A win is the only verdict with a fence, and it has one only when a majority holds our token with a floor that is
+//!    at least that fence, and a majority drew nothing larger (rule 10; set-ups: how fences grow over a quorum).
+//! 4. A loss is told when no majority can grant any more, and it is known whether one is there at all.
+
+use std::time::Duration;
+
+use crate::{
+    failure::Failure,
+    fence::Fence,
+    holder::Holder,
+    message::{Acquired, Denial, Owned},
+    plants::{self, Plant},
+    plurality::Plurality,
+    tally::{Nodes, Tally, WakeCondition, drift, majority},
+    time::Time,
+};
+
+/// No node of several is waited for any shorter, however short the TTL is.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(20);
+
+/// How long one of so many nodes is waited for: less than the TTL, so that what the others said is still good; but two
+/// phases over slow links must fit in. The only node gets the whole limit.
+pub fn limit(nodes: usize, limit: Duration, ttl: Duration) -> Duration {
+    if nodes == 1 { limit } else { limit.min((ttl / 2).max(SHORTEST_LIMIT)) }
+}
+
+/// What is to be done after an answer.
+#[derive(Debug)]
+#[must_use = "an attempt goes on only if its steps are taken"]
+pub enum Step {
+    /// Hear the next answer.
+    Wait,
+    /// Lift the floor on these nodes, then go on hearing.
+    Raise {
+        /// To at least this one.
+        fence: Fence,
+        /// The nodes.
+        on: Nodes,
+    },
+    /// It is decided. Answers that come now are for [`late`].
+    Over(Verdict),
+}
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub enum Verdict {
+    /// The lease is ours; the watchdog goes on from the tally.
+    Won {
+        /// Larger than every holder's before.
+        fence: Fence,
+        /// What the nodes hold and deny.
+        tally: Tally,
+    },
+    /// Somebody holds it.
+    Busy {
+        /// Who holds it on a majority.
+        holder: Holder,
+        /// What has to be freed until it can be ours: the nodes that granted it are given back, and tell nothing by that.
+        needs: WakeCondition,
+        /// Whether so many nodes will tell when their key changes.
+        watched: bool,
+    },
+    /// Nobody has a majority: several try at once.
+    Split {
+        /// Of the most nodes.
+        holder: Holder,
+    },
+    /// Too few nodes granted it for another reason, or too late: what each said, in order.
+    Failed(Vec<Result<Acquired, Failure>>),
+}
+
+/// One attempt under way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Attempt {
+    sent: Time,
+    deadline: Time,
+    seats: Box<[Seat]>,
+    /// The fence that floors are being raised to.
+    raising_to: Option<Fence>,
+    won: bool,
+}
+
+/// What is known of one node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Seat {
+    /// It has not answered.
+    Asked,
+    /// It holds our token, and drew this fence.
+    Granted(Fence),
+    /// The same, and its floor is being lifted.
+    Raising(Fence),
+    /// The same, and its floor was lifted.
+    Raised(Fence),
+    Busy {
+        holder: Holder,
+        watched: bool,
+    },
+    Recovering(Duration),
+    Failed(Failure),
+}
+
+impl Seat {
+    fn drawn(&self) -> Option<Fence> {
+        match self {
+            Self::Granted(fence) | Self::Raising(fence) | Self::Raised(fence) => Some(*fence),
+            _ => None,
+        }
+    }
+
+    fn may_hold(&self) -> bool {
+        match self {
+            Self::Asked | Self::Granted(_) | Self::Raising(_) | Self::Raised(_) => true,
+            Self::Failed(failure) => failure.may_have_happened(),
+            Self::Busy { .. } | Self::Recovering(_) => false,
+        }
+    }
+}
+
+impl Attempt {
+    /// `sent` is the time before the first request is handed to the transport.
+    pub fn new(sent: Time, ttl: Duration, nodes: usize) -> Self {
+        let deadline = sent + ttl.saturating_sub(drift(ttl));
+        Self { sent, deadline, seats: vec![Seat::Asked; nodes].into(), raising_to: None, won: false }
+    }
+
+    /// `node` has answered the acquire, or will not.
+    pub fn answer(&mut self, now: Time, node: usize, answer: Result<Acquired, Failure>) -> Step {
+        if plants::is(Plant::DeadlineFromReply) {
+            self.sent = now;
+        }
+        let Some(seat) = self.seats.get_mut(node) else { return Step::Wait };
+        *seat = match answer {
+            Ok(Acquired::Granted(fence)) => Seat::Granted(fence),
+            Ok(Acquired::Busy { holder, watched }) => Seat::Busy { holder, watched },
+            Ok(Acquired::Recovering(left)) => Seat::Recovering(left),
+            Err(failure) => Seat::Failed(failure),
+        };
+        self.decide(now)
+    }
+
+    /// `node` has answered that its floor is lifted, or not.
+    pub fn raised(&mut self, now: Time, node: usize, answer: Result<Owned, Failure>) -> Step {
+        let Some(seat) = self.seats.get_mut(node) else { return Step::Wait };
+        let Some(drawn) = seat.drawn() else { return Step::Wait };
+        *seat = match answer {
+            Ok(Ok(())) => Seat::Raised(drawn),
+            // Neither is there anything to undo.
+            Ok(Err(Denial::Gone)) => Seat::Failed(Failure::unavailable("it has lost the key that it had just granted")),
+            Ok(Err(Denial::Taken)) => Seat::Failed(Failure::unavailable("somebody took the key that it had granted")),
+            // The token is there, whatever became of the floor.
+            Err(failure) => Seat::Failed(Failure::unknown(failure.to_string())),
+        };
+        self.decide(now)
+    }
+
+    fn decide(&mut self, now: Time) -> Step {
+        let majority = majority(self.seats.len());
+        if let Some(fence) = self.fence(majority) {
+            if now < self.deadline {
+                self.won = true;
+                return Step::Over(Verdict::Won { fence, tally: self.tally() });
+            }
+            return Step::Over(self.failed());
+        }
+        let drawn: Vec<Fence> = self.seats.iter().filter_map(Seat::drawn).collect();
+        if drawn.len() >= majority {
+            return self.raise(&drawn);
+        }
+        let asked = self.seats.iter().filter(|seat| matches!(seat, Seat::Asked)).count();
+        if drawn.len() + asked >= majority {
+            return Step::Wait;
+        }
+        let busy = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy { .. })).count();
+        if drawn.len() + busy >= majority {
+            if let Some(verdict) = self.held(drawn.len(), asked, majority) {
+                return Step::Over(verdict);
+            }
+        }
+        if asked > 0 { Step::Wait } else { Step::Over(self.failed()) }
+    }
+
+    /// The fence of a win (invariant 3): what a majority drew alike, or what a majority was raised to. Either way a
+    /// majority drew nothing larger: in the second, the one whose largest draw it is. Once a raise is under way it is
+    /// the second, or the floors would tell of another fence than the holder's.
+    fn fence(&self, majority: usize) -> Option<Fence> {
+        if plants::is(Plant::NoPhaseTwo) {
+            let drawn = || self.seats.iter().filter_map(Seat::drawn);
+            return if drawn().count() >= majority { drawn().max() } else { None };
+        }
+        let Some(fence) = self.raising_to else {
+            let alike = |fence: Fence| self.seats.iter().filter(|seat| seat.drawn() == Some(fence)).count();
+            return self.seats.iter().filter_map(Seat::drawn).find(|&fence| alike(fence) >= majority);
+        };
+        let is_raised = |seat: &&Seat| match seat {
+            Seat::Raised(_) => true,
+            Seat::Granted(drawn) => *drawn >= fence,
+            _ => false,
+        };
+        (self.seats.iter().filter(is_raised).count() >= majority).then_some(fence)
+    }
+
+    /// A majority has granted, each its own number: they are lifted to the largest. Who grants later is lifted too, and
+    /// may stand in for one that fails to.
+    fn raise(&mut self, drawn: &[Fence]) -> Step {
+        let Some(fence) = self.raising_to.or_else(|| drawn.iter().copied().max()) else { return Step::Wait };
+        self.raising_to = Some(fence);
+        let mut on = Nodes::NONE;
+        for (node, seat) in self.seats.iter_mut().enumerate() {
+            match *seat {
+                Seat::Granted(drawn) if drawn < fence => {
+                    *seat = Seat::Raising(drawn);
+                    on.insert(node);
+                }
+                _ => {}
+            }
+        }
+        if on.is_empty() { Step::Wait } else { Step::Raise { fence, on } }
+    }
+
+    /// What the nodes hold and deny, as the first round of the lease's life.
+    fn tally(&self) -> Tally {
+        let mut tally = Tally::new(self.seats.len());
+        for (node, seat) in self.seats.iter().enumerate() {
+            match seat {
+                Seat::Granted(_) | Seat::Raising(_) | Seat::Raised(_) => tally.confirm(node, self.sent),
+                Seat::Busy { .. } => tally.deny(node, self.sent, Denial::Taken),
+                Seat::Recovering(_) => tally.deny(node, self.sent, Denial::Gone),
+                Seat::Asked | Seat::Failed(_) if seat.may_hold() => tally.suspect(node),
+                Seat::Asked | Seat::Failed(_) => {}
+            }
+        }
+        tally
+    }
+
+    /// Somebody else was there first, or at the same time; `None` while those who are still asked may decide which.
+    fn held(&self, drawn: usize, asked: usize, majority: usize) -> Option<Verdict> {
+        let busy = |seat: &Seat| match seat {
+            Seat::Busy { holder, watched } => Some((holder.clone(), *watched)),
+            _ => None,
+        };
+        let (busy, watched): (Vec<Holder>, Vec<bool>) = self.seats.iter().filter_map(busy).unzip();
+        let Some(Plurality { mut holder, nodes }) = Plurality::largest(&busy, majority) else {
+            return Some(Verdict::Split { holder: Holder::default() });
+        };
+        if nodes < majority {
+            return (nodes + asked < majority).then_some(Verdict::Split { holder });
+        }
+        // So many must go until a majority is free, and the keys go by themselves in the order of their expiry.
+        let count = majority.saturating_sub(drawn).max(1);
+        let others = self.seats.iter().enumerate().filter(|(_, seat)| seat.drawn().is_none());
+        let needs = WakeCondition { count, of: others.map(|(node, _)| node).collect() };
+        let mut expiries: Vec<Option<Duration>> = busy.iter().map(|holder| holder.remaining).collect();
+        expiries.sort_by_key(|remaining| remaining.unwrap_or(Duration::MAX));
+        holder.remaining = expiries.get(count - 1).copied().flatten();
+        let watched = watched.iter().filter(|watched| **watched).count() >= count;
+        Some(Verdict::Busy { holder, needs, watched })
+    }
+
+    fn failed(&self) -> Verdict {
+        let said = |seat: &Seat| match seat {
+            Seat::Granted(fence) | Seat::Raising(fence) | Seat::Raised(fence) => Ok(Acquired::Granted(*fence)),
+            Seat::Busy { holder, watched } => Ok(Acquired::Busy { holder: holder.clone(), watched: *watched }),
+            Seat::Recovering(left) => Ok(Acquired::Recovering(*left)),
+            Seat::Failed(failure) => Err(failure.clone()),
+            Seat::Asked => Err(Failure::unknown("it has not answered yet")),
+        };
+        Verdict::Failed(self.seats.iter().map(said).collect())
+    }
+
+    /// The nodes that may hold a token that nobody will use, and have answered or never will. The others are for
+    /// [`late`].
+    pub fn must_undo(&self) -> Nodes {
+        let may_hold = |seat: &Seat| !self.won && !matches!(seat, Seat::Asked) && seat.may_hold();
+        self.seats.iter().enumerate().filter(|(_, seat)| may_hold(seat)).map(|(node, _)| node).collect()
+    }
+}
+
+/// Whether a node may hold a token that nobody will use, when its answer came after the attempt was given up or lost.
+pub fn late(answer: &Result<Acquired, Failure>) -> bool {
+    match answer {
+        Ok(Acquired::Granted(_)) => true,
+        Ok(Acquired::Busy { .. } | Acquired::Recovering(_)) => false,
+        Err(failure) => failure.may_have_happened(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

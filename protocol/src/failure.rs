@@ -1,0 +1,98 @@
+//! Why a node did not do what it was asked.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::votes::{NodeAnswer, Vote, Votes};
+
+/// Why a node's answer says nothing about the lock.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Failure {
+    text: String,
+    kind: FailureKind,
+    /// Where it is the failure of many nodes: what each of them said.
+    votes: Option<Arc<Votes>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum FailureKind {
+    /// The node cannot serve now, and did nothing.
+    Unavailable,
+    /// The request was never sent, and never will be.
+    Unsent,
+    /// The node will not serve this, and did nothing.
+    Refused,
+    /// It may have happened, or may happen later (rule 6).
+    Unknown,
+    /// It will not serve this, but may have done a part.
+    RefusedHalfway,
+}
+
+impl Failure {
+    /// The node cannot serve now, and did nothing.
+    pub fn unavailable(text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind: FailureKind::Unavailable, votes: None }
+    }
+
+    /// The request was never sent, and never will be.
+    pub fn unsent(text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind: FailureKind::Unsent, votes: None }
+    }
+
+    /// The node will not serve this, and did nothing.
+    pub fn refused(text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind: FailureKind::Refused, votes: None }
+    }
+
+    /// It may have happened, or may happen later (rule 6).
+    pub fn unknown(text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind: FailureKind::Unknown, votes: None }
+    }
+
+    /// Too few nodes granted it: what each, by its address, said. What may have happened on some is dealt with already.
+    pub fn of_nodes(answers: impl IntoIterator<Item = (String, NodeAnswer)>) -> Self {
+        let votes = Votes { votes: answers.into_iter().map(|(address, answer)| Vote { address, answer }).collect() };
+        let kind = if votes.is_refusal() { FailureKind::Refused } else { FailureKind::Unavailable };
+        Self { text: votes.to_string(), kind, votes: Some(Arc::new(votes)) }
+    }
+
+    /// A node that may have forgotten.
+    pub fn recovering(address: &str, left: Duration) -> Self {
+        let answer = NodeAnswer::Recovering { remaining: left };
+        Self::unavailable(format!("the server at {address} {answer}"))
+    }
+
+    /// What each node said, if it is the failure of many.
+    pub fn votes(&self) -> Option<&Arc<Votes>> {
+        self.votes.as_ref()
+    }
+
+    /// The same failure, from a step that may have done a part of its work.
+    pub fn halfway(self) -> Self {
+        let kind = match self.kind {
+            FailureKind::Refused | FailureKind::RefusedHalfway => FailureKind::RefusedHalfway,
+            FailureKind::Unavailable | FailureKind::Unsent | FailureKind::Unknown => FailureKind::Unknown,
+        };
+        Self { kind, ..self }
+    }
+
+    /// Whether the node may have done it, or may do it later.
+    pub fn may_have_happened(&self) -> bool {
+        matches!(self.kind, FailureKind::Unknown | FailureKind::RefusedHalfway)
+    }
+
+    /// Whether the node has said nothing, to this request at least.
+    pub fn is_silence(&self) -> bool {
+        matches!(self.kind, FailureKind::Unsent | FailureKind::Unknown)
+    }
+
+    /// Whether trying again as before is pointless.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self.kind, FailureKind::Refused | FailureKind::RefusedHalfway)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}

@@ -1,0 +1,127 @@
+//! Who holds a lock, as far as its key tells.
+
+use std::{fmt, time::Duration};
+
+use crate::{fence::Fence, token::Token};
+
+/// Who holds a lock, read from its key at one moment.
+///
+/// Every part is optional: a key that another library wrote has neither label nor fence, one that has been held for 24
+/// hours has no [fence](Self::fence), and one without a TTL has no remaining time.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct Holder {
+    pub(crate) token: Option<Token>,
+    pub(crate) remaining: Option<Duration>,
+    pub(crate) fence: Option<Fence>,
+}
+
+impl Holder {
+    /// The readable name that the holder gave itself, `host:pid` unless it chose another.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.token.as_ref().map(Token::label)
+    }
+
+    /// How long the key still lived when it was read, if nobody renews it.
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        self.remaining
+    }
+
+    /// The fencing token of this holder; `None` once it has held the lock for 24 hours, for the server keeps a fence no
+    /// longer than that ([`Lease::fence`] always has it). Over a quorum `None` too while too few nodes have
+    /// answered for it to be certain.
+    ///
+    /// [`Lease::fence`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.fence
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.fence
+    }
+
+    /// The whole token, which proves ownership: whoever has it can release the lock. It is never printed.
+    #[must_use]
+    pub fn token(&self) -> Option<&str> {
+        self.token.as_ref().map(Token::as_str)
+    }
+}
+
+/// A holder of these parts. This and the functions below are no methods, because a method is there for users too.
+pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Holder {
+    Holder { token, remaining, fence }
+}
+
+/// Puts together what a node read: the key's value (`None` for another type than a string), its PTTL in milliseconds
+/// (negative without a TTL), and the fence key.
+pub fn read(value: Option<&str>, pttl: i64, fence: Option<Fence>) -> Holder {
+    let token = value.and_then(Token::parse);
+    // The stored fence is the newest ever drawn: the holder's, if the holder is one of ours.
+    let fence = token.as_ref().and(fence);
+    Holder { token, remaining: u64::try_from(pttl).ok().map(Duration::from_millis), fence }
+}
+
+/// The token under the key, if that is one of ours.
+pub fn token(holder: &Holder) -> Option<&Token> {
+    holder.token.as_ref()
+}
+
+/// The same holder, whose key lives for another time.
+pub fn lasting(holder: Holder, remaining: Option<Duration>) -> Holder {
+    Holder { remaining, ..holder }
+}
+
+/// Whether it is the same acquisition, seen at another moment.
+pub fn is_same(one: &Holder, other: &Holder) -> bool {
+    one.token == other.token
+}
+
+/// A sentence's end: `worker-1:4711 (fence 1795…) for another 12.3 s`.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.label() {
+            Some(label) => f.write_str(label)?,
+            None => f.write_str("another program (its key has none of our tokens)")?,
+        }
+        if let Some(fence) = self.fence {
+            write!(f, " (fence {fence})")?;
+        }
+        match self.remaining {
+            Some(remaining) => write!(f, ", whose key lives {remaining:?} more unless renewed"),
+            None => f.write_str(", whose key has no TTL"),
+        }
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holder")
+            .field("label", &self.label())
+            .field("remaining", &self.remaining)
+            .field("fence", &self.fence)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_key_has_no_label_and_lends_nobody_our_fence() {
+        let fence = Fence::try_from(7_u64).ok();
+        let holder = read(Some("someone-else"), -1, fence);
+        assert_eq!((holder.label(), holder.fence(), holder.token()), (None, None, None));
+        assert!(holder.to_string().contains("no TTL"), "{holder}");
+    }
+
+    #[test]
+    fn neither_debug_nor_display_shows_the_token() {
+        let token = Token::draw("host:7");
+        let holder = read(Some(token.as_str()), 1_500, Fence::try_from(7_u64).ok());
+        assert_eq!(holder.token(), Some(token.as_str()));
+        let uuid = &token.as_str()[4..40];
+        for shown in [format!("{holder:?}"), holder.to_string()] {
+            assert!(!shown.contains(uuid), "{shown}");
+            assert!(shown.contains("host:7") && shown.contains("1.5s"), "{shown}");
+        }
+    }
+}

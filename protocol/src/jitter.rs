@@ -1,0 +1,50 @@
+//! Randomness that nobody needs to guess, and that a test can repeat.
+
+use std::time::Duration;
+
+/// The generator's odd constant: 2^64 divided by the golden ratio.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A stream of random spans: splitmix64 (Steele, Lea, Flood 2014).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Jitter(u64);
+
+impl Jitter {
+    /// One that is the same every time.
+    pub fn from_seed(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// One of many of the same seed, by its number.
+    pub fn stream(seed: u64, number: u64) -> Self {
+        // Mixed once, so that two streams in a row are not the same one a step apart.
+        Self(mix(seed.wrapping_add(STEP.wrapping_mul(number))))
+    }
+
+    /// A span from nothing to just below `bound`.
+    pub fn below(&mut self, bound: Duration) -> Duration {
+        self.0 = self.0.wrapping_add(STEP);
+        let share = u128::from(mix(self.0) >> 32);
+        Duration::from_nanos(u64::try_from((bound.as_nanos() * share) >> 32).unwrap_or(u64::MAX))
+    }
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_uses_the_whole_range() {
+        let mut jitter = Jitter::from_seed(7);
+        let draws: Vec<_> = (0..1_000).map(|_| jitter.below(Duration::from_secs(1)).as_millis()).collect();
+        let below = |limit: u128| draws.iter().filter(|&&draw| draw < limit).count();
+        assert!((50..=150).contains(&below(100)), "a tenth falls into the first tenth, give or take: {}", below(100));
+        assert!((400..=600).contains(&below(500)), "{}", below(500));
+    }
+}

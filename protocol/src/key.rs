@@ -1,0 +1,165 @@
+//! Which keys a name stands for.
+
+use std::{
+    borrow::Borrow,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+/// Longest name, in bytes.
+const LONGEST: usize = 1024;
+
+/// What cannot be a lock's name, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidName(Box<str>);
+
+/// The keys of one lock name: the lock key itself, which is exactly prefix + name, and its companions.
+#[derive(Clone)]
+pub struct Key {
+    full: Arc<str>,
+    prefix: u32,
+}
+
+impl Key {
+    /// Refuses what could not be a lock's name, before any I/O.
+    pub fn new(prefix: &str, name: &str) -> Result<Self, InvalidName> {
+        if name.is_empty() {
+            return Err(InvalidName("the name is empty: name the resource that is to be protected".into()));
+        }
+        if name.len() > LONGEST {
+            let length = name.len();
+            return Err(InvalidName(
+                format!("the name is {length} bytes long, {LONGEST} is the most: use a digest of it").into(),
+            ));
+        }
+        let full: Arc<str> = [prefix, name].concat().into();
+        if names_a_companion(&full) {
+            return Err(InvalidName(format!(
+                "the name {name:?} ends like the key in which a lock keeps its fence or queue: choose another ending \
+                 than \":lh:…\" or \":lht:…\""
+            ).into()));
+        }
+        // The builder keeps prefixes far below this.
+        Ok(Self { full, prefix: u32::try_from(prefix.len()).unwrap_or_default() })
+    }
+
+    /// The lock that a server speaks of.
+    pub fn of_lock(full: &str) -> Self {
+        Self { full: full.into(), prefix: 0 }
+    }
+
+    /// What the user called it.
+    pub fn name(&self) -> &str {
+        self.full.get(self.prefix as usize..).unwrap_or(&self.full)
+    }
+
+    /// The key that holds the token.
+    pub fn lock(&self) -> &str {
+        &self.full
+    }
+
+    /// The key that holds the newest fence.
+    pub fn fence(&self) -> String {
+        self.companion("fence")
+    }
+
+    /// The key that holds the line of those who wait.
+    pub fn queue(&self) -> String {
+        self.companion("queue")
+    }
+
+    /// The key that holds how to reach them.
+    pub fn wait(&self) -> String {
+        self.companion("wait")
+    }
+
+    /// A companion key in the lock's own slot: a name without a hash tag becomes the tag, a name with one keeps it.
+    /// The two spellings keep `a` and `{a}` apart.
+    fn companion(&self, what: &str) -> String {
+        let full = &self.full;
+        if has_hash_tag(full) { format!("{full}:lht:{what}") } else { format!("{{{full}}}:lh:{what}") }
+    }
+}
+
+/// Two keys are one lock if the server sees one key, however it was split into prefix and name.
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.full == other.full
+    }
+}
+
+impl Eq for Key {}
+
+/// By its full text, so that a table of keys can be asked with what a server says.
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.full
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.full.hash(state);
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.full, f)
+    }
+}
+
+/// Redis' rule: what stands between the first `{` and the first `}` after it, unless that is nothing.
+fn has_hash_tag(key: &str) -> bool {
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    tag.is_some_and(|(tag, _)| !tag.is_empty())
+}
+
+fn names_a_companion(key: &str) -> bool {
+    let companion = |what: &str| !what.is_empty() && what.bytes().all(|byte| byte.is_ascii_lowercase());
+    match key.rsplit_once(":lh:") {
+        Some((base, what)) if base.ends_with('}') && companion(what) => true,
+        _ => key.rsplit_once(":lht:").is_some_and(|(base, what)| has_hash_tag(base) && companion(what)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new("", name).unwrap()
+    }
+
+    #[test]
+    fn the_lock_key_is_prefix_and_name_and_nothing_else() {
+        let key = Key::new("app:", "job").unwrap();
+        assert_eq!((key.lock(), key.name()), ("app:job", "job"));
+    }
+
+    #[test]
+    fn companions_share_the_slot_and_never_meet() {
+        assert_eq!(key("a").fence(), "{a}:lh:fence");
+        assert_eq!(key("{a}").fence(), "{a}:lht:fence");
+        assert_eq!(key("x{a}y").fence(), "x{a}y:lht:fence");
+        assert_eq!(key("{}").fence(), "{{}}:lh:fence");
+        assert_eq!((key("a").queue(), key("a").wait()), ("{a}:lh:queue".into(), "{a}:lh:wait".into()));
+    }
+
+    #[test]
+    fn empty_long_and_companion_names_are_refused_with_a_reason() {
+        for (name, says) in [
+            (String::new(), "empty"),
+            ("x".repeat(1025), "1025 bytes"),
+            ("{a}:lh:fence".into(), "ends like"),
+            ("{a}:lht:queue".into(), "ends like"),
+        ] {
+            let error = Key::new("", &name).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        assert!(Key::new("", &"x".repeat(1024)).is_ok());
+        assert!(Key::new("", "a:lh:fence").is_ok(), "no lock has this companion");
+    }
+}

@@ -1,0 +1,51 @@
+//! The protocol of [leasehold](https://docs.rs/leasehold) as pure state machines. Each step is a function of the state,
+//! an event and the time: nothing here reads a clock, opens a connection, starts a task or draws a random number. The
+//! library, `leasehold`, carries out what these machines order; use that one. What is public here is public for it, and
+//! changes with it.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`attempt`] | whether an acquire has won, and which floors of fences to raise before it has |
+//! | [`renewal`] | when a held lease is renewed, repaired or over |
+//! | [`release_tally`] | what a release came to on all nodes together |
+//! | [`tally`], [`plurality`] | what a majority has confirmed or denied, and who holds the most nodes |
+//! | [`fence_proposal`] | which fence is proposed, so that the nodes issue the same one |
+//! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
+//! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
+//! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
+//! | [`store`] | what a node answers: the server's side of all of it |
+//!
+//! The others are what these speak in: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`], [`failure`],
+//! [`votes`], [`node_status`], [`loss`], [`look`], [`jitter`], [`doubling`] and [`glob`].
+
+// A pure function whose result is not used does nothing: nobody needs to be told at each.
+#![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
+
+pub mod attempt;
+pub mod backoff;
+pub mod doubling;
+pub mod failure;
+pub mod fence;
+pub mod fence_proposal;
+pub mod glob;
+pub mod holder;
+pub mod identities;
+pub mod jitter;
+pub mod key;
+pub mod look;
+pub mod loss;
+pub mod message;
+pub mod node_health;
+pub mod node_status;
+#[doc(hidden)]
+pub mod plants;
+pub mod plurality;
+pub mod queue_position;
+pub mod release_tally;
+pub mod renewal;
+pub mod store;
+pub mod tally;
+pub mod time;
+pub mod token;
+pub mod votes;
+pub mod wait_loop;

@@ -1,0 +1,73 @@
+//! Why a lease ends.
+
+use std::fmt;
+
+/// Why a lease ended. Final: a lost lease never comes back, acquire a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// No renewal was confirmed before the deadline: the server was unreachable, frozen or slow, or this process
+    /// stood still.
+    Expired,
+    /// Of a quorum too few nodes confirmed a renewal before the deadline: the others were unreachable, frozen or slow,
+    /// or had forgotten the lease.
+    NoQuorum,
+    /// The key holds somebody else's value.
+    Taken,
+    /// The key is gone: deleted by hand, evicted, or forgotten by a server that restarted.
+    ///
+    /// Over a quorum, after this and [`Taken`](Self::Taken), what is left on the other servers stays until the lease is
+    /// released or dropped, at most for its TTL: as long as those who forgot do not vote yet ([`restart_delay`]), nobody
+    /// else has the lock while the job stops.
+    ///
+    /// [`restart_delay`]: https://docs.rs/leasehold/latest/leasehold/struct.Builder.html#method.restart_delay
+    Deleted,
+    /// The lease reached its `max_hold`. Its key is not deleted but expires: the job has until then to stop. That is what
+    /// was left of the TTL that the last confirmed renewal gave it: some two thirds of it or more while renewals succeed,
+    /// next to nothing if they had been failing. A release, a drop or [`close`] deletes the key at once.
+    ///
+    /// [`close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
+    MaxHold,
+    /// Not a loss: [`release`] was called or the lease was dropped.
+    ///
+    /// [`release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.release
+    Released,
+    /// [`Leases::close`] released every lease.
+    ///
+    /// [`Leases::close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
+    Closed,
+    /// The keeper that renewed it has ended: with [`Keeper::CurrentRuntime`] the runtime that the [`Leases`] was built on;
+    /// or it has failed, which is a bug of this library. Nobody renews its key, which expires.
+    ///
+    /// [`Keeper::CurrentRuntime`]: https://docs.rs/leasehold/latest/leasehold/enum.Keeper.html#variant.CurrentRuntime
+    /// [`Leases`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html
+    KeeperEnded,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "no renewal was confirmed before its deadline",
+            Self::NoQuorum => "too few nodes confirmed a renewal before its deadline",
+            Self::Taken => "its key holds somebody else's value",
+            Self::Deleted => "its key is gone from the server",
+            Self::MaxHold => "it reached its max_hold",
+            Self::Released => "it was released",
+            Self::Closed => "its Leases was closed",
+            Self::KeeperEnded => "the keeper that renewed it has ended",
+        })
+    }
+}
+
+/// What metrics call it; `None` if it is no loss.
+pub fn label(reason: LossReason) -> Option<&'static str> {
+    match reason {
+        LossReason::Expired => Some("expired"),
+        LossReason::NoQuorum => Some("no_quorum"),
+        LossReason::Taken => Some("taken"),
+        LossReason::Deleted => Some("deleted"),
+        LossReason::MaxHold => Some("max_hold"),
+        LossReason::KeeperEnded => Some("keeper_ended"),
+        LossReason::Released | LossReason::Closed => None,
+    }
+}

@@ -1,0 +1,350 @@
+//! The health of one node, as its answers and its silences show it: pure.
+//!
+//! Events and their times come in. Decisions come out: whether the node may be asked, when it is probed, what to tell.
+//! The library's `Member` is the driver.
+//!
+//! # Invariants
+//!
+//! 1. A silent node of a quorum is not asked but probed, until it answers. A request that was not sent needs no undo,
+//!    and a dead node costs nothing. The only node of a lock is never silent.
+//! 2. A node is silent when we have waited in vain for [`SILENCE`] since its last answer, on any connection.
+//!    Overlapping waits count once. A link that breaks at once says nothing of its node.
+//! 3. A node that is the same server as another node of the quorum has no vote, until it shows another identity.
+//! 4. A vote that is heard late takes back nothing that a later one has shown: neither identity nor clock nor recovery.
+//! 5. Each silence, recovery and shared server is told once, when it begins.
+//! 6. At most one row of probes goes on: it ends when a new one begins, or when there is nothing to find out any more.
+
+use std::{mem, time::Duration};
+
+use crate::{
+    doubling::Doubling,
+    failure::Failure,
+    fence_proposal::FenceProposal,
+    identities::Identities,
+    message::ServerIdentity,
+    node_status::{self, NodeState, NodeStatus},
+    time::Time,
+};
+
+#[cfg(test)]
+mod tests;
+
+/// So much waiting in vain since the last answer makes a node silent.
+const SILENCE: Duration = Duration::from_millis(100);
+
+/// The pause before a silent node is probed; it doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// How often a node without a vote is probed: DNS may lead its address to another server one day.
+const IDENTIFY_EVERY: Duration = Duration::from_secs(1);
+
+/// One node's health.
+#[derive(Debug)]
+pub struct NodeHealth {
+    /// Its number in the quorum.
+    at: usize,
+    is_only: bool,
+    /// [`Time::ZERO`] before the first.
+    last_answer: Time,
+    /// Why it could not be reached, and why it refused: each the last time, since its last answer.
+    unreachable: Option<String>,
+    refused: Option<String>,
+    is_silent: bool,
+    /// How long we have waited in vain since the last answer, and up to when that is counted.
+    waited: Duration,
+    waited_until: Time,
+    /// The address of the other node that is the same server.
+    same_as: Option<Box<str>>,
+    /// When the newest vote was asked for, of those that have come.
+    newest_vote: Time,
+    recovers_until: Option<Time>,
+    clock_offset: Option<ClockOffset>,
+    row: ProbeRow,
+    pauses: Doubling,
+}
+
+/// What the nodes of one quorum have shown side by side.
+#[derive(Debug)]
+pub struct Peers {
+    /// Which run of which server each node is.
+    pub identities: Identities,
+    /// What their clocks have shown.
+    pub fence_proposal: FenceProposal,
+}
+
+impl Peers {
+    /// Of the nodes at these addresses.
+    pub fn new(addresses: &[String]) -> Self {
+        Self { identities: Identities::new(addresses), fence_proposal: FenceProposal::default() }
+    }
+}
+
+/// What an event has the driver do.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Orders {
+    /// Begin a row of probes, with the pauses of [`NodeHealth::next_probe`].
+    pub probe: Option<ProbeRow>,
+    /// Wake the tasks that wait for the node to answer.
+    pub wake: bool,
+    /// What users are to be told.
+    pub tell: Option<News>,
+}
+
+/// The number of a row of probes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProbeRow(u64);
+
+/// What users are told of a node.
+#[derive(Debug, PartialEq, Eq)]
+pub enum News {
+    /// It has stopped answering.
+    Silent {
+        /// Why, as far as it is known.
+        reason: String,
+    },
+    /// It answers again.
+    Answers,
+    /// It gives no vote.
+    Recovers {
+        /// For so long.
+        votes_in: Duration,
+    },
+    /// It is the same server as another node.
+    SameServer {
+        /// The address of that node.
+        other: String,
+    },
+}
+
+impl NodeHealth {
+    /// A node that has not been heard of yet.
+    pub fn new(at: usize, is_only: bool) -> Self {
+        Self {
+            at,
+            is_only,
+            last_answer: Time::ZERO,
+            unreachable: None,
+            refused: None,
+            is_silent: false,
+            waited: Duration::ZERO,
+            waited_until: Time::ZERO,
+            same_as: None,
+            newest_vote: Time::ZERO,
+            recovers_until: None,
+            clock_offset: None,
+            row: ProbeRow::default(),
+            pauses: Doubling::from(FIRST_PAUSE),
+        }
+    }
+
+    /// Whether [`answered`](Self::answered) and [`askable`](Self::askable) make any difference. Without trouble the
+    /// driver does not call them. It calls [`note_answer`](Self::note_answer) before the next event instead.
+    pub fn is_troubled(&self) -> bool {
+        self.is_silent || self.unreachable.is_some() || self.refused.is_some() || self.same_as.is_some()
+    }
+
+    /// The node, if it is connected and may be asked. A request that needs no vote may also go to the same server.
+    pub fn askable<N>(&self, node: Option<N>, needs_vote: bool) -> Result<N, Failure> {
+        if let Some(other) = self.same_as.as_ref().filter(|_| needs_vote) {
+            return Err(same_server(other));
+        }
+        match (node, &self.refused) {
+            (Some(node), _) if !self.is_silent => Ok(node),
+            (None, Some(text)) => Err(Failure::refused(text)),
+            _ => Err(Failure::unavailable(self.unreachable.as_deref().unwrap_or("it is not connected yet"))),
+        }
+    }
+
+    /// It answered at this time, which ended no trouble.
+    pub fn note_answer(&mut self, at: Time) {
+        self.last_answer = self.last_answer.max(at);
+    }
+
+    /// It has answered.
+    pub fn answered(&mut self, now: Time) -> Orders {
+        self.note_answer(now);
+        (self.unreachable, self.refused, self.waited) = (None, None, Duration::ZERO);
+        let was_silent = mem::take(&mut self.is_silent);
+        Orders { wake: true, tell: was_silent.then_some(News::Answers), ..Orders::default() }
+    }
+
+    /// It has not answered a request that was sent at `sent`, or not as it should.
+    pub fn failed(&mut self, failure: &Failure, sent: Time, now: Time) -> Orders {
+        let text = Some(failure.to_string());
+        if failure.is_refusal() {
+            self.refused = text;
+        } else {
+            self.unreachable = text;
+        }
+        // Invariant 2.
+        self.waited += now.since(sent.max(self.waited_until).max(self.last_answer));
+        self.waited_until = now;
+        if self.waited >= SILENCE && failure.is_silence() { self.silent() } else { Orders::default() }
+    }
+
+    /// A request has gone unanswered for too long, and goes on.
+    pub fn silent(&mut self) -> Orders {
+        if self.is_only || mem::replace(&mut self.is_silent, true) {
+            return Orders::default();
+        }
+        let reason = self.unreachable.get_or_insert_with(|| "it does not answer".into()).clone();
+        Orders { probe: Some(self.begin_row()), tell: Some(News::Silent { reason }), ..Orders::default() }
+    }
+
+    /// It could not be connected to, or the server there may not be this node.
+    pub fn not_connected(&mut self, failure: &Failure) {
+        let text = Some(failure.to_string());
+        (self.unreachable, self.refused) = if failure.is_refusal() { (None, text) } else { (text, None) };
+    }
+
+    /// It is connected for the first time, later than the others.
+    pub fn arrived(&mut self, now: Time) -> Orders {
+        self.is_silent = true;
+        self.answered(now)
+    }
+
+    /// It has answered a request for its vote that was sent at `sent`. A node that is recovering votes in `votes_in`.
+    /// If this fails, the driver has to undo what the node granted.
+    pub fn voted(
+        &mut self,
+        sent: Time,
+        now: Time,
+        sign: &ServerIdentity,
+        votes_in: Duration,
+        peers: &mut Peers,
+    ) -> (Result<(), Failure>, Orders) {
+        // Invariant 4. It is the vote of this node all the same, if it comes from the same server.
+        if sent < self.newest_vote {
+            let is_same = sign.run_id.as_ref().is_none_or(|run_id| peers.identities.is_known(self.at, run_id));
+            let other = || Failure::unknown("another server has answered under this address since");
+            return (if is_same { Ok(()) } else { Err(other()) }, Orders::default());
+        }
+        self.newest_vote = sent;
+        if let Some(time) = sign.time {
+            peers.fence_proposal.note_time(time, sent);
+            self.clock_offset = Some(ClockOffset::new(time, sent, now));
+        }
+        match self.identified(sign, &mut peers.identities) {
+            (Ok(()), _) => (Ok(()), self.recovering(votes_in, now)),
+            // It may have granted, and the address by which that server has its vote may be out of reach.
+            (Err(failure), orders) => (Err(failure.halfway()), orders),
+        }
+    }
+
+    /// It has shown which server it is. Fails if that has its vote under another address (invariant 3).
+    pub fn identified(&mut self, sign: &ServerIdentity, identities: &mut Identities) -> (Result<(), Failure>, Orders) {
+        let Some(run_id) = &sign.run_id else { return (Ok(()), Orders::default()) };
+        let Some(other) = identities.enter(self.at, run_id) else {
+            self.same_as = None;
+            return (Ok(()), Orders::default());
+        };
+        let mut orders = Orders::default();
+        if self.same_as.replace(other.into()).is_none() {
+            orders.probe = (!self.is_silent).then(|| self.begin_row());
+            orders.tell = Some(News::SameServer { other: other.into() });
+        }
+        (Err(same_server(other)), orders)
+    }
+
+    /// It gives no vote for so long; zero if it does.
+    pub fn recovering(&mut self, votes_in: Duration, now: Time) -> Orders {
+        let until = (!votes_in.is_zero()).then(|| now + votes_in);
+        let was = mem::replace(&mut self.recovers_until, until);
+        let begins = was.is_none() && until.is_some();
+        Orders { tell: begins.then_some(News::Recovers { votes_in }), ..Orders::default() }
+    }
+
+    /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
+    pub fn is_recovering(&self, now: Time) -> bool {
+        self.recovers_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether it is not to be asked (invariant 1).
+    pub fn is_silent(&self) -> bool {
+        self.is_silent
+    }
+
+    fn begin_row(&mut self) -> ProbeRow {
+        self.pauses = Doubling::from(FIRST_PAUSE);
+        self.row.0 += 1;
+        self.row
+    }
+
+    /// The pause before the next probe of a row; none at its end.
+    pub fn next_probe(&mut self, row: ProbeRow) -> Option<Duration> {
+        if row != self.row {
+            return None;
+        }
+        let pause = self.is_silent.then(|| self.pauses.next(LONGEST_PAUSE));
+        pause.or_else(|| self.same_as.is_some().then_some(IDENTIFY_EVERY))
+    }
+
+    /// It was probed in vain; that says nothing if it has answered otherwise meanwhile.
+    pub fn probe_failed(&mut self, failure: &Failure) {
+        if self.is_silent {
+            self.unreachable = Some(failure.to_string());
+        }
+    }
+
+    /// What its clock showed with its newest vote.
+    pub fn clock_offset(&self) -> Option<ClockOffset> {
+        self.clock_offset
+    }
+
+    /// For users; `wall` is the time since 1970 by this machine's wall clock.
+    pub fn status(&self, address: &str, now: Time, wall: Duration) -> NodeStatus {
+        let last_answer = (self.last_answer != Time::ZERO).then(|| now.since(self.last_answer));
+        let clock_offset_micros = self.clock_offset.and_then(|offset| offset.to_wall(now, wall));
+        node_status::of(address.to_owned(), self.state(now), last_answer, clock_offset_micros)
+    }
+
+    fn state(&self, now: Time) -> NodeState {
+        if let Some(other) = &self.same_as {
+            return NodeState::SameServer(other.to_string());
+        }
+        match (&self.unreachable, &self.refused, self.recovers_until) {
+            (Some(text), _, _) => NodeState::Unreachable(text.clone()),
+            (None, Some(text), _) => NodeState::Refused(text.clone()),
+            (None, None, Some(until)) if now < until => NodeState::Recovering { remaining: until.since(now) },
+            _ if self.last_answer == Time::ZERO => NodeState::Unknown,
+            _ => NodeState::Up,
+        }
+    }
+}
+
+fn same_server(other: &str) -> Failure {
+    Failure::refused(format!("it is the same server as {other}, and one server has one vote: name independent servers"))
+}
+
+/// By how much a node's clock is ahead of ours, in microseconds, and how exact that is.
+#[derive(Debug, Clone, Copy)]
+pub struct ClockOffset {
+    micros: i128,
+    give_or_take: i128,
+}
+
+impl ClockOffset {
+    /// A clock that showed `time` at some moment between a request and its reply.
+    fn new(time: u64, sent: Time, now: Time) -> Self {
+        let half = i128::try_from(now.since(sent).as_micros() / 2).unwrap_or_default();
+        Self { micros: i128::from(time) - micros(sent) - half, give_or_take: half }
+    }
+
+    /// By how much two clocks differ for certain.
+    pub fn differs_from(self, other: Self) -> Duration {
+        let certain = (self.micros - other.micros).abs() - self.give_or_take - other.give_or_take;
+        Duration::from_micros(u64::try_from(certain).unwrap_or_default())
+    }
+
+    /// By how much that clock is ahead of the wall clock, which shows this now.
+    fn to_wall(self, now: Time, wall: Duration) -> Option<i64> {
+        let wall = i128::try_from(wall.as_micros()).unwrap_or_default();
+        i64::try_from(self.micros + micros(now) - wall).ok()
+    }
+}
+
+fn micros(time: Time) -> i128 {
+    i128::from(time.as_nanos() / 1_000)
+}

@@ -1,0 +1,145 @@
+//! What a release came to on all nodes together (rule 8): pure.
+
+use crate::{
+    failure::Failure,
+    loss::LossReason,
+    message::{Denial, Owned},
+    tally::majority,
+    time::Time,
+};
+
+/// One node's last word on a release.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ReleaseAnswer {
+    /// What the node found.
+    pub owned: Owned,
+    /// Whether no sending before it went unanswered, which may have done it.
+    pub only_sending: bool,
+}
+
+/// What that comes to: it did it, or why it had nothing of ours.
+pub type Verdict = Result<(), LossReason>;
+
+impl ReleaseAnswer {
+    fn verdict(&self, now: Time, believed_until: Time) -> Verdict {
+        match (self.owned, self.only_sending) {
+            (Ok(()), _) => Ok(()),
+            (Err(Denial::Gone), true) => Err(LossReason::Deleted),
+            (Err(Denial::Taken), true) => Err(LossReason::Taken),
+            // Our own replay: the sending before it did it, while the lease was good.
+            (Err(_), false) if now < believed_until => Ok(()),
+            (Err(_), false) => Err(LossReason::Expired),
+        }
+    }
+}
+
+/// How a release ended.
+#[derive(Debug)]
+pub enum End {
+    /// A majority did it.
+    Released,
+    /// A majority did not have it, for this reason.
+    Lost(LossReason),
+    /// What each node said.
+    Unknown(Vec<Result<Verdict, Failure>>),
+}
+
+/// A release under way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ReleaseTally {
+    believed_until: Time,
+    said: Box<[Option<Result<Verdict, Failure>>]>,
+    released: usize,
+    denied: Vec<LossReason>,
+}
+
+impl ReleaseTally {
+    /// Of a lease that was believed until the moment given.
+    pub fn new(nodes: usize, believed_until: Time) -> Self {
+        Self { believed_until, said: vec![None; nodes].into(), released: 0, denied: Vec::new() }
+    }
+
+    /// A node has said its last word. The end, once it is certain.
+    pub fn answer(&mut self, now: Time, node: usize, said: Result<ReleaseAnswer, Failure>) -> Option<End> {
+        let said = said.map(|parted| parted.verdict(now, self.believed_until));
+        match &said {
+            Ok(Ok(())) => self.released += 1,
+            Ok(Err(reason)) => self.denied.push(*reason),
+            Err(_) => {}
+        }
+        if let Some(place) = self.said.get_mut(node) {
+            *place = Some(said);
+        }
+        let majority = majority(self.said.len());
+        if self.released >= majority {
+            return Some(End::Released);
+        }
+        if self.denied.len() >= majority {
+            // Somebody else's key says more than a missing one, and either more than our own replay.
+            let any = |reason: LossReason| self.denied.contains(&reason).then_some(reason);
+            return any(LossReason::Taken)
+                .or_else(|| any(LossReason::Deleted))
+                .or(Some(LossReason::Expired))
+                .map(End::Lost);
+        }
+        let said: Option<Vec<_>> = self.said.iter().cloned().collect();
+        said.map(End::Unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(nanos: u64) -> Time {
+        Time::from_nanos(nanos)
+    }
+
+    #[allow(clippy::unnecessary_wraps, reason = "it stands beside answers that are none")]
+    fn said(owned: Owned, only_sending: bool) -> Result<ReleaseAnswer, Failure> {
+        Ok(ReleaseAnswer { owned, only_sending })
+    }
+
+    const DONE: Owned = Ok(());
+    const GONE: Owned = Err(Denial::Gone);
+    const TAKEN: Owned = Err(Denial::Taken);
+
+    fn one(now: Time, answer: Result<ReleaseAnswer, Failure>) -> Option<End> {
+        ReleaseTally::new(1, at(100)).answer(now, 0, answer)
+    }
+
+    #[test]
+    fn one_node_says_what_happened() {
+        assert!(matches!(one(at(1), said(DONE, true)), Some(End::Released)));
+        assert!(matches!(one(at(1), said(GONE, true)), Some(End::Lost(LossReason::Deleted))));
+        assert!(matches!(one(at(1), said(TAKEN, true)), Some(End::Lost(LossReason::Taken))));
+        assert!(matches!(one(at(1), Err(Failure::unknown("no answer"))), Some(End::Unknown(_))));
+    }
+
+    #[test]
+    fn a_replay_did_it_itself_unless_the_lease_was_over_by_then() {
+        assert!(matches!(one(at(99), said(GONE, false)), Some(End::Released)));
+        assert!(matches!(one(at(100), said(TAKEN, false)), Some(End::Lost(LossReason::Expired))));
+    }
+
+    #[test]
+    fn a_majority_decides_and_the_rest_is_of_no_interest() {
+        let mut parting = ReleaseTally::new(3, at(100));
+        assert!(parting.answer(at(1), 2, said(DONE, true)).is_none());
+        assert!(parting.answer(at(1), 0, said(GONE, true)).is_none());
+        assert!(matches!(parting.answer(at(1), 1, said(DONE, true)), Some(End::Released)));
+
+        let mut parting = ReleaseTally::new(3, at(100));
+        assert!(parting.answer(at(1), 2, said(GONE, true)).is_none());
+        assert!(matches!(parting.answer(at(1), 1, said(TAKEN, true)), Some(End::Lost(LossReason::Taken))));
+    }
+
+    #[test]
+    fn without_a_majority_either_way_it_is_unknown() {
+        let mut parting = ReleaseTally::new(3, at(100));
+        assert!(parting.answer(at(1), 2, said(DONE, true)).is_none());
+        assert!(parting.answer(at(1), 1, Err(Failure::unknown("no answer"))).is_none());
+        let end = parting.answer(at(1), 0, said(GONE, true));
+        assert!(matches!(&end, Some(End::Unknown(said)) if said.len() == 3), "{end:?}");
+    }
+}

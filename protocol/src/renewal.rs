@@ -1,0 +1,345 @@
+//! The life of one held lease as a pure machine: the time and events go in, orders and the next moment to look come
+//! out. No clock, no I/O, no runtime: the driver beside it feeds it, and so can a test or a model checker.
+//!
+//! # Invariants
+//!
+//! 1. The deadline is the majority-th largest send that nodes confirmed, plus TTL, minus drift; it never moves back
+//!    (rule 1).
+//! 2. Every event first asks whether the time is up. From the deadline on the lease is over, whatever the event says,
+//!    and nothing revives it (rule 2).
+//! 3. Only a definite "not yours" of a majority ends a lease before its deadline. Silence and errors put it at risk once
+//!    no majority is left to confirm a round (rule 7).
+//! 4. A confirmation counts for the round that it answers, however late it comes; rounds go out side by side (rule 7).
+//! 5. After the end, whichever it was, no renewal is ordered (rule 8).
+//! 6. An end by loss orders the release of what may be left on the nodes, once; where a majority has denied it, the hold
+//!    obeys when the last lease lets go. `MaxHold` orders nothing: the key runs out, and the job has what is left of its
+//!    TTL to stop (rule 8).
+//! 7. An unfinished lease always has a next moment to look, and it is never after the deadline; a renewal is never
+//!    ordered twice for the same moment (no hot loop).
+//! 8. Rounds that nobody answers go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests
+//!    under way, however long the outage.
+//! 9. A [hint](Core::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds, whose
+//!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
+//! 10. A node that lost the key while a majority confirmed it is healed, before the deadline only.
+//!     On one node that never happens.
+
+use std::time::Duration;
+
+use crate::{
+    failure::Failure,
+    jitter::Jitter,
+    loss::LossReason,
+    message::{Denial, Owned},
+    plants::{self, Plant},
+    tally::{Nodes, Tally, drift},
+    time::Time,
+};
+
+/// Renewals of many leases that are due within this much of each other go together.
+const GRAIN: Duration = Duration::from_millis(20);
+
+/// A round that stays unanswered for this many times the patience makes the connection suspect.
+const SUSPECT_AFTER: u32 = 3;
+
+/// What the life of a lease is bounded by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LeaseConfig {
+    /// For how long a confirmed renewal keeps the key.
+    pub ttl: Duration,
+    /// For how long it may be held in all.
+    pub max_hold: Option<Duration>,
+    /// The most that a round is waited for before the next goes out beside it.
+    pub patience: Duration,
+}
+
+/// Where the lease stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// A majority confirms it.
+    Held,
+    /// Valid, but no majority is left to confirm a round, or none has for too long.
+    AtRisk,
+    /// It has ended.
+    Over {
+        /// Why.
+        reason: LossReason,
+        /// Since when it is not valid.
+        since: Time,
+    },
+}
+
+/// What a node said to a renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// It is done.
+    Confirmed,
+    /// The key is not ours.
+    Denied(Denial),
+    /// No answer, or one that tells nothing about the key.
+    Unclear,
+}
+
+impl Answer {
+    /// What a node's answer to one renewal says.
+    pub fn read(answer: &Result<Owned, Failure>) -> Self {
+        match answer {
+            Ok(Ok(())) => Self::Confirmed,
+            Ok(Err(denial)) => Self::Denied(*denial),
+            Err(_) => Self::Unclear,
+        }
+    }
+}
+
+/// What the driver has to do now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[must_use = "orders are there to be carried out"]
+pub struct Orders {
+    /// Send a renewal to every node; its send is the time of this event.
+    pub renew: bool,
+    /// The connections to these look dead: make new ones.
+    pub reconnect: Nodes,
+    /// Bring the key back on these; its send is the time of this event.
+    pub heal: Nodes,
+    /// Take the token off every node (token-checked).
+    pub undo: bool,
+    /// The phase has changed.
+    pub news: bool,
+}
+
+/// One held lease.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Core {
+    config: LeaseConfig,
+    tally: Tally,
+    deadline: Time,
+    hold_ends: Time,
+    phase: Phase,
+    next_round: Time,
+    /// When a hint is to be followed.
+    ask_at: Time,
+    /// When the last renewal was ordered.
+    last_sent: Time,
+    /// How many rounds went out since the last answer.
+    unanswered: u32,
+    suspect_at: Time,
+    failures: u32,
+    jitter: Jitter,
+}
+
+impl Core {
+    /// A lease as the winning attempt left it: `tally` has the nodes that granted, with the attempt's send.
+    pub fn new(config: LeaseConfig, tally: Tally, jitter: Jitter) -> Self {
+        let sent = tally.confirmed();
+        let mut core = Self {
+            config,
+            tally,
+            deadline: sent + config.ttl.saturating_sub(drift(config.ttl)),
+            hold_ends: config.max_hold.map_or(Time::NEVER, |max| sent + max),
+            phase: Phase::Held,
+            next_round: Time::NEVER,
+            ask_at: Time::NEVER,
+            last_sent: Time::ZERO,
+            unanswered: 0,
+            suspect_at: Time::NEVER,
+            failures: 0,
+            jitter,
+        };
+        core.next_round = core.third_after(sent);
+        core
+    }
+
+    /// Where the lease stands.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Whether a majority has confirmed what was sent at `sent`, or later.
+    pub fn is_confirmed(&self, sent: Time) -> bool {
+        self.tally.confirmed() >= sent
+    }
+
+    /// Whether there may be anything to take off this node.
+    pub fn may_be_on(&self, node: usize) -> bool {
+        self.tally.may_hold(node)
+    }
+
+    /// Until when the holder may believe in the lease; zero once it is over.
+    pub fn believed_until(&self) -> Time {
+        match self.phase {
+            Phase::Over { .. } => Time::ZERO,
+            Phase::Held | Phase::AtRisk => self.deadline.min(self.hold_ends),
+        }
+    }
+
+    /// When to call [`tick`](Self::tick) next; `None` once it is over.
+    pub fn next_look(&self) -> Option<Time> {
+        match self.phase {
+            Phase::Over { .. } => None,
+            Phase::Held | Phase::AtRisk => Some(self.next_round.min(self.ask_at).min(self.believed_until())),
+        }
+    }
+
+    /// Is the time up? (Invariant 2.)
+    pub fn judge(&mut self, now: Time) -> Orders {
+        let end = self.believed_until();
+        if self.is_over() || now < end {
+            return Orders::default();
+        }
+        let reason = match self.phase {
+            _ if self.hold_ends <= self.deadline => LossReason::MaxHold,
+            // If no round was in doubt, it is this process that stood still.
+            Phase::AtRisk if self.tally.nodes() > 1 => LossReason::NoQuorum,
+            _ => LossReason::Expired,
+        };
+        self.end(reason, end)
+    }
+
+    /// Something may have happened to the key: ask at this moment, or as soon after it as invariant 9 allows.
+    pub fn hint(&mut self, at: Time) {
+        self.ask_at = self.ask_at.min(at.max(self.last_sent + self.grain()));
+    }
+
+    /// Time has passed: judge, and renew if it is due.
+    pub fn tick(&mut self, now: Time) -> Orders {
+        let mut orders = self.judge(now);
+        if self.is_over() {
+            return orders;
+        }
+        if now >= self.ask_at {
+            self.ask_at = Time::NEVER;
+            orders.renew = true;
+        }
+        if now >= self.next_round {
+            self.begin_round(now, &mut orders);
+        }
+        if orders.renew {
+            self.last_sent = now;
+        }
+        orders
+    }
+
+    /// Its round is due: one renewal, watched over until it is answered.
+    fn begin_round(&mut self, now: Time, orders: &mut Orders) {
+        orders.renew = true;
+        if self.unanswered == 0 {
+            self.suspect_at = now + self.patience() * SUSPECT_AFTER;
+        } else {
+            // The round before this one has outlasted our patience.
+            orders.news |= self.move_to(Phase::AtRisk);
+        }
+        if now >= self.suspect_at {
+            orders.reconnect = self.tally.silent_since(self.last_sent);
+            self.suspect_at = now + self.patience() * SUSPECT_AFTER;
+        }
+        // Every round waits for its answer until the deadline: during an outage they must not pile up (invariant 8).
+        let gap = self.patience().saturating_mul(1 << self.unanswered.min(16));
+        self.next_round = now + gap.min(self.third());
+        self.unanswered = self.unanswered.saturating_add(1);
+    }
+
+    /// `node` has said something about the renewal that was sent at `sent`.
+    pub fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        let sent = if plants::is(Plant::DeadlineFromReply) { now } else { sent };
+        let orders = self.judge(now);
+        if self.is_over() {
+            return orders;
+        }
+        let orders = match answer {
+            Answer::Confirmed => self.confirmed(node, sent),
+            Answer::Denied(_) | Answer::Unclear => self.not_confirmed(now, node, sent, answer),
+        };
+        if self.is_over() { orders } else { Orders { heal: self.tally.heals(), ..orders } }
+    }
+
+    /// The holder lets go, or its `Leases` closes. What is left on the nodes is for the caller to release.
+    pub fn finish(&mut self, now: Time, reason: LossReason) -> Orders {
+        let orders = self.judge(now);
+        if self.is_over() {
+            return orders;
+        }
+        Orders { undo: false, ..self.end(reason, now) }
+    }
+
+    fn confirmed(&mut self, node: usize, sent: Time) -> Orders {
+        let before = self.tally.confirmed();
+        self.tally.confirm(node, sent);
+        let confirmed = self.tally.confirmed();
+        if confirmed <= before {
+            return Orders::default();
+        }
+        let deadline = confirmed + self.config.ttl.saturating_sub(drift(self.config.ttl));
+        self.deadline = self.deadline.max(deadline);
+        self.unanswered = 0;
+        self.failures = 0;
+        // It may be the late answer to a round after which others went out.
+        self.next_round = self.third_after(confirmed).max(self.last_sent + self.patience());
+        Orders { news: self.move_to(Phase::Held), ..Orders::default() }
+    }
+
+    fn not_confirmed(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+        let was_hopeless = self.tally.is_hopeless(sent);
+        match answer {
+            Answer::Denied(denial) => self.tally.deny(node, sent, denial),
+            Answer::Unclear | Answer::Confirmed => self.tally.doubt(node, sent),
+        }
+        match self.tally.denied() {
+            Some(Denial::Gone) if plants::is(Plant::DeafToDeletions) => {}
+            Some(Denial::Gone) => return self.end(LossReason::Deleted, now),
+            Some(Denial::Taken) => return self.end(LossReason::Taken, now),
+            None => {}
+        }
+        // It is confirmed, or a later one is, or it may still be; or that it cannot be was known.
+        if was_hopeless || !self.tally.is_hopeless(sent) {
+            return Orders::default();
+        }
+        self.unanswered = 0;
+        self.failures = self.failures.saturating_add(1);
+        let pause = self.backoff();
+        self.next_round = self.next_round.min(now + pause);
+        Orders { news: self.move_to(Phase::AtRisk), ..Orders::default() }
+    }
+
+    fn end(&mut self, reason: LossReason, since: Time) -> Orders {
+        self.phase = Phase::Over { reason, since };
+        Orders { news: true, undo: reason != LossReason::MaxHold, ..Orders::default() }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over { .. })
+    }
+
+    fn move_to(&mut self, phase: Phase) -> bool {
+        std::mem::replace(&mut self.phase, phase) != phase
+    }
+
+    fn third(&self) -> Duration {
+        self.config.ttl / 3
+    }
+
+    fn grain(&self) -> Duration {
+        GRAIN.min(self.third() / 8)
+    }
+
+    fn patience(&self) -> Duration {
+        self.config.patience.min(self.third() / 2)
+    }
+
+    /// A third of the TTL after `sent`, up to a tenth earlier so that a fleet does not beat in step, and rounded down
+    /// so that neighbours meet.
+    fn third_after(&mut self, sent: Time) -> Time {
+        let third = self.third();
+        let early = self.jitter.below(third / 10);
+        (sent + third.saturating_sub(early)).floor(self.grain())
+    }
+
+    /// Doubles from a small part of the TTL up to the patience; between half and all of that.
+    fn backoff(&mut self) -> Duration {
+        let first = (self.third() / 64).max(Duration::from_millis(2));
+        let doubled = first.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
+        let most = doubled.min(self.patience());
+        most / 2 + self.jitter.below(most / 2)
+    }
+}
+
+#[cfg(test)]
+mod tests;

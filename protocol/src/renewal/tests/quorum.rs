@@ -1,0 +1,203 @@
+//! The core over three and five nodes, against a model that keeps nothing but what each node has said, in order.
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Event {
+    Wait(u64),
+    /// A request that is under way is answered, whichever it is.
+    Answer(prop::sample::Index, Answer),
+    /// One that was answered before is answered once more: a late copy, or another verdict.
+    Again(prop::sample::Index, Answer),
+    Hint,
+    /// A heal that was ordered is done.
+    Heal(prop::sample::Index),
+}
+
+fn answers() -> impl Strategy<Value = Answer> {
+    prop_oneof![
+        8 => Just(Answer::Confirmed),
+        3 => Just(Answer::Unclear),
+        3 => Just(Answer::Denied(Denial::Gone)),
+        1 => Just(Answer::Denied(Denial::Taken)),
+    ]
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        5 => (0_u64..900).prop_map(Event::Wait),
+        12 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::Answer(which, answer)),
+        1 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::Again(which, answer)),
+        1 => Just(Event::Hint),
+        2 => any::<prop::sample::Index>().prop_map(Event::Heal),
+    ];
+    prop::collection::vec(event, 1..160)
+}
+
+/// Everything that was said, and what follows from it.
+struct Model {
+    said: Vec<Vec<(Time, Answer)>>,
+    /// The denials for which a heal was ordered.
+    healed: Vec<(usize, Time)>,
+    is_over: bool,
+}
+
+impl Model {
+    fn new(nodes: usize) -> Self {
+        Self { said: vec![vec![(at(1_000), Answer::Confirmed)]; nodes], healed: Vec::new(), is_over: false }
+    }
+
+    fn majority(&self) -> usize {
+        self.said.len() / 2 + 1
+    }
+
+    fn nodes(&self) -> std::ops::Range<usize> {
+        0..self.said.len()
+    }
+
+    fn sends(&self, node: usize, is_such: impl Fn(Answer) -> bool) -> Time {
+        let such = self.said[node].iter().filter(|(_, answer)| is_such(*answer));
+        such.map(|(sent, _)| *sent).max().unwrap_or(Time::ZERO)
+    }
+
+    fn confirmed_by(&self, node: usize) -> Time {
+        self.sends(node, |answer| answer == Answer::Confirmed)
+    }
+
+    /// The newest send that a majority has confirmed, or something later.
+    fn confirmed(&self) -> Time {
+        let mut sends: Vec<_> = self.nodes().map(|node| self.confirmed_by(node)).collect();
+        sends.sort_unstable_by(|one, other| other.cmp(one));
+        sends[self.majority() - 1]
+    }
+
+    fn deadline(&self) -> Time {
+        self.confirmed() + VALID
+    }
+
+    /// A node's denial, unless the node has confirmed something later since; then older ones count no more.
+    fn denied_by(&self, node: usize) -> Option<(Time, Denial)> {
+        let (mut standing, mut back) = (None, Time::ZERO);
+        for &(sent, answer) in &self.said[node] {
+            match (answer, standing) {
+                (Answer::Denied(denial), _) if sent >= back => standing = Some((sent, denial)),
+                (Answer::Confirmed, Some((denied, _))) if sent > denied => (standing, back) = (None, back.max(sent)),
+                _ => {}
+            }
+        }
+        standing
+    }
+
+    /// Whether a majority denies it.
+    fn is_denied(&self) -> bool {
+        self.nodes().filter(|&node| self.denied_by(node).is_some()).count() >= self.majority()
+    }
+
+    /// Whether no majority is left to confirm what was sent at `sent`.
+    fn is_hopeless(&self, sent: Time) -> bool {
+        let may_confirm = |node: &usize| {
+            self.confirmed_by(*node) >= sent
+                || self.denied_by(*node).is_none() && self.sends(*node, |answer| answer == Answer::Unclear) < sent
+        };
+        self.nodes().filter(may_confirm).count() < self.majority()
+    }
+
+    /// The nodes that are to have the key back now.
+    fn heals(&mut self) -> Nodes {
+        let confirmed = self.confirmed();
+        let mut heals = Nodes::NONE;
+        for node in self.nodes() {
+            match self.denied_by(node) {
+                Some((sent, Denial::Gone))
+                    if sent <= confirmed && !self.healed.iter().any(|&(at, last)| at == node && sent <= last) =>
+                {
+                    self.healed.push((node, sent));
+                    heals.insert(node);
+                }
+                _ => {}
+            }
+        }
+        heals
+    }
+
+    fn hear(&mut self, now: Time, node: usize, sent: Time, answer: Answer) {
+        if !self.is_over && now < self.deadline() {
+            self.said[node].push((sent, answer));
+            self.is_over = self.is_denied();
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn over_many_nodes_too_the_core_agrees_with_a_model_that_remembers_everything(
+        nodes in prop::sample::select(&[3_usize, 5]),
+        events in events(),
+        seed: u64,
+    ) {
+        let mut tally = Tally::new(nodes);
+        (0..nodes).for_each(|node| tally.confirm(node, at(1_000)));
+        let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+        let mut core = Core::new(config, tally, Jitter::from_seed(seed));
+        let mut model = Model::new(nodes);
+        let mut now = at(1_000);
+        let (mut under_way, mut answered, mut healing) = (Vec::new(), Vec::new(), Vec::new());
+        let mut newest = at(1_000);
+
+        for event in events {
+            let before = core.phase();
+            let (orders, heard) = match event {
+                Event::Wait(millis) => {
+                    now = now + Duration::from_millis(millis);
+                    (core.tick(now), None)
+                }
+                Event::Hint => {
+                    core.hint(now);
+                    (core.tick(now), None)
+                }
+                Event::Answer(..) if under_way.is_empty() => continue,
+                Event::Again(..) if answered.is_empty() => continue,
+                Event::Heal(_) if healing.is_empty() => continue,
+                Event::Answer(which, answer) => {
+                    let (node, sent) = under_way.swap_remove(which.index(under_way.len()));
+                    answered.push((node, sent));
+                    (core.answer(now, node, sent, answer), Some((node, sent, answer)))
+                }
+                Event::Again(which, answer) => {
+                    let (node, sent) = *which.get(&answered);
+                    (core.answer(now, node, sent, answer), Some((node, sent, answer)))
+                }
+                Event::Heal(which) => {
+                    let (node, sent) = healing.swap_remove(which.index(healing.len()));
+                    (core.answer(now, node, sent, Answer::Confirmed), Some((node, sent, Answer::Confirmed)))
+                }
+            };
+            if let Some((node, sent, answer)) = heard {
+                model.hear(now, node, sent, answer);
+            }
+            model.is_over |= now >= model.deadline();
+            if orders.renew {
+                newest = now;
+                under_way.extend((0..nodes).map(|node| (node, now)));
+            }
+            healing.extend(orders.heal.iter().map(|node| (node, now)));
+
+            prop_assert_eq!(matches!(core.phase(), Phase::Over { .. }), model.is_over, "invariants 2 and 3");
+            if model.is_over {
+                prop_assert_eq!((orders.renew, orders.heal, orders.undo), (false, Nodes::NONE, true), "5 and 6");
+                break;
+            }
+            prop_assert_eq!(core.believed_until(), model.deadline(), "invariant 1");
+            let heals = if heard.is_some() { model.heals() } else { Nodes::NONE };
+            prop_assert_eq!(orders.heal, heals, "invariant 10");
+            if (before, core.phase()) == (Phase::Held, Phase::AtRisk) {
+                match heard {
+                    Some((_, sent, _)) => {
+                        prop_assert!(model.is_hopeless(sent) && sent > model.confirmed(), "invariant 3: {:?}", sent);
+                    }
+                    None => prop_assert!(newest > model.confirmed(), "a round is out that nobody has confirmed"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! What a server would hold, as a pure function: of what is stored, the time and the request.
+
+use std::{
+    collections::HashMap,
+    hash::{Hash, Hasher},
+    time::Duration,
+};
+
+use crate::{
+    failure::Failure,
+    fence::{self, Fence},
+    glob,
+    holder::Holder,
+    key::Key,
+    message::{
+        AcquireRequest, Acquired, Denial, Guarding, Healed, Knock, Knocked, Owned, Renewal, ServerIdentity, Vote,
+        Voting,
+    },
+    time::{Micros, micros},
+    token::Token,
+};
+
+mod queue;
+#[cfg(test)]
+mod tests;
+
+pub use self::queue::{Process, Told};
+use self::queue::{Queue, Turn};
+
+/// How long a stored fence outlives its own time (rule 9).
+const FLOOR_LIVES: Micros = 24 * 60 * 60 * 1_000_000;
+
+/// What a server would hold.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Store {
+    locks: HashMap<Key, (Token, Micros)>,
+    fences: HashMap<Key, (Fence, Micros)>,
+    /// Guarded values; a key is this or a lock, never both.
+    guarded: HashMap<Key, (Vec<u8>, Fence)>,
+    queues: HashMap<Key, Queue>,
+    /// How many fences there may be before those that have expired are looked for.
+    crowded: usize,
+    /// When it began to forget nothing.
+    up_since: Micros,
+}
+
+impl Store {
+    /// One that has just been started, and so may have forgotten what another one knew.
+    pub fn started(now: Micros) -> Self {
+        Self { up_since: now, ..Self::default() }
+    }
+
+    /// The same, but that it found everything on its disk.
+    pub fn restarted(&mut self, now: Micros) {
+        self.up_since = now;
+    }
+
+    /// Gives the lock to a token, if nobody else has it.
+    pub fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> Vote {
+        let sign = request.voting.map(|_| identity(now));
+        let acquired = match request.voting.and_then(|voting| self.recovers_for(now, voting.restart_delay)) {
+            Some(left) => Acquired::Recovering(left),
+            None => self.take(now, request),
+        };
+        Vote { acquired, sign, overtaken: false }
+    }
+
+    fn take(&mut self, now: Micros, AcquireRequest { key, token, ttl, voting }: &AcquireRequest) -> Acquired {
+        if self.guarded.contains_key(key) {
+            return busy(Holder::default());
+        }
+        let expires = now + micros(*ttl);
+        let proposal = voting.and_then(|Voting { proposal, .. }| proposal);
+        match self.lock(now, key) {
+            None => {
+                self.locks.insert(key.clone(), (token.clone(), expires));
+                Acquired::Granted(self.draw(now, key, proposal))
+            }
+            Some((held, until)) if held == token => {
+                *until = expires.max(*until);
+                Acquired::Granted(self.floor(now, key).unwrap_or_else(|| self.draw(now, key, proposal)))
+            }
+            Some(_) => busy(self.holder(now, key).unwrap_or_default()),
+        }
+    }
+
+    /// Lifts the fence of a lock that is still the token's.
+    pub fn raise(&mut self, now: Micros, key: &Key, token: &Token, fence: Fence) -> Owned {
+        self.owned(now, key, token)?;
+        self.lift(now, key, fence);
+        Ok(())
+    }
+
+    /// Brings a lost key back.
+    pub fn heal(&mut self, now: Micros, lease: &Renewal, fence: Fence, restart_delay: Duration) -> Healed {
+        if let Some(left) = self.recovers_for(now, restart_delay) {
+            return Healed::Recovering(left);
+        }
+        let Renewal { key, token, ttl } = lease;
+        match self.owned(now, key, token) {
+            Err(Denial::Taken) => return Healed::Taken,
+            Ok(_) | Err(Denial::Gone) => {}
+        }
+        self.locks.insert(key.clone(), (token.clone(), now + micros(*ttl)));
+        self.lift(now, key, fence);
+        Healed::Done
+    }
+
+    /// Servers count in whole seconds.
+    fn up(&self, now: Micros) -> Duration {
+        Duration::from_secs(now.saturating_sub(self.up_since) / 1_000_000)
+    }
+
+    /// How long it has still to be up before it may vote.
+    fn recovers_for(&self, now: Micros, restart_delay: Duration) -> Option<Duration> {
+        let up = self.up(now).as_secs();
+        let delay = u64::try_from(restart_delay.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX);
+        (up < delay).then(|| Duration::from_secs(delay - up))
+    }
+
+    fn lift(&mut self, now: Micros, key: &Key, fence: Fence) {
+        if self.floor(now, key).is_none_or(|floor| floor < fence) {
+            self.fences.insert(key.clone(), (fence, u64::from(fence).max(now) + FLOOR_LIVES));
+        }
+    }
+
+    /// Gives a lock that is still the token's its full TTL.
+    pub fn renew(&mut self, now: Micros, renewal: &Renewal) -> Owned {
+        let until = self.owned(now, &renewal.key, &renewal.token)?;
+        *until = now + micros(renewal.ttl);
+        Ok(())
+    }
+
+    /// Parts with a lock that is still ours: to the first of its queue, or to nobody. `reached` tells whether somebody
+    /// listens on a channel; the answer says what they are to be told.
+    pub fn release(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        token: &Token,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> (Owned, Vec<Told>) {
+        match self.owned(now, key, token) {
+            Ok(_) => (Ok(()), self.pass_on(now, key, reached)),
+            Err(denial) => (Err(denial), Vec::new()),
+        }
+    }
+
+    /// Takes a token out of the queue, and releases the lock if it is that token's. What it finds free is passed on too.
+    pub fn leave(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        token: &Token,
+        process: &str,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> (Owned, Vec<Told>) {
+        if let Some(queue) = self.live_queue(now, key) {
+            queue.leave(token, process);
+        }
+        if self.lock(now, key).is_none() && !self.guarded.contains_key(key) {
+            return (Err(Denial::Gone), self.pass_on(now, key, reached));
+        }
+        self.release(now, key, token, reached)
+    }
+
+    /// Takes the lock when it is the token's turn, and enters the queue, if it shall, when it is not.
+    pub fn knock(
+        &mut self,
+        now: Micros,
+        knock: &Knock,
+        process: Process<'_>,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> (Knocked, Vec<Told>) {
+        let Knock { key, token, .. } = knock;
+        let mut told = Vec::new();
+        let free = !self.guarded.contains_key(key)
+            && match self.lock(now, key) {
+                Some((held, until)) if held == token => {
+                    *until = (now + micros(knock.ttl)).max(*until);
+                    self.leave_queue(now, knock, process.name);
+                    let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key, None));
+                    return (Knocked::Granted(fence), told);
+                }
+                Some(_) => false,
+                None => true,
+            };
+        let entered = knock.enter && {
+            self.live_queue(now, key);
+            self.queues.entry(key.clone()).or_default().enter(now, knock, process)
+        };
+        let recovers_for = self.recovers_for(now, knock.restart_delay).filter(|_| free);
+        if free && recovers_for.is_none() {
+            let up = self.up(now);
+            let turn = self.live_queue(now, key);
+            match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, up, reached, &mut told)) {
+                Turn::Granted { token, grant } => drop(self.grant(now, key, token, grant)),
+                Turn::Mine | Turn::Nobodys => {
+                    self.leave_queue(now, knock, process.name);
+                    return (Knocked::Granted(self.grant(now, key, token.clone(), knock.ttl)), told);
+                }
+            }
+        }
+        let holder = self.holder(now, key).unwrap_or_default();
+        let queue = self.live_queue(now, key);
+        let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| knock.enter);
+        let ahead = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, ahead)| ahead);
+        let (ticket, ahead) = (place.map(|(ticket, _)| ticket), u32::try_from(ahead).unwrap_or(u32::MAX));
+        (Knocked::Waits { holder, recovers_for, ticket, ahead, entered, watched: true, called: true }, told)
+    }
+
+    /// How many wait, and the first of them with their tickets.
+    pub fn queue(&mut self, now: Micros, key: &Key, limit: usize) -> (usize, Vec<(Token, u64)>) {
+        let Some(queue) = self.live_queue(now, key) else { return (0, Vec::new()) };
+        (queue.len(), queue.line().take(limit).map(|(token, ticket)| (token.clone(), ticket)).collect())
+    }
+
+    /// Replaces the token by another one that stays for a time.
+    pub fn keep(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
+        if self.owned(now, key, stays).is_err() {
+            self.owned(now, key, token)?;
+            self.locks.insert(key.clone(), (stays.clone(), now + micros(keep)));
+        }
+        Ok(())
+    }
+
+    /// Who has the lock.
+    pub fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
+        if self.guarded.contains_key(key) {
+            return Some(Holder::default());
+        }
+        let fence = self.floor(now, key);
+        let (token, until) = self.lock(now, key)?;
+        let remaining = Duration::from_micros(until.saturating_sub(now));
+        Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence })
+    }
+
+    /// The locks that are held and match a pattern.
+    pub fn held(&mut self, now: Micros, pattern: &str) -> Vec<String> {
+        let held = self.locks.iter().filter(|(_, (_, until))| *until > now).map(|(key, _)| key.lock());
+        held.filter(|lock| glob::matches(pattern, lock)).map(ToOwned::to_owned).collect()
+    }
+
+    /// Parts with a lock, whoever has it.
+    pub fn force_release(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> Result<(bool, Vec<Told>), Failure> {
+        if self.guarded.contains_key(key) {
+            return Err(wrong_type(key, "a guarded value, not a lock"));
+        }
+        let held = self.lock(now, key).is_some();
+        Ok((held, if held { self.pass_on(now, key, reached) } else { Vec::new() }))
+    }
+
+    /// Writes a guarded value, if the fence is not older than what the key has seen.
+    pub fn guarded_set(&mut self, now: Micros, key: &Key, value: &[u8], fence: Fence) -> Result<Guarding, Failure> {
+        if let Some((_, seen)) = self.guarded_get(now, key)? {
+            if fence < seen {
+                return Ok(Guarding::Stale { seen });
+            }
+        }
+        self.guarded.insert(key.clone(), (value.into(), fence));
+        Ok(Guarding::Written)
+    }
+
+    /// A guarded value, and the fence that it was written with.
+    pub fn guarded_get(&mut self, now: Micros, key: &Key) -> Result<Option<(Vec<u8>, Fence)>, Failure> {
+        if self.lock(now, key).is_some() {
+            return Err(wrong_type(key, "a lock, not a guarded value"));
+        }
+        Ok(self.guarded.get(key).cloned())
+    }
+
+    /// The lock as the key shows it now: what has expired is gone.
+    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut (Token, Micros)> {
+        if self.locks.get(key).is_some_and(|&(_, until)| until <= now) {
+            self.locks.remove(key);
+        }
+        self.locks.get_mut(key)
+    }
+
+    /// The queue as its keys would show it now: what has expired is gone.
+    fn live_queue(&mut self, now: Micros, key: &Key) -> Option<&mut Queue> {
+        if self.queues.get(key).is_some_and(|queue| queue.is_over(now)) {
+            self.queues.remove(key);
+        }
+        self.queues.get_mut(key)
+    }
+
+    fn leave_queue(&mut self, now: Micros, knock: &Knock, process: &str) {
+        if let Some(queue) = self.live_queue(now, &knock.key) {
+            queue.leave(&knock.token, process);
+        }
+    }
+
+    /// Parts with a lock that is there. It is never free while somebody in its queue can be reached, unless it is too early
+    /// to grant anything.
+    fn pass_on(&mut self, now: Micros, key: &Key, reached: &dyn Fn(&str) -> bool) -> Vec<Told> {
+        let mut told = Vec::new();
+        let up = self.up(now);
+        let queue = self.live_queue(now, key);
+        match queue.map(|queue| queue.promote(None, now, up, reached, &mut told)) {
+            Some(Turn::Granted { token, grant }) => drop(self.grant(now, key, token, grant)),
+            Some(Turn::Mine | Turn::Nobodys) | None => drop(self.locks.remove(key)),
+        }
+        told
+    }
+
+    fn grant(&mut self, now: Micros, key: &Key, token: Token, span: Duration) -> Fence {
+        self.locks.insert(key.clone(), (token, now + micros(span)));
+        self.draw(now, key, None)
+    }
+
+    fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Micros, Denial> {
+        if self.guarded.contains_key(key) {
+            return Err(Denial::Taken);
+        }
+        let (held, until) = self.lock(now, key).ok_or(Denial::Gone)?;
+        if held == token { Ok(until) } else { Err(Denial::Taken) }
+    }
+
+    fn floor(&mut self, now: Micros, key: &Key) -> Option<Fence> {
+        let &(fence, until) = self.fences.get(key)?;
+        if until <= now {
+            self.fences.remove(key);
+            return None;
+        }
+        Some(fence)
+    }
+
+    fn draw(&mut self, now: Micros, key: &Key, proposal: Option<Fence>) -> Fence {
+        let floor = self.floor(now, key);
+        let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
+        let drawn = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
+        // Only a clock beyond the year 294,000 could not give a fence.
+        let fence = Fence::try_from(drawn).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
+        self.fences.insert(key.clone(), (fence, drawn.max(now) + FLOOR_LIVES));
+        self.sweep(now);
+        fence
+    }
+
+    /// Names that nobody asks for again must not stay for ever. Doubling keeps the cost per acquire constant.
+    fn sweep(&mut self, now: Micros) {
+        if self.fences.len() > self.crowded {
+            self.fences.retain(|_, &mut (_, until)| until > now);
+            self.locks.retain(|_, &mut (_, until)| until > now);
+            self.queues.retain(|_, queue| !queue.is_over(now));
+            self.crowded = 2 * self.fences.len().max(512);
+        }
+    }
+}
+
+/// By everything that is in it but the fair queues, which two stores seldom differ in alone.
+impl Hash for Store {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        fn sorted<V: Hash>(map: &HashMap<Key, V>, state: &mut impl Hasher) {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_by_key(|(key, _)| key.lock());
+            entries.hash(state);
+        }
+        sorted(&self.locks, state);
+        sorted(&self.fences, state);
+        sorted(&self.guarded, state);
+        (self.crowded, self.up_since).hash(state);
+    }
+}
+
+/// Who it is. There is no other run of it.
+pub fn identity(now: Micros) -> ServerIdentity {
+    ServerIdentity { time: Some(now), run_id: None, is_alone: true }
+}
+
+/// Every key is watched for everybody.
+fn busy(holder: Holder) -> Acquired {
+    Acquired::Busy { holder, watched: true }
+}
+
+fn wrong_type(key: &Key, what: &str) -> Failure {
+    Failure::refused(format!("WRONGTYPE the key {key:?} holds {what}"))
+}

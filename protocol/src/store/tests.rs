@@ -1,0 +1,262 @@
+use super::*;
+
+const TTL: Duration = Duration::from_millis(100);
+
+fn granted(acquired: &Acquired) -> Fence {
+    match acquired {
+        Acquired::Granted(fence) => *fence,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn request(key: &Key, token: &Token, ttl: Duration) -> AcquireRequest {
+    AcquireRequest { key: key.clone(), token: token.clone(), ttl, voting: None }
+}
+
+/// From 1 s on, with a restart delay of 3 s.
+fn vote(key: &Key, token: &Token, proposal: u64) -> AcquireRequest {
+    let voting = Voting { restart_delay: TTL * 30, proposal: Fence::try_from(proposal).ok() };
+    AcquireRequest { voting: Some(voting), ..request(key, token, TTL) }
+}
+
+#[test]
+fn who_was_started_lately_neither_votes_nor_is_healed() {
+    let (_, key, one, _) = scene();
+    let mut store = Store::started(1_000_000);
+    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let (delay, fence) = (TTL * 30, Fence::try_from(9_000_000_u64).unwrap());
+    let Vote { acquired, sign, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
+    assert!(matches!(acquired, Acquired::Recovering(left) if left == Duration::from_secs(2)), "{acquired:?}");
+    assert_eq!(sign.and_then(|sign| sign.time), Some(2_500_000));
+    assert_eq!(store.heal(3_999_999, &lease, fence, delay), Healed::Recovering(Duration::from_secs(1)));
+    assert_eq!(store.holder(3_999_999, &key), None);
+    assert_eq!(store.heal(4_000_000, &lease, fence, delay), Healed::Done);
+    assert_eq!(store.floor(4_000_000, &key), Some(fence));
+    assert_eq!(store.raise(4_000_000, &key, &one, fence::ZERO), Ok(()));
+    assert_eq!(store.floor(4_000_000, &key), Some(fence), "a floor is never lowered");
+}
+
+#[test]
+fn what_somebody_else_has_is_neither_raised_nor_healed() {
+    let (mut store, key, one, two) = scene();
+    granted(&store.acquire(1_000, &request(&key, &two, TTL)).acquired);
+    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let fence = Fence::try_from(9_000_000_u64).unwrap();
+    assert_eq!(store.raise(1_000, &key, &one, fence), Err(Denial::Taken));
+    assert_eq!(store.heal(1_000, &lease, fence, Duration::ZERO), Healed::Taken);
+    assert!(store.floor(1_000, &key) < Some(fence));
+}
+
+#[test]
+fn a_proposal_is_drawn_if_it_is_large_enough() {
+    let (mut store, key, one, two) = scene();
+    let now = 10_000_000;
+    assert_eq!(u64::from(granted(&store.acquire(now, &vote(&key, &one, now + 50)).acquired)), now + 50);
+    store.release(now, &key, &one, &|_| true).0.unwrap();
+    assert_eq!(u64::from(granted(&store.acquire(now, &vote(&key, &two, now + 50)).acquired)), now + 51);
+    store.release(now, &key, &two, &|_| true).0.unwrap();
+    assert_eq!(u64::from(granted(&store.acquire(now + 60, &vote(&key, &one, 7)).acquired)), now + 60);
+}
+
+fn scene() -> (Store, Key, Token, Token) {
+    (Store::default(), Key::new("", "job").unwrap(), Token::draw("one"), Token::draw("two"))
+}
+
+#[test]
+fn a_lock_excludes_until_it_expires() {
+    let (mut store, key, one, two) = scene();
+    granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
+    assert!(matches!(store.acquire(100_999, &request(&key, &two, TTL)).acquired, Acquired::Busy { .. }));
+    granted(&store.acquire(101_000, &request(&key, &two, TTL)).acquired);
+    assert_eq!(store.release(101_000, &key, &one, &|_| true).0, Err(Denial::Taken));
+    assert_eq!(store.renew(201_000, &Renewal { key, token: two, ttl: TTL }), Err(Denial::Gone));
+}
+
+#[test]
+fn fences_grow_when_the_clock_stands_still_or_goes_back() {
+    let (mut store, key, one, two) = scene();
+    let first = granted(&store.acquire(5_000_000, &request(&key, &one, TTL)).acquired);
+    assert_eq!(granted(&store.acquire(5_000_001, &request(&key, &one, TTL)).acquired), first, "a replay draws nothing");
+    store.release(5_000_001, &key, &one, &|_| true).0.unwrap();
+    let second = granted(&store.acquire(1_000, &request(&key, &two, TTL)).acquired);
+    assert!(second > first, "{second} after {first}");
+}
+
+#[test]
+fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
+    let (mut store, key, one, _) = scene();
+    let first = granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
+    let day = micros(Duration::from_secs(24 * 3_600));
+    assert_eq!(store.floor(1_000 + day - 1, &key), Some(first));
+    assert_eq!(store.floor(1_000 + day, &key), None);
+}
+
+#[test]
+fn what_has_expired_does_not_pile_up() {
+    let mut store = Store::default();
+    for day in 1..=10 {
+        for n in 0..500 {
+            let key = Key::new("", &format!("{day}:{n}")).unwrap();
+            granted(&store.acquire(day * (FLOOR_LIVES + 1), &request(&key, &Token::draw("one"), TTL)).acquired);
+        }
+    }
+    assert!(store.fences.len() <= 1_500 && store.locks.len() <= 1_500, "{}", store.fences.len());
+}
+
+#[test]
+fn a_replayed_acquire_never_shortens() {
+    let (mut store, key, one, _) = scene();
+    granted(&store.acquire(0, &request(&key, &one, TTL * 10)).acquired);
+    granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
+    assert_eq!(store.holder(0, &key).unwrap().remaining, Some(TTL * 10));
+}
+
+fn knock(key: &Key, token: &Token) -> Knock {
+    let (ttl, window) = (TTL, Duration::from_secs(60));
+    let restart_delay = Duration::ZERO;
+    Knock { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true, restart_delay }
+}
+
+/// The knock of a waiter that is the only one of its process, and polls.
+fn send(store: &mut Store, now: Micros, knock: &Knock) -> Knocked {
+    store.knock(now, knock, Process { name: knock.token.as_str(), hears: false }, &|_| true).0
+}
+
+#[test]
+fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
+    let (_, key, one, two) = scene();
+    let holder = Token::draw("holder");
+    let mut store = Store::started(1_000_000);
+    let delayed = |token: &Token| Knock { restart_delay: TTL * 30, ..knock(&key, token) };
+    let recovers = |store: &mut Store, now: Micros, knock: &Knock| match send(store, now, knock) {
+        Knocked::Waits { recovers_for, ticket, ahead, .. } => (recovers_for, ticket.is_some(), ahead),
+        granted @ Knocked::Granted(_) => panic!("{granted:?}"),
+    };
+    let look = Knock { enter: false, ..delayed(&two) };
+    assert_eq!(recovers(&mut store, 2_500_000, &look), (Some(Duration::from_secs(2)), false, 0));
+    assert_eq!(recovers(&mut store, 2_500_000, &delayed(&one)), (Some(Duration::from_secs(2)), true, 0));
+    assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (Some(Duration::from_secs(1)), true, 1));
+    assert_eq!(store.leave(3_999_999, &key, &holder, holder.as_str(), &|_| true).0, Err(Denial::Gone));
+    assert_eq!(store.holder(3_999_999, &key), None);
+    // It found a lock on its disk that was released before: the release may come again.
+    let partings: [fn(&mut Store, &Key, &Token) -> bool; 3] = [
+        |store, key, token| store.release(3_999_999, key, token, &|_| true).0.is_ok(),
+        |store, key, token| store.leave(3_999_999, key, token, token.as_str(), &|_| true).0.is_ok(),
+        |store, key, _| store.force_release(3_999_999, key, &|_| true).unwrap().0,
+    ];
+    for parts in partings {
+        granted(&store.acquire(3_999_999, &request(&key, &holder, TTL)).acquired);
+        assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (None, true, 1), "somebody has it");
+        assert!(parts(&mut store, &key, &holder));
+        assert_eq!(store.holder(3_999_999, &key), None, "what may be somebody else's is passed on to nobody");
+    }
+    assert!(matches!(send(&mut store, 4_000_000, &delayed(&one)), Knocked::Granted(_)));
+    store.release(4_000_000, &key, &one, &|_| true).0.unwrap();
+    assert_eq!(store.holder(4_000_000, &key).unwrap().token, Some(two));
+}
+
+#[test]
+fn what_is_held_is_listed_until_it_expires() {
+    let (mut store, key, one, _) = scene();
+    granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
+    let end = Micros::try_from(TTL.as_micros()).unwrap();
+    assert_eq!(store.held(end - 1, "*"), [key.lock()]);
+    assert_eq!(store.held(end, "*"), Vec::<String>::new());
+    assert_eq!(store.holder(end, &key), None);
+}
+
+#[test]
+fn what_is_held_or_waited_for_is_not_swept_away() {
+    let (mut store, key, one, two) = scene();
+    let crowd = |store: &mut Store, now: Micros| {
+        for n in 0..3_000 {
+            let key = Key::new("", &format!("{now}:{n}")).unwrap();
+            granted(&store.acquire(now, &request(&key, &one, TTL)).acquired);
+        }
+    };
+    granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
+    send(&mut store, 0, &knock(&key, &two));
+    crowd(&mut store, 1);
+    assert_eq!(store.queue(1, &key, 9).0, 1);
+    assert_eq!(store.renew(1, &Renewal { key: key.clone(), token: one.clone(), ttl: TTL }), Ok(()));
+    crowd(&mut store, 2 * FLOOR_LIVES);
+    assert!(store.queues.is_empty() && !store.fences.contains_key(&key) && !store.locks.contains_key(&key));
+}
+
+#[test]
+fn a_guarded_value_is_written_in_the_order_of_fences() {
+    let (mut store, key, ..) = scene();
+    let fence = |number: u64| Fence::try_from(number).unwrap();
+    for (number, is_written) in [(5, true), (5, true), (4, false), (6, true)] {
+        let written = store.guarded_set(0, &key, &[1], fence(number)).unwrap();
+        assert_eq!(matches!(written, Guarding::Written), is_written, "{number}");
+    }
+    assert_eq!(store.guarded_get(0, &key).unwrap(), Some((vec![1], fence(6))));
+}
+
+#[test]
+fn a_guarded_value_is_somebody_elses_to_every_lock() {
+    let (mut store, key, one, _) = scene();
+    store.guarded_set(0, &key, &[1], fence::ZERO).unwrap();
+    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    assert!(matches!(store.acquire(0, &request(&key, &one, TTL)).acquired, Acquired::Busy { .. }));
+    assert!(matches!(send(&mut store, 0, &knock(&key, &one)), Knocked::Waits { .. }));
+    assert_eq!(store.renew(0, &lease), Err(Denial::Taken));
+    assert_eq!(store.release(0, &key, &one, &|_| true).0, Err(Denial::Taken));
+    assert_eq!(store.leave(0, &key, &one, one.as_str(), &|_| true).0, Err(Denial::Taken));
+    assert_eq!(store.keep(0, &key, &one, TTL, &Token::draw("kept")), Err(Denial::Taken));
+    assert!(store.force_release(0, &key, &|_| true).is_err());
+    assert_eq!(store.holder(0, &key), Some(Holder::default()));
+}
+
+#[test]
+fn what_is_kept_stays_for_its_time_however_often_that_is_said() {
+    let (mut store, key, one, two) = scene();
+    let stays = Token::draw("kept");
+    granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
+    assert_eq!(store.keep(0, &key, &two, TTL, &stays), Err(Denial::Taken));
+    assert_eq!(store.keep(0, &key, &one, TTL * 2, &stays), Ok(()));
+    assert_eq!(store.keep(50_000, &key, &one, TTL * 2, &stays), Ok(()), "a replay");
+    assert!(store.holder(199_999, &key).is_some() && store.holder(200_000, &key).is_none());
+    assert_eq!(store.keep(200_000, &key, &one, TTL, &stays), Err(Denial::Gone));
+}
+
+#[test]
+fn a_confirmed_grant_has_the_full_ttl() {
+    let (mut store, key, one, _) = scene();
+    let confirm = |store: &mut Store, now: Micros| send(store, now, &knock(&key, &one));
+    let Knocked::Granted(first) = confirm(&mut store, 0) else { panic!("it is free") };
+    assert!(matches!(confirm(&mut store, 70_000), Knocked::Granted(fence) if fence == first));
+    assert!(store.holder(169_999, &key).is_some() && store.holder(170_000, &key).is_none());
+}
+
+#[test]
+fn a_renewal_and_a_heal_give_the_full_ttl_from_now() {
+    let (mut store, key, one, _) = scene();
+    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let lives_until = |store: &mut Store, end: Micros| {
+        assert!(store.holder(end - 1, &key).is_some() && store.holder(end, &key).is_none());
+    };
+    granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
+    assert_eq!(store.renew(60_000, &lease), Ok(()));
+    lives_until(&mut store, 160_000);
+    assert_eq!(store.heal(200_000, &lease, fence::ZERO, Duration::ZERO), Healed::Done);
+    lives_until(&mut store, 300_000);
+}
+
+#[test]
+fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
+    let (mut store, key, one, _) = scene();
+    let now = 1_000_000;
+    granted(&store.acquire(now, &request(&key, &one, TTL)).acquired);
+    for (fence, from) in [(now + 9, now + 9), (now + 20, now + 20)] {
+        let fence = Fence::try_from(fence).unwrap();
+        assert_eq!(store.raise(now, &key, &one, fence), Ok(()));
+        assert_eq!(store.floor(from + FLOOR_LIVES - 1, &key), Some(fence));
+    }
+    assert_eq!(store.floor(now + 20 + FLOOR_LIVES, &key), None);
+    let old = Fence::try_from(5_u64).unwrap();
+    assert_eq!(store.raise(now, &key, &one, old), Ok(()));
+    assert_eq!(store.floor(now + FLOOR_LIVES - 1, &key), Some(old));
+    assert_eq!(store.floor(now + FLOOR_LIVES, &key), None);
+}

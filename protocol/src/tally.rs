@@ -1,0 +1,395 @@
+//! The arithmetic of majorities: pure, and the same for one node as for many.
+//!
+//! # Invariants
+//!
+//! 1. A deadline counts from the majority-th largest confirmed send (rule 1). What a node denies later takes nothing
+//!    back: its key lived until then, or the node forgot and gives no vote (set-ups: a server that forgot stays out).
+//! 2. A denial stands until the node has confirmed something that was sent later. On one node nothing brings a key back,
+//!    so there it stands for ever.
+//! 3. A node that lost the key is healed only when a majority has confirmed the round in which it said so, or a later
+//!    one, and once for each denial.
+
+use std::time::Duration;
+
+use crate::{
+    message::Denial,
+    plants::{self, Plant},
+    time::Time,
+};
+
+/// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
+pub fn drift(ttl: Duration) -> Duration {
+    if plants::is(Plant::NoDrift) {
+        return Duration::ZERO;
+    }
+    ttl / 100 + Duration::from_millis(2)
+}
+
+/// Some of the nodes, by their numbers. A quorum has nine at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Nodes(u16);
+
+impl Nodes {
+    /// No node.
+    pub const NONE: Self = Self(0);
+
+    /// The first `count`.
+    pub fn all(count: usize) -> Self {
+        (0..count).collect()
+    }
+
+    /// One more; a number that is too large is left out.
+    pub fn insert(&mut self, node: usize) {
+        self.0 |= 1_u16.checked_shl(u32::try_from(node).unwrap_or(u32::MAX)).unwrap_or_default();
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    fn in_common(self, other: Self) -> u32 {
+        (self.0 & other.0).count_ones()
+    }
+
+    /// Their numbers, in order.
+    pub fn iter(self) -> impl Iterator<Item = usize> + use<> {
+        (0..16).filter(move |node| self.0 & (1 << node) != 0)
+    }
+}
+
+impl FromIterator<usize> for Nodes {
+    fn from_iter<I: IntoIterator<Item = usize>>(nodes: I) -> Self {
+        let mut set = Self::NONE;
+        nodes.into_iter().for_each(|node| set.insert(node));
+        set
+    }
+}
+
+/// How many nodes have to be touched, and of which, until it is worth looking again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WakeCondition {
+    /// So many.
+    pub count: usize,
+    /// Of these.
+    pub of: Nodes,
+}
+
+impl WakeCondition {
+    /// Any one.
+    pub const ANY: Self = Self { count: 1, of: Nodes(u16::MAX) };
+    /// No touch is of interest.
+    pub const NEVER: Self = Self { count: 1, of: Nodes::NONE };
+
+    /// Whether it is worth looking, with these touched.
+    pub fn are_met_by(self, touched: Nodes) -> bool {
+        usize::try_from(touched.in_common(self.of)).is_ok_and(|touched| touched >= self.count)
+    }
+}
+
+/// How many of so many nodes decide.
+pub fn majority(nodes: usize) -> usize {
+    nodes / 2 + 1
+}
+
+/// What each node last said about one token.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Tally {
+    seats: Box<[Seat]>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+struct Seat {
+    /// When the newest request that this node confirmed was sent.
+    sent: Time,
+    /// When the newest request was sent to which its answer was unclear.
+    doubted: Time,
+    /// What it denied, and when the request was sent that it denied.
+    denial: Option<(Time, Denial)>,
+    /// When the request was sent that brought a lost key back.
+    healed: Time,
+    /// The denial that a heal was ordered for.
+    heal_ordered: Time,
+    /// Whether anything was sent to it that may have left the token there.
+    may_hold: bool,
+}
+
+impl Tally {
+    /// Of so many nodes that have said nothing.
+    pub fn new(nodes: usize) -> Self {
+        Self { seats: vec![Seat::default(); nodes].into() }
+    }
+
+    /// How many there are.
+    pub fn nodes(&self) -> usize {
+        self.seats.len()
+    }
+
+    /// How many decide.
+    pub fn majority(&self) -> usize {
+        majority(self.seats.len())
+    }
+
+    /// `node` did what a request asked that was sent at `sent`. An old confirmation takes nothing back.
+    pub fn confirm(&mut self, node: usize, sent: Time) {
+        let Some(seat) = self.seats.get_mut(node) else { return };
+        seat.sent = seat.sent.max(sent);
+        seat.may_hold = true;
+        if seat.denial.is_some_and(|(denied, _)| denied < sent) {
+            seat.denial = None;
+            seat.healed = seat.healed.max(sent);
+        }
+    }
+
+    /// `node` answered "not yours" to a request that was sent at `sent`. Whatever it confirmed before or since, for nodes
+    /// execute requests in another order than they were sent, and none gives back what it has lost; unless the key was
+    /// brought back meanwhile.
+    pub fn deny(&mut self, node: usize, sent: Time, denial: Denial) {
+        if let Some(seat) = self.seats.get_mut(node).filter(|seat| sent >= seat.healed) {
+            seat.denial = Some((sent, denial));
+        }
+    }
+
+    /// `node` was asked to take the token, and has not said whether it did.
+    pub fn suspect(&mut self, node: usize) {
+        if let Some(seat) = self.seats.get_mut(node) {
+            seat.may_hold = true;
+        }
+    }
+
+    /// Whether `node` may have the token: a renewal brings it nowhere.
+    pub fn may_hold(&self, node: usize) -> bool {
+        self.seats.get(node).is_some_and(|seat| seat.may_hold)
+    }
+
+    /// `node` gave no answer, or one that tells nothing, to a request that was sent at `sent`.
+    pub fn doubt(&mut self, node: usize, sent: Time) {
+        if let Some(seat) = self.seats.get_mut(node) {
+            seat.doubted = seat.doubted.max(sent);
+        }
+    }
+
+    /// The majority-th largest of the confirmed sends: what a deadline counts from (rule 1). Zero without a majority.
+    pub fn confirmed(&self) -> Time {
+        let backed = |sent: Time| self.seats.iter().filter(|seat| seat.sent >= sent).count() >= self.majority();
+        self.seats.iter().map(|seat| seat.sent).filter(|&sent| backed(sent)).max().unwrap_or(Time::ZERO)
+    }
+
+    /// Whether too many nodes have answered otherwise for a majority to confirm what was sent at `sent`.
+    pub fn is_hopeless(&self, sent: Time) -> bool {
+        let against = |seat: &&Seat| seat.sent < sent && (seat.doubted >= sent || seat.denial.is_some());
+        self.seats.iter().filter(against).count() > self.seats.len() - self.majority()
+    }
+
+    /// What a majority denied, if one did. Somebody else's key says more than a missing one.
+    pub fn denied(&self) -> Option<Denial> {
+        let denials = || self.seats.iter().filter_map(|seat| seat.denial);
+        if denials().count() < self.majority() {
+            return None;
+        }
+        if denials().any(|(_, denial)| denial == Denial::Taken) { Some(Denial::Taken) } else { Some(Denial::Gone) }
+    }
+
+    /// The nodes that have lost the key and may have it back now (invariant 3).
+    pub fn heals(&mut self) -> Nodes {
+        let confirmed = self.confirmed();
+        let mut nodes = Nodes::NONE;
+        for (node, seat) in self.seats.iter_mut().enumerate() {
+            match seat.denial {
+                Some((denied, Denial::Gone)) if denied <= confirmed && denied > seat.heal_ordered => {
+                    seat.heal_ordered = denied;
+                    seat.may_hold = true;
+                    nodes.insert(node);
+                }
+                _ => {}
+            }
+        }
+        nodes
+    }
+
+    /// The nodes that have not confirmed what was sent at `sent`, or later.
+    pub fn silent_since(&self, sent: Time) -> Nodes {
+        self.seats.iter().enumerate().filter(|(_, seat)| seat.sent < sent).map(|(node, _)| node).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(nanos: u64) -> Time {
+        Time::from_nanos(nanos)
+    }
+
+    #[test]
+    fn one_node_is_its_own_majority() {
+        let mut tally = Tally::new(1);
+        assert_eq!(tally.confirmed(), Time::ZERO);
+        tally.confirm(0, at(5));
+        assert_eq!((tally.confirmed(), tally.denied()), (at(5), None));
+        tally.deny(0, at(6), Denial::Gone);
+        assert_eq!(tally.denied(), Some(Denial::Gone));
+    }
+
+    #[test]
+    fn two_of_three_decide() {
+        let mut tally = Tally::new(3);
+        tally.confirm(0, at(9));
+        assert_eq!(tally.confirmed(), Time::ZERO);
+        tally.confirm(1, at(7));
+        assert_eq!(tally.confirmed(), at(7));
+        tally.deny(0, at(10), Denial::Gone);
+        assert_eq!(tally.denied(), None);
+        tally.deny(2, at(10), Denial::Taken);
+        assert_eq!(tally.denied(), Some(Denial::Taken));
+    }
+
+    #[test]
+    fn an_older_confirmation_takes_nothing_back() {
+        let mut tally = Tally::new(1);
+        tally.confirm(0, at(9));
+        tally.deny(0, at(9), Denial::Gone);
+        tally.confirm(0, at(3));
+        assert_eq!((tally.confirmed(), tally.denied()), (at(9), Some(Denial::Gone)));
+    }
+
+    #[test]
+    fn a_denial_of_an_old_request_counts_all_the_same() {
+        let mut tally = Tally::new(1);
+        tally.confirm(0, at(9));
+        tally.deny(0, at(3), Denial::Gone);
+        assert_eq!(tally.denied(), Some(Denial::Gone));
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_has_no_vote() {
+        let mut tally = Tally::new(1);
+        tally.confirm(1, at(9));
+        tally.deny(1, at(9), Denial::Taken);
+        assert_eq!((tally.confirmed(), tally.denied()), (Time::ZERO, None));
+    }
+
+    #[test]
+    fn a_lost_key_is_healed_once_a_majority_has_confirmed_that_round() {
+        let mut tally = Tally::new(3);
+        for node in 0..3 {
+            tally.confirm(node, at(1));
+        }
+        tally.deny(2, at(5), Denial::Gone);
+        tally.confirm(0, at(5));
+        assert_eq!(tally.heals(), Nodes::NONE, "one of three has confirmed");
+        tally.confirm(1, at(5));
+        assert_eq!(tally.heals(), [2].into_iter().collect());
+        assert_eq!(tally.heals(), Nodes::NONE, "once for each denial");
+        tally.confirm(2, at(6));
+        tally.deny(2, at(5), Denial::Gone);
+        assert_eq!(tally.heals(), Nodes::NONE, "a late answer from before the heal");
+        tally.deny(2, at(7), Denial::Gone);
+        tally.confirm(0, at(7));
+        tally.confirm(1, at(7));
+        assert_eq!(tally.heals(), [2].into_iter().collect(), "it has lost it again");
+    }
+
+    #[test]
+    fn a_taken_key_is_left_alone() {
+        let mut tally = Tally::new(3);
+        tally.deny(2, at(5), Denial::Taken);
+        tally.confirm(0, at(5));
+        tally.confirm(1, at(5));
+        assert_eq!(tally.heals(), Nodes::NONE);
+    }
+
+    #[test]
+    fn a_round_is_hopeless_when_no_majority_is_left_for_it() {
+        let mut tally = Tally::new(5);
+        tally.doubt(0, at(5));
+        tally.deny(1, at(4), Denial::Gone);
+        assert!(!tally.is_hopeless(at(5)), "three have not answered");
+        tally.confirm(2, at(5));
+        tally.doubt(3, at(4));
+        assert!(!tally.is_hopeless(at(5)), "that was another round");
+        tally.doubt(3, at(6));
+        assert!(tally.is_hopeless(at(5)));
+        tally.confirm(0, at(5));
+        assert!(!tally.is_hopeless(at(5)), "it came after all");
+    }
+
+    #[test]
+    fn a_round_that_a_majority_has_confirmed_is_not_hopeless_whatever_the_others_say() {
+        for nodes in 1..=9 {
+            let mut tally = Tally::new(nodes);
+            (0..majority(nodes)).for_each(|node| tally.confirm(node, at(5)));
+            for node in 0..nodes {
+                tally.doubt(node, at(9));
+                tally.deny(node, at(9), Denial::Gone);
+            }
+            assert!(!tally.is_hopeless(at(5)) && !tally.is_hopeless(at(3)) && tally.is_hopeless(at(6)), "{nodes}");
+        }
+    }
+
+    #[test]
+    fn a_denial_stands_until_something_later_is_confirmed() {
+        let mut tally = Tally::new(1);
+        tally.deny(0, at(5), Denial::Gone);
+        tally.confirm(0, at(5));
+        assert_eq!(tally.denied(), Some(Denial::Gone));
+        tally.confirm(0, at(7));
+        assert_eq!(tally.denied(), None);
+    }
+
+    #[test]
+    fn a_node_may_have_what_it_was_sent() {
+        let mut tally = Tally::new(4);
+        tally.confirm(0, at(1));
+        tally.suspect(1);
+        tally.doubt(2, at(1));
+        tally.deny(3, at(1), Denial::Gone);
+        assert_eq!([0, 1, 2, 3, 4].map(|node| tally.may_hold(node)), [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn who_has_confirmed_less_than_the_last_round_is_silent() {
+        let mut tally = Tally::new(3);
+        (0..3).for_each(|node| tally.confirm(node, at(4 + u64::try_from(node).unwrap())));
+        assert_eq!(tally.silent_since(at(5)), [0].into_iter().collect());
+    }
+
+    #[test]
+    fn sets_of_nodes() {
+        let mut some = Nodes::all(3);
+        some.insert(8);
+        some.insert(99);
+        assert_eq!(some.iter().collect::<Vec<_>>(), [0, 1, 2, 8]);
+        assert!(!some.is_empty() && Nodes::NONE.is_empty());
+    }
+
+    #[test]
+    fn only_what_is_needed_counts() {
+        let needs = WakeCondition { count: 2, of: [0, 1, 4].into_iter().collect() };
+        let touched = |nodes: &[usize]| needs.are_met_by(nodes.iter().copied().collect());
+        assert!(touched(&[0, 4]) && touched(&[0, 1, 2, 4]));
+        assert!(!touched(&[4, 2, 3]) && !touched(&[]));
+        assert!(WakeCondition::ANY.are_met_by(Nodes::all(1)) && !WakeCondition::ANY.are_met_by(Nodes::NONE));
+        assert!(!WakeCondition::NEVER.are_met_by(Nodes::all(9)));
+    }
+
+    proptest! {
+        #[test]
+        fn the_deadline_counts_from_the_majority_th_largest(
+            nodes in 1_usize..=9,
+            answers in prop::collection::vec((0_usize..9, 1_u64..100), 0..40),
+        ) {
+            let mut tally = Tally::new(nodes);
+            let mut sends = vec![0; nodes];
+            for (node, sent) in answers {
+                tally.confirm(node, at(sent));
+                if let Some(newest) = sends.get_mut(node) {
+                    *newest = sent.max(*newest);
+                }
+            }
+            sends.sort_unstable_by(|a, b| b.cmp(a));
+            prop_assert_eq!(tally.confirmed(), at(sends[nodes / 2]));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What the nodes of a quorum say together: for people, and for programs that watch over them.
+
+use std::{fmt, time::Duration};
+
+use crate::{holder::Holder, tally::majority};
+
+/// What each node of a quorum said to something that too few of them granted.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Votes {
+    pub(crate) votes: Vec<Vote>,
+}
+
+/// What one node said.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Vote {
+    pub(crate) address: String,
+    pub(crate) answer: NodeAnswer,
+}
+
+/// A node's part in a decision.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NodeAnswer {
+    /// It granted what was asked. (Since too few others did, that was taken back.)
+    Granted,
+    /// Somebody else holds the lock there.
+    HeldBy(Holder),
+    /// There was nothing of ours to release.
+    NotOurs,
+    /// It was started lately, or its clock was set back, and it may have forgotten a lease: it gives no vote for this time.
+    /// See [`Builder::restart_delay`].
+    ///
+    /// [`Builder::restart_delay`]: https://docs.rs/leasehold/latest/leasehold/struct.Builder.html#method.restart_delay
+    Recovering {
+        /// How long that lasts.
+        remaining: Duration,
+    },
+    /// It said no, in these words.
+    Refused(String),
+    /// It gave no answer, or one that means "not now".
+    Unreachable(String),
+}
+
+impl Votes {
+    /// How many nodes granted it.
+    #[must_use]
+    pub fn granted(&self) -> usize {
+        self.count(|answer| matches!(answer, NodeAnswer::Granted))
+    }
+
+    /// How many would have had to.
+    #[must_use]
+    pub fn needed(&self) -> usize {
+        majority(self.votes.len())
+    }
+
+    /// Every node, in the order in which the builder was given them.
+    #[must_use]
+    pub fn nodes(&self) -> &[Vote] {
+        &self.votes
+    }
+
+    /// Whether trying again as before is pointless: so many said no that the others cannot make a majority.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.count(|answer| matches!(answer, NodeAnswer::Refused(_))) > self.votes.len() - self.needed()
+    }
+
+    fn count(&self, which: impl Fn(&NodeAnswer) -> bool) -> usize {
+        self.votes.iter().filter(|vote| which(&vote.answer)).count()
+    }
+}
+
+impl fmt::Display for Votes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} nodes agreed, {} are needed", self.granted(), self.votes.len(), self.needed())?;
+        for (at, Vote { address, answer }) in self.votes.iter().enumerate() {
+            write!(f, "{} {address} {answer}", if at == 0 { ":" } else { ";" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Vote {
+    /// Where the node is, without user and password.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What it said.
+    #[must_use]
+    pub fn answer(&self) -> &NodeAnswer {
+        &self.answer
+    }
+}
+
+/// A sentence's end, after the node's address.
+impl fmt::Display for NodeAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Granted => f.write_str("agreed"),
+            Self::HeldBy(holder) => write!(f, "says that it is held by {holder}"),
+            Self::NotOurs => f.write_str("had nothing of ours"),
+            Self::Recovering { remaining } => write!(
+                f,
+                "is recovering: it was started lately, or its clock was set back; it may have forgotten leases, and votes \
+                 in {} s (restart_delay)",
+                remaining.as_secs()
+            ),
+            Self::Refused(text) => write!(f, "refused: {text}"),
+            Self::Unreachable(text) => write!(f, "did not: {text}"),
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The protocol, searched: every order in which two clients, one or three nodes and a bounded number of faults can take
+//! turns, by [stateright]. What decides is what is shipped: the machines of [`leasehold_protocol`], and its [`Store`] as each
+//! node. Only what carries messages and sets timers is written again. `docs/model.md` has the bounds and the figures.
+//!
+//! # What a run is
+//!
+//! 1. A message arrives at the moment at which it was sent, those of one client in the order of the nodes, those of two
+//!    clients in any; or it is *late*, and then it arrives at any later moment, before or after anything, or never. A
+//!    late one whose connection is reset is known to be unknown at once. Lateness is a fault, and faults are counted.
+//! 2. Timers are on time, unless their client stands still, which is a fault: then its clock goes on, and it hears and
+//!    does nothing until it goes on, at any later moment.
+//! 3. Time passes to the next moment at which something is due for anybody: a timer, a time limit, a deadline, the expiry
+//!    of a key, the end of a restart delay; and to every multiple of the grid. What is decided by a comparison of times
+//!    comes out the same in between, but for two things that are met where a moment falls anyway: the end of the tries to
+//!    undo, and a clock that was set back and passes a node's floor of fences again.
+//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends. What must come about at
+//!    some time is therefore a rule about ends, which `eventually` of stateright could miss where two paths meet.
+//!
+//! # What is checked
+//!
+//! In every state: no two clients believe at the same instant; fences grow in the order of the leases; and, whatever the
+//! clocks do, from every lease to every attempt that began after it. What is confirmed as released is free, what nobody
+//! uses is taken off, who asks for a free lock gets it, nothing is lost without a fault, what is over stays over, and at
+//! the end of every run nothing is left. And that what should be possible is.
+//!
+//! That the search would notice is shown outside of the assumptions: there it must find what breaks.
+
+use std::time::Duration;
+
+use leasehold_protocol::{fence::Fence, key::Key, store::Store, tally::drift, time::Micros, token::Token};
+use stateright::{Model, Property};
+use uuid::Uuid;
+
+use self::{
+    action::Action,
+    state::{Clock, Faults, Owner, Server, Stage, State},
+    world::Run,
+};
+mod action;
+mod client;
+mod path;
+mod state;
+mod tests;
+mod world;
+mod worlds;
+
+const CLIENTS: usize = 2;
+
+/// The TTL of every lease.
+const TTL: Duration = Duration::from_secs(1);
+
+// The names of properties that tests speak of.
+const ONE_HOLDER: &str = "one holder at a time";
+const FENCES_GROW: &str = "fences grow from lease to lease";
+const LATER_IS_LARGER: &str = "who begins later has a larger fence";
+const NOTHING_STAYS: &str = "what nobody uses is taken off";
+const OUTLIVES: &str = "a lease outlives its TTL";
+const BROUGHT_BACK: &str = "a key is brought back";
+const INHERITED: &str = "the second has it though the first died";
+
+/// What the drivers of the machines, or the clients' settings, do wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    None,
+    /// A lease is believed until its TTL is over, with nothing off for drift.
+    NoDrift,
+    /// A majority that drew different fences is a win with the largest of them.
+    NoSecondPhase,
+    /// A lease is counted from the answers.
+    DeadlineFromReply,
+    /// A grant that comes after the attempt has failed is left where it is.
+    LateGrantStays,
+    /// A release takes whatever is there.
+    ReleaseUnchecked,
+}
+
+/// A world to search: who is there, and what may go wrong.
+#[derive(Debug, Clone)]
+struct Setup {
+    name: &'static str,
+    /// The clients' clocks, which agree.
+    clients: Clock,
+    nodes: Vec<Clock>,
+    /// How many attempts each client makes at most.
+    attempts: [u8; CLIENTS],
+    /// Time passes in steps of this, and to every moment between them at which something is due.
+    grid: Duration,
+    faults: Faults,
+    /// By how many microseconds a node's clock is stepped when it is.
+    step: i64,
+    /// Until when things happen; afterwards everybody lets go and what is left runs out.
+    closes: Duration,
+    restart_delay: Duration,
+    /// The last node was started a second ago, and knows nothing.
+    is_one_new: bool,
+    /// When a lease is renewed for the first time, if not after a third of its TTL.
+    watches_after: Option<Duration>,
+    /// Whether clients propose a fence, as far ahead of the highest clock.
+    proposes: Option<Duration>,
+    flaw: Flaw,
+    key: Key,
+    tokens: Vec<Vec<Token>>,
+}
+
+impl Setup {
+    fn token(&self, (client, number): Owner) -> &Token {
+        &self.tokens[usize::from(client)][usize::from(number)]
+    }
+
+    fn owner(&self, token: &Token) -> Option<Owner> {
+        (0_u8..).zip(&self.tokens).find_map(|(client, tokens)| {
+            let number = tokens.iter().position(|other| other == token)?;
+            Some((client, u8::try_from(number).ok()?))
+        })
+    }
+
+    /// The TTL that a client reckons with.
+    fn client_ttl(&self) -> Duration {
+        match self.flaw {
+            Flaw::NoDrift => TTL + drift(TTL) + Duration::from_micros(200),
+            _ => TTL,
+        }
+    }
+
+    /// For how long a lease is believed in after it was asked for.
+    fn belief(&self) -> Duration {
+        self.client_ttl().saturating_sub(drift(self.client_ttl()))
+    }
+
+    /// Whose token a release deletes.
+    fn released_as(&self, owner: Owner, there: Option<Owner>) -> Owner {
+        if self.flaw == Flaw::ReleaseUnchecked { there.unwrap_or(owner) } else { owner }
+    }
+
+    fn proposal(&self, state: &State) -> Option<Fence> {
+        let ahead = u64::try_from(self.proposes?.as_micros()).ok()?;
+        let highest = (0..self.nodes.len()).map(|node| state.time_at(self, node)).max()?;
+        Fence::try_from(highest + ahead).ok()
+    }
+}
+
+impl Model for Setup {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let server = |started: Option<Micros>| Server {
+            store: started.map_or_else(Store::default, Store::started),
+            stepped: 0,
+            started,
+            key: None,
+            is_belated: false,
+            released: Vec::new(),
+        };
+        let mut servers = vec![server(None); self.nodes.len()];
+        if let (Some(last), Some(clock), true) = (servers.last_mut(), self.nodes.last(), self.is_one_new) {
+            *last = server(Some(clock.shows(0).as_nanos() / 1_000 - 1_000_000));
+        }
+        vec![State {
+            now: 0,
+            clients: vec![state::Client::new(self.nodes.len(), 0); CLIENTS],
+            servers,
+            net: Vec::new(),
+            left: self.faults,
+            largest: None,
+            broken: state::Broken::default(),
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        action::possible(self, state, actions);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut run = Run { setup: self, state: state.clone() };
+        action.take(&mut run)?;
+        run.state.tidy();
+        Some(run.state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(ONE_HOLDER, |setup, state: &State| state.believers(setup) <= 1),
+            Property::always(FENCES_GROW, |_, state: &State| !state.broken.fence_fell),
+            Property::always(LATER_IS_LARGER, |_, state: &State| !state.broken.fence_is_stale),
+            Property::always("what is confirmed as released is free", |_, state: &State| !state.broken.release_did_not),
+            Property::always(NOTHING_STAYS, |_, state: &State| !state.leaves_a_key()),
+            Property::always("who asks for a free lock gets it", |_, state: &State| !state.broken.denied_for_nothing),
+            Property::always("without a fault nothing is lost", |_, state: &State| !state.broken.lost_for_nothing),
+            Property::always("what is over stays over", |_, state: &State| !state.broken.is_revived),
+            Property::always("in the end nothing is left", |setup, state: &State| !state.is_stuck(setup)),
+            Property::sometimes("the second has it before the first one's time is up", State::is_handed_over),
+            Property::sometimes(INHERITED, State::is_inherited),
+            Property::sometimes(OUTLIVES, |setup, state: &State| state.is_renewed(setup)),
+            Property::sometimes(BROUGHT_BACK, State::is_brought_back),
+            Property::sometimes("the end", |setup, state: &State| state.is_end(setup)),
+        ]
+    }
+}
+
+impl State {
+    fn believers(&self, setup: &Setup) -> usize {
+        let now = setup.clients.shows(self.now);
+        let sessions = self.clients.iter().flat_map(|client| &client.sessions);
+        sessions.filter(|session| matches!(&session.stage, Stage::Held(core) if now < core.believed_until())).count()
+    }
+
+    /// A node has a key that nobody cares about any more, though it could have been taken off.
+    fn leaves_a_key(&self) -> bool {
+        self.servers.iter().enumerate().any(|(node, server)| {
+            let Some(((client, number), _)) = server.key else { return false };
+            let client = &self.clients[usize::from(client)];
+            let is_cared_for = client.sessions.iter().any(|session| session.number == number);
+            let is_out_of_reach = client.born > number || client.cut.iter().any(|cut| cut == node);
+            !is_cared_for && !server.is_belated && !is_out_of_reach
+        })
+    }
+
+    fn is_end(&self, setup: &Setup) -> bool {
+        let mut actions = Vec::new();
+        setup.actions(self, &mut actions);
+        actions.is_empty()
+    }
+
+    /// Nothing happens any more, and not everything is over.
+    fn is_stuck(&self, setup: &Setup) -> bool {
+        self.is_end(setup)
+            && !(self.is_closing(setup)
+                && self.servers.iter().all(|server| server.key.is_none())
+                && self.clients.iter().all(|client| client.sessions.is_empty()))
+    }
+
+    fn holders(&self) -> impl Iterator<Item = (usize, &state::Session)> {
+        self.clients
+            .iter()
+            .enumerate()
+            .flat_map(|(at, client)| client.sessions.iter().map(move |session| (at, session)))
+            .filter(|(_, session)| matches!(session.stage, Stage::Held(_)))
+    }
+
+    fn is_handed_over(setup: &Setup, state: &State) -> bool {
+        let early = setup.clients.shows(0) + TTL;
+        let now = setup.clients.shows(state.now);
+        state.holders().any(|(client, session)| client == 1 && session.after.is_some() && now < early)
+    }
+
+    fn is_inherited(_: &Setup, state: &State) -> bool {
+        state.clients[0].born > 0 && state.holders().any(|(client, session)| client == 1 && session.after.is_some())
+    }
+
+    fn is_brought_back(_: &Setup, state: &State) -> bool {
+        state.holders().any(|(client, session)| {
+            let has = |server: &Server| {
+                server.key.is_some_and(|((owner, number), _)| usize::from(owner) == client && number == session.number)
+            };
+            let is_healed = |(server, sendings): (&Server, &[u8; state::KINDS])| {
+                has(server) && sendings[state::Kind::Heal as usize] > 0
+            };
+            state.servers.iter().zip(&session.sendings).any(is_healed)
+        })
+    }
+
+    fn is_renewed(&self, setup: &Setup) -> bool {
+        let now = setup.clients.shows(self.now);
+        self.holders().any(|(_, session)| match &session.stage {
+            Stage::Held(core) => now >= session.sent + TTL && now < core.believed_until(),
+            _ => false,
+        })
+    }
+}

@@ -1,0 +1,272 @@
+//! What one moment of a run is made of. Two moments that are equal here have the same future.
+
+use std::time::Duration;
+
+use leasehold_protocol::{
+    attempt::Attempt,
+    fence::Fence,
+    message::{Acquired, Healed, Owned},
+    release_tally::ReleaseTally,
+    renewal::Core,
+    store::Store,
+    tally::Nodes,
+    time::{Micros, Time},
+};
+
+/// Real time in nanoseconds, which nobody in the model can read.
+pub(super) type Real = u64;
+
+/// The number of an acquisition of one client, and so of its token.
+pub(super) type Number = u8;
+
+/// Whose token: a client, and which of its acquisitions.
+pub(super) type Owner = (u8, Number);
+
+pub(super) fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// One machine's clock: what it showed at first, and how many thousandths of a second it counts in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Clock {
+    pub(super) offset: u64,
+    pub(super) rate: u32,
+}
+
+impl Clock {
+    pub(super) fn shows(self, real: Real) -> Time {
+        let ran = u128::from(real) * u128::from(self.rate) / 1_000;
+        Time::from_nanos(self.offset.saturating_add(u64::try_from(ran).unwrap_or(u64::MAX)))
+    }
+
+    /// The first real moment at which it shows this, or more.
+    pub(super) fn when(self, shows: Time) -> Real {
+        let ran = u128::from(shows.as_nanos().saturating_sub(self.offset));
+        Real::try_from((ran * 1_000).div_ceil(u128::from(self.rate))).unwrap_or(Real::MAX)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct State {
+    pub(super) now: Real,
+    pub(super) clients: Vec<Client>,
+    pub(super) servers: Vec<Server>,
+    /// What is on its way, in an order that does not tell how it came about.
+    pub(super) net: Vec<Message>,
+    /// What may still go wrong.
+    pub(super) left: Faults,
+    /// The largest fence of any lease so far.
+    pub(super) largest: Option<Fence>,
+    /// Rules that were broken on the way.
+    pub(super) broken: Broken,
+}
+
+/// How often what goes wrong, at most, in one run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Faults {
+    /// Requests and replies that are late, by any time, or lost: then they are late for ever.
+    pub(super) late: u8,
+    /// Requests that arrive twice, the second time at any time.
+    pub(super) doubled: u8,
+    /// Clients that die.
+    pub(super) deaths: u8,
+    /// Clients that stand still, for any time.
+    pub(super) pauses: u8,
+    /// Clients that are cut off from a majority of the nodes for good: nothing arrives any more.
+    pub(super) cuts: u8,
+    /// Nodes that are restarted and know nothing any more.
+    pub(super) amnesias: u8,
+    /// Nodes that are restarted with everything they had.
+    pub(super) restarts: u8,
+    /// Steps of nodes' clocks.
+    pub(super) steps: u8,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Broken {
+    /// A lease's fence is not larger than that of every lease before it.
+    pub(super) fence_fell: bool,
+    /// The same, though its attempt began after the other was won.
+    pub(super) fence_is_stale: bool,
+    /// A confirmed release has left the key on a majority.
+    pub(super) release_did_not: bool,
+    /// An attempt has failed that nobody and nothing stood in the way of.
+    pub(super) denied_for_nothing: bool,
+    /// A lease was lost without a fault.
+    pub(super) lost_for_nothing: bool,
+    /// A lease was believed in again whose time had been up.
+    pub(super) is_revived: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Server {
+    pub(super) store: Store,
+    /// By how many nanoseconds its clock was stepped.
+    pub(super) stepped: i64,
+    /// When it was started, by its own clock, if that was during the run.
+    pub(super) started: Option<Micros>,
+    /// Whose key is there, and until when by its own clock.
+    pub(super) key: Option<(Owner, Micros)>,
+    /// The key came when what put it there was not waited for any more, or after what would have taken it away.
+    pub(super) is_belated: bool,
+    /// The tokens that were released here.
+    pub(super) released: Vec<Owner>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Client {
+    pub(super) sessions: Vec<Session>,
+    /// How many attempts it has begun.
+    pub(super) begun: Number,
+    /// The first attempt of its present process.
+    pub(super) born: Number,
+    pub(super) is_paused: bool,
+    /// The nodes that it is cut off from.
+    pub(super) cut: Nodes,
+    /// Until when each node is known to give no vote.
+    pub(super) recovers_until: Vec<Time>,
+}
+
+/// One token, from its drawing until nobody waits for anything about it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Session {
+    pub(super) number: Number,
+    pub(super) sent: Time,
+    /// The fence of the lease that it became.
+    pub(super) fence: Option<Fence>,
+    pub(super) stage: Stage,
+    /// What was asked and is not answered.
+    pub(super) asks: Vec<Ask>,
+    /// How many requests of each kind went to each node.
+    pub(super) sendings: Vec<[u8; KINDS]>,
+    /// The largest fence of any lease when it began.
+    pub(super) after: Option<Fence>,
+    /// Nobody and nothing has stood in its way so far.
+    pub(super) is_clear: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Stage {
+    Attempting(Attempt),
+    Held(Core),
+    Releasing { parting: ReleaseTally, unconfirmed: Nodes },
+    Over,
+}
+
+/// A request without an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Ask {
+    pub(super) node: usize,
+    pub(super) about: About,
+    pub(super) nth: u8,
+    pub(super) at: Time,
+    /// Nobody waits for the answer any longer.
+    pub(super) until: Time,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum About {
+    Acquire,
+    Raise,
+    Renew,
+    Heal,
+    Release {
+        only_sending: bool,
+        is_last: bool,
+    },
+    /// Repeated until the moment given.
+    Undo(Time),
+}
+
+pub(super) const KINDS: usize = 6;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Kind {
+    Acquire,
+    Raise,
+    Renew,
+    Heal,
+    Release,
+    Undo,
+}
+
+impl About {
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Self::Acquire => Kind::Acquire,
+            Self::Raise => Kind::Raise,
+            Self::Renew => Kind::Renew,
+            Self::Heal => Kind::Heal,
+            Self::Release { .. } => Kind::Release,
+            Self::Undo(_) => Kind::Undo,
+        }
+    }
+}
+
+/// Something on its way between a client and a node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Message {
+    pub(super) owner: Owner,
+    pub(super) node: usize,
+    pub(super) kind: Kind,
+    pub(super) nth: u8,
+    pub(super) content: Content,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Content {
+    /// A request; that of a raise and a heal has a fence. It arrives before any time passes unless it is late.
+    Request { fence: Option<Fence>, is_late: bool },
+    /// A reply that is late.
+    Reply(Reply),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Reply {
+    Vote(Acquired),
+    Owned(Owned),
+    Healed(Healed),
+}
+
+impl Message {
+    /// Whether this is what was asked, or the answer to it.
+    pub(super) fn answers(&self, ask: &Ask) -> bool {
+        (ask.node, ask.about.kind(), ask.nth) == (self.node, self.kind, self.nth)
+    }
+
+    pub(super) fn is_urgent(&self) -> bool {
+        matches!(self.content, Content::Request { is_late: false, .. })
+    }
+
+    pub(super) fn rank(&self) -> (Owner, usize, Kind, u8, u8) {
+        let content = match &self.content {
+            Content::Request { is_late: false, .. } => 0,
+            Content::Request { is_late: true, .. } => 1,
+            Content::Reply(_) => 2,
+        };
+        (self.owner, self.node, self.kind, self.nth, content)
+    }
+}
+
+impl State {
+    /// Has it so that two states that differ in nothing but the order of what came about are one.
+    pub(super) fn tidy(&mut self) {
+        self.net.sort_by_key(Message::rank);
+        for client in &mut self.clients {
+            client.sessions.sort_by_key(|session| session.number);
+            for session in &mut client.sessions {
+                session.asks.sort_by_key(|ask| (ask.node, ask.about.kind(), ask.nth));
+            }
+        }
+        for server in &mut self.servers {
+            server.released.sort_unstable();
+        }
+    }
+}
+
+impl Session {
+    /// Whether the client holds the lock with it, or is about to or about to let go.
+    pub(super) fn is_on(&self) -> bool {
+        !matches!(self.stage, Stage::Over)
+    }
+}

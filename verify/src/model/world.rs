@@ -1,0 +1,224 @@
+//! What is around the clients: nodes, what is between them, time, and what goes wrong.
+
+use std::time::Duration;
+
+use leasehold_protocol::{
+    failure::Failure,
+    fence::{self, Fence},
+    holder,
+    message::{AcquireRequest, Acquired, Renewal, Voting},
+    store::Store,
+    time::{Micros, Time},
+};
+
+use super::{
+    Setup, TTL,
+    state::{Clock, Content, Kind, Message, Owner, Real, Reply, Stage, State, nanos},
+};
+/// A state on its way to the next one.
+pub(super) struct Run<'a> {
+    pub(super) setup: &'a Setup,
+    pub(super) state: State,
+}
+
+impl State {
+    /// What a node's clock shows.
+    pub(super) fn time_at(&self, setup: &Setup, node: usize) -> Micros {
+        self.clock(setup, node).shows(self.now).as_nanos() / 1_000
+    }
+
+    fn clock(&self, setup: &Setup, node: usize) -> Clock {
+        let clock = setup.nodes[node];
+        Clock { offset: clock.offset.saturating_add_signed(self.servers[node].stepped), ..clock }
+    }
+
+    /// The real moment at which a node's clock shows this.
+    fn when(&self, setup: &Setup, node: usize, shows: Micros) -> Real {
+        self.clock(setup, node).when(Time::from_nanos(shows * 1_000))
+    }
+
+    /// The next moment after this one at which anything is due, if anything still is.
+    pub(super) fn next_moment(&self, setup: &Setup) -> Option<Real> {
+        let mut moments = Vec::new();
+        for client in &self.clients {
+            for session in &client.sessions {
+                if !client.is_paused {
+                    moments.extend(session.asks.iter().map(|ask| ask.until));
+                }
+                match &session.stage {
+                    Stage::Held(core) if client.is_paused => moments.push(core.believed_until()),
+                    Stage::Held(core) => moments.extend(core.next_look()),
+                    Stage::Attempting(_) => moments.push(session.sent + setup.belief()),
+                    Stage::Releasing { .. } | Stage::Over => {}
+                }
+            }
+        }
+        let due = moments.into_iter().map(|moment| setup.clients.when(moment));
+        let expiries = self.servers.iter().enumerate().filter_map(|(node, server)| {
+            let (_, until) = server.key?;
+            Some(self.when(setup, node, until))
+        });
+        let delay = nanos(setup.restart_delay).div_ceil(1_000_000_000) * 1_000_000;
+        let recoveries = self
+            .servers
+            .iter()
+            .enumerate()
+            .filter_map(|(node, server)| Some(self.when(setup, node, server.started? + delay)));
+        let step = (self.now / nanos(setup.grid) + 1) * nanos(setup.grid);
+        let whole = recoveries.chain([step]).filter(|_| !self.is_closing(setup));
+        due.chain(expiries).chain(whole).filter(|&moment| moment > self.now).min()
+    }
+
+    /// From then on nothing goes wrong any more, nobody begins, and everybody lets go.
+    pub(super) fn is_closing(&self, setup: &Setup) -> bool {
+        self.now >= nanos(setup.closes)
+    }
+}
+
+impl Run<'_> {
+    pub(super) fn now(&self) -> Time {
+        self.setup.clients.shows(self.state.now)
+    }
+
+    /// Time passes to the next moment at which something is due.
+    pub(super) fn pass(&mut self) -> Option<()> {
+        self.state.now = self.state.next_moment(self.setup)?;
+        if self.state.is_closing(self.setup) {
+            self.state.net.clear();
+        }
+        for node in 0..self.state.servers.len() {
+            self.look_at(node);
+        }
+        Some(())
+    }
+
+    /// Notes whose key is on a node now.
+    fn look_at(&mut self, node: usize) {
+        let now = self.state.time_at(self.setup, node);
+        let server = &mut self.state.servers[node];
+        let holder = server.store.holder(now, &self.setup.key);
+        let key = holder.and_then(|holder| {
+            let until = now + u64::try_from(holder.remaining()?.as_micros()).ok()?;
+            Some((self.setup.owner(holder::token(&holder)?)?, until))
+        });
+        if key.map(|(owner, _)| owner) != server.key.map(|(owner, _)| owner) {
+            server.is_belated = false;
+        }
+        server.key = key;
+    }
+
+    /// A node does what it is asked.
+    pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>) -> Reply {
+        let Message { owner, node, kind, .. } = *message;
+        let now = self.state.time_at(self.setup, node);
+        let (key, token) = (&self.setup.key, self.setup.token(owner).clone());
+        let lease = Renewal { key: key.clone(), token: token.clone(), ttl: TTL };
+        let delay = self.setup.restart_delay;
+        let mut sessions = self.state.clients[usize::from(owner.0)].sessions.iter();
+        let session = sessions.find(|session| session.number == owner.1);
+        let is_awaited = session.is_some_and(|session| session.asks.iter().any(|ask| message.answers(ask)));
+        let before = self.state.servers[node].key.map(|(owner, _)| owner);
+        let server = &mut self.state.servers[node];
+        let is_belated = !is_awaited || server.released.contains(&owner);
+        let fence = fence.unwrap_or(fence::ZERO);
+        let reply = match kind {
+            Kind::Acquire => {
+                let proposal = (fence != fence::ZERO).then_some(fence);
+                let voting =
+                    (!delay.is_zero() || proposal.is_some()).then_some(Voting { restart_delay: delay, proposal });
+                Reply::Vote(
+                    server.store.acquire(now, &AcquireRequest { key: key.clone(), token, ttl: TTL, voting }).acquired,
+                )
+            }
+            Kind::Raise => Reply::Owned(server.store.raise(now, key, &token, fence)),
+            Kind::Renew => Reply::Owned(server.store.renew(now, &lease)),
+            Kind::Heal => Reply::Healed(server.store.heal(now, &lease, fence, delay)),
+            Kind::Release | Kind::Undo => {
+                let whose = self.setup.released_as(owner, before);
+                if !server.released.contains(&owner) {
+                    server.released.push(owner);
+                }
+                Reply::Owned(server.store.release(now, key, self.setup.token(whose), &|_| false).0)
+            }
+        };
+        self.look_at(node);
+        let server = &mut self.state.servers[node];
+        if server.key.is_some_and(|(now_there, _)| now_there == owner) && before != Some(owner) {
+            server.is_belated = is_belated;
+        }
+        reply
+    }
+
+    /// A node is started again; how long it is up it reckons from whole seconds, and so by up to one too long.
+    pub(super) fn restart(&mut self, node: usize, forgets: bool) {
+        let now = self.state.time_at(self.setup, node) / 1_000_000 * 1_000_000;
+        let server = &mut self.state.servers[node];
+        if forgets {
+            server.store = Store::started(now);
+        } else {
+            server.store.restarted(now);
+        }
+        server.started = Some(now);
+        self.look_at(node);
+    }
+
+    /// A node's clock is set.
+    pub(super) fn step(&mut self, node: usize) {
+        self.state.servers[node].stepped += self.setup.step * 1_000;
+        self.look_at(node);
+    }
+
+    /// A message comes to where it is going; what is said to a request is heard at once, unless it `is_late`.
+    pub(super) fn deliver(&mut self, at: usize, is_late: bool) {
+        let message = self.state.net.remove(at);
+        let reply = match &message.content {
+            Content::Reply(reply) => reply.clone(),
+            Content::Request { fence, .. } => self.execute(&message, *fence),
+        };
+        let client = &self.state.clients[usize::from(message.owner.0)];
+        if is_late || client.is_paused {
+            if client.born <= message.owner.1 {
+                self.state.net.push(Message { content: Content::Reply(reply), ..message });
+            }
+            return;
+        }
+        self.hear(&message, Ok(reply));
+    }
+
+    /// The connection breaks under a request: it is unknown what becomes of it.
+    pub(super) fn break_off(&mut self, message: &Message) {
+        self.hear(message, Err(Failure::unknown("the connection was reset")));
+    }
+
+    /// Who may be disturbed by what happens now cannot complain of it.
+    pub(super) fn disturb(&mut self) {
+        for session in self.state.clients.iter_mut().flat_map(|client| &mut client.sessions) {
+            session.is_clear = false;
+        }
+    }
+
+    /// Whether the lock is free for whoever asks: nobody has it or is about to, and everybody is well.
+    pub(super) fn is_clear(&self) -> bool {
+        let State { clients, servers, net, .. } = &self.state;
+        servers.iter().all(|server| server.key.is_none() && server.started.is_none())
+            && net.is_empty()
+            && clients.iter().all(|client| {
+                !client.is_paused && client.cut.is_empty() && client.sessions.iter().all(|other| !other.is_on())
+            })
+    }
+
+    /// On how many nodes a token is.
+    pub(super) fn keys_of(&self, owner: Owner) -> usize {
+        let has =
+            |server: &&super::state::Server| server.key.is_some_and(|(there, _)| there == owner) && !server.is_belated;
+        self.state.servers.iter().filter(has).count()
+    }
+}
+
+/// Whether a vote says that the node may have forgotten, and for how long.
+pub(super) fn recovery(reply: &Acquired) -> Option<Duration> {
+    match reply {
+        Acquired::Recovering(left) => Some(*left),
+        Acquired::Granted(_) | Acquired::Busy { .. } => None,
+    }
+}

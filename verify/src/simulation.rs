@@ -1,0 +1,114 @@
+//! The whole protocol, simulated: three clients, one, three or five nodes, and everything that may befall them, from one
+//! seed. What decides is what is shipped: the machines of [`leasehold_protocol`], and its `Store` as each node. Only what
+//! carries messages and sets timers is written again, in `client` and `holding`.
+//!
+//! Checked, with real time at hand that nobody in the simulation can read:
+//!
+//! 1. No two clients believe in the lock at the same instant, whichever: beliefs are compared as spans, from the win to
+//!    the earliest of deadline, release and news of a loss. A client that stands still believes as its clock would say.
+//! 2. Fences grow in the order of the wins.
+//! 3. What nobody will use is taken off every node, but for what arrives there later; and nothing outlives a TTL.
+//! 4. It is no empty promise: leases are won, raised, healed, lost and released, and on a calm day none is lost.
+//!
+//! That the checks would notice is shown by bugs that the simulated driver can be given: each must be found.
+
+use std::time::Duration;
+
+use self::{
+    chance::{Dice, Real, nanos},
+    client::Client,
+    history::{Counts, Violation},
+    weather::{Climate, Weather},
+    world::{Event, World},
+};
+
+mod chance;
+mod client;
+mod history;
+mod holding;
+mod session;
+mod tests;
+mod weather;
+mod world;
+
+const CLIENTS: usize = 3;
+
+/// What the driver does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bug {
+    None,
+    /// A majority that drew different fences is a win with the largest of them.
+    NoSecondPhase,
+    /// A grant that comes after the attempt has failed is left where it is.
+    LateGrantStays,
+    /// A node votes as soon as it is up.
+    AmnesiacVotes,
+    /// A node has its key brought back as soon as it is up.
+    HealUnchecked,
+    /// A node has its key brought back though it is somebody else's by now.
+    HealTakesAway,
+    /// The restart delay is the TTL rounded up, without the second more.
+    DelayTooShort,
+    /// An acquire is sent again, and its lease counted from there.
+    DeadlineFromRetry,
+    /// A lease is counted from the answers.
+    DeadlineFromReply,
+    /// Clocks gain and lose 1 % each, and a TTL allows for 1 % between two of them.
+    ClocksTooFast,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Scene {
+    seed: u64,
+    nodes: usize,
+    climate: Climate,
+    bug: Bug,
+}
+
+struct Outcome {
+    violations: Vec<Violation>,
+    counts: Counts,
+    /// When what happened, if that was asked for.
+    trace: Vec<(Real, String)>,
+}
+
+impl Scene {
+    fn play(self, is_traced: bool) -> Outcome {
+        let mut dice = Dice::new(self.seed);
+        let any = dice.between(Duration::from_secs(1), Duration::from_secs(3));
+        let ttl = if dice.percent(50) { any } else { Duration::from_secs(any.as_secs()) };
+        // Whole seconds, and one more, for that is how servers count.
+        let more = u64::from(self.bug != Bug::DelayTooShort);
+        let restart_delay = Duration::from_secs(nanos(ttl).div_ceil(1_000_000_000) + more);
+        let mut weather = Weather::of(self.climate, &mut dice, ttl, restart_delay);
+        if self.bug == Bug::ClocksTooFast {
+            weather.gains = 10_000;
+        }
+        let mut world = World::new(CLIENTS, self.nodes, (ttl, restart_delay), weather, self.bug, dice);
+        world.trace = is_traced.then(Vec::new);
+        let mut clients: Vec<_> = (0..CLIENTS).map(|me| Client::new(me, &mut world)).collect();
+        for client in &clients {
+            client.try_after(&mut world, Duration::ZERO);
+        }
+        while let Some(event) = world.next() {
+            match event {
+                Event::Arrives(message) => world.arrive(message),
+                Event::Answered { client, request, said, executed } => {
+                    clients[client].hear(&mut world, request, said, executed);
+                }
+                Event::Rings { client, alarm } => clients[client].ring(&mut world, alarm),
+                Event::Dies(client) => clients[client].die(&mut world),
+                Event::Restarts(node) => world.restart(node),
+                Event::Strikes(trouble) => world.strike(trouble),
+            }
+        }
+        assert!(clients.iter().all(|client| client.sessions.is_empty()), "somebody is still at it");
+        world.now = world.now.max(world.last_arrival + nanos(ttl) / 100 * 101);
+        world.check_is_empty();
+        Outcome {
+            violations: world.history.violations(),
+            counts: world.history.counts,
+            trace: world.trace.unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What happened, on the one clock that is right, and whether it was allowed to.
+
+use leasehold_protocol::fence::Fence;
+
+use super::chance::Real;
+/// A rule that was broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Violation {
+    /// Two clients believed in the same lock at the same moment.
+    TwoHolders { at: Real },
+    /// A later holder had a fence that was not larger.
+    FenceFell { at: Real },
+    /// A key stays on a node though nobody will use it, and nobody has asked the node to let go of it since.
+    Abandoned { at: Real },
+    /// A key was left when nobody had sent anything for longer than a TTL.
+    Immortal { at: Real },
+}
+
+/// How much happened, so that a test can tell that it tested something.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub(super) acquired: usize,
+    /// Attempts that needed the second phase.
+    pub(super) raised: usize,
+    /// Attempts that left something to be undone.
+    pub(super) undone: usize,
+    pub(super) renewed: usize,
+    pub(super) healed: usize,
+    pub(super) lost: usize,
+    /// Votes and heals that a node refused because it was started lately.
+    pub(super) recovering: usize,
+    /// Releases that a majority confirmed.
+    pub(super) released: usize,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.acquired += other.acquired;
+        self.raised += other.raised;
+        self.undone += other.undone;
+        self.renewed += other.renewed;
+        self.healed += other.healed;
+        self.lost += other.lost;
+        self.recovering += other.recovering;
+        self.released += other.released;
+    }
+}
+
+/// One span of real time, without a gap, for which a client believed in its lease: up to but not including the end.
+#[derive(Debug, Clone, Copy)]
+struct Belief {
+    lease: usize,
+    from: Real,
+    until: Real,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct History {
+    /// When each lease was returned to its client, and with which fence.
+    leases: Vec<(Real, Fence)>,
+    beliefs: Vec<Belief>,
+    seen: Vec<Violation>,
+    pub(super) counts: Counts,
+}
+
+impl History {
+    /// A client has got a lease: its number.
+    pub(super) fn acquired(&mut self, at: Real, fence: Fence) -> usize {
+        self.counts.acquired += 1;
+        self.leases.push((at, fence));
+        self.leases.len() - 1
+    }
+
+    /// Between these moments a client did not doubt its lease.
+    pub(super) fn believed(&mut self, lease: usize, from: Real, until: Real) {
+        if from >= until {
+            return;
+        }
+        match self.beliefs.iter_mut().rev().find(|belief| belief.lease == lease) {
+            Some(belief) if belief.until == from => belief.until = until,
+            _ => self.beliefs.push(Belief { lease, from, until }),
+        }
+    }
+
+    pub(super) fn saw(&mut self, violation: Violation) {
+        self.seen.push(violation);
+    }
+
+    /// Everything that was not allowed, in the order of time. Beliefs are whole spans, so what is missed between two
+    /// events is missed nowhere.
+    pub(super) fn violations(&self) -> Vec<Violation> {
+        let mut violations = self.seen.clone();
+        // A lease that nobody believed in for any time is a fence that may have been used all the same.
+        for pair in self.leases.windows(2) {
+            if let [(_, earlier), (at, later)] = pair {
+                if later <= earlier {
+                    violations.push(Violation::FenceFell { at: *at });
+                }
+            }
+        }
+        let mut beliefs = self.beliefs.clone();
+        beliefs.sort_by_key(|belief| belief.from);
+        let mut latest: Option<Belief> = None;
+        for belief in beliefs {
+            match latest {
+                Some(other) if belief.from < other.until && belief.lease != other.lease => {
+                    violations.push(Violation::TwoHolders { at: belief.from });
+                }
+                _ => {}
+            }
+            if latest.is_none_or(|other| belief.until > other.until) {
+                latest = Some(belief);
+            }
+        }
+        violations.sort_by_key(Violation::at);
+        violations
+    }
+}
+
+impl Violation {
+    pub(super) fn at(&self) -> Real {
+        match *self {
+            Self::TwoHolders { at } | Self::FenceFell { at } | Self::Abandoned { at } | Self::Immortal { at } => at,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fence(number: u64) -> Fence {
+        Fence::try_from(number).unwrap()
+    }
+
+    #[test]
+    fn beliefs_may_touch_but_not_overlap() {
+        for (until, violations) in [(20, vec![]), (21, vec![Violation::TwoHolders { at: 20 }])] {
+            let mut history = History::default();
+            let (one, two) = (history.acquired(10, fence(1)), history.acquired(20, fence(2)));
+            history.believed(one, 10, 15);
+            history.believed(one, 15, until);
+            history.believed(two, 20, 30);
+            assert_eq!(history.violations(), violations);
+        }
+    }
+
+    #[test]
+    fn a_short_belief_within_a_long_one_is_seen_and_so_is_what_follows() {
+        let mut history = History::default();
+        let leases: Vec<_> = (1..=3).map(|n| history.acquired(n, fence(n))).collect();
+        history.believed(leases[0], 0, 100);
+        history.believed(leases[1], 10, 11);
+        history.believed(leases[2], 50, 60);
+        assert_eq!(history.violations(), [Violation::TwoHolders { at: 10 }, Violation::TwoHolders { at: 50 }]);
+    }
+
+    #[test]
+    fn fences_grow_in_the_order_of_acquisition() {
+        let mut history = History::default();
+        for (at, number) in [(1, 5), (2, 6), (3, 6)] {
+            history.acquired(at, fence(number));
+        }
+        assert_eq!(history.violations(), [Violation::FenceFell { at: 3 }]);
+    }
+}

@@ -1,0 +1,321 @@
+//! Everything outside of the clients: the nodes, what is between them, and what befalls them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use leasehold_protocol::{
+    failure::Failure,
+    fence::Fence,
+    holder::{self, Holder},
+    key::Key,
+    message::{AcquireRequest, Acquired, Healed, Owned, Renewal, Vote},
+    store::Store,
+    time::Micros,
+    token::Token,
+};
+
+use super::{
+    Bug,
+    chance::{Dice, Real, Skewed, nanos},
+    history::{History, Violation},
+    session::Alarm,
+    weather::Weather,
+};
+mod trouble;
+
+pub(super) use self::trouble::Trouble;
+
+/// Who holds what, where and when.
+pub(super) struct World {
+    pub(super) now: Real,
+    pub(super) dice: Dice,
+    pub(super) weather: Weather,
+    pub(super) bug: Bug,
+    pub(super) ttl: Duration,
+    pub(super) restart_delay: Duration,
+    pub(super) command_timeout: Duration,
+    pub(super) key: Key,
+    pub(super) history: History,
+    /// From then on everybody lets go, and nothing more breaks.
+    pub(super) closes: Real,
+    pub(super) last_arrival: Real,
+    /// What is to come, in order; of what comes at one moment, first what was settled first.
+    events: BTreeMap<(Real, u64), Event>,
+    tickets: u64,
+    servers: Vec<Server>,
+    paused_until: Vec<Real>,
+    /// Until when a client's messages to and from a node are lost.
+    cut_until: Vec<Vec<Real>>,
+    /// Until when nothing is lost or slow, for what was arranged to take its course.
+    lull_until: Real,
+    /// What happened, for people, if anybody wants to read it.
+    pub(super) trace: Option<Vec<(Real, String)>>,
+}
+
+struct Server {
+    clock: Skewed,
+    store: Store,
+    is_down: bool,
+    /// When the key got its present value.
+    appeared: Real,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Event {
+    Arrives(Message),
+    Answered {
+        client: usize,
+        request: u64,
+        said: Result<Reply, Failure>,
+        executed: Real,
+    },
+    Rings {
+        client: usize,
+        alarm: Alarm,
+    },
+    /// A client's process ends, and another begins.
+    Dies(usize),
+    Restarts(usize),
+    Strikes(Trouble),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Message {
+    pub(super) client: usize,
+    pub(super) node: usize,
+    pub(super) number: u64,
+    pub(super) request: Request,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Request {
+    Acquire(AcquireRequest),
+    Raise(Token, Fence),
+    Renew(Renewal),
+    Heal(Renewal, Fence, Duration),
+    Release(Token),
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Reply {
+    Vote(Vote),
+    Owned(Owned),
+    Healed(Healed),
+}
+
+impl World {
+    pub(super) fn new(
+        clients: usize,
+        nodes: usize,
+        (ttl, restart_delay): (Duration, Duration),
+        weather: Weather,
+        bug: Bug,
+        mut dice: Dice,
+    ) -> Self {
+        let command_timeout = if weather.is_sly { ttl } else { dice.between(ttl / 4, ttl * 2) };
+        let server = |_| {
+            let clock = weather.clock(&mut dice);
+            Server { clock, store: Store::default(), is_down: false, appeared: 0 }
+        };
+        let servers = (0..nodes).map(server).collect();
+        let mut world = Self {
+            now: 0,
+            dice,
+            weather,
+            bug,
+            ttl,
+            restart_delay,
+            command_timeout,
+            key: Key::new("", "job").unwrap(),
+            history: History::default(),
+            closes: nanos(ttl) * 8,
+            last_arrival: 0,
+            events: BTreeMap::new(),
+            tickets: 0,
+            servers,
+            paused_until: vec![0; clients],
+            cut_until: vec![vec![0; nodes]; clients],
+            lull_until: 0,
+            trace: None,
+        };
+        world.brew_all();
+        world
+    }
+
+    pub(super) fn nodes(&self) -> usize {
+        self.servers.len()
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.now >= self.closes
+    }
+
+    pub(super) fn note(&mut self, what: impl FnOnce() -> String) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            trace.push((now, what()));
+        }
+    }
+
+    pub(super) fn at(&mut self, at: Real, event: Event) {
+        self.tickets += 1;
+        self.events.insert((at.max(self.now), self.tickets), event);
+    }
+
+    /// The next event, with the time moved on to it. What is for a client that stands still waits for it.
+    pub(super) fn next(&mut self) -> Option<Event> {
+        loop {
+            let ((at, _), event) = self.events.pop_first()?;
+            let client = match &event {
+                Event::Answered { client, .. } | Event::Rings { client, .. } | Event::Dies(client) => Some(*client),
+                _ => None,
+            };
+            self.now = at;
+            match client.map(|client| self.paused_until[client]) {
+                Some(until) if until > at => self.at(until, event),
+                _ => return Some(event),
+            }
+        }
+    }
+
+    /// Sends a request: its number, with which it is answered.
+    pub(super) fn send(&mut self, client: usize, node: usize, request: Request) -> u64 {
+        self.tickets += 1;
+        let number = self.tickets;
+        if self.dice.percent(self.weather.refused) {
+            self.answer(client, number, Err(Failure::unavailable("not connected")));
+            return number;
+        }
+        let mut is_lost = true;
+        let copies = if self.dice.percent(self.weather.doubled) { 2 } else { 1 };
+        let message = Message { client, node, number, request };
+        if self.is_held_up(&message) {
+            return number;
+        }
+        for _ in 0..copies {
+            if self.passes(client, node) {
+                is_lost = false;
+                let at = self.now + self.delay();
+                self.at(at, Event::Arrives(message.clone()));
+            }
+        }
+        if is_lost {
+            self.lose(client, number);
+        }
+        number
+    }
+
+    fn passes(&mut self, client: usize, node: usize) -> bool {
+        let is_lost = self.dice.percent(self.weather.lost) && self.now >= self.lull_until;
+        self.cut_until[client][node] <= self.now && !is_lost
+    }
+
+    /// How long a message takes.
+    fn delay(&mut self) -> Real {
+        let usual = self.dice.between(Duration::from_micros(50), Duration::from_millis(1));
+        let is_slow = self.dice.percent(self.weather.slow) && self.now >= self.lull_until;
+        let more = if is_slow { self.dice.between(Duration::ZERO, self.weather.slowest) } else { Duration::ZERO };
+        nanos(usual + more)
+    }
+
+    /// The client hears of it at once, or finds out by waiting.
+    fn lose(&mut self, client: usize, number: u64) {
+        if self.dice.percent(50) {
+            self.answer(client, number, Err(Failure::unknown("the connection was reset")));
+        }
+    }
+
+    fn answer(&mut self, client: usize, request: u64, said: Result<Reply, Failure>) {
+        let at = self.now + self.delay();
+        self.at(at, Event::Answered { client, request, said, executed: self.now });
+    }
+
+    /// A request is there.
+    pub(super) fn arrive(&mut self, message: Message) {
+        let Message { client, node, number, request } = message;
+        if self.servers[node].is_down {
+            self.lose(client, number);
+            return;
+        }
+        self.last_arrival = self.now;
+        let before = self.owner(node);
+        let said = self.execute(node, &request);
+        if self.owner(node) != before {
+            self.servers[node].appeared = self.now;
+        }
+        self.note(|| format!("node {node} has {} of client {client}: {}", request.name(), said.brief()));
+        if self.passes(client, node) {
+            self.answer(client, number, Ok(said.clone()));
+        } else {
+            self.lose(client, number);
+        }
+        if matches!(&said, Reply::Vote(Vote { acquired: Acquired::Granted(_), .. })) {
+            self.voted(client, node);
+        }
+    }
+
+    fn execute(&mut self, node: usize, request: &Request) -> Reply {
+        let owner = self.owner(node);
+        let (now, key) = (self.time_at(node), &self.key);
+        let store = &mut self.servers[node].store;
+        if let (Request::Heal(..), Bug::HealTakesAway, Some(owner)) = (request, self.bug, owner) {
+            let _gone = store.release(now, key, &owner, &|_| false);
+        }
+        match request {
+            Request::Acquire(acquire) => Reply::Vote(store.acquire(now, acquire)),
+            Request::Raise(token, fence) => Reply::Owned(store.raise(now, key, token, *fence)),
+            Request::Renew(lease) => Reply::Owned(store.renew(now, lease)),
+            Request::Heal(lease, fence, restart_delay) => Reply::Healed(store.heal(now, lease, *fence, *restart_delay)),
+            Request::Release(token) => Reply::Owned(store.release(now, key, token, &|_| false).0),
+        }
+    }
+
+    fn time_at(&self, node: usize) -> Micros {
+        self.servers[node].clock.shows(self.now).as_nanos() / 1_000
+    }
+
+    /// Whose key is on a node.
+    pub(super) fn owner(&mut self, node: usize) -> Option<Token> {
+        holder::token(&self.holder(node)?).cloned()
+    }
+
+    fn holder(&mut self, node: usize) -> Option<Holder> {
+        let now = self.time_at(node);
+        self.servers[node].store.holder(now, &self.key)
+    }
+
+    /// Since when it is there.
+    pub(super) fn appeared(&self, node: usize) -> Real {
+        self.servers[node].appeared
+    }
+
+    /// Whether no node has anything left.
+    pub(super) fn check_is_empty(&mut self) {
+        if (0..self.nodes()).any(|node| self.holder(node).is_some()) {
+            let at = self.now;
+            self.history.saw(Violation::Immortal { at });
+        }
+    }
+}
+
+impl Request {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Acquire(_) => "an acquire",
+            Self::Raise(..) => "a raise",
+            Self::Renew(_) => "a renewal",
+            Self::Heal(..) => "a heal",
+            Self::Release(_) => "a release",
+        }
+    }
+}
+
+impl Reply {
+    fn brief(&self) -> String {
+        match self {
+            Self::Vote(Vote { acquired: Acquired::Busy { holder, .. }, .. }) => format!("busy with {holder}"),
+            Self::Vote(Vote { acquired, .. }) => format!("{acquired:?}"),
+            Self::Owned(owned) => format!("{owned:?}"),
+            Self::Healed(healed) => format!("{healed:?}"),
+        }
+    }
+}

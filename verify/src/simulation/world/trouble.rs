@@ -1,0 +1,172 @@
+//! What befalls them: by chance, and by a sly network that knows the protocol.
+
+use std::time::Duration;
+
+use leasehold_protocol::{holder, store::Store, token::Token};
+
+use super::{
+    super::{
+        chance::{Real, nanos},
+        weather::Weather,
+    },
+    Event, Message, Request, World,
+};
+/// What befalls somebody now and then.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) enum Trouble {
+    Crash,
+    Pause,
+    Cut,
+    Death,
+}
+
+impl World {
+    pub(super) fn brew_all(&mut self) {
+        for trouble in [Trouble::Crash, Trouble::Pause, Trouble::Cut, Trouble::Death] {
+            self.brew(trouble);
+        }
+    }
+
+    /// Has trouble come at some time.
+    fn brew(&mut self, trouble: Trouble) {
+        let Weather { crashes, pauses, cuts, deaths, .. } = self.weather;
+        let mean = match trouble {
+            Trouble::Crash => crashes,
+            Trouble::Pause => pauses,
+            Trouble::Cut => cuts,
+            Trouble::Death => deaths,
+        };
+        if let Some(mean) = mean {
+            let at = self.now + nanos(self.dice.between(Duration::ZERO, mean * 2));
+            if at < self.closes {
+                self.at(at, Event::Strikes(trouble));
+            }
+        }
+    }
+
+    pub(in super::super) fn strike(&mut self, trouble: Trouble) {
+        let client = self.pick(self.paused_until.len());
+        match trouble {
+            Trouble::Crash => {
+                let node = self.pick(self.nodes());
+                let down = self.dice.between(Duration::ZERO, self.weather.down);
+                self.crash(node, down);
+            }
+            Trouble::Pause => {
+                let until = self.now + nanos(self.dice.between(Duration::ZERO, self.weather.longest_pause));
+                self.paused_until[client] = until;
+                self.note(|| format!("client {client} stands still until {} µs", until / 1_000));
+            }
+            Trouble::Cut => {
+                for node in 0..self.nodes() {
+                    if self.dice.percent(60) {
+                        self.cut(client, node);
+                    }
+                }
+            }
+            Trouble::Death => self.at(self.now, Event::Dies(client)),
+        }
+        self.brew(trouble);
+    }
+
+    /// A client that has just won may stand still just then.
+    pub(in super::super) fn stall(&mut self, client: usize) {
+        if self.dice.percent(self.weather.stalls) {
+            self.paused_until[client] = self.now + nanos(self.dice.between(self.ttl / 2, self.ttl * 2));
+        }
+    }
+
+    fn pick(&mut self, of: usize) -> usize {
+        usize::try_from(self.dice.below(of as u64)).unwrap_or_default()
+    }
+
+    fn cut(&mut self, client: usize, node: usize) {
+        let until = self.now + nanos(self.dice.between(Duration::ZERO, self.weather.longest_cut));
+        self.cut_until[client][node] = until;
+        self.note(|| format!("client {client} and node {node} are cut off until {} µs", until / 1_000));
+    }
+
+    fn crash(&mut self, node: usize, down: Duration) {
+        self.note(|| format!("node {node} is down for {down:?}"));
+        self.servers[node].is_down = true;
+        self.at(self.now + nanos(down), Event::Restarts(node));
+    }
+
+    /// It remembers nothing. How long it is up a server reckons from whole seconds, and so by up to one too long.
+    pub(in super::super) fn restart(&mut self, node: usize) {
+        let now = self.time_at(node) / 1_000_000 * 1_000_000;
+        let server = &mut self.servers[node];
+        (server.store, server.is_down) = (Store::started(now), false);
+        if self.weather.is_sly {
+            self.let_through(node);
+        }
+    }
+
+    /// Keeps a heal back for as long as it can do harm, and the client from its lease on another node.
+    pub(super) fn is_held_up(&mut self, message: &Message) -> bool {
+        if !self.weather.is_sly || !matches!(message.request, Request::Heal(..)) {
+            return false;
+        }
+        let (client, healed) = (message.client, message.node);
+        let others: Vec<usize> = (0..self.nodes()).filter(|node| *node != healed).collect();
+        if self.dice.percent(90) {
+            let node = others[self.pick(others.len())];
+            self.cut_until[client][node] = self.now + nanos(self.ttl * 3 / 2);
+        }
+        let late = self.dice.between(self.ttl * 4 / 5, self.ttl);
+        self.at(self.now + nanos(late), Event::Arrives(message.clone()));
+        true
+    }
+
+    /// A node has just voted for a client. If a heal is held up for it of a lease that is about to lose its key on another
+    /// node, to which this client's acquire is on its way: forgets the vote, and has the acquire arrive when that key is gone.
+    pub(super) fn voted(&mut self, client: usize, node: usize) {
+        if !self.weather.is_sly {
+            return;
+        }
+        let heal = |message: &Message| match &message.request {
+            Request::Heal(lease, ..) if message.node == node => Some(lease.token.clone()),
+            _ => None,
+        };
+        let healed: Vec<Token> = self.on_their_way(heal).map(|(_, token)| token).collect();
+        let acquire = |message: &Message| {
+            (message.client == client && matches!(message.request, Request::Acquire(_))).then_some(message.node)
+        };
+        let acquires: Vec<_> = self.on_their_way(acquire).collect();
+        for (at, other) in acquires {
+            let Some(holder) = self.holder(other) else { continue };
+            let (Some(token), Some(left)) = (holder::token(&holder), holder.remaining()) else { continue };
+            if left < self.ttl / 7 && healed.contains(token) {
+                self.lull_until = self.now + nanos(self.ttl / 5);
+                if self.dice.percent(70) {
+                    self.crash(node, Duration::from_micros(100));
+                } else {
+                    self.let_through(node);
+                }
+                if let Some(acquire) = self.events.remove(&at) {
+                    self.at(self.now + nanos(left + left / 100 + Duration::from_millis(1)), acquire);
+                }
+            }
+        }
+    }
+
+    /// The heals of this node that are held up arrive now.
+    fn let_through(&mut self, node: usize) {
+        let heal =
+            |message: &Message| (message.node == node && matches!(message.request, Request::Heal(..))).then_some(());
+        let held_up: Vec<_> = self.on_their_way(heal).collect();
+        for (at, ()) in held_up {
+            if let Some(heal) = self.events.remove(&at) {
+                self.at(self.now + 1_000, heal);
+            }
+        }
+    }
+
+    /// Some of the requests that have not arrived.
+    fn on_their_way<T>(&self, which: impl Fn(&Message) -> Option<T>) -> impl Iterator<Item = ((Real, u64), T)> {
+        self.events.iter().filter_map(move |(at, event)| match event {
+            Event::Arrives(message) => Some((*at, which(message)?)),
+            _ => None,
+        })
+    }
+}

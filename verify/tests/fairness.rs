@@ -1,0 +1,378 @@
+//! The queue under random operations: what always holds, and that the memory node and the scripts agree.
+
+// Helpers of tests may fail like tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::{collections::HashSet, time::Duration};
+
+use leasehold_protocol::{
+    fence::Fence,
+    holder,
+    key::Key,
+    message::{AcquireRequest, Acquired, Knock, Knocked},
+    store::{Process, Store, Told},
+    time::{Micros, micros},
+    token::Token,
+};
+use proptest::prelude::*;
+use support::{Server, Value, Wire, scripts};
+use uuid::Uuid;
+
+const TTL: Duration = Duration::from_secs(600);
+const GRANT: Duration = Duration::from_secs(60);
+const WINDOW: Duration = Duration::from_secs(36_000);
+/// No server of ours has been up for as long.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const CHANNELS: [&str; 3] = ["red", "green", "blue"];
+/// The process of each token. The first has so many that they fill pages; the last cannot be called.
+const PROCESSES: [&str; 8] = ["red", "green", "blue", "grey", "red", "red", "red", "grey"];
+
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Knock(usize),
+    Look(usize),
+    /// As by somebody who knows of no queue.
+    Acquire(usize),
+    Release(usize),
+    Leave(usize),
+    ForceRelease,
+    /// What holds the lock does not renew it.
+    Expire,
+    Kill(usize),
+    Start(usize),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        6 => (0..8_usize).prop_map(Op::Knock),
+        1 => (0..8_usize).prop_map(Op::Look),
+        1 => (0..8_usize).prop_map(Op::Acquire),
+        4 => (0..8_usize).prop_map(Op::Release),
+        2 => (0..8_usize).prop_map(Op::Leave),
+        1 => Just(Op::ForceRelease),
+        2 => Just(Op::Expire),
+        1 => (0..3_usize).prop_map(Op::Kill),
+        1 => (0..3_usize).prop_map(Op::Start),
+    ];
+    prop::collection::vec(op, 1..80)
+}
+
+/// What an operation was answered, whom it told, and what is there afterwards; times and tickets left out.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    reply: String,
+    told: Vec<String>,
+    holder: Option<String>,
+    line: Vec<String>,
+}
+
+/// The memory node's store, and who takes part.
+struct Scene {
+    store: Store,
+    now: Micros,
+    key: Key,
+    tokens: [Token; 8],
+    listening: HashSet<&'static str>,
+    tickets: [Option<u64>; 8],
+    /// So many ask for no restart delay, the others for a day.
+    trusting: usize,
+    last_fence: Option<Fence>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self {
+            store: Store::default(),
+            now: 1_000_000,
+            key: Key::new("", "job").unwrap(),
+            tokens: std::array::from_fn(|n| Token::new(Uuid::from_u128(n as u128), &n.to_string())),
+            listening: CHANNELS.into(),
+            tickets: [None; 8],
+            trusting: 8,
+            last_fence: None,
+        }
+    }
+
+    fn process(token: usize) -> Process<'static> {
+        let name = PROCESSES[token];
+        Process { name, hears: CHANNELS.contains(&name) }
+    }
+
+    fn restart_delay(token: usize, trusting: usize) -> Duration {
+        if token < trusting { Duration::ZERO } else { DAY }
+    }
+
+    /// The index in a token's label.
+    fn index(&self, token: &Token) -> usize {
+        self.tokens.iter().position(|known| known == token).unwrap()
+    }
+
+    fn holder(&mut self) -> Option<(usize, Fence)> {
+        let holder = self.store.holder(self.now, &self.key)?;
+        Some((self.index(holder::token(&holder)?), holder.fence()?))
+    }
+
+    /// Who waits, and with which tickets.
+    fn line(&mut self) -> Vec<(usize, u64)> {
+        let (length, line) = self.store.queue(self.now, &self.key, 100);
+        assert_eq!(length, line.len());
+        line.iter().map(|(token, ticket)| (self.index(token), *ticket)).collect()
+    }
+
+    fn knock(&self, at: usize, enter: bool) -> Knock {
+        Knock {
+            key: self.key.clone(),
+            token: self.tokens[at].clone(),
+            ttl: TTL,
+            ticket: self.tickets[at],
+            grant: GRANT,
+            window: WINDOW,
+            enter,
+            restart_delay: Self::restart_delay(at, self.trusting),
+        }
+    }
+
+    fn apply(&mut self, op: Op) -> Seen {
+        self.now += 1_000;
+        let (now, key) = (self.now, self.key.clone());
+        let listening = self.listening.clone();
+        let reached = |channel: &str| listening.contains(channel);
+        let (reply, told) = match op {
+            Op::Knock(at) | Op::Look(at) => {
+                let enter = matches!(op, Op::Knock(_));
+                let (knocked, told) = self.store.knock(now, &self.knock(at, enter), Self::process(at), &reached);
+                let reply = match knocked {
+                    Knocked::Granted(fence) => {
+                        assert_eq!(self.holder(), Some((at, fence)));
+                        "granted".into()
+                    }
+                    Knocked::Waits { recovers_for, ticket, ahead, entered, .. } => {
+                        assert_eq!(ticket.is_some(), enter);
+                        self.tickets[at] = ticket.or(self.tickets[at]);
+                        format!("{} {ahead} {entered}", if recovers_for.is_some() { "recovers" } else { "waits" })
+                    }
+                };
+                (reply, told)
+            }
+            Op::Acquire(at) => {
+                let bid = AcquireRequest { key, token: self.tokens[at].clone(), ttl: TTL, voting: None };
+                match self.store.acquire(now, &bid).acquired {
+                    Acquired::Granted(_) => ("granted".into(), vec![]),
+                    other => (if matches!(other, Acquired::Busy { .. }) { "busy" } else { "recovers" }.into(), vec![]),
+                }
+            }
+            Op::Release(at) => {
+                // Who has left begins anew, behind the others.
+                self.tickets[at] = None;
+                let (owned, told) = self.store.release(now, &key, &self.tokens[at], &reached);
+                (format!("{owned:?}"), told)
+            }
+            Op::Leave(at) => {
+                self.tickets[at] = None;
+                let (owned, told) = self.store.leave(now, &key, &self.tokens[at], PROCESSES[at], &reached);
+                (format!("{owned:?}"), told)
+            }
+            Op::ForceRelease => {
+                let (held, told) = self.store.force_release(now, &key, &reached).unwrap();
+                (held.to_string(), told)
+            }
+            Op::Expire => {
+                self.now += micros(TTL);
+                (String::new(), vec![])
+            }
+            Op::Kill(at) => (self.listening.remove(CHANNELS[at]).to_string(), vec![]),
+            Op::Start(at) => ((!self.listening.insert(CHANNELS[at])).to_string(), vec![]),
+        };
+        let told = told.into_iter().map(|told| self.message(told)).collect();
+        let holder = self.holder().map(|(at, _)| self.tokens[at].as_str().to_owned());
+        let line = self.line().into_iter().map(|(at, _)| self.tokens[at].as_str().to_owned()).collect();
+        Seen { reply, told, holder, line }
+    }
+
+    fn message(&self, told: Told) -> String {
+        let (channel, token, message) = match told {
+            Told::Granted { channel, token } => {
+                (channel, token.clone(), format!("granted {} {}job", token.as_str().len(), token.as_str()))
+            }
+            Told::Next { channel, token, within } => {
+                (channel, token.clone(), format!("next {} {}", within.as_millis(), token.as_str()))
+            }
+        };
+        assert_eq!(PROCESSES[self.index(&token)], &*channel, "told where it listens");
+        assert!(self.listening.contains(&*channel));
+        message
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whoever_can_be_reached_is_served_in_order_and_fences_grow(ops in ops()) {
+        let mut scene = Scene::new();
+        // The processes that were granted to and have not said anything since.
+        let mut silent = HashSet::new();
+        for op in ops {
+            let (before, line, tickets) = (scene.holder(), scene.line(), scene.tickets);
+            if let Op::Knock(at) | Op::Leave(at) = op {
+                silent.remove(PROCESSES[at]);
+            }
+            let seen = scene.apply(op);
+            let (after, left) = (scene.holder(), scene.line());
+            let waits = |at: &usize| {
+                let Process { name, hears } = Scene::process(*at);
+                let reached = !hears || scene.listening.contains(name);
+                reached && !silent.contains(name) && !matches!(op, Op::Leave(gone) if gone == *at)
+            };
+            let is_new = |at: &usize| line.iter().all(|(known, _)| known != at);
+            let entered = left.into_iter().map(|(at, _)| at).find(is_new);
+            prop_assert!(entered.is_none_or(|new| matches!(op, Op::Knock(at) if at == new)), "{:?} entered", entered);
+            match after {
+                _ if after == before => {}
+                Some((holder, fence)) => {
+                    prop_assert!(Some(fence) > scene.last_fence, "a fence for each holder, and a larger one");
+                    scene.last_fence = Some(fence);
+                    // An acquire outside of the queue may take what is free.
+                    if !matches!(op, Op::Acquire(_)) {
+                        let known = line.iter().find(|(at, _)| *at == holder).map(|(_, ticket)| *ticket);
+                        let own = known.or(tickets[holder].filter(|_| matches!(op, Op::Knock(_)))).unwrap_or(u64::MAX);
+                        let overtaken = line.iter().find(|(at, ticket)| *ticket < own && waits(at));
+                        prop_assert_eq!(overtaken, None, "{:?}", op);
+                    }
+                }
+                None if matches!(op, Op::Expire) => {}
+                None => {
+                    prop_assert_eq!(line.iter().find(|(at, _)| waits(at)), None, "free at {:?}", op);
+                }
+            }
+            match (op, &*seen.reply, after) {
+                // A process that takes a lock itself is not silent, and an acquire is none of the queue's business.
+                (Op::Knock(at) | Op::Look(at), "granted", _) => drop(silent.remove(PROCESSES[at])),
+                (Op::Acquire(_), ..) => {}
+                (.., Some((holder, _))) if after != before => drop(silent.insert(PROCESSES[holder])),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A server that is asked the same.
+struct Scripts {
+    tokens: [Token; 8],
+    wire: Wire,
+    ears: Wire,
+    tickets: [String; 8],
+    trusting: usize,
+    /// How many waiters the scripts read at a time.
+    page: usize,
+}
+
+impl Scripts {
+    fn new(server: &Server, tokens: [Token; 8], trusting: usize, page: usize) -> Self {
+        let (mut wire, mut ears) = (server.wire(), server.wire());
+        wire.must(&["FLUSHALL"]);
+        for channel in CHANNELS {
+            ears.must(&["SUBSCRIBE", channel]);
+        }
+        Self { tokens, wire, ears, tickets: std::array::from_fn(|_| "0".into()), trusting, page }
+    }
+
+    fn eval(&mut self, script: &str, args: &[&str]) -> Value {
+        let paged = script.replace("local PAGE = 32\n", &format!("local PAGE = {}\n", self.page));
+        assert_eq!(paged == script, self.page == 32);
+        let mut command = vec!["EVAL", &*paged, "4", "job", "{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait"];
+        command.extend(args);
+        self.wire.must(&command)
+    }
+
+    fn owned(&mut self, script: &str, args: &[&str]) -> String {
+        match self.eval(script, args).int() {
+            1 => "Ok(())".into(),
+            0 => "Err(Gone)".into(),
+            _ => "Err(Taken)".into(),
+        }
+    }
+
+    fn apply(&mut self, op: Op) -> Seen {
+        let text = |span: Duration| span.as_millis().to_string();
+        let tokens = self.tokens.clone();
+        let token = |at: usize| tokens[at].as_str();
+        let channel = |at: usize| {
+            let Process { name, hears } = Scene::process(at);
+            if hears { name.to_owned() } else { format!("~{name}") }
+        };
+        let reply = match op {
+            Op::Knock(at) | Op::Look(at) => {
+                let (enter, ticket) = (matches!(op, Op::Knock(_)), self.tickets[at].clone());
+                let (ttl, grant, window) = (text(TTL), text(GRANT), text(WINDOW));
+                let (enters, delay) = (if enter { "1" } else { "0" }, Scene::restart_delay(at, self.trusting));
+                let delay = delay.as_secs().to_string();
+                let args = [token(at), &ttl, &ticket, &grant, &window, &channel(at), enters, &delay];
+                match self.eval(scripts::KNOCK, &args).array() {
+                    [Value::Int(1), ..] => "granted".into(),
+                    [code, .., ticket, rank, entered] => {
+                        if enter {
+                            self.tickets[at] = ticket.text();
+                        }
+                        let found = if code.int() == 2 { "recovers" } else { "waits" };
+                        format!("{found} {} {}", rank.int(), entered.int() == 1)
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            Op::Acquire(at) => {
+                let acquired =
+                    self.wire.must(&["EVAL", scripts::ACQUIRE, "2", "job", "{job}:lh:fence", token(at), &text(TTL)]);
+                if acquired.array().len() == 2 { "granted".into() } else { "busy".into() }
+            }
+            Op::Release(at) => {
+                self.tickets[at] = "0".into();
+                self.owned(scripts::RELEASE, &[token(at)])
+            }
+            Op::Leave(at) => {
+                self.tickets[at] = "0".into();
+                self.owned(scripts::LEAVE, &[token(at), PROCESSES[at]])
+            }
+            Op::ForceRelease => (self.eval(scripts::FORCE_RELEASE, &[]).int() == 1).to_string(),
+            Op::Expire => {
+                self.wire.del("job");
+                String::new()
+            }
+            Op::Kill(at) => self.listen("UNSUBSCRIBE", CHANNELS[at]),
+            Op::Start(at) => self.listen("SUBSCRIBE", CHANNELS[at]),
+        };
+        self.ears.send(&["PING"]).unwrap();
+        let mut told = Vec::new();
+        loop {
+            match self.ears.reply().unwrap() {
+                Value::Array(parts) if parts[0].text() == "message" => told.push(parts[2].text()),
+                // The answer to the ping.
+                _ => break,
+            }
+        }
+        let line = self.wire.must(&["ZRANGE", "{job}:lh:queue", "0", "-1"]);
+        let line = line.array().iter().map(Value::text).collect();
+        Seen { reply, told, holder: self.wire.get("job"), line }
+    }
+
+    /// Whether that was so before.
+    fn listen(&mut self, command: &str, channel: &str) -> String {
+        let before = self.wire.must(&["PUBSUB", "NUMSUB", channel]).array()[1].int() == 1;
+        self.ears.must(&[command, channel]);
+        before.to_string()
+    }
+}
+
+#[test]
+fn the_memory_node_and_the_scripts_agree() {
+    let server = Server::start();
+    let config = ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() };
+    proptest!(config, |(ops in ops(), trusting in prop_oneof![Just(8), 0..8_usize], page in prop_oneof![1..4_usize, Just(32)])| {
+        let mut scene = Scene { trusting, ..Scene::new() };
+        let mut scripts = Scripts::new(&server, scene.tokens.clone(), trusting, page);
+        for (step, op) in ops.into_iter().enumerate() {
+            let (memory, redis) = (scene.apply(op), scripts.apply(op));
+            prop_assert_eq!(memory, redis, "memory and scripts, step {}: {:?}", step, op);
+        }
+    });
+}
