@@ -29,7 +29,7 @@ pub struct SystemClock;
 #[cfg(all(test, leasehold_shuttle))]
 impl Clock for SystemClock {
     fn now(&self) -> Duration {
-        crate::shuttled::time::now()
+        crate::shuttle_tests::time::now()
     }
 }
 

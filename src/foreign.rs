@@ -34,7 +34,7 @@ use tracing::{
     dispatcher::{self, DefaultGuard},
 };
 
-use crate::sync::unshaken;
+use crate::sync::catching_panics;
 
 mod events;
 mod relay;
@@ -111,7 +111,7 @@ pub(crate) fn off_the_keeper(step: impl FnOnce() + Send + 'static) {
     if on_keeper() {
         hand_over(Job::Step(Box::new(step)));
     } else {
-        let _taken = unshaken(step);
+        let _taken = catching_panics(step);
     }
 }
 

@@ -5,9 +5,9 @@ use std::{fmt, sync::Arc};
 use leasehold_protocol::{fence::Fence, key::Key, message::Guarding};
 
 use crate::{
+    client::Client,
     error::{Error, GuardError},
     foreign::{Relay, relayed},
-    shared::Shared,
 };
 
 /// A value in Redis that refuses writers from the past.
@@ -28,13 +28,13 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Guarded {
-    shared: Arc<Shared>,
+    client: Arc<Client>,
     name: Arc<str>,
 }
 
 impl Guarded {
-    pub(crate) fn new(shared: Arc<Shared>, key: &str) -> Self {
-        Self { shared, name: key.into() }
+    pub(crate) fn new(client: Arc<Client>, key: &str) -> Self {
+        Self { client, name: key.into() }
     }
 
     /// What it was called. The key in Redis is the builder's prefix and this; the rules for lock names hold here too.
@@ -44,8 +44,8 @@ impl Guarded {
     }
 
     fn key(&self) -> Result<Key, Error> {
-        self.shared.check_open()?;
-        Ok(Key::new(&self.shared.options.prefix, &self.name)?)
+        self.client.check_open()?;
+        Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
 
     /// Writes the value, unless a later holder has written before.
@@ -60,8 +60,8 @@ impl Guarded {
     /// Dropping it may or may not have written. Writing again with the same fence is harmless.
     pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), GuardError> {
         let key = self.key().map_err(GuardError::Failed)?;
-        let node = self.shared.sole().map_err(|failure| GuardError::Failed(failure.into()))?;
-        let limit = self.shared.options.command_timeout;
+        let node = self.client.sole().map_err(|failure| GuardError::Failed(failure.into()))?;
+        let limit = self.client.options.command_timeout;
         match relayed!(Relay::of_answers(), node.guarded_set(&key, value.as_ref(), fence, limit)) {
             Ok(Guarding::Written) => Ok(()),
             Ok(Guarding::Stale { seen }) => Err(GuardError::Stale { key: key.lock().to_owned(), fence, seen }),
@@ -80,7 +80,7 @@ impl Guarded {
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
         let key = self.key()?;
-        let asking = self.shared.sole()?.guarded_get(&key, self.shared.options.command_timeout);
+        let asking = self.client.sole()?.guarded_get(&key, self.client.options.command_timeout);
         Ok(relayed!(Relay::of_answers(), asking)?)
     }
 }

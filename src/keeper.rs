@@ -26,7 +26,7 @@ use tokio_util::{
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
-use crate::{foreign, sync::unshaken};
+use crate::{foreign, sync::catching_panics};
 
 /// What keeps leases alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Life {
         self.has_ended.store(true, Ordering::Release);
         drop(self.polls.write());
         // Wakes foreign tasks.
-        let _told = unshaken(|| self.over.cancel());
+        let _told = catching_panics(|| self.over.cancel());
     }
 
     /// Takes this step unless the runtime has ended. Steps may nest.

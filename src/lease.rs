@@ -4,17 +4,17 @@ use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     fence::Fence,
-    message::{Parting, Route},
+    message::{ReleaseMode, Route},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    client::Client,
     error::{ReleaseError, RenewError},
     foreign::{Relay, relayed},
     lost::Lost,
-    owner::Seat,
+    owner::OwnerSlot,
     random,
-    shared::Shared,
     status::{Signal, Status, StatusChanges},
     watchdog::{Hold, Leaving},
 };
@@ -32,7 +32,7 @@ use crate::{
 pub struct Lease {
     view: LeaseHandle,
     /// Our place in the table of owners, shared with the other leases of a re-entrant owner.
-    seat: Option<Arc<Seat>>,
+    owner_slot: Option<Arc<OwnerSlot>>,
 }
 
 /// A look at a [`Lease`] that can be cloned and handed around: all of it but the release.
@@ -40,22 +40,27 @@ pub struct Lease {
 /// It keeps nothing held: when the lease goes, it says so.
 #[derive(Clone)]
 pub struct LeaseHandle {
-    shared: Arc<Shared>,
+    client: Arc<Client>,
     hold: Arc<Hold>,
     signal: Arc<Signal>,
 }
 
 impl Lease {
-    pub(crate) fn new(shared: Arc<Shared>, hold: Arc<Hold>, signal: Arc<Signal>, seat: Option<Arc<Seat>>) -> Self {
-        Self { view: LeaseHandle { shared, hold, signal }, seat }
+    pub(crate) fn new(
+        client: Arc<Client>,
+        hold: Arc<Hold>,
+        signal: Arc<Signal>,
+        owner_slot: Option<Arc<OwnerSlot>>,
+    ) -> Self {
+        Self { view: LeaseHandle { client, hold, signal }, owner_slot }
     }
 
     /// Takes its place in the table of owners.
-    pub(crate) fn sit(&mut self, seat: Option<Arc<Seat>>) {
-        if let Some(seat) = &seat {
-            seat.hold(&self.view.hold);
+    pub(crate) fn sit(&mut self, owner_slot: Option<Arc<OwnerSlot>>) {
+        if let Some(owner_slot) = &owner_slot {
+            owner_slot.hold(&self.view.hold);
         }
-        self.seat = seat;
+        self.owner_slot = owner_slot;
     }
 
     fn view(&self) -> &LeaseHandle {
@@ -86,7 +91,7 @@ impl Lease {
     /// Dropping the future drops the lease: the release goes on in the background. Nothing is left in Redis for longer
     /// than one TTL.
     pub async fn release(self) -> Result<(), ReleaseError> {
-        relayed!(Relay::of_answers(), self.part(Parting::Delete))
+        relayed!(Relay::of_answers(), self.part(ReleaseMode::Delete))
     }
 
     /// As [`release`](Self::release), but the key stays for `keep` (1 ms to a day, else the nearer of them), so that
@@ -104,21 +109,21 @@ impl Lease {
     /// # Cancel safety
     ///
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
-    pub async fn release_after(self, keep: Duration) -> Result<(), ReleaseError> {
+    pub async fn release_keeping(self, keep: Duration) -> Result<(), ReleaseError> {
         let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
         let stays = random::token(&format!("{} (released)", self.label()));
-        let keep = self.view.shared.quorum.bound(keep.clamp(bounds.0, bounds.1));
-        relayed!(Relay::of_answers(), self.part(Parting::KeepFor(keep, stays)))
+        let keep = self.view.client.quorum.bound(keep.clamp(bounds.0, bounds.1));
+        relayed!(Relay::of_answers(), self.part(ReleaseMode::Retain(keep, stays)))
     }
 
-    async fn part(self, parting: Parting) -> Result<(), ReleaseError> {
-        let LeaseHandle { shared, hold, .. } = &self.view;
+    async fn part(self, parting: ReleaseMode) -> Result<(), ReleaseError> {
+        let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
-        let _under_way = shared.host.token();
+        let _under_way = client.host.token();
         match self.view.leave() {
             Leaving::Nothing(outcome) => outcome.map_err(ReleaseError::Lost),
-            Leaving::Release { believed_until } => shared.release(hold, parting, believed_until).await,
-            Leaving::Forgiven => match shared.release(hold, parting, shared.now()).await {
+            Leaving::Release { valid_until } => client.release(hold, parting, valid_until).await,
+            Leaving::Forgiven => match client.release(hold, parting, client.now()).await {
                 Err(ReleaseError::Lost(_)) => Ok(()),
                 outcome => outcome,
             },
@@ -163,18 +168,18 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let LeaseHandle { shared, hold, .. } = &self.view;
+        let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away before the release.
-        let _under_way = shared.host.token();
+        let _under_way = client.host.token();
         let leaving = self.view.leave();
         // Not before the release is answered: a grant that is called out late for a token that nobody knows is passed on.
         if hold.holds() == 0 {
-            shared.watchdog.forget(hold);
+            client.watchdog.forget(hold);
         }
         match leaving {
             Leaving::Nothing(_) => {}
             Leaving::Release { .. } | Leaving::Forgiven => {
-                self.view.shared.release_in_background(&self.view.hold, Parting::Delete);
+                self.view.client.release_in_background(&self.view.hold, ReleaseMode::Delete);
             }
         }
     }
@@ -193,9 +198,9 @@ impl LeaseHandle {
 
     /// Lets go of one lease; once.
     fn leave(&self) -> Leaving {
-        let now = self.shared.now();
+        let now = self.client.now();
         let (leaving, ruling) = self.hold.leave(now, &self.signal);
-        self.shared.watchdog.obey(&self.hold, ruling);
+        self.client.watchdog.execute(&self.hold, ruling);
         leaving
     }
 
@@ -242,12 +247,12 @@ macro_rules! view {
             ///
             /// How the lease ended.
             pub fn check(&self) -> Result<(), Lost> {
-                let LeaseHandle { shared, hold, signal } = self.view();
-                let now = shared.now();
+                let LeaseHandle { client, hold, signal } = self.view();
+                let now = client.now();
                 if hold.remaining(now).is_zero() {
-                    let _under_way = shared.host.token();
-                    let ruling = hold.judge(now);
-                    shared.watchdog.obey(hold, ruling);
+                    let _under_way = client.host.token();
+                    let ruling = hold.expire_if_due(now);
+                    client.watchdog.execute(hold, ruling);
                     // Whoever ended it may not have come to our signal yet.
                     if let Some(lost) = hold.end() {
                         signal.end(&lost);
@@ -269,8 +274,8 @@ macro_rules! view {
             /// ended. A healthy one stays above two thirds of its TTL, less the drift.
             #[must_use]
             pub fn remaining(&self) -> Duration {
-                let LeaseHandle { shared, hold, signal } = self.view();
-                if signal.ended().is_some() { Duration::ZERO } else { hold.remaining(shared.now()) }
+                let LeaseHandle { client, hold, signal } = self.view();
+                if signal.ended().is_some() { Duration::ZERO } else { hold.remaining(client.now()) }
             }
 
             /// Where the lease stands.
@@ -330,10 +335,10 @@ macro_rules! view {
             /// behind.
             pub async fn renew(&self) -> Result<(), RenewError> {
                 self.check()?;
-                let LeaseHandle { shared, hold, .. } = self.view();
-                let sent = shared.now();
-                let limit = hold.remaining(sent).min(shared.options.command_timeout);
-                let renewing = shared.watchdog.renew_now(hold, Route::Tracked, limit);
+                let LeaseHandle { client, hold, .. } = self.view();
+                let sent = client.now();
+                let limit = hold.remaining(sent).min(client.options.command_timeout);
+                let renewing = client.watchdog.renew_now(hold, Route::Tracked, limit);
                 let renewed = relayed!(Relay::of_answers(), renewing);
                 self.check()?;
                 renewed.map_err(|failure| RenewError::Unknown(failure.into()))

@@ -6,16 +6,16 @@ use leasehold_protocol::{glob, key::Key, node_status::NodeStatus};
 
 use crate::{
     capabilities::Capabilities,
+    client::{Client, Options},
     clock::{Clock, SystemClock},
     error::{Error, ErrorKind},
     foreign::{Relay, relayed},
     guarded::Guarded,
     keeper::{Host, Keeper},
     lock::{Lock, check_times, fair_quorum},
-    measures,
+    metrics,
     node::{memory::Memory, redis::Limits},
-    quorum::{Place, Quorum, Terms},
-    shared::{Options, Shared},
+    quorum::{ConnectConfig, NodeAddress, Quorum},
 };
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -36,7 +36,7 @@ const LONGEST_PREFIX: usize = 256;
 /// or outside of all. Only a runtime that it is built on must have timers and I/O (`enable_all`). Dropping the last clone ends nothing while a lease lives.
 #[derive(Clone)]
 pub struct Leases {
-    shared: Arc<Shared>,
+    client: Arc<Client>,
 }
 
 impl Leases {
@@ -68,9 +68,9 @@ impl Leases {
         let builder = Self::builder();
         let (host, stop) = Host::start(builder.keeper).expect("the keeper's thread starts");
         let Builder { options, clock, .. } = builder;
-        measures::describe();
+        metrics::describe();
         let quorum = Quorum::of_one(Memory::private(), &clock, &host, options.command_timeout);
-        Self { shared: Shared::new(options, clock, host, stop, quorum) }
+        Self { client: Client::new(options, clock, host, stop, quorum) }
     }
 
     /// Everything that can be set.
@@ -82,7 +82,7 @@ impl Leases {
             label: default_label(),
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
             fair: false,
-            grant: DEFAULT_GRANT,
+            grant_timeout: DEFAULT_GRANT,
         };
         let clock = Arc::new(SystemClock);
         Builder {
@@ -100,13 +100,13 @@ impl Leases {
     ///
     /// Its key is exactly the builder's prefix and this name: what other libraries with the same key lock, this locks.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
-        Lock::new(self.shared.clone(), name.as_ref())
+        Lock::new(self.client.clone(), name.as_ref())
     }
 
     /// A value that refuses writers from the past, by their fence.
     #[must_use]
     pub fn guarded(&self, key: impl AsRef<str>) -> Guarded {
-        Guarded::new(self.shared.clone(), key.as_ref())
+        Guarded::new(self.client.clone(), key.as_ref())
     }
 
     /// The locks that anybody holds now with this library, by their names. `pattern` is one of Redis' own kind (`*`, `?`,
@@ -123,11 +123,11 @@ impl Leases {
     /// # Cancel safety
     ///
     /// It only reads.
-    pub async fn held(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
-        self.shared.check_open()?;
-        let Options { prefix, command_timeout, .. } = &self.shared.options;
+    pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
+        self.client.check_open()?;
+        let Options { prefix, command_timeout, .. } = &self.client.options;
         let pattern = glob::literally(prefix) + pattern.as_ref();
-        let locks = relayed!(Relay::of_answers(), self.shared.quorum.held(&pattern, *command_timeout))?;
+        let locks = relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, *command_timeout))?;
         // Somebody may have copied a token of ours to where no lock can be.
         let is_lock = |name: &&str| Key::new(prefix, name).is_ok();
         let names = locks.iter().filter_map(|lock| lock.strip_prefix(&**prefix)).filter(is_lock);
@@ -148,15 +148,15 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn capabilities(&self) -> Result<Capabilities, Error> {
-        self.shared.check_open()?;
-        let asking = self.shared.quorum.capabilities(self.shared.options.command_timeout);
+        self.client.check_open()?;
+        let asking = self.client.quorum.capabilities(self.client.options.command_timeout);
         Ok(relayed!(Relay::of_answers(), asking)?)
     }
 
     /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeStatus> {
-        self.shared.quorum.status()
+        self.client.quorum.status()
     }
 
     /// Ends everything that came from this and its clones: refuses new work, ends waiters with
@@ -171,16 +171,16 @@ impl Leases {
     ///
     /// New work is refused and leases are signalled from the first poll on; the releases go on in the background.
     pub async fn close(&self) {
-        relayed!(Relay::of_answers(), self.shared.close());
+        relayed!(Relay::of_answers(), self.client.close());
     }
 }
 
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leases")
-            .field("nodes", &self.shared.quorum.members().map(|(_, member)| member).collect::<Vec<_>>())
-            .field("options", &self.shared.options)
-            .field("closed", &self.shared.closed.is_cancelled())
+            .field("nodes", &self.client.quorum.members().map(|(_, member)| member).collect::<Vec<_>>())
+            .field("options", &self.client.options)
+            .field("closed", &self.client.closed.is_cancelled())
             .finish_non_exhaustive()
     }
 }
@@ -211,7 +211,7 @@ impl Builder {
     /// Each must be a stand-alone server that never forgets but by a restart: `maxmemory-policy noeviction`, no replica
     /// that takes over, no cluster. A server that was restarted gives no vote for the
     /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks and [`Guarded`] values are for one server.
-    /// The page [`set_ups`](crate::set_ups) says when all that is worth it.
+    /// The page [`deployments`](crate::deployments) says when all that is worth it.
     pub fn quorum<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
         self.quorum = Some(urls.into_iter().map(Into::into).collect());
         self
@@ -284,8 +284,8 @@ impl Builder {
     /// How long a [fair](crate::Lock::fair) waiter whose turn has come has to take the lock before it goes to the next
     /// one, 50 ms to an hour; at most the TTL. Default 1 s. Waiters take it within a round trip: it is what one costs
     /// the others whose process is stopped.
-    pub fn grant(mut self, grant: Duration) -> Self {
-        self.options.grant = grant;
+    pub fn grant_timeout(mut self, timeout: Duration) -> Self {
+        self.options.grant_timeout = timeout;
         self
     }
 
@@ -323,10 +323,10 @@ impl Builder {
         let Self { options, connect_timeout, keeper, clock, .. } = self;
         let (host, stop) = Host::start(keeper).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
-        let terms = Terms { limits, host: host.clone(), clock: clock.clone() };
-        let quorum = relayed!(Relay::of_answers(), Quorum::connect(places, restart_delay, terms))?;
-        measures::describe();
-        Ok(Leases { shared: Shared::new(options, clock, host, stop, quorum) })
+        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone() };
+        let quorum = relayed!(Relay::of_answers(), Quorum::connect(places, restart_delay, config))?;
+        metrics::describe();
+        Ok(Leases { client: Client::new(options, clock, host, stop, quorum) })
     }
 
     fn restarts_after(&self) -> Duration {
@@ -334,8 +334,8 @@ impl Builder {
         self.restart_delay.unwrap_or(unless_set)
     }
 
-    fn check(&self) -> Result<Vec<Place>, Error> {
-        let Options { ttl, max_hold, prefix, label, command_timeout, grant, fair } = &self.options;
+    fn check(&self) -> Result<Vec<NodeAddress>, Error> {
+        let Options { ttl, max_hold, prefix, label, command_timeout, grant_timeout, fair } = &self.options;
         let restart_delay = self.restarts_after();
         if restart_delay > LONGEST_RESTART_DELAY {
             return Err(Error::config(format!(
@@ -349,7 +349,7 @@ impl Builder {
         let least = Duration::from_millis(1);
         check_limit("connect_timeout", self.connect_timeout, least)?;
         check_limit("command_timeout", *command_timeout, least)?;
-        check_limit("grant", *grant, Duration::from_millis(50))?;
+        check_limit("grant_timeout", *grant_timeout, Duration::from_millis(50))?;
         if prefix.len() > LONGEST_PREFIX {
             let length = prefix.len();
             return Err(Error::config(format!("prefix is {length} bytes long: {LONGEST_PREFIX} is the most")));
@@ -361,7 +361,7 @@ impl Builder {
         }
         match (&self.url, &self.quorum) {
             (Some(_), Some(_)) => Err(Error::config("url and quorum are both set: choose one of them")),
-            (Some(url), None) => Ok(vec![Place::parse(url)?]),
+            (Some(url), None) => Ok(vec![NodeAddress::parse(url)?]),
             (None, Some(urls)) => check_quorum(urls),
             (None, None) => {
                 Err(Error::config("url is not set: say where the locks are, as in `.url(\"redis://127.0.0.1:6379\")`"))
@@ -370,7 +370,7 @@ impl Builder {
     }
 }
 
-fn check_quorum(urls: &[String]) -> Result<Vec<Place>, Error> {
+fn check_quorum(urls: &[String]) -> Result<Vec<NodeAddress>, Error> {
     let nodes = urls.len();
     if nodes % 2 == 0 || !(LEAST_NODES..=MOST_NODES).contains(&nodes) {
         return Err(Error::config(format!(
@@ -378,9 +378,9 @@ fn check_quorum(urls: &[String]) -> Result<Vec<Place>, Error> {
              server there is `url`)"
         )));
     }
-    let mut places: Vec<Place> = Vec::with_capacity(nodes);
+    let mut places: Vec<NodeAddress> = Vec::with_capacity(nodes);
     for (at, url) in urls.iter().enumerate() {
-        let place = Place::parse(url).map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
+        let place = NodeAddress::parse(url).map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
         if let Some(other) = places.iter().position(|other| other.is_same(&place)) {
             let address = place.address();
             return Err(Error::config(format!(

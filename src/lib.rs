@@ -2,47 +2,46 @@
 
 mod acquire;
 mod capabilities;
+mod client;
 mod clock;
 mod error;
 mod foreign;
 mod guarded;
-#[cfg_attr(all(test, leasehold_shuttle), path = "shuttled/keeper.rs")]
+#[cfg_attr(all(test, leasehold_shuttle), path = "shuttle_tests/keeper.rs")]
 mod keeper;
 mod lease;
 mod leases;
 mod lock;
 mod lost;
-mod measures;
 mod node;
 mod owner;
 mod quorum;
 mod random;
-mod shared;
 #[cfg(all(test, leasehold_shuttle))]
-mod shuttled;
+mod shuttle_tests;
 mod status;
 mod sync;
 mod wait;
-mod waiting;
+mod waiter;
 mod watchdog;
 
 #[doc = include_str!("../docs/cron.md")]
 pub mod cron {}
 
 #[doc = include_str!("../docs/metrics.md")]
-pub mod metrics {}
+pub mod metrics;
 
 #[doc = include_str!("../docs/safety.md")]
 pub mod safety {}
 
-#[doc = include_str!("../docs/set-ups.md")]
-pub mod set_ups {}
+#[doc = include_str!("../docs/deployments.md")]
+pub mod deployments {}
 
 pub use tokio_util::sync::CancellationToken;
 
 #[doc(inline)]
 pub use leasehold_protocol::{
-    fence::{Fence, InvalidFence},
+    fence::{Fence, ParseFenceError},
     holder::Holder,
     loss::LossReason,
     node_status::{NodeState, NodeStatus},
@@ -61,5 +60,5 @@ pub use crate::{
     lost::Lost,
     owner::Owner,
     status::{Status, StatusChanges},
-    waiting::Waiting,
+    waiter::Waiter,
 };

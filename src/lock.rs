@@ -7,13 +7,13 @@ use tracing::Instrument as _;
 
 use crate::{
     acquire::{Acquire, OnWait, Patience},
+    client::{Client, Wanted},
     error::{AcquireError, Error, RunError},
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
-    measures::Acquiring,
+    metrics::Acquiring,
     owner::Owner,
-    shared::{Shared, Wanted},
-    waiting::Waiting,
+    waiter::Waiter,
 };
 
 /// Shortest and longest TTL.
@@ -26,7 +26,7 @@ const TTL: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Dur
 #[derive(Clone)]
 #[must_use = "a lock holds nothing until it is acquired"]
 pub struct Lock {
-    shared: Arc<Shared>,
+    client: Arc<Client>,
     name: Arc<str>,
     ttl: Duration,
     max_hold: Option<Duration>,
@@ -37,10 +37,10 @@ pub struct Lock {
 }
 
 impl Lock {
-    pub(crate) fn new(shared: Arc<Shared>, name: &str) -> Self {
-        let (ttl, max_hold, fair) = (shared.options.ttl, shared.options.max_hold, shared.options.fair);
+    pub(crate) fn new(client: Arc<Client>, name: &str) -> Self {
+        let (ttl, max_hold, fair) = (client.options.ttl, client.options.max_hold, client.options.fair);
         let (name, owner) = (name.into(), Owner::task());
-        Self { shared, name, ttl, max_hold, reentrant: false, fair, owner, on_wait: None }
+        Self { client, name, ttl, max_hold, reentrant: false, fair, owner, on_wait: None }
     }
 
     /// The lock's name, without the prefix.
@@ -82,14 +82,14 @@ impl Lock {
     /// goes to the first of it at the very moment when it is released. The builder's, no, unless set here.
     ///
     /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. A stopped process
-    ///   costs them one [grant](crate::Builder::grant), however many of its waiters there are. So does a process whose
+    ///   costs them one [grant](crate::Builder::grant_timeout), however many of its waiters there are. So does a process whose
     ///   machine or network died, one that was out of the server's reach for ten minutes when its waiter gave up, and one
     ///   that is killed where the server cannot call it ([`calls_waiters`](crate::Capabilities::calls_waiters) is false).
     /// - [`try_acquire`](Self::try_acquire) does not overtake the queue either.
     /// - Others, and other libraries, stay excluded while the lock is held or granted, and every release by this library
     ///   passes it on to the queue. But a lock that becomes *free* goes to whoever asks first, who may not have asked for
     ///   fairness: when its holder died and the key expired, after [`MaxHold`](crate::LossReason::MaxHold) or
-    ///   [`release_after`](crate::Lease::release_after), or when somebody deleted the key.
+    ///   [`release_keeping`](crate::Lease::release_keeping), or when somebody deleted the key.
     /// - After the server has lost the queue, and when a stopped process goes on, the waiters take their places again
     ///   with the tickets that they had, one by one: the first to come back may be a later one.
     /// - While a server is too young for the [`restart_delay`](crate::Builder::restart_delay), they only queue: what is
@@ -204,7 +204,7 @@ impl Lock {
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
         let key = self.key()?;
-        let asking = self.shared.quorum.holder(&key, self.shared.options.command_timeout);
+        let asking = self.client.quorum.holder(&key, self.client.options.command_timeout);
         Ok(relayed!(Relay::of_answers(), asking)?)
     }
 
@@ -218,11 +218,11 @@ impl Lock {
     /// # Cancel safety
     ///
     /// It only reads.
-    pub async fn waiters(&self) -> Result<Vec<Waiting>, Error> {
+    pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
         let key = self.key()?;
-        let asking = self.shared.sole()?.line(&key, MOST_WAITERS, self.shared.options.command_timeout);
+        let asking = self.client.sole()?.line(&key, MOST_WAITERS, self.client.options.command_timeout);
         let line = relayed!(Relay::of_answers(), asking)?;
-        Ok(line.into_iter().map(|(token, waited)| Waiting { token, waited }).collect())
+        Ok(line.into_iter().map(|(token, waited)| Waiter { token, waited }).collect())
     }
 
     /// Deletes the lock's key **whoever holds it**, on every node, and says whether there was one. Its holder finds out by its next
@@ -238,40 +238,40 @@ impl Lock {
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
         let key = self.key()?;
-        let releasing = self.shared.quorum.force_release(&key, self.shared.options.command_timeout);
+        let releasing = self.client.quorum.force_release(&key, self.client.options.command_timeout);
         let released = relayed!(Relay::of_answers(), releasing)?;
-        self.shared.freed(&key);
+        self.client.freed(&key);
         Ok(released)
     }
 
     fn key(&self) -> Result<Key, Error> {
-        self.shared.check_open()?;
-        Ok(Key::new(&self.shared.options.prefix, &self.name)?)
+        self.client.check_open()?;
+        Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, AcquireError> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
-        let (shared, began) = (self.shared.clone(), self.shared.now());
+        let (client, began) = (self.client.clone(), self.client.now());
         let acquiring = Acquiring::begins();
         let outcome = match self.wanted() {
             Ok(wanted) => {
-                let acquire = Acquire::new(self.shared, wanted, self.owner, self.reentrant, patience, self.on_wait);
+                let acquire = Acquire::new(self.client, wanted, self.owner, self.reentrant, patience, self.on_wait);
                 relayed!(Relay::of_answers(), acquire.run().instrument(span))
             }
             Err(refused) => Err(refused),
         };
-        acquiring.ended(&outcome, shared.now().since(began));
+        acquiring.ended(&outcome, client.now().since(began));
         outcome
     }
 
     /// Everything that can be refused without asking anybody.
     fn wanted(&self) -> Result<Wanted, AcquireError> {
-        self.shared.check_open().map_err(|_| self.shared.end())?;
-        check_times(self.ttl, self.max_hold, self.shared.quorum.restart_delay()).map_err(AcquireError::Refused)?;
+        self.client.check_open().map_err(|_| self.client.end())?;
+        check_times(self.ttl, self.max_hold, self.client.quorum.restart_delay()).map_err(AcquireError::Refused)?;
         if self.fair {
-            self.shared.sole().map_err(|_| AcquireError::Refused(fair_quorum()))?;
+            self.client.sole().map_err(|_| AcquireError::Refused(fair_quorum()))?;
         }
-        let key = Key::new(&self.shared.options.prefix, &self.name)
+        let key = Key::new(&self.client.options.prefix, &self.name)
             .map_err(|invalid| AcquireError::Refused(invalid.into()))?;
         Ok(Wanted { key, ttl: self.ttl, max_hold: self.max_hold, fair: self.fair })
     }

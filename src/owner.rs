@@ -85,7 +85,7 @@ pub(crate) struct Owners {
 
 #[derive(Debug)]
 struct Entry {
-    seat: Weak<Seat>,
+    owner_slot: Weak<OwnerSlot>,
     /// What was won; an acquire still under way has nothing yet.
     hold: Option<Weak<Hold>>,
     reentrant: bool,
@@ -93,7 +93,7 @@ struct Entry {
 
 /// One owner's place at one lock, from the start of its acquire until the last of its leases has gone.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct OwnerSlot {
     owners: Arc<Owners>,
     at: (OwnerId, Key),
 }
@@ -101,9 +101,9 @@ pub(crate) struct Seat {
 /// What an owner finds that wants a lock.
 pub(crate) enum Claim {
     /// Nothing of its own is in the way.
-    Free(Arc<Seat>),
+    Free(Arc<OwnerSlot>),
     /// It holds the lock, and both times it was asked to be re-entrant.
-    Held(Arc<Hold>, Arc<Seat>),
+    Held(Arc<Hold>, Arc<OwnerSlot>),
     /// It would wait for itself.
     Refused { pending: bool },
 }
@@ -112,26 +112,26 @@ impl Owners {
     pub(crate) fn claim(self: &Arc<Self>, owner: OwnerId, key: &Key, reentrant: bool, now: Time) -> Claim {
         let at = (owner, key.clone());
         // Declared before the guard, so dropped after it: a seat's last reference locks the table.
-        let seat;
+        let owner_slot;
         let mut table = self.table.lock();
         if let Some(entry) = table.get(&at) {
-            seat = entry.seat.upgrade();
+            owner_slot = entry.owner_slot.upgrade();
             // Lost, expired or being released: a new acquisition.
             let live = |hold: &Arc<Hold>| !hold.remaining(now).is_zero();
-            match (&seat, &entry.hold) {
+            match (&owner_slot, &entry.hold) {
                 // The seat is being given up on another thread.
                 (None, _) => {}
                 (Some(_), None) => return Claim::Refused { pending: true },
-                (Some(seat), Some(hold)) => match hold.upgrade().filter(live) {
+                (Some(owner_slot), Some(hold)) => match hold.upgrade().filter(live) {
                     None => {}
-                    Some(hold) if reentrant && entry.reentrant => return Claim::Held(hold, seat.clone()),
+                    Some(hold) if reentrant && entry.reentrant => return Claim::Held(hold, owner_slot.clone()),
                     Some(_) => return Claim::Refused { pending: false },
                 },
             }
         }
-        let seat = Arc::new(Seat { owners: self.clone(), at: at.clone() });
-        table.insert(at, Entry { seat: Arc::downgrade(&seat), hold: None, reentrant });
-        Claim::Free(seat)
+        let owner_slot = Arc::new(OwnerSlot { owners: self.clone(), at: at.clone() });
+        table.insert(at, Entry { owner_slot: Arc::downgrade(&owner_slot), hold: None, reentrant });
+        Claim::Free(owner_slot)
     }
 
     #[cfg(test)]
@@ -142,12 +142,12 @@ impl Owners {
 
 impl Entry {
     /// Or of another seat, which has taken the place of a dying one.
-    fn is_of(&self, seat: &Seat) -> bool {
-        std::ptr::eq(self.seat.as_ptr(), seat)
+    fn is_of(&self, owner_slot: &OwnerSlot) -> bool {
+        std::ptr::eq(self.owner_slot.as_ptr(), owner_slot)
     }
 }
 
-impl Seat {
+impl OwnerSlot {
     /// The acquire was won.
     pub(crate) fn hold(&self, hold: &Arc<Hold>) {
         let mut table = self.owners.table.lock();
@@ -157,7 +157,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for OwnerSlot {
     fn drop(&mut self) {
         let mut table = self.owners.table.lock();
         if table.get(&self.at).is_some_and(|entry| entry.is_of(self)) {

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     foreign::{self, Relay, relayed},
     lost::Lost,
-    sync::{Mutex, Notify, OnceLock, unshaken},
+    sync::{Mutex, Notify, OnceLock, catching_panics},
 };
 
 /// Where a lease stands.
@@ -69,7 +69,7 @@ impl Signal {
 
     /// Wakes every waiter after a change. Runs no foreign code: the waiters' wakers are trusted, or relays.
     pub(crate) fn wake(&self) {
-        let _woken = unshaken(|| self.changed.notify_waiters());
+        let _woken = catching_panics(|| self.changed.notify_waiters());
     }
 
     /// Cancels after the end. Runs foreign code: not on the keeper's thread, and what it panics with ends here.

@@ -1,5 +1,5 @@
 //! What threads share is built from these, so that `scripts/shuttle` can put in others that switch threads at every
-//! step (`crate::shuttled`).
+//! step (`crate::shuttle_tests`).
 
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
@@ -9,11 +9,11 @@ pub(crate) use {
 };
 
 #[cfg(all(test, leasehold_shuttle))]
-pub(crate) use crate::shuttled::{Mutex, Notify, OnceLock, Semaphore, SemaphorePermit, atomic};
+pub(crate) use crate::shuttle_tests::{Mutex, Notify, OnceLock, Semaphore, SemaphorePermit, atomic};
 
 /// Takes a step that may run foreign code: wakers and subscribers. What one of them panics with was told by the hook of
 /// panics, and is no reason to leave the next step out.
-pub(crate) fn unshaken<T>(step: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn catching_panics<T>(step: impl FnOnce() -> T) -> Option<T> {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     let payload = match catch_unwind(AssertUnwindSafe(step)) {

@@ -138,7 +138,7 @@ fn calls(leases: &Leases, held: &str) -> Vec<(&'static str, Call)> {
         ("holder", call(async move { lock.holder().await })),
         ("waiters", call(async move { lock2.waiters().await })),
         ("force_release", call(async move { lock3.force_release().await })),
-        ("held", call(async move { all.held("*").await })),
+        ("held", call(async move { all.list("*").await })),
         ("capabilities", call(async move { all2.capabilities().await })),
         ("guarded get", call(async move { guarded.get().await })),
         ("guarded set", call(async move { guarded2.set("value", "7".parse().unwrap()).await })),

@@ -110,7 +110,7 @@ async fn is_told_once_and_not_asked_again(
     proxy.cut();
     wire.must(&["SET", "job", "somebody", "PX", "60000"]);
     let waiter = timed(leases.lock("job").acquire());
-    eventually_async(HANGS, "pushes work", || wire.trackers().len() == 1 && wire.tracked_keys() >= 2).await;
+    eventually_async(HANGS, "pushes work", || wire.trackers().len() == 1 && wire.watched_keys() >= 2).await;
     let freed = Instant::now();
     wire.del("job");
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();

@@ -12,7 +12,7 @@ use std::{
 use leasehold::{AcquireError, Builder, Error, ErrorKind, Leases, NodeAnswer, NodeState};
 use support::{
     AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, eventually_async,
-    scripts::{HEAL, RAISE},
+    scripts::{RAISE, REPAIR},
     within,
 };
 
@@ -148,7 +148,7 @@ async fn a_majority_is_enough_and_the_others_join_when_they_come() {
     eventually_is(&leases, 1, "it joins", |state| *state == NodeState::Up).await;
     assert_eq!(leases.nodes()[1].address(), address);
     let token = nodes[0].wire().get(NAME);
-    eventually_async(HANGS, "it is healed", || nodes[1].wire().get(NAME) == token).await;
+    eventually_async(HANGS, "it is repaired", || nodes[1].wire().get(NAME) == token).await;
     assert!(count(log, "node", &address) >= 2, "that it is missed is told, and that it has come");
     lease.release().await.expect("it was ours");
 }
@@ -318,7 +318,7 @@ async fn nodes_tell_how_each_is() {
     let is_recovering = |state: &NodeState| matches!(state, NodeState::Recovering { remaining } if !remaining.is_zero() && *remaining <= DELAY);
     eventually_is(&leases, 0, "it is back", is_recovering).await;
     eventually_is(&leases, 0, "it may vote", |state| *state == NodeState::Up).await;
-    eventually_async(HANGS, "it is healed", || nodes.with_key(NAME) == [0, 1, 2]).await;
+    eventually_async(HANGS, "it is repaired", || nodes.with_key(NAME) == [0, 1, 2]).await;
     lease.release().await.expect("it was ours");
 }
 
@@ -414,7 +414,7 @@ async fn f22_a_quorum_needs_the_right_to_info() {
     eventually_async(HANGS, "every node has it", || nodes.with_key(NAME) == [0, 1, 2]).await;
     assert!(nodes[0].wire().del(NAME));
     lease.renew().await.expect("two of three hold it");
-    eventually_async(HANGS, "it is healed", || nodes.with_key(NAME) == [0, 1, 2]).await;
-    assert!(proxies[0].count(Match::script(HEAL)) > 0);
+    eventually_async(HANGS, "it is repaired", || nodes.with_key(NAME) == [0, 1, 2]).await;
+    assert!(proxies[0].count(Match::script(REPAIR)) > 0);
     lease.release().await.expect("it was ours");
 }

@@ -293,7 +293,7 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
             return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice)]);
         }
     };
-    let listed = leases.held(lock.name()).await;
+    let listed = leases.list(lock.name()).await;
     let renewed = lease.renew().await.map_err(|error| {
         problem("lock", format!("it cannot be renewed: {error}"), advice(matches!(error, RenewError::Lost(_))))
     });

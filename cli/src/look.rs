@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use leasehold::{Holder, Waiting};
+use leasehold::{Holder, Waiter};
 use serde_json::{Value, json};
 
 use crate::{
@@ -28,7 +28,7 @@ pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
     });
     let held = holder.is_some();
     if options.json {
-        let waiter = |waiting: &Waiting| json!({ "label": waiting.label(), "waited_ms": millis(waiting.waited()) });
+        let waiter = |waiting: &Waiter| json!({ "label": waiting.label(), "waited_ms": millis(waiting.waited()) });
         let waiters: Option<Vec<Value>> = waiters.map(|waiters| waiters.iter().map(waiter).collect());
         print(
             &json!({ "name": options.name, "holder": holder.as_ref().map(as_json), "waiters": waiters }).to_string(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Error, Fence, Leases, Lock, Waiting};
+use leasehold::{Error, Fence, Leases, Lock, Waiter};
 use tokio::task::JoinSet;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -37,7 +37,7 @@ pub(crate) struct Table {
 pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Table, Ended> {
     let Table { mut rows, mut unread } = Table::default();
     let has_queues = leases.nodes().len() == 1;
-    for some in leases.held(pattern).await?.chunks(AT_ONCE) {
+    for some in leases.list(pattern).await?.chunks(AT_ONCE) {
         let ask = |lock: Lock| async move { (row(&lock, has_queues).await, lock) };
         let mut asked: JoinSet<_> = some.iter().cloned().map(ask).collect();
         while let Some(seen) = asked.join_next().await {
@@ -67,7 +67,7 @@ async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
 }
 
 /// Who waits for a lock; or why that is not for us to know, though who holds it may be.
-pub(crate) async fn waiting(lock: &Lock) -> Result<Result<Vec<Waiting>, Error>, Error> {
+pub(crate) async fn waiting(lock: &Lock) -> Result<Result<Vec<Waiter>, Error>, Error> {
     match lock.waiters().await {
         Err(error) if error.is_transient() => Err(error),
         told => Ok(told),

@@ -7,7 +7,7 @@
 //!    used up is no win.
 //! 2. An unknown outcome is not a no: every node that may hold our token is undone unless the attempt was won (rule 6).
 //! 3. A win is the only verdict with a fence, and it has one only when a majority holds our token with a floor that is
-//!    at least that fence, and a majority drew nothing larger (rule 10; set-ups: how fences grow over a quorum).
+//!    at least that fence, and a majority drew nothing larger (rule 10; deployments: how fences grow over a quorum).
 //! 4. A loss is told when no majority can grant any more, and it is known whether one is there at all.
 
 use std::time::Duration;
@@ -66,7 +66,7 @@ pub enum Verdict {
         /// What has to be freed until it can be ours: the nodes that granted it are given back, and tell nothing by that.
         needs: WakeCondition,
         /// Whether so many nodes will tell when their key changes.
-        watched: bool,
+        tracked: bool,
     },
     /// Nobody has a majority: several try at once.
     Split {
@@ -82,7 +82,7 @@ pub enum Verdict {
 pub struct Attempt {
     sent: Time,
     deadline: Time,
-    seats: Box<[Seat]>,
+    states: Box<[NodeState]>,
     /// The fence that floors are being raised to.
     raising_to: Option<Fence>,
     won: bool,
@@ -90,7 +90,7 @@ pub struct Attempt {
 
 /// What is known of one node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Seat {
+enum NodeState {
     /// It has not answered.
     Asked,
     /// It holds our token, and drew this fence.
@@ -101,14 +101,14 @@ enum Seat {
     Raised(Fence),
     Busy {
         holder: Holder,
-        watched: bool,
+        tracked: bool,
     },
     Recovering(Duration),
     Failed(Failure),
 }
 
-impl Seat {
-    fn drawn(&self) -> Option<Fence> {
+impl NodeState {
+    fn issued(&self) -> Option<Fence> {
         match self {
             Self::Granted(fence) | Self::Raising(fence) | Self::Raised(fence) => Some(*fence),
             _ => None,
@@ -128,7 +128,7 @@ impl Attempt {
     /// `sent` is the time before the first request is handed to the transport.
     pub fn new(sent: Time, ttl: Duration, nodes: usize) -> Self {
         let deadline = sent + ttl.saturating_sub(drift(ttl));
-        Self { sent, deadline, seats: vec![Seat::Asked; nodes].into(), raising_to: None, won: false }
+        Self { sent, deadline, states: vec![NodeState::Asked; nodes].into(), raising_to: None, won: false }
     }
 
     /// `node` has answered the acquire, or will not.
@@ -136,33 +136,37 @@ impl Attempt {
         if plants::is(Plant::DeadlineFromReply) {
             self.sent = now;
         }
-        let Some(seat) = self.seats.get_mut(node) else { return Step::Wait };
-        *seat = match answer {
-            Ok(Acquired::Granted(fence)) => Seat::Granted(fence),
-            Ok(Acquired::Busy { holder, watched }) => Seat::Busy { holder, watched },
-            Ok(Acquired::Recovering(left)) => Seat::Recovering(left),
-            Err(failure) => Seat::Failed(failure),
+        let Some(state) = self.states.get_mut(node) else { return Step::Wait };
+        *state = match answer {
+            Ok(Acquired::Granted(fence)) => NodeState::Granted(fence),
+            Ok(Acquired::Busy { holder, tracked }) => NodeState::Busy { holder, tracked },
+            Ok(Acquired::Recovering(left)) => NodeState::Recovering(left),
+            Err(failure) => NodeState::Failed(failure),
         };
         self.decide(now)
     }
 
     /// `node` has answered that its floor is lifted, or not.
     pub fn raised(&mut self, now: Time, node: usize, answer: Result<Owned, Failure>) -> Step {
-        let Some(seat) = self.seats.get_mut(node) else { return Step::Wait };
-        let Some(drawn) = seat.drawn() else { return Step::Wait };
-        *seat = match answer {
-            Ok(Ok(())) => Seat::Raised(drawn),
+        let Some(state) = self.states.get_mut(node) else { return Step::Wait };
+        let Some(issued) = state.issued() else { return Step::Wait };
+        *state = match answer {
+            Ok(Ok(())) => NodeState::Raised(issued),
             // Neither is there anything to undo.
-            Ok(Err(Denial::Gone)) => Seat::Failed(Failure::unavailable("it has lost the key that it had just granted")),
-            Ok(Err(Denial::Taken)) => Seat::Failed(Failure::unavailable("somebody took the key that it had granted")),
+            Ok(Err(Denial::Gone)) => {
+                NodeState::Failed(Failure::unavailable("it has lost the key that it had just granted"))
+            }
+            Ok(Err(Denial::Taken)) => {
+                NodeState::Failed(Failure::unavailable("somebody took the key that it had granted"))
+            }
             // The token is there, whatever became of the floor.
-            Err(failure) => Seat::Failed(Failure::unknown(failure.to_string())),
+            Err(failure) => NodeState::Failed(Failure::unknown(failure.to_string())),
         };
         self.decide(now)
     }
 
     fn decide(&mut self, now: Time) -> Step {
-        let majority = majority(self.seats.len());
+        let majority = majority(self.states.len());
         if let Some(fence) = self.fence(majority) {
             if now < self.deadline {
                 self.won = true;
@@ -170,17 +174,17 @@ impl Attempt {
             }
             return Step::Over(self.failed());
         }
-        let drawn: Vec<Fence> = self.seats.iter().filter_map(Seat::drawn).collect();
-        if drawn.len() >= majority {
-            return self.raise(&drawn);
+        let issued: Vec<Fence> = self.states.iter().filter_map(NodeState::issued).collect();
+        if issued.len() >= majority {
+            return self.raise(&issued);
         }
-        let asked = self.seats.iter().filter(|seat| matches!(seat, Seat::Asked)).count();
-        if drawn.len() + asked >= majority {
+        let asked = self.states.iter().filter(|state| matches!(state, NodeState::Asked)).count();
+        if issued.len() + asked >= majority {
             return Step::Wait;
         }
-        let busy = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy { .. })).count();
-        if drawn.len() + busy >= majority {
-            if let Some(verdict) = self.held(drawn.len(), asked, majority) {
+        let busy = self.states.iter().filter(|state| matches!(state, NodeState::Busy { .. })).count();
+        if issued.len() + busy >= majority {
+            if let Some(verdict) = self.held(issued.len(), asked, majority) {
                 return Step::Over(verdict);
             }
         }
@@ -192,31 +196,31 @@ impl Attempt {
     /// the second, or the floors would tell of another fence than the holder's.
     fn fence(&self, majority: usize) -> Option<Fence> {
         if plants::is(Plant::NoPhaseTwo) {
-            let drawn = || self.seats.iter().filter_map(Seat::drawn);
-            return if drawn().count() >= majority { drawn().max() } else { None };
+            let issued = || self.states.iter().filter_map(NodeState::issued);
+            return if issued().count() >= majority { issued().max() } else { None };
         }
         let Some(fence) = self.raising_to else {
-            let alike = |fence: Fence| self.seats.iter().filter(|seat| seat.drawn() == Some(fence)).count();
-            return self.seats.iter().filter_map(Seat::drawn).find(|&fence| alike(fence) >= majority);
+            let alike = |fence: Fence| self.states.iter().filter(|state| state.issued() == Some(fence)).count();
+            return self.states.iter().filter_map(NodeState::issued).find(|&fence| alike(fence) >= majority);
         };
-        let is_raised = |seat: &&Seat| match seat {
-            Seat::Raised(_) => true,
-            Seat::Granted(drawn) => *drawn >= fence,
+        let is_raised = |state: &&NodeState| match state {
+            NodeState::Raised(_) => true,
+            NodeState::Granted(issued) => *issued >= fence,
             _ => false,
         };
-        (self.seats.iter().filter(is_raised).count() >= majority).then_some(fence)
+        (self.states.iter().filter(is_raised).count() >= majority).then_some(fence)
     }
 
     /// A majority has granted, each its own number: they are lifted to the largest. Who grants later is lifted too, and
     /// may stand in for one that fails to.
-    fn raise(&mut self, drawn: &[Fence]) -> Step {
-        let Some(fence) = self.raising_to.or_else(|| drawn.iter().copied().max()) else { return Step::Wait };
+    fn raise(&mut self, issued: &[Fence]) -> Step {
+        let Some(fence) = self.raising_to.or_else(|| issued.iter().copied().max()) else { return Step::Wait };
         self.raising_to = Some(fence);
         let mut on = Nodes::NONE;
-        for (node, seat) in self.seats.iter_mut().enumerate() {
-            match *seat {
-                Seat::Granted(drawn) if drawn < fence => {
-                    *seat = Seat::Raising(drawn);
+        for (node, state) in self.states.iter_mut().enumerate() {
+            match *state {
+                NodeState::Granted(issued) if issued < fence => {
+                    *state = NodeState::Raising(issued);
                     on.insert(node);
                 }
                 _ => {}
@@ -227,26 +231,26 @@ impl Attempt {
 
     /// What the nodes hold and deny, as the first round of the lease's life.
     fn tally(&self) -> Tally {
-        let mut tally = Tally::new(self.seats.len());
-        for (node, seat) in self.seats.iter().enumerate() {
-            match seat {
-                Seat::Granted(_) | Seat::Raising(_) | Seat::Raised(_) => tally.confirm(node, self.sent),
-                Seat::Busy { .. } => tally.deny(node, self.sent, Denial::Taken),
-                Seat::Recovering(_) => tally.deny(node, self.sent, Denial::Gone),
-                Seat::Asked | Seat::Failed(_) if seat.may_hold() => tally.suspect(node),
-                Seat::Asked | Seat::Failed(_) => {}
+        let mut tally = Tally::new(self.states.len());
+        for (node, state) in self.states.iter().enumerate() {
+            match state {
+                NodeState::Granted(_) | NodeState::Raising(_) | NodeState::Raised(_) => tally.confirm(node, self.sent),
+                NodeState::Busy { .. } => tally.deny(node, self.sent, Denial::Taken),
+                NodeState::Recovering(_) => tally.deny(node, self.sent, Denial::Gone),
+                NodeState::Asked | NodeState::Failed(_) if state.may_hold() => tally.suspect(node),
+                NodeState::Asked | NodeState::Failed(_) => {}
             }
         }
         tally
     }
 
     /// Somebody else was there first, or at the same time; `None` while those who are still asked may decide which.
-    fn held(&self, drawn: usize, asked: usize, majority: usize) -> Option<Verdict> {
-        let busy = |seat: &Seat| match seat {
-            Seat::Busy { holder, watched } => Some((holder.clone(), *watched)),
+    fn held(&self, issued: usize, asked: usize, majority: usize) -> Option<Verdict> {
+        let busy = |state: &NodeState| match state {
+            NodeState::Busy { holder, tracked } => Some((holder.clone(), *tracked)),
             _ => None,
         };
-        let (busy, watched): (Vec<Holder>, Vec<bool>) = self.seats.iter().filter_map(busy).unzip();
+        let (busy, tracked): (Vec<Holder>, Vec<bool>) = self.states.iter().filter_map(busy).unzip();
         let Some(Plurality { mut holder, nodes }) = Plurality::largest(&busy, majority) else {
             return Some(Verdict::Split { holder: Holder::default() });
         };
@@ -254,32 +258,34 @@ impl Attempt {
             return (nodes + asked < majority).then_some(Verdict::Split { holder });
         }
         // So many must go until a majority is free, and the keys go by themselves in the order of their expiry.
-        let count = majority.saturating_sub(drawn).max(1);
-        let others = self.seats.iter().enumerate().filter(|(_, seat)| seat.drawn().is_none());
+        let count = majority.saturating_sub(issued).max(1);
+        let others = self.states.iter().enumerate().filter(|(_, state)| state.issued().is_none());
         let needs = WakeCondition { count, of: others.map(|(node, _)| node).collect() };
         let mut expiries: Vec<Option<Duration>> = busy.iter().map(|holder| holder.remaining).collect();
         expiries.sort_by_key(|remaining| remaining.unwrap_or(Duration::MAX));
         holder.remaining = expiries.get(count - 1).copied().flatten();
-        let watched = watched.iter().filter(|watched| **watched).count() >= count;
-        Some(Verdict::Busy { holder, needs, watched })
+        let tracked = tracked.iter().filter(|tracked| **tracked).count() >= count;
+        Some(Verdict::Busy { holder, needs, tracked })
     }
 
     fn failed(&self) -> Verdict {
-        let said = |seat: &Seat| match seat {
-            Seat::Granted(fence) | Seat::Raising(fence) | Seat::Raised(fence) => Ok(Acquired::Granted(*fence)),
-            Seat::Busy { holder, watched } => Ok(Acquired::Busy { holder: holder.clone(), watched: *watched }),
-            Seat::Recovering(left) => Ok(Acquired::Recovering(*left)),
-            Seat::Failed(failure) => Err(failure.clone()),
-            Seat::Asked => Err(Failure::unknown("it has not answered yet")),
+        let said = |state: &NodeState| match state {
+            NodeState::Granted(fence) | NodeState::Raising(fence) | NodeState::Raised(fence) => {
+                Ok(Acquired::Granted(*fence))
+            }
+            NodeState::Busy { holder, tracked } => Ok(Acquired::Busy { holder: holder.clone(), tracked: *tracked }),
+            NodeState::Recovering(left) => Ok(Acquired::Recovering(*left)),
+            NodeState::Failed(failure) => Err(failure.clone()),
+            NodeState::Asked => Err(Failure::unknown("it has not answered yet")),
         };
-        Verdict::Failed(self.seats.iter().map(said).collect())
+        Verdict::Failed(self.states.iter().map(said).collect())
     }
 
     /// The nodes that may hold a token that nobody will use, and have answered or never will. The others are for
     /// [`late`].
     pub fn must_undo(&self) -> Nodes {
-        let may_hold = |seat: &Seat| !self.won && !matches!(seat, Seat::Asked) && seat.may_hold();
-        self.seats.iter().enumerate().filter(|(_, seat)| may_hold(seat)).map(|(node, _)| node).collect()
+        let may_hold = |state: &NodeState| !self.won && !matches!(state, NodeState::Asked) && state.may_hold();
+        self.states.iter().enumerate().filter(|(_, state)| may_hold(state)).map(|(node, _)| node).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{jitter::Jitter, look::Look};
+use crate::{check::Check, jitter::Jitter};
 
 /// Exponential backoff with full jitter (Brooker, *Exponential Backoff And Jitter*, 2015): a pause between nothing and
 /// a bound that doubles from 10 ms to 1 s.
@@ -24,7 +24,7 @@ const SHORTEST: Duration = Duration::from_millis(1);
 const MOST_SPLITS: u32 = 7;
 
 /// How often a key is looked at that is watched, but has no TTL.
-const SLOW_LOOK: Duration = Duration::from_secs(5);
+const SLOW_CHECK: Duration = Duration::from_secs(5);
 /// Over how long those who wait in many processes spread when a key expires that nobody renewed.
 const EXPIRY_SPREAD: Duration = Duration::from_millis(4);
 
@@ -35,20 +35,20 @@ impl Backoff {
     }
 
     /// The pause after such a look. Whoever will be told of changes only has to be there when the key expires.
-    pub fn after(&mut self, look: &Look) -> Duration {
-        if !matches!(look, Look::Split { .. }) {
+    pub fn after(&mut self, look: &Check) -> Duration {
+        if !matches!(look, Check::Split { .. }) {
             self.splits = 0;
         }
         match look {
-            Look::Held { holder, watched: true, .. } => {
+            Check::Held { holder, tracked: true, .. } => {
                 self.bound = FIRST;
                 self.after_expiry(holder.remaining())
             }
-            Look::Held { holder, watched: false, .. } => self.next(holder.remaining()),
+            Check::Held { holder, tracked: false, .. } => self.next(holder.remaining()),
             // Who was silent in this round is not asked in the next; if that was so before, it was asked all the same.
-            Look::Split { answered, .. } if self.splits == 0 => self.after_split(*answered),
-            Look::Split { took, .. } => self.after_split(*took),
-            Look::NotYet | Look::Failed(_) => self.next(None),
+            Check::Split { answered, .. } if self.splits == 0 => self.after_split(*answered),
+            Check::Split { took, .. } => self.after_split(*took),
+            Check::NotYet | Check::Failed(_) => self.next(None),
         }
     }
 
@@ -63,7 +63,7 @@ impl Backoff {
     /// Until a key expires for certain.
     pub fn after_expiry(&mut self, remaining: Option<Duration>) -> Duration {
         // Redis rounds a PTTL down, so the key is gone a millisecond later.
-        remaining.map_or(SLOW_LOOK, |remaining| remaining + SHORTEST) + self.jitter.below(EXPIRY_SPREAD)
+        remaining.map_or(SLOW_CHECK, |remaining| remaining + SHORTEST) + self.jitter.below(EXPIRY_SPREAD)
     }
 
     /// The next pause; never past the moment when the holder's key expires.
@@ -82,16 +82,16 @@ mod tests {
 
     const ROUND: Duration = Duration::from_millis(3);
 
-    fn held(remaining: Option<Duration>, watched: bool) -> Look {
-        Look::Held { holder: Holder { remaining, ..Holder::default() }, watched, needs: WakeCondition::ANY }
+    fn held(remaining: Option<Duration>, tracked: bool) -> Check {
+        Check::Held { holder: Holder { remaining, ..Holder::default() }, tracked, needs: WakeCondition::ANY }
     }
 
-    fn split(took: Duration) -> Look {
-        Look::Split { holder: Holder::default(), answered: took, took }
+    fn split(took: Duration) -> Check {
+        Check::Split { holder: Holder::default(), answered: took, took }
     }
 
     /// The shortest and the longest pause that many waiters make after these looks.
-    fn spread(looks: &[Look]) -> (Duration, Duration) {
+    fn spread(looks: &[Check]) -> (Duration, Duration) {
         let pauses: Vec<_> = (0..400)
             .filter_map(|seed| {
                 let mut backoff = Backoff::new(Jitter::from_seed(seed));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     /// That pauses are anywhere from `from` to just before `to`.
-    fn assert_spread(looks: &[Look], from: Duration, to: Duration) {
+    fn assert_spread(looks: &[Check], from: Duration, to: Duration) {
         let ((shortest, longest), tenth) = (spread(looks), to.saturating_sub(from) / 10);
         assert!((from..from + tenth).contains(&shortest), "{shortest:?} of {from:?} to {to:?}");
         assert!((to.saturating_sub(tenth)..to).contains(&longest), "{longest:?} of {from:?} to {to:?}");
@@ -112,14 +112,14 @@ mod tests {
     fn who_is_told_of_changes_is_there_when_the_key_expires() {
         let remaining = Duration::from_millis(500);
         assert_spread(&[held(Some(remaining), true)], remaining + SHORTEST, remaining + SHORTEST + EXPIRY_SPREAD);
-        assert_spread(&[held(None, true)], SLOW_LOOK, SLOW_LOOK + EXPIRY_SPREAD);
+        assert_spread(&[held(None, true)], SLOW_CHECK, SLOW_CHECK + EXPIRY_SPREAD);
     }
 
     #[test]
     fn who_is_not_told_looks_less_and_less_often() {
         for (looks, bound) in [(1, 10), (2, 20), (3, 40), (7, 640), (8, 1_000), (20, 1_000)] {
             let bound = Duration::from_millis(bound);
-            for look in [held(None, false), Look::Failed(Failure::unknown("no answer")), Look::NotYet] {
+            for look in [held(None, false), Check::Failed(Failure::unknown("no answer")), Check::NotYet] {
                 assert_spread(&vec![look; looks], SHORTEST, bound);
             }
         }
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn who_was_told_in_between_begins_anew() {
-        let mut looks = vec![Look::NotYet; 9];
-        looks.extend([held(None, true), Look::NotYet]);
+        let mut looks = vec![Check::NotYet; 9];
+        looks.extend([held(None, true), Check::NotYet]);
         assert_spread(&looks, SHORTEST, FIRST);
     }
 
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn a_silent_node_is_waited_for_only_if_it_was_silent_before() {
         let slow = Duration::from_millis(300);
-        let look = || Look::Split { holder: Holder::default(), answered: ROUND, took: slow };
+        let look = || Check::Split { holder: Holder::default(), answered: ROUND, took: slow };
         assert_spread(&[look()], ROUND + SHORTEST, ROUND + SHORTEST + ROUND * 2);
         assert_spread(&[look(), look()], slow + SHORTEST, slow + SHORTEST + LONGEST_PAUSE);
     }

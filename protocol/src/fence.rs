@@ -23,7 +23,7 @@ const LARGEST: u64 = i64::MAX.unsigned_abs();
 /// The number is negative or above [`i64::MAX`], so it cannot be a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a fence is a number from 0 to {LARGEST}")]
-pub struct InvalidFence(());
+pub struct ParseFenceError(());
 
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,27 +32,27 @@ impl fmt::Display for Fence {
 }
 
 impl FromStr for Fence {
-    type Err = InvalidFence;
+    type Err = ParseFenceError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let number: Result<u64, ParseIntError> = text.parse();
-        number.map_err(|_| InvalidFence(())).and_then(Self::try_from)
+        number.map_err(|_| ParseFenceError(())).and_then(Self::try_from)
     }
 }
 
 impl TryFrom<u64> for Fence {
-    type Error = InvalidFence;
+    type Error = ParseFenceError;
 
     fn try_from(number: u64) -> Result<Self, Self::Error> {
-        if number <= LARGEST { Ok(Self(number)) } else { Err(InvalidFence(())) }
+        if number <= LARGEST { Ok(Self(number)) } else { Err(ParseFenceError(())) }
     }
 }
 
 impl TryFrom<i64> for Fence {
-    type Error = InvalidFence;
+    type Error = ParseFenceError;
 
     fn try_from(number: i64) -> Result<Self, Self::Error> {
-        u64::try_from(number).map(Self).map_err(|_| InvalidFence(()))
+        u64::try_from(number).map(Self).map_err(|_| ParseFenceError(()))
     }
 }
 

@@ -42,8 +42,8 @@ mod tests {
     #[test]
     fn jitter_uses_the_whole_range() {
         let mut jitter = Jitter::from_seed(7);
-        let draws: Vec<_> = (0..1_000).map(|_| jitter.below(Duration::from_secs(1)).as_millis()).collect();
-        let below = |limit: u128| draws.iter().filter(|&&draw| draw < limit).count();
+        let issues: Vec<_> = (0..1_000).map(|_| jitter.below(Duration::from_secs(1)).as_millis()).collect();
+        let below = |limit: u128| issues.iter().filter(|&&draw| draw < limit).count();
         assert!((50..=150).contains(&below(100)), "a tenth falls into the first tenth, give or take: {}", below(100));
         assert!((400..=600).contains(&below(500)), "{}", below(500));
     }

@@ -16,13 +16,14 @@
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are what these speak in: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`], [`failure`],
-//! [`votes`], [`node_status`], [`loss`], [`look`], [`jitter`], [`doubling`] and [`glob`].
+//! [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`] and [`glob`].
 
 // A pure function whose result is not used does nothing: nobody needs to be told at each.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
 pub mod attempt;
 pub mod backoff;
+pub mod check;
 pub mod doubling;
 pub mod failure;
 pub mod fence;
@@ -32,7 +33,6 @@ pub mod holder;
 pub mod identities;
 pub mod jitter;
 pub mod key;
-pub mod look;
 pub mod loss;
 pub mod message;
 pub mod node_health;

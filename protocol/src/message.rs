@@ -33,7 +33,7 @@ pub struct AcquireRequest {
 /// Under which conditions a node votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Voting {
-    /// A node that has been up for less may have forgotten a lease, and gives no vote (set-ups: a server that forgot stays
+    /// A node that has been up for less may have forgotten a lease, and gives no vote (deployments: a server that forgot stays
     /// out).
     pub restart_delay: Duration,
     /// The fence to draw, if it is large enough: where a majority draws the same, no floor has to be raised.
@@ -61,7 +61,7 @@ pub enum Acquired {
         /// Who.
         holder: Holder,
         /// Whether the node will tell when the key changes.
-        watched: bool,
+        tracked: bool,
     },
     /// It was started too short a time ago to vote, and will for the first time after this one.
     Recovering(Duration),
@@ -80,7 +80,7 @@ pub struct ServerIdentity {
 
 /// What bringing a lost key back came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Healed {
+pub enum Repaired {
     /// The node has the key again.
     Done,
     /// Somebody else has it.
@@ -127,7 +127,7 @@ pub enum Denial {
 /// A fair waiter's knock: it enters the queue, says that it still waits, takes the lock when it is its turn, and
 /// confirms a grant.
 #[derive(Debug, Clone)]
-pub struct Knock {
+pub struct Poll {
     /// For this lock.
     pub key: Key,
     /// This waiter's, and the holder's once it is granted.
@@ -149,7 +149,7 @@ pub struct Knock {
 
 /// What a knock found.
 #[derive(Debug)]
-pub enum Knocked {
+pub enum Polled {
     /// The lock is the token's, for its TTL.
     Granted(Fence),
     /// It is not the token's turn.
@@ -165,7 +165,7 @@ pub enum Knocked {
         /// Whether it was not in the queue before.
         entered: bool,
         /// Whether the node will tell when the lock's key changes.
-        watched: bool,
+        tracked: bool,
         /// Whether the node can call this waiter when it is its turn.
         called: bool,
     },
@@ -173,11 +173,11 @@ pub enum Knocked {
 
 /// How a holder parts with its key.
 #[derive(Debug, Clone)]
-pub enum Parting {
+pub enum ReleaseMode {
     /// The key goes.
     Delete,
     /// Out of the queue too.
     Leave,
     /// The key stays for so long, under a value of its own, and nobody renews it.
-    KeepFor(Duration, Token),
+    Retain(Duration, Token),
 }

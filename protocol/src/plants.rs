@@ -55,7 +55,7 @@ mod planted {
                 "    replies[i] = 0\n",
                 "    redis.call('SET', KEYS[i], ARGV[2 * i - 1], 'PX', ARGV[2 * i])\n    replies[i] = 1\n",
             ),
-            "heal-without-uptime" => {
+            "repair-without-uptime" => {
                 ("if missing > 0 then\n  return {2, missing, run_id}", "if false then\n  return {2, missing, run_id}")
             }
             _ => return source,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{backoff::Backoff, look::Look};
+use crate::{backoff::Backoff, check::Check};
 
 /// How often a process says at least that it waits.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -37,12 +37,12 @@ impl QueuePosition {
     }
 
     /// When to poll next without being notified; `None` if only a notification brings us there.
-    pub fn next_poll(&self, look: &Look, leads: bool, grant: Duration, backoff: &mut Backoff) -> Option<Duration> {
-        let (remaining, watched) = match (look, self.recovers_for) {
+    pub fn next_poll(&self, look: &Check, leads: bool, grant: Duration, backoff: &mut Backoff) -> Option<Duration> {
+        let (remaining, tracked) = match (look, self.recovers_for) {
             _ if self.ticket.is_none() => return Some(backoff.after(look)),
-            (Look::Held { holder, watched, .. }, _) => (holder.remaining(), *watched),
+            (Check::Held { holder, tracked, .. }, _) => (holder.remaining(), *tracked),
             // There is nothing to be told of before.
-            (Look::Failed(_), Some(left)) => (Some(left.min(HEARTBEAT)), true),
+            (Check::Failed(_), Some(left)) => (Some(left.min(HEARTBEAT)), true),
             _ => return Some(backoff.after(look)),
         };
         let first = self.ahead == 0;
@@ -51,7 +51,7 @@ impl QueuePosition {
         if !self.called {
             // Nobody tells us of a grant: we have to come while it is there.
             Some(expiry.min(if self.ahead <= 1 { grant / 3 } else { grant * 2 / 3 }))
-        } else if first && !watched {
+        } else if first && !tracked {
             // Nobody tells us of a lock that became free otherwise than by a release.
             Some(expiry.min(grant / 3))
         } else if leads || first {
@@ -69,11 +69,11 @@ mod tests {
 
     const GRANT: Duration = Duration::from_millis(900);
 
-    fn held(remaining: Option<Duration>, watched: bool) -> Look {
-        Look::Held { holder: holder::of(None, remaining, None), watched, needs: WakeCondition::ANY }
+    fn held(remaining: Option<Duration>, tracked: bool) -> Check {
+        Check::Held { holder: holder::of(None, remaining, None), tracked, needs: WakeCondition::ANY }
     }
 
-    fn next(place: &QueuePosition, look: &Look, leads: bool) -> Option<Duration> {
+    fn next(place: &QueuePosition, look: &Check, leads: bool) -> Option<Duration> {
         place.next_poll(look, leads, GRANT, &mut Backoff::new(Jitter::from_seed(7)))
     }
 
@@ -110,15 +110,15 @@ mod tests {
     #[test]
     fn who_cannot_be_called_is_there_while_a_grant_lasts() {
         for (ahead, leads, thirds) in [(0, true, 1), (1, false, 1), (2, false, 2), (99, true, 2)] {
-            let knock = next(&place(ahead, false), &held(None, true), leads);
-            assert_eq!(knock, Some(GRANT * thirds / 3), "{ahead}");
+            let poll = next(&place(ahead, false), &held(None, true), leads);
+            assert_eq!(poll, Some(GRANT * thirds / 3), "{ahead}");
         }
     }
 
     #[test]
     fn the_first_is_there_when_the_key_expires_whoever_leads() {
         let look = held(Some(Duration::from_millis(500)), true);
-        assert!(next(&place(0, true), &look, false).is_some_and(|knock| knock < Duration::from_millis(510)));
+        assert!(next(&place(0, true), &look, false).is_some_and(|poll| poll < Duration::from_millis(510)));
     }
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_server_that_recovers_is_left_alone_until_it_grants_again() {
         let left = Duration::from_secs(2);
-        let look = Look::Failed(crate::failure::Failure::recovering("h:1", left));
+        let look = Check::Failed(crate::failure::Failure::recovering("h:1", left));
         let recovering = |ahead, left| QueuePosition { recovers_for: Some(left), ..place(ahead, true) };
         let first = next(&recovering(0, left), &look, false).unwrap();
         let leader = next(&recovering(2, left), &look, true).unwrap();
@@ -137,12 +137,12 @@ mod tests {
         assert_eq!(next(&recovering(2, left), &look, false), None);
         assert_eq!(next(&recovering(0, Duration::MAX), &look, true), Some(HEARTBEAT));
         let held = held(Some(GRANT), true);
-        assert!(next(&recovering(0, left), &held, true).is_some_and(|knock| knock < left), "somebody has it again");
+        assert!(next(&recovering(0, left), &held, true).is_some_and(|poll| poll < left), "somebody has it again");
     }
 
     #[test]
     fn who_has_no_place_yet_tries_again() {
-        let failed = Look::Failed(crate::failure::Failure::unknown("no answer"));
+        let failed = Check::Failed(crate::failure::Failure::unknown("no answer"));
         assert!(next(&QueuePosition::default(), &failed, false).is_some());
     }
 }

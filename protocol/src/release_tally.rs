@@ -21,13 +21,13 @@ pub struct ReleaseAnswer {
 pub type Verdict = Result<(), LossReason>;
 
 impl ReleaseAnswer {
-    fn verdict(&self, now: Time, believed_until: Time) -> Verdict {
+    fn verdict(&self, now: Time, valid_until: Time) -> Verdict {
         match (self.owned, self.only_sending) {
             (Ok(()), _) => Ok(()),
             (Err(Denial::Gone), true) => Err(LossReason::Deleted),
             (Err(Denial::Taken), true) => Err(LossReason::Taken),
             // Our own replay: the sending before it did it, while the lease was good.
-            (Err(_), false) if now < believed_until => Ok(()),
+            (Err(_), false) if now < valid_until => Ok(()),
             (Err(_), false) => Err(LossReason::Expired),
         }
     }
@@ -47,7 +47,7 @@ pub enum End {
 /// A release under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReleaseTally {
-    believed_until: Time,
+    valid_until: Time,
     said: Box<[Option<Result<Verdict, Failure>>]>,
     released: usize,
     denied: Vec<LossReason>,
@@ -55,13 +55,13 @@ pub struct ReleaseTally {
 
 impl ReleaseTally {
     /// Of a lease that was believed until the moment given.
-    pub fn new(nodes: usize, believed_until: Time) -> Self {
-        Self { believed_until, said: vec![None; nodes].into(), released: 0, denied: Vec::new() }
+    pub fn new(nodes: usize, valid_until: Time) -> Self {
+        Self { valid_until, said: vec![None; nodes].into(), released: 0, denied: Vec::new() }
     }
 
     /// A node has said its last word. The end, once it is certain.
     pub fn answer(&mut self, now: Time, node: usize, said: Result<ReleaseAnswer, Failure>) -> Option<End> {
-        let said = said.map(|parted| parted.verdict(now, self.believed_until));
+        let said = said.map(|parted| parted.verdict(now, self.valid_until));
         match &said {
             Ok(Ok(())) => self.released += 1,
             Ok(Err(reason)) => self.denied.push(*reason),

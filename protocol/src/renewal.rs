@@ -99,7 +99,7 @@ pub struct Orders {
     /// The connections to these look dead: make new ones.
     pub reconnect: Nodes,
     /// Bring the key back on these; its send is the time of this event.
-    pub heal: Nodes,
+    pub repair: Nodes,
     /// Take the token off every node (token-checked).
     pub undo: bool,
     /// The phase has changed.
@@ -164,7 +164,7 @@ impl Core {
     }
 
     /// Until when the holder may believe in the lease; zero once it is over.
-    pub fn believed_until(&self) -> Time {
+    pub fn valid_until(&self) -> Time {
         match self.phase {
             Phase::Over { .. } => Time::ZERO,
             Phase::Held | Phase::AtRisk => self.deadline.min(self.hold_ends),
@@ -172,16 +172,16 @@ impl Core {
     }
 
     /// When to call [`tick`](Self::tick) next; `None` once it is over.
-    pub fn next_look(&self) -> Option<Time> {
+    pub fn next_tick(&self) -> Option<Time> {
         match self.phase {
             Phase::Over { .. } => None,
-            Phase::Held | Phase::AtRisk => Some(self.next_round.min(self.ask_at).min(self.believed_until())),
+            Phase::Held | Phase::AtRisk => Some(self.next_round.min(self.ask_at).min(self.valid_until())),
         }
     }
 
     /// Is the time up? (Invariant 2.)
-    pub fn judge(&mut self, now: Time) -> Orders {
-        let end = self.believed_until();
+    pub fn expire_if_due(&mut self, now: Time) -> Orders {
+        let end = self.valid_until();
         if self.is_over() || now < end {
             return Orders::default();
         }
@@ -201,7 +201,7 @@ impl Core {
 
     /// Time has passed: judge, and renew if it is due.
     pub fn tick(&mut self, now: Time) -> Orders {
-        let mut orders = self.judge(now);
+        let mut orders = self.expire_if_due(now);
         if self.is_over() {
             return orders;
         }
@@ -240,7 +240,7 @@ impl Core {
     /// `node` has said something about the renewal that was sent at `sent`.
     pub fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
         let sent = if plants::is(Plant::DeadlineFromReply) { now } else { sent };
-        let orders = self.judge(now);
+        let orders = self.expire_if_due(now);
         if self.is_over() {
             return orders;
         }
@@ -248,12 +248,12 @@ impl Core {
             Answer::Confirmed => self.confirmed(node, sent),
             Answer::Denied(_) | Answer::Unclear => self.not_confirmed(now, node, sent, answer),
         };
-        if self.is_over() { orders } else { Orders { heal: self.tally.heals(), ..orders } }
+        if self.is_over() { orders } else { Orders { repair: self.tally.repairs(), ..orders } }
     }
 
     /// The holder lets go, or its `Leases` closes. What is left on the nodes is for the caller to release.
     pub fn finish(&mut self, now: Time, reason: LossReason) -> Orders {
-        let orders = self.judge(now);
+        let orders = self.expire_if_due(now);
         if self.is_over() {
             return orders;
         }

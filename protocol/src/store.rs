@@ -13,7 +13,7 @@ use crate::{
     holder::Holder,
     key::Key,
     message::{
-        AcquireRequest, Acquired, Denial, Guarding, Healed, Knock, Knocked, Owned, Renewal, ServerIdentity, Vote,
+        AcquireRequest, Acquired, Denial, Guarding, Owned, Poll, Polled, Renewal, Repaired, ServerIdentity, Vote,
         Voting,
     },
     time::{Micros, micros},
@@ -92,18 +92,18 @@ impl Store {
     }
 
     /// Brings a lost key back.
-    pub fn heal(&mut self, now: Micros, lease: &Renewal, fence: Fence, restart_delay: Duration) -> Healed {
+    pub fn repair(&mut self, now: Micros, lease: &Renewal, fence: Fence, restart_delay: Duration) -> Repaired {
         if let Some(left) = self.recovers_for(now, restart_delay) {
-            return Healed::Recovering(left);
+            return Repaired::Recovering(left);
         }
         let Renewal { key, token, ttl } = lease;
         match self.owned(now, key, token) {
-            Err(Denial::Taken) => return Healed::Taken,
+            Err(Denial::Taken) => return Repaired::Taken,
             Ok(_) | Err(Denial::Gone) => {}
         }
         self.locks.insert(key.clone(), (token.clone(), now + micros(*ttl)));
         self.lift(now, key, fence);
-        Healed::Done
+        Repaired::Done
     }
 
     /// Servers count in whole seconds.
@@ -165,48 +165,48 @@ impl Store {
     }
 
     /// Takes the lock when it is the token's turn, and enters the queue, if it shall, when it is not.
-    pub fn knock(
+    pub fn poll(
         &mut self,
         now: Micros,
-        knock: &Knock,
+        poll: &Poll,
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
-    ) -> (Knocked, Vec<Told>) {
-        let Knock { key, token, .. } = knock;
+    ) -> (Polled, Vec<Told>) {
+        let Poll { key, token, .. } = poll;
         let mut told = Vec::new();
         let free = !self.guarded.contains_key(key)
             && match self.lock(now, key) {
                 Some((held, until)) if held == token => {
-                    *until = (now + micros(knock.ttl)).max(*until);
-                    self.leave_queue(now, knock, process.name);
+                    *until = (now + micros(poll.ttl)).max(*until);
+                    self.leave_queue(now, poll, process.name);
                     let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key, None));
-                    return (Knocked::Granted(fence), told);
+                    return (Polled::Granted(fence), told);
                 }
                 Some(_) => false,
                 None => true,
             };
-        let entered = knock.enter && {
+        let entered = poll.enter && {
             self.live_queue(now, key);
-            self.queues.entry(key.clone()).or_default().enter(now, knock, process)
+            self.queues.entry(key.clone()).or_default().enter(now, poll, process)
         };
-        let recovers_for = self.recovers_for(now, knock.restart_delay).filter(|_| free);
+        let recovers_for = self.recovers_for(now, poll.restart_delay).filter(|_| free);
         if free && recovers_for.is_none() {
             let up = self.up(now);
             let turn = self.live_queue(now, key);
             match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, up, reached, &mut told)) {
                 Turn::Granted { token, grant } => drop(self.grant(now, key, token, grant)),
                 Turn::Mine | Turn::Nobodys => {
-                    self.leave_queue(now, knock, process.name);
-                    return (Knocked::Granted(self.grant(now, key, token.clone(), knock.ttl)), told);
+                    self.leave_queue(now, poll, process.name);
+                    return (Polled::Granted(self.grant(now, key, token.clone(), poll.ttl)), told);
                 }
             }
         }
         let holder = self.holder(now, key).unwrap_or_default();
         let queue = self.live_queue(now, key);
-        let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| knock.enter);
+        let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| poll.enter);
         let ahead = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, ahead)| ahead);
         let (ticket, ahead) = (place.map(|(ticket, _)| ticket), u32::try_from(ahead).unwrap_or(u32::MAX));
-        (Knocked::Waits { holder, recovers_for, ticket, ahead, entered, watched: true, called: true }, told)
+        (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, called: true }, told)
     }
 
     /// How many wait, and the first of them with their tickets.
@@ -290,9 +290,9 @@ impl Store {
         self.queues.get_mut(key)
     }
 
-    fn leave_queue(&mut self, now: Micros, knock: &Knock, process: &str) {
-        if let Some(queue) = self.live_queue(now, &knock.key) {
-            queue.leave(&knock.token, process);
+    fn leave_queue(&mut self, now: Micros, poll: &Poll, process: &str) {
+        if let Some(queue) = self.live_queue(now, &poll.key) {
+            queue.leave(&poll.token, process);
         }
     }
 
@@ -334,10 +334,10 @@ impl Store {
     fn draw(&mut self, now: Micros, key: &Key, proposal: Option<Fence>) -> Fence {
         let floor = self.floor(now, key);
         let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
-        let drawn = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
+        let issued = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
         // Only a clock beyond the year 294,000 could not give a fence.
-        let fence = Fence::try_from(drawn).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
-        self.fences.insert(key.clone(), (fence, drawn.max(now) + FLOOR_LIVES));
+        let fence = Fence::try_from(issued).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
+        self.fences.insert(key.clone(), (fence, issued.max(now) + FLOOR_LIVES));
         self.sweep(now);
         fence
     }
@@ -375,7 +375,7 @@ pub fn identity(now: Micros) -> ServerIdentity {
 
 /// Every key is watched for everybody.
 fn busy(holder: Holder) -> Acquired {
-    Acquired::Busy { holder, watched: true }
+    Acquired::Busy { holder, tracked: true }
 }
 
 fn wrong_type(key: &Key, what: &str) -> Failure {

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! 1. A deadline counts from the majority-th largest confirmed send (rule 1). What a node denies later takes nothing
-//!    back: its key lived until then, or the node forgot and gives no vote (set-ups: a server that forgot stays out).
+//!    back: its key lived until then, or the node forgot and gives no vote (deployments: a server that forgot stays out).
 //! 2. A denial stands until the node has confirmed something that was sent later. On one node nothing brings a key back,
 //!    so there it stands for ever.
 //! 3. A node that lost the key is healed only when a majority has confirmed the round in which it said so, or a later
@@ -82,8 +82,8 @@ impl WakeCondition {
     pub const NEVER: Self = Self { count: 1, of: Nodes::NONE };
 
     /// Whether it is worth looking, with these touched.
-    pub fn are_met_by(self, touched: Nodes) -> bool {
-        usize::try_from(touched.in_common(self.of)).is_ok_and(|touched| touched >= self.count)
+    pub fn are_met_by(self, changed: Nodes) -> bool {
+        usize::try_from(changed.in_common(self.of)).is_ok_and(|changed| changed >= self.count)
     }
 }
 
@@ -107,7 +107,7 @@ struct Seat {
     /// What it denied, and when the request was sent that it denied.
     denial: Option<(Time, Denial)>,
     /// When the request was sent that brought a lost key back.
-    healed: Time,
+    repaired: Time,
     /// The denial that a heal was ordered for.
     heal_ordered: Time,
     /// Whether anything was sent to it that may have left the token there.
@@ -137,7 +137,7 @@ impl Tally {
         seat.may_hold = true;
         if seat.denial.is_some_and(|(denied, _)| denied < sent) {
             seat.denial = None;
-            seat.healed = seat.healed.max(sent);
+            seat.repaired = seat.repaired.max(sent);
         }
     }
 
@@ -145,7 +145,7 @@ impl Tally {
     /// execute requests in another order than they were sent, and none gives back what it has lost; unless the key was
     /// brought back meanwhile.
     pub fn deny(&mut self, node: usize, sent: Time, denial: Denial) {
-        if let Some(seat) = self.seats.get_mut(node).filter(|seat| sent >= seat.healed) {
+        if let Some(seat) = self.seats.get_mut(node).filter(|seat| sent >= seat.repaired) {
             seat.denial = Some((sent, denial));
         }
     }
@@ -191,7 +191,7 @@ impl Tally {
     }
 
     /// The nodes that have lost the key and may have it back now (invariant 3).
-    pub fn heals(&mut self) -> Nodes {
+    pub fn repairs(&mut self) -> Nodes {
         let confirmed = self.confirmed();
         let mut nodes = Nodes::NONE;
         for (node, seat) in self.seats.iter_mut().enumerate() {
@@ -278,17 +278,17 @@ mod tests {
         }
         tally.deny(2, at(5), Denial::Gone);
         tally.confirm(0, at(5));
-        assert_eq!(tally.heals(), Nodes::NONE, "one of three has confirmed");
+        assert_eq!(tally.repairs(), Nodes::NONE, "one of three has confirmed");
         tally.confirm(1, at(5));
-        assert_eq!(tally.heals(), [2].into_iter().collect());
-        assert_eq!(tally.heals(), Nodes::NONE, "once for each denial");
+        assert_eq!(tally.repairs(), [2].into_iter().collect());
+        assert_eq!(tally.repairs(), Nodes::NONE, "once for each denial");
         tally.confirm(2, at(6));
         tally.deny(2, at(5), Denial::Gone);
-        assert_eq!(tally.heals(), Nodes::NONE, "a late answer from before the heal");
+        assert_eq!(tally.repairs(), Nodes::NONE, "a late answer from before the repair");
         tally.deny(2, at(7), Denial::Gone);
         tally.confirm(0, at(7));
         tally.confirm(1, at(7));
-        assert_eq!(tally.heals(), [2].into_iter().collect(), "it has lost it again");
+        assert_eq!(tally.repairs(), [2].into_iter().collect(), "it has lost it again");
     }
 
     #[test]
@@ -297,7 +297,7 @@ mod tests {
         tally.deny(2, at(5), Denial::Taken);
         tally.confirm(0, at(5));
         tally.confirm(1, at(5));
-        assert_eq!(tally.heals(), Nodes::NONE);
+        assert_eq!(tally.repairs(), Nodes::NONE);
     }
 
     #[test]
@@ -367,9 +367,9 @@ mod tests {
     #[test]
     fn only_what_is_needed_counts() {
         let needs = WakeCondition { count: 2, of: [0, 1, 4].into_iter().collect() };
-        let touched = |nodes: &[usize]| needs.are_met_by(nodes.iter().copied().collect());
-        assert!(touched(&[0, 4]) && touched(&[0, 1, 2, 4]));
-        assert!(!touched(&[4, 2, 3]) && !touched(&[]));
+        let changed = |nodes: &[usize]| needs.are_met_by(nodes.iter().copied().collect());
+        assert!(changed(&[0, 4]) && changed(&[0, 1, 2, 4]));
+        assert!(!changed(&[4, 2, 3]) && !changed(&[]));
         assert!(WakeCondition::ANY.are_met_by(Nodes::all(1)) && !WakeCondition::ANY.are_met_by(Nodes::NONE));
         assert!(!WakeCondition::NEVER.are_met_by(Nodes::all(9)));
     }

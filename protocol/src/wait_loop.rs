@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use crate::{
     backoff::{self, Backoff},
+    check::Check,
     holder::Holder,
     jitter::Jitter,
-    look::Look,
     message::Route,
     queue_position::QueuePosition,
     tally::{Nodes, WakeCondition, majority},
@@ -100,11 +100,11 @@ pub struct WaitLoop {
     nodes: usize,
     command_timeout: Duration,
     backoff: Backoff,
-    seen: Look,
+    seen: Check,
     /// When the last check of our own ended.
     checked_at: Time,
     /// What was seen, and not reported yet.
-    report: Option<Look>,
+    report: Option<Check>,
     next_check: Time,
     /// The check is due, whatever the clock says.
     is_due: bool,
@@ -124,7 +124,7 @@ impl WaitLoop {
             nodes,
             command_timeout,
             backoff: Backoff::new(jitter),
-            seen: Look::NotYet,
+            seen: Check::NotYet,
             checked_at: Time::ZERO,
             report: None,
             next_check: Time::NEVER,
@@ -136,7 +136,7 @@ impl WaitLoop {
     }
 
     /// Begins in the line: with the turn, if it was free. `seen` is what a first check of our own has found.
-    pub fn begins(&mut self, seen: Look, has_turn: bool, facts: &Facts<'_>) {
+    pub fn begins(&mut self, seen: Check, has_turn: bool, facts: &Facts<'_>) {
         if has_turn {
             self.role = Role::Leader;
         } else if !self.is_fair {
@@ -147,9 +147,9 @@ impl WaitLoop {
         // The first check does not pay for being tracked, so a plain leader checks again at once; unless that brings nothing.
         let again_at_once = match &self.seen {
             _ if self.is_fair => false,
-            Look::NotYet => true,
-            Look::Split { .. } => false,
-            Look::Held { .. } | Look::Failed(_) => facts.around.tracks(),
+            Check::NotYet => true,
+            Check::Split { .. } => false,
+            Check::Held { .. } | Check::Failed(_) => facts.around.tracks(),
         };
         self.next_check = if again_at_once { facts.now } else { self.plan(facts) };
     }
@@ -175,7 +175,7 @@ impl WaitLoop {
                 None => return Action::Check(self.route(facts)),
                 Some(holder) => {
                     let needs = WakeCondition { count: majority(self.nodes), of: Nodes::all(self.nodes) };
-                    self.saw(Look::Held { holder, watched: self.role == Role::Leader, needs }, facts);
+                    self.saw(Check::Held { holder, tracked: self.role == Role::Leader, needs }, facts);
                 }
             }
         }
@@ -225,16 +225,16 @@ impl WaitLoop {
             self.next_check = self.plan(facts);
         } else {
             // What it saw as a follower is out of date.
-            self.seen = Look::NotYet;
+            self.seen = Check::NotYet;
             self.next_check = facts.now;
         }
     }
 
     /// What a follower hears of its leader's check.
-    pub fn heard(&mut self, look: Look) {
+    pub fn heard(&mut self, look: Check) {
         self.report = Some(look.clone());
         // That the leader had no answer is no reason for a fair waiter to ask as well.
-        if !self.is_fair || matches!(look, Look::Held { .. }) {
+        if !self.is_fair || matches!(look, Check::Held { .. }) {
             self.seen = look;
         }
     }
@@ -251,7 +251,7 @@ impl WaitLoop {
 
     /// Whether a notification brings a check.
     pub fn heeds_notifications(&self) -> bool {
-        self.is_fair || (self.leads() && !matches!(self.seen, Look::Split { .. }))
+        self.is_fair || (self.leads() && !matches!(self.seen, Check::Split { .. }))
     }
 
     /// Whether it checks for those behind it, and has to tell them what it sees.
@@ -260,32 +260,32 @@ impl WaitLoop {
     }
 
     /// What the last check that counts has seen.
-    pub fn seen(&self) -> &Look {
+    pub fn seen(&self) -> &Check {
         &self.seen
     }
 
     /// The same, at the end.
-    pub fn into_seen(self) -> Look {
+    pub fn into_seen(self) -> Check {
         self.seen
     }
 
     /// What has been seen since the last call.
-    pub fn report(&mut self) -> Option<Look> {
+    pub fn report(&mut self) -> Option<Check> {
         self.report.take()
     }
 
     /// What a check has seen that began at `began` and could take `limit`.
-    pub fn checked(&mut self, look: Look, began: Time, limit: Duration, facts: &Facts<'_>) {
+    pub fn checked(&mut self, look: Check, began: Time, limit: Duration, facts: &Facts<'_>) {
         let look = match look {
-            Look::Held { holder, watched, needs } => {
-                let watched = watched && (self.is_fair || self.role == Role::Leader);
-                Look::Held { holder, watched, needs }
+            Check::Held { holder, tracked, needs } => {
+                let tracked = tracked && (self.is_fair || self.role == Role::Leader);
+                Check::Held { holder, tracked, needs }
             }
             // A check whose answer there was no time for says nothing of the server: what was seen before it stands.
-            Look::Failed(_)
+            Check::Failed(_)
                 if limit < self.command_timeout
                     && facts.now.since(began) >= limit
-                    && matches!(self.seen, Look::Held { .. } | Look::Split { .. }) =>
+                    && matches!(self.seen, Check::Held { .. } | Check::Split { .. }) =>
             {
                 self.seen.clone()
             }
@@ -294,13 +294,13 @@ impl WaitLoop {
         self.saw(look, facts);
     }
 
-    fn saw(&mut self, look: Look, facts: &Facts<'_>) {
-        let had_failed = matches!(self.seen, Look::Failed(_));
+    fn saw(&mut self, look: Check, facts: &Facts<'_>) {
+        let had_failed = matches!(self.seen, Check::Failed(_));
         (self.is_due, self.is_notified) = (false, false);
         (self.checked_at, self.report, self.seen) = (facts.now, Some(look.clone()), look);
         self.is_over = facts.now >= self.until;
         // A check that failed was repeated on a route that tracks nothing; now that the server answers, it is tracked.
-        let untracked = matches!(self.seen, Look::Held { watched: false, .. });
+        let untracked = matches!(self.seen, Check::Held { tracked: false, .. });
         self.next_check = if !self.is_fair && untracked && had_failed && facts.around.tracks() {
             facts.now
         } else {
@@ -329,7 +329,7 @@ impl WaitLoop {
             Some(queue) if queue.is_granted => queue.usual,
             // Only the first has the lock tracked: it takes what becomes free otherwise than by a release.
             Some(queue) if !queue.position.is_first() => Route::Keeper,
-            _ if matches!(self.seen, Look::Failed(_)) => Route::Keeper,
+            _ if matches!(self.seen, Check::Failed(_)) => Route::Keeper,
             _ => facts.around.tracked(),
         }
     }
@@ -386,24 +386,24 @@ mod tests {
         }
     }
 
-    fn held(watched: bool) -> Look {
+    fn held(tracked: bool) -> Check {
         let holder = Holder { remaining: Some(REMAINING), ..Holder::default() };
-        Look::Held { holder, watched, needs: WakeCondition::ANY }
+        Check::Held { holder, tracked, needs: WakeCondition::ANY }
     }
 
-    fn failed() -> Look {
-        Look::Failed(Failure::unknown("no answer"))
+    fn failed() -> Check {
+        Check::Failed(Failure::unknown("no answer"))
     }
 
-    fn split() -> Look {
-        Look::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO }
+    fn split() -> Check {
+        Check::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO }
     }
 
     fn plain(until: Time) -> WaitLoop {
         WaitLoop::new(false, 1, COMMAND, until, Jitter::from_seed(7))
     }
 
-    fn leader(world: &World, seen: Look, until: Time) -> WaitLoop {
+    fn leader(world: &World, seen: Check, until: Time) -> WaitLoop {
         let mut wait = plain(until);
         wait.begins(seen, true, &world.at(0));
         wait
@@ -419,8 +419,8 @@ mod tests {
         let (world, deaf) = (World::default(), World { deaf: true, ..World::default() });
         let mut wait = leader(&world, held(false), Time::NEVER);
         assert_eq!(wait.next(&world.at(0)), Action::Check(Route::Tracked));
-        assert!(matches!(wait.report(), Some(Look::Held { .. })) && wait.report().is_none(), "told once");
-        assert_eq!(leader(&world, Look::NotYet, Time::NEVER).next(&world.at(0)), Action::Check(Route::Tracked));
+        assert!(matches!(wait.report(), Some(Check::Held { .. })) && wait.report().is_none(), "told once");
+        assert_eq!(leader(&world, Check::NotYet, Time::NEVER).next(&world.at(0)), Action::Check(Route::Tracked));
         assert!(sleeps(leader(&world, split(), Time::NEVER).next(&world.at(0))) > at(0));
         assert!(sleeps(leader(&deaf, held(false), Time::NEVER).next(&deaf.at(0))) > at(0));
     }
@@ -468,10 +468,10 @@ mod tests {
     fn a_lock_that_is_held_here_is_not_asked_about_before_a_notification() {
         let holder = Holder { remaining: Some(REMAINING), ..Holder::default() };
         let world = World { holder: Some(holder), ..World::default() };
-        let mut wait = leader(&world, Look::NotYet, Time::NEVER);
+        let mut wait = leader(&world, Check::NotYet, Time::NEVER);
         wait.report();
         assert!(sleeps(wait.next(&world.at(0))) > at(0) + REMAINING);
-        assert!(matches!(wait.report(), Some(Look::Held { watched: true, .. })));
+        assert!(matches!(wait.report(), Some(Check::Held { tracked: true, .. })));
         wait.notified();
         assert_eq!(wait.next(&world.at(10)), Action::Check(Route::Tracked));
     }
@@ -492,12 +492,12 @@ mod tests {
         let world = World::default();
         let mut wait = leader(&world, held(true), at(500));
         wait.checked(failed(), at(480), COMMAND / 2, &world.at(580));
-        assert!(matches!(wait.seen(), Look::Held { .. }));
+        assert!(matches!(wait.seen(), Check::Held { .. }));
         wait.checked(failed(), at(300), COMMAND, &world.at(500));
-        assert!(matches!(wait.seen(), Look::Failed(_)), "it had all the time that a check has");
-        let mut wait = leader(&world, Look::NotYet, at(500));
+        assert!(matches!(wait.seen(), Check::Failed(_)), "it had all the time that a check has");
+        let mut wait = leader(&world, Check::NotYet, at(500));
         wait.checked(failed(), at(480), COMMAND / 2, &world.at(580));
-        assert!(matches!(wait.seen(), Look::Failed(_)), "nothing was seen before");
+        assert!(matches!(wait.seen(), Check::Failed(_)), "nothing was seen before");
     }
 
     #[test]
@@ -513,19 +513,19 @@ mod tests {
         wait.heard(held(true));
         assert!(wait.report().is_some());
         assert_eq!(wait.next(&facts(5_000)), Action::End);
-        assert!(matches!(wait.into_seen(), Look::Held { .. }));
+        assert!(matches!(wait.into_seen(), Check::Held { .. }));
     }
 
     #[test]
     fn a_follower_goes_on_without_a_leader_that_is_late() {
         let world = World::default();
         let mut wait = plain(Time::NEVER);
-        wait.begins(Look::NotYet, false, &world.at(0));
+        wait.begins(Check::NotYet, false, &world.at(0));
         let facts = |millis| Facts { leader_due: at(400), ..world.at(millis) };
         assert_eq!(wait.next(&facts(1_200)), Action::Sleep(at(1_601)));
         assert_eq!(wait.next(&facts(1_601)), Action::Check(Route::Tracked));
         wait.checked(held(true), at(1_601), COMMAND, &facts(1_610));
-        assert!(matches!(wait.seen(), Look::Held { watched: false, .. }), "nobody notifies it");
+        assert!(matches!(wait.seen(), Check::Held { tracked: false, .. }), "nobody notifies it");
         let pause = sleeps(wait.next(&facts(1_610)));
         assert!(pause > at(1_610) && pause < at(1_700), "{pause:?}");
     }
@@ -535,7 +535,7 @@ mod tests {
         let world = World::default();
         let wait = |leader_due| {
             let mut wait = plain(at(500));
-            wait.begins(Look::NotYet, false, &world.at(0));
+            wait.begins(Check::NotYet, false, &world.at(0));
             wait.next(&Facts { leader_due, ..world.at(500) })
         };
         assert_eq!(wait(at(490)), Action::End);
@@ -546,12 +546,12 @@ mod tests {
     fn a_turn_is_used_at_once() {
         let world = World::default();
         let mut wait = plain(Time::NEVER);
-        wait.begins(Look::NotYet, false, &world.at(0));
+        wait.begins(Check::NotYet, false, &world.at(0));
         wait.heard(held(true));
         wait.has_turn(&world.at(10));
         assert_eq!(wait.next(&world.at(10)), Action::Check(Route::Tracked));
         wait.checked(held(true), at(10), COMMAND, &world.at(20));
-        assert!(matches!(wait.seen(), Look::Held { watched: true, .. }));
+        assert!(matches!(wait.seen(), Check::Held { tracked: true, .. }));
     }
 
     #[test]
@@ -597,7 +597,7 @@ mod tests {
         let mut wait = WaitLoop::new(true, 1, COMMAND, at(500), Jitter::from_seed(7));
         wait.begins(held(false), false, &world.queued(0, &place));
         wait.heard(failed());
-        assert!(matches!(wait.report(), Some(Look::Failed(_))) && matches!(wait.seen(), Look::Held { .. }));
+        assert!(matches!(wait.report(), Some(Check::Failed(_))) && matches!(wait.seen(), Check::Held { .. }));
         assert_eq!(wait.next(&world.queued(500, &place)), Action::End);
     }
 }

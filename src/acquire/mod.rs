@@ -4,21 +4,21 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     backoff::Backoff,
+    check::Check,
     failure::Failure,
     holder::{self, Holder},
-    look::Look,
     message::Route,
     time::Time,
     wait_loop::{Action, Facts, SHORTEST_CHECK, Surroundings, WaitLoop},
 };
 
 use crate::{
+    client::{Client, Outcome, Wanted},
     error::AcquireError,
     lease::Lease,
-    owner::{Claim, Owner, Seat},
+    owner::{Claim, Owner, OwnerSlot},
     random,
-    shared::{Outcome, Shared, Wanted},
-    wait::{Called, LookSlot, Waiter},
+    wait::{CheckSlot, FairWaiter, Waiter},
     watchdog::{Entry, Hold},
 };
 
@@ -43,7 +43,7 @@ pub(crate) enum Patience {
 
 /// One acquire under way.
 pub(crate) struct Acquire {
-    shared: Arc<Shared>,
+    client: Arc<Client>,
     wanted: Wanted,
     owner: Owner,
     reentrant: bool,
@@ -54,31 +54,31 @@ pub(crate) struct Acquire {
 
 impl Acquire {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        client: Arc<Client>,
         wanted: Wanted,
         owner: Owner,
         reentrant: bool,
         patience: Patience,
         on_wait: Option<OnWait>,
     ) -> Self {
-        let started = shared.now();
+        let started = client.now();
         let until = match patience {
             Patience::Unlimited => Time::NEVER,
             Patience::Within(limit) => started + limit,
             Patience::None => started,
         };
-        Self { shared, wanted, owner, reentrant, on_wait, started, until }
+        Self { client, wanted, owner, reentrant, on_wait, started, until }
     }
 
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(self) -> Result<Lease, AcquireError> {
-        let shared = &self.shared;
+        let client = &self.client;
         let Some(owner) = self.owner.resolve() else { return self.compete(None).await };
         loop {
-            match shared.owners.claim(owner, &self.wanted.key, self.reentrant, shared.now()) {
-                Claim::Free(seat) => return self.compete(Some(seat)).await,
-                Claim::Held(hold, seat) => {
-                    if let Some(lease) = self.enter(hold, seat).await? {
+            match client.owners.claim(owner, &self.wanted.key, self.reentrant, client.now()) {
+                Claim::Free(owner_slot) => return self.compete(Some(owner_slot)).await,
+                Claim::Held(hold, owner_slot) => {
+                    if let Some(lease) = self.enter(hold, owner_slot).await? {
                         return Ok(lease);
                     }
                 }
@@ -88,21 +88,21 @@ impl Acquire {
     }
 
     /// Shares an acquisition of our own. `None`: it has ended, start over.
-    async fn enter(&self, hold: Arc<Hold>, seat: Arc<Seat>) -> Result<Option<Lease>, AcquireError> {
-        let shared = &self.shared;
+    async fn enter(&self, hold: Arc<Hold>, owner_slot: Arc<OwnerSlot>) -> Result<Option<Lease>, AcquireError> {
+        let client = &self.client;
         let mut backoff = Backoff::new(random::jitter());
         loop {
-            let now = shared.now();
+            let now = client.now();
             let (entry, ruling) = hold.enter(now);
-            shared.watchdog.obey(&hold, ruling);
+            client.watchdog.execute(&hold, ruling);
             match entry {
-                Entry::Shared(signal) => return Ok(Some(Lease::new(shared.clone(), hold, signal, Some(seat)))),
+                Entry::Shared(signal) => return Ok(Some(Lease::new(client.clone(), hold, signal, Some(owner_slot)))),
                 Entry::Over => return Ok(None),
                 Entry::AtRisk => {}
             }
             // At risk: not before a renewal has gone through.
             let limit = self.limit(now);
-            let renewed = shared.watchdog.renew_now(&hold, shared.quorum.route(), limit).await;
+            let renewed = client.watchdog.renew_now(&hold, client.quorum.route(), limit).await;
             if hold.is_over() {
                 return Ok(None);
             }
@@ -115,53 +115,53 @@ impl Acquire {
     }
 
     /// Competes with everybody else: asks at once unless others of this process wait already.
-    async fn compete(&self, seat: Option<Arc<Seat>>) -> Result<Lease, AcquireError> {
+    async fn compete(&self, owner_slot: Option<Arc<OwnerSlot>>) -> Result<Lease, AcquireError> {
         if self.wanted.fair {
-            return self.queue_up(seat).await;
+            return self.queue_up(owner_slot).await;
         }
-        let shared = &self.shared;
-        let mut seen = Look::NotYet;
-        if self.until == self.started || !shared.lines.has(&self.wanted.key) {
-            seen = match self.try_once(shared.quorum.route()).await? {
-                Ok(won) => return Ok(seated(won, seat)),
+        let client = &self.client;
+        let mut seen = Check::NotYet;
+        if self.until == self.started || !client.lines.has(&self.wanted.key) {
+            seen = match self.try_once(client.quorum.route()).await? {
+                Ok(won) => return Ok(in_owner_slot(won, owner_slot)),
                 Err(look) => look,
             };
             if self.until == self.started {
-                return Ok(seated(self.settle(seen).await?, seat));
+                return Ok(in_owner_slot(self.settle(seen).await?, owner_slot));
             }
             if self.is_over() {
                 return Err(self.over(seen));
             }
         }
-        let waiter = shared.lines.join(&self.wanted.key);
+        let waiter = client.lines.join(&self.wanted.key);
         // Boxed, so that an acquire of a free lock does not pay for the wait.
-        Ok(seated(Box::pin(self.wait(&waiter, seen, None)).await?, seat))
+        Ok(in_owner_slot(Box::pin(self.wait(&waiter, seen, None)).await?, owner_slot))
     }
 
     /// The end of a try that has seen this. When several try at once and split the nodes' votes, nobody holds the lock: they
     /// go on until one does, for a command time-out in all. What stands in the way each time is none of these.
-    async fn settle(&self, mut seen: Look) -> Result<Lease, AcquireError> {
-        let shared = &self.shared;
+    async fn settle(&self, mut seen: Check) -> Result<Lease, AcquireError> {
+        let client = &self.client;
         let (mut backoff, mut again) = (Backoff::new(random::jitter()), 0);
         loop {
             let pause = backoff.after(&seen);
             let other = match &seen {
                 // Each attempt has a token of its own, and another library's is not known.
-                Look::Split { holder, .. } if holder.token().is_some() && again < SAME_SPLITS => holder.clone(),
+                Check::Split { holder, .. } if holder.token().is_some() && again < SAME_SPLITS => holder.clone(),
                 _ => return Err(self.over(seen)),
             };
-            if pause >= self.limit(shared.now()) {
+            if pause >= self.limit(client.now()) {
                 return Err(self.over(seen));
             }
             tokio::select! {
                 biased;
-                () = shared.ended.cancelled() => return Err(shared.end()),
-                () = shared.host.sleep(pause) => {}
+                () = client.ended.cancelled() => return Err(client.end()),
+                () = client.host.sleep(pause) => {}
             }
-            match self.try_once(shared.quorum.route()).await? {
+            match self.try_once(client.quorum.route()).await? {
                 Ok(won) => return Ok(won),
                 Err(look) => {
-                    let is_same = matches!(&look, Look::Split { holder, .. } if holder::is_same(holder, &other));
+                    let is_same = matches!(&look, Check::Split { holder, .. } if holder::is_same(holder, &other));
                     (seen, again) = (look, again + u32::from(is_same));
                 }
             }
@@ -172,11 +172,11 @@ impl Acquire {
     async fn wait(
         &self,
         waiter: &Waiter<'_>,
-        seen: Look,
+        seen: Check,
         mut standing: Option<Standing<'_>>,
     ) -> Result<Lease, AcquireError> {
-        let shared = &self.shared;
-        let (nodes, command_timeout) = (shared.quorum.len(), shared.options.command_timeout);
+        let client = &self.client;
+        let (nodes, command_timeout) = (client.quorum.len(), client.options.command_timeout);
         let mut wait = WaitLoop::new(standing.is_some(), nodes, command_timeout, self.until, random::jitter());
         let (mut told, mut looks) = (Told::default(), waiter.looks());
         if standing.is_none() {
@@ -199,14 +199,14 @@ impl Acquire {
                 },
                 Action::Sleep(until) => until,
             };
-            let now = shared.now();
+            let now = client.now();
             if wait.leads() {
                 waiter.saw(wait.seen().clone(), now, until);
             }
             let called = standing.as_ref().map(|standing| &standing.called);
             tokio::select! {
                 biased;
-                () = shared.ended.cancelled() => return Err(shared.end()),
+                () = client.ended.cancelled() => return Err(client.end()),
                 () = notification(waiter, called), if wait.heeds_notifications() => wait.notified(),
                 got = &mut next_turn, if turn.is_none() => {
                     turn = Some(got);
@@ -215,7 +215,7 @@ impl Acquire {
                 Ok(()) = looks.changed(), if !wait.leads() => {
                     wait.heard(looks.borrow_and_update().clone());
                 }
-                () = shared.host.sleep(until.since(now)) => wait.slept(),
+                () = client.host.sleep(until.since(now)) => wait.slept(),
             }
         }
     }
@@ -228,17 +228,17 @@ impl Acquire {
         waiter: &Waiter<'_>,
         mut standing: Option<&mut Standing<'_>>,
     ) -> Result<Option<Lease>, AcquireError> {
-        let shared = &self.shared;
+        let client = &self.client;
         let leads = wait.leads();
         let _slot = self.slot(leads.then_some(waiter)).await;
-        let began = shared.now();
+        let began = client.now();
         let limit = self.limit(began);
         if leads {
-            waiter.looks_by(began + limit);
+            waiter.checks_by(began + limit);
         }
         let outcome = match standing.as_deref_mut() {
             None => self.try_once(route).await?,
-            Some(standing) => self.poll(standing, route).await?,
+            Some(standing) => self.poll_for_all(standing, route).await?,
         };
         match outcome {
             Ok(won) => Ok(Some(won)),
@@ -250,111 +250,111 @@ impl Acquire {
     }
 
     fn facts<'a>(&'a self, waiter: &Waiter<'_>, standing: Option<&'a Standing<'_>>) -> Facts<'a> {
-        Facts { now: self.shared.now(), leader_due: waiter.due(), queue: standing.map(Standing::queued), around: self }
+        Facts { now: self.client.now(), leader_due: waiter.due(), queue: standing.map(Standing::queued), around: self }
     }
 
     /// One attempt. The inner error is what it saw instead of a lease; the outer one ends the acquire.
-    async fn try_once(&self, route: Route) -> Result<Result<Lease, Look>, AcquireError> {
-        let shared = &self.shared;
+    async fn try_once(&self, route: Route) -> Result<Result<Lease, Check>, AcquireError> {
+        let client = &self.client;
         // `close` waits for what is under way, and for its undoing.
-        let _under_way = shared.host.token();
+        let _under_way = client.host.token();
         self.may_begin()?;
-        let ended = shared.ended.cancelled();
+        let ended = client.ended.cancelled();
         let outcome = tokio::select! {
             biased;
-            outcome = shared.attempt(&self.wanted, route, self.limit(shared.now())) => outcome,
-            () = ended => return Err(shared.end()),
+            outcome = client.attempt(&self.wanted, route, self.limit(client.now())) => outcome,
+            () = ended => return Err(client.end()),
         };
-        self.judge(outcome)
+        self.expire_if_due(outcome)
     }
 
     /// `close` waits for what was under way before it was called; it may be done waiting. To be asked by who counts as under
     /// way.
     fn may_begin(&self) -> Result<(), AcquireError> {
-        if self.shared.ended.is_cancelled() { Err(self.shared.end()) } else { Ok(()) }
+        if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
 
-    fn judge(&self, outcome: Outcome) -> Result<Result<Lease, Look>, AcquireError> {
+    fn expire_if_due(&self, outcome: Outcome) -> Result<Result<Lease, Check>, AcquireError> {
         match outcome {
             Outcome::Won(hold, signal) => {
                 // From here on somebody owns the hold, whatever panics or is dropped.
-                let lease = Lease::new(self.shared.clone(), hold, signal, None);
+                let lease = Lease::new(self.client.clone(), hold, signal, None);
                 // `close` has seen every hold that was there before it was called, and this sees that it was. So it is with
                 // the end of the keeper's runtime.
-                if self.shared.ended.is_cancelled() {
-                    return Err(self.shared.end());
+                if self.client.ended.is_cancelled() {
+                    return Err(self.client.end());
                 }
                 Ok(Ok(lease))
             }
-            Outcome::Busy { holder, needs, watched } => Ok(Err(Look::Held { holder, watched, needs })),
-            Outcome::Split { holder, answered, took } => Ok(Err(Look::Split { holder, answered, took })),
-            Outcome::Failed(_) if self.shared.ended.is_cancelled() => Err(self.shared.end()),
+            Outcome::Busy { holder, needs, tracked } => Ok(Err(Check::Held { holder, tracked, needs })),
+            Outcome::Split { holder, answered, took } => Ok(Err(Check::Split { holder, answered, took })),
+            Outcome::Failed(_) if self.client.ended.is_cancelled() => Err(self.client.end()),
             Outcome::Failed(failure) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
-            Outcome::Failed(failure) => Ok(Err(Look::Failed(failure))),
+            Outcome::Failed(failure) => Ok(Err(Check::Failed(failure))),
         }
     }
 
     /// One of the few slots for looks, within the time for a look: then this looks without one. `None` also once the
     /// acquire must end. Who has the turn of its line tells those behind it how long that takes.
-    async fn slot(&self, line: Option<&Waiter<'_>>) -> Option<LookSlot<'_>> {
-        let shared = &self.shared;
-        let mut now = shared.now();
+    async fn slot(&self, line: Option<&Waiter<'_>>) -> Option<CheckSlot<'_>> {
+        let client = &self.client;
+        let mut now = client.now();
         let until = now + self.limit(now);
         loop {
-            if let Some(slot) = shared.looks.take(now, now + self.limit(now)) {
+            if let Some(slot) = client.looks.take(now, now + self.limit(now)) {
                 return Some(slot);
             }
-            if now >= until || shared.ended.is_cancelled() {
+            if now >= until || client.ended.is_cancelled() {
                 return None;
             }
             if let Some(waiter) = line {
                 waiter.waits_until(until);
             }
-            let again = shared.looks.next_lapse().map_or(now, |lapse| lapse.min(until));
+            let again = client.looks.next_lapse().map_or(now, |lapse| lapse.min(until));
             tokio::select! {
                 biased;
-                () = shared.looks.freed() => {}
-                () = shared.ended.cancelled() => {}
-                () = shared.host.sleep(again.since(now)) => {}
+                () = client.looks.freed() => {}
+                () = client.ended.cancelled() => {}
+                () = client.host.sleep(again.since(now)) => {}
             }
-            now = shared.now();
+            now = client.now();
         }
     }
 
     /// Leaves the server alone for a while, not beyond our time; an error if the acquire ends meanwhile.
     async fn pause(&self, pause: Duration) -> Result<(), AcquireError> {
-        let shared = &self.shared;
-        let pause = pause.min(self.until.since(shared.now()));
+        let client = &self.client;
+        let pause = pause.min(self.until.since(client.now()));
         tokio::select! {
             biased;
-            () = shared.ended.cancelled() => Err(shared.end()),
+            () = client.ended.cancelled() => Err(client.end()),
             // A timer takes a millisecond for nothing, which is ten times what a call takes to get here.
             () = std::future::ready(()), if pause.is_zero() => Ok(()),
-            () = shared.host.sleep(pause) => Ok(()),
+            () = client.host.sleep(pause) => Ok(()),
         }
     }
 
     fn is_over(&self) -> bool {
-        self.shared.now() >= self.until
+        self.client.now() >= self.until
     }
 
     /// How long one look may take: a command time-out, less when the wait ends before. A try has one for all its looks.
     fn limit(&self, now: Time) -> Duration {
-        let most = self.shared.options.command_timeout;
+        let most = self.client.options.command_timeout;
         let until = if self.until == self.started { self.started + most } else { self.until };
         until.since(now).max(SHORTEST_CHECK).min(most)
     }
 
     /// The end of a wait, from its last look.
-    fn over(&self, look: Look) -> AcquireError {
+    fn over(&self, look: Check) -> AcquireError {
         match look {
-            Look::Failed(failure) => AcquireError::Unavailable(failure.into()),
-            Look::NotYet => {
+            Check::Failed(failure) => AcquireError::Unavailable(failure.into()),
+            Check::NotYet => {
                 AcquireError::Unavailable(Failure::unavailable("the wait ended before the server had answered").into())
             }
-            Look::Held { holder, .. } | Look::Split { holder, .. } => AcquireError::TimedOut {
+            Check::Held { holder, .. } | Check::Split { holder, .. } => AcquireError::TimedOut {
                 name: self.name(),
-                waited: self.shared.now().since(self.started),
+                waited: self.client.now().since(self.started),
                 holder: Box::new(holder),
             },
         }
@@ -369,16 +369,16 @@ impl Acquire {
     }
 
     /// Tells the log and the program whom we wait for, when that is news.
-    fn tell(&self, look: &Look, told: &mut Told) {
+    fn tell(&self, look: &Check, told: &mut Told) {
         let lock = self.wanted.key.name();
         match look {
             // Who it will be is not known yet.
-            Look::NotYet | Look::Split { .. } => {}
-            Look::Failed(failure) => {
+            Check::NotYet | Check::Split { .. } => {}
+            Check::Failed(failure) => {
                 tracing::warn!(name: "wait", target: "leasehold", lock, %failure, "waiting for the server");
             }
-            Look::Held { holder, .. } if told.is(holder) => {}
-            Look::Held { holder, .. } => {
+            Check::Held { holder, .. } if told.is(holder) => {}
+            Check::Held { holder, .. } => {
                 tracing::info!(name: "wait", target: "leasehold", lock, holder = holder.label(), remaining = ?holder.remaining(), "waiting for {holder}");
                 if let Some(on_wait) = &self.on_wait {
                     on_wait(holder);
@@ -391,22 +391,22 @@ impl Acquire {
 
 impl Surroundings for Acquire {
     fn held_here(&self) -> Option<Holder> {
-        self.shared.watchdog.held(&self.wanted.key)
+        self.client.watchdog.held(&self.wanted.key)
     }
 
     fn tracks(&self) -> bool {
-        self.shared.quorum.room() > 0
+        self.client.quorum.tracking_capacity() > 0
     }
 
     fn tracked(&self) -> Route {
-        self.shared.watchdog.route()
+        self.client.watchdog.route()
     }
 }
 
 /// Completes when something may have happened to the lock.
-async fn notification(waiter: &Waiter<'_>, called: Option<&Called>) {
+async fn notification(waiter: &Waiter<'_>, called: Option<&FairWaiter>) {
     match called {
-        None => waiter.alerted().await,
+        None => waiter.notified().await,
         Some(called) => called.heard().await,
     }
 }
@@ -422,8 +422,8 @@ impl Told {
 }
 
 /// A lease takes the place of the acquire that has won it.
-fn seated(mut lease: Lease, seat: Option<Arc<Seat>>) -> Lease {
-    lease.sit(seat);
+fn in_owner_slot(mut lease: Lease, owner_slot: Option<Arc<OwnerSlot>>) -> Lease {
+    lease.sit(owner_slot);
     let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
     tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence);
     lease

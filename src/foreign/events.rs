@@ -13,7 +13,7 @@ use tracing::{
 };
 
 use super::{on_keeper, teller};
-use crate::{lost::Lost, sync::unshaken};
+use crate::{lost::Lost, sync::catching_panics};
 
 const TARGET: &str = "leasehold";
 
@@ -45,11 +45,11 @@ pub(crate) enum Event {
         failure: Failure,
     },
     /// With the outcome's `Debug`.
-    Heal {
+    Repair {
         lock: String,
         label: String,
         node: String,
-        healed: String,
+        repaired: String,
     },
     Reconnect {
         lock: String,
@@ -139,7 +139,7 @@ impl Event {
             Self::Recovered { .. } | Self::NodeAnswers { .. } => Level::INFO,
             Self::Renewal { .. }
             | Self::RenewalFailed { .. }
-            | Self::Heal { .. }
+            | Self::Repair { .. }
             | Self::Reconnect { .. }
             | Self::PushInterrupted { .. }
             | Self::Connection { .. }
@@ -161,7 +161,7 @@ impl Event {
 
     /// Runs foreign code.
     pub(super) fn emit(&self) {
-        let _told = unshaken(|| self.emit_to_subscriber());
+        let _told = catching_panics(|| self.emit_to_subscriber());
     }
 
     #[allow(clippy::too_many_lines, reason = "a list")]
@@ -184,8 +184,8 @@ impl Event {
             Self::RenewalFailed { lock, node, failure } => {
                 tracing::debug!(name: "renew", target: TARGET, lock, node, %failure);
             }
-            Self::Heal { lock, label, node, healed } => {
-                tracing::debug!(name: "heal", target: TARGET, lock, label, node, %healed);
+            Self::Repair { lock, label, node, repaired } => {
+                tracing::debug!(name: "repair", target: TARGET, lock, label, node, %repaired);
             }
             Self::Reconnect { lock } => {
                 tracing::debug!(name: "reconnect", target: TARGET, lock, "renewals go unanswered");
@@ -310,7 +310,7 @@ mod tests {
             Event::Recovered { lock: text(), label: text() },
             Event::Renewal { lock: text(), label: text(), node: None, answer: Answer::Unclear, took: Duration::ZERO },
             Event::RenewalFailed { lock: text(), node: text(), failure: Failure::unknown("no answer") },
-            Event::Heal { lock: text(), label: text(), node: text(), healed: text() },
+            Event::Repair { lock: text(), label: text(), node: text(), repaired: text() },
             Event::Reconnect { lock: text() },
             Event::Crowded { held: 1, awaited: 2, queued: 3, room: 4 },
             Event::NodeAnswers { node: text() },
@@ -330,7 +330,7 @@ mod tests {
     }
 
     /// What these tell, they tell in a caller's own task.
-    const CALLERS: [&str; 3] = ["acquire/mod.rs", "quorum/connect.rs", "shared/release.rs"];
+    const CALLERS: [&str; 3] = ["acquire/mod.rs", "quorum/connect.rs", "client/release.rs"];
 
     fn files_with_events(directory: &Path, found: &mut BTreeSet<PathBuf>) {
         for entry in fs::read_dir(directory).unwrap() {

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, io, sync::OnceLock, thread};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Event, relay};
-use crate::sync::unshaken;
+use crate::sync::catching_panics;
 
 /// The most that waits to be told. An event takes some 150 bytes and its texts, at most a name of a KiB, a label, an
 /// address and an error's text: some 400 KiB in all where names are short, 2 MiB where they are as long as can be.
@@ -49,7 +49,7 @@ pub(super) fn start() -> io::Result<()> {
     if !teller.queue.lock().has_thread {
         thread::Builder::new().name("leasehold-events".into()).spawn(|| {
             // Until then no waker is trusted, and after a failure none ever is: slower, and as good.
-            let _learnt = unshaken(relay::learn);
+            let _learnt = catching_panics(relay::learn);
             teller.run();
         })?;
         teller.queue.lock().has_thread = true;
@@ -68,7 +68,7 @@ pub(crate) fn sample(name: &'static str, value: f64) {
     put(Item::Sample { name, value });
 }
 
-/// Counters or gauges have changed: see `measures`.
+/// Counters or gauges have changed: see `metrics`.
 #[cfg(feature = "metrics")]
 pub(crate) fn deltas_are_due() {
     if let Some(teller) = TELLER.get() {
@@ -117,12 +117,12 @@ impl Teller {
             parking_lot::MutexGuard::unlocked(&mut queue, || {
                 #[cfg(feature = "metrics")]
                 if deltas_are_due {
-                    crate::measures::tell_deltas();
+                    crate::metrics::tell_deltas();
                 }
                 match item {
                     Some(Item::Event(event)) => event.emit(),
                     #[cfg(feature = "metrics")]
-                    Some(Item::Sample { name, value }) => crate::measures::tell_sample(name, value),
+                    Some(Item::Sample { name, value }) => crate::metrics::tell_sample(name, value),
                     None => {}
                 }
                 if let Some(Dropped { events, samples }) = dropped {

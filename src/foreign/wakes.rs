@@ -13,7 +13,7 @@ use std::{collections::VecDeque, io, sync::OnceLock, task::Waker, thread, time::
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::sync::unshaken;
+use crate::sync::catching_panics;
 
 /// How long one job may keep the others waiting.
 const PATIENCE: Duration = Duration::from_millis(5);
@@ -37,7 +37,7 @@ pub(crate) enum Job {
 
 impl Job {
     pub(super) fn run(self) {
-        let _done = unshaken(move || match self {
+        let _done = catching_panics(move || match self {
             Self::Wake(waker) => waker.wake(),
             Self::Forget(waker) => drop(waker),
             Self::Step(step) => step(),

@@ -17,13 +17,13 @@ use leasehold_protocol::{
     fence::Fence,
     holder::Holder,
     key::Key,
-    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, Route, ServerIdentity, Vote},
+    message::{AcquireRequest, Guarding, Owned, Poll, Polled, Renewal, Repaired, Route, ServerIdentity, Vote},
     store::{Process, Store, Told, identity},
     time::{Micros, micros},
     token::Token,
 };
 
-use super::{Answer, Ear, Line, Node, Page};
+use super::{Answer, Line, Node, NodeListener, Page};
 use crate::{
     capabilities::{Capabilities, Push},
     clock::{Clock, SystemClock, wall},
@@ -36,7 +36,7 @@ mod tests;
 /// The store with its lock and its clock.
 pub(crate) struct Memory {
     store: Mutex<Store>,
-    ears: Mutex<Vec<Weak<dyn Ear>>>,
+    listeners: Mutex<Vec<Weak<dyn NodeListener>>>,
     /// What the store's clock showed when the machine's clock showed zero.
     epoch: Duration,
     address: String,
@@ -52,7 +52,7 @@ impl Memory {
         let since_1970 = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
             store: Mutex::default(),
-            ears: Mutex::default(),
+            listeners: Mutex::default(),
             epoch: since_1970.saturating_sub(SystemClock.now()),
             address: format!("memory://{name}"),
         })
@@ -82,27 +82,29 @@ impl Memory {
         key: &Key,
         step: impl FnOnce(&mut Store, Micros, &dyn Fn(&str) -> bool) -> (Result<T, Failure>, bool, Vec<Told>),
     ) -> Answer<T> {
-        let ears: Vec<_> = self.ears.lock().iter().filter_map(Weak::upgrade).collect();
-        let reached = |token: &str| ears.iter().any(|ear| ear.has_waiter(token));
+        let listeners: Vec<_> = self.listeners.lock().iter().filter_map(Weak::upgrade).collect();
+        let reached = |token: &str| listeners.iter().any(|listener| listener.has_waiter(token));
         let (answer, changed, told) = step(&mut self.store.lock(), micros(self.epoch + SystemClock.now()), &reached);
-        for ear in ears.iter().filter(|_| changed || !told.is_empty()) {
-            ear.touched(key.lock());
+        for listener in listeners.iter().filter(|_| changed || !told.is_empty()) {
+            listener.changed(key.lock());
         }
         for told in told {
             let (Told::Granted { token, .. } | Told::Next { token, .. }) = &told;
-            let Some(ear) = ears.iter().find(|ear| ear.has_waiter(token.as_str())) else { continue };
+            let Some(listener) = listeners.iter().find(|listener| listener.has_waiter(token.as_str())) else {
+                continue;
+            };
             match &told {
-                Told::Granted { token, .. } => ear.granted(key.lock(), token.as_str()),
-                Told::Next { token, within, .. } => ear.next(token.as_str(), *within),
+                Told::Granted { token, .. } => listener.granted(key.lock(), token.as_str()),
+                Told::Next { token, within, .. } => listener.next(token.as_str(), *within),
             }
         }
         Box::pin(ready(answer))
     }
 
-    fn touched(&self, key: &Key) {
-        let ears: Vec<_> = self.ears.lock().iter().filter_map(Weak::upgrade).collect();
-        for ear in ears {
-            ear.touched(key.lock());
+    fn changed(&self, key: &Key) {
+        let listeners: Vec<_> = self.listeners.lock().iter().filter_map(Weak::upgrade).collect();
+        for listener in listeners {
+            listener.changed(key.lock());
         }
     }
 }
@@ -118,13 +120,13 @@ impl Node for Memory {
         Route::Home
     }
 
-    fn listen(&self, ear: Weak<dyn Ear>) {
-        let mut ears = self.ears.lock();
-        ears.retain(|ear| ear.strong_count() > 0);
-        ears.push(ear);
+    fn listen(&self, listener: Weak<dyn NodeListener>) {
+        let mut listeners = self.listeners.lock();
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(listener);
     }
 
-    fn room(&self) -> usize {
+    fn tracking_capacity(&self) -> usize {
         usize::MAX
     }
 
@@ -140,8 +142,8 @@ impl Node for Memory {
         self.step(|store, now| Ok(store.raise(now, key, token, fence)))
     }
 
-    fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, _: Duration) -> Answer<Healed> {
-        self.step(|store, now| Ok(store.heal(now, lease, fence, restart_delay)))
+    fn repair(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, _: Duration) -> Answer<Repaired> {
+        self.step(|store, now| Ok(store.repair(now, lease, fence, restart_delay)))
     }
 
     fn probe(&self, _: Duration) -> Answer<ServerIdentity> {
@@ -161,15 +163,15 @@ impl Node for Memory {
 
     fn keep(&self, _: Route, key: &Key, token: &Token, keep: Duration, stays: &Token, _: Duration) -> Answer<Owned> {
         let answer = self.step(|store, now| Ok(store.keep(now, key, token, keep, stays)));
-        self.touched(key);
+        self.changed(key);
         answer
     }
 
-    fn knock(&self, _: Route, knock: &Knock, _: Duration) -> Answer<Knocked> {
-        self.passing(&knock.key, |store, now, reached| {
-            let (knocked, told) = store.knock(now, knock, Process { name: knock.token.as_str(), hears: true }, reached);
-            let changed = matches!(knocked, Knocked::Granted(_));
-            (Ok(knocked), changed, told)
+    fn poll(&self, _: Route, poll: &Poll, _: Duration) -> Answer<Polled> {
+        self.passing(&poll.key, |store, now, reached| {
+            let (polled, told) = store.poll(now, poll, Process { name: poll.token.as_str(), hears: true }, reached);
+            let changed = matches!(polled, Polled::Granted(_));
+            (Ok(polled), changed, told)
         })
     }
 

@@ -7,7 +7,9 @@ use leasehold_protocol::{
     fence::Fence,
     holder::Holder,
     key::Key,
-    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Parting, Renewal, Route, ServerIdentity, Vote},
+    message::{
+        AcquireRequest, Guarding, Owned, Poll, Polled, ReleaseMode, Renewal, Repaired, Route, ServerIdentity, Vote,
+    },
     token::Token,
 };
 
@@ -21,9 +23,9 @@ pub(crate) mod redis;
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
 /// Who is told what a node notices by itself. Nothing of it is a verdict: it only says where to look.
-pub(crate) trait Ear: Send + Sync + 'static {
+pub(crate) trait NodeListener: Send + Sync + 'static {
     /// Something was done to a watched key.
-    fn touched(&self, key: &str);
+    fn changed(&self, key: &str);
 
     /// Whether this lock was acquired here, and was not let go of.
     fn holds(&self, key: &str) -> bool;
@@ -63,10 +65,10 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     fn route(&self) -> Route;
 
     /// Who hears of changes; set once, before the first request.
-    fn listen(&self, ear: Weak<dyn Ear>);
+    fn listen(&self, listener: Weak<dyn NodeListener>);
 
     /// How many keys may be watched at a time; zero when the node has turned watching down.
-    fn room(&self) -> usize;
+    fn tracking_capacity(&self) -> usize;
 
     /// Where it is, without who we are there.
     fn address(&self) -> &str;
@@ -78,7 +80,7 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 
     /// Brings a key back that the node has lost, with its fence as the floor, unless it is somebody else's by now or the
     /// node was started too short a time ago.
-    fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Healed>;
+    fn repair(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Repaired>;
 
     /// Whether it is there, and who it is.
     fn probe(&self, limit: Duration) -> Answer<ServerIdentity>;
@@ -101,7 +103,7 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     ) -> Answer<Owned>;
 
     /// Replayed, it keeps its place.
-    fn knock(&self, route: Route, knock: &Knock, limit: Duration) -> Answer<Knocked>;
+    fn poll(&self, route: Route, poll: &Poll, limit: Duration) -> Answer<Polled>;
 
     /// Out of the queue; and if the lock is this token's, it passes on.
     fn leave(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned>;
@@ -136,16 +138,16 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 /// Asks a node to let go of a key as the holder wants it, token-checked and idempotent either way.
 pub(crate) fn part(
     node: &dyn Node,
-    parting: &Parting,
+    parting: &ReleaseMode,
     route: Route,
     key: &Key,
     token: &Token,
     limit: Duration,
 ) -> Answer<Owned> {
     match parting {
-        Parting::Delete => node.release(route, key, token, limit),
-        Parting::Leave => node.leave(route, key, token, limit),
-        Parting::KeepFor(keep, stays) => node.keep(route, key, token, *keep, stays, limit),
+        ReleaseMode::Delete => node.release(route, key, token, limit),
+        ReleaseMode::Leave => node.leave(route, key, token, limit),
+        ReleaseMode::Retain(keep, stays) => node.keep(route, key, token, *keep, stays, limit),
     }
 }
 

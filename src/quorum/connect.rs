@@ -30,13 +30,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Where a node is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum NodeAddress {
     /// In this process, under a name that may be empty.
     Memory(String),
     Redis(Target),
 }
 
-impl Place {
+impl NodeAddress {
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         match url.strip_prefix("memory://") {
             Some(name) => Ok(Self::Memory(name.into())),
@@ -48,7 +48,7 @@ impl Place {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Memory(one), Self::Memory(other)) => one == other && !one.is_empty(),
-            (Self::Redis(one), Self::Redis(other)) => one.place == other.place,
+            (Self::Redis(one), Self::Redis(other)) => one.address == other.address,
             _ => false,
         }
     }
@@ -64,7 +64,7 @@ impl Place {
 
 /// What connections are made with.
 #[derive(Clone)]
-pub(crate) struct Terms {
+pub(crate) struct ConnectConfig {
     pub(crate) limits: Limits,
     pub(crate) host: Host,
     pub(crate) clock: Arc<dyn Clock>,
@@ -75,21 +75,21 @@ type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 /// A node that answers, and who it says it is.
 type Arrival = (Arc<dyn Node>, ServerIdentity);
 
-impl Terms {
-    fn connect(&self, place: &Place) -> Connecting<Arc<dyn Node>> {
+impl ConnectConfig {
+    fn connect(&self, place: &NodeAddress) -> Connecting<Arc<dyn Node>> {
         match place {
-            Place::Memory(name) => {
+            NodeAddress::Memory(name) => {
                 let node: Arc<dyn Node> = if name.is_empty() { Memory::private() } else { Memory::named(name) };
                 Box::pin(ready(Ok(node)))
             }
-            Place::Redis(target) => {
+            NodeAddress::Redis(target) => {
                 let connecting = Redis::connect(target.clone(), self.limits, self.host.clone(), self.clock.clone());
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }
         }
     }
 
-    fn arrive(&self, place: &Place) -> Connecting<Arrival> {
+    fn arrive(&self, place: &NodeAddress) -> Connecting<Arrival> {
         let (connecting, limit) = (self.connect(place), self.limits.command);
         Box::pin(async move {
             let node = connecting.await?;
@@ -101,15 +101,19 @@ impl Terms {
 
 impl Quorum {
     /// Connects to every node at once, and is there as soon as a majority is. The others follow in the background.
-    pub(crate) async fn connect(places: Vec<Place>, restart_delay: Duration, terms: Terms) -> Result<Self, Error> {
-        let addresses: Vec<String> = places.iter().map(Place::address).collect();
-        let Terms { limits, host, clock } = &terms;
+    pub(crate) async fn connect(
+        places: Vec<NodeAddress>,
+        restart_delay: Duration,
+        config: ConnectConfig,
+    ) -> Result<Self, Error> {
+        let addresses: Vec<String> = places.iter().map(NodeAddress::address).collect();
+        let ConnectConfig { limits, host, clock } = &config;
         let quorum = Self::new(&addresses, restart_delay, clock, host, limits.command);
         if let [place] = &*places {
-            quorum.install(0, terms.connect(place).await?);
+            quorum.install(0, config.connect(place).await?);
             return Ok(quorum);
         }
-        let mut coming: FanOut<Arrival, Error> = places.iter().map(|place| terms.arrive(place)).enumerate().collect();
+        let mut coming: FanOut<Arrival, Error> = places.iter().map(|place| config.arrive(place)).enumerate().collect();
         let mut outcomes: Vec<Option<Error>> = places.iter().map(|_| None).collect();
         let mut connected = 0;
         let mut grace = std::pin::pin!(host.sleep(limits.connect + GRACE));
@@ -125,7 +129,7 @@ impl Quorum {
                 () = &mut grace, if is_waiting => break,
             };
             let outcome =
-                outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| seat(at, member, arrival)));
+                outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| owner_slot(at, member, arrival)));
             match outcome {
                 Ok(()) => connected += 1,
                 // Nothing that time could mend.
@@ -142,7 +146,7 @@ impl Quorum {
         for (at, connecting, error) in failed.chain(coming) {
             if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
                 member.not_there(&error);
-                host.spawn_until_stopped(keep_trying(at, member.clone(), connecting, place.clone(), terms.clone()));
+                host.spawn_until_stopped(keep_trying(at, member.clone(), connecting, place.clone(), config.clone()));
                 tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
             }
         }
@@ -152,7 +156,7 @@ impl Quorum {
 
 /// A connected node takes its seat, unless it may have none: two votes from one server, or a server that may forget
 /// without a restart, are a mistake in the urls.
-fn seat(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
+fn owner_slot(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
     let turned_down = |why: &str| Error::config(format!("quorum[{at}], {}: {why}", member.address()));
     if !sign.is_alone {
         return Err(turned_down(
@@ -165,19 +169,25 @@ fn seat(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Er
     Ok(())
 }
 
-async fn keep_trying(at: usize, member: Arc<Member>, first: Option<Connecting<Arrival>>, place: Place, terms: Terms) {
+async fn keep_trying(
+    at: usize,
+    member: Arc<Member>,
+    first: Option<Connecting<Arrival>>,
+    place: NodeAddress,
+    config: ConnectConfig,
+) {
     let mut pauses = Doubling::from(FIRST_PAUSE);
     let mut connecting = first;
     loop {
         let outcome = match connecting.take() {
             Some(first) => first.await,
-            None => terms.arrive(&place).await,
+            None => config.arrive(&place).await,
         };
-        match outcome.and_then(|arrival| seat(at, &member, arrival)) {
+        match outcome.and_then(|arrival| owner_slot(at, &member, arrival)) {
             Ok(()) => return member.arrived(),
             Err(error) => member.not_there(&error),
         }
-        terms.host.sleep(pauses.next(LONGEST_PAUSE)).await;
+        config.host.sleep(pauses.next(LONGEST_PAUSE)).await;
     }
 }
 
@@ -202,7 +212,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_place_makes_its_reader_panic(url in "(memory|redis)?(://)?.{0,20}") {
-            if let Ok(place) = Place::parse(&url) {
+            if let Ok(place) = NodeAddress::parse(&url) {
                 prop_assert!(place.is_same(&place) || url == "memory://");
                 prop_assert!(!place.address().is_empty());
             }

@@ -32,7 +32,7 @@ use crate::{
     error::{Error, ErrorKind},
     foreign::{self, Event},
     keeper::Host,
-    node::{Answer, Ear, Node},
+    node::{Answer, Node, NodeListener},
 };
 
 /// One node, and what its answers have shown.
@@ -41,7 +41,7 @@ pub(crate) struct Member {
     address: Box<str>,
     /// Not there before the first connection.
     node: OnceLock<Arc<dyn Node>>,
-    ear: OnceLock<Weak<dyn Ear>>,
+    listener: OnceLock<Weak<dyn NodeListener>>,
     peers: Arc<Mutex<Peers>>,
     clock: Arc<dyn Clock>,
     host: Host,
@@ -71,7 +71,7 @@ impl Member {
             at,
             address: address.into(),
             node: OnceLock::new(),
-            ear: OnceLock::new(),
+            listener: OnceLock::new(),
             peers,
             clock,
             host,
@@ -105,15 +105,15 @@ impl Member {
     /// It is connected for the first time.
     pub(super) fn install(&self, node: Arc<dyn Node>) {
         let node = self.node.get_or_init(|| node);
-        if let Some(ear) = self.ear.get() {
-            node.listen(ear.clone());
+        if let Some(listener) = self.listener.get() {
+            node.listen(listener.clone());
         }
     }
 
-    pub(super) fn listen(&self, ear: Weak<dyn Ear>) {
-        let ear = self.ear.get_or_init(|| ear);
+    pub(super) fn listen(&self, listener: Weak<dyn NodeListener>) {
+        let listener = self.listener.get_or_init(|| listener);
         if let Some(node) = self.node.get() {
-            node.listen(ear.clone());
+            node.listen(listener.clone());
         }
     }
 
@@ -232,8 +232,8 @@ impl Member {
             Some(News::Silent { reason }) => foreign::tell(Event::NodeSilent { node: node(), reason }),
             Some(News::Answers) => {
                 // Leases want to be renewed there, and whoever waits may have missed something.
-                if let Some(ear) = self.ear.get().and_then(Weak::upgrade) {
-                    ear.missed();
+                if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
+                    listener.missed();
                 }
                 foreign::tell(Event::NodeAnswers { node: node() });
             }

@@ -21,7 +21,7 @@ use leasehold_protocol::{
 use parking_lot::Mutex;
 
 pub(crate) use self::{
-    connect::{Place, Terms},
+    connect::{ConnectConfig, NodeAddress},
     fan_out::FanOut,
     member::Member,
     undo::{Undo, Undone},
@@ -30,7 +30,7 @@ use crate::{
     clock::Clock,
     foreign::{self, Event},
     keeper::Host,
-    node::{Ear, Node},
+    node::{Node, NodeListener},
 };
 
 mod ask;
@@ -81,9 +81,9 @@ impl Quorum {
         }
     }
 
-    pub(crate) fn listen(&self, at: usize, ear: Weak<dyn Ear>) {
+    pub(crate) fn listen(&self, at: usize, listener: Weak<dyn NodeListener>) {
         if let Some(member) = self.members.get(at) {
-            member.listen(ear);
+            member.listen(listener);
         }
     }
 
@@ -133,8 +133,8 @@ impl Quorum {
     }
 
     /// How many keys may be watched: as many as the node can that can the least, of those that can at all.
-    pub(crate) fn room(&self) -> usize {
-        let rooms = self.members.iter().filter_map(|member| member.node()).map(|node| node.room());
+    pub(crate) fn tracking_capacity(&self) -> usize {
+        let rooms = self.members.iter().filter_map(|member| member.node()).map(|node| node.tracking_capacity());
         rooms.filter(|&room| room > 0).min().unwrap_or_default()
     }
 

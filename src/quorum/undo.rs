@@ -23,7 +23,7 @@ use leasehold_protocol::{
     doubling::Doubling,
     failure::Failure,
     key::Key,
-    message::{Parting, Route},
+    message::{ReleaseMode, Route},
     token::Token,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -57,7 +57,7 @@ pub(crate) struct Undo {
     pub(crate) route: Route,
     pub(crate) key: Key,
     pub(crate) token: Token,
-    pub(crate) parting: Parting,
+    pub(crate) parting: ReleaseMode,
     /// How long what is taken back may live: the TTL that the key was given, or a place in a queue.
     pub(crate) for_at_most: Duration,
     /// Whether nobody has asked for it before.
@@ -107,12 +107,12 @@ impl Undos {
 }
 
 /// Room that an undo takes; given back when dropped.
-struct Room {
+struct Reservation {
     member: Arc<Member>,
     weight: usize,
 }
 
-impl Room {
+impl Reservation {
     fn take(member: &Arc<Member>, undo: &Undo) -> Option<Self> {
         let weight = if undo.is_attempt { EACH + undo.key.lock().len() + undo.token.as_str().len() } else { 0 };
         let has_room = member.undos.enter(weight);
@@ -124,7 +124,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.member.undos.weight.fetch_sub(self.weight, Ordering::Relaxed);
     }
@@ -134,7 +134,7 @@ impl Drop for Room {
 pub(crate) struct Unanswered {
     undo: Undo,
     member: Arc<Member>,
-    _room: Room,
+    _reservation: Reservation,
 }
 
 /// What an undo came to.
@@ -154,12 +154,12 @@ impl Undo {
         host: Host,
         clock: Arc<dyn Clock>,
     ) -> impl Future<Output = Undone> + Send + use<> {
-        let room = Room::take(&member, &self);
+        let room = Reservation::take(&member, &self);
         async move {
             let Some(room) = room else { return Undone::Yes { has_changed: true } };
             match self.take_back(&member, &host, &*clock).await {
                 // A lease's key was there before, and has expired by now.
-                None if self.is_attempt => Undone::NotYet(Unanswered { undo: self, member, _room: room }),
+                None if self.is_attempt => Undone::NotYet(Unanswered { undo: self, member, _reservation: room }),
                 answered => Undone::Yes { has_changed: answered.unwrap_or(true) },
             }
         }

@@ -14,8 +14,8 @@
 use std::{collections::HashMap, pin::pin, sync::Arc};
 
 use leasehold_protocol::{
+    check::Check,
     key::Key,
-    look::Look,
     tally::{Nodes, WakeCondition, majority},
     time::Time,
 };
@@ -30,8 +30,8 @@ mod queue;
 mod slots;
 
 pub(crate) use self::{
-    queue::{Called, Calls},
-    slots::{LookSlot, LookSlots},
+    queue::{FairWaiter, FairWaiters},
+    slots::{CheckSlot, CheckSlots},
 };
 
 /// Every line of one `Leases`, by name.
@@ -52,16 +52,16 @@ pub(crate) struct Line {
     /// passes it on.
     turn: Semaphore,
     /// Something may have happened to the lock.
-    alert: Notify,
-    touched: Mutex<Touched>,
+    notify: Notify,
+    changed: Mutex<Changed>,
     /// By when whoever has the turn will have looked, or said by when it will.
     due: AtomicU64,
-    seen: watch::Sender<Look>,
+    seen: watch::Sender<Check>,
 }
 
 /// The nodes that were touched since the last look, and those that have to be.
 #[derive(Debug)]
-struct Touched {
+struct Changed {
     nodes: Nodes,
     needs: WakeCondition,
 }
@@ -104,52 +104,52 @@ impl Lines {
     }
 
     /// Something may have happened to the lock with this key: whoever's turn it is looks at once.
-    pub(crate) fn alert(&self, key: &str, now: Time) {
+    pub(crate) fn notify(&self, key: &str, now: Time) {
         let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
-            line.alert(now);
+            line.notify(now);
         }
     }
 
     /// The same, but it happened on one node only.
-    pub(crate) fn touched(&self, key: &str, node: usize, now: Time) {
+    pub(crate) fn changed(&self, key: &str, node: usize, now: Time) {
         let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
-            line.touched.lock().nodes.insert(node);
-            line.alert_if_enough(now);
+            line.changed.lock().nodes.insert(node);
+            line.notify_if_enough(now);
         }
     }
 
     /// The same for every name.
-    pub(crate) fn alert_all(&self, now: Time) {
+    pub(crate) fn notify_all(&self, now: Time) {
         let lines: Vec<_> = self.lines.lock().values().map(|(line, _)| line.clone()).collect();
         for line in lines {
-            line.alert(now);
+            line.notify(now);
         }
     }
 }
 
 impl Line {
     fn new(needs: WakeCondition) -> Self {
-        let (turn, alert) = (Semaphore::new(1), Notify::new());
-        let touched = Mutex::new(Touched { nodes: Nodes::NONE, needs });
+        let (turn, notify) = (Semaphore::new(1), Notify::new());
+        let changed = Mutex::new(Changed { nodes: Nodes::NONE, needs });
         let due = AtomicU64::new(Time::NEVER.as_nanos());
-        Self { turn, alert, touched, due, seen: watch::Sender::new(Look::NotYet) }
+        Self { turn, notify, changed, due, seen: watch::Sender::new(Check::NotYet) }
     }
 
-    fn alert_if_enough(&self, now: Time) {
+    fn notify_if_enough(&self, now: Time) {
         let is_enough = {
-            let touched = self.touched.lock();
-            touched.needs.are_met_by(touched.nodes)
+            let changed = self.changed.lock();
+            changed.needs.are_met_by(changed.nodes)
         };
         if is_enough {
-            self.alert(now);
+            self.notify(now);
         }
     }
 
-    fn alert(&self, now: Time) {
+    fn notify(&self, now: Time) {
         self.due.fetch_min(now.as_nanos(), Ordering::AcqRel);
-        self.alert.notify_one();
+        self.notify.notify_one();
     }
 }
 
@@ -168,9 +168,9 @@ impl Waiter<'_> {
         }
     }
 
-    /// Completes when something may have happened to the lock since the last [`looks_by`](Self::looks_by).
-    pub(crate) async fn alerted(&self) {
-        self.line.alert.notified().await;
+    /// Completes when something may have happened to the lock since the last [`checks_by`](Self::looks_by).
+    pub(crate) async fn notified(&self) {
+        self.line.notify.notified().await;
     }
 
     /// We cannot look yet, and shall say more at this moment.
@@ -179,10 +179,10 @@ impl Waiter<'_> {
     }
 
     /// We look now, and shall have looked at this moment. What we were alerted to before is dealt with by that.
-    pub(crate) fn looks_by(&self, at: Time) {
-        let _alerted_before = pin!(self.line.alert.notified()).enable();
+    pub(crate) fn checks_by(&self, at: Time) {
+        let _alerted_before = pin!(self.line.notify.notified()).enable();
         // What is touched during the look counts when it is known what is needed.
-        *self.line.touched.lock() = Touched { nodes: Nodes::NONE, needs: WakeCondition::NEVER };
+        *self.line.changed.lock() = Changed { nodes: Nodes::NONE, needs: WakeCondition::NEVER };
         self.line.due.store(at.as_nanos(), Ordering::Release);
     }
 
@@ -192,10 +192,10 @@ impl Waiter<'_> {
     }
 
     /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
-    pub(crate) fn saw(&self, look: Look, now: Time, next: Time) {
+    pub(crate) fn saw(&self, look: Check, now: Time, next: Time) {
         self.line.due.store(next.as_nanos(), Ordering::Release);
-        self.line.touched.lock().needs = look.needs().unwrap_or(self.lines.needs);
-        self.line.alert_if_enough(now);
+        self.line.changed.lock().needs = look.needs().unwrap_or(self.lines.needs);
+        self.line.notify_if_enough(now);
         self.line.seen.send_if_modified(|seen| {
             let news = !look.is_like(seen);
             *seen = look;
@@ -203,7 +203,7 @@ impl Waiter<'_> {
         });
     }
 
-    pub(crate) fn looks(&self) -> watch::Receiver<Look> {
+    pub(crate) fn looks(&self) -> watch::Receiver<Check> {
         self.line.seen.subscribe()
     }
 }
@@ -282,19 +282,19 @@ mod tests {
     fn a_release_in_this_process_is_not_lost_on_a_busy_waiter() {
         let lines = Lines::new(1);
         let waiter = lines.join(&key());
-        lines.alert("job", Time::ZERO);
-        assert!(futures_now(&mut Box::pin(waiter.alerted())).is_some());
+        lines.notify("job", Time::ZERO);
+        assert!(futures_now(&mut Box::pin(waiter.notified())).is_some());
     }
 
     #[test]
     fn a_look_deals_with_the_alerts_before_it_and_keeps_those_after() {
         let lines = Lines::new(1);
         let waiter = lines.join(&key());
-        lines.alert("job", Time::ZERO);
-        waiter.looks_by(Time::NEVER);
-        assert!(futures_now(&mut Box::pin(waiter.alerted())).is_none());
-        lines.alert_all(Time::ZERO);
-        assert!(futures_now(&mut Box::pin(waiter.alerted())).is_some());
+        lines.notify("job", Time::ZERO);
+        waiter.checks_by(Time::NEVER);
+        assert!(futures_now(&mut Box::pin(waiter.notified())).is_none());
+        lines.notify_all(Time::ZERO);
+        assert!(futures_now(&mut Box::pin(waiter.notified())).is_some());
     }
 
     #[test]
@@ -302,11 +302,11 @@ mod tests {
         let lines = Lines::new(1);
         let waiter = lines.join(&key());
         let later = Time::ZERO + Duration::from_secs(30);
-        waiter.saw(Look::NotYet, Time::ZERO, later);
+        waiter.saw(Check::NotYet, Time::ZERO, later);
         assert_eq!(waiter.due(), later);
-        lines.alert("another", Time::ZERO);
+        lines.notify("another", Time::ZERO);
         assert_eq!(waiter.due(), later);
-        lines.alert("job", Time::ZERO);
+        lines.notify("job", Time::ZERO);
         assert_eq!(waiter.due(), Time::ZERO);
     }
 
@@ -314,44 +314,44 @@ mod tests {
     async fn a_waiter_for_several_nodes_is_alerted_when_so_many_were_touched() {
         let lines = Lines::new(1);
         let waiter = lines.join(&key());
-        let alerted = || futures_now(&mut Box::pin(waiter.alerted())).is_some();
-        lines.touched("job", 2, Time::ZERO);
-        waiter.looks_by(Time::NEVER);
-        lines.touched("job", 0, Time::ZERO);
-        assert!(!alerted(), "it is looking");
+        let notified = || futures_now(&mut Box::pin(waiter.notified())).is_some();
+        lines.changed("job", 2, Time::ZERO);
+        waiter.checks_by(Time::NEVER);
+        lines.changed("job", 0, Time::ZERO);
+        assert!(!notified(), "it is looking");
         let needs = WakeCondition { count: 2, of: [0, 2, 4].into_iter().collect() };
-        let held = || Look::Held { holder: Holder::default(), watched: true, needs };
+        let held = || Check::Held { holder: Holder::default(), tracked: true, needs };
         waiter.saw(held(), Time::ZERO, Time::NEVER);
-        lines.touched("job", 0, Time::ZERO);
-        assert!(!alerted(), "the same node twice");
-        lines.touched("job", 3, Time::ZERO);
-        assert!(!alerted(), "one that it was granted");
-        lines.touched("job", 4, Time::ZERO);
-        assert!(alerted(), "also by what was touched during the look");
-        waiter.looks_by(Time::NEVER);
-        lines.touched("job", 0, Time::ZERO);
+        lines.changed("job", 0, Time::ZERO);
+        assert!(!notified(), "the same node twice");
+        lines.changed("job", 3, Time::ZERO);
+        assert!(!notified(), "one that it was granted");
+        lines.changed("job", 4, Time::ZERO);
+        assert!(notified(), "also by what was changed during the look");
+        waiter.checks_by(Time::NEVER);
+        lines.changed("job", 0, Time::ZERO);
         waiter.saw(held(), Time::ZERO, Time::NEVER);
-        assert!(!alerted(), "it has looked since");
+        assert!(!notified(), "it has looked since");
         waiter.saw(
-            Look::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO },
+            Check::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO },
             Time::ZERO,
             Time::NEVER,
         );
-        lines.touched("job", 2, Time::ZERO);
-        assert!(!alerted(), "the others do the same");
+        lines.changed("job", 2, Time::ZERO);
+        assert!(!notified(), "the others do the same");
     }
 
     #[test]
     fn only_another_holder_is_news_to_those_in_line() {
         let lines = Lines::new(1);
         let waiter = lines.join(&key());
-        let held = |label: &str, secs| Look::Held {
+        let held = |label: &str, secs| Check::Held {
             holder: holder::of(
                 Token::parse(&format!("lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@{label}")),
                 Some(Duration::from_secs(secs)),
                 None,
             ),
-            watched: true,
+            tracked: true,
             needs: WakeCondition::ANY,
         };
         let mut looks = waiter.looks();
@@ -362,7 +362,7 @@ mod tests {
         assert!(!looks.has_changed().unwrap(), "it has renewed");
         waiter.saw(held("two", 30), Time::ZERO, Time::NEVER);
         assert!(looks.has_changed().unwrap());
-        let split = || Look::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO };
+        let split = || Check::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO };
         waiter.saw(split(), Time::ZERO, Time::NEVER);
         drop(looks.borrow_and_update());
         waiter.saw(split(), Time::ZERO, Time::NEVER);

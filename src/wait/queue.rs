@@ -15,13 +15,13 @@ use crate::sync::{
 
 /// Everybody in this process who waits in a queue, by token: what a server calls out is for one of them.
 #[derive(Debug, Default)]
-pub(crate) struct Calls(Mutex<Table>);
+pub(crate) struct FairWaiters(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     waiters: HashMap<Token, Arc<Call>>,
     /// Who has the lock watched: the first of this process.
-    watchers: HashMap<Key, Arc<Call>>,
+    trackers: HashMap<Key, Arc<Call>>,
 }
 
 #[derive(Debug)]
@@ -36,19 +36,19 @@ struct Call {
 
 /// An ear for one's calls; gone when dropped.
 #[derive(Debug)]
-pub(crate) struct Called {
-    calls: Arc<Calls>,
+pub(crate) struct FairWaiter {
+    calls: Arc<FairWaiters>,
     token: Token,
     call: Arc<Call>,
 }
 
-impl Calls {
-    pub(crate) fn listen(self: &Arc<Self>, key: &Key, token: &Token) -> Called {
+impl FairWaiters {
+    pub(crate) fn listen(self: &Arc<Self>, key: &Key, token: &Token) -> FairWaiter {
         let due = AtomicU64::new(Time::NEVER.as_nanos());
         let granted = AtomicBool::new(false);
         let call = Arc::new(Call { key: key.clone(), due, granted, heard: Notify::new() });
         self.0.lock().waiters.insert(token.clone(), call.clone());
-        Called { calls: self.clone(), token: token.clone(), call }
+        FairWaiter { calls: self.clone(), token: token.clone(), call }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -76,8 +76,8 @@ impl Calls {
     }
 
     /// Something was done to this lock: whoever has it watched is to knock.
-    pub(crate) fn touched(&self, key: &str, now: Time) {
-        let call = self.0.lock().watchers.get(key).cloned();
+    pub(crate) fn changed(&self, key: &str, now: Time) {
+        let call = self.0.lock().trackers.get(key).cloned();
         if let Some(call) = call {
             call.ring(now);
         }
@@ -108,19 +108,19 @@ impl Call {
     }
 }
 
-impl Called {
-    /// Completes when a call has come since the last [`knocks`](Self::knocks).
+impl FairWaiter {
+    /// Completes when a call has come since the last [`polls`](Self::knocks).
     pub(crate) async fn heard(&self) {
         self.call.heard.notified().await;
     }
 
     /// Whether we have the lock watched: then we are called when something is done to it.
-    pub(crate) fn watches(&self, watched: bool) {
+    pub(crate) fn tracks(&self, tracked: bool) {
         let mut table = self.calls.0.lock();
-        if watched {
-            table.watchers.insert(self.call.key.clone(), self.call.clone());
-        } else if table.watchers.get(&self.call.key).is_some_and(|call| Arc::ptr_eq(call, &self.call)) {
-            table.watchers.remove(&self.call.key);
+        if tracked {
+            table.trackers.insert(self.call.key.clone(), self.call.clone());
+        } else if table.trackers.get(&self.call.key).is_some_and(|call| Arc::ptr_eq(call, &self.call)) {
+            table.trackers.remove(&self.call.key);
         }
     }
 
@@ -135,15 +135,15 @@ impl Called {
     }
 
     /// We knock now, which deals with all calls before.
-    pub(crate) fn knocks(&self) {
+    pub(crate) fn polls(&self) {
         self.call.granted.store(false, Ordering::Release);
         self.call.due.store(Time::NEVER.as_nanos(), Ordering::Release);
     }
 }
 
-impl Drop for Called {
+impl Drop for FairWaiter {
     fn drop(&mut self) {
-        self.watches(false);
+        self.tracks(false);
         self.calls.0.lock().waiters.remove(&self.token);
     }
 }
@@ -157,14 +157,14 @@ mod tests {
 
     const GRANT: Duration = Duration::from_millis(900);
 
-    fn has_heard(called: &Called) -> bool {
+    fn has_heard(called: &FairWaiter) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         std::pin::pin!(called.heard()).poll(&mut context).is_ready()
     }
 
     #[test]
     fn a_call_is_for_its_token_and_kept_until_it_knocks() {
-        let (calls, key) = (Arc::<Calls>::default(), Key::new("", "job").unwrap());
+        let (calls, key) = (Arc::<FairWaiters>::default(), Key::new("", "job").unwrap());
         let (one, two) = (random::token("one"), random::token("two"));
         let (first, second) = (calls.listen(&key, &one), calls.listen(&key, &two));
         assert!(!calls.is_empty() && !has_heard(&first));
@@ -173,7 +173,7 @@ mod tests {
         assert!(has_heard(&first) && !has_heard(&second));
         assert!(!first.is_granted() && calls.grant(one.as_str(), later) && first.is_granted());
         assert_eq!((first.due(), second.due()), (soon, Time::NEVER));
-        first.knocks();
+        first.polls();
         assert_eq!((first.due(), first.is_granted()), (Time::NEVER, false));
         drop(first);
         assert!(!calls.grant(one.as_str(), soon));
@@ -185,15 +185,15 @@ mod tests {
         calls.call_all(soon);
         assert_eq!(second.due(), soon);
 
-        second.knocks();
-        calls.touched("job", soon);
-        assert_eq!(second.due(), Time::NEVER, "it has not had it watched");
-        second.watches(true);
-        calls.touched("another", soon);
+        second.polls();
+        calls.changed("job", soon);
+        assert_eq!(second.due(), Time::NEVER, "it has not had it tracked");
+        second.tracks(true);
+        calls.changed("another", soon);
         assert_eq!(second.due(), Time::NEVER);
-        calls.touched("job", soon);
+        calls.changed("job", soon);
         assert_eq!(second.due(), soon);
         drop(second);
-        assert!(calls.is_empty() && calls.0.lock().watchers.is_empty());
+        assert!(calls.is_empty() && calls.0.lock().trackers.is_empty());
     }
 }

@@ -6,7 +6,7 @@
 //!    nobody polls keeps it no longer than that.
 //! 2. Nobody has a slot without having been polled: a slot that becomes free is nobody's until somebody takes it.
 //! 3. While slots are free, somebody who waits is notified, unless it is not polled. Those behind one that is not polled
-//!    try again when the next look must have ended: [`LookSlots::next_lapse`].
+//!    try again when the next look must have ended: [`CheckSlots::next_lapse`].
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::sync::{Mutex, Notify};
 
 /// So many slots, and who has them.
 #[derive(Debug)]
-pub(crate) struct LookSlots {
+pub(crate) struct CheckSlots {
     slots: usize,
     taken: Mutex<Taken>,
     freed: Notify,
@@ -32,8 +32,8 @@ struct Taken {
 /// A slot; given back when dropped.
 #[derive(Debug)]
 #[must_use = "a slot that is dropped is given back"]
-pub(crate) struct LookSlot<'a> {
-    slots: &'a LookSlots,
+pub(crate) struct CheckSlot<'a> {
+    slots: &'a CheckSlots,
     id: (Time, u64),
 }
 
@@ -45,13 +45,13 @@ impl Taken {
     }
 }
 
-impl LookSlots {
+impl CheckSlots {
     pub(crate) fn new(slots: usize) -> Self {
         Self { slots, taken: Mutex::default(), freed: Notify::new() }
     }
 
     /// A slot for a look that has ended by the moment `lapses`, if one is free.
-    pub(crate) fn take(&self, now: Time, lapses: Time) -> Option<LookSlot<'_>> {
+    pub(crate) fn take(&self, now: Time, lapses: Time) -> Option<CheckSlot<'_>> {
         let mut taken = self.taken.lock();
         taken.forget_the_lapsed(now);
         if taken.lapses.len() >= self.slots {
@@ -66,7 +66,7 @@ impl LookSlots {
         if is_more {
             self.freed.notify_one();
         }
-        Some(LookSlot { slots: self, id })
+        Some(CheckSlot { slots: self, id })
     }
 
     /// When to try again without a notification, if no slot is free.
@@ -80,7 +80,7 @@ impl LookSlots {
     }
 }
 
-impl Drop for LookSlot<'_> {
+impl Drop for CheckSlot<'_> {
     fn drop(&mut self) {
         if self.slots.taken.lock().lapses.remove(&self.id) {
             self.slots.freed.notify_one();
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn no_more_are_taken_than_there_are() {
-        let slots = LookSlots::new(2);
+        let slots = CheckSlots::new(2);
         let (one, two) = (slots.take(at(0), at(10)), slots.take(at(0), at(10)));
         assert!(one.is_some() && two.is_some() && slots.take(at(9), at(19)).is_none());
         drop(one);
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_slot_lapses_when_its_look_has_not_ended_in_time() {
-        let slots = LookSlots::new(1);
+        let slots = CheckSlots::new(1);
         let stuck = slots.take(at(0), at(10));
         assert_eq!((stuck.is_some(), slots.next_lapse()), (true, Some(at(10))));
         assert!(slots.take(at(9), at(19)).is_none());
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_free_slot_notifies_one_waiter() {
-        let slots = LookSlots::new(1);
+        let slots = CheckSlots::new(1);
         let taken = slots.take(at(0), at(10));
         assert!(!is_ready(slots.freed()));
         drop(taken);
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_is_taken_notifies_the_next_waiter_while_others_are_free() {
-        let slots = LookSlots::new(3);
+        let slots = CheckSlots::new(3);
         let held = [slots.take(at(0), at(10)), slots.take(at(0), at(10)), slots.take(at(0), at(10))];
         // What taking them has left behind.
         assert!(is_ready(slots.freed()) && !is_ready(slots.freed()));

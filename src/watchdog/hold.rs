@@ -16,7 +16,7 @@ use crate::{
     clock::wall,
     foreign::{self, Event},
     lost::Lost,
-    measures::{Holding, Turn},
+    metrics::{Holding, Turn},
     status::{Signal, Status},
     sync::{
         Mutex, OnceLock,
@@ -35,7 +35,7 @@ pub(crate) struct Hold {
     /// The route of its release, once that has begun.
     parted: OnceLock<Route>,
     /// A copy of the core's answer, so that `check` is one load and one look at the clock.
-    believed_until: AtomicU64,
+    valid_until: AtomicU64,
     state: Mutex<State>,
     measured: Holding,
 }
@@ -103,7 +103,7 @@ pub(crate) enum Leaving {
     Nothing(Result<(), Lost>),
     /// The key has to be released, and it matters whether it was still there: the lease was believed until the moment
     /// given.
-    Release { believed_until: Time },
+    Release { valid_until: Time },
     /// The key has to be released, and whatever the server says is fine (after `MaxHold`).
     Forgiven,
 }
@@ -118,10 +118,10 @@ impl Hold {
         core: Core,
     ) -> (Arc<Self>, Arc<Signal>) {
         let signal = Signal::new();
-        let believed_until = AtomicU64::new(core.believed_until().as_nanos());
+        let valid_until = AtomicU64::new(core.valid_until().as_nanos());
         let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None, is_closed: false });
         let (parted, measured) = (OnceLock::new(), Holding::begins());
-        (Arc::new(Self { key, token, fence, ttl, acquired, parted, believed_until, state, measured }), signal)
+        (Arc::new(Self { key, token, fence, ttl, acquired, parted, valid_until, state, measured }), signal)
     }
 
     pub(crate) fn renewal(&self) -> Renewal {
@@ -130,7 +130,7 @@ impl Hold {
 
     /// How long the holder may still believe in it: from the clock, so right even when every timer is late (rule 2).
     pub(crate) fn remaining(&self, now: Time) -> Duration {
-        Time::from_nanos(self.believed_until.load(Ordering::Acquire)).since(now)
+        Time::from_nanos(self.valid_until.load(Ordering::Acquire)).since(now)
     }
 
     /// Whether a key with this value, which will live for so long, is as our last renewal left it: then nobody else has
@@ -140,8 +140,8 @@ impl Hold {
         value == self.token.as_str() && left >= self.remaining(now) && left < self.ttl + Duration::from_millis(1)
     }
 
-    pub(crate) fn next_look(&self) -> Option<Time> {
-        self.state.lock().core.next_look()
+    pub(crate) fn next_tick(&self) -> Option<Time> {
+        self.state.lock().core.next_tick()
     }
 
     pub(crate) fn end(&self) -> Option<Lost> {
@@ -152,8 +152,8 @@ impl Hold {
         self.state.lock().leases.len()
     }
 
-    pub(crate) fn judge(&self, now: Time) -> Ruling {
-        self.feed(now, |core| core.judge(now))
+    pub(crate) fn expire_if_due(&self, now: Time) -> Ruling {
+        self.feed(now, |core| core.expire_if_due(now))
     }
 
     pub(crate) fn hint(&self, at: Time) {
@@ -180,7 +180,7 @@ impl Hold {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.state.lock().core.next_look().is_none()
+        self.state.lock().core.next_tick().is_none()
     }
 
     /// Its release goes out on this route now.
@@ -211,7 +211,7 @@ impl Hold {
 
     /// The owner of this hold asks again.
     pub(crate) fn enter(&self, now: Time) -> (Entry, Ruling) {
-        let ruling = self.judge(now);
+        let ruling = self.expire_if_due(now);
         let mut state = self.state.lock();
         let entry = match state.core.phase() {
             Phase::Held => {
@@ -228,7 +228,7 @@ impl Hold {
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
     /// last (rule 8).
     pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Ruling) {
-        let mut ruling = self.judge(now);
+        let mut ruling = self.expire_if_due(now);
         let released = self.lost(now, now, LossReason::Released);
         let mut state = self.state.lock();
         let before = state.leases.len();
@@ -242,12 +242,12 @@ impl Hold {
             Some(end) if end.reason() != LossReason::MaxHold => Leaving::Nothing(Err(end.clone())),
             Some(_) if last && !state.is_closed => Leaving::Forgiven,
             None if last => {
-                let believed_until = state.core.believed_until();
+                let valid_until = state.core.valid_until();
                 let _news_for_nobody = state.core.finish(now, LossReason::Released);
-                self.believed_until.store(0, Ordering::Release);
+                self.valid_until.store(0, Ordering::Release);
                 state.end = Some(released.clone());
                 turn = Some(self.measured.is_over());
-                Leaving::Release { believed_until }
+                Leaving::Release { valid_until }
             }
             Some(_) | None => Leaving::Nothing(Ok(())),
         };
@@ -267,7 +267,7 @@ impl Hold {
     fn feed(&self, now: Time, event: impl FnOnce(&mut Core) -> Orders) -> Ruling {
         let mut state = self.state.lock();
         let mut orders = event(&mut state.core);
-        self.believed_until.store(state.core.believed_until().as_nanos(), Ordering::Release);
+        self.valid_until.store(state.core.valid_until().as_nanos(), Ordering::Release);
         if !orders.news {
             return Ruling { orders, news: None };
         }

@@ -15,7 +15,7 @@ use leasehold_protocol::{
     holder::{self, Holder},
     key::Key,
     loss::LossReason,
-    message::{Parting, Route},
+    message::{ReleaseMode, Route},
     renewal::Orders,
     tally::Nodes,
     time::Time,
@@ -31,7 +31,7 @@ use crate::{
     sync::{
         Mutex, Notify,
         atomic::{AtomicBool, Ordering},
-        unshaken,
+        catching_panics,
     },
     wait::Lines,
 };
@@ -111,7 +111,7 @@ impl Table {
     /// Looks at a hold no later than it asks for.
     fn schedule(&mut self, id: Id) {
         let Some(kept) = self.holds.get_mut(&id) else { return };
-        let Some(next) = kept.hold.next_look() else { return };
+        let Some(next) = kept.hold.next_tick() else { return };
         if next < kept.look {
             kept.look = next;
             self.due.push(Reverse((next, id)));
@@ -168,7 +168,7 @@ impl Watchdog {
 
     /// Looks after a hold from now on. Costs a table entry; the loop is only woken when it would look too late.
     pub(crate) fn guard(&self, hold: &Arc<Hold>) {
-        let first = hold.next_look();
+        let first = hold.next_tick();
         let mut table = self.table.lock();
         table.holds.insert(id(hold), Kept { hold: hold.clone(), look: Time::NEVER });
         let before = table.newest.insert(hold.key.clone(), id(hold));
@@ -239,8 +239,8 @@ impl Watchdog {
 
     /// Carries out what a core ordered, but for renewals, which the loop sends in batches; then tells the news. What it
     /// tells of may block a caller's thread, and panic: nothing comes after it.
-    pub(crate) fn obey(self: &Arc<Self>, hold: &Arc<Hold>, Ruling { orders, news }: Ruling) {
-        let _carried_out = unshaken(|| self.carry_out(hold, orders));
+    pub(crate) fn execute(self: &Arc<Self>, hold: &Arc<Hold>, Ruling { orders, news }: Ruling) {
+        let _carried_out = catching_panics(|| self.carry_out(hold, orders));
         if let Some(news) = news {
             news.tell();
         }
@@ -253,10 +253,10 @@ impl Watchdog {
         if !orders.reconnect.is_empty() {
             self.quorum.reconnect(orders.reconnect);
         }
-        for (at, member) in orders.heal.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
+        for (at, member) in orders.repair.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
             // Its next denial brings another order.
             if !member.is_recovering() {
-                self.host.spawn(self.clone().heal(at, member.clone(), hold.clone()));
+                self.host.spawn(self.clone().repair(at, member.clone(), hold.clone()));
             }
         }
         if orders.undo {
@@ -266,11 +266,19 @@ impl Watchdog {
 
     /// Takes a token off nodes in the background: after a loss, or an attempt of unknown outcome.
     pub(crate) fn undo(&self, nodes: Nodes, route: Route, key: &Key, token: &Token, ttl: Duration) {
-        self.part(nodes, route, key, token, ttl, &Parting::Delete);
+        self.part(nodes, route, key, token, ttl, &ReleaseMode::Delete);
     }
 
     /// The same, in another way.
-    pub(crate) fn part(&self, nodes: Nodes, route: Route, key: &Key, token: &Token, ttl: Duration, parting: &Parting) {
+    pub(crate) fn part(
+        &self,
+        nodes: Nodes,
+        route: Route,
+        key: &Key,
+        token: &Token,
+        ttl: Duration,
+        parting: &ReleaseMode,
+    ) {
         let (key, token, parting) = (key.clone(), token.clone(), parting.clone());
         let undo = Undo { route, key, token, parting, for_at_most: ttl, is_first: false, is_attempt: false };
         for at in nodes.iter() {
@@ -287,11 +295,11 @@ impl Watchdog {
             let Some(undoing) = undoing else { return };
             match undoing.await {
                 Undone::Yes { has_changed: false } => {}
-                Undone::Yes { has_changed: true } => lines.touched(key.lock(), at, clock::now(&*clock)),
+                Undone::Yes { has_changed: true } => lines.changed(key.lock(), at, clock::now(&*clock)),
                 // Nobody waits for this one: that may take as long as an outage.
                 Undone::NotYet(unanswered) => host.clone().spawn_until_stopped(async move {
                     if unanswered.run(host, clock.clone()).await {
-                        lines.touched(key.lock(), at, clock::now(&*clock));
+                        lines.changed(key.lock(), at, clock::now(&*clock));
                     }
                 }),
             }
@@ -305,7 +313,7 @@ impl Watchdog {
             return;
         }
         // Nobody renews a grant.
-        self.part(Nodes::all(self.quorum.len()), Route::Keeper, key, token, self.command_timeout, &Parting::Leave);
+        self.part(Nodes::all(self.quorum.len()), Route::Keeper, key, token, self.command_timeout, &ReleaseMode::Leave);
     }
 
     /// The loop: until the keeper stops.
@@ -314,7 +322,7 @@ impl Watchdog {
     pub(crate) async fn run(self: Arc<Self>) {
         let mut now = Time::ZERO;
         loop {
-            let planned = unshaken(|| {
+            let planned = catching_panics(|| {
                 now = self.now();
                 self.look(now);
                 let planned = self.plan();
@@ -338,7 +346,7 @@ impl Watchdog {
 
     /// Ends a lease that cannot be looked after any more.
     fn give_up(self: &Arc<Self>, hold: &Arc<Hold>, now: Time) {
-        let _given_up = unshaken(|| self.obey(hold, hold.finish(now, LossReason::KeeperEnded)));
+        let _given_up = catching_panics(|| self.execute(hold, hold.finish(now, LossReason::KeeperEnded)));
     }
 
     /// Runs until the keeper stops, and ends every hold if the keeper's runtime ends before: nobody would renew them.
@@ -356,10 +364,10 @@ impl Watchdog {
         let mut batch = Vec::new();
         for hold in self.due(now) {
             let _under_way = self.host.token();
-            let renew = unshaken(|| {
+            let renew = catching_panics(|| {
                 let ruling = hold.tick(now);
                 let renew = ruling.orders.renew;
-                self.obey(&hold, ruling);
+                self.execute(&hold, ruling);
                 renew
             });
             if renew.is_none() {
@@ -426,7 +434,7 @@ impl Watchdog {
     /// itself what a connection's own command evicts.
     pub(crate) fn route(&self) -> Route {
         // A waiter's look reads the lock and its fence, a fair waiter's the queue as well.
-        let (held, awaited, room) = (self.table.lock().holds.len(), self.lines.len(), self.quorum.room());
+        let (held, awaited, room) = (self.table.lock().holds.len(), self.lines.len(), self.quorum.tracking_capacity());
         let queued = self.queues.len();
         if held + 2 * awaited + 4 * queued <= room {
             self.crowded.store(false, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    message::{Denial, Healed, Owned, Renewal, Route},
+    message::{Denial, Owned, Renewal, Repaired, Route},
     renewal::Answer,
     time::Time,
 };
@@ -12,7 +12,7 @@ use leasehold_protocol::{
 use super::{Watchdog, hold::Hold};
 use crate::{
     foreign::{self, Event},
-    measures,
+    metrics,
     node::{Answer as Answered, only},
     quorum::{FanOut, Member},
 };
@@ -160,9 +160,9 @@ impl Watchdog {
         let ruling = hold.answer(now, at, sent, answer);
         let is_extended = hold.remaining(now) > left;
         self.reschedule(hold);
-        self.obey(hold, ruling);
+        self.execute(hold, ruling);
         if is_extended {
-            measures::renewed(now.since(sent), left, hold.ttl);
+            metrics::renewed(now.since(sent), left, hold.ttl);
         }
         foreign::tell_debug(|| Event::Renewal {
             lock: hold.key.name().into(),
@@ -174,7 +174,7 @@ impl Watchdog {
     }
 
     /// Brings the key back on a node that has lost it, and counts that as a renewal.
-    pub(super) async fn heal(self: Arc<Self>, at: usize, member: Arc<Member>, hold: Arc<Hold>) {
+    pub(super) async fn repair(self: Arc<Self>, at: usize, member: Arc<Member>, hold: Arc<Hold>) {
         let sent = self.now();
         let limit = hold.remaining(sent).min(self.command_timeout);
         // Released meanwhile; and a wait of zero is fred's "for ever".
@@ -182,15 +182,15 @@ impl Watchdog {
             return;
         }
         let (lease, delay) = (hold.renewal(), self.quorum.restart_delay());
-        let healed = member.ask(|node| node.heal(&lease, hold.fence, delay, limit)).await;
-        foreign::tell_debug(|| Event::Heal {
+        let repaired = member.ask(|node| node.repair(&lease, hold.fence, delay, limit)).await;
+        foreign::tell_debug(|| Event::Repair {
             lock: hold.key.name().into(),
             label: hold.token.label().into(),
             node: member.address().into(),
-            healed: format!("{healed:?}"),
+            repaired: format!("{repaired:?}"),
         });
-        let may_be_there = match &healed {
-            Ok(healed) => *healed == Healed::Done,
+        let may_be_there = match &repaired {
+            Ok(repaired) => *repaired == Repaired::Done,
             Err(failure) => failure.may_have_happened(),
         };
         if hold.is_over() {
@@ -199,10 +199,10 @@ impl Watchdog {
             }
             return;
         }
-        match healed {
-            Ok(Healed::Done) => self.answered(&hold, at, sent, Answer::Confirmed),
-            Ok(Healed::Taken) => self.answered(&hold, at, sent, Answer::Denied(Denial::Taken)),
-            Ok(Healed::Recovering(left)) => member.note_recovery(left),
+        match repaired {
+            Ok(Repaired::Done) => self.answered(&hold, at, sent, Answer::Confirmed),
+            Ok(Repaired::Taken) => self.answered(&hold, at, sent, Answer::Denied(Denial::Taken)),
+            Ok(Repaired::Recovering(left)) => member.note_recovery(left),
             Err(_) => {}
         }
     }

@@ -70,7 +70,7 @@ async fn cause(event: &str, scene: &Scene) {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
-        "heal" => {
+        "repair" => {
             let victim = scene.acquire("victim").await;
             eventually_async(HANGS, "it is everywhere", || all.iter().all(|server| server.wire().exists("victim")))
                 .await;
@@ -112,7 +112,7 @@ async fn cause(event: &str, scene: &Scene) {
 
 async fn scene(event: &str, keeper: Keeper) -> Scene {
     match event {
-        "heal" | "node" => Scene::on(Servers::Quorum(Nodes::seasoned(3)), keeper).await,
+        "repair" | "node" => Scene::on(Servers::Quorum(Nodes::seasoned(3)), keeper).await,
         "crowded" => {
             let server = Server::start();
             server.wire().must(&["CONFIG", "SET", "tracking-table-max-keys", "4"]);
@@ -169,7 +169,7 @@ events! {
     undo: f91_the_subscriber_blocks_at_undo, f91_the_subscriber_panics_at_undo;
     push: f91_the_subscriber_blocks_at_push, f91_the_subscriber_panics_at_push;
     connection: f91_the_subscriber_blocks_at_connection, f91_the_subscriber_panics_at_connection;
-    heal: f91_the_subscriber_blocks_at_heal, f91_the_subscriber_panics_at_heal;
+    repair: f91_the_subscriber_blocks_at_repair, f91_the_subscriber_panics_at_repair;
     node: f91_the_subscriber_blocks_at_node, f91_the_subscriber_panics_at_node;
     same_server: f91_the_subscriber_blocks_at_same_server, f91_the_subscriber_panics_at_same_server;
     events_dropped: f91_the_subscriber_blocks_at_events_dropped, f91_the_subscriber_panics_at_events_dropped;
@@ -213,7 +213,7 @@ async fn a_waker_is_called(fault: Fault) {
         if wakes.swap(false, Ordering::SeqCst) {
             poll_once(waiting.as_mut(), &waker);
         }
-        scene.servers.all()[0].wire().tracked_keys() > 0
+        scene.servers.all()[0].wire().watched_keys() > 0
     })
     .await;
     poll_once(waiting.as_mut(), &Foreign::waker("turn"));

@@ -264,7 +264,7 @@ async fn a_key_that_is_kept_ends_the_lease_but_not_the_lock(place: Place) {
     let lease = one.lock("job").acquire().await.unwrap();
     let lost = lease.lost();
     let released = Instant::now();
-    lease.release_after(keep).await.unwrap();
+    lease.release_keeping(keep).await.unwrap();
     assert_eq!(lost.await.reason(), LossReason::Released);
     assert!(one.lock("job").try_acquire().await.unwrap().is_none(), "not even for who kept it");
     let kept = two.lock("job").holder().await.unwrap().unwrap();
@@ -697,7 +697,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
         leases.push(leases_of.lock(name).acquire().await.unwrap());
     }
     let listed = async |of: &Leases, pattern: &str| {
-        let locks = of.held(pattern).await.unwrap();
+        let locks = of.list(pattern).await.unwrap();
         locks.iter().map(|lock| lock.name().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(listed(&plain, "*").await, ["*", "[a]*:own", "a:job", "job:1", "job:2"]);
@@ -707,7 +707,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
     assert_eq!(listed(&plain, r"\*").await, ["*"]);
     // As a pattern, the prefix would be like another name.
     assert_eq!(listed(&prefixed, "*").await, ["own"]);
-    let listing = plain.held("job:1").await.unwrap();
+    let listing = plain.list("job:1").await.unwrap();
     let [one] = &listing[..] else { panic!("{listing:?}") };
     assert_eq!(
         one.holder().await.unwrap().and_then(|holder| holder.fence()),

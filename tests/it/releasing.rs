@@ -71,7 +71,7 @@ async fn a_late_renewal_cannot_shorten_a_key_that_is_kept() {
     let renewal = proxy.on(renew, 1, Action::Hold);
     within(HANGS, "a renewal on its way", renewal.hit()).await;
     let hour = Duration::from_secs(3_600);
-    lease.release_after(hour).await.unwrap();
+    lease.release_keeping(hour).await.unwrap();
     // The first renewal on a connection is sent with its text.
     let calls = |server: &Server| server.wire().info_field("commandstats", "cmdstat_eval").unwrap_or_default();
     let before = calls(&server);

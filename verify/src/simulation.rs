@@ -18,7 +18,7 @@ use self::{
     chance::{Dice, Real, nanos},
     client::Client,
     history::{Counts, Violation},
-    weather::{Climate, Weather},
+    profile::{Climate, FaultProfile},
     world::{Event, World},
 };
 
@@ -26,9 +26,9 @@ mod chance;
 mod client;
 mod history;
 mod holding;
+mod profile;
 mod session;
 mod tests;
-mod weather;
 mod world;
 
 const CLIENTS: usize = 3;
@@ -80,11 +80,11 @@ impl Scene {
         // Whole seconds, and one more, for that is how servers count.
         let more = u64::from(self.bug != Bug::DelayTooShort);
         let restart_delay = Duration::from_secs(nanos(ttl).div_ceil(1_000_000_000) + more);
-        let mut weather = Weather::of(self.climate, &mut dice, ttl, restart_delay);
+        let mut profile = FaultProfile::of(self.climate, &mut dice, ttl, restart_delay);
         if self.bug == Bug::ClocksTooFast {
-            weather.gains = 10_000;
+            profile.gains = 10_000;
         }
-        let mut world = World::new(CLIENTS, self.nodes, (ttl, restart_delay), weather, self.bug, dice);
+        let mut world = World::new(CLIENTS, self.nodes, (ttl, restart_delay), profile, self.bug, dice);
         world.trace = is_traced.then(Vec::new);
         let mut clients: Vec<_> = (0..CLIENTS).map(|me| Client::new(me, &mut world)).collect();
         for client in &clients {

@@ -9,7 +9,7 @@ use leasehold_protocol::{
     fence::Fence,
     holder,
     key::Key,
-    message::{AcquireRequest, Acquired, Knock, Knocked},
+    message::{AcquireRequest, Acquired, Poll, Polled},
     store::{Process, Store, Told},
     time::{Micros, micros},
     token::Token,
@@ -29,8 +29,8 @@ const PROCESSES: [&str; 8] = ["red", "green", "blue", "grey", "red", "red", "red
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
-    Knock(usize),
-    Look(usize),
+    Poll(usize),
+    Check(usize),
     /// As by somebody who knows of no queue.
     Acquire(usize),
     Release(usize),
@@ -44,8 +44,8 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        6 => (0..8_usize).prop_map(Op::Knock),
-        1 => (0..8_usize).prop_map(Op::Look),
+        6 => (0..8_usize).prop_map(Op::Poll),
+        1 => (0..8_usize).prop_map(Op::Check),
         1 => (0..8_usize).prop_map(Op::Acquire),
         4 => (0..8_usize).prop_map(Op::Release),
         2 => (0..8_usize).prop_map(Op::Leave),
@@ -119,8 +119,8 @@ impl Scene {
         line.iter().map(|(token, ticket)| (self.index(token), *ticket)).collect()
     }
 
-    fn knock(&self, at: usize, enter: bool) -> Knock {
-        Knock {
+    fn poll(&self, at: usize, enter: bool) -> Poll {
+        Poll {
             key: self.key.clone(),
             token: self.tokens[at].clone(),
             ttl: TTL,
@@ -138,15 +138,15 @@ impl Scene {
         let listening = self.listening.clone();
         let reached = |channel: &str| listening.contains(channel);
         let (reply, told) = match op {
-            Op::Knock(at) | Op::Look(at) => {
-                let enter = matches!(op, Op::Knock(_));
-                let (knocked, told) = self.store.knock(now, &self.knock(at, enter), Self::process(at), &reached);
-                let reply = match knocked {
-                    Knocked::Granted(fence) => {
+            Op::Poll(at) | Op::Check(at) => {
+                let enter = matches!(op, Op::Poll(_));
+                let (polled, told) = self.store.poll(now, &self.poll(at, enter), Self::process(at), &reached);
+                let reply = match polled {
+                    Polled::Granted(fence) => {
                         assert_eq!(self.holder(), Some((at, fence)));
                         "granted".into()
                     }
-                    Knocked::Waits { recovers_for, ticket, ahead, entered, .. } => {
+                    Polled::Waits { recovers_for, ticket, ahead, entered, .. } => {
                         assert_eq!(ticket.is_some(), enter);
                         self.tickets[at] = ticket.or(self.tickets[at]);
                         format!("{} {ahead} {entered}", if recovers_for.is_some() { "recovers" } else { "waits" })
@@ -214,7 +214,7 @@ proptest! {
         let mut silent = HashSet::new();
         for op in ops {
             let (before, line, tickets) = (scene.holder(), scene.line(), scene.tickets);
-            if let Op::Knock(at) | Op::Leave(at) = op {
+            if let Op::Poll(at) | Op::Leave(at) = op {
                 silent.remove(PROCESSES[at]);
             }
             let seen = scene.apply(op);
@@ -226,7 +226,7 @@ proptest! {
             };
             let is_new = |at: &usize| line.iter().all(|(known, _)| known != at);
             let entered = left.into_iter().map(|(at, _)| at).find(is_new);
-            prop_assert!(entered.is_none_or(|new| matches!(op, Op::Knock(at) if at == new)), "{:?} entered", entered);
+            prop_assert!(entered.is_none_or(|new| matches!(op, Op::Poll(at) if at == new)), "{:?} entered", entered);
             match after {
                 _ if after == before => {}
                 Some((holder, fence)) => {
@@ -235,7 +235,7 @@ proptest! {
                     // An acquire outside of the queue may take what is free.
                     if !matches!(op, Op::Acquire(_)) {
                         let known = line.iter().find(|(at, _)| *at == holder).map(|(_, ticket)| *ticket);
-                        let own = known.or(tickets[holder].filter(|_| matches!(op, Op::Knock(_)))).unwrap_or(u64::MAX);
+                        let own = known.or(tickets[holder].filter(|_| matches!(op, Op::Poll(_)))).unwrap_or(u64::MAX);
                         let overtaken = line.iter().find(|(at, ticket)| *ticket < own && waits(at));
                         prop_assert_eq!(overtaken, None, "{:?}", op);
                     }
@@ -247,7 +247,7 @@ proptest! {
             }
             match (op, &*seen.reply, after) {
                 // A process that takes a lock itself is not silent, and an acquire is none of the queue's business.
-                (Op::Knock(at) | Op::Look(at), "granted", _) => drop(silent.remove(PROCESSES[at])),
+                (Op::Poll(at) | Op::Check(at), "granted", _) => drop(silent.remove(PROCESSES[at])),
                 (Op::Acquire(_), ..) => {}
                 (.., Some((holder, _))) if after != before => drop(silent.insert(PROCESSES[holder])),
                 _ => {}
@@ -260,7 +260,7 @@ proptest! {
 struct Scripts {
     tokens: [Token; 8],
     wire: Wire,
-    ears: Wire,
+    listeners: Wire,
     tickets: [String; 8],
     trusting: usize,
     /// How many waiters the scripts read at a time.
@@ -269,12 +269,12 @@ struct Scripts {
 
 impl Scripts {
     fn new(server: &Server, tokens: [Token; 8], trusting: usize, page: usize) -> Self {
-        let (mut wire, mut ears) = (server.wire(), server.wire());
+        let (mut wire, mut listeners) = (server.wire(), server.wire());
         wire.must(&["FLUSHALL"]);
         for channel in CHANNELS {
-            ears.must(&["SUBSCRIBE", channel]);
+            listeners.must(&["SUBSCRIBE", channel]);
         }
-        Self { tokens, wire, ears, tickets: std::array::from_fn(|_| "0".into()), trusting, page }
+        Self { tokens, wire, listeners, tickets: std::array::from_fn(|_| "0".into()), trusting, page }
     }
 
     fn eval(&mut self, script: &str, args: &[&str]) -> Value {
@@ -302,13 +302,13 @@ impl Scripts {
             if hears { name.to_owned() } else { format!("~{name}") }
         };
         let reply = match op {
-            Op::Knock(at) | Op::Look(at) => {
-                let (enter, ticket) = (matches!(op, Op::Knock(_)), self.tickets[at].clone());
+            Op::Poll(at) | Op::Check(at) => {
+                let (enter, ticket) = (matches!(op, Op::Poll(_)), self.tickets[at].clone());
                 let (ttl, grant, window) = (text(TTL), text(GRANT), text(WINDOW));
                 let (enters, delay) = (if enter { "1" } else { "0" }, Scene::restart_delay(at, self.trusting));
                 let delay = delay.as_secs().to_string();
                 let args = [token(at), &ttl, &ticket, &grant, &window, &channel(at), enters, &delay];
-                match self.eval(scripts::KNOCK, &args).array() {
+                match self.eval(scripts::POLL, &args).array() {
                     [Value::Int(1), ..] => "granted".into(),
                     [code, .., ticket, rank, entered] => {
                         if enter {
@@ -341,10 +341,10 @@ impl Scripts {
             Op::Kill(at) => self.listen("UNSUBSCRIBE", CHANNELS[at]),
             Op::Start(at) => self.listen("SUBSCRIBE", CHANNELS[at]),
         };
-        self.ears.send(&["PING"]).unwrap();
+        self.listeners.send(&["PING"]).unwrap();
         let mut told = Vec::new();
         loop {
-            match self.ears.reply().unwrap() {
+            match self.listeners.reply().unwrap() {
                 Value::Array(parts) if parts[0].text() == "message" => told.push(parts[2].text()),
                 // The answer to the ping.
                 _ => break,
@@ -358,7 +358,7 @@ impl Scripts {
     /// Whether that was so before.
     fn listen(&mut self, command: &str, channel: &str) -> String {
         let before = self.wire.must(&["PUBSUB", "NUMSUB", channel]).array()[1].int() == 1;
-        self.ears.must(&[command, channel]);
+        self.listeners.must(&[command, channel]);
         before.to_string()
     }
 }

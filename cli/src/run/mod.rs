@@ -148,7 +148,7 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
     let held = now().saturating_sub(acquired);
     let rest = options.keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
     let released = match rest {
-        Some(rest) => lease.release_after(rest).await,
+        Some(rest) => lease.release_keeping(rest).await,
         None => lease.release().await,
     };
     match released {

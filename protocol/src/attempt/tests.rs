@@ -16,7 +16,7 @@ fn granted(number: u64) -> Result<Acquired, Failure> {
 fn busy(token: &Token, remaining_ms: u64) -> Result<Acquired, Failure> {
     let remaining = Some(Duration::from_millis(remaining_ms));
     let holder = Holder { token: Some(token.clone()), remaining, fence: Some(fence(7)) };
-    Ok(Acquired::Busy { holder, watched: true })
+    Ok(Acquired::Busy { holder, tracked: true })
 }
 
 fn silence() -> Result<Acquired, Failure> {
@@ -152,10 +152,10 @@ fn a_holder_of_a_majority_is_waited_for_until_enough_of_its_keys_expire() {
     assert!(waits(&attempt.answer(at(1), 3, granted(9))));
     let _ = attempt.answer(at(1), 1, busy(&holder, 100));
     let step = attempt.answer(at(1), 2, busy(&holder, 200));
-    let Step::Over(Verdict::Busy { holder: found, needs, watched }) = step else { panic!("{step:?}") };
+    let Step::Over(Verdict::Busy { holder: found, needs, tracked }) = step else { panic!("{step:?}") };
     assert_eq!((found.token(), found.remaining()), (Some(holder.as_str()), Some(Duration::from_millis(200))));
     let of = [0, 1, 2, 4].into_iter().collect();
-    assert_eq!((needs, watched), (WakeCondition { count: 2, of }, true), "one is free, three are needed");
+    assert_eq!((needs, tracked), (WakeCondition { count: 2, of }, true), "one is free, three are needed");
     assert_eq!(attempt.must_undo(), nodes(&[3]), "the fourth has not answered: that is for its answer");
 }
 

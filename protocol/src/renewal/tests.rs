@@ -33,13 +33,13 @@ fn over(reason: LossReason, since: Time) -> Phase {
     Phase::Over { reason, since }
 }
 
-const NOTHING: Orders = Orders { renew: false, reconnect: Nodes::NONE, heal: Nodes::NONE, undo: false, news: false };
+const NOTHING: Orders = Orders { renew: false, reconnect: Nodes::NONE, repair: Nodes::NONE, undo: false, news: false };
 const LOST: Orders = Orders { undo: true, news: true, ..NOTHING };
 
 #[test]
 fn it_begins_held_until_the_send_plus_ttl_less_drift() {
     let core = core();
-    assert_eq!((core.phase(), core.believed_until()), (Phase::Held, at(1_000) + VALID));
+    assert_eq!((core.phase(), core.valid_until()), (Phase::Held, at(1_000) + VALID));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_renewal_is_due_within_a_tenth_before_the_third() {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
         let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
-        let due = Core::new(config, tally, Jitter::from_seed(seed)).next_look().unwrap();
+        let due = Core::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap();
         // A tenth for the jitter, 20 ms for the grain.
         assert!(due <= at(2_000) && due >= at(1_880), "{due:?}");
     }
@@ -61,7 +61,7 @@ fn renewals_that_are_due_close_together_meet() {
             let mut tally = Tally::new(1);
             tally.confirm(0, at(1_000));
             let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
-            Core::new(config, tally, Jitter::from_seed(seed)).next_look().unwrap()
+            Core::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap()
         })
         .collect();
     assert!((3..=7).contains(&dues.len()), "100 ms of jitter in grains of 20 ms: {}", dues.len());
@@ -78,8 +78,8 @@ fn invariant_1_a_confirmation_moves_the_deadline_from_its_own_send() {
     let mut core = core();
     assert!(core.tick(at(2_000)).renew);
     assert_eq!(core.answer(at(2_700), 0, at(2_000), Answer::Confirmed), NOTHING);
-    assert_eq!(core.believed_until(), at(2_000) + VALID);
-    assert!(core.next_look().unwrap() <= at(3_000), "the next third counts from that send too");
+    assert_eq!(core.valid_until(), at(2_000) + VALID);
+    assert!(core.next_tick().unwrap() <= at(3_000), "the next third counts from that send too");
 }
 
 #[test]
@@ -87,23 +87,23 @@ fn invariant_1_an_older_confirmation_never_moves_it_back() {
     let mut core = core();
     let _ = core.answer(at(2_600), 0, at(2_500), Answer::Confirmed);
     let _ = core.answer(at(2_700), 0, at(2_000), Answer::Confirmed);
-    assert_eq!(core.believed_until(), at(2_500) + VALID);
+    assert_eq!(core.valid_until(), at(2_500) + VALID);
 }
 
 #[test]
 fn invariant_1_on_a_quorum_the_majority_th_largest_send_counts() {
     let mut core = core_with(TTL, None, 3);
     let _ = core.answer(at(2_100), 0, at(2_000), Answer::Confirmed);
-    assert_eq!(core.believed_until(), at(1_000) + VALID);
+    assert_eq!(core.valid_until(), at(1_000) + VALID);
     let _ = core.answer(at(2_100), 1, at(1_900), Answer::Confirmed);
-    assert_eq!(core.believed_until(), at(1_900) + VALID);
+    assert_eq!(core.valid_until(), at(1_900) + VALID);
 }
 
 #[test]
 fn invariant_2_the_deadline_ends_it_whatever_the_event() {
     let deadline = at(1_000) + VALID;
     let events: [fn(&mut Core, Time) -> Orders; 4] = [
-        |core, now| core.judge(now),
+        |core, now| core.expire_if_due(now),
         |core, now| core.tick(now),
         |core, now| core.answer(now, 0, at(3_000), Answer::Confirmed),
         |core, now| core.finish(now, LossReason::Released),
@@ -119,7 +119,7 @@ fn invariant_2_the_deadline_ends_it_whatever_the_event() {
 fn invariant_2_a_nanosecond_before_it_holds() {
     let mut core = core();
     let just_before = Time::from_nanos((at(1_000) + VALID).as_nanos() - 1);
-    assert_eq!(core.judge(just_before), NOTHING);
+    assert_eq!(core.expire_if_due(just_before), NOTHING);
     assert_eq!(core.phase(), Phase::Held);
 }
 
@@ -128,7 +128,7 @@ fn invariant_2_nothing_revives_it() {
     let mut core = core();
     let _ = core.tick(at(10_000));
     assert_eq!(core.answer(at(10_001), 0, at(10_000), Answer::Confirmed), NOTHING);
-    assert_eq!((core.believed_until(), core.next_look()), (Time::ZERO, None));
+    assert_eq!((core.valid_until(), core.next_tick()), (Time::ZERO, None));
 }
 
 #[test]
@@ -138,17 +138,17 @@ fn invariant_7_a_late_confirmation_does_not_order_a_round_twice_for_one_moment()
     assert!(core.tick(at(3_000)).renew);
     let _ = core.answer(at(3_000), 0, at(2_000), Answer::Confirmed);
     assert_eq!(core.tick(at(3_000)), NOTHING);
-    assert!(core.next_look().unwrap() > at(3_000));
+    assert!(core.next_tick().unwrap() > at(3_000));
 }
 
 #[test]
 fn invariant_9_a_hint_asks_once_and_moves_no_round() {
     let mut core = core();
-    let round = core.next_look().unwrap();
+    let round = core.next_tick().unwrap();
     core.hint(at(1_100));
-    assert_eq!(core.next_look(), Some(at(1_100)));
+    assert_eq!(core.next_tick(), Some(at(1_100)));
     assert_eq!(core.tick(at(1_100)), Orders { renew: true, ..NOTHING });
-    assert_eq!((core.phase(), core.next_look()), (Phase::Held, Some(round)));
+    assert_eq!((core.phase(), core.next_tick()), (Phase::Held, Some(round)));
     assert_eq!(core.tick(at(1_101)), NOTHING);
     assert_eq!(core.answer(at(1_102), 0, at(1_100), Answer::Denied(Denial::Gone)), LOST);
 }
@@ -164,7 +164,7 @@ fn invariant_9_a_flood_of_hints_is_a_renewal_in_twenty_milliseconds_and_none_is_
     }
     assert_eq!(renewals, 5, "in 100 ms");
     // The last hint came after the last renewal.
-    let due = core.next_look().unwrap();
+    let due = core.next_tick().unwrap();
     assert!(due <= at(1_200) && core.tick(due).renew, "{due:?}");
 }
 
@@ -219,7 +219,7 @@ fn a_failed_renewal_is_retried_quickly_and_then_less_quickly() {
     for _ in 0..8 {
         assert!(core.tick(now).renew);
         let _ = core.answer(now, 0, now, Answer::Unclear);
-        let next = core.next_look().unwrap();
+        let next = core.next_tick().unwrap();
         pauses.push(next.since(now));
         now = next;
     }
@@ -238,7 +238,7 @@ fn the_pause_after_a_failure_is_between_half_and_all_of_its_bound() {
             let mut core = Core::new(config, tally, Jitter::from_seed(seed));
             assert!(core.tick(at(2_000)).renew);
             let _ = core.answer(at(2_000), 0, at(2_000), Answer::Unclear);
-            core.next_look().unwrap().since(at(2_000))
+            core.next_tick().unwrap().since(at(2_000))
         })
         .collect();
     let (shortest, longest, bound) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap(), TTL / 3 / 64);
@@ -272,10 +272,10 @@ fn invariant_8_an_outage_of_any_length_has_a_handful_of_rounds_under_way() {
     let mut core = core_with(Duration::from_secs(3_600), None, 1);
     let mut rounds = 0;
     for _ in 0..100 {
-        let Some(look) = core.next_look() else { break };
+        let Some(look) = core.next_tick() else { break };
         rounds += u32::from(core.tick(look).renew);
     }
-    assert_eq!(core.next_look(), None, "it is over in the end");
+    assert_eq!(core.next_tick(), None, "it is over in the end");
     // Gaps of 1, 2, 4 … s up to a third of an hour, in the two thirds that are left of it: 12, and 2 for the rest.
     assert!((10..=14).contains(&rounds), "{rounds}");
 }
@@ -288,7 +288,7 @@ fn invariant_4_a_late_confirmation_counts_for_its_own_round() {
     let _ = core.tick(at(3_000));
     // The answer to the first round, when two more are out.
     assert_eq!(core.answer(at(3_900), 0, at(2_000), Answer::Confirmed), Orders { news: true, ..NOTHING });
-    assert_eq!((core.phase(), core.believed_until()), (Phase::Held, at(2_000) + VALID));
+    assert_eq!((core.phase(), core.valid_until()), (Phase::Held, at(2_000) + VALID));
     assert!(core.tick(at(3_900)).renew, "its third has passed, so the next round is due");
 }
 
@@ -299,7 +299,7 @@ fn invariant_5_after_a_release_no_renewal_is_ordered() {
         assert_eq!(core.finish(at(1_500), reason), Orders { news: true, ..NOTHING });
         assert_eq!(core.tick(at(2_500)), NOTHING);
         assert_eq!(core.answer(at(2_500), 0, at(1_400), Answer::Unclear), NOTHING);
-        assert_eq!((core.phase(), core.next_look()), (over(reason, at(1_500)), None));
+        assert_eq!((core.phase(), core.next_tick()), (over(reason, at(1_500)), None));
     }
 }
 
@@ -308,7 +308,7 @@ fn invariant_6_max_hold_ends_it_and_orders_nothing_but_the_news() {
     let mut core = core_with(TTL, Some(Duration::from_secs(5)), 1);
     let _ = core.answer(at(4_000 - 100), 0, at(3_900), Answer::Confirmed);
     let _ = core.answer(at(5_900), 0, at(5_800), Answer::Confirmed);
-    assert_eq!(core.believed_until(), at(6_000));
+    assert_eq!(core.valid_until(), at(6_000));
     assert_eq!(core.tick(at(6_000)), Orders { news: true, ..NOTHING });
     assert_eq!(core.phase(), over(LossReason::MaxHold, at(6_000)));
 }
@@ -316,19 +316,19 @@ fn invariant_6_max_hold_ends_it_and_orders_nothing_but_the_news() {
 #[test]
 fn the_earlier_of_deadline_and_max_hold_is_the_reason() {
     let mut expired = core_with(TTL, Some(Duration::from_secs(5)), 1);
-    let _ = expired.judge(at(60_000));
+    let _ = expired.expire_if_due(at(60_000));
     assert_eq!(expired.phase(), over(LossReason::Expired, at(1_000) + VALID));
 
     let mut held_long = core_with(TTL, Some(TTL), 1);
     let _ = held_long.answer(at(2_000), 0, at(1_900), Answer::Confirmed);
-    let _ = held_long.judge(at(60_000));
+    let _ = held_long.expire_if_due(at(60_000));
     assert_eq!(held_long.phase(), over(LossReason::MaxHold, at(4_000)));
 }
 
 #[test]
 fn where_both_come_at_once_it_is_max_hold() {
     let mut core = core_with(TTL, Some(VALID), 1);
-    assert_eq!(core.judge(at(1_000) + VALID), Orders { news: true, ..NOTHING });
+    assert_eq!(core.expire_if_due(at(1_000) + VALID), Orders { news: true, ..NOTHING });
     assert_eq!(core.phase(), over(LossReason::MaxHold, at(1_000) + VALID));
 }
 
@@ -342,7 +342,7 @@ fn a_quorum_that_was_in_doubt_is_the_reason_and_a_process_that_stood_still_is_no
             let _ = core.answer(at(2_005), node, at(2_000), Answer::Unclear);
         }
         assert_eq!(core.phase(), if doubted { Phase::AtRisk } else { Phase::Held });
-        assert_eq!(core.judge(at(60_000)), LOST);
+        assert_eq!(core.expire_if_due(at(60_000)), LOST);
         assert_eq!(core.phase(), over(reason, at(1_000) + VALID));
     }
 }
@@ -366,7 +366,7 @@ fn what_a_node_never_had_is_not_on_it() {
     let mut core = Core::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7));
     assert_eq!([0, 1, 2, 3].map(|node| core.may_be_on(node)), [true, true, false, false]);
     // Healed, it has it.
-    assert_eq!(core.answer(at(2_001), 0, at(2_000), Answer::Confirmed).heal, [2].into_iter().collect());
+    assert_eq!(core.answer(at(2_001), 0, at(2_000), Answer::Confirmed).repair, [2].into_iter().collect());
     assert!(core.may_be_on(2));
 }
 
@@ -376,7 +376,7 @@ fn a_short_lease_is_not_renewed_much_before_its_third() {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
         let config = LeaseConfig { ttl: Duration::from_millis(120), max_hold: None, patience: TTL };
-        let due = Core::new(config, tally, Jitter::from_seed(seed)).next_look().unwrap();
+        let due = Core::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap();
         // A tenth for the jitter, an eighth for the grain.
         assert!(due <= at(1_040) && due >= at(1_040 - 4 - 5), "{due:?}");
     }
@@ -402,7 +402,7 @@ fn one_node_more_that_fails_in_a_lost_round_changes_nothing() {
         let mut core = core_with(TTL, None, 3);
         let mut rounds = Vec::new();
         for _ in 0..6 {
-            let now = core.next_look().unwrap();
+            let now = core.next_tick().unwrap();
             assert!(core.tick(now).renew);
             for node in 0..failing {
                 let _ = core.answer(now, node, now, Answer::Unclear);
@@ -507,12 +507,12 @@ proptest! {
             let core_over = matches!(core.phase(), Phase::Over { .. });
             prop_assert_eq!(core_over, model.over, "invariants 2 and 3");
             if core_over {
-                prop_assert_eq!((core.believed_until(), core.next_look()), (Time::ZERO, None));
+                prop_assert_eq!((core.valid_until(), core.next_tick()), (Time::ZERO, None));
                 prop_assert!(!(was_over && (orders.renew || orders.undo || orders.news)), "invariant 5: {:?}", orders);
                 prop_assert!(undone <= 1, "invariant 6");
             } else {
-                prop_assert_eq!(core.believed_until(), model.deadline(), "invariants 1 and 4");
-                let next = core.next_look().unwrap();
+                prop_assert_eq!(core.valid_until(), model.deadline(), "invariants 1 and 4");
+                let next = core.next_tick().unwrap();
                 prop_assert!(next <= model.deadline(), "invariant 7: {:?}", next);
             }
         }
@@ -529,7 +529,7 @@ proptest! {
         let (mut rounds, mut looks) = (0_u64, 0_u64);
         let (mut now, until) = (at(1_000), at(1_000) + ttl * 10);
         while now < until {
-            let Some(look) = core.next_look() else { break };
+            let Some(look) = core.next_tick() else { break };
             let reply = in_flight.front().map(|&sent: &Time| sent + Duration::from_millis(rtt_ms));
             if let Some(reply) = reply.filter(|&reply| reply <= look) {
                 now = now.max(reply);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    message::Knock,
+    message::Poll,
     time::{Micros, micros},
     token::Token,
 };
@@ -84,19 +84,19 @@ struct Waiter {
 
 impl Queue {
     /// Enters, or says that one still waits. Whether it was not there before.
-    pub(super) fn enter(&mut self, now: Micros, knock: &Knock, process: Process<'_>) -> bool {
+    pub(super) fn enter(&mut self, now: Micros, poll: &Poll, process: Process<'_>) -> bool {
         self.unconfirmed.remove(process.name);
-        let window = micros(knock.window);
+        let window = micros(poll.window);
         self.expires = now + 2 * window;
-        let known = self.waiters.get(&knock.token).map(|waiter| waiter.ticket);
+        let known = self.waiters.get(&poll.token).map(|waiter| waiter.ticket);
         // A clock that went back puts nobody before those who came first.
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
-        let ticket = known.or(knock.ticket).unwrap_or_else(|| now.max(last + 1));
-        let Knock { grant, restart_delay, .. } = *knock;
+        let ticket = known.or(poll.ticket).unwrap_or_else(|| now.max(last + 1));
+        let Poll { grant, restart_delay, .. } = *poll;
         let Process { name, hears } = process;
         let waiter = Waiter { ticket, grant, alive_until: now + window, restart_delay, process: name.into(), hears };
-        self.waiters.insert(knock.token.clone(), waiter);
-        self.line.insert((ticket, knock.token.clone()))
+        self.waiters.insert(poll.token.clone(), waiter);
+        self.line.insert((ticket, poll.token.clone()))
     }
 
     /// Takes a token out; its process has said something.
@@ -218,8 +218,8 @@ mod tests {
 
     const MINUTE: Micros = 60_000_000;
 
-    fn knock(token: &Token) -> Knock {
-        Knock {
+    fn poll(token: &Token) -> Poll {
+        Poll {
             key: Key::new("", "job").unwrap(),
             token: token.clone(),
             ttl: Duration::from_secs(30),
@@ -254,10 +254,10 @@ mod tests {
     #[test]
     fn a_clock_that_goes_back_changes_no_order() {
         let (mut queue, [a, b, c]) = (Queue::default(), tokens());
-        assert!(queue.enter(10 * MINUTE, &knock(&a), hears("a")));
-        assert!(queue.enter(5 * MINUTE, &knock(&b), hears("b")));
-        assert!(!queue.enter(6 * MINUTE, &knock(&a), hears("a")), "it was there before");
-        assert!(queue.enter(7 * MINUTE, &knock(&c), hears("c")));
+        assert!(queue.enter(10 * MINUTE, &poll(&a), hears("a")));
+        assert!(queue.enter(5 * MINUTE, &poll(&b), hears("b")));
+        assert!(!queue.enter(6 * MINUTE, &poll(&a), hears("a")), "it was there before");
+        assert!(queue.enter(7 * MINUTE, &poll(&c), hears("c")));
         let line: Vec<_> = queue.line().collect();
         assert_eq!(line, [(&a, 10 * MINUTE), (&b, 10 * MINUTE + 1), (&c, 10 * MINUTE + 2)]);
         assert_eq!(queue.place(&c), Some((10 * MINUTE + 2, 2)));
@@ -266,21 +266,21 @@ mod tests {
     #[test]
     fn a_ticket_gives_a_lost_place_back() {
         let (mut queue, [a, b]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&a), hears("a"));
-        queue.enter(2, &knock(&b), hears("b"));
+        queue.enter(1, &poll(&a), hears("a"));
+        queue.enter(2, &poll(&b), hears("b"));
         queue.leave(&a, "a");
-        queue.enter(3, &Knock { ticket: Some(1), ..knock(&a) }, hears("a"));
-        queue.enter(4, &Knock { ticket: Some(9), ..knock(&a) }, hears("a"));
+        queue.enter(3, &Poll { ticket: Some(1), ..poll(&a) }, hears("a"));
+        queue.enter(4, &Poll { ticket: Some(9), ..poll(&a) }, hears("a"));
         assert_eq!(queue.line().collect::<Vec<_>>(), [(&a, 1), (&b, 2)], "one place for each, the one it has");
     }
 
     #[test]
     fn who_cannot_be_reached_is_passed_over() {
         let (mut queue, [dead, poller, alive, next]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&dead), hears("dead"));
-        queue.enter(2, &Knock { window: Duration::ZERO, ..knock(&poller) }, polls("poller"));
-        queue.enter(3, &knock(&alive), hears("alive"));
-        queue.enter(4, &knock(&next), hears("next"));
+        queue.enter(1, &poll(&dead), hears("dead"));
+        queue.enter(2, &Poll { window: Duration::ZERO, ..poll(&poller) }, polls("poller"));
+        queue.enter(3, &poll(&alive), hears("alive"));
+        queue.enter(4, &poll(&next), hears("next"));
         let within = Duration::from_secs(1);
         let expected = vec![
             Told::Granted { channel: "alive".into(), token: alive.clone() },
@@ -294,9 +294,9 @@ mod tests {
     fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
         let (mut queue, [a, b, c]) = (Queue::default(), tokens());
         for (token, name) in [(&a, "poller"), (&b, "another")] {
-            queue.enter(1, &knock(token), polls(name));
+            queue.enter(1, &poll(token), polls(name));
         }
-        queue.enter(1, &knock(&c), hears("c"));
+        queue.enter(1, &poll(&c), hears("c"));
         assert_eq!(turn(&mut queue, MINUTE, ""), (Some(a), vec![]));
         assert_eq!(turn(&mut queue, 2 * MINUTE, "").0, Some(c), "the other one was not heard of for its window");
     }
@@ -305,15 +305,15 @@ mod tests {
     fn a_process_that_says_nothing_costs_one_grant() {
         let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
         for token in [&s1, &s2, &s3] {
-            queue.enter(1, &knock(token), hears("stopped"));
+            queue.enter(1, &poll(token), hears("stopped"));
         }
-        queue.enter(1, &knock(&a), hears("a"));
+        queue.enter(1, &poll(&a), hears("a"));
         assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
         assert_eq!(turn(&mut queue, 3, "").0, Some(a));
         assert_eq!((turn(&mut queue, 4, "").0, queue.len()), (None, 0));
         assert!(!queue.is_over(5), "the mark is kept");
 
-        queue.enter(5, &Knock { ticket: Some(1), ..knock(&s2) }, hears("stopped"));
+        queue.enter(5, &Poll { ticket: Some(1), ..poll(&s2) }, hears("stopped"));
         assert_eq!(turn(&mut queue, 6, "").0, Some(s2), "it has said something");
         queue.leave(&s3, "stopped");
         queue.leave(&s3, "a");
@@ -324,11 +324,11 @@ mod tests {
     fn a_process_that_polls_costs_one_grant_and_is_granted_to_again_once_it_says_something() {
         let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
         for token in [&s1, &s2, &s3] {
-            queue.enter(1, &knock(token), polls("killed"));
+            queue.enter(1, &poll(token), polls("killed"));
         }
-        queue.enter(1, &knock(&a), polls("a"));
+        queue.enter(1, &poll(&a), polls("a"));
         assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
-        queue.enter(3, &knock(&s3), polls("killed"));
+        queue.enter(3, &poll(&s3), polls("killed"));
         assert_eq!(turn(&mut queue, 4, "").0, Some(s2), "it lives");
         assert_eq!(turn(&mut queue, 5, "").0, Some(a), "it does not any more");
     }
@@ -337,9 +337,9 @@ mod tests {
     fn the_first_of_another_process_is_notified_at_whatever_place() {
         let (mut queue, all, other) = (Queue::default(), tokens::<100>(), Token::draw("other"));
         for token in &all {
-            queue.enter(1, &knock(token), hears("many"));
+            queue.enter(1, &poll(token), hears("many"));
         }
-        queue.enter(1, &knock(&other), hears("other"));
+        queue.enter(1, &poll(&other), hears("other"));
         let within = Duration::from_secs(1);
         let expected = vec![
             Told::Granted { channel: "many".into(), token: all[0].clone() },
@@ -352,8 +352,8 @@ mod tests {
     #[test]
     fn the_head_that_asks_is_told_that_it_is_its_turn() {
         let (mut queue, [a, b]) = (Queue::default(), tokens());
-        queue.enter(1, &knock(&a), hears("gone"));
-        queue.enter(1, &knock(&b), hears("gone"));
+        queue.enter(1, &poll(&a), hears("gone"));
+        queue.enter(1, &poll(&b), hears("gone"));
         let mut told = Vec::new();
         assert_eq!(queue.promote(Some(&b), 2, Duration::ZERO, &|_| false, &mut told), Turn::Mine);
         assert_eq!((queue.len(), told), (1, vec![]));
@@ -363,11 +363,11 @@ mod tests {
     fn a_poller_is_alive_for_its_window_and_the_queue_for_two() {
         for (now, is_alive) in [(MINUTE + 4, true), (MINUTE + 5, false)] {
             let (mut queue, [a]) = (Queue::default(), tokens());
-            queue.enter(5, &knock(&a), polls("poller"));
+            queue.enter(5, &poll(&a), polls("poller"));
             assert_eq!(turn(&mut queue, now, "").0, is_alive.then_some(a), "{now}");
         }
         let (mut queue, [a]) = (Queue::default(), tokens());
-        queue.enter(5, &knock(&a), hears("a"));
+        queue.enter(5, &poll(&a), hears("a"));
         assert!(!queue.is_over(2 * MINUTE + 4) && queue.is_over(2 * MINUTE + 5));
     }
 }

@@ -28,9 +28,9 @@ fn who_was_started_lately_neither_votes_nor_is_healed() {
     let Vote { acquired, sign, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
     assert!(matches!(acquired, Acquired::Recovering(left) if left == Duration::from_secs(2)), "{acquired:?}");
     assert_eq!(sign.and_then(|sign| sign.time), Some(2_500_000));
-    assert_eq!(store.heal(3_999_999, &lease, fence, delay), Healed::Recovering(Duration::from_secs(1)));
+    assert_eq!(store.repair(3_999_999, &lease, fence, delay), Repaired::Recovering(Duration::from_secs(1)));
     assert_eq!(store.holder(3_999_999, &key), None);
-    assert_eq!(store.heal(4_000_000, &lease, fence, delay), Healed::Done);
+    assert_eq!(store.repair(4_000_000, &lease, fence, delay), Repaired::Done);
     assert_eq!(store.floor(4_000_000, &key), Some(fence));
     assert_eq!(store.raise(4_000_000, &key, &one, fence::ZERO), Ok(()));
     assert_eq!(store.floor(4_000_000, &key), Some(fence), "a floor is never lowered");
@@ -43,7 +43,7 @@ fn what_somebody_else_has_is_neither_raised_nor_healed() {
     let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
     let fence = Fence::try_from(9_000_000_u64).unwrap();
     assert_eq!(store.raise(1_000, &key, &one, fence), Err(Denial::Taken));
-    assert_eq!(store.heal(1_000, &lease, fence, Duration::ZERO), Healed::Taken);
+    assert_eq!(store.repair(1_000, &lease, fence, Duration::ZERO), Repaired::Taken);
     assert!(store.floor(1_000, &key) < Some(fence));
 }
 
@@ -76,7 +76,11 @@ fn a_lock_excludes_until_it_expires() {
 fn fences_grow_when_the_clock_stands_still_or_goes_back() {
     let (mut store, key, one, two) = scene();
     let first = granted(&store.acquire(5_000_000, &request(&key, &one, TTL)).acquired);
-    assert_eq!(granted(&store.acquire(5_000_001, &request(&key, &one, TTL)).acquired), first, "a replay draws nothing");
+    assert_eq!(
+        granted(&store.acquire(5_000_001, &request(&key, &one, TTL)).acquired),
+        first,
+        "a replay issues nothing"
+    );
     store.release(5_000_001, &key, &one, &|_| true).0.unwrap();
     let second = granted(&store.acquire(1_000, &request(&key, &two, TTL)).acquired);
     assert!(second > first, "{second} after {first}");
@@ -111,15 +115,15 @@ fn a_replayed_acquire_never_shortens() {
     assert_eq!(store.holder(0, &key).unwrap().remaining, Some(TTL * 10));
 }
 
-fn knock(key: &Key, token: &Token) -> Knock {
+fn poll(key: &Key, token: &Token) -> Poll {
     let (ttl, window) = (TTL, Duration::from_secs(60));
     let restart_delay = Duration::ZERO;
-    Knock { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true, restart_delay }
+    Poll { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true, restart_delay }
 }
 
 /// The knock of a waiter that is the only one of its process, and polls.
-fn send(store: &mut Store, now: Micros, knock: &Knock) -> Knocked {
-    store.knock(now, knock, Process { name: knock.token.as_str(), hears: false }, &|_| true).0
+fn send(store: &mut Store, now: Micros, poll: &Poll) -> Polled {
+    store.poll(now, poll, Process { name: poll.token.as_str(), hears: false }, &|_| true).0
 }
 
 #[test]
@@ -127,12 +131,12 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
     let (_, key, one, two) = scene();
     let holder = Token::draw("holder");
     let mut store = Store::started(1_000_000);
-    let delayed = |token: &Token| Knock { restart_delay: TTL * 30, ..knock(&key, token) };
-    let recovers = |store: &mut Store, now: Micros, knock: &Knock| match send(store, now, knock) {
-        Knocked::Waits { recovers_for, ticket, ahead, .. } => (recovers_for, ticket.is_some(), ahead),
-        granted @ Knocked::Granted(_) => panic!("{granted:?}"),
+    let delayed = |token: &Token| Poll { restart_delay: TTL * 30, ..poll(&key, token) };
+    let recovers = |store: &mut Store, now: Micros, poll: &Poll| match send(store, now, poll) {
+        Polled::Waits { recovers_for, ticket, ahead, .. } => (recovers_for, ticket.is_some(), ahead),
+        granted @ Polled::Granted(_) => panic!("{granted:?}"),
     };
-    let look = Knock { enter: false, ..delayed(&two) };
+    let look = Poll { enter: false, ..delayed(&two) };
     assert_eq!(recovers(&mut store, 2_500_000, &look), (Some(Duration::from_secs(2)), false, 0));
     assert_eq!(recovers(&mut store, 2_500_000, &delayed(&one)), (Some(Duration::from_secs(2)), true, 0));
     assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (Some(Duration::from_secs(1)), true, 1));
@@ -150,7 +154,7 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
         assert!(parts(&mut store, &key, &holder));
         assert_eq!(store.holder(3_999_999, &key), None, "what may be somebody else's is passed on to nobody");
     }
-    assert!(matches!(send(&mut store, 4_000_000, &delayed(&one)), Knocked::Granted(_)));
+    assert!(matches!(send(&mut store, 4_000_000, &delayed(&one)), Polled::Granted(_)));
     store.release(4_000_000, &key, &one, &|_| true).0.unwrap();
     assert_eq!(store.holder(4_000_000, &key).unwrap().token, Some(two));
 }
@@ -175,7 +179,7 @@ fn what_is_held_or_waited_for_is_not_swept_away() {
         }
     };
     granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
-    send(&mut store, 0, &knock(&key, &two));
+    send(&mut store, 0, &poll(&key, &two));
     crowd(&mut store, 1);
     assert_eq!(store.queue(1, &key, 9).0, 1);
     assert_eq!(store.renew(1, &Renewal { key: key.clone(), token: one.clone(), ttl: TTL }), Ok(()));
@@ -200,7 +204,7 @@ fn a_guarded_value_is_somebody_elses_to_every_lock() {
     store.guarded_set(0, &key, &[1], fence::ZERO).unwrap();
     let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
     assert!(matches!(store.acquire(0, &request(&key, &one, TTL)).acquired, Acquired::Busy { .. }));
-    assert!(matches!(send(&mut store, 0, &knock(&key, &one)), Knocked::Waits { .. }));
+    assert!(matches!(send(&mut store, 0, &poll(&key, &one)), Polled::Waits { .. }));
     assert_eq!(store.renew(0, &lease), Err(Denial::Taken));
     assert_eq!(store.release(0, &key, &one, &|_| true).0, Err(Denial::Taken));
     assert_eq!(store.leave(0, &key, &one, one.as_str(), &|_| true).0, Err(Denial::Taken));
@@ -224,9 +228,9 @@ fn what_is_kept_stays_for_its_time_however_often_that_is_said() {
 #[test]
 fn a_confirmed_grant_has_the_full_ttl() {
     let (mut store, key, one, _) = scene();
-    let confirm = |store: &mut Store, now: Micros| send(store, now, &knock(&key, &one));
-    let Knocked::Granted(first) = confirm(&mut store, 0) else { panic!("it is free") };
-    assert!(matches!(confirm(&mut store, 70_000), Knocked::Granted(fence) if fence == first));
+    let confirm = |store: &mut Store, now: Micros| send(store, now, &poll(&key, &one));
+    let Polled::Granted(first) = confirm(&mut store, 0) else { panic!("it is free") };
+    assert!(matches!(confirm(&mut store, 70_000), Polled::Granted(fence) if fence == first));
     assert!(store.holder(169_999, &key).is_some() && store.holder(170_000, &key).is_none());
 }
 
@@ -240,7 +244,7 @@ fn a_renewal_and_a_heal_give_the_full_ttl_from_now() {
     granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
     assert_eq!(store.renew(60_000, &lease), Ok(()));
     lives_until(&mut store, 160_000);
-    assert_eq!(store.heal(200_000, &lease, fence::ZERO, Duration::ZERO), Healed::Done);
+    assert_eq!(store.repair(200_000, &lease, fence::ZERO, Duration::ZERO), Repaired::Done);
     lives_until(&mut store, 300_000);
 }
 

@@ -7,8 +7,8 @@ use crate::random;
 #[derive(Default)]
 struct Told(AtomicUsize);
 
-impl Ear for Told {
-    fn touched(&self, _: &str) {
+impl NodeListener for Told {
+    fn changed(&self, _: &str) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -44,8 +44,8 @@ fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
     let (memory, limit) = (Memory::named("everybody is told"), Duration::from_secs(1));
     let both = [Arc::new(Told::default()), Arc::new(Told::default())];
     for told in &both {
-        let ear: Arc<dyn Ear> = told.clone();
-        memory.listen(Arc::downgrade(&ear));
+        let listener: Arc<dyn NodeListener> = told.clone();
+        memory.listen(Arc::downgrade(&listener));
     }
     let counts = || both.each_ref().map(|told| told.0.load(Ordering::Relaxed));
     let (key, token, stays) = (Key::new("", "job").unwrap(), random::token("one"), random::token("one"));
@@ -63,7 +63,7 @@ fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
 #[test]
 fn it_says_which_it_is_and_watches_any_number_of_keys() {
     let memory = Memory::named("which it is");
-    assert_eq!((memory.address(), memory.room()), ("memory://which it is", usize::MAX));
+    assert_eq!((memory.address(), memory.tracking_capacity()), ("memory://which it is", usize::MAX));
 }
 
 #[test]

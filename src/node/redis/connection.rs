@@ -20,7 +20,7 @@ pub(crate) use super::link::Limits;
 use super::{
     failure::{classify, is_full, is_refusal, is_unsent, words},
     link::{Ending, Link},
-    opening::{NO_OUTCOME, Opening, Place},
+    opening::{NO_OUTCOME, Opening, Side},
     reply,
     script::Script,
     url::Target,
@@ -38,7 +38,7 @@ const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Way {
     /// The server will notify us when a key changes that was read.
-    pub(super) watched: bool,
+    pub(super) tracked: bool,
     /// What was asked later on this connection may have come to the server before it: it waited for a link, among others, or
     /// was sent twice, for the server did not know the script.
     pub(super) overtaken: bool,
@@ -116,7 +116,7 @@ impl Connection {
         reason = "like fred's own tasks it belongs to this runtime and this connection"
     )]
     pub(super) async fn open(
-        place: Place,
+        place: Side,
         target: &Target,
         limits: Limits,
         clock: &Arc<dyn Clock>,
@@ -193,9 +193,9 @@ impl Connection {
                 }
             };
             match outcome {
-                Ok((value, watched)) => {
+                Ok((value, tracked)) => {
                     link.answered();
-                    return Ok((value, Way { watched, overtaken }));
+                    return Ok((value, Way { tracked, overtaken }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
                 Err(error) if is_unsent(&error) && inner.now() < until => {

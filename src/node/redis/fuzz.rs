@@ -17,12 +17,12 @@ use fred::{
 use leasehold_protocol::{
     attempt::Attempt,
     backoff::Backoff,
+    check::Check,
     failure::Failure,
     fence::Fence,
     holder::{Holder, lasting, of, token},
     jitter::Jitter,
-    look::Look,
-    message::{Acquired, Denial, Guarding, Healed, Knocked},
+    message::{Acquired, Denial, Guarding, Polled, Repaired},
     queue_position::QueuePosition,
     tally::WakeCondition,
     time::Time,
@@ -33,7 +33,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use super::{
     failure::{classify, is_refusal, not_extended},
     link,
-    reply::{flag, guarded, guarding, healed, holder, knocked, line, looked, page, released, renewed, sign, vote},
+    reply::{flag, guarded, guarding, holder, line, looked, page, polled, released, renewed, repaired, sign, vote},
     url::Target,
 };
 
@@ -167,20 +167,20 @@ fn read_everywhere(reply: &Value) {
             reckon_with(&read.acquired);
         }
     }
-    if let Some(Healed::Recovering(left)) = healed(reply) {
+    if let Some(Repaired::Recovering(left)) = repaired(reply) {
         reckon_with(&Acquired::Recovering(left));
     }
-    match knocked(reply, true, true) {
-        Some(Knocked::Waits { holder, recovers_for, ticket, ahead, called, .. }) => {
+    match polled(reply, true, true) {
+        Some(Polled::Waits { holder, recovers_for, ticket, ahead, called, .. }) => {
             let position = QueuePosition { ticket, ahead, called, recovers_for };
-            let look = recovers_for.map_or(seen(holder), |left| Look::Failed(Failure::recovering("h:1", left)));
+            let look = recovers_for.map_or(seen(holder), |left| Check::Failed(Failure::recovering("h:1", left)));
             for leads in [false, true] {
                 let mut backoff = Backoff::new(Jitter::from_seed(1));
                 let _knock_at = Time::NEVER
                     + position.next_poll(&look, leads, Duration::from_secs(1), &mut backoff).unwrap_or_default();
             }
         }
-        Some(Knocked::Granted(fence)) => reckon_with(&Acquired::Granted(fence)),
+        Some(Polled::Granted(fence)) => reckon_with(&Acquired::Granted(fence)),
         None => {}
     }
     if let Some(line) = line(reply) {
@@ -193,7 +193,7 @@ fn read_everywhere(reply: &Value) {
         assert_eq!(verdicts.len(), parts(reply), "{reply:?}");
     }
     if let Some(Some(holder)) = holder(reply) {
-        reckon_with(&Acquired::Busy { holder, watched: true });
+        reckon_with(&Acquired::Busy { holder, tracked: true });
     }
     assert!(looked(reply).len() <= parts(reply).max(1), "{reply:?}");
     let _verdicts = (released(reply), flag(reply), guarding(reply), guarded(reply));
@@ -203,8 +203,8 @@ fn parts(reply: &Value) -> usize {
     if let Value::Array(parts) = reply { parts.len() } else { 1 }
 }
 
-fn seen(holder: Holder) -> Look {
-    Look::Held { holder, watched: true, needs: WakeCondition::ANY }
+fn seen(holder: Holder) -> Check {
+    Check::Held { holder, tracked: true, needs: WakeCondition::ANY }
 }
 
 fn reckon_with(acquired: &Acquired) {
@@ -245,33 +245,33 @@ proptest! {
     }
 
     #[test]
-    fn what_a_script_says_is_what_is_read(drawn in 0_i64.., pttl in number(), ticket in 1_i64.., ahead: u32, secs: u32) {
+    fn what_a_script_says_is_what_is_read(issued in 0_i64.., pttl in number(), ticket in 1_i64.., ahead: u32, secs: u32) {
         let granted = |reply: &Value, votes| match vote(reply, false, votes).map(|read| read.acquired) {
             Some(Acquired::Granted(fence)) => Some(i64::from(fence)),
             _ => None,
         };
         let array = Value::Array;
-        prop_assert_eq!(granted(&array(vec![1.into(), drawn.into()]), false), Some(drawn));
-        prop_assert_eq!(granted(&array(vec![1.into(), drawn.into(), ticket.into(), "run".into()]), true), Some(drawn));
-        prop_assert_eq!(granted(&array(vec![1.into(), (-1 - drawn).into()]), false), None, "no fence is negative");
+        prop_assert_eq!(granted(&array(vec![1.into(), issued.into()]), false), Some(issued));
+        prop_assert_eq!(granted(&array(vec![1.into(), issued.into(), ticket.into(), "run".into()]), true), Some(issued));
+        prop_assert_eq!(granted(&array(vec![1.into(), (-1 - issued).into()]), false), None, "no fence is negative");
 
         let remaining = u64::try_from(pttl).ok().map(Duration::from_millis);
-        let held = of(Token::parse(TOKEN), remaining, Fence::try_from(drawn).ok());
-        let found = |code: i64| vec![code.into(), pttl.into(), TOKEN.into(), drawn.into()];
+        let held = of(Token::parse(TOKEN), remaining, Fence::try_from(issued).ok());
+        let found = |code: i64| vec![code.into(), pttl.into(), TOKEN.into(), issued.into()];
         prop_assert_eq!(holder(&array(found(1))), Some(Some(held.clone())));
         match vote(&array(found(0)), true, false).map(|read| read.acquired) {
-            Some(Acquired::Busy { holder, watched: true }) => prop_assert_eq!(holder, held.clone()),
+            Some(Acquired::Busy { holder, tracked: true }) => prop_assert_eq!(holder, held.clone()),
             other => prop_assert!(false, "{:?}", other),
         }
         let waits = [found(0), vec![ticket.into(), i64::from(ahead).into(), 0.into()]].concat();
-        match knocked(&array(waits), true, false) {
-            Some(Knocked::Waits {
+        match polled(&array(waits), true, false) {
+            Some(Polled::Waits {
                 holder,
                 recovers_for: None,
                 ticket: read,
                 ahead: before,
                 entered: false,
-                watched: true,
+                tracked: true,
                 called: false,
             }) => {
                 let free = held.remaining().or((pttl == -2).then_some(Duration::ZERO));
@@ -282,17 +282,17 @@ proptest! {
         }
         let recovers =
             [2.into(), i64::from(secs).into(), Value::Null, ticket.into(), i64::from(ahead).into(), 1.into()];
-        match knocked(&array(recovers.into()), false, true) {
-            Some(Knocked::Waits { recovers_for, ticket: read, ahead: before, entered: true, .. }) => {
+        match polled(&array(recovers.into()), false, true) {
+            Some(Polled::Waits { recovers_for, ticket: read, ahead: before, entered: true, .. }) => {
                 prop_assert_eq!(recovers_for, Some(Duration::from_secs(secs.into())));
                 prop_assert_eq!((read, before), (u64::try_from(ticket).ok(), ahead));
             }
             other => prop_assert!(false, "{:?}", other),
         }
-        let left = Healed::Recovering(Duration::from_secs(secs.into()));
-        prop_assert_eq!(healed(&array(vec![2.into(), i64::from(secs).into(), "run".into()])), Some(left));
-        match guarding(&array(vec![0.into(), drawn.into()])) {
-            Some(Guarding::Stale { seen }) => prop_assert_eq!(i64::from(seen), drawn),
+        let left = Repaired::Recovering(Duration::from_secs(secs.into()));
+        prop_assert_eq!(repaired(&array(vec![2.into(), i64::from(secs).into(), "run".into()])), Some(left));
+        match guarding(&array(vec![0.into(), issued.into()])) {
+            Some(Guarding::Stale { seen }) => prop_assert_eq!(i64::from(seen), issued),
             other => prop_assert!(false, "{:?}", other),
         }
         let failed = array(vec![Value::from(-2_i64), "OOM no".into()]);

@@ -326,9 +326,9 @@ pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError>
 }
 
 pub(super) fn config(target: &Target) -> Result<Config, Error> {
-    let (server, tls) = match &target.place {
-        url::Place::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
-        url::Place::Tcp { host, port, tls } => {
+    let (server, tls) = match &target.address {
+        url::Address::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
+        url::Address::Tcp { host, port, tls } => {
             (ServerConfig::Centralized { server: Server::new(host.as_str(), *port) }, *tls)
         }
     };

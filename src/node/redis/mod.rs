@@ -15,7 +15,7 @@ use leasehold_protocol::{
     fence::Fence,
     holder::Holder,
     key::Key,
-    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, Route, ServerIdentity, Vote},
+    message::{AcquireRequest, Guarding, Owned, Poll, Polled, Renewal, Repaired, Route, ServerIdentity, Vote},
     token::Token,
 };
 use parking_lot::Mutex;
@@ -23,12 +23,12 @@ use tokio::runtime::{Handle, Id};
 
 use self::{
     connection::{Connection, Way},
-    opening::Place,
+    opening::Side,
     push::Push,
     script::Script,
     witness::Witness,
 };
-use super::{Answer, Ear, Line, Node, Page};
+use super::{Answer, Line, Node, NodeListener, Page};
 use crate::{
     capabilities::Capabilities,
     clock::Clock,
@@ -81,10 +81,10 @@ impl Redis {
         let transport = host.transport().await.map_err(|error| no_thread(&error))?;
         let here = Handle::try_current().ok().filter(|runtime| runtime.id() != host.runtime().id());
         let open = |runtime, place| open(runtime, place, target.clone(), limits, host.clone(), clock.clone());
-        let at_the_keeper = || open(host.runtime().clone(), Place::Keeper(host.clone()));
+        let at_the_keeper = || open(host.runtime().clone(), Side::Keeper(host.clone()));
         let (home, keeper) = match here {
             Some(runtime) => {
-                let at_home = open(runtime.clone(), Place::Here(runtime.clone()));
+                let at_home = open(runtime.clone(), Side::Here(runtime.clone()));
                 let (home, keeper) = tokio::join!(at_home, at_the_keeper());
                 (Some((runtime.id(), home?)), keeper?)
             }
@@ -135,7 +135,7 @@ fn no_thread(error: &io::Error) -> Error {
 /// dropped, and so closed.
 async fn open(
     runtime: Handle,
-    place: Place,
+    place: Side,
     target: Target,
     limits: Limits,
     host: Host,
@@ -194,8 +194,8 @@ impl Node for Redis {
             }
         };
         let witness = self.witness.clone();
-        self.run(route, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { watched, overtaken }| {
-            let vote = reply::vote(reply, watched, votes)?;
+        self.run(route, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { tracked, overtaken }| {
+            let vote = reply::vote(reply, tracked, votes)?;
             if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
                 witness.heard(run_id);
             }
@@ -211,7 +211,7 @@ impl Node for Redis {
         self.run(route, &script::RAISE, 2, arguments, limit, |reply, _| reply::released(reply))
     }
 
-    fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Healed> {
+    fn repair(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Repaired> {
         let Renewal { key, token, ttl } = lease.clone();
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
@@ -222,9 +222,9 @@ impl Node for Redis {
             }
         };
         let witness = self.witness.clone();
-        self.run(Route::Keeper, &script::HEAL, 2, arguments, limit, move |reply, _| {
+        self.run(Route::Keeper, &script::REPAIR, 2, arguments, limit, move |reply, _| {
             witness.read(reply);
-            reply::healed(reply)
+            reply::repaired(reply)
         })
     }
 
@@ -240,12 +240,12 @@ impl Node for Redis {
         Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 
-    fn listen(&self, ear: Weak<dyn Ear>) {
-        self.push.listen(ear);
+    fn listen(&self, listener: Weak<dyn NodeListener>) {
+        self.push.listen(listener);
     }
 
-    fn room(&self) -> usize {
-        self.push.room()
+    fn tracking_capacity(&self) -> usize {
+        self.push.tracking_capacity()
     }
 
     fn renew(&self, route: Route, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
@@ -287,28 +287,28 @@ impl Node for Redis {
         self.run(route, &script::KEEP, 1, arguments, limit, |reply, _| reply::released(reply))
     }
 
-    fn knock(&self, route: Route, knock: &Knock, limit: Duration) -> Answer<Knocked> {
-        let (knock, witness) = (knock.clone(), self.witness.clone());
+    fn poll(&self, route: Route, poll: &Poll, limit: Duration) -> Answer<Polled> {
+        let (poll, witness) = (poll.clone(), self.witness.clone());
         let called = self.push.channel().is_some();
         // The process has the name whether or not it hears there.
         let channel = format!("{}{}", if called { "" } else { "~" }, self.push.name());
         let arguments = move |all: &mut Vec<Value>| {
-            all.extend(line_keys(&knock.key));
-            all.extend([knock.token.as_str().into(), millis(knock.ttl)]);
-            all.push(knock.ticket.unwrap_or_default().to_string().into());
-            all.extend([millis(knock.grant), millis(knock.window)]);
-            all.extend([channel.as_str().into(), i64::from(knock.enter).into()]);
-            all.push(seconds(knock.restart_delay));
-            if !knock.restart_delay.is_zero() {
+            all.extend(line_keys(&poll.key));
+            all.extend([poll.token.as_str().into(), millis(poll.ttl)]);
+            all.push(poll.ticket.unwrap_or_default().to_string().into());
+            all.extend([millis(poll.grant), millis(poll.window)]);
+            all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
+            all.push(seconds(poll.restart_delay));
+            if !poll.restart_delay.is_zero() {
                 witness.testify_and_queue(all);
             }
         };
         let witness = self.witness.clone();
         let read = move |reply: &Value, way: Way| {
             witness.read(reply);
-            reply::knocked(reply, way.watched, called)
+            reply::polled(reply, way.tracked, called)
         };
-        self.run(route, &script::KNOCK, 4, arguments, limit, read)
+        self.run(route, &script::POLL, 4, arguments, limit, read)
     }
 
     fn leave(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {

@@ -39,7 +39,7 @@ const AT_ONCE: u32 = 5;
 /// A try that hangs is not given up, for a slow link must succeed at some time; but after a while the next one begins
 /// beside it, for what hangs may have been lost.
 pub(super) struct Opening {
-    place: Place,
+    place: Side,
     config: Config,
     limits: Limits,
     clock: Arc<dyn Clock>,
@@ -60,7 +60,7 @@ pub(super) struct Opening {
 pub(super) type Opened = Result<(Link, Ending), FredError>;
 
 impl Opening {
-    pub(super) fn new(place: Place, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {
+    pub(super) fn new(place: Side, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {
         let (hand_over, outcomes) = unbounded_channel();
         Ok(Self {
             place,
@@ -118,8 +118,8 @@ impl Opening {
     /// In a task that nobody cancels: a link that comes too late is dropped, and so closed.
     async fn begin(&mut self) -> Result<(), FredError> {
         let runtime = match &self.place {
-            Place::Here(runtime) => runtime.clone(),
-            Place::Keeper(host) => host.transport().await.map_err(FredError::from)?,
+            Side::Here(runtime) => runtime.clone(),
+            Side::Keeper(host) => host.transport().await.map_err(FredError::from)?,
         };
         let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
         let report = Report(Some(self.hand_over.clone()));
@@ -131,7 +131,7 @@ impl Opening {
 
 /// Where the links of a connection live.
 #[derive(Clone)]
-pub(super) enum Place {
+pub(super) enum Side {
     /// On the runtime of somebody who calls.
     Here(Handle),
     /// Where nothing that blocks the link blocks the keeper.

@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     holder::{self, Holder},
-    message::{Acquired, Denial, Guarding, Healed, Knocked, Owned, ServerIdentity, Vote},
+    message::{Acquired, Denial, Guarding, Owned, Polled, Repaired, ServerIdentity, Vote},
     token::Token,
 };
 
@@ -15,7 +15,7 @@ use super::failure::not_extended;
 use crate::node::{Line, Page};
 
 /// With `votes`, the server's time and run id follow.
-pub(super) fn vote(reply: &Value, watched: bool, votes: bool) -> Option<Vote> {
+pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
     let (acquired, sign) = match array(reply) {
         [acquired @ .., time, run_id] if votes => {
             let run_id = run_id.as_str().map(|run_id| (&*run_id).into());
@@ -24,9 +24,9 @@ pub(super) fn vote(reply: &Value, watched: bool, votes: bool) -> Option<Vote> {
         acquired => (acquired, None),
     };
     let acquired = match acquired {
-        [granted, drawn] if granted.as_i64() == Some(1) => Acquired::Granted(fence(drawn)?),
+        [granted, issued] if granted.as_i64() == Some(1) => Acquired::Granted(fence(issued)?),
         [busy, pttl, value, stored] if busy.as_i64() == Some(0) => {
-            Acquired::Busy { holder: found(pttl, value, stored)?, watched }
+            Acquired::Busy { holder: found(pttl, value, stored)?, tracked }
         }
         [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
         _ => return None,
@@ -34,11 +34,11 @@ pub(super) fn vote(reply: &Value, watched: bool, votes: bool) -> Option<Vote> {
     Some(Vote { acquired, sign, overtaken: false })
 }
 
-pub(super) fn healed(reply: &Value) -> Option<Healed> {
+pub(super) fn repaired(reply: &Value) -> Option<Repaired> {
     match array(reply) {
-        [done] if done.as_i64() == Some(1) => Some(Healed::Done),
-        [taken] if taken.as_i64() == Some(-1) => Some(Healed::Taken),
-        [recovering, missing, _run_id] if recovering.as_i64() == Some(2) => Some(Healed::Recovering(secs(missing)?)),
+        [done] if done.as_i64() == Some(1) => Some(Repaired::Done),
+        [taken] if taken.as_i64() == Some(-1) => Some(Repaired::Taken),
+        [recovering, missing, _run_id] if recovering.as_i64() == Some(2) => Some(Repaired::Recovering(secs(missing)?)),
         _ => None,
     }
 }
@@ -57,10 +57,10 @@ fn secs(value: &Value) -> Option<Duration> {
     value.as_u64().map(Duration::from_secs)
 }
 
-pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knocked> {
+pub(super) fn polled(reply: &Value, tracked: bool, called: bool) -> Option<Polled> {
     let (holder, recovers_for, place) = match array(reply) {
-        [granted, drawn] | [granted, drawn, _] if granted.as_i64() == Some(1) => {
-            return fence(drawn).map(Knocked::Granted);
+        [granted, issued] | [granted, issued, _] if granted.as_i64() == Some(1) => {
+            return fence(issued).map(Polled::Granted);
         }
         [waits, pttl, value, stored, place @ ..] if waits.as_i64() == Some(0) => {
             let mut holder = found(pttl, value, stored)?;
@@ -78,7 +78,7 @@ pub(super) fn knocked(reply: &Value, watched: bool, called: bool) -> Option<Knoc
     let [ticket, ahead, entered] = place else { return None };
     let ticket = Some(ticket.as_u64()?).filter(|&ticket| ticket != 0);
     let ahead = u32::try_from(ahead.as_i64()?).ok()?;
-    Some(Knocked::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, watched, called })
+    Some(Polled::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, tracked, called })
 }
 
 /// Which run of the server has answered a knock or a heal, if it says so.

@@ -26,18 +26,18 @@ macro_rules! scripts {
 
 // Each has a place of its own. It may need parts before it; its header says which.
 scripts! {
-    0 ACQUIRE = "draw" "may_vote" "acquire";
-    1 RAISE = "lift" "raise";
-    2 HEAL = "may_vote" "lift" "heal";
+    0 ACQUIRE = "issue" "may_vote" "acquire";
+    1 RAISE = "floor" "raise";
+    2 REPAIR = "may_vote" "floor" "repair";
     3 RENEW = "renew";
-    4 RELEASE = "draw" "may_vote" "promote" "pass_on" "release";
+    4 RELEASE = "issue" "may_vote" "promote" "pass_on" "release";
     5 KEEP = "keep";
     6 HOLDER = "holder";
-    7 FORCE_RELEASE = "draw" "may_vote" "promote" "pass_on" "force_release";
+    7 FORCE_RELEASE = "issue" "may_vote" "promote" "pass_on" "force_release";
     8 GUARDED_SET = "guarded_set";
     9 GUARDED_GET = "guarded_get";
-    10 KNOCK = "draw" "may_vote" "promote" "knock";
-    11 LEAVE = "draw" "may_vote" "promote" "pass_on" "leave";
+    10 POLL = "issue" "may_vote" "promote" "poll";
+    11 LEAVE = "issue" "may_vote" "promote" "pass_on" "leave";
     12 QUEUE = "queue";
     13 LOOK = "look";
     14 HELD = "held";

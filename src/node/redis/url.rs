@@ -12,14 +12,14 @@ const DEFAULT_PORT: u16 = 6379;
 /// Where a server is and who we are there.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Target {
-    pub(crate) place: Place,
+    pub(crate) address: Address,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: u8,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Address {
     Tcp { host: String, port: u16, tls: bool },
     Unix(PathBuf),
 }
@@ -71,7 +71,7 @@ impl Target {
             number => database(number)?,
         };
         Ok(Self {
-            place: Place::Tcp { host, port: url.port().unwrap_or(DEFAULT_PORT), tls },
+            address: Address::Tcp { host, port: url.port().unwrap_or(DEFAULT_PORT), tls },
             user: non_empty(decode("user", url.username())?),
             password: url.password().map(|password| decode("password", password)).transpose()?,
             database,
@@ -87,7 +87,7 @@ impl Target {
             return Err(Error::config("the url names no socket: write it like unix:///run/redis/redis.sock"));
         }
         refuse_a_fragment(url)?;
-        let mut target = Self { place: Place::Unix(path.into()), user: None, password: None, database: 0 };
+        let mut target = Self { address: Address::Unix(path.into()), user: None, password: None, database: 0 };
         target.read(url).map_err(|error| {
             // It may be a part of a password with a bare &.
             let has_password = url.query_pairs().any(|(parameter, _)| parameter == "password");
@@ -114,10 +114,10 @@ impl Target {
 /// Where the server is, without who we are: for errors and `Debug`.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Place::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Place::Tcp { host, port, .. } => write!(f, "{host}:{port}"),
-            Place::Unix(path) => write!(f, "{}", path.display()),
+        match &self.address {
+            Address::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port, .. } => write!(f, "{host}:{port}"),
+            Address::Unix(path) => write!(f, "{}", path.display()),
         }
     }
 }
@@ -158,24 +158,24 @@ fn unknown_parameter(parameter: &str, known: &str) -> Error {
 mod tests {
     use super::*;
 
-    fn tcp(host: &str, port: u16, tls: bool) -> Place {
-        Place::Tcp { host: host.into(), port, tls }
+    fn tcp(host: &str, port: u16, tls: bool) -> Address {
+        Address::Tcp { host: host.into(), port, tls }
     }
 
     #[test]
     fn the_usual_urls() {
         let plain = Target::parse("redis://localhost").unwrap();
-        assert_eq!((&plain.place, plain.database, plain.user), (&tcp("localhost", 6379, false), 0, None));
+        assert_eq!((&plain.address, plain.database, plain.user), (&tcp("localhost", 6379, false), 0, None));
 
         let full = Target::parse("rediss://worker:p%40ss@redis.example:7000/3").unwrap();
-        assert_eq!(full.place, tcp("redis.example", 7000, true));
+        assert_eq!(full.address, tcp("redis.example", 7000, true));
         assert_eq!((full.user.as_deref(), full.password.as_deref(), full.database), (Some("worker"), Some("p@ss"), 3));
 
         let default_user = Target::parse("redis://:secret@[::1]:7000").unwrap();
-        assert_eq!((default_user.user, default_user.place.clone()), (None, tcp("::1", 7000, false)));
+        assert_eq!((default_user.user, default_user.address.clone()), (None, tcp("::1", 7000, false)));
 
         let socket = Target::parse("unix:///run/redis.sock?db=2&user=worker&password=p%26").unwrap();
-        assert_eq!(socket.place, Place::Unix("/run/redis.sock".into()));
+        assert_eq!(socket.address, Address::Unix("/run/redis.sock".into()));
         assert_eq!((socket.database, socket.password.as_deref()), (2, Some("p&")));
     }
 

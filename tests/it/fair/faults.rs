@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Leases, Owner};
 use support::{
     Action, Child, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
-    scripts::{KNOCK, LEAVE, RELEASE},
+    scripts::{LEAVE, POLL, RELEASE},
     seen, two_workers, within,
 };
 
@@ -16,7 +16,7 @@ use super::line::{
 const GRANT: Duration = Duration::from_millis(200);
 
 async fn program(url: &str, ttl: Duration) -> Leases {
-    Leases::builder().url(url).ttl(ttl).grant(GRANT).build().await.unwrap()
+    Leases::builder().url(url).ttl(ttl).grant_timeout(GRANT).build().await.unwrap()
 }
 
 /// Notes on the server that somebody is in the lock, or out of it, and when.
@@ -334,7 +334,7 @@ async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_he
             let theirs = program(&proxy.url(), LONG).await;
             theirs.capabilities().await.unwrap();
             // The first one knocks once more, to have the lock watched: that one must not come upon the grant.
-            let knocked = proxy.on(Match::script(KNOCK), 2, Action::HoldReply);
+            let knocked = proxy.on(Match::script(POLL), 2, Action::HoldReply);
             let unlucky = place(&theirs.lock(&name)).await;
             within(SOON, "it has the lock watched", knocked.hit()).await;
             knocked.release();
@@ -431,7 +431,7 @@ async fn f36_there_are_never_two_fair_holders() {
         proxy.messages(fate);
         // The grant is shorter than what is late. A lease is not: no busy machine may end it.
         let builder = Leases::builder().url(proxy.url()).ttl(LONG);
-        let leases = builder.grant(Duration::from_millis(50)).build().await.unwrap();
+        let leases = builder.grant_timeout(Duration::from_millis(50)).build().await.unwrap();
         proxies.push(proxy);
         for _ in 0..3 {
             let lock = leases.lock("job").fair(true).owner(Owner::anonymous());

@@ -8,7 +8,7 @@ use std::{
 use leasehold::{Leases, Owner};
 use support::{
     Child, Lag, Match, Part, Proxy, Server, Wire, eventually_async,
-    scripts::{KNOCK, RENEW},
+    scripts::{POLL, RENEW},
     seen,
 };
 use tokio::task::{JoinHandle, JoinSet};
@@ -26,7 +26,7 @@ async fn program(url: String) -> Leases {
 
 /// Who knocked, and when, oldest first.
 fn knocks(proxy: &Proxy) -> Vec<(String, Instant)> {
-    let knock = Match::script(KNOCK);
+    let knock = Match::script(POLL);
     let seen = proxy.seen().into_iter().filter(|seen| knock.matches(&seen.args));
     // After the script and its four keys.
     seen.map(|seen| (String::from_utf8_lossy(&seen.args[7]).into_owned(), seen.at)).collect()

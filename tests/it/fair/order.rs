@@ -38,7 +38,7 @@ async fn the_waiters_are_listed_in_their_order_with_label_and_wait() {
     let waiters = lock.waiters().await.unwrap();
     let labels: Vec<_> = waiters.iter().map(|waiter| waiter.label().to_owned()).collect();
     assert_eq!(labels, ["program 1", "program 2", "program 2", "program 1", "program 0"], "and not who is not fair");
-    let waited: Vec<_> = waiters.iter().map(leasehold::Waiting::waited).collect();
+    let waited: Vec<_> = waiters.iter().map(leasehold::Waiter::waited).collect();
     assert!(waited.is_sorted_by(|a, b| a >= b) && waited[0] <= began.elapsed(), "{waited:?}");
 
     all_can_be_called(&mut wire, "job", 5).await;
@@ -266,7 +266,7 @@ async fn waiters_who_cannot_be_called_come_in_order_too() {
     let url = server.url_without_push(server.port());
     let mut all = Vec::new();
     for _ in 0..2 {
-        all.push(Leases::builder().url(&url).grant(grant).build().await.unwrap());
+        all.push(Leases::builder().url(&url).grant_timeout(grant).build().await.unwrap());
     }
     let lease = all[0].lock("job").acquire().await.unwrap();
     let (history, mut tasks) = (History::new(), Vec::new());

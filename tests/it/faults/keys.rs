@@ -54,7 +54,7 @@ const TOLD: &str = "signal after the fault";
 
 /// Waits until the server will tell of a change of that many keys. It must have tracked none before.
 async fn are_watched(wire: &mut Wire, keys: usize) {
-    eventually_async(HANGS, "the keys are watched", || wire.tracked_keys() >= keys).await;
+    eventually_async(HANGS, "the keys are watched", || wire.watched_keys() >= keys).await;
 }
 
 #[track_caller]

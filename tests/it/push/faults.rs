@@ -314,7 +314,7 @@ async fn f36_a_lost_message_delays_a_loss_to_the_next_renewal_at_most() {
         let leases = program(proxy.url()).await;
         start_anew([&mut wire]).await;
         let lease = leases.lock("job").acquire().await.unwrap();
-        eventually_async(SOON, "the key is watched", || wire.tracked_keys() > 0).await;
+        eventually_async(SOON, "the key is watched", || wire.watched_keys() > 0).await;
         proxy.messages(messages);
         let deleted = Instant::now();
         wire.del("job");

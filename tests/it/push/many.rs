@@ -68,8 +68,8 @@ async fn a_thousand_waiters_of_one_process_cost_one_look_for_each_renewal_of_the
     let _waiting = wait(&waiters, "job", 1_000, &won).await;
     let held_here = both.lock("job").acquire().await.unwrap();
     let _waiting_here = wait(&both, "job", 1_000, &won).await;
-    eventually_async(SOON, "pushes are on", || wire.trackers().len() == 2 && wire.tracked_keys() >= 2).await;
-    eventually_async(SOON, "so they are where all is in one process", || same.wire().tracked_keys() >= 1).await;
+    eventually_async(SOON, "pushes are on", || wire.trackers().len() == 2 && wire.watched_keys() >= 2).await;
+    eventually_async(SOON, "so they are where all is in one process", || same.wire().watched_keys() >= 1).await;
     // Begins well between two renewals, so that none is counted on one side only.
     let before = theirs_proxy.count(Match::script(RENEW));
     eventually_async(SOON, "a renewal", || theirs_proxy.count(Match::script(RENEW)) > before).await;
@@ -197,7 +197,7 @@ async fn ten_thousand_names_are_waited_for_on_one_receiving_connection() {
         });
     }
     let watched = Instant::now();
-    eventually_async(SOON, "all are watched", || wire.tracked_keys() >= 2 * NAMES).await;
+    eventually_async(SOON, "all are watched", || wire.watched_keys() >= 2 * NAMES).await;
     let watched = watched.elapsed();
     assert_eq!((wire.receivers(), wire.trackers().len()), (1, 1));
     assert_eq!(woken.load(Ordering::SeqCst), 0);

@@ -97,7 +97,7 @@ async fn who_is_followed_in_its_own_process_is_told() {
     let (leases, mut wire) = (Leases::connect(proxy.url()).await.unwrap(), server.wire());
     let lock = leases.lock("job").owner(Owner::anonymous());
     let lease = lock.acquire().await.unwrap();
-    eventually_async(HANGS, "the lease is watched", || wire.tracked_keys() >= 1).await;
+    eventually_async(HANGS, "the lease is watched", || wire.watched_keys() >= 1).await;
     let look = proxy.on(Match::script(LOOK), 1, Action::Hold);
     assert!(wire.del("job"));
     within(HANGS, "the look", look.hit()).await;
@@ -159,7 +159,7 @@ async fn a_forced_release_wakes_the_waiter_and_tells_the_holder() {
     let (lag, mut wire) = (Lag::start(), server.wire());
     let lease = one.lock("job").acquire().await.unwrap();
     // The holder's renewal watches the lock alone, the waiter's look the fence too.
-    eventually_async(HANGS, "the holder's key is watched", || wire.tracked_keys() >= 1).await;
+    eventually_async(HANGS, "the holder's key is watched", || wire.watched_keys() >= 1).await;
     let waiter = timed(two.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
     let lost = timed(lease.lost());
@@ -205,7 +205,7 @@ async fn a_deleted_key_is_told_by_push() {
     for round in 0..200 {
         held.push(leases.lock(format!("job:{round}")).acquire().await.unwrap());
     }
-    eventually_async(HANGS, "the keys are watched", || wire.tracked_keys() >= 200).await;
+    eventually_async(HANGS, "the keys are watched", || wire.watched_keys() >= 200).await;
     // The renewals that watch them have been answered, or what follows would be told by them.
     for lease in &held {
         lease.check().unwrap();
@@ -239,7 +239,7 @@ async fn a_push_alone_is_never_a_loss() {
         &["APPEND", "job", ""],
     ];
     for touch in touches.iter().cycle().take(60) {
-        eventually_async(HANGS, "the key is watched", || wire.tracked_keys() > 0).await;
+        eventually_async(HANGS, "the key is watched", || wire.watched_keys() > 0).await;
         wire.must(touch);
         lease.check().unwrap();
         assert_eq!(lease.status(), Status::Held, "{touch:?}");

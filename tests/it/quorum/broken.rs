@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use support::{
     Action, Match, Server, Wire,
-    scripts::{ACQUIRE, HEAL},
+    scripts::{ACQUIRE, REPAIR},
 };
 
 use super::scene::{HANGS, Scene};
@@ -153,7 +153,7 @@ async fn a_waiter_beside_the_holder_hears_of_a_release_of_unknown_outcome() {
     while *scene.leases.nodes()[2].state() == leasehold::NodeState::Up {
         drop(scene.leases.lock("other").ttl(LONG).try_acquire().await);
     }
-    scene.nodes[1].proxy.on_each(Match::script(HEAL), Action::Mangle);
+    scene.nodes[1].proxy.on_each(Match::script(REPAIR), Action::Mangle);
     scene.nodes[1].server.wire().del(NAME);
     let released = lease.release().await;
     assert!(matches!(released, Err(leasehold::ReleaseError::Unknown(_))), "{released:?}");

@@ -17,7 +17,7 @@ use rustix::{
 };
 use support::{
     HANGS, Lag, Nodes, Proxy, SIGNAL, Server, Stamped, eventually_async, eventually_but_for,
-    scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
+    scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
     seen, stamped, urls, within,
 };
 use tokio::task::spawn_blocking;
@@ -46,7 +46,7 @@ impl Rig {
     async fn start(count: usize) -> Self {
         let lag = Lag::start();
         let nodes = Nodes::seasoned(count);
-        nodes.know(&[ACQUIRE, RAISE, HEAL, RENEW, RELEASE]);
+        nodes.know(&[ACQUIRE, RAISE, REPAIR, RENEW, RELEASE]);
         let proxies = nodes.proxies();
         let leases = client(urls(&proxies)).await;
         Self { leases, proxies, nodes, lag }
@@ -123,8 +123,8 @@ impl Away {
         }
     }
 
-    /// How long after its return a node may give no vote, and so is not healed: whole seconds are told, and the next
-    /// renewal brings the heal.
+    /// How long after its return a node may give no vote, and so is not repaired: whole seconds are told, and the next
+    /// renewal brings the repair.
     fn recovers_in(self) -> Duration {
         match self {
             Self::Killed => DELAY + Duration::from_secs(1) + TTL / 3,
@@ -186,13 +186,13 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     let calm = Calm::of(&lease);
     minority.clone().for_each(|at| away.end(&rig, at));
     let back = Instant::now();
-    eventually_async(HANGS, "the lease is healed", || {
+    eventually_async(HANGS, "the lease is repaired", || {
         minority.clone().all(|at| rig.nodes[at].wire().get(NAME) == token)
     })
     .await;
     let bound = rig.allowed(NOTICED + away.recovers_in());
-    seen::took("lease healed after their return", back.elapsed(), NOTICED + away.recovers_in(), &rig.lag);
-    assert!(back.elapsed() <= bound, "it was healed {:?} after they came back, not within {bound:?}", back.elapsed());
+    seen::took("lease repaired after their return", back.elapsed(), NOTICED + away.recovers_in(), &rig.lag);
+    assert!(back.elapsed() <= bound, "it was repaired {:?} after they came back, not within {bound:?}", back.elapsed());
     // So as many others may go.
     rig.renewed(&lease, TTL).await;
     there.clone().skip(1).for_each(|at| rig.nodes[at].stop());

@@ -1,4 +1,4 @@
-//! Fences over a quorum: the argument of `docs/set-ups.md`, step by step, and what clocks that step do to it (F28,
+//! Fences over a quorum: the argument of `docs/deployments.md`, step by step, and what clocks that step do to it (F28,
 //! F29).
 
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{AcquireError, Fence, Lease, Leases, LossReason};
 use support::{
     Action, HANGS, Lag, Match, Nodes, Proxy, RuleHandle, eventually_async,
-    scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
+    scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
     urls, within,
 };
 
@@ -28,7 +28,7 @@ const FAST: usize = 1;
 
 fn servers(clocks: &[Duration]) -> Nodes {
     let nodes = Nodes::seasoned(clocks.len());
-    nodes.know(&[ACQUIRE, RAISE, HEAL, RENEW, RELEASE]);
+    nodes.know(&[ACQUIRE, RAISE, REPAIR, RENEW, RELEASE]);
     set_apart(&nodes, clocks);
     nodes
 }
@@ -353,7 +353,7 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
         wire.info_field("stats", "expired_keys").is_some_and(|expired| expired != "0")
     })
     .await;
-    eventually_async(HANGS, "it is healed", || nodes[0].wire().get(NAME) == token).await;
+    eventually_async(HANGS, "it is repaired", || nodes[0].wire().get(NAME) == token).await;
     tokio::time::sleep(TTL).await;
     calm.lasted(&lag);
     lease.release().await.expect("it was held to the end");
@@ -371,13 +371,14 @@ async fn f28_a_majority_steps_forward_past_the_ttl() {
     let lease = acquire(&leases).await;
     // What the first of them loses would be brought back before it is known that the second has lost it too; and then what
     // the second has lost, by the first.
-    let heals: Vec<_> = proxies.iter().map(|proxy| proxy.on_each(Match::script(HEAL), Action::DropRequest)).collect();
+    let repairs: Vec<_> =
+        proxies.iter().map(|proxy| proxy.on_each(Match::script(REPAIR), Action::DropRequest)).collect();
     for at in 0..2 {
         nodes.clock(at).forward_past(HOUR, &mut nodes[at].wire(), NAME);
     }
     let lost = within(HANGS, "the loss is told", lease.lost()).await;
     assert_eq!(lost.reason(), LossReason::Deleted);
-    heals.iter().for_each(RuleHandle::disarm);
+    repairs.iter().for_each(RuleHandle::disarm);
     fences_grow_over(&nodes, &leases, lease.fence(), "ahead").await;
 }
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Lease, Leases, LossReason, Lost, NodeAnswer, ReleaseError, Vote};
-use support::{Action, Match, SIGNAL, eventually_async, scripts::HEAL, seen, timed, within};
+use support::{Action, Match, SIGNAL, eventually_async, scripts::REPAIR, seen, timed, within};
 use tokio::task::JoinHandle;
 
 use super::scene::{HANGS, Node, Scene, Share, at_once, builder, built};
@@ -29,11 +29,11 @@ async fn is_told(
     assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
 }
 
-/// Servers that lose a key one after the other, if by a moment only, may be healed one after the other, and nothing is lost:
-/// a renewal that is on its way is enough for that. Where a loss is looked for, none is healed.
+/// Servers that lose a key one after the other, if by a moment only, may be repaired one after the other, and nothing is lost:
+/// a renewal that is on its way is enough for that. Where a loss is looked for, none is repaired.
 fn are_not_healed(nodes: &[Node]) {
     for node in nodes {
-        node.proxy.on_each(Match::script(HEAL), Action::Mangle);
+        node.proxy.on_each(Match::script(REPAIR), Action::Mangle);
     }
 }
 
@@ -41,16 +41,17 @@ fn are_not_healed(nodes: &[Node]) {
 async fn is_healed(scene: &Scene, lease: &Lease, since: Instant, limit: Duration) {
     scene.is_everywhere(lease, HANGS).await;
     let (took, bound, limit) = (since.elapsed(), limit, scene.allowed(limit));
-    let what = if bound == SIGNAL { "quorum: healed after the fault" } else { "quorum: healed by the next renewal" };
+    let what =
+        if bound == SIGNAL { "quorum: repaired after the fault" } else { "quorum: repaired by the next renewal" };
     seen::took(what, took, bound, &scene.lag);
-    assert!(took <= limit, "healed {took:?} after the fault, not within {limit:?}");
+    assert!(took <= limit, "repaired {took:?} after the fault, not within {limit:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f13_deleted_on_a_minority_is_healed() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
-        // So long that no renewal of its own accord can be what heals it.
+        // So long that no renewal of its own accord can be what repairs it.
         let lease = scene.acquire_everywhere(LONG).await;
         scene.are_watched(1).await;
         let calm = Calm::of(&lease);

@@ -68,7 +68,7 @@ async fn f5_minority_killed_and_restarted_empty_is_healed() {
         let lease = scene.acquire_everywhere(MEDIUM).await;
         let calm = Calm::of(&lease);
         restart_empty(scene.faulty(Share::Minority));
-        // Back in reach it is asked again by the next probe at the latest, and what it lost is healed at once.
+        // Back in reach it is asked again by the next probe at the latest, and what it lost is repaired at once.
         scene.is_everywhere(&lease, MEDIUM).await;
         scene.is_renewed(&lease, MEDIUM).await;
         calm.lasted(&scene.lag);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use leasehold::{Builder, Lease, Leases, Status};
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, Server, Wire, eventually_async, eventually_but_for,
-    scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
+    scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
     within,
 };
 
@@ -68,7 +68,7 @@ impl Scene {
             let server = Server::start();
             let mut wire = server.wire();
             // It knows the scripts, so that each request is one command, and a rule's n-th is the n-th request.
-            for script in [ACQUIRE, RAISE, RENEW, HEAL, RELEASE] {
+            for script in [ACQUIRE, RAISE, RENEW, REPAIR, RELEASE] {
                 wire.must(&["SCRIPT", "LOAD", script]);
             }
             Node { proxy: Proxy::to(&server), server }
@@ -156,7 +156,7 @@ impl Scene {
     /// Waits until each node will tell of a change of so many keys. It must have tracked none before.
     pub(crate) async fn are_watched(&self, keys: usize) {
         let mut wires = self.wires();
-        eventually_async(HANGS, "the keys are watched", || wires.iter_mut().all(|wire| wire.tracked_keys() >= keys))
+        eventually_async(HANGS, "the keys are watched", || wires.iter_mut().all(|wire| wire.watched_keys() >= keys))
             .await;
     }
 

@@ -10,7 +10,7 @@ use std::{
 use leasehold::{AcquireError, Builder, Error, Leases, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
 use support::{
     Action, HANGS, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async, eventually_but_for,
-    scripts::{ACQUIRE, HEAL, RAISE, RELEASE, RENEW},
+    scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
     seen, sha1_hex, urls, within,
 };
 use tokio::{
@@ -41,7 +41,7 @@ async fn client(urls: Vec<String>) -> Leases {
 
 fn servers(count: usize) -> Nodes {
     let nodes = Nodes::seasoned(count);
-    nodes.know(&[ACQUIRE, RAISE, HEAL, RENEW, RELEASE]);
+    nodes.know(&[ACQUIRE, RAISE, REPAIR, RENEW, RELEASE]);
     nodes
 }
 
@@ -70,7 +70,7 @@ async fn f40_a_node_restarted_empty_is_healed_and_votes_after_the_restart_delay(
     let up = Instant::now();
     let mut wire = nodes[0].wire();
     // What is late and arrives now, whoever sent it.
-    let late = wire.must(&["EVAL", HEAL, "2", NAME, FENCE, &token, "1000", &fence, "3"]);
+    let late = wire.must(&["EVAL", REPAIR, "2", NAME, FENCE, &token, "1000", &fence, "3"]);
     assert_eq!(late.array()[0].int(), 2, "{late:?}");
     assert!((2..=3).contains(&late.array()[1].int()), "{late:?}");
     loop {
@@ -81,12 +81,12 @@ async fn f40_a_node_restarted_empty_is_healed_and_votes_after_the_restart_delay(
             // From now on it votes, and what it grants is undone.
             break;
         }
-        assert_eq!(held, None, "it has a vote, or is healed");
+        assert_eq!(held, None, "it has a vote, or is repaired");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(down.elapsed() + SECOND >= DELAY, "its uptime is too long by more than a second");
     let left = (DELAY + SECOND + TTL / 3 + NOTICED).saturating_sub(up.elapsed());
-    eventually_but_for(&lag, left, "it is healed", || wire.get(NAME).as_ref() == Some(&token)).await;
+    eventually_but_for(&lag, left, "it is repaired", || wire.get(NAME).as_ref() == Some(&token)).await;
     assert!(wire.get(FENCE) >= Some(fence), "the floor comes with the key");
     calm.lasted(&lag);
 

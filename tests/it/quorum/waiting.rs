@@ -272,7 +272,7 @@ async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_healed() {
         // The waiter may have been granted it there for a moment, in which case it is a renewal that finds it gone.
         assert_eq!(scene.is_everywhere(&lease, HANGS).await, token, "it is the holder's");
         let (took, limit) = (deleted.elapsed(), scene.allowed(MEDIUM * 2 / 3 + SIGNAL));
-        assert!(took <= limit, "round {round}: healed after {took:?}, not within {limit:?}");
+        assert!(took <= limit, "round {round}: repaired after {took:?}, not within {limit:?}");
         assert!(!waiter.is_finished());
         lease.check().expect("a majority has its key");
     }

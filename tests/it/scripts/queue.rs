@@ -7,7 +7,7 @@ use std::{
 
 use support::{
     ClockShim, Server, Value, Wire,
-    scripts::{ACQUIRE, FORCE_RELEASE, KNOCK, LEAVE, QUEUE, RELEASE},
+    scripts::{ACQUIRE, FORCE_RELEASE, LEAVE, POLL, QUEUE, RELEASE},
 };
 
 use super::{FENCE, LOCK, TTL};
@@ -66,7 +66,7 @@ impl Knock<'_> {
     fn raw(&self, wire: &mut Wire) -> Value {
         let enter = if self.enter { "1" } else { "0" };
         let Self { token, channel, ticket, grant, window, restart_delay, .. } = *self;
-        eval(wire, KNOCK, &[token, TTL, ticket, grant, window, channel, enter, restart_delay])
+        eval(wire, POLL, &[token, TTL, ticket, grant, window, channel, enter, restart_delay])
     }
 
     #[track_caller]

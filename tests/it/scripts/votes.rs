@@ -1,11 +1,11 @@
-//! The scripts of a vote, at the wire: what a server grants, raises and heals, and what it answers (safety, sections 3
+//! The scripts of a vote, at the wire: what a server grants, raises and repairs, and what it answers (safety, sections 3
 //! to 5).
 
 use std::time::Duration;
 
 use support::{
     ClockShim, Server, Value, Wire,
-    scripts::{ACQUIRE, HEAL, KEEP, RAISE},
+    scripts::{ACQUIRE, KEEP, RAISE, REPAIR},
 };
 
 use super::{FENCE, LOCK, TTL};
@@ -20,8 +20,8 @@ fn raise(wire: &mut Wire, token: &str, fence: i64) -> Value {
     wire.cmd(&["EVAL", RAISE, "2", LOCK, FENCE, token, &fence.to_string()])
 }
 
-fn heal(wire: &mut Wire, token: &str, fence: i64, delay: &str) -> Value {
-    wire.cmd(&["EVAL", HEAL, "2", LOCK, FENCE, token, TTL, &fence.to_string(), delay])
+fn repair(wire: &mut Wire, token: &str, fence: i64, delay: &str) -> Value {
+    wire.cmd(&["EVAL", REPAIR, "2", LOCK, FENCE, token, TTL, &fence.to_string(), delay])
 }
 
 /// The server's clock in microseconds.
@@ -99,7 +99,7 @@ fn a_server_that_was_started_lately_gives_no_vote_and_brings_nothing_back() {
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
     let mut wire = server.wire();
-    for answer in [vote(&mut wire, "one", "31", ""), heal(&mut wire, "one", 7, "31")] {
+    for answer in [vote(&mut wire, "one", "31", ""), repair(&mut wire, "one", 7, "31")] {
         assert_eq!(answer.array()[0].int(), 2, "{answer:?}");
         assert!((1..=31).contains(&answer.array()[1].int()), "{answer:?}");
     }
@@ -118,7 +118,7 @@ fn a_witness_of_the_uptime_counts_for_its_own_run_only() {
     clock.back(Duration::from_secs(3_600));
     let run_id = wire.try_info_field("server", "run_id").unwrap().unwrap();
     let another = "0".repeat(40);
-    for script in [ACQUIRE, HEAL] {
+    for script in [ACQUIRE, REPAIR] {
         let mut ask = |run: &str, known: &str| {
             let (third, fourth) = if script == ACQUIRE { ("31", "") } else { ("7", "31") };
             wire.cmd(&["EVAL", script, "2", LOCK, FENCE, "one", TTL, third, fourth, run, known])
@@ -162,15 +162,15 @@ fn a_heal_brings_back_what_is_gone_with_its_floor_and_takes_nothing() {
     let mut wire = server.wire();
     let wanted = time(&mut wire) + 1_000_000;
     for _replayed in 0..2 {
-        assert_eq!(heal(&mut wire, "one", wanted, "0").array(), [Value::Int(1)]);
+        assert_eq!(repair(&mut wire, "one", wanted, "0").array(), [Value::Int(1)]);
         assert_eq!((wire.get(LOCK), stored(&mut wire)), (Some("one".into()), wanted));
         assert!((1..=30_000).contains(&wire.pttl(LOCK)));
     }
-    assert_eq!(heal(&mut wire, "two", wanted + 1, "0").array(), [Value::Int(-1)]);
+    assert_eq!(repair(&mut wire, "two", wanted + 1, "0").array(), [Value::Int(-1)]);
     assert_eq!((wire.get(LOCK), stored(&mut wire)), (Some("one".into()), wanted));
     wire.del(LOCK);
     wire.must(&["HSET", LOCK, "a", "b"]);
-    assert_eq!(heal(&mut wire, "one", wanted + 1, "0").array(), [Value::Int(-1)]);
+    assert_eq!(repair(&mut wire, "one", wanted + 1, "0").array(), [Value::Int(-1)]);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_fence_key_that_holds_no_fence_stops_everything_before_the_first_write() {
     let mut wire = server.wire();
     for wrong in ["text", "nan"] {
         wire.set(FENCE, wrong);
-        for answer in [vote(&mut wire, "one", "0", ""), heal(&mut wire, "one", 7, "0")] {
+        for answer in [vote(&mut wire, "one", "0", ""), repair(&mut wire, "one", 7, "0")] {
             assert!(answer.error().is_some_and(|error| error.contains("holds no fence")), "{wrong}: {answer:?}");
         }
         assert!(!wire.exists(LOCK), "{wrong}");

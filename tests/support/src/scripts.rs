@@ -8,14 +8,14 @@ macro_rules! script {
     };
 }
 
-pub const ACQUIRE: &str = script!("draw" "may_vote" "acquire");
-pub const RAISE: &str = script!("lift" "raise");
-pub const HEAL: &str = script!("may_vote" "lift" "heal");
+pub const ACQUIRE: &str = script!("issue" "may_vote" "acquire");
+pub const RAISE: &str = script!("floor" "raise");
+pub const REPAIR: &str = script!("may_vote" "floor" "repair");
 pub const RENEW: &str = script!("renew");
-pub const RELEASE: &str = script!("draw" "may_vote" "promote" "pass_on" "release");
+pub const RELEASE: &str = script!("issue" "may_vote" "promote" "pass_on" "release");
 pub const KEEP: &str = script!("keep");
-pub const FORCE_RELEASE: &str = script!("draw" "may_vote" "promote" "pass_on" "force_release");
-pub const KNOCK: &str = script!("draw" "may_vote" "promote" "knock");
-pub const LEAVE: &str = script!("draw" "may_vote" "promote" "pass_on" "leave");
+pub const FORCE_RELEASE: &str = script!("issue" "may_vote" "promote" "pass_on" "force_release");
+pub const POLL: &str = script!("issue" "may_vote" "promote" "poll");
+pub const LEAVE: &str = script!("issue" "may_vote" "promote" "pass_on" "leave");
 pub const QUEUE: &str = script!("queue");
 pub const LOOK: &str = script!("look");

@@ -65,7 +65,7 @@ pub fn builder(process: Process) -> Builder {
         .label(process.to_string())
         .command_timeout(COMMAND_TIMEOUT)
         .connect_timeout(Duration::from_secs(1))
-        .grant(Duration::from_millis(300))
+        .grant_timeout(Duration::from_millis(300))
 }
 
 /// Plays a part to its end.

@@ -15,7 +15,7 @@ pub(super) enum Action {
     Begin(usize),
     LetGo(usize, Number),
     /// The clock says that a lease is to be looked at.
-    Look(usize, Number),
+    Check(usize, Number),
     /// An answer was waited for long enough.
     Expire(usize, Number),
     /// A message arrives, and what is said to it is heard at once.
@@ -98,9 +98,9 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
                 actions.push(Action::Expire(me, number));
             }
             if let Stage::Held(core) = &session.stage {
-                if core.next_look().is_some_and(|look| look <= now) {
+                if core.next_tick().is_some_and(|look| look <= now) {
                     is_urgent = true;
-                    actions.push(Action::Look(me, number));
+                    actions.push(Action::Check(me, number));
                 }
                 is_urgent |= is_closing;
                 if !state.is_sending(me) {
@@ -180,7 +180,7 @@ impl Action {
             Self::Pass => run.pass()?,
             Self::Begin(me) => run.begin(me),
             Self::LetGo(me, number) => run.let_go(me, number),
-            Self::Look(me, number) => run.look(me, number),
+            Self::Check(me, number) => run.look(me, number),
             Self::Expire(me, number) => run.expire(me, number),
             Self::Arrive(place) => run.deliver(place.at, false),
             fault => {

@@ -9,7 +9,7 @@ use leasehold_protocol::{
     fence::Fence,
     jitter::Jitter,
     loss::LossReason,
-    message::{Acquired, Denial, Healed, Owned},
+    message::{Acquired, Denial, Owned, Repaired},
     release_tally::{End, ReleaseAnswer, ReleaseTally},
     renewal::{Answer, Core, LeaseConfig, Orders, Phase},
     tally::{Nodes, Tally},
@@ -134,7 +134,7 @@ impl Run<'_> {
                 }
             }
             About::Renew => self.answer(me, session, (ask.node, ask.at), Answer::read(&said.map(Reply::owned))),
-            About::Heal => self.healed(me, session, ask, &said.map(Reply::healed)),
+            About::Repair => self.repaired(me, session, ask, &said.map(Reply::repaired)),
             About::Release { is_last: false, .. } if said.is_err() => {
                 let again = About::Release { only_sending: false, is_last: true };
                 self.ask(me, session, (ask.node, again), None, COMMAND_TIMEOUT / 2);
@@ -162,9 +162,9 @@ impl Run<'_> {
                 self.go_on(me, session, step);
             }
             Stage::Held(_) => match vote {
-                Ok(Acquired::Granted(drawn)) => {
+                Ok(Acquired::Granted(issued)) => {
                     self.answer(me, session, (ask.node, ask.at), Answer::Confirmed);
-                    if session.fence.is_some_and(|fence| drawn < fence) {
+                    if session.fence.is_some_and(|fence| issued < fence) {
                         self.ask(me, session, (ask.node, About::Raise), session.fence, COMMAND_TIMEOUT);
                     }
                 }
@@ -218,7 +218,7 @@ impl Run<'_> {
         };
         let config = LeaseConfig { ttl: self.setup.client_ttl(), max_hold: None, patience: COMMAND_TIMEOUT };
         let mut core = Core::new(config, tally, Jitter::from_seed(0));
-        if let Some(after) = self.setup.watches_after {
+        if let Some(after) = self.setup.tracks_after {
             core.hint(session.sent + after);
         }
         session.stage = Stage::Held(core);
@@ -235,9 +235,9 @@ impl Run<'_> {
         let now = self.now();
         self.with(me, number, |run, me, session| {
             if let Stage::Held(core) = &mut session.stage {
-                let was_over = now >= core.believed_until();
+                let was_over = now >= core.valid_until();
                 let orders = core.tick(now);
-                run.state.broken.is_revived |= was_over && now < core.believed_until();
+                run.state.broken.is_revived |= was_over && now < core.valid_until();
                 run.obey(me, session, orders);
             }
         });
@@ -247,20 +247,20 @@ impl Run<'_> {
         let now = self.now();
         let Stage::Held(core) = &mut session.stage else { return };
         let sent = if self.setup.flaw == Flaw::DeadlineFromReply { now } else { sent };
-        let was_over = now >= core.believed_until();
+        let was_over = now >= core.valid_until();
         let orders = core.answer(now, node, sent, answer);
-        self.state.broken.is_revived |= was_over && now < core.believed_until();
+        self.state.broken.is_revived |= was_over && now < core.valid_until();
         self.obey(me, session, orders);
     }
 
     fn obey(&mut self, me: usize, session: &mut Session, orders: Orders) {
         let now = self.now();
         let Stage::Held(core) = &session.stage else { return };
-        let (remaining, phase) = (core.believed_until().since(now), core.phase());
+        let (remaining, phase) = (core.valid_until().since(now), core.phase());
         if !remaining.is_zero() {
-            for node in orders.heal.iter() {
+            for node in orders.repair.iter() {
                 if now >= self.client(me).recovers_until[node] {
-                    self.ask(me, session, (node, About::Heal), session.fence, remaining.min(COMMAND_TIMEOUT));
+                    self.ask(me, session, (node, About::Repair), session.fence, remaining.min(COMMAND_TIMEOUT));
                 }
             }
             for node in Nodes::all(if orders.renew { self.nodes() } else { 0 }).iter() {
@@ -276,21 +276,21 @@ impl Run<'_> {
         }
     }
 
-    fn healed(&mut self, me: usize, session: &mut Session, ask: &Ask, healed: &Result<Healed, Failure>) {
+    fn repaired(&mut self, me: usize, session: &mut Session, ask: &Ask, repaired: &Result<Repaired, Failure>) {
         let place = (ask.node, ask.at);
-        match healed {
+        match repaired {
             _ if !matches!(session.stage, Stage::Held(_)) => {
-                let may_be_there = match healed {
-                    Ok(healed) => *healed == Healed::Done,
+                let may_be_there = match repaired {
+                    Ok(repaired) => *repaired == Repaired::Done,
                     Err(failure) => failure.may_have_happened(),
                 };
                 if may_be_there {
                     self.undo(me, session, [ask.node].into_iter().collect());
                 }
             }
-            Ok(Healed::Done) => self.answer(me, session, place, Answer::Confirmed),
-            Ok(Healed::Taken) => self.answer(me, session, place, Answer::Denied(Denial::Taken)),
-            Ok(Healed::Recovering(left)) => self.client(me).recovers_until[ask.node] = self.now() + *left,
+            Ok(Repaired::Done) => self.answer(me, session, place, Answer::Confirmed),
+            Ok(Repaired::Taken) => self.answer(me, session, place, Answer::Denied(Denial::Taken)),
+            Ok(Repaired::Recovering(left)) => self.client(me).recovers_until[ask.node] = self.now() + *left,
             Err(_) => {}
         }
     }
@@ -300,13 +300,13 @@ impl Run<'_> {
         let now = self.now();
         self.with(me, number, |run, me, session| {
             let Stage::Held(core) = &mut session.stage else { return };
-            let orders = core.judge(now);
+            let orders = core.expire_if_due(now);
             if orders.news {
                 return run.obey(me, session, orders);
             }
-            let believed_until = core.believed_until();
+            let valid_until = core.valid_until();
             let _news_for_nobody = core.finish(now, LossReason::Released);
-            let parting = ReleaseTally::new(run.nodes(), believed_until);
+            let parting = ReleaseTally::new(run.nodes(), valid_until);
             session.stage = Stage::Releasing { parting, unconfirmed: Nodes::NONE };
             for node in 0..run.nodes() {
                 let release = About::Release { only_sending: true, is_last: false };
@@ -370,10 +370,10 @@ impl Reply {
         }
     }
 
-    fn healed(self) -> Healed {
+    fn repaired(self) -> Repaired {
         match self {
-            Self::Healed(healed) => healed,
-            other => panic!("a heal is answered with {other:?}"),
+            Self::Repaired(repaired) => repaired,
+            other => panic!("a repair is answered with {other:?}"),
         }
     }
 }

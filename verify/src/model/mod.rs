@@ -94,7 +94,7 @@ struct Setup {
     /// The last node was started a second ago, and knows nothing.
     is_one_new: bool,
     /// When a lease is renewed for the first time, if not after a third of its TTL.
-    watches_after: Option<Duration>,
+    tracks_after: Option<Duration>,
     /// Whether clients propose a fence, as far ahead of the highest clock.
     proposes: Option<Duration>,
     flaw: Flaw,
@@ -202,7 +202,7 @@ impl State {
     fn believers(&self, setup: &Setup) -> usize {
         let now = setup.clients.shows(self.now);
         let sessions = self.clients.iter().flat_map(|client| &client.sessions);
-        sessions.filter(|session| matches!(&session.stage, Stage::Held(core) if now < core.believed_until())).count()
+        sessions.filter(|session| matches!(&session.stage, Stage::Held(core) if now < core.valid_until())).count()
     }
 
     /// A node has a key that nobody cares about any more, though it could have been taken off.
@@ -254,7 +254,7 @@ impl State {
                 server.key.is_some_and(|((owner, number), _)| usize::from(owner) == client && number == session.number)
             };
             let is_healed = |(server, sendings): (&Server, &[u8; state::KINDS])| {
-                has(server) && sendings[state::Kind::Heal as usize] > 0
+                has(server) && sendings[state::Kind::Repair as usize] > 0
             };
             state.servers.iter().zip(&session.sendings).any(is_healed)
         })
@@ -263,7 +263,7 @@ impl State {
     fn is_renewed(&self, setup: &Setup) -> bool {
         let now = setup.clients.shows(self.now);
         self.holders().any(|(_, session)| match &session.stage {
-            Stage::Held(core) => now >= session.sent + TTL && now < core.believed_until(),
+            Stage::Held(core) => now >= session.sent + TTL && now < core.valid_until(),
             _ => false,
         })
     }

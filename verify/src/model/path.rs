@@ -56,7 +56,7 @@ fn news(setup: &Setup, before: &State, after: &State) -> Vec<String> {
             match (&session.stage, was.map(|was| &was.stage)) {
                 (Stage::Held(core), Some(Stage::Held(was))) if core.phase() == was.phase() => {}
                 (Stage::Held(core), was) => {
-                    let until = seconds(setup.clients.when(core.believed_until()));
+                    let until = seconds(setup.clients.when(core.valid_until()));
                     let fence = session.fence.map(u64::from).unwrap_or_default();
                     news.push(match (core.phase(), was) {
                         (Phase::AtRisk, _) => format!("{name} is at risk until {until:.3} s"),
@@ -80,7 +80,7 @@ impl fmt::Display for Action {
             Self::Pass => f.write_str("time passes"),
             Self::Begin(me) => write!(f, "client {me} begins an attempt"),
             Self::LetGo(me, number) => write!(f, "client {me} lets go of {me}.{number}"),
-            Self::Look(me, number) => write!(f, "client {me} looks at {me}.{number}"),
+            Self::Check(me, number) => write!(f, "client {me} looks at {me}.{number}"),
             Self::Expire(me, number) => write!(f, "client {me} waits no longer for an answer about {me}.{number}"),
             Self::Arrive(place) if place.is_reply => write!(f, "{place} arrives at last"),
             Self::Arrive(place) => write!(f, "{place} arrives and is answered"),
@@ -106,7 +106,7 @@ impl fmt::Display for super::action::Place {
             Kind::Acquire => "acquire",
             Kind::Raise => "raise",
             Kind::Renew => "renewal",
-            Kind::Heal => "heal",
+            Kind::Repair => "repair",
             Kind::Release => "release",
             Kind::Undo => "undoing",
         };

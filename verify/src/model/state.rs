@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_protocol::{
     attempt::Attempt,
     fence::Fence,
-    message::{Acquired, Healed, Owned},
+    message::{Acquired, Owned, Repaired},
     release_tally::ReleaseTally,
     renewal::Core,
     store::Store,
@@ -169,7 +169,7 @@ pub(super) enum About {
     Acquire,
     Raise,
     Renew,
-    Heal,
+    Repair,
     Release {
         only_sending: bool,
         is_last: bool,
@@ -185,7 +185,7 @@ pub(super) enum Kind {
     Acquire,
     Raise,
     Renew,
-    Heal,
+    Repair,
     Release,
     Undo,
 }
@@ -196,7 +196,7 @@ impl About {
             Self::Acquire => Kind::Acquire,
             Self::Raise => Kind::Raise,
             Self::Renew => Kind::Renew,
-            Self::Heal => Kind::Heal,
+            Self::Repair => Kind::Repair,
             Self::Release { .. } => Kind::Release,
             Self::Undo(_) => Kind::Undo,
         }
@@ -225,7 +225,7 @@ pub(super) enum Content {
 pub(super) enum Reply {
     Vote(Acquired),
     Owned(Owned),
-    Healed(Healed),
+    Repaired(Repaired),
 }
 
 impl Message {

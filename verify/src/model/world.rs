@@ -46,8 +46,8 @@ impl State {
                     moments.extend(session.asks.iter().map(|ask| ask.until));
                 }
                 match &session.stage {
-                    Stage::Held(core) if client.is_paused => moments.push(core.believed_until()),
-                    Stage::Held(core) => moments.extend(core.next_look()),
+                    Stage::Held(core) if client.is_paused => moments.push(core.valid_until()),
+                    Stage::Held(core) => moments.extend(core.next_tick()),
                     Stage::Attempting(_) => moments.push(session.sent + setup.belief()),
                     Stage::Releasing { .. } | Stage::Over => {}
                 }
@@ -132,7 +132,7 @@ impl Run<'_> {
             }
             Kind::Raise => Reply::Owned(server.store.raise(now, key, &token, fence)),
             Kind::Renew => Reply::Owned(server.store.renew(now, &lease)),
-            Kind::Heal => Reply::Healed(server.store.heal(now, &lease, fence, delay)),
+            Kind::Repair => Reply::Repaired(server.store.repair(now, &lease, fence, delay)),
             Kind::Release | Kind::Undo => {
                 let whose = self.setup.released_as(owner, before);
                 if !server.released.contains(&owner) {

@@ -6,9 +6,9 @@ use std::{collections::BTreeMap, time::Duration};
 use leasehold_protocol::{
     attempt::{Attempt, Step, Verdict, late},
     backoff::Backoff,
+    check::Check,
     failure::Failure,
     fence_proposal::FenceProposal,
-    look::Look,
     message::{AcquireRequest, Acquired, Denial, Vote, Voting},
     renewal::Answer,
     tally::Tally,
@@ -45,7 +45,7 @@ impl Client {
         let nodes = world.nodes();
         Self {
             me,
-            clock: world.weather.clock(&mut world.dice),
+            clock: world.profile.clock(&mut world.dice),
             fence_proposal: FenceProposal::default(),
             recovers_until: vec![Time::ZERO; nodes],
             backoff: Backoff::new(world.dice.jitter()),
@@ -92,10 +92,10 @@ impl Client {
             Alarm::Resend(id) => self.with(world, id, Self::resend),
             Alarm::GiveUp(id) => self.with(world, id, |client, world, session| {
                 if matches!(session.stage, Stage::Attempting(_)) {
-                    client.fail(world, session, &Look::NotYet);
+                    client.fail(world, session, &Check::NotYet);
                 }
             }),
-            Alarm::Look(id, at) => self.with(world, id, |client, world, session| client.look(world, session, at)),
+            Alarm::Check(id, at) => self.with(world, id, |client, world, session| client.look(world, session, at)),
             Alarm::Hint(id) => self.with(world, id, Self::hint),
             Alarm::LetGo(id) => self.with(world, id, Self::let_go),
             Alarm::UndoAgain(id, node, undoing) => self.with(world, id, |client, world, session| {
@@ -187,7 +187,7 @@ impl Client {
         let restart_delay = if world.bug == Bug::AmnesiacVotes { Duration::ZERO } else { world.restart_delay };
         let proposal = match (world.nodes(), world.bug) {
             (1, _) | (_, Bug::NoSecondPhase) => None,
-            _ if !world.weather.proposes => None,
+            _ if !world.profile.proposes => None,
             _ => self.fence_proposal.at(session.sent),
         };
         let voting = Some(Voting { restart_delay, proposal });
@@ -228,7 +228,7 @@ impl Client {
                 let step = attempt.answer(now, node, vote);
                 self.go_on(world, session, step);
             }
-            Stage::Held(_) => self.straggle(world, session, sent, &vote),
+            Stage::Held(_) => self.late_vote(world, session, sent, &vote),
             Stage::Over if world.bug == Bug::LateGrantStays && session.fence.is_none() => {}
             Stage::HeldTooLong | Stage::Releasing { .. } | Stage::Over => {
                 if late(&vote) {
@@ -238,12 +238,12 @@ impl Client {
         }
     }
 
-    fn straggle(&mut self, world: &mut World, session: &mut Session, sent: &Sent, vote: &Result<Acquired, Failure>) {
+    fn late_vote(&mut self, world: &mut World, session: &mut Session, sent: &Sent, vote: &Result<Acquired, Failure>) {
         let node = sent.node;
         match vote {
-            Ok(Acquired::Granted(drawn)) => {
+            Ok(Acquired::Granted(issued)) => {
                 self.answer(world, session, node, sent.at, Answer::Confirmed);
-                if let Some(fence) = session.fence.filter(|fence| drawn < fence) {
+                if let Some(fence) = session.fence.filter(|fence| issued < fence) {
                     let raise = Request::Raise(session.token.clone(), fence);
                     self.ask(world, session, (node, raise, About::Raise), world.command_timeout);
                 }
@@ -295,28 +295,28 @@ impl Client {
                 };
                 self.won(world, session, fence, tally, session.sent);
             }
-            Step::Over(Verdict::Busy { holder, needs, watched }) => {
-                let watched = watched && world.dice.percent(50);
-                self.fail(world, session, &Look::Held { holder, watched, needs });
+            Step::Over(Verdict::Busy { holder, needs, tracked }) => {
+                let tracked = tracked && world.dice.percent(50);
+                self.fail(world, session, &Check::Held { holder, tracked, needs });
             }
             Step::Over(Verdict::Split { holder }) => {
                 let took = now.since(session.sent);
-                self.fail(world, session, &Look::Split { holder, answered: took, took });
+                self.fail(world, session, &Check::Split { holder, answered: took, took });
             }
             Step::Over(Verdict::Failed(_)) => {
-                self.fail(world, session, &Look::Failed(Failure::unavailable("too few votes")));
+                self.fail(world, session, &Check::Failed(Failure::unavailable("too few votes")));
             }
         }
     }
 
     /// It has not come to a lease: what may have happened is undone.
-    fn fail(&mut self, world: &mut World, session: &mut Session, seen: &Look) {
+    fn fail(&mut self, world: &mut World, session: &mut Session, seen: &Check) {
         let Stage::Attempting(attempt) = std::mem::replace(&mut session.stage, Stage::Over) else { return };
         let nodes = attempt.must_undo();
         world.history.counts.undone += usize::from(!nodes.is_empty());
         self.undo(world, session, nodes);
         let mut pause = self.backoff.after(seen);
-        if matches!(seen, Look::Held { watched: true, .. }) && world.dice.percent(70) || world.weather.is_sly {
+        if matches!(seen, Check::Held { tracked: true, .. }) && world.dice.percent(70) || world.profile.is_sly {
             // Somebody's news wake us.
             pause = pause.min(world.dice.between(Duration::ZERO, session.ttl / 4));
         }

@@ -25,7 +25,7 @@ pub(super) struct Counts {
     /// Attempts that left something to be undone.
     pub(super) undone: usize,
     pub(super) renewed: usize,
-    pub(super) healed: usize,
+    pub(super) repaired: usize,
     pub(super) lost: usize,
     /// Votes and heals that a node refused because it was started lately.
     pub(super) recovering: usize,
@@ -39,7 +39,7 @@ impl std::ops::AddAssign for Counts {
         self.raised += other.raised;
         self.undone += other.undone;
         self.renewed += other.renewed;
-        self.healed += other.healed;
+        self.repaired += other.repaired;
         self.lost += other.lost;
         self.recovering += other.recovering;
         self.released += other.released;

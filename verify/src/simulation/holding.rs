@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
     loss::LossReason,
-    message::{Denial, Healed, Renewal},
+    message::{Denial, Renewal, Repaired},
     release_tally::{End, ReleaseAnswer, ReleaseTally},
     renewal::{Answer, Core, LeaseConfig, Orders, Phase},
     tally::{Nodes, Tally},
@@ -22,7 +22,7 @@ use super::{
     world::{Reply, Request, World},
 };
 /// A lease that acts on a timer of its own early, as `Shared::hold` has it do.
-const WATCH_AFTER: Duration = Duration::from_millis(250);
+const TRACK_AFTER: Duration = Duration::from_millis(250);
 
 /// The pauses of an undo that goes unanswered.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -48,19 +48,18 @@ pub(super) struct Undoing {
 
 impl Client {
     pub(super) fn won(&mut self, world: &mut World, session: &mut Session, fence: Fence, tally: Tally, sent: Time) {
-        let (dice, is_sly) = (&mut world.dice, world.weather.is_sly);
+        let (dice, is_sly) = (&mut world.dice, world.profile.is_sly);
         let max_hold = dice.percent(10).then(|| session.ttl * 3 / 2);
         let config = LeaseConfig { ttl: session.ttl, max_hold, patience: world.command_timeout };
         let mut core = Core::new(config, tally, dice.jitter());
-        core.hint(sent + WATCH_AFTER);
+        core.hint(sent + TRACK_AFTER);
         let ttls = [session.ttl / 4, session.ttl / 4, session.ttl * 3 / 2, session.ttl * 4];
         let most = ttls[usize::try_from(dice.below(4)).unwrap_or_default()];
         let hold = dice.between(Duration::ZERO, if is_sly { session.ttl * 4 } else { most });
         let hint = dice.percent(30).then(|| dice.between(Duration::ZERO, session.ttl));
 
         let now = self.now(world);
-        world
-            .note(|| format!("client {} has {} with {fence:?} until {:?}", self.me, session.id, core.believed_until()));
+        world.note(|| format!("client {} has {} with {fence:?} until {:?}", self.me, session.id, core.valid_until()));
         let lease = world.history.acquired(world.now, fence);
         session.fence = Some(fence);
         session.stage = Stage::Held(Held { core, lease, seen: world.now, look_at: None });
@@ -76,11 +75,11 @@ impl Client {
     pub(super) fn plan(&self, world: &mut World, session: &mut Session) {
         let id = session.id;
         let Stage::Held(held) = &mut session.stage else { return };
-        let Some(next) = held.core.next_look() else { return };
+        let Some(next) = held.core.next_tick() else { return };
         if held.look_at.is_none_or(|planned| self.clock.when(next) < planned) {
             let at = self.clock.when(next).max(world.now) + world.dice.below(1_000_000);
             held.look_at = Some(at);
-            world.at(at, super::world::Event::Rings { client: self.me, alarm: Alarm::Look(id, at) });
+            world.at(at, super::world::Event::Rings { client: self.me, alarm: Alarm::Check(id, at) });
         }
     }
 
@@ -90,7 +89,7 @@ impl Client {
         if held.look_at == Some(at) {
             held.look_at = None;
             let orders = held.core.tick(now);
-            self.obey(world, session, orders);
+            self.execute(world, session, orders);
         }
     }
 
@@ -106,21 +105,21 @@ impl Client {
         let Stage::Held(held) = &mut session.stage else { return };
         let sent = if world.bug == Bug::DeadlineFromReply { now } else { sent };
         let orders = held.core.answer(now, node, sent, answer);
-        self.obey(world, session, orders);
+        self.execute(world, session, orders);
     }
 
-    fn obey(&mut self, world: &mut World, session: &mut Session, orders: Orders) {
+    fn execute(&mut self, world: &mut World, session: &mut Session, orders: Orders) {
         let now = self.now(world);
         let Stage::Held(held) = &session.stage else { return };
-        let remaining = held.core.believed_until().since(now);
+        let remaining = held.core.valid_until().since(now);
         let lease = Renewal { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl };
         let fence = session.fence.unwrap_or(fence::ZERO);
         let phase = held.core.phase();
         if !remaining.is_zero() {
             let delay = if world.bug == Bug::HealUnchecked { Duration::ZERO } else { world.restart_delay };
-            for node in orders.heal.iter().filter(|&node| now >= self.recovers_until[node]).collect::<Vec<_>>() {
-                let heal = Request::Heal(lease.clone(), fence, delay);
-                self.ask(world, session, (node, heal, About::Heal), remaining.min(world.command_timeout));
+            for node in orders.repair.iter().filter(|&node| now >= self.recovers_until[node]).collect::<Vec<_>>() {
+                let repair = Request::Repair(lease.clone(), fence, delay);
+                self.ask(world, session, (node, repair, About::Repair), remaining.min(world.command_timeout));
             }
             for node in Nodes::all(if orders.renew { world.nodes() } else { 0 }).iter() {
                 let renew = Request::Renew(lease.clone());
@@ -153,15 +152,15 @@ impl Client {
     /// The job is done.
     pub(super) fn let_go(&mut self, world: &mut World, session: &mut Session) {
         let now = self.now(world);
-        let believed_until = match &mut session.stage {
+        let valid_until = match &mut session.stage {
             Stage::Held(held) => {
-                let orders = held.core.judge(now);
-                let believed_until = held.core.believed_until();
+                let orders = held.core.expire_if_due(now);
+                let valid_until = held.core.valid_until();
                 if orders.news {
-                    return self.obey(world, session, orders);
+                    return self.execute(world, session, orders);
                 }
                 let _news_for_nobody = held.core.finish(now, LossReason::Released);
-                believed_until
+                valid_until
             }
             Stage::HeldTooLong => now,
             Stage::Attempting(_) | Stage::Releasing { .. } | Stage::Over => return,
@@ -172,7 +171,7 @@ impl Client {
             session.stage = Stage::Over;
             self.undo(world, session, Nodes::all(world.nodes()));
         } else {
-            let parting = ReleaseTally::new(world.nodes(), believed_until);
+            let parting = ReleaseTally::new(world.nodes(), valid_until);
             session.stage = Stage::Releasing { parting, unconfirmed: Nodes::NONE };
             for node in 0..world.nodes() {
                 self.release(world, session, node, About::Release { only_sending: true, is_last: false });
@@ -234,7 +233,7 @@ impl Client {
                 world.history.counts.renewed += usize::from(matches!(said, Ok(Ok(()))));
                 self.answer(world, session, node, sent.at, Answer::read(&said));
             }
-            (About::Heal, said) => self.healed(world, session, sent, &said.map(Reply::healed)),
+            (About::Repair, said) => self.repaired(world, session, sent, &said.map(Reply::repaired)),
             (About::Release { is_last: false, .. }, Err(failure)) if !failure.is_refusal() => {
                 let again = About::Release { only_sending: !failure.may_have_happened(), is_last: true };
                 self.release(world, session, node, again);
@@ -260,11 +259,17 @@ impl Client {
         }
     }
 
-    fn healed(&mut self, world: &mut World, session: &mut Session, sent: &Sent, healed: &Result<Healed, Failure>) {
+    fn repaired(
+        &mut self,
+        world: &mut World,
+        session: &mut Session,
+        sent: &Sent,
+        repaired: &Result<Repaired, Failure>,
+    ) {
         let node = sent.node;
         if !matches!(session.stage, Stage::Held(_)) {
-            let may_be_there = match healed {
-                Ok(healed) => *healed == Healed::Done,
+            let may_be_there = match repaired {
+                Ok(repaired) => *repaired == Repaired::Done,
                 Err(failure) => failure.may_have_happened(),
             };
             if may_be_there {
@@ -272,13 +277,13 @@ impl Client {
             }
             return;
         }
-        match healed {
-            Ok(Healed::Done) => {
-                world.history.counts.healed += 1;
+        match repaired {
+            Ok(Repaired::Done) => {
+                world.history.counts.repaired += 1;
                 self.answer(world, session, node, sent.at, Answer::Confirmed);
             }
-            Ok(Healed::Taken) => self.answer(world, session, node, sent.at, Answer::Denied(Denial::Taken)),
-            Ok(Healed::Recovering(left)) => {
+            Ok(Repaired::Taken) => self.answer(world, session, node, sent.at, Answer::Denied(Denial::Taken)),
+            Ok(Repaired::Recovering(left)) => {
                 world.history.counts.recovering += 1;
                 self.recovers_until[node] = self.now(world) + *left;
             }
@@ -295,10 +300,10 @@ impl Reply {
         }
     }
 
-    fn healed(self) -> Healed {
+    fn repaired(self) -> Repaired {
         match self {
-            Self::Healed(healed) => healed,
-            other => panic!("a heal is answered with {other:?}"),
+            Self::Repaired(repaired) => repaired,
+            other => panic!("a repair is answered with {other:?}"),
         }
     }
 }

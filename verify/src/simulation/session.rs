@@ -66,7 +66,7 @@ pub(super) enum About {
     Acquire,
     Raise,
     Renew,
-    Heal,
+    Repair,
     Release { only_sending: bool, is_last: bool },
     Undo(Undoing),
 }
@@ -88,7 +88,7 @@ pub(super) enum Alarm {
     Limit(u64),
     Resend(u64),
     GiveUp(u64),
-    Look(u64, Real),
+    Check(u64, Real),
     Hint(u64),
     LetGo(u64),
     UndoAgain(u64, usize, Undoing),
@@ -103,7 +103,7 @@ impl Session {
     /// Writes down for how long the client has believed in its lease since the last time.
     pub(super) fn witness(&mut self, clock: Skewed, world: &mut World) {
         if let Stage::Held(held) = &mut self.stage {
-            let until = clock.when(held.core.believed_until()).min(world.now);
+            let until = clock.when(held.core.valid_until()).min(world.now);
             world.history.believed(held.lease, held.seen, until);
             held.seen = world.now;
         }

@@ -7,7 +7,7 @@ use leasehold_protocol::{
     fence::Fence,
     holder::{self, Holder},
     key::Key,
-    message::{AcquireRequest, Acquired, Healed, Owned, Renewal, Vote},
+    message::{AcquireRequest, Acquired, Owned, Renewal, Repaired, Vote},
     store::Store,
     time::Micros,
     token::Token,
@@ -17,8 +17,8 @@ use super::{
     Bug,
     chance::{Dice, Real, Skewed, nanos},
     history::{History, Violation},
+    profile::FaultProfile,
     session::Alarm,
-    weather::Weather,
 };
 mod trouble;
 
@@ -28,7 +28,7 @@ pub(super) use self::trouble::Trouble;
 pub(super) struct World {
     pub(super) now: Real,
     pub(super) dice: Dice,
-    pub(super) weather: Weather,
+    pub(super) profile: FaultProfile,
     pub(super) bug: Bug,
     pub(super) ttl: Duration,
     pub(super) restart_delay: Duration,
@@ -91,7 +91,7 @@ pub(super) enum Request {
     Acquire(AcquireRequest),
     Raise(Token, Fence),
     Renew(Renewal),
-    Heal(Renewal, Fence, Duration),
+    Repair(Renewal, Fence, Duration),
     Release(Token),
 }
 
@@ -99,7 +99,7 @@ pub(super) enum Request {
 pub(super) enum Reply {
     Vote(Vote),
     Owned(Owned),
-    Healed(Healed),
+    Repaired(Repaired),
 }
 
 impl World {
@@ -107,20 +107,20 @@ impl World {
         clients: usize,
         nodes: usize,
         (ttl, restart_delay): (Duration, Duration),
-        weather: Weather,
+        profile: FaultProfile,
         bug: Bug,
         mut dice: Dice,
     ) -> Self {
-        let command_timeout = if weather.is_sly { ttl } else { dice.between(ttl / 4, ttl * 2) };
+        let command_timeout = if profile.is_sly { ttl } else { dice.between(ttl / 4, ttl * 2) };
         let server = |_| {
-            let clock = weather.clock(&mut dice);
+            let clock = profile.clock(&mut dice);
             Server { clock, store: Store::default(), is_down: false, appeared: 0 }
         };
         let servers = (0..nodes).map(server).collect();
         let mut world = Self {
             now: 0,
             dice,
-            weather,
+            profile,
             bug,
             ttl,
             restart_delay,
@@ -181,12 +181,12 @@ impl World {
     pub(super) fn send(&mut self, client: usize, node: usize, request: Request) -> u64 {
         self.tickets += 1;
         let number = self.tickets;
-        if self.dice.percent(self.weather.refused) {
+        if self.dice.percent(self.profile.refused) {
             self.answer(client, number, Err(Failure::unavailable("not connected")));
             return number;
         }
         let mut is_lost = true;
-        let copies = if self.dice.percent(self.weather.doubled) { 2 } else { 1 };
+        let copies = if self.dice.percent(self.profile.doubled) { 2 } else { 1 };
         let message = Message { client, node, number, request };
         if self.is_held_up(&message) {
             return number;
@@ -205,15 +205,15 @@ impl World {
     }
 
     fn passes(&mut self, client: usize, node: usize) -> bool {
-        let is_lost = self.dice.percent(self.weather.lost) && self.now >= self.lull_until;
+        let is_lost = self.dice.percent(self.profile.lost) && self.now >= self.lull_until;
         self.cut_until[client][node] <= self.now && !is_lost
     }
 
     /// How long a message takes.
     fn delay(&mut self) -> Real {
         let usual = self.dice.between(Duration::from_micros(50), Duration::from_millis(1));
-        let is_slow = self.dice.percent(self.weather.slow) && self.now >= self.lull_until;
-        let more = if is_slow { self.dice.between(Duration::ZERO, self.weather.slowest) } else { Duration::ZERO };
+        let is_slow = self.dice.percent(self.profile.slow) && self.now >= self.lull_until;
+        let more = if is_slow { self.dice.between(Duration::ZERO, self.profile.slowest) } else { Duration::ZERO };
         nanos(usual + more)
     }
 
@@ -257,14 +257,16 @@ impl World {
         let owner = self.owner(node);
         let (now, key) = (self.time_at(node), &self.key);
         let store = &mut self.servers[node].store;
-        if let (Request::Heal(..), Bug::HealTakesAway, Some(owner)) = (request, self.bug, owner) {
+        if let (Request::Repair(..), Bug::HealTakesAway, Some(owner)) = (request, self.bug, owner) {
             let _gone = store.release(now, key, &owner, &|_| false);
         }
         match request {
             Request::Acquire(acquire) => Reply::Vote(store.acquire(now, acquire)),
             Request::Raise(token, fence) => Reply::Owned(store.raise(now, key, token, *fence)),
             Request::Renew(lease) => Reply::Owned(store.renew(now, lease)),
-            Request::Heal(lease, fence, restart_delay) => Reply::Healed(store.heal(now, lease, *fence, *restart_delay)),
+            Request::Repair(lease, fence, restart_delay) => {
+                Reply::Repaired(store.repair(now, lease, *fence, *restart_delay))
+            }
             Request::Release(token) => Reply::Owned(store.release(now, key, token, &|_| false).0),
         }
     }
@@ -303,7 +305,7 @@ impl Request {
             Self::Acquire(_) => "an acquire",
             Self::Raise(..) => "a raise",
             Self::Renew(_) => "a renewal",
-            Self::Heal(..) => "a heal",
+            Self::Repair(..) => "a repair",
             Self::Release(_) => "a release",
         }
     }
@@ -315,7 +317,7 @@ impl Reply {
             Self::Vote(Vote { acquired: Acquired::Busy { holder, .. }, .. }) => format!("busy with {holder}"),
             Self::Vote(Vote { acquired, .. }) => format!("{acquired:?}"),
             Self::Owned(owned) => format!("{owned:?}"),
-            Self::Healed(healed) => format!("{healed:?}"),
+            Self::Repaired(repaired) => format!("{repaired:?}"),
         }
     }
 }

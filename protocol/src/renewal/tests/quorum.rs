@@ -11,7 +11,7 @@ enum Event {
     Again(prop::sample::Index, Answer),
     Hint,
     /// A heal that was ordered is done.
-    Heal(prop::sample::Index),
+    Repair(prop::sample::Index),
 }
 
 fn answers() -> impl Strategy<Value = Answer> {
@@ -29,7 +29,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         12 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::Answer(which, answer)),
         1 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::Again(which, answer)),
         1 => Just(Event::Hint),
-        2 => any::<prop::sample::Index>().prop_map(Event::Heal),
+        2 => any::<prop::sample::Index>().prop_map(Event::Repair),
     ];
     prop::collection::vec(event, 1..160)
 }
@@ -38,13 +38,13 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 struct Model {
     said: Vec<Vec<(Time, Answer)>>,
     /// The denials for which a heal was ordered.
-    healed: Vec<(usize, Time)>,
+    repaired: Vec<(usize, Time)>,
     is_over: bool,
 }
 
 impl Model {
     fn new(nodes: usize) -> Self {
-        Self { said: vec![vec![(at(1_000), Answer::Confirmed)]; nodes], healed: Vec::new(), is_over: false }
+        Self { said: vec![vec![(at(1_000), Answer::Confirmed)]; nodes], repaired: Vec::new(), is_over: false }
     }
 
     fn majority(&self) -> usize {
@@ -103,21 +103,21 @@ impl Model {
     }
 
     /// The nodes that are to have the key back now.
-    fn heals(&mut self) -> Nodes {
+    fn repairs(&mut self) -> Nodes {
         let confirmed = self.confirmed();
-        let mut heals = Nodes::NONE;
+        let mut repairs = Nodes::NONE;
         for node in self.nodes() {
             match self.denied_by(node) {
                 Some((sent, Denial::Gone))
-                    if sent <= confirmed && !self.healed.iter().any(|&(at, last)| at == node && sent <= last) =>
+                    if sent <= confirmed && !self.repaired.iter().any(|&(at, last)| at == node && sent <= last) =>
                 {
-                    self.healed.push((node, sent));
-                    heals.insert(node);
+                    self.repaired.push((node, sent));
+                    repairs.insert(node);
                 }
                 _ => {}
             }
         }
-        heals
+        repairs
     }
 
     fn hear(&mut self, now: Time, node: usize, sent: Time, answer: Answer) {
@@ -157,7 +157,7 @@ proptest! {
                 }
                 Event::Answer(..) if under_way.is_empty() => continue,
                 Event::Again(..) if answered.is_empty() => continue,
-                Event::Heal(_) if healing.is_empty() => continue,
+                Event::Repair(_) if healing.is_empty() => continue,
                 Event::Answer(which, answer) => {
                     let (node, sent) = under_way.swap_remove(which.index(under_way.len()));
                     answered.push((node, sent));
@@ -167,7 +167,7 @@ proptest! {
                     let (node, sent) = *which.get(&answered);
                     (core.answer(now, node, sent, answer), Some((node, sent, answer)))
                 }
-                Event::Heal(which) => {
+                Event::Repair(which) => {
                     let (node, sent) = healing.swap_remove(which.index(healing.len()));
                     (core.answer(now, node, sent, Answer::Confirmed), Some((node, sent, Answer::Confirmed)))
                 }
@@ -180,16 +180,16 @@ proptest! {
                 newest = now;
                 under_way.extend((0..nodes).map(|node| (node, now)));
             }
-            healing.extend(orders.heal.iter().map(|node| (node, now)));
+            healing.extend(orders.repair.iter().map(|node| (node, now)));
 
             prop_assert_eq!(matches!(core.phase(), Phase::Over { .. }), model.is_over, "invariants 2 and 3");
             if model.is_over {
-                prop_assert_eq!((orders.renew, orders.heal, orders.undo), (false, Nodes::NONE, true), "5 and 6");
+                prop_assert_eq!((orders.renew, orders.repair, orders.undo), (false, Nodes::NONE, true), "5 and 6");
                 break;
             }
-            prop_assert_eq!(core.believed_until(), model.deadline(), "invariant 1");
-            let heals = if heard.is_some() { model.heals() } else { Nodes::NONE };
-            prop_assert_eq!(orders.heal, heals, "invariant 10");
+            prop_assert_eq!(core.valid_until(), model.deadline(), "invariant 1");
+            let repairs = if heard.is_some() { model.repairs() } else { Nodes::NONE };
+            prop_assert_eq!(orders.repair, repairs, "invariant 10");
             if (before, core.phase()) == (Phase::Held, Phase::AtRisk) {
                 match heard {
                     Some((_, sent, _)) => {

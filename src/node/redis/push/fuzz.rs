@@ -16,14 +16,14 @@ use super::{
     call::Call,
     session::room_of,
 };
-use crate::node::Ear;
+use crate::node::NodeListener;
 
 /// What came through.
 #[derive(Default)]
 struct Heard(Mutex<Vec<String>>);
 
-impl Ear for Heard {
-    fn touched(&self, key: &str) {
+impl NodeListener for Heard {
+    fn changed(&self, key: &str) {
         self.0.lock().push(key.into());
     }
 
@@ -72,13 +72,13 @@ fn message() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn no_message_makes_the_ear_panic(value in message()) {
-        let (push, ear) = (Push::new(), Arc::new(Heard::default()));
-        let listening: Arc<dyn Ear> = ear.clone();
+        let (push, listener) = (Push::new(), Arc::new(Heard::default()));
+        let listening: Arc<dyn NodeListener> = listener.clone();
         push.listen(Arc::downgrade(&listening));
         let (channel, kind) = ("leasehold:1".into(), MessageKind::Message);
-        push.hear(&Message { channel, value: value.clone(), kind, server: Server::new("h", 1) }, |key, ear| ear.touched(key));
+        push.hear(&Message { channel, value: value.clone(), kind, server: Server::new("h", 1) }, |key, listener| listener.changed(key));
         let most = if let Value::Array(keys) = &value { keys.len() } else { 1 };
-        prop_assert!(ear.0.lock().len() <= most, "{:?}", value);
+        prop_assert!(listener.0.lock().len() <= most, "{:?}", value);
     }
 
     #[test]

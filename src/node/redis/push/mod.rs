@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     call::Call,
-    doubts::Doubts,
+    own_invalidations::OwnInvalidations,
     session::{Session, ended},
 };
 use super::{
@@ -39,14 +39,14 @@ use crate::{
     capabilities,
     foreign::{self, Event},
     keeper::Host,
-    node::Ear,
+    node::NodeListener,
     random,
 };
 
 mod call;
-mod doubts;
 #[cfg(test)]
 mod fuzz;
+mod own_invalidations;
 mod session;
 
 /// How often to see whether anybody needs the connection; when nobody did twice, it is closed.
@@ -81,7 +81,7 @@ pub(super) struct Push {
     wanted: Notify,
     /// It is known whether the server pushes.
     known: Notify,
-    ear: OnceLock<Weak<dyn Ear>>,
+    listener: OnceLock<Weak<dyn NodeListener>>,
     closed: CancellationToken,
 }
 
@@ -104,24 +104,24 @@ impl Push {
             refused: Mutex::default(),
             wanted: Notify::new(),
             known: Notify::new(),
-            ear: OnceLock::new(),
+            listener: OnceLock::new(),
             closed: CancellationToken::new(),
         })
     }
 
-    pub(super) fn listen(&self, ear: Weak<dyn Ear>) {
-        let _first_stays = self.ear.set(ear);
+    pub(super) fn listen(&self, listener: Weak<dyn NodeListener>) {
+        let _first_stays = self.listener.set(listener);
     }
 
     /// How many keys may be watched: half of the server's table, which evicts at random when it is full.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn tracking_capacity(&self) -> usize {
         self.room.load(Ordering::Relaxed)
     }
 
     /// Whether a request can be watched now; if not, pushes are on their way.
     pub(super) fn is_on(&self) -> bool {
         let on = self.on.load(Ordering::Acquire);
-        if !on && self.room() > 0 {
+        if !on && self.tracking_capacity() > 0 {
             self.wanted.notify_one();
         }
         on
@@ -149,14 +149,14 @@ impl Push {
             // Made before the look, it hears of every change after it.
             let known = self.known.notified();
             let on = self.is_on();
-            let refused = self.refused.lock().clone().filter(|_| self.room() == 0);
+            let refused = self.refused.lock().clone().filter(|_| self.tracking_capacity() == 0);
             let push = match refused {
                 _ if on => capabilities::Push::On,
                 Some(reason) => capabilities::Push::Refused(reason),
                 None => capabilities::Push::Unknown,
             };
             let is_settled = push != capabilities::Push::Unknown;
-            let answer = (push, self.called.load(Ordering::Acquire), self.room());
+            let answer = (push, self.called.load(Ordering::Acquire), self.tracking_capacity());
             if is_settled {
                 return answer;
             }
@@ -174,8 +174,10 @@ impl Push {
 
     /// One session after the other, for as long as the keeper lives.
     pub(super) async fn serve(self: Arc<Self>, target: Target, limits: Limits, keeper: Arc<Connection>, host: Host) {
-        let (closed, doubts) = (self.closed.clone(), Doubts::new(keeper.clone(), host, limits.command));
-        let _closed = closed.run_until_cancelled(Box::pin(self.sessions(&target, limits, &keeper, &doubts))).await;
+        let (closed, own_invalidations) =
+            (self.closed.clone(), OwnInvalidations::new(keeper.clone(), host, limits.command));
+        let _closed =
+            closed.run_until_cancelled(Box::pin(self.sessions(&target, limits, &keeper, &own_invalidations))).await;
         self.off();
     }
 
@@ -185,7 +187,13 @@ impl Push {
         on || called
     }
 
-    async fn sessions(&self, target: &Target, limits: Limits, keeper: &Connection, doubts: &Arc<Doubts>) {
+    async fn sessions(
+        &self,
+        target: &Target,
+        limits: Limits,
+        keeper: &Connection,
+        own_invalidations: &Arc<OwnInvalidations>,
+    ) {
         let mut links = keeper.links();
         let mut pauses = Doubling::from(FIRST_PAUSE);
         loop {
@@ -197,14 +205,14 @@ impl Push {
                 }
             }
             // What was wanted before it was refused.
-            if self.room() == 0 && !self.has_callers() {
+            if self.tracking_capacity() == 0 && !self.has_callers() {
                 continue;
             }
             let (mut was_steady, mut longest, link) = (false, LONGEST_PAUSE, links.last());
             let end = match self.open(target, limits, &mut links).await {
                 Ok(session) => {
                     longest = LONGEST_FLAP;
-                    self.listen_to(session, keeper, doubts, limits, &mut links, &mut was_steady).await
+                    self.listen_to(session, keeper, own_invalidations, limits, &mut links, &mut was_steady).await
                 }
                 Err(end) => {
                     self.deaf.store(matches!(end, End::Refused(_)), Ordering::Release);
@@ -226,7 +234,7 @@ impl Push {
                         () = tokio::time::sleep(pauses.next(longest)) => {}
                         () = links.next() => self.begin_anew(),
                     }
-                    if self.ear().is_some_and(|ear| ear.is_needed()) {
+                    if self.listener().is_some_and(|listener| listener.is_needed()) {
                         self.wanted.notify_one();
                     }
                 }
@@ -279,7 +287,7 @@ impl Push {
         &self,
         mut session: Session,
         keeper: &Connection,
-        doubts: &Arc<Doubts>,
+        own_invalidations: &Arc<OwnInvalidations>,
         limits: Limits,
         links: &mut Links,
         is_steady: &mut bool,
@@ -311,7 +319,7 @@ impl Push {
             loop {
                 tokio::select! {
                     heard = session.next() => match heard {
-                        Ok(Some(message)) => self.hear(&message, |key, ear| doubts.add(key, ear)),
+                        Ok(Some(message)) => self.hear(&message, |key, listener| own_invalidations.add(key, listener)),
                         Ok(None) => self.missed(),
                         Err(reason) => return End::Failed(reason),
                     },
@@ -321,7 +329,7 @@ impl Push {
                     }
                     () = &mut steady, if !*is_steady => *is_steady = true,
                     () = &mut look => {
-                        let is_idle = !self.ear().is_some_and(|ear| ear.is_needed());
+                        let is_idle = !self.listener().is_some_and(|listener| listener.is_needed());
                         // Not at once: the next one who waits would have to connect again.
                         if is_idle && was_idle {
                             let off = vec!["TRACKING".into(), "OFF".into()];
@@ -342,10 +350,10 @@ impl Push {
         let called = self.hears_itself(keeper, limits).await?;
         self.deaf.store(!called, Ordering::Release);
         self.called.store(called, Ordering::Release);
-        if self.room() > 0 || !called {
+        if self.tracking_capacity() > 0 || !called {
             match session.track(keeper, limits).await {
                 Ok(()) => {
-                    self.room.store(session::room(keeper, limits).await, Ordering::Relaxed);
+                    self.room.store(session::tracking_capacity(keeper, limits).await, Ordering::Relaxed);
                     *self.refused.lock() = None;
                     self.on.store(true, Ordering::Release);
                 }
@@ -359,7 +367,7 @@ impl Push {
 
     /// Whether there are fair waiters to be called, as far as we know that they can be.
     fn has_callers(&self) -> bool {
-        !self.deaf.load(Ordering::Acquire) && self.ear().is_some_and(|ear| ear.has_waiters())
+        !self.deaf.load(Ordering::Acquire) && self.listener().is_some_and(|listener| listener.has_waiters())
     }
 
     /// Whether a call would arrive; only the server can tell.
@@ -375,35 +383,35 @@ impl Push {
     }
 
     /// A touch of what is held here is doubted.
-    fn hear(&self, message: &Message, doubt: impl Fn(&str, &Arc<dyn Ear>)) {
-        let Some(ear) = self.ear() else { return };
+    fn hear(&self, message: &Message, doubt: impl Fn(&str, &Arc<dyn NodeListener>)) {
+        let Some(listener) = self.listener() else { return };
         match &message.value {
-            Value::Null => ear.missed(),
+            Value::Null => listener.missed(),
             Value::Array(keys) => {
                 for key in keys.iter().filter_map(text) {
-                    if ear.holds(key) {
-                        doubt(key, &ear);
+                    if listener.holds(key) {
+                        doubt(key, &listener);
                     } else {
-                        ear.touched(key);
+                        listener.changed(key);
                     }
                 }
             }
             call => match text(call).and_then(Call::read) {
-                Some(Call::Granted { key, token }) => ear.granted(key, token),
-                Some(Call::Next { token, within }) => ear.next(token, within),
+                Some(Call::Granted { key, token }) => listener.granted(key, token),
+                Some(Call::Next { token, within }) => listener.next(token, within),
                 None => {}
             },
         }
     }
 
     fn missed(&self) {
-        if let Some(ear) = self.ear() {
-            ear.missed();
+        if let Some(listener) = self.listener() {
+            listener.missed();
         }
     }
 
-    fn ear(&self) -> Option<Arc<dyn Ear>> {
-        self.ear.get().and_then(Weak::upgrade)
+    fn listener(&self) -> Option<Arc<dyn NodeListener>> {
+        self.listener.get().and_then(Weak::upgrade)
     }
 }
 

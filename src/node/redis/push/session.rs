@@ -111,7 +111,7 @@ pub(super) fn ended(error: &FredError) -> End {
 }
 
 /// Half of what the server is set to track; it need not tell.
-pub(super) async fn room(keeper: &Connection, limits: Limits) -> usize {
+pub(super) async fn tracking_capacity(keeper: &Connection, limits: Limits) -> usize {
     room_of(keeper.setting("tracking-table-max-keys", limits.command).await)
 }
 

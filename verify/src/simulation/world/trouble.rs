@@ -7,7 +7,7 @@ use leasehold_protocol::{holder, store::Store, token::Token};
 use super::{
     super::{
         chance::{Real, nanos},
-        weather::Weather,
+        profile::FaultProfile,
     },
     Event, Message, Request, World,
 };
@@ -29,7 +29,7 @@ impl World {
 
     /// Has trouble come at some time.
     fn brew(&mut self, trouble: Trouble) {
-        let Weather { crashes, pauses, cuts, deaths, .. } = self.weather;
+        let FaultProfile { crashes, pauses, cuts, deaths, .. } = self.profile;
         let mean = match trouble {
             Trouble::Crash => crashes,
             Trouble::Pause => pauses,
@@ -49,11 +49,11 @@ impl World {
         match trouble {
             Trouble::Crash => {
                 let node = self.pick(self.nodes());
-                let down = self.dice.between(Duration::ZERO, self.weather.down);
+                let down = self.dice.between(Duration::ZERO, self.profile.down);
                 self.crash(node, down);
             }
             Trouble::Pause => {
-                let until = self.now + nanos(self.dice.between(Duration::ZERO, self.weather.longest_pause));
+                let until = self.now + nanos(self.dice.between(Duration::ZERO, self.profile.longest_pause));
                 self.paused_until[client] = until;
                 self.note(|| format!("client {client} stands still until {} µs", until / 1_000));
             }
@@ -71,7 +71,7 @@ impl World {
 
     /// A client that has just won may stand still just then.
     pub(in super::super) fn stall(&mut self, client: usize) {
-        if self.dice.percent(self.weather.stalls) {
+        if self.dice.percent(self.profile.stalls) {
             self.paused_until[client] = self.now + nanos(self.dice.between(self.ttl / 2, self.ttl * 2));
         }
     }
@@ -81,7 +81,7 @@ impl World {
     }
 
     fn cut(&mut self, client: usize, node: usize) {
-        let until = self.now + nanos(self.dice.between(Duration::ZERO, self.weather.longest_cut));
+        let until = self.now + nanos(self.dice.between(Duration::ZERO, self.profile.longest_cut));
         self.cut_until[client][node] = until;
         self.note(|| format!("client {client} and node {node} are cut off until {} µs", until / 1_000));
     }
@@ -97,18 +97,18 @@ impl World {
         let now = self.time_at(node) / 1_000_000 * 1_000_000;
         let server = &mut self.servers[node];
         (server.store, server.is_down) = (Store::started(now), false);
-        if self.weather.is_sly {
+        if self.profile.is_sly {
             self.let_through(node);
         }
     }
 
     /// Keeps a heal back for as long as it can do harm, and the client from its lease on another node.
     pub(super) fn is_held_up(&mut self, message: &Message) -> bool {
-        if !self.weather.is_sly || !matches!(message.request, Request::Heal(..)) {
+        if !self.profile.is_sly || !matches!(message.request, Request::Repair(..)) {
             return false;
         }
-        let (client, healed) = (message.client, message.node);
-        let others: Vec<usize> = (0..self.nodes()).filter(|node| *node != healed).collect();
+        let (client, repaired) = (message.client, message.node);
+        let others: Vec<usize> = (0..self.nodes()).filter(|node| *node != repaired).collect();
         if self.dice.percent(90) {
             let node = others[self.pick(others.len())];
             self.cut_until[client][node] = self.now + nanos(self.ttl * 3 / 2);
@@ -121,14 +121,14 @@ impl World {
     /// A node has just voted for a client. If a heal is held up for it of a lease that is about to lose its key on another
     /// node, to which this client's acquire is on its way: forgets the vote, and has the acquire arrive when that key is gone.
     pub(super) fn voted(&mut self, client: usize, node: usize) {
-        if !self.weather.is_sly {
+        if !self.profile.is_sly {
             return;
         }
-        let heal = |message: &Message| match &message.request {
-            Request::Heal(lease, ..) if message.node == node => Some(lease.token.clone()),
+        let repair = |message: &Message| match &message.request {
+            Request::Repair(lease, ..) if message.node == node => Some(lease.token.clone()),
             _ => None,
         };
-        let healed: Vec<Token> = self.on_their_way(heal).map(|(_, token)| token).collect();
+        let repaired: Vec<Token> = self.on_their_way(repair).map(|(_, token)| token).collect();
         let acquire = |message: &Message| {
             (message.client == client && matches!(message.request, Request::Acquire(_))).then_some(message.node)
         };
@@ -136,7 +136,7 @@ impl World {
         for (at, other) in acquires {
             let Some(holder) = self.holder(other) else { continue };
             let (Some(token), Some(left)) = (holder::token(&holder), holder.remaining()) else { continue };
-            if left < self.ttl / 7 && healed.contains(token) {
+            if left < self.ttl / 7 && repaired.contains(token) {
                 self.lull_until = self.now + nanos(self.ttl / 5);
                 if self.dice.percent(70) {
                     self.crash(node, Duration::from_micros(100));
@@ -152,12 +152,12 @@ impl World {
 
     /// The heals of this node that are held up arrive now.
     fn let_through(&mut self, node: usize) {
-        let heal =
-            |message: &Message| (message.node == node && matches!(message.request, Request::Heal(..))).then_some(());
-        let held_up: Vec<_> = self.on_their_way(heal).collect();
+        let repair =
+            |message: &Message| (message.node == node && matches!(message.request, Request::Repair(..))).then_some(());
+        let held_up: Vec<_> = self.on_their_way(repair).collect();
         for (at, ()) in held_up {
-            if let Some(heal) = self.events.remove(&at) {
-                self.at(self.now + 1_000, heal);
+            if let Some(repair) = self.events.remove(&at) {
+                self.at(self.now + 1_000, repair);
             }
         }
     }

@@ -9,40 +9,40 @@ use crate::{keeper::Host, sync::Mutex};
 
 const GATHER: Duration = Duration::from_millis(20);
 
-type Straggler = Pin<Box<dyn Future<Output = ()> + Send>>;
+type LateReply = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Those that are still to be heard.
-pub(super) struct Stragglers {
+pub(super) struct LateReplies {
     host: Host,
-    gathered: Mutex<Vec<Straggler>>,
+    gathered: Mutex<Vec<LateReply>>,
 }
 
-impl Stragglers {
+impl LateReplies {
     pub(super) fn new(host: Host) -> Arc<Self> {
         Arc::new(Self { host, gathered: Mutex::default() })
     }
 
     /// Hears this one to its end. It must be bounded.
-    pub(super) fn hear(self: &Arc<Self>, straggler: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn hear(self: &Arc<Self>, late_reply: impl Future<Output = ()> + Send + 'static) {
         let mut gathered = self.gathered.lock();
-        gathered.push(Box::pin(straggler));
+        gathered.push(Box::pin(late_reply));
         if gathered.len() > 1 {
             return;
         }
         drop(gathered);
-        let stragglers = self.clone();
+        let late_replies = self.clone();
         self.host.spawn(async move {
-            stragglers.host.sleep(GATHER).await;
-            let gathered = take(&mut *stragglers.gathered.lock());
-            for straggler in gathered {
-                stragglers.host.spawn(straggler);
+            late_replies.host.sleep(GATHER).await;
+            let gathered = take(&mut *late_replies.gathered.lock());
+            for late_reply in gathered {
+                late_replies.host.spawn(late_reply);
             }
         });
     }
 }
 
-impl std::fmt::Debug for Stragglers {
+impl std::fmt::Debug for LateReplies {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stragglers").field("gathered", &self.gathered.lock().len()).finish_non_exhaustive()
+        f.debug_struct("LateReplies").field("gathered", &self.gathered.lock().len()).finish_non_exhaustive()
     }
 }

@@ -8,52 +8,52 @@ use std::{mem, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use super::super::{connection::Connection, reply, script};
-use crate::{keeper::Host, node::Ear};
+use crate::{keeper::Host, node::NodeListener};
 
 /// So many keys are looked at by one command.
 const AT_ONCE: usize = 256;
 
 /// The locks that we hold and that were touched, by us or by somebody else.
-pub(super) struct Doubts {
+pub(super) struct OwnInvalidations {
     keys: Mutex<Vec<String>>,
     keeper: Arc<Connection>,
     host: Host,
     limit: Duration,
 }
 
-impl Doubts {
+impl OwnInvalidations {
     pub(super) fn new(keeper: Arc<Connection>, host: Host, limit: Duration) -> Arc<Self> {
         Arc::new(Self { keys: Mutex::default(), keeper, host, limit })
     }
 
     /// Looks at this key, and at those that come before the look begins; tells the ear of what is not as it was left.
-    pub(super) fn add(self: &Arc<Self>, key: &str, ear: &Arc<dyn Ear>) {
+    pub(super) fn add(self: &Arc<Self>, key: &str, listener: &Arc<dyn NodeListener>) {
         let mut keys = self.keys.lock();
         keys.push(key.to_owned());
         if keys.len() == 1 {
-            self.host.spawn(self.clone().settle(ear.clone()));
+            self.host.spawn(self.clone().settle(listener.clone()));
         }
     }
 
-    async fn settle(self: Arc<Self>, ear: Arc<dyn Ear>) {
+    async fn settle(self: Arc<Self>, listener: Arc<dyn NodeListener>) {
         let doubted = mem::take(&mut *self.keys.lock());
         for keys in doubted.chunks(AT_ONCE) {
-            self.look(keys, &*ear).await;
+            self.look(keys, &*listener).await;
         }
     }
 
     /// The look watches again what it reads: a touch after it is told as any other.
-    async fn look(&self, keys: &[String], ear: &dyn Ear) {
+    async fn look(&self, keys: &[String], listener: &dyn NodeListener) {
         let arguments = |all: &mut Vec<_>| all.extend(keys.iter().map(|key| key.as_str().into()));
         let found = match self.keeper.run(&script::LOOK, keys.len(), arguments, self.limit, || true).await {
-            Ok((reply, way)) if way.watched => reply::looked(&reply),
+            Ok((reply, way)) if way.tracked => reply::looked(&reply),
             _ => Vec::new(),
         };
         let mut found = found.into_iter();
         for key in keys {
-            let as_left = |(value, left): (String, Duration)| ear.is_as_left(key, &value, left);
+            let as_left = |(value, left): (String, Duration)| listener.is_as_left(key, &value, left);
             if !found.next().flatten().is_some_and(as_left) {
-                ear.touched(key);
+                listener.changed(key);
             }
         }
     }

@@ -24,7 +24,7 @@ pub(super) enum Climate {
 
 /// The troubles of one run. Shares are in percent.
 #[derive(Debug, Clone)]
-pub(super) struct Weather {
+pub(super) struct FaultProfile {
     /// Messages that never arrive, on each way.
     pub(super) lost: u64,
     /// Requests that arrive twice.
@@ -59,7 +59,7 @@ pub(super) struct Weather {
 /// A little less than half of what a TTL allows for (1 %), for it is the difference of two clocks that counts.
 const GAINS: u64 = 4_900;
 
-impl Weather {
+impl FaultProfile {
     pub(super) fn of(climate: Climate, dice: &mut Dice, ttl: Duration, restart_delay: Duration) -> Self {
         let calm = Self {
             lost: 0,

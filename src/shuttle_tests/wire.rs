@@ -15,7 +15,7 @@ use leasehold_protocol::{
     fence::Fence,
     holder::Holder,
     key::Key,
-    message::{AcquireRequest, Guarding, Healed, Knock, Knocked, Owned, Renewal, Route, ServerIdentity, Vote},
+    message::{AcquireRequest, Guarding, Owned, Poll, Polled, Renewal, Repaired, Route, ServerIdentity, Vote},
     token::Token,
 };
 use parking_lot::Mutex;
@@ -25,12 +25,12 @@ use tokio::sync::oneshot;
 use super::time;
 use crate::{
     capabilities::Capabilities,
+    client::{Client, Options},
     clock::{Clock, SystemClock},
     keeper::{Host, Keeper},
     lock::Lock,
-    node::{Answer, Ear, Line, Node, Page, memory::Memory},
+    node::{Answer, Line, Node, NodeListener, Page, memory::Memory},
     quorum::Quorum,
-    shared::{Options, Shared},
 };
 
 /// What a request wants of a token.
@@ -40,7 +40,7 @@ pub(super) enum Asked {
     Renew,
     Release,
     Leave,
-    Knock,
+    Poll,
 }
 
 type Request = Box<dyn FnOnce(&Memory) + Send>;
@@ -140,13 +140,13 @@ impl Node for Wire {
         Route::Home
     }
 
-    fn listen(&self, ear: Weak<dyn Ear>) {
-        let courier = Arc::new(Courier(ear));
-        self.memory.listen(Arc::downgrade(&courier) as Weak<dyn Ear>);
+    fn listen(&self, listener: Weak<dyn NodeListener>) {
+        let courier = Arc::new(Courier(listener));
+        self.memory.listen(Arc::downgrade(&courier) as Weak<dyn NodeListener>);
         self.couriers.lock().push(courier);
     }
 
-    fn room(&self) -> usize {
+    fn tracking_capacity(&self) -> usize {
         1_000
     }
 
@@ -174,9 +174,9 @@ impl Node for Wire {
         })
     }
 
-    fn knock(&self, route: Route, knock: &Knock, limit: Duration) -> Answer<Knocked> {
-        let knock = knock.clone();
-        self.send(route, vec![(Asked::Knock, knock.token.clone())], move |memory| memory.knock(route, &knock, limit))
+    fn poll(&self, route: Route, poll: &Poll, limit: Duration) -> Answer<Polled> {
+        let poll = poll.clone();
+        self.send(route, vec![(Asked::Poll, poll.token.clone())], move |memory| memory.poll(route, &poll, limit))
     }
 
     fn leave(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
@@ -188,8 +188,8 @@ impl Node for Wire {
         self.memory.raise(route, key, token, fence, limit)
     }
 
-    fn heal(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Healed> {
-        self.memory.heal(lease, fence, restart_delay, limit)
+    fn repair(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Repaired> {
+        self.memory.repair(lease, fence, restart_delay, limit)
     }
 
     fn probe(&self, limit: Duration) -> Answer<ServerIdentity> {
@@ -245,21 +245,21 @@ impl Node for Wire {
 
 /// Brings the calls to fair waiters some time later. What a connection does itself it is not told of (NOLOOP), so of
 /// changes it brings nothing: this process has to wake its own waiters.
-struct Courier(Weak<dyn Ear>);
+struct Courier(Weak<dyn NodeListener>);
 
 impl Courier {
-    fn bring(&self, call: impl FnOnce(&dyn Ear) + Send + 'static) {
-        let ear = self.0.clone();
+    fn bring(&self, call: impl FnOnce(&dyn NodeListener) + Send + 'static) {
+        let listener = self.0.clone();
         drop(spawn(async move {
-            if let Some(ear) = ear.upgrade() {
-                call(&*ear);
+            if let Some(listener) = listener.upgrade() {
+                call(&*listener);
             }
         }));
     }
 }
 
-impl Ear for Courier {
-    fn touched(&self, _: &str) {}
+impl NodeListener for Courier {
+    fn changed(&self, _: &str) {}
 
     fn missed(&self) {}
 
@@ -268,36 +268,36 @@ impl Ear for Courier {
     }
 
     fn holds(&self, key: &str) -> bool {
-        self.0.upgrade().is_some_and(|ear| ear.holds(key))
+        self.0.upgrade().is_some_and(|listener| listener.holds(key))
     }
 
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
-        self.0.upgrade().is_some_and(|ear| ear.is_as_left(key, value, left))
+        self.0.upgrade().is_some_and(|listener| listener.is_as_left(key, value, left))
     }
 
     fn granted(&self, key: &str, token: &str) {
         let (key, token) = (key.to_owned(), token.to_owned());
-        self.bring(move |ear| ear.granted(&key, &token));
+        self.bring(move |listener| listener.granted(&key, &token));
     }
 
     fn next(&self, token: &str, within: Duration) {
         let token = token.to_owned();
-        self.bring(move |ear| ear.next(&token, within));
+        self.bring(move |listener| listener.next(&token, within));
     }
 
     fn has_waiters(&self) -> bool {
-        self.0.upgrade().is_some_and(|ear| ear.has_waiters())
+        self.0.upgrade().is_some_and(|listener| listener.has_waiters())
     }
 
     fn has_waiter(&self, token: &str) -> bool {
-        self.0.upgrade().is_some_and(|ear| ear.has_waiter(token))
+        self.0.upgrade().is_some_and(|listener| listener.has_waiter(token))
     }
 }
 
 /// One process and its server.
 #[derive(Clone)]
 pub(super) struct Scene {
-    pub(super) shared: Arc<Shared>,
+    pub(super) client: Arc<Client>,
     pub(super) wire: Arc<Wire>,
 }
 
@@ -318,11 +318,11 @@ impl Scene {
         };
         let wire = Wire::new();
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);
-        Self { shared: Shared::new(options, clock, host, stop, quorum), wire }
+        Self { client: Client::new(options, clock, host, stop, quorum), wire }
     }
 
     pub(super) fn lock(&self) -> Lock {
-        Lock::new(self.shared.clone(), "job").owner(crate::Owner::anonymous())
+        Lock::new(self.client.clone(), "job").owner(crate::Owner::anonymous())
     }
 
     /// Lets time pass until nothing is under way any more; then nobody holds anything, and nobody waits.
@@ -333,9 +333,9 @@ impl Scene {
                 yield_now().await;
             }
         }));
-        block_on(self.shared.host.finished());
+        block_on(self.client.host.finished());
         assert_eq!(self.wire.holder("job"), None, "the key is left");
-        assert!(self.shared.watchdog.is_empty(), "a hold that nobody owns is looked after");
-        assert!(self.shared.lines.is_empty() && self.shared.queues.is_empty() && self.shared.calls.is_empty());
+        assert!(self.client.watchdog.is_empty(), "a hold that nobody owns is looked after");
+        assert!(self.client.lines.is_empty() && self.client.queues.is_empty() && self.client.calls.is_empty());
     }
 }

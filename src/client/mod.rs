@@ -9,7 +9,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    message::Parting,
+    message::ReleaseMode,
     renewal::{Core, LeaseConfig},
     tally::Tally,
     time::Time,
@@ -21,21 +21,21 @@ use crate::{
     clock::{self, Clock},
     error::{AcquireError, Error},
     keeper::{Host, Stop},
-    node::{Ear, Node},
+    node::{Node, NodeListener},
     owner::Owners,
     quorum::Quorum,
     random,
     status::Signal,
-    wait::{Calls, Lines, LookSlots},
+    wait::{CheckSlots, FairWaiters, Lines},
     watchdog::{Hold, Watchdog},
 };
 
+mod late_replies;
 mod release;
 mod round;
-mod stragglers;
 
+use self::late_replies::LateReplies;
 pub(crate) use self::round::Outcome;
-use self::stragglers::Stragglers;
 
 /// What `build` settled.
 #[derive(Debug, Clone)]
@@ -47,12 +47,12 @@ pub(crate) struct Options {
     pub(crate) command_timeout: Duration,
     pub(crate) fair: bool,
     /// How long a fair waiter has to take what was granted to it.
-    pub(crate) grant: Duration,
+    pub(crate) grant_timeout: Duration,
 }
 
 /// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct Client {
     pub(crate) options: Options,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -62,24 +62,24 @@ pub(crate) struct Shared {
     pub(crate) lines: Arc<Lines>,
     /// The lines of fair waiters, who have places on the server as well.
     pub(crate) queues: Arc<Lines>,
-    pub(crate) calls: Arc<Calls>,
+    pub(crate) calls: Arc<FairWaiters>,
     /// So many waiters look at a time. After a flush or a new connection they all want to: sent at once, the requests
     /// would time out behind each other, be undone and be sent again, and the server would do nothing else.
-    pub(crate) looks: LookSlots,
+    pub(crate) looks: CheckSlots,
     pub(crate) closed: CancellationToken,
     /// No acquire goes on: this was closed, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
-    stragglers: Arc<Stragglers>,
-    _ears: Vec<Arc<Listener>>,
+    late_replies: Arc<LateReplies>,
+    _listeners: Vec<Arc<Listener>>,
     _stop: Stop,
 }
 
 /// Enough for a server that is a few milliseconds away.
-const LOOKS_AT_ONCE: usize = 128;
+const CHECKS_AT_ONCE: usize = 128;
 
 /// A lease that lives for so long is renewed then, and not only at a third of its TTL: from there on the node tells when
 /// the key is touched.
-const WATCH_AFTER: Duration = Duration::from_millis(250);
+const TRACK_AFTER: Duration = Duration::from_millis(250);
 
 /// What to acquire, settled before any I/O.
 #[derive(Debug, Clone)]
@@ -90,7 +90,7 @@ pub(crate) struct Wanted {
     pub(crate) fair: bool,
 }
 
-impl Shared {
+impl Client {
     pub(crate) fn new(options: Options, clock: Arc<dyn Clock>, host: Host, stop: Stop, quorum: Quorum) -> Arc<Self> {
         let quorum = Arc::new(quorum);
         let lines = || Arc::new(Lines::new(quorum.len()));
@@ -98,14 +98,14 @@ impl Shared {
         let limit = options.command_timeout;
         let (waiting, fair) = (lines.clone(), queues.clone());
         let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), quorum.clone(), waiting, fair, limit));
-        let calls = Arc::<Calls>::default();
-        let ear = |(node, _)| {
+        let calls = Arc::<FairWaiters>::default();
+        let listener = |(node, _)| {
             let (lines, calls, watchdog) = (lines.clone(), calls.clone(), watchdog.clone());
             Arc::new(Listener { node, lines, calls, watchdog, clock: clock.clone() })
         };
-        let ears: Vec<_> = quorum.members().map(ear).collect();
-        for ear in &ears {
-            quorum.listen(ear.node, Arc::downgrade(ear) as Weak<dyn Ear>);
+        let listeners: Vec<_> = quorum.members().map(listener).collect();
+        for listener in &listeners {
+            quorum.listen(listener.node, Arc::downgrade(listener) as Weak<dyn NodeListener>);
         }
         host.spawn_until_stopped(watchdog.clone().run());
         host.spawn_until_stopped(watchdog.ends_with_its_runtime());
@@ -113,7 +113,7 @@ impl Shared {
         Arc::new(Self {
             options,
             clock,
-            stragglers: Stragglers::new(host.clone()),
+            late_replies: LateReplies::new(host.clone()),
             host,
             quorum,
             watchdog,
@@ -121,10 +121,10 @@ impl Shared {
             lines,
             queues,
             calls,
-            looks: LookSlots::new(LOOKS_AT_ONCE),
+            looks: CheckSlots::new(CHECKS_AT_ONCE),
             closed: CancellationToken::new(),
             ended,
-            _ears: ears,
+            _listeners: listeners,
             _stop: stop,
         })
     }
@@ -140,7 +140,7 @@ impl Shared {
 
     /// The lock was let go of here: whoever waits for it here looks at once. (Fair waiters are called.)
     pub(crate) fn freed(&self, key: &Key) {
-        self.lines.alert(key.lock(), self.now());
+        self.lines.notify(key.lock(), self.now());
     }
 
     /// An error once `close` was called, or the keeper's runtime has ended.
@@ -171,8 +171,8 @@ impl Shared {
         let Wanted { key, ttl, max_hold, .. } = wanted;
         let config = LeaseConfig { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
         let mut core = Core::new(config, tally, random::jitter());
-        if self.quorum.room() > 0 {
-            core.hint(sent + WATCH_AFTER);
+        if self.quorum.tracking_capacity() > 0 {
+            core.hint(sent + TRACK_AFTER);
         }
         let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, sent, core);
         self.watchdog.guard(&hold);
@@ -187,7 +187,7 @@ impl Shared {
         for hold in self.watchdog.holds() {
             let (leaves_something, ruling) = hold.close(now);
             if leaves_something {
-                self.release_in_background(&hold, Parting::Delete);
+                self.release_in_background(&hold, ReleaseMode::Delete);
             }
             if let Some(news) = ruling.news {
                 news.tell();
@@ -210,7 +210,7 @@ impl Shared {
 struct Listener {
     node: usize,
     lines: Arc<Lines>,
-    calls: Arc<Calls>,
+    calls: Arc<FairWaiters>,
     watchdog: Arc<Watchdog>,
     clock: Arc<dyn Clock>,
 }
@@ -221,11 +221,11 @@ impl Listener {
     }
 }
 
-impl Ear for Listener {
-    fn touched(&self, key: &str) {
+impl NodeListener for Listener {
+    fn changed(&self, key: &str) {
         self.watchdog.hint(key);
-        self.lines.touched(key, self.node, self.now());
-        self.calls.touched(key, self.now());
+        self.lines.changed(key, self.node, self.now());
+        self.calls.changed(key, self.now());
     }
 
     fn holds(&self, key: &str) -> bool {
@@ -238,7 +238,7 @@ impl Ear for Listener {
 
     fn missed(&self) {
         self.watchdog.hint_all();
-        self.lines.alert_all(self.now());
+        self.lines.notify_all(self.now());
         self.calls.call_all(self.now());
     }
 

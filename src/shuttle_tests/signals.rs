@@ -22,7 +22,7 @@ use crate::{
     owner::{Claim, Owners},
     random,
     status::{Signal, StatusChanges},
-    wait::Calls,
+    wait::FairWaiters,
     watchdog::{Entry, Hold},
 };
 
@@ -77,7 +77,7 @@ fn a_token_that_is_taken_while_the_lease_ends_is_cancelled() {
 #[test]
 fn a_call_is_heard_or_known_to_be_for_nobody() {
     explore(|| {
-        let (calls, key, token) = (Arc::<Calls>::default(), Key::of_lock("job"), random::token("host:7"));
+        let (calls, key, token) = (Arc::<FairWaiters>::default(), Key::of_lock("job"), random::token("host:7"));
         let called = calls.listen(&key, &token);
         let calling = {
             let (calls, token) = (calls.clone(), token.clone());
@@ -125,11 +125,11 @@ fn a_seat_that_is_given_up_elsewhere_is_in_nobodys_way() {
     explore(|| {
         let (owners, key) = (Arc::<Owners>::default(), Key::of_lock("job"));
         let id = Owner::new().resolve().unwrap();
-        let Claim::Free(seat) = owners.claim(id, &key, false, Time::ZERO) else { panic!("nobody has it") };
+        let Claim::Free(owner_slot) = owners.claim(id, &key, false, Time::ZERO) else { panic!("nobody has it") };
         let hold = hold();
-        seat.hold(&hold);
+        owner_slot.hold(&hold);
         let long_after = Time::ZERO + TTL * 2;
-        let leaving = thread::spawn(move || drop(seat));
+        let leaving = thread::spawn(move || drop(owner_slot));
         let claiming = [(); 2].map(|()| {
             let (owners, key) = (owners.clone(), key.clone());
             thread::spawn(move || drop(owners.claim(id, &key, false, long_after)))

@@ -6,12 +6,12 @@ use leasehold_protocol::token::Token;
 
 /// One who waits for a lock in its fair queue.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Waiting {
+pub struct Waiter {
     pub(crate) token: Token,
     pub(crate) waited: Duration,
 }
 
-impl Waiting {
+impl Waiter {
     /// The readable name that the waiter gave itself, as of a [`Holder`](crate::Holder).
     #[must_use]
     pub fn label(&self) -> &str {
@@ -25,8 +25,8 @@ impl Waiting {
     }
 }
 
-impl fmt::Debug for Waiting {
+impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiting").field("label", &self.label()).field("waited", &self.waited).finish_non_exhaustive()
+        f.debug_struct("Waiter").field("label", &self.label()).field("waited", &self.waited).finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use tokio_util::{
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
-use crate::shuttled::time::{Sleep, sleep};
+use crate::shuttle_tests::time::{Sleep, sleep};
 
 /// See `src/keeper.rs`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

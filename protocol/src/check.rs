@@ -10,7 +10,7 @@ use crate::{
 
 /// What the last look at the server found.
 #[derive(Debug, Clone)]
-pub enum Look {
+pub enum Check {
     /// There was none.
     NotYet,
     /// Somebody holds it.
@@ -18,7 +18,7 @@ pub enum Look {
         /// Who.
         holder: Holder,
         /// Whether we shall be told when that changes.
-        watched: bool,
+        tracked: bool,
         /// On which nodes it has to change.
         needs: WakeCondition,
     },
@@ -35,7 +35,7 @@ pub enum Look {
     Failed(Failure),
 }
 
-impl Look {
+impl Check {
     /// What is worth another look, if it told. Who has lost a split vote pauses, so that one comes first.
     pub fn needs(&self) -> Option<WakeCondition> {
         match self {

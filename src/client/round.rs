@@ -7,14 +7,14 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     holder::Holder,
-    message::{AcquireRequest, Acquired, Denial, Owned, Parting, Route},
+    message::{AcquireRequest, Acquired, Denial, Owned, ReleaseMode, Route},
     renewal::Answer as Renewed,
     tally::{Nodes, WakeCondition},
     time::Time,
     votes::NodeAnswer,
 };
 
-use super::{Shared, Wanted};
+use super::{Client, Wanted};
 use crate::{
     node::Answer,
     quorum::{FanOut, Undo},
@@ -29,7 +29,7 @@ pub(crate) enum Outcome {
     Busy {
         holder: Holder,
         needs: WakeCondition,
-        watched: bool,
+        tracked: bool,
     },
     /// Nobody got a majority.
     Split {
@@ -42,7 +42,7 @@ pub(crate) enum Outcome {
     Failed(Failure),
 }
 
-impl Shared {
+impl Client {
     /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
     pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, route: Route, limit: Duration) -> Outcome {
         let Wanted { key, ttl, .. } = wanted;
@@ -50,7 +50,7 @@ impl Shared {
         let request = AcquireRequest { key: key.clone(), token, ttl: *ttl, voting: self.quorum.voting(sent) };
         let limit = self.quorum.limit(limit, *ttl);
         let mut round = Round {
-            shared: self,
+            client: self,
             attempt: Attempt::new(sent, *ttl, self.quorum.len()),
             votes: self.quorum.vote(route, &request, limit),
             raises: FanOut::none(),
@@ -65,17 +65,17 @@ impl Shared {
             Verdict::Won { fence, tally } => {
                 let (hold, signal) = self.hold(wanted, round.request.token.clone(), sent, fence, tally);
                 for (node, vote) in round.votes.take() {
-                    self.stragglers.hear(self.clone().straggle(hold.clone(), node, route, sent, vote));
+                    self.late_replies.hear(self.clone().late_vote(hold.clone(), node, route, sent, vote));
                 }
                 for (_, raise) in round.raises.take() {
                     // One more that keeps the floor, as there; it may not have been sent yet.
-                    self.stragglers.hear(async move {
+                    self.late_replies.hear(async move {
                         let _raised = raise.await;
                     });
                 }
                 Outcome::Won(hold, signal)
             }
-            Verdict::Busy { holder, needs, watched } => Outcome::Busy { holder, needs, watched },
+            Verdict::Busy { holder, needs, tracked } => Outcome::Busy { holder, needs, tracked },
             Verdict::Split { holder } => {
                 let (answered, took) = (round.answered.since(sent), self.now().since(sent));
                 Outcome::Split { holder, answered, took }
@@ -100,7 +100,14 @@ impl Shared {
     }
 
     /// A node's vote that comes after a majority has granted: it counts for the lease, if that lives.
-    async fn straggle(self: Arc<Self>, hold: Arc<Hold>, node: usize, route: Route, sent: Time, vote: Answer<Acquired>) {
+    async fn late_vote(
+        self: Arc<Self>,
+        hold: Arc<Hold>,
+        node: usize,
+        route: Route,
+        sent: Time,
+        vote: Answer<Acquired>,
+    ) {
         let vote = vote.await;
         if hold.is_over() {
             // A release on the same route comes later than what it releases; not than what was overtaken, or may come still.
@@ -111,9 +118,9 @@ impl Shared {
             return;
         }
         match vote {
-            Ok(Acquired::Granted(drawn)) => {
+            Ok(Acquired::Granted(issued)) => {
                 self.watchdog.answered(&hold, node, sent, Renewed::Confirmed);
-                if let Some(member) = self.quorum.member(node).filter(|_| drawn < hold.fence) {
+                if let Some(member) = self.quorum.member(node).filter(|_| issued < hold.fence) {
                     let limit = self.options.command_timeout;
                     // One more that keeps the floor; a majority does already.
                     let raise =
@@ -134,7 +141,7 @@ impl Shared {
 /// An attempt under way. Dropped without a win, it waits in the background for the answers that are still to come, for
 /// fred would send a queued request even when nobody waits for it any more, and undoes what was granted.
 struct Round<'a> {
-    shared: &'a Arc<Shared>,
+    client: &'a Arc<Client>,
     attempt: Attempt,
     votes: FanOut<Acquired>,
     raises: FanOut<Owned>,
@@ -151,9 +158,9 @@ impl Round<'_> {
         loop {
             let step = tokio::select! {
                 biased;
-                (node, raised) = self.raises.next() => self.attempt.raised(self.shared.now(), node, raised),
+                (node, raised) = self.raises.next() => self.attempt.raised(self.client.now(), node, raised),
                 (node, vote) = self.votes.next() => {
-                    let now = self.shared.now();
+                    let now = self.client.now();
                     if vote.is_ok() {
                         self.answered = now;
                     }
@@ -171,9 +178,9 @@ impl Round<'_> {
     /// The second phase (rule 10).
     fn raise(&mut self, fence: Fence, on: Nodes) {
         let Self { route, until, request: AcquireRequest { key, token, .. }, .. } = self;
-        let limit = until.since(self.shared.now()).max(Duration::from_millis(1));
+        let limit = until.since(self.client.now()).max(Duration::from_millis(1));
         for at in on.iter() {
-            if let Some(member) = self.shared.quorum.member(at) {
+            if let Some(member) = self.client.quorum.member(at) {
                 let answer = member.ask(|node| node.raise(*route, key, token, fence, limit));
                 self.raises.push(at, answer);
             }
@@ -186,7 +193,7 @@ impl Round<'_> {
             route: self.route,
             key,
             token,
-            parting: Parting::Delete,
+            parting: ReleaseMode::Delete,
             for_at_most: ttl,
             is_first: true,
             is_attempt: true,
@@ -196,13 +203,13 @@ impl Round<'_> {
 
 impl Drop for Round<'_> {
     fn drop(&mut self) {
-        let shared = self.shared;
+        let client = self.client;
         for at in self.attempt.must_undo().iter() {
-            shared.host.spawn(shared.watchdog.undoing(at, self.undo()));
+            client.host.spawn(client.watchdog.undoing(at, self.undo()));
         }
         for (at, vote) in self.votes.take() {
-            let undoing = shared.watchdog.undoing(at, self.undo());
-            shared.host.spawn(async move {
+            let undoing = client.watchdog.undoing(at, self.undo());
+            client.host.spawn(async move {
                 if late(&vote.await) {
                     undoing.await;
                 }

@@ -7,7 +7,7 @@ use shuttle::{future::block_on, thread};
 use tokio::sync::Notify;
 
 use super::{explore, linger, wire::Scene};
-use crate::{Lease, Lock, wait::LookSlots};
+use crate::{Lease, Lock, wait::CheckSlots};
 
 /// An acquire that is given up when somebody says so, if it is not over by then.
 fn until(given_up: Arc<Notify>, lock: Lock) -> Option<Lease> {
@@ -66,7 +66,7 @@ fn who_gives_up_at_the_moment_of_its_grant_passes_the_lock_on() {
 fn a_slot_for_looks_is_never_lost_on_those_who_wait() {
     explore(|| {
         const NEVER: Time = Time::NEVER;
-        let slots = Arc::new(LookSlots::new(2));
+        let slots = Arc::new(CheckSlots::new(2));
         let looking = [(); 4].map(|()| {
             let slots = slots.clone();
             thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! What is measured, with the crate feature `metrics`: see the page `docs/metrics.md`. Without it nothing is.
-//!
-//! A recorder is foreign code (`crate::foreign`). On the keeper's thread changes of counters and gauges are added up here,
-//! and values for histograms are queued; the thread for events tells both.
+// What is measured, with the crate feature `metrics`: see the page `docs/metrics.md`. Without it nothing is.
+//
+// A recorder is foreign code (`crate::foreign`). On the keeper's thread changes of counters and gauges are added up here,
+// and values for histograms are queued; the thread for events tells both.
 
 #[cfg(feature = "metrics")]
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use leasehold_protocol::loss::{self, LossReason};
 #[cfg(feature = "metrics")]
 use self::deltas::{COUNTS, GAUGES};
 #[cfg(feature = "metrics")]
-use crate::{foreign, sync::unshaken};
+use crate::{foreign, sync::catching_panics};
 
 use crate::error::AcquireError;
 
@@ -31,7 +31,7 @@ pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
         use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
-        let _described = unshaken(|| {
+        let _described = catching_panics(|| {
             // What is counted for the first time would look like what was always so: from nought on, it is an increase.
             for count in &COUNTS {
                 count.tell(0);
@@ -52,7 +52,7 @@ pub(crate) fn describe() {
 fn count(name: &'static str, label: &'static str, value: &'static str) {
     #[cfg(feature = "metrics")]
     if !foreign::on_keeper() {
-        let _told = unshaken(|| ::metrics::counter!(name, label => value).increment(1));
+        let _told = catching_panics(|| ::metrics::counter!(name, label => value).increment(1));
     } else if let Some(count) = COUNTS.iter().find(|count| count.name == name && count.value == value) {
         count.more.fetch_add(1, Ordering::AcqRel);
         foreign::deltas_are_due();
@@ -64,7 +64,7 @@ fn count(name: &'static str, label: &'static str, value: &'static str) {
 fn change(name: &'static str, by: i32) {
     #[cfg(feature = "metrics")]
     if !foreign::on_keeper() {
-        let _told = unshaken(|| ::metrics::gauge!(name).increment(by));
+        let _told = catching_panics(|| ::metrics::gauge!(name).increment(by));
     } else if let Some(gauge) = GAUGES.iter().find(|gauge| gauge.name == name) {
         gauge.more.fetch_add(by, Ordering::AcqRel);
         foreign::deltas_are_due();
@@ -87,7 +87,7 @@ fn record(name: &'static str, value: f64) {
 /// Runs foreign code.
 #[cfg(feature = "metrics")]
 pub(crate) fn tell_sample(name: &'static str, value: f64) {
-    let _told = unshaken(|| ::metrics::histogram!(name).record(value));
+    let _told = catching_panics(|| ::metrics::histogram!(name).record(value));
 }
 
 /// Tells what counters and gauges have changed by on the keeper. Runs foreign code.
@@ -96,13 +96,13 @@ pub(crate) fn tell_deltas() {
     for gauge in &GAUGES {
         let by = gauge.more.swap(0, Ordering::AcqRel);
         if by != 0 {
-            let _told = unshaken(|| ::metrics::gauge!(gauge.name).increment(by));
+            let _told = catching_panics(|| ::metrics::gauge!(gauge.name).increment(by));
         }
     }
     for count in &COUNTS {
         let by = count.more.swap(0, Ordering::AcqRel);
         if by != 0 {
-            let _told = unshaken(|| count.tell(by));
+            let _told = catching_panics(|| count.tell(by));
         }
     }
 }

@@ -5,14 +5,14 @@ use std::{sync::Arc, time::Duration};
 use leasehold_protocol::{
     key::Key,
     loss::LossReason,
-    message::{Parting, Route},
+    message::{ReleaseMode, Route},
     release_tally::{End, ReleaseAnswer, ReleaseTally},
     tally::Nodes,
     time::Time,
     votes::NodeAnswer,
 };
 
-use super::Shared;
+use super::Client;
 use crate::{
     error::ReleaseError,
     node::{Answer, Node, part},
@@ -20,17 +20,17 @@ use crate::{
     watchdog::Hold,
 };
 
-impl Shared {
+impl Client {
     /// Releases a hold that its last lease has left. Dropped half way, it goes on in the background.
     pub(crate) async fn release(
         self: &Arc<Self>,
         hold: &Hold,
-        parting: Parting,
-        believed_until: Time,
+        parting: ReleaseMode,
+        valid_until: Time,
     ) -> Result<(), ReleaseError> {
         // `close` must not take the connection away from under it.
         let _under_way = self.host.token();
-        let mut background = Dropped { shared: self, hold, parting: Some(parting.clone()) };
+        let mut background = Dropped { client: self, hold, parting: Some(parting.clone()) };
         let limit = self.options.command_timeout / 2;
         // On the connection that our own waiter of this name has watched, the server keeps the news from us: the alert
         // below is enough.
@@ -38,7 +38,7 @@ impl Shared {
         hold.parts(route);
         let part = |(at, member): (usize, &Arc<Member>)| (at, self.part(member.clone(), hold, &parting, route, limit));
         let mut answers: FanOut<ReleaseAnswer> = self.quorum.members().map(part).collect();
-        let mut tally = ReleaseTally::new(self.quorum.len(), believed_until);
+        let mut tally = ReleaseTally::new(self.quorum.len(), valid_until);
         let mut unconfirmed = Nodes::NONE;
         let end = loop {
             let (at, said) = answers.next().await;
@@ -55,7 +55,7 @@ impl Shared {
             let may_be_there = hold.may_be_on(at);
             let (watchdog, ttl, parting) = (self.watchdog.clone(), hold.ttl, parting.clone());
             let (key, token) = (hold.key.clone(), hold.token.clone());
-            self.stragglers.hear(async move {
+            self.late_replies.hear(async move {
                 if answer.await.is_err() && may_be_there {
                     watchdog.part([at].into_iter().collect(), Route::Keeper, &key, &token, ttl, &parting);
                 }
@@ -75,7 +75,7 @@ impl Shared {
         match end {
             End::Lost(reason) => {
                 let now = self.now();
-                let since = if reason == LossReason::Expired { believed_until } else { now };
+                let since = if reason == LossReason::Expired { valid_until } else { now };
                 Err(ReleaseError::Lost(hold.lost(now, since, reason)))
             }
             End::Released | End::Unknown(_) => Ok(()),
@@ -87,7 +87,7 @@ impl Shared {
         &self,
         member: Arc<Member>,
         hold: &Hold,
-        parting: &Parting,
+        parting: &ReleaseMode,
         route: Route,
         limit: Duration,
     ) -> Answer<ReleaseAnswer> {
@@ -120,28 +120,28 @@ impl Shared {
         })
     }
 
-    fn parted(&self, key: &Key, parting: &Parting) {
+    fn parted(&self, key: &Key, parting: &ReleaseMode) {
         self.freed(key);
-        if matches!(parting, Parting::KeepFor(..)) {
+        if matches!(parting, ReleaseMode::Retain(..)) {
             // Nobody is called to a key that stays, and what happens on our own connection is not told.
-            self.calls.touched(key.lock(), self.now());
+            self.calls.changed(key.lock(), self.now());
         }
     }
 
     /// Releases a hold without anybody waiting for it.
-    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: Parting) {
+    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: ReleaseMode) {
         let route = Route::Keeper;
         hold.parts(route);
         let (key, token) = (hold.key.clone(), hold.token.clone());
-        let keeps = matches!(parting, Parting::KeepFor(..));
+        let keeps = matches!(parting, ReleaseMode::Retain(..));
         let undo = Undo { route, key, token, parting, for_at_most: hold.ttl, is_first: false, is_attempt: false };
         for (at, _) in self.quorum.members().filter(|(at, _)| hold.may_be_on(*at)) {
-            let (shared, undo) = (self.clone(), undo.clone());
+            let (client, undo) = (self.clone(), undo.clone());
             self.host.spawn(async move {
                 let key = undo.key.clone();
-                shared.watchdog.undoing(at, undo).await;
+                client.watchdog.undoing(at, undo).await;
                 if keeps {
-                    shared.calls.touched(key.lock(), shared.now());
+                    client.calls.changed(key.lock(), client.now());
                 }
             });
         }
@@ -150,16 +150,16 @@ impl Shared {
 
 /// A release under way: dropping it carries on in the background.
 struct Dropped<'a> {
-    shared: &'a Arc<Shared>,
+    client: &'a Arc<Client>,
     hold: &'a Hold,
     /// `None` once it is done.
-    parting: Option<Parting>,
+    parting: Option<ReleaseMode>,
 }
 
 impl Drop for Dropped<'_> {
     fn drop(&mut self) {
         if let Some(parting) = self.parting.take() {
-            self.shared.release_in_background(self.hold, parting);
+            self.client.release_in_background(self.hold, parting);
         }
     }
 }
