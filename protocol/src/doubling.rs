@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Pauses that double.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Doubling(Duration);
 
 impl Doubling {

@@ -5,9 +5,11 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`acquisition`] | the whole life of one token: attempted, held, released, over, undone; by way of the next four |
 //! | [`attempt`] | whether an acquire has won, and which floors of fences to raise before it has |
 //! | [`renewal`] | when a held lease is renewed, repaired or over |
 //! | [`release_tally`] | what a release came to on all nodes together |
+//! | [`undo`] | how often and how long a token is taken back from a node |
 //! | [`tally`], [`plurality`] | what a majority has confirmed or denied, and who holds the most nodes |
 //! | [`fence_proposal`] | which fence is proposed, so that the nodes issue the same one |
 //! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
@@ -21,6 +23,7 @@
 // A pure function whose result is not used does nothing: nobody needs to be told at each.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
+pub mod acquisition;
 pub mod attempt;
 pub mod backoff;
 pub mod check;
@@ -47,5 +50,6 @@ pub mod store;
 pub mod tally;
 pub mod time;
 pub mod token;
+pub mod undo;
 pub mod votes;
 pub mod wait_loop;

@@ -6,7 +6,7 @@ use crate::{fence::Fence, holder::Holder, key::Key, token::Token};
 
 /// Which of a node's connections a request takes. Two requests on one route arrive in the order in which they were
 /// handed over; across routes nothing is promised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Route {
     /// The connection of the runtime on which the node was made.
     Home,
@@ -171,8 +171,8 @@ pub enum Polled {
     },
 }
 
-/// How a holder parts with its key.
-#[derive(Debug, Clone)]
+/// What a release makes of the key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ReleaseMode {
     /// The key goes.
     Delete,

@@ -18,7 +18,7 @@
 //!    ordered twice for the same moment (no hot loop).
 //! 8. Rounds that nobody answers go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests
 //!    under way, however long the outage.
-//! 9. A [hint](Core::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds, whose
+//! 9. A [hint](HeldLease::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds, whose
 //!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
 //! 10. A node that lost the key while a majority confirmed it is healed, before the deadline only.
 //!     On one node that never happens.
@@ -108,7 +108,7 @@ pub struct Orders {
 
 /// One held lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Core {
+pub struct HeldLease {
     config: LeaseConfig,
     tally: Tally,
     deadline: Time,
@@ -126,7 +126,7 @@ pub struct Core {
     jitter: Jitter,
 }
 
-impl Core {
+impl HeldLease {
     /// A lease as the winning attempt left it: `tally` has the nodes that granted, with the attempt's send.
     pub fn new(config: LeaseConfig, tally: Tally, jitter: Jitter) -> Self {
         let sent = tally.confirmed();
@@ -158,9 +158,15 @@ impl Core {
         self.tally.confirmed() >= sent
     }
 
-    /// Whether there may be anything to take off this node.
-    pub fn may_be_on(&self, node: usize) -> bool {
-        self.tally.may_hold(node)
+    /// How many nodes there are.
+    pub fn nodes(&self) -> usize {
+        self.tally.nodes()
+    }
+
+    /// The nodes on which there may be anything to release. A release that reaches none of the others is not repeated: a
+    /// node that is away for an hour would leave a task for every lease of that hour.
+    pub fn may_be_on(&self) -> Nodes {
+        self.tally.may_hold()
     }
 
     /// Until when the holder may believe in the lease; zero once it is over.

@@ -43,6 +43,16 @@ impl Nodes {
         self.0 |= 1_u16.checked_shl(u32::try_from(node).unwrap_or(u32::MAX)).unwrap_or_default();
     }
 
+    /// This one.
+    pub fn one(node: usize) -> Self {
+        [node].into_iter().collect()
+    }
+
+    /// Whether this one is among them.
+    pub fn contains(self, node: usize) -> bool {
+        self.in_common(Self::one(node)) > 0
+    }
+
     /// Whether there is none.
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -157,9 +167,9 @@ impl Tally {
         }
     }
 
-    /// Whether `node` may have the token: a renewal brings it nowhere.
-    pub fn may_hold(&self, node: usize) -> bool {
-        self.seats.get(node).is_some_and(|seat| seat.may_hold)
+    /// The nodes that may have the token: a renewal brings it nowhere.
+    pub fn may_hold(&self) -> Nodes {
+        self.seats.iter().enumerate().filter(|(_, seat)| seat.may_hold).map(|(node, _)| node).collect()
     }
 
     /// `node` gave no answer, or one that tells nothing, to a request that was sent at `sent`.
@@ -345,7 +355,7 @@ mod tests {
         tally.suspect(1);
         tally.doubt(2, at(1));
         tally.deny(3, at(1), Denial::Gone);
-        assert_eq!([0, 1, 2, 3, 4].map(|node| tally.may_hold(node)), [true, true, false, false, false]);
+        assert_eq!(tally.may_hold(), [0, 1].into_iter().collect());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use leasehold_protocol::{
     fence::Fence,
     key::Key,
     message::ReleaseMode,
-    renewal::{Core, LeaseConfig},
+    renewal::{HeldLease, LeaseConfig},
     tally::Tally,
     time::Time,
     token::Token,
@@ -170,7 +170,7 @@ impl Client {
     ) -> (Arc<Hold>, Arc<Signal>) {
         let Wanted { key, ttl, max_hold, .. } = wanted;
         let config = LeaseConfig { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
-        let mut core = Core::new(config, tally, random::jitter());
+        let mut core = HeldLease::new(config, tally, random::jitter());
         if self.quorum.tracking_capacity() > 0 {
             core.hint(sent + TRACK_AFTER);
         }

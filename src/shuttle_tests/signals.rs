@@ -9,7 +9,7 @@ use leasehold_protocol::{
     fence,
     jitter::Jitter,
     key::Key,
-    renewal::{Answer, Core, LeaseConfig},
+    renewal::{Answer, HeldLease, LeaseConfig},
     tally::Tally,
     time::Time,
 };
@@ -98,7 +98,7 @@ fn a_call_is_heard_or_known_to_be_for_nobody() {
 fn hold() -> Arc<Hold> {
     let (config, mut tally) = (LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3 }, Tally::new(1));
     tally.confirm(0, Time::ZERO);
-    let core = Core::new(config, tally, Jitter::from_seed(1));
+    let core = HeldLease::new(config, tally, Jitter::from_seed(1));
     Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, Time::ZERO, core).0
 }
 

@@ -7,7 +7,7 @@ use leasehold_protocol::{
     key::Key,
     loss::LossReason,
     message::{Renewal, Route},
-    renewal::{Answer, Core, Orders, Phase},
+    renewal::{Answer, HeldLease, Orders, Phase},
     time::Time,
     token::Token,
 };
@@ -41,7 +41,7 @@ pub(crate) struct Hold {
 }
 
 struct State {
-    core: Core,
+    core: HeldLease,
     leases: Vec<Arc<Signal>>,
     end: Option<Lost>,
     /// `Leases::close` has released what was on the nodes, and the connections are closed.
@@ -115,7 +115,7 @@ impl Hold {
         fence: Fence,
         ttl: Duration,
         acquired: Time,
-        core: Core,
+        core: HeldLease,
     ) -> (Arc<Self>, Arc<Signal>) {
         let signal = Signal::new();
         let valid_until = AtomicU64::new(core.valid_until().as_nanos());
@@ -264,7 +264,7 @@ impl Hold {
         Lost::new(self.key.name(), self.fence, reason, since_wall, since.since(self.acquired))
     }
 
-    fn feed(&self, now: Time, event: impl FnOnce(&mut Core) -> Orders) -> Ruling {
+    fn feed(&self, now: Time, event: impl FnOnce(&mut HeldLease) -> Orders) -> Ruling {
         let mut state = self.state.lock();
         let mut orders = event(&mut state.core);
         self.valid_until.store(state.core.valid_until().as_nanos(), Ordering::Release);
@@ -330,7 +330,7 @@ mod tests {
         let config = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
         let mut tally = Tally::new(1);
         tally.confirm(0, Time::ZERO);
-        let core = Core::new(config, tally, Jitter::from_seed(1));
+        let core = HeldLease::new(config, tally, Jitter::from_seed(1));
         Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, Time::ZERO, core)
     }
 

@@ -4,5 +4,3 @@
 
 #[cfg(test)]
 mod model;
-#[cfg(test)]
-mod simulation;

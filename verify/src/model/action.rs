@@ -4,7 +4,7 @@ use leasehold_protocol::tally::Nodes;
 
 use super::{
     Setup,
-    state::{Client, Content, Kind, Message, Number, Owner, Session, Stage, State},
+    state::{Client, Content, Kind, Message, Number, Owner, Session, State},
     world::Run,
 };
 /// One thing that happens. What needs no fault is first.
@@ -93,12 +93,12 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
         }
         for session in &client.sessions {
             let number = session.number;
-            if session.asks.iter().any(|ask| ask.until <= now) {
+            if session.requests.iter().any(|request| request.until <= now) {
                 is_urgent = true;
                 actions.push(Action::Expire(me, number));
             }
-            if let Stage::Held(core) = &session.stage {
-                if core.next_tick().is_some_and(|look| look <= now) {
+            if session.acquisition.is_held() {
+                if session.acquisition.next_tick().is_some_and(|look| look <= now) {
                     is_urgent = true;
                     actions.push(Action::Check(me, number));
                 }

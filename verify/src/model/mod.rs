@@ -33,7 +33,7 @@ use uuid::Uuid;
 
 use self::{
     action::Action,
-    state::{Clock, Faults, Owner, Server, Stage, State},
+    state::{Clock, Faults, Owner, Server, State},
     world::Run,
 };
 mod action;
@@ -202,7 +202,7 @@ impl State {
     fn believers(&self, setup: &Setup) -> usize {
         let now = setup.clients.shows(self.now);
         let sessions = self.clients.iter().flat_map(|client| &client.sessions);
-        sessions.filter(|session| matches!(&session.stage, Stage::Held(core) if now < core.valid_until())).count()
+        sessions.filter(|session| now < session.acquisition.valid_until()).count()
     }
 
     /// A node has a key that nobody cares about any more, though it could have been taken off.
@@ -235,7 +235,7 @@ impl State {
             .iter()
             .enumerate()
             .flat_map(|(at, client)| client.sessions.iter().map(move |session| (at, session)))
-            .filter(|(_, session)| matches!(session.stage, Stage::Held(_)))
+            .filter(|(_, session)| session.acquisition.is_held())
     }
 
     fn is_handed_over(setup: &Setup, state: &State) -> bool {
@@ -262,9 +262,9 @@ impl State {
 
     fn is_renewed(&self, setup: &Setup) -> bool {
         let now = setup.clients.shows(self.now);
-        self.holders().any(|(_, session)| match &session.stage {
-            Stage::Held(core) => now >= session.sent + TTL && now < core.valid_until(),
-            _ => false,
+        self.holders().any(|(_, session)| {
+            let acquisition = &session.acquisition;
+            now >= acquisition.sent() + TTL && now < acquisition.valid_until()
         })
     }
 }

@@ -2,13 +2,13 @@
 
 use std::fmt::{self, Write};
 
-use leasehold_protocol::renewal::Phase;
+use leasehold_protocol::{acquisition::Acquisition, renewal::Phase};
 use stateright::Path;
 
 use super::{
     Setup,
     action::Action,
-    state::{Kind, Stage, State},
+    state::{Kind, State},
 };
 /// One line for everything that happened.
 pub(super) fn told(setup: &Setup, path: Path<State, Action>) -> String {
@@ -53,21 +53,23 @@ fn news(setup: &Setup, before: &State, after: &State) -> Vec<String> {
         for session in &client.sessions {
             let was = before.clients[me].sessions.iter().find(|was| was.number == session.number);
             let name = format!("{me}.{}", session.number);
-            match (&session.stage, was.map(|was| &was.stage)) {
-                (Stage::Held(core), Some(Stage::Held(was))) if core.phase() == was.phase() => {}
-                (Stage::Held(core), was) => {
-                    let until = seconds(setup.clients.when(core.valid_until()));
-                    let fence = session.fence.map(u64::from).unwrap_or_default();
-                    news.push(match (core.phase(), was) {
-                        (Phase::AtRisk, _) => format!("{name} is at risk until {until:.3} s"),
-                        (_, Some(Stage::Held(_))) => format!("{name} is held again until {until:.3} s"),
-                        _ => format!("{name} is won until {until:.3} s with the fence {fence}"),
-                    });
-                }
-                (Stage::Over, Some(Stage::Held(_))) => news.push(format!("{name} is lost")),
-                (Stage::Over, Some(Stage::Attempting(_))) => news.push(format!("{name} has failed")),
-                (Stage::Over, Some(Stage::Releasing { .. })) => news.push(format!("{name} is released")),
-                _ => {}
+            let (is, was) = (&session.acquisition, was.map(|was| &was.acquisition));
+            let until = || seconds(setup.clients.when(is.valid_until()));
+            let fence = is.fence().map(u64::from).unwrap_or_default();
+            let (phase, before) = (is.phase(), was.and_then(Acquisition::phase));
+            match phase {
+                _ if phase == before => {}
+                Some(Phase::AtRisk) => news.push(format!("{name} is at risk until {:.3} s", until())),
+                Some(_) if before.is_some() => news.push(format!("{name} is held again until {:.3} s", until())),
+                Some(_) => news.push(format!("{name} is won until {:.3} s with the fence {fence}", until())),
+                None if is.is_releasing() => {}
+                None => news.push(format!("{name} is lost")),
+            }
+            if !session.is_on() && was.is_some_and(Acquisition::is_attempting) {
+                news.push(format!("{name} has failed"));
+            }
+            if !session.is_on() && was.is_some_and(Acquisition::is_releasing) {
+                news.push(format!("{name} is released"));
             }
         }
     }

@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use leasehold_protocol::{
-    attempt::Attempt,
+    acquisition::{Acquisition, Ask, Said},
     fence::Fence,
-    message::{Acquired, Owned, Repaired},
-    release_tally::ReleaseTally,
-    renewal::Core,
     store::Store,
     tally::Nodes,
     time::{Micros, Time},
+    undo::Undoing,
 };
 
 /// Real time in nanoseconds, which nobody in the model can read.
@@ -131,12 +129,9 @@ pub(super) struct Client {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Session {
     pub(super) number: Number,
-    pub(super) sent: Time,
-    /// The fence of the lease that it became.
-    pub(super) fence: Option<Fence>,
-    pub(super) stage: Stage,
-    /// What was asked and is not answered.
-    pub(super) asks: Vec<Ask>,
+    pub(super) acquisition: Acquisition,
+    /// What was sent and is not answered.
+    pub(super) requests: Vec<Request>,
     /// How many requests of each kind went to each node.
     pub(super) sendings: Vec<[u8; KINDS]>,
     /// The largest fence of any lease when it began.
@@ -145,17 +140,9 @@ pub(super) struct Session {
     pub(super) is_clear: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Stage {
-    Attempting(Attempt),
-    Held(Core),
-    Releasing { parting: ReleaseTally, unconfirmed: Nodes },
-    Over,
-}
-
 /// A request without an answer.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Ask {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Request {
     pub(super) node: usize,
     pub(super) about: About,
     pub(super) nth: u8,
@@ -166,16 +153,8 @@ pub(super) struct Ask {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum About {
-    Acquire,
-    Raise,
-    Renew,
-    Repair,
-    Release {
-        only_sending: bool,
-        is_last: bool,
-    },
-    /// Repeated until the moment given.
-    Undo(Time),
+    Token(Ask),
+    Undo(Undoing),
 }
 
 pub(super) const KINDS: usize = 6;
@@ -193,11 +172,11 @@ pub(super) enum Kind {
 impl About {
     pub(super) fn kind(self) -> Kind {
         match self {
-            Self::Acquire => Kind::Acquire,
-            Self::Raise => Kind::Raise,
-            Self::Renew => Kind::Renew,
-            Self::Repair => Kind::Repair,
-            Self::Release { .. } => Kind::Release,
+            Self::Token(Ask::Acquire) => Kind::Acquire,
+            Self::Token(Ask::Raise) => Kind::Raise,
+            Self::Token(Ask::Renew) => Kind::Renew,
+            Self::Token(Ask::Repair) => Kind::Repair,
+            Self::Token(Ask::Release { .. }) => Kind::Release,
             Self::Undo(_) => Kind::Undo,
         }
     }
@@ -218,20 +197,13 @@ pub(super) enum Content {
     /// A request; that of a raise and a heal has a fence. It arrives before any time passes unless it is late.
     Request { fence: Option<Fence>, is_late: bool },
     /// A reply that is late.
-    Reply(Reply),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Reply {
-    Vote(Acquired),
-    Owned(Owned),
-    Repaired(Repaired),
+    Reply(Said),
 }
 
 impl Message {
     /// Whether this is what was asked, or the answer to it.
-    pub(super) fn answers(&self, ask: &Ask) -> bool {
-        (ask.node, ask.about.kind(), ask.nth) == (self.node, self.kind, self.nth)
+    pub(super) fn answers(&self, request: &Request) -> bool {
+        (request.node, request.about.kind(), request.nth) == (self.node, self.kind, self.nth)
     }
 
     pub(super) fn is_urgent(&self) -> bool {
@@ -255,7 +227,7 @@ impl State {
         for client in &mut self.clients {
             client.sessions.sort_by_key(|session| session.number);
             for session in &mut client.sessions {
-                session.asks.sort_by_key(|ask| (ask.node, ask.about.kind(), ask.nth));
+                session.requests.sort_by_key(|request| (request.node, request.about.kind(), request.nth));
             }
         }
         for server in &mut self.servers {
@@ -267,6 +239,6 @@ impl State {
 impl Session {
     /// Whether the client holds the lock with it, or is about to or about to let go.
     pub(super) fn is_on(&self) -> bool {
-        !matches!(self.stage, Stage::Over)
+        self.acquisition.is_attempting() || self.acquisition.is_held() || self.acquisition.is_releasing()
     }
 }

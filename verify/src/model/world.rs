@@ -1,19 +1,18 @@
 //! What is around the clients: nodes, what is between them, time, and what goes wrong.
 
-use std::time::Duration;
-
 use leasehold_protocol::{
+    acquisition::Said,
     failure::Failure,
     fence::{self, Fence},
     holder,
-    message::{AcquireRequest, Acquired, Renewal, Voting},
+    message::{AcquireRequest, Acquired, Renewal, Repaired, Voting},
     store::Store,
     time::{Micros, Time},
 };
 
 use super::{
     Setup, TTL,
-    state::{Clock, Content, Kind, Message, Owner, Real, Reply, Stage, State, nanos},
+    state::{Clock, Content, Kind, Message, Owner, Real, State, nanos},
 };
 /// A state on its way to the next one.
 pub(super) struct Run<'a> {
@@ -43,13 +42,15 @@ impl State {
         for client in &self.clients {
             for session in &client.sessions {
                 if !client.is_paused {
-                    moments.extend(session.asks.iter().map(|ask| ask.until));
+                    moments.extend(session.requests.iter().map(|request| request.until));
                 }
-                match &session.stage {
-                    Stage::Held(core) if client.is_paused => moments.push(core.valid_until()),
-                    Stage::Held(core) => moments.extend(core.next_tick()),
-                    Stage::Attempting(_) => moments.push(session.sent + setup.belief()),
-                    Stage::Releasing { .. } | Stage::Over => {}
+                let acquisition = &session.acquisition;
+                if acquisition.is_attempting() {
+                    moments.push(acquisition.sent() + setup.belief());
+                } else if acquisition.is_held() && client.is_paused {
+                    moments.push(acquisition.valid_until());
+                } else {
+                    moments.extend(acquisition.next_tick());
                 }
             }
         }
@@ -108,7 +109,7 @@ impl Run<'_> {
     }
 
     /// A node does what it is asked.
-    pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>) -> Reply {
+    pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>) -> Said {
         let Message { owner, node, kind, .. } = *message;
         let now = self.state.time_at(self.setup, node);
         let (key, token) = (&self.setup.key, self.setup.token(owner).clone());
@@ -116,7 +117,7 @@ impl Run<'_> {
         let delay = self.setup.restart_delay;
         let mut sessions = self.state.clients[usize::from(owner.0)].sessions.iter();
         let session = sessions.find(|session| session.number == owner.1);
-        let is_awaited = session.is_some_and(|session| session.asks.iter().any(|ask| message.answers(ask)));
+        let is_awaited = session.is_some_and(|session| session.requests.iter().any(|request| message.answers(request)));
         let before = self.state.servers[node].key.map(|(owner, _)| owner);
         let server = &mut self.state.servers[node];
         let is_belated = !is_awaited || server.released.contains(&owner);
@@ -126,19 +127,19 @@ impl Run<'_> {
                 let proposal = (fence != fence::ZERO).then_some(fence);
                 let voting =
                     (!delay.is_zero() || proposal.is_some()).then_some(Voting { restart_delay: delay, proposal });
-                Reply::Vote(
-                    server.store.acquire(now, &AcquireRequest { key: key.clone(), token, ttl: TTL, voting }).acquired,
-                )
+                let request = AcquireRequest { key: key.clone(), token, ttl: TTL, voting };
+                // On this network anything may overtake anything.
+                Said::Vote { acquired: server.store.acquire(now, &request).acquired, overtaken: true }
             }
-            Kind::Raise => Reply::Owned(server.store.raise(now, key, &token, fence)),
-            Kind::Renew => Reply::Owned(server.store.renew(now, &lease)),
-            Kind::Repair => Reply::Repaired(server.store.repair(now, &lease, fence, delay)),
+            Kind::Raise => Said::Owned(server.store.raise(now, key, &token, fence)),
+            Kind::Renew => Said::Owned(server.store.renew(now, &lease)),
+            Kind::Repair => Said::Repaired(server.store.repair(now, &lease, fence, delay)),
             Kind::Release | Kind::Undo => {
                 let whose = self.setup.released_as(owner, before);
                 if !server.released.contains(&owner) {
                     server.released.push(owner);
                 }
-                Reply::Owned(server.store.release(now, key, self.setup.token(whose), &|_| false).0)
+                Said::Owned(server.store.release(now, key, self.setup.token(whose), &|_| false).0)
             }
         };
         self.look_at(node);
@@ -215,10 +216,13 @@ impl Run<'_> {
     }
 }
 
-/// Whether a vote says that the node may have forgotten, and for how long.
-pub(super) fn recovery(reply: &Acquired) -> Option<Duration> {
-    match reply {
-        Acquired::Recovering(left) => Some(*left),
-        Acquired::Granted(_) | Acquired::Busy { .. } => None,
+/// Until when a node gives no vote, if an answer tells.
+pub(super) fn recovery(now: Time, said: &Result<Said, Failure>) -> Option<Time> {
+    match said {
+        Ok(Said::Vote { acquired: Acquired::Recovering(left), .. } | Said::Repaired(Repaired::Recovering(left))) => {
+            Some(now + *left)
+        }
+        Ok(Said::Vote { .. }) => Some(Time::ZERO),
+        Ok(Said::Owned(_) | Said::Repaired(_)) | Err(_) => None,
     }
 }

@@ -9,7 +9,7 @@ use leasehold_protocol::{
     loss::LossReason,
     message::{Denial, Renewal, Repaired},
     release_tally::{End, ReleaseAnswer, ReleaseTally},
-    renewal::{Answer, Core, LeaseConfig, Orders, Phase},
+    renewal::{Answer, HeldLease, LeaseConfig, Orders, Phase},
     tally::{Nodes, Tally},
     time::Time,
 };
@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A lease that is held.
 pub(super) struct Held {
-    pub(super) core: Core,
+    pub(super) core: HeldLease,
     /// Its number in the history.
     pub(super) lease: usize,
     /// Until when its belief is in the history.
@@ -51,7 +51,7 @@ impl Client {
         let (dice, is_sly) = (&mut world.dice, world.profile.is_sly);
         let max_hold = dice.percent(10).then(|| session.ttl * 3 / 2);
         let config = LeaseConfig { ttl: session.ttl, max_hold, patience: world.command_timeout };
-        let mut core = Core::new(config, tally, dice.jitter());
+        let mut core = HeldLease::new(config, tally, dice.jitter());
         core.hint(sent + TRACK_AFTER);
         let ttls = [session.ttl / 4, session.ttl / 4, session.ttl * 3 / 2, session.ttl * 4];
         let most = ttls[usize::try_from(dice.below(4)).unwrap_or_default()];

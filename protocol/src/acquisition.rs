@@ -1,0 +1,566 @@
+//! The whole life of one token: it is attempted, held, released and over; and whatever its answers leave is undone.
+//!
+//! The driver sends what [`Actions`] ask for, and brings each answer back with what was [`Sent`]. It decides nothing.
+//!
+//! # Invariants
+//!
+//! 1. A node that may have our token when nobody uses it is undone: after an attempt that was not won, after a loss, after
+//!    a release that it did not confirm, and whenever its vote or its repair comes after the end (rule 6).
+//! 2. A lease that a majority has denied is undone when its holder lets go. Until then it stays on the others: where those
+//!    who denied it give no vote yet, that keeps everybody else out while the job stops.
+//! 3. After `max_hold` nothing is undone: the key runs out, and the job has what is left of its TTL to stop (rule 8).
+//! 4. A release is asked for twice on a node that gives no answer, unless the node refuses. What the first request may have
+//!    done, the second does not take for a loss (rule 5).
+//! 5. A vote that comes after a release on its own route needs no undo, for the release arrived later: unless the vote was
+//!    overtaken, or may come still.
+
+use std::time::Duration;
+
+use crate::{
+    attempt::{self, Attempt, Verdict, late},
+    failure::Failure,
+    fence::Fence,
+    jitter::Jitter,
+    loss::LossReason,
+    message::{Acquired, Denial, Owned, ReleaseMode, Repaired, Route},
+    release_tally::{End, ReleaseAnswer, ReleaseTally},
+    renewal::{self, Answer, HeldLease, LeaseConfig, Phase},
+    tally::{Nodes, Tally},
+    time::Time,
+};
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ask {
+    /// The node's vote.
+    Acquire,
+    /// To raise the floor of fences.
+    Raise,
+    /// More time.
+    Renew,
+    /// To bring a lost key back.
+    Repair,
+    /// To release the key.
+    Release {
+        /// Whether no request before it may have done so.
+        only_sending: bool,
+        /// Whether there is no second one after it.
+        is_last: bool,
+    },
+}
+
+/// A request that was sent to a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Sent {
+    /// The node.
+    pub node: usize,
+    /// What for.
+    pub ask: Ask,
+    /// When, before it was handed to the transport (rule 1).
+    pub at: Time,
+}
+
+/// What a node said about our token.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Said {
+    /// To [`Ask::Acquire`].
+    Vote {
+        /// What it came to.
+        acquired: Acquired,
+        /// Whether what was asked after it on its route may have come before it.
+        overtaken: bool,
+    },
+    /// To a raise, a renewal or a release.
+    Owned(Owned),
+    /// To a repair.
+    Repaired(Repaired),
+}
+
+/// What the driver has to do.
+#[derive(Debug, Default)]
+#[must_use = "actions are there to be carried out"]
+pub struct Actions {
+    /// Raise the floor on these nodes to this fence.
+    pub raise: Option<(Fence, Nodes)>,
+    /// Renew on every node.
+    pub renew: bool,
+    /// Bring the key back on these nodes, but for those that give no vote yet.
+    pub repair: Nodes,
+    /// The connections to these nodes look dead: make new ones.
+    pub reconnect: Nodes,
+    /// Release on every node, on the route that [`Acquisition::release`] was given.
+    pub release: bool,
+    /// Release on one node once more.
+    pub release_again: Option<ReleaseAgain>,
+    /// Take the token back.
+    pub undo: Option<Undo>,
+    /// What has come about.
+    pub news: Option<News>,
+}
+
+/// The second release on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReleaseAgain {
+    /// The node.
+    pub node: usize,
+    /// Whether the first request has certainly done nothing.
+    pub only_sending: bool,
+    /// Whether it is worth waiting until a silent node answers again.
+    pub waits: bool,
+}
+
+impl ReleaseAgain {
+    /// What it asks for.
+    pub fn ask(self) -> Ask {
+        Ask::Release { only_sending: self.only_sending, is_last: true }
+    }
+}
+
+/// Where the token is to be taken back, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undo {
+    /// From these nodes.
+    pub nodes: Nodes,
+    /// At first on this route.
+    pub route: Route,
+    /// What is to become of the key.
+    pub mode: ReleaseMode,
+    /// Whether it is an attempt that is undone, and not a lease.
+    pub is_attempt: bool,
+}
+
+/// What has come about.
+#[derive(Debug)]
+pub enum News {
+    /// The lease is ours, with this fence.
+    Acquired(Fence),
+    /// It is not, and will not be.
+    NotAcquired(Verdict),
+    /// The lease is at risk, is well again, or is lost: see [`Acquisition::phase`].
+    Phase,
+    /// The release is over.
+    Released(End),
+}
+
+/// What is left to do when the holder lets go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    /// Nothing.
+    Nothing,
+    /// A release: [`Acquisition::release`], or [`Acquisition::abandon`] if nobody waits for it.
+    Release {
+        /// Whether it does not matter what the nodes find: the lease had reached its `max_hold`.
+        is_forgiven: bool,
+    },
+}
+
+/// What is settled before the first request is sent.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// What the life of the lease is bounded by.
+    pub lease: LeaseConfig,
+    /// How many nodes there are.
+    pub nodes: usize,
+    /// The route of the attempt.
+    pub route: Route,
+    /// How long after the attempt the lease is first renewed, if sooner than at a third of its TTL: from there on nodes
+    /// notify of what happens to the key.
+    pub renew_first_after: Option<Duration>,
+    /// Spreads renewals.
+    pub jitter: Jitter,
+}
+
+/// One token.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Acquisition {
+    /// When the attempt was sent.
+    sent: Time,
+    /// On which route.
+    route: Route,
+    /// The route of the release, once it has begun.
+    released_on: Option<Route>,
+    fence: Option<Fence>,
+    /// Whether `Leases` was closed, and whatever is left has been released.
+    is_closed: bool,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Stage {
+    Attempting {
+        attempt: Attempt,
+        lease: LeaseConfig,
+        renew_first_after: Option<Duration>,
+        jitter: Jitter,
+    },
+    /// It is held, or was lost and its holder has not let go.
+    Held(HeldLease),
+    /// The holder has let go.
+    Leaving {
+        nodes: usize,
+        may_be_on: Nodes,
+        valid_until: Time,
+    },
+    Releasing(Box<Releasing>),
+    Over(Over),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Releasing {
+    tally: ReleaseTally,
+    mode: ReleaseMode,
+    may_be_on: Nodes,
+    /// The nodes that have failed to confirm it, and may have the token.
+    unconfirmed: Nodes,
+}
+
+/// What is left to know when all is over but for late answers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Over {
+    may_be_on: Nodes,
+    mode: ReleaseMode,
+}
+
+impl Acquisition {
+    /// An attempt: `sent` is the time before the first of its requests, one to each node, is handed to the transport.
+    pub fn new(config: Config, sent: Time) -> Self {
+        let Config { lease, nodes, route, renew_first_after, jitter } = config;
+        let attempt = Attempt::new(sent, lease.ttl, nodes);
+        let stage = Stage::Attempting { attempt, lease, renew_first_after, jitter };
+        Self { sent, route, released_on: None, fence: None, is_closed: false, stage }
+    }
+
+    /// A lease that one node has granted to a waiter of its queue, or nothing if that came too late.
+    pub fn granted(config: Config, sent: Time, now: Time, fence: Fence) -> Option<Self> {
+        let mut acquisition = Self::new(config, sent);
+        let vote = Said::Vote { acquired: Acquired::Granted(fence), overtaken: false };
+        let actions = acquisition.on_reply(now, Sent { node: 0, ask: Ask::Acquire, at: sent }, Ok(vote));
+        matches!(actions.news, Some(News::Acquired(_))).then_some(acquisition)
+    }
+
+    /// The fence of the lease, once it was won.
+    pub fn fence(&self) -> Option<Fence> {
+        self.fence
+    }
+
+    /// When the attempt was sent.
+    pub fn sent(&self) -> Time {
+        self.sent
+    }
+
+    /// Where the lease stands; nothing before it is won, and once the holder has let go.
+    pub fn phase(&self) -> Option<Phase> {
+        if let Stage::Held(lease) = &self.stage { Some(lease.phase()) } else { None }
+    }
+
+    /// Whether an attempt is under way.
+    pub fn is_attempting(&self) -> bool {
+        matches!(self.stage, Stage::Attempting { .. })
+    }
+
+    /// Whether a release is under way, and its outcome is not certain.
+    pub fn is_releasing(&self) -> bool {
+        matches!(self.stage, Stage::Releasing(_))
+    }
+
+    /// Whether a lease is held.
+    pub fn is_held(&self) -> bool {
+        matches!(self.phase(), Some(Phase::Held | Phase::AtRisk))
+    }
+
+    /// Until when the holder may believe in the lease; zero when there is none.
+    pub fn valid_until(&self) -> Time {
+        if let Stage::Held(lease) = &self.stage { lease.valid_until() } else { Time::ZERO }
+    }
+
+    /// When to call [`on_tick`](Self::on_tick) next, if ever.
+    pub fn next_tick(&self) -> Option<Time> {
+        if let Stage::Held(lease) = &self.stage { lease.next_tick() } else { None }
+    }
+
+    /// Whether a majority has confirmed what was sent at `sent`, or later.
+    pub fn is_confirmed(&self, sent: Time) -> bool {
+        matches!(&self.stage, Stage::Held(lease) if lease.is_confirmed(sent))
+    }
+
+    /// Something may have happened to the key: ask about it at this moment, or soon after it.
+    pub fn hint(&mut self, at: Time) {
+        if let Stage::Held(lease) = &mut self.stage {
+            lease.hint(at);
+        }
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&mut self, now: Time) -> Actions {
+        self.lease(|lease| lease.tick(now))
+    }
+
+    /// Is the time of the lease up?
+    pub fn expire_if_due(&mut self, now: Time) -> Actions {
+        self.lease(|lease| lease.expire_if_due(now))
+    }
+
+    /// A node has answered, or will not.
+    pub fn on_reply(&mut self, now: Time, sent: Sent, reply: Result<Said, Failure>) -> Actions {
+        let Sent { node, ask, at } = sent;
+        match ask {
+            Ask::Acquire => match reply {
+                Ok(Said::Vote { acquired, overtaken }) => self.voted(now, node, Ok(acquired), overtaken),
+                Ok(other) => self.voted(now, node, Err(odd(&other)), true),
+                Err(failure) => self.voted(now, node, Err(failure), true),
+            },
+            Ask::Raise => self.raised(now, node, reply.and_then(owned)),
+            Ask::Renew => {
+                let answer = Answer::read(&reply.and_then(owned));
+                self.lease(|lease| lease.answer(now, node, at, answer))
+            }
+            Ask::Repair => self.repaired(now, node, at, reply.and_then(repaired)),
+            Ask::Release { only_sending, is_last } => {
+                self.released(now, node, (only_sending, is_last), reply.and_then(owned))
+            }
+        }
+    }
+
+    /// Every lease on it ends, for a reason that no node has given: nobody can look after it any more.
+    pub fn finish(&mut self, now: Time, reason: LossReason) -> Actions {
+        self.lease(|lease| lease.finish(now, reason))
+    }
+
+    /// `Leases` closes: the lease ends, and whatever is left is released in the background.
+    pub fn close(&mut self, now: Time) -> Actions {
+        let was_closed = std::mem::replace(&mut self.is_closed, true);
+        let mut actions = self.finish(now, LossReason::Closed);
+        let (is_left, nodes) = match &self.stage {
+            Stage::Held(lease) => (actions.news.is_some() || waits_for_its_holder(lease.phase()), lease.may_be_on()),
+            _ => (false, Nodes::NONE),
+        };
+        if is_left && !was_closed {
+            actions.undo = Some(Undo { nodes, ..self.undo() });
+        }
+        actions
+    }
+
+    /// The last holder lets go.
+    pub fn let_go(&mut self, now: Time) -> (Leaving, Actions) {
+        let mut actions = self.expire_if_due(now);
+        let Stage::Held(lease) = &mut self.stage else { return (Leaving::Nothing, actions) };
+        let (nodes, may_be_on, valid_until) = (lease.nodes(), lease.may_be_on(), lease.valid_until());
+        let leaving = match lease.phase() {
+            _ if self.is_closed => Leaving::Nothing,
+            Phase::Held | Phase::AtRisk => Leaving::Release { is_forgiven: false },
+            Phase::Over { reason: LossReason::MaxHold, .. } => Leaving::Release { is_forgiven: true },
+            Phase::Over { reason: LossReason::Deleted | LossReason::Taken, .. } => {
+                // Invariant 2.
+                actions.undo = Some(Undo { nodes: Nodes::all(nodes), ..self.undo() });
+                Leaving::Nothing
+            }
+            Phase::Over { .. } => Leaving::Nothing,
+        };
+        self.stage = match leaving {
+            Leaving::Nothing => Stage::Over(Over { may_be_on, mode: ReleaseMode::Delete }),
+            Leaving::Release { is_forgiven } => {
+                let valid_until = if is_forgiven { now } else { valid_until };
+                Stage::Leaving { nodes, may_be_on, valid_until }
+            }
+        };
+        (leaving, actions)
+    }
+
+    /// Releases what [`let_go`](Self::let_go) has left, and tells what came of it.
+    pub fn release(&mut self, route: Route, mode: ReleaseMode) -> Actions {
+        let Stage::Leaving { nodes, may_be_on, valid_until } = self.stage else { return Actions::default() };
+        let tally = ReleaseTally::new(nodes, valid_until);
+        self.stage = Stage::Releasing(Box::new(Releasing { tally, mode, may_be_on, unconfirmed: Nodes::NONE }));
+        self.released_on = Some(route);
+        Actions { release: true, ..Actions::default() }
+    }
+
+    /// Nobody waits for the outcome any more: of an attempt, or of a release.
+    pub fn abandon(&mut self, mode: ReleaseMode) -> Actions {
+        let (nodes, mode) = match &self.stage {
+            Stage::Attempting { attempt, .. } => (attempt.must_undo(), ReleaseMode::Delete),
+            Stage::Leaving { may_be_on, .. } => (*may_be_on, mode),
+            Stage::Releasing(releasing) => (releasing.may_be_on, releasing.mode.clone()),
+            Stage::Held(_) | Stage::Over(_) => return Actions::default(),
+        };
+        let undo = Undo { nodes, mode: mode.clone(), ..self.undo() };
+        if !undo.is_attempt {
+            self.released_on.get_or_insert(Route::Keeper);
+        }
+        self.stage = Stage::Over(Over { may_be_on: nodes, mode });
+        Actions { undo: some(undo), ..Actions::default() }
+    }
+
+    fn voted(&mut self, now: Time, node: usize, vote: Result<Acquired, Failure>, overtaken: bool) -> Actions {
+        match &mut self.stage {
+            Stage::Attempting { attempt, .. } => {
+                let step = attempt.answer(now, node, vote);
+                self.go_on(step)
+            }
+            Stage::Held(lease) if lease.next_tick().is_some() => self.voted_late(now, node, vote),
+            Stage::Held(_) | Stage::Leaving { .. } | Stage::Releasing(_) | Stage::Over(_) => {
+                // Invariant 5.
+                let is_gone = !overtaken && self.released_on == Some(self.route);
+                let undo = (late(&vote) && !is_gone).then(|| self.undo_attempt(node));
+                Actions { undo, ..Actions::default() }
+            }
+        }
+    }
+
+    /// A vote that comes after a majority has granted: it counts for the lease.
+    fn voted_late(&mut self, now: Time, node: usize, vote: Result<Acquired, Failure>) -> Actions {
+        let sent = self.sent;
+        let mut lower = None;
+        let answer = match vote {
+            Ok(Acquired::Granted(issued)) => {
+                // One more that keeps the floor; a majority does already.
+                lower = self.fence.filter(|fence| issued < *fence);
+                Answer::Confirmed
+            }
+            Ok(Acquired::Busy { .. }) => Answer::Denied(Denial::Taken),
+            Ok(Acquired::Recovering(_)) => Answer::Denied(Denial::Gone),
+            // The next renewal finds out.
+            Err(_) => return Actions::default(),
+        };
+        let actions = self.lease(|lease| lease.answer(now, node, sent, answer));
+        Actions { raise: lower.map(|fence| (fence, Nodes::one(node))), ..actions }
+    }
+
+    fn raised(&mut self, now: Time, node: usize, raised: Result<Owned, Failure>) -> Actions {
+        let Stage::Attempting { attempt, .. } = &mut self.stage else { return Actions::default() };
+        let step = attempt.raised(now, node, raised);
+        self.go_on(step)
+    }
+
+    fn go_on(&mut self, step: attempt::Step) -> Actions {
+        match step {
+            attempt::Step::Wait => Actions::default(),
+            attempt::Step::Raise { fence, on } => Actions { raise: Some((fence, on)), ..Actions::default() },
+            attempt::Step::Over(Verdict::Won { fence, tally }) => {
+                self.won(fence, tally);
+                Actions { news: Some(News::Acquired(fence)), ..Actions::default() }
+            }
+            attempt::Step::Over(verdict) => {
+                let actions = self.abandon(ReleaseMode::Delete);
+                Actions { news: Some(News::NotAcquired(verdict)), ..actions }
+            }
+        }
+    }
+
+    fn won(&mut self, fence: Fence, tally: Tally) {
+        let Stage::Attempting { lease, renew_first_after, jitter, .. } = &self.stage else { return };
+        let mut held = HeldLease::new(*lease, tally, jitter.clone());
+        if let Some(after) = renew_first_after {
+            held.hint(self.sent + *after);
+        }
+        self.fence = Some(fence);
+        self.stage = Stage::Held(held);
+    }
+
+    fn repaired(&mut self, now: Time, node: usize, sent: Time, repaired: Result<Repaired, Failure>) -> Actions {
+        if self.next_tick().is_none() {
+            let may_be_there = match &repaired {
+                Ok(repaired) => *repaired == Repaired::Done,
+                Err(failure) => failure.may_have_happened(),
+            };
+            let undo = || Undo { nodes: Nodes::one(node), ..self.undo() };
+            return Actions { undo: may_be_there.then(undo), ..Actions::default() };
+        }
+        let answer = match repaired {
+            Ok(Repaired::Done) => Answer::Confirmed,
+            Ok(Repaired::Taken) => Answer::Denied(Denial::Taken),
+            Ok(Repaired::Recovering(_)) | Err(_) => return Actions::default(),
+        };
+        self.lease(|lease| lease.answer(now, node, sent, answer))
+    }
+
+    fn released(
+        &mut self,
+        now: Time,
+        node: usize,
+        (only_sending, is_last): (bool, bool),
+        said: Result<Owned, Failure>,
+    ) -> Actions {
+        let may_be_on = match &self.stage {
+            Stage::Releasing(releasing) => releasing.may_be_on,
+            Stage::Over(over) => over.may_be_on,
+            Stage::Attempting { .. } | Stage::Held(_) | Stage::Leaving { .. } => return Actions::default(),
+        };
+        let may_be_there = may_be_on.contains(node);
+        let again = said.as_ref().err().filter(|failure| !is_last && !failure.is_refusal());
+        if let Some(failure) = again {
+            // It has come nowhere, or the connection broke, or is silent.
+            let only_sending = !failure.may_have_happened();
+            let again = ReleaseAgain { node, only_sending, waits: may_be_there || !only_sending };
+            return Actions { release_again: Some(again), ..Actions::default() };
+        }
+        let unconfirmed = said.is_err() && may_be_there;
+        let Stage::Releasing(releasing) = &mut self.stage else {
+            let undo = || Undo { nodes: Nodes::one(node), ..self.undo() };
+            return Actions { undo: unconfirmed.then(undo), ..Actions::default() };
+        };
+        if unconfirmed {
+            releasing.unconfirmed.insert(node);
+        }
+        let answer = said.map(|owned| ReleaseAnswer { owned, only_sending });
+        let Some(end) = releasing.tally.answer(now, node, answer) else { return Actions::default() };
+        let (nodes, over) = (releasing.unconfirmed, Over { may_be_on, mode: releasing.mode.clone() });
+        self.stage = Stage::Over(over);
+        let undo = some(Undo { nodes, ..self.undo() });
+        Actions { undo, news: Some(News::Released(end)), ..Actions::default() }
+    }
+
+    /// An event of the lease, if there is one.
+    fn lease(&mut self, event: impl FnOnce(&mut HeldLease) -> renewal::Orders) -> Actions {
+        let Stage::Held(lease) = &mut self.stage else { return Actions::default() };
+        let renewal::Orders { renew, reconnect, repair, undo, news } = event(lease);
+        // Invariants 2 and 3.
+        let is_undone = undo && !waits_for_its_holder(lease.phase());
+        let nodes = Nodes::all(lease.nodes());
+        let undo = is_undone.then(|| Undo { nodes, ..self.undo() });
+        Actions { renew, reconnect, repair, undo, news: news.then_some(News::Phase), ..Actions::default() }
+    }
+
+    /// How this token is taken back now, from nobody yet.
+    fn undo(&self) -> Undo {
+        let (is_attempt, mode) = match &self.stage {
+            Stage::Attempting { .. } => (true, ReleaseMode::Delete),
+            Stage::Releasing(releasing) => (false, releasing.mode.clone()),
+            Stage::Over(over) => (false, over.mode.clone()),
+            Stage::Held(_) | Stage::Leaving { .. } => (false, ReleaseMode::Delete),
+        };
+        let route = if is_attempt { self.route } else { Route::Keeper };
+        Undo { nodes: Nodes::NONE, route, mode, is_attempt }
+    }
+
+    /// The same for a vote that came late, on whose route the undo arrives later than the vote.
+    fn undo_attempt(&self, node: usize) -> Undo {
+        let is_attempt = self.fence.is_none();
+        Undo { nodes: Nodes::one(node), route: self.route, mode: ReleaseMode::Delete, is_attempt }
+    }
+}
+
+/// Whether a lease has ended so that what is left on the nodes stays there until its holder lets go.
+fn waits_for_its_holder(phase: Phase) -> bool {
+    let Phase::Over { reason, .. } = phase else { return false };
+    matches!(reason, LossReason::MaxHold | LossReason::Deleted | LossReason::Taken)
+}
+
+fn some(undo: Undo) -> Option<Undo> {
+    (!undo.nodes.is_empty()).then_some(undo)
+}
+
+fn owned(said: Said) -> Result<Owned, Failure> {
+    if let Said::Owned(owned) = said { Ok(owned) } else { Err(odd(&said)) }
+}
+
+fn repaired(said: Said) -> Result<Repaired, Failure> {
+    if let Said::Repaired(repaired) = said { Ok(repaired) } else { Err(odd(&said)) }
+}
+
+fn odd(said: &Said) -> Failure {
+    Failure::unknown(format!("another request is answered so: {said:?}"))
+}
+
+#[cfg(test)]
+mod tests;
