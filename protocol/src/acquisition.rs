@@ -263,6 +263,11 @@ impl Acquisition {
         matches!(self.stage, Stage::Releasing(_))
     }
 
+    /// Whether nothing is left to do but to hear late answers.
+    pub fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over(_))
+    }
+
     /// Whether a lease is held.
     pub fn is_held(&self) -> bool {
         matches!(self.phase(), Some(Phase::Held | Phase::AtRisk))

@@ -4,3 +4,5 @@
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod simulation;

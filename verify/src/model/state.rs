@@ -239,6 +239,6 @@ impl State {
 impl Session {
     /// Whether the client holds the lock with it, or is about to or about to let go.
     pub(super) fn is_on(&self) -> bool {
-        self.acquisition.is_attempting() || self.acquisition.is_held() || self.acquisition.is_releasing()
+        !self.acquisition.is_over()
     }
 }

@@ -1,17 +1,19 @@
-//! One client: it tries, holds, lets go, and tries again. Everything that is decided is decided by the shipped machines;
-//! this carries their orders out, as `shared::round` does.
+//! One client: it tries, holds, lets go, and tries again. It is the driver of [`Acquisition`] in the simulation: it sends
+//! what is ordered, and brings back what is answered.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use leasehold_protocol::{
-    attempt::{Attempt, Step, Verdict, late},
+    acquisition::{Acquisition, Actions, Ask, Config, Said, Sent as SentRequest},
+    attempt::Verdict,
     backoff::Backoff,
     check::Check,
     failure::Failure,
+    fence::{self, Fence},
     fence_proposal::FenceProposal,
-    message::{AcquireRequest, Acquired, Denial, Vote, Voting},
-    renewal::Answer,
-    tally::Tally,
+    message::{AcquireRequest, Acquired, ReleaseMode, Renewal, Repaired, Route, Vote, Voting},
+    renewal::LeaseConfig,
+    tally::Nodes,
     time::Time,
     token::Token,
 };
@@ -20,9 +22,12 @@ use uuid::Uuid;
 use super::{
     Bug,
     chance::{Real, Skewed, nanos},
-    session::{About, Alarm, OnNode, Sent, Session, Stage},
+    session::{About, Alarm, OnNode, Sent, Session},
     world::{Event, Reply, Request, World},
 };
+
+/// A lease that acts on a timer of its own early, as the library has it do.
+const RENEW_FIRST_AFTER: Duration = Duration::from_millis(250);
 
 pub(super) struct Client {
     pub(super) me: usize,
@@ -91,11 +96,13 @@ impl Client {
             Alarm::Limit(request) => self.hear(world, request, Err(Failure::unknown("no answer")), 0),
             Alarm::Resend(id) => self.with(world, id, Self::resend),
             Alarm::GiveUp(id) => self.with(world, id, |client, world, session| {
-                if matches!(session.stage, Stage::Attempting(_)) {
-                    client.fail(world, session, &Check::NotYet);
+                if session.acquisition.is_attempting() {
+                    let actions = session.acquisition.abandon(ReleaseMode::Delete);
+                    client.carry_out(world, session, actions);
+                    client.try_again(world, session, &Check::NotYet);
                 }
             }),
-            Alarm::Check(id, at) => self.with(world, id, |client, world, session| client.look(world, session, at)),
+            Alarm::Tick(id, at) => self.with(world, id, |client, world, session| client.tick(world, session, at)),
             Alarm::Hint(id) => self.with(world, id, Self::hint),
             Alarm::LetGo(id) => self.with(world, id, Self::let_go),
             Alarm::UndoAgain(id, node, undoing) => self.with(world, id, |client, world, session| {
@@ -113,10 +120,9 @@ impl Client {
                 let on = &mut session.nodes[sent.node];
                 (on.open, on.heard) = (on.open - 1, on.heard.max(executed));
             }
-            match (sent.about, said) {
-                (About::Acquire, said) => client.voted(world, session, &sent, said),
-                (About::Raise, said) => client.raised(world, session, &sent, said),
-                (_, said) => client.heard(world, session, &sent, said),
+            match sent.about {
+                About::Token(ask) => client.heard(world, session, &sent, ask, said),
+                About::Undo(undoing) => client.undone(world, session, (sent.node, undoing), said),
             }
         });
     }
@@ -157,21 +163,24 @@ impl Client {
         self.tokens += 1;
         let id = self.tokens;
         let token = format!("lh1:{}@client-{}.{id}", Uuid::from_u64_pair(self.me as u64, id), self.me);
+        let ttl = if world.dice.percent(50) { world.ttl } else { world.dice.between(world.ttl / 2, world.ttl) };
+        let max_hold = world.dice.percent(10).then(|| ttl * 3 / 2);
+        let lease = LeaseConfig { ttl, max_hold, patience: world.command_timeout };
+        let (nodes, jitter) = (world.nodes(), world.dice.jitter());
+        let config = Config { lease, nodes, route: Route::Home, renew_first_after: Some(RENEW_FIRST_AFTER), jitter };
         let mut session = Session {
             id,
             token: Token::parse(&token).unwrap(),
-            ttl: if world.dice.percent(50) { world.ttl } else { world.dice.between(world.ttl / 2, world.ttl) },
-            sent: now,
+            ttl,
             resent: None,
-            fence: None,
-            stage: Stage::Over,
-            nodes: vec![OnNode::default(); world.nodes()],
+            acquisition: Acquisition::new(config, now),
+            held: None,
+            nodes: vec![OnNode::default(); nodes],
         };
-        session.stage = Stage::Attempting(Attempt::new(now, session.ttl, world.nodes()));
         let limit = session.limit(world);
         for node in 0..world.nodes() {
             let acquire = Request::Acquire(self.acquire(world, &session));
-            self.ask(world, &mut session, (node, acquire, About::Acquire), limit);
+            self.ask(world, &mut session, (node, acquire, About::Token(Ask::Acquire)), limit);
         }
         if world.dice.percent(3) {
             let early = world.dice.between(Duration::ZERO, limit);
@@ -188,7 +197,7 @@ impl Client {
         let proposal = match (world.nodes(), world.bug) {
             (1, _) | (_, Bug::NoSecondPhase) => None,
             _ if !world.profile.proposes => None,
-            _ => self.fence_proposal.at(session.sent),
+            _ => self.fence_proposal.at(session.acquisition.sent()),
         };
         let voting = Some(Voting { restart_delay, proposal });
         AcquireRequest { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl, voting }
@@ -196,140 +205,132 @@ impl Client {
 
     /// A bug's: whoever is silent is asked again.
     fn resend(&mut self, world: &mut World, session: &mut Session) {
-        if !matches!(session.stage, Stage::Attempting(_)) {
+        if !session.acquisition.is_attempting() {
             return;
         }
         session.resent = Some(self.now(world));
         let silent: Vec<_> = (0..world.nodes()).filter(|&node| session.nodes[node].open > 0).collect();
         for node in silent {
             let acquire = Request::Acquire(self.acquire(world, session));
-            self.ask(world, session, (node, acquire, About::Acquire), session.limit(world));
+            self.ask(world, session, (node, acquire, About::Token(Ask::Acquire)), session.limit(world));
         }
     }
 
-    fn voted(&mut self, world: &mut World, session: &mut Session, sent: &Sent, said: Result<Reply, Failure>) {
-        let (now, node) = (self.now(world), sent.node);
-        let vote = said.map(|reply| match reply {
-            Reply::Vote(Vote { acquired, sign, .. }) => {
-                if let Some(time) = sign.and_then(|sign| sign.time) {
+    /// A request about a token is answered.
+    fn heard(&mut self, world: &mut World, session: &mut Session, sent: &Sent, ask: Ask, said: Result<Reply, Failure>) {
+        let (now, node, mut at) = (self.now(world), sent.node, sent.at);
+        let said = said.map(|reply| self.read(world, node, now, reply));
+        world.history.counts.renewed += usize::from(ask == Ask::Renew && matches!(said, Ok(Said::Owned(Ok(())))));
+        let is_late_grant = ask == Ask::Acquire && session.acquisition.is_over() && session.held.is_none();
+        match world.bug {
+            Bug::LateGrantStays if is_late_grant => return,
+            Bug::DeadlineFromReply => at = now,
+            _ => {}
+        }
+        let actions = session.acquisition.on_reply(now, SentRequest { node, ask, at }, said);
+        self.carry_out(world, session, actions);
+    }
+
+    /// What an answer says of the token; what it says of its node is noted.
+    fn read(&mut self, world: &mut World, node: usize, now: Time, reply: Reply) -> Said {
+        let counts = &mut world.history.counts;
+        match reply {
+            Reply::Vote(Vote { acquired, sign: identity, .. }) => {
+                if let Some(time) = identity.and_then(|identity| identity.time) {
                     self.fence_proposal.note_time(time, now);
                 }
                 self.recovers_until[node] = match &acquired {
                     Acquired::Recovering(left) => now + *left,
                     Acquired::Granted(_) | Acquired::Busy { .. } => Time::ZERO,
                 };
-                world.history.counts.recovering += usize::from(matches!(acquired, Acquired::Recovering(_)));
-                acquired
+                counts.recovering += usize::from(matches!(acquired, Acquired::Recovering(_)));
+                // On this network anything may overtake anything.
+                Said::Vote { acquired, overtaken: true }
             }
-            other => panic!("an acquire is answered with {other:?}"),
-        });
-        match &mut session.stage {
-            Stage::Attempting(attempt) => {
-                let step = attempt.answer(now, node, vote);
-                self.go_on(world, session, step);
-            }
-            Stage::Held(_) => self.late_vote(world, session, sent, &vote),
-            Stage::Over if world.bug == Bug::LateGrantStays && session.fence.is_none() => {}
-            Stage::HeldTooLong | Stage::Releasing { .. } | Stage::Over => {
-                if late(&vote) {
-                    self.undo(world, session, [node].into_iter().collect());
+            Reply::Owned(owned) => Said::Owned(owned),
+            Reply::Repaired(repaired) => {
+                counts.repaired += usize::from(repaired == Repaired::Done);
+                if let Repaired::Recovering(left) = repaired {
+                    counts.recovering += 1;
+                    self.recovers_until[node] = now + left;
                 }
+                Said::Repaired(repaired)
             }
         }
     }
 
-    fn late_vote(&mut self, world: &mut World, session: &mut Session, sent: &Sent, vote: &Result<Acquired, Failure>) {
-        let node = sent.node;
-        match vote {
-            Ok(Acquired::Granted(issued)) => {
-                self.answer(world, session, node, sent.at, Answer::Confirmed);
-                if let Some(fence) = session.fence.filter(|fence| issued < fence) {
-                    let raise = Request::Raise(session.token.clone(), fence);
-                    self.ask(world, session, (node, raise, About::Raise), world.command_timeout);
-                }
+    pub(super) fn carry_out(&mut self, world: &mut World, session: &mut Session, actions: Actions) {
+        let Actions { raise, renew, repair, release, release_again, undo, news, .. } = actions;
+        let now = self.now(world);
+        let remaining = session.acquisition.valid_until().since(now);
+        let lease = Renewal { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl };
+        if let Some((fence, on)) = raise {
+            world.history.counts.raised += 1;
+            self.raise(world, session, fence, on);
+        }
+        let (fence, delay) = (session.acquisition.fence().unwrap_or(fence::ZERO), world.repair_delay());
+        for node in repair.iter().filter(|_| !remaining.is_zero()) {
+            if now >= self.recovers_until[node] {
+                let repair = Request::Repair(lease.clone(), fence, delay);
+                let limit = remaining.min(world.command_timeout);
+                self.ask(world, session, (node, repair, About::Token(Ask::Repair)), limit);
             }
-            Ok(Acquired::Busy { .. }) => {
-                self.answer(world, session, node, sent.at, Answer::Denied(Denial::Taken));
-            }
-            Ok(Acquired::Recovering(_)) => {
-                self.answer(world, session, node, sent.at, Answer::Denied(Denial::Gone));
-            }
-            Err(_) => {}
+        }
+        for node in Nodes::all(if renew { world.nodes() } else { 0 }).iter() {
+            let renew = Request::Renew(lease.clone());
+            self.ask(world, session, (node, renew, About::Token(Ask::Renew)), remaining);
+        }
+        let first = Ask::Release { only_sending: true, is_last: false };
+        for node in Nodes::all(if release { world.nodes() } else { 0 }).iter() {
+            self.release(world, session, node, first);
+        }
+        if let Some(again) = release_again {
+            self.release(world, session, again.node, again.ask());
+        }
+        if let Some(undo) = undo {
+            world.history.counts.undone += usize::from(undo.is_attempt);
+            self.undo(world, session, &undo);
+        }
+        if let Some(news) = news {
+            self.told(world, session, news);
         }
     }
 
-    fn raised(&mut self, world: &mut World, session: &mut Session, sent: &Sent, said: Result<Reply, Failure>) {
-        let now = self.now(world);
-        let Stage::Attempting(attempt) = &mut session.stage else { return };
-        let said = said.map(|reply| match reply {
-            Reply::Owned(owned) => owned,
-            other => panic!("a raise is answered with {other:?}"),
-        });
-        let step = attempt.raised(now, sent.node, said);
-        self.go_on(world, session, step);
+    fn raise(&mut self, world: &mut World, session: &mut Session, fence: Fence, on: Nodes) {
+        for node in on.iter() {
+            if world.bug == Bug::NoSecondPhase {
+                let sent = SentRequest { node, ask: Ask::Raise, at: self.now(world) };
+                let actions = session.acquisition.on_reply(sent.at, sent, Ok(Said::Owned(Ok(()))));
+                self.carry_out(world, session, actions);
+            } else {
+                let raise = Request::Raise(session.token.clone(), fence);
+                self.ask(world, session, (node, raise, About::Token(Ask::Raise)), session.limit(world));
+            }
+        }
     }
 
-    fn go_on(&mut self, world: &mut World, session: &mut Session, step: Step) {
-        let now = self.now(world);
-        match step {
-            Step::Wait => {}
-            Step::Raise { on, .. } if world.bug == Bug::NoSecondPhase => {
-                for node in on.iter() {
-                    let Stage::Attempting(attempt) = &mut session.stage else { return };
-                    let step = attempt.raised(now, node, Ok(Ok(())));
-                    self.go_on(world, session, step);
-                }
-            }
-            Step::Raise { fence, on } => {
-                world.history.counts.raised += 1;
-                for node in on.iter() {
-                    let raise = Request::Raise(session.token.clone(), fence);
-                    self.ask(world, session, (node, raise, About::Raise), session.limit(world));
-                }
-            }
-            Step::Over(Verdict::Won { fence, tally }) => {
-                let tally = match (world.bug, session.resent) {
-                    (Bug::DeadlineFromReply, _) => counted_from(&tally, session.sent, now),
-                    (Bug::DeadlineFromRetry, Some(resent)) => counted_from(&tally, session.sent, resent),
-                    _ => tally,
-                };
-                self.won(world, session, fence, tally, session.sent);
-            }
-            Step::Over(Verdict::Busy { holder, needs, tracked }) => {
+    /// It has not come to a lease.
+    pub(super) fn failed(&mut self, world: &mut World, session: &Session, verdict: Verdict) {
+        let check = match verdict {
+            Verdict::Busy { holder, needs, tracked } => {
                 let tracked = tracked && world.dice.percent(50);
-                self.fail(world, session, &Check::Held { holder, tracked, needs });
+                Check::Held { holder, tracked, needs }
             }
-            Step::Over(Verdict::Split { holder }) => {
-                let took = now.since(session.sent);
-                self.fail(world, session, &Check::Split { holder, answered: took, took });
+            Verdict::Split { holder } => {
+                let took = self.now(world).since(session.acquisition.sent());
+                Check::Split { holder, answered: took, took }
             }
-            Step::Over(Verdict::Failed(_)) => {
-                self.fail(world, session, &Check::Failed(Failure::unavailable("too few votes")));
-            }
-        }
+            Verdict::Won { .. } | Verdict::Failed(_) => Check::Failed(Failure::unavailable("too few votes")),
+        };
+        self.try_again(world, session, &check);
     }
 
-    /// It has not come to a lease: what may have happened is undone.
-    fn fail(&mut self, world: &mut World, session: &mut Session, seen: &Check) {
-        let Stage::Attempting(attempt) = std::mem::replace(&mut session.stage, Stage::Over) else { return };
-        let nodes = attempt.must_undo();
-        world.history.counts.undone += usize::from(!nodes.is_empty());
-        self.undo(world, session, nodes);
+    fn try_again(&mut self, world: &mut World, session: &Session, seen: &Check) {
         let mut pause = self.backoff.after(seen);
         if matches!(seen, Check::Held { tracked: true, .. }) && world.dice.percent(70) || world.profile.is_sly {
-            // Somebody's news wake us.
+            // A notification wakes us.
             pause = pause.min(world.dice.between(Duration::ZERO, session.ttl / 4));
         }
         self.try_after(world, pause);
     }
-}
-
-/// A bug's: what was confirmed, with another moment to count from.
-fn counted_from(tally: &Tally, sent: Time, from: Time) -> Tally {
-    let mut other = Tally::new(tally.nodes());
-    let silent: Vec<_> = tally.silent_since(sent).iter().collect();
-    for node in (0..tally.nodes()).filter(|node| !silent.contains(node)) {
-        other.confirm(node, from);
-    }
-    other
 }

@@ -1,68 +1,72 @@
-//! The second half of a client: from the win until no node can have the token any more. It carries orders out as
-//! `watchdog`, `shared::release` and `quorum::undo` do.
+//! The second half of a client: from the win until no node can have the token any more.
 
 use std::time::Duration;
 
 use leasehold_protocol::{
+    acquisition::{Ask, Leaving, News, Said, Sent, Undo},
     failure::Failure,
-    fence::{self, Fence},
+    fence::Fence,
     loss::LossReason,
-    message::{Denial, Renewal, Repaired},
-    release_tally::{End, ReleaseAnswer, ReleaseTally},
-    renewal::{Answer, HeldLease, LeaseConfig, Orders, Phase},
-    tally::{Nodes, Tally},
+    message::{ReleaseMode, Route},
+    release_tally::End,
+    renewal::Phase,
     time::Time,
+    undo::{Next, Outcome, Undoing},
 };
 
 use super::{
     Bug,
     chance::Real,
     client::Client,
-    session::{About, Alarm, Sent, Session, Stage},
-    world::{Reply, Request, World},
+    session::{About, Alarm, Session},
+    world::{Event, Reply, Request, World},
 };
-/// A lease that acts on a timer of its own early, as `Shared::hold` has it do.
-const TRACK_AFTER: Duration = Duration::from_millis(250);
-
-/// The pauses of an undo that goes unanswered.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// A lease that is held.
+/// A lease in the history.
 pub(super) struct Held {
-    pub(super) core: HeldLease,
-    /// Its number in the history.
+    /// Its number there.
     pub(super) lease: usize,
-    /// Until when its belief is in the history.
+    /// Until when its belief is there.
     pub(super) seen: Real,
-    /// When the next look is planned.
-    look_at: Option<Real>,
-}
-
-/// An undoing under way.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Undoing {
-    until: Time,
-    pause: Duration,
+    /// When the next tick is planned.
+    tick_at: Option<Real>,
 }
 
 impl Client {
-    pub(super) fn won(&mut self, world: &mut World, session: &mut Session, fence: Fence, tally: Tally, sent: Time) {
+    pub(super) fn told(&mut self, world: &mut World, session: &mut Session, news: News) {
+        match news {
+            News::Acquired(fence) => self.won(world, session, fence),
+            News::NotAcquired(verdict) => self.failed(world, session, verdict),
+            News::Phase => {
+                if let Some(Phase::Over { reason, .. }) = session.acquisition.phase() {
+                    world.note(|| format!("client {} has lost {}: {reason:?}", self.me, session.id));
+                    world.history.counts.lost += usize::from(reason != LossReason::MaxHold);
+                    // The job notices, and stops.
+                    let notices = self.now(world) + world.dice.between(Duration::ZERO, session.ttl);
+                    self.wake(world, notices, Alarm::LetGo(session.id));
+                }
+            }
+            News::Released(end) => {
+                world.history.counts.released += usize::from(matches!(end, End::Released));
+            }
+        }
+    }
+
+    fn won(&mut self, world: &mut World, session: &mut Session, fence: Fence) {
+        let now = self.now(world);
+        match (world.bug, session.resent) {
+            (Bug::DeadlineFromReply, _) => self.pretend(world, session, now),
+            (Bug::DeadlineFromRetry, Some(resent)) => self.pretend(world, session, resent),
+            _ => {}
+        }
         let (dice, is_sly) = (&mut world.dice, world.profile.is_sly);
-        let max_hold = dice.percent(10).then(|| session.ttl * 3 / 2);
-        let config = LeaseConfig { ttl: session.ttl, max_hold, patience: world.command_timeout };
-        let mut core = HeldLease::new(config, tally, dice.jitter());
-        core.hint(sent + TRACK_AFTER);
         let ttls = [session.ttl / 4, session.ttl / 4, session.ttl * 3 / 2, session.ttl * 4];
         let most = ttls[usize::try_from(dice.below(4)).unwrap_or_default()];
         let hold = dice.between(Duration::ZERO, if is_sly { session.ttl * 4 } else { most });
         let hint = dice.percent(30).then(|| dice.between(Duration::ZERO, session.ttl));
-
-        let now = self.now(world);
-        world.note(|| format!("client {} has {} with {fence:?} until {:?}", self.me, session.id, core.valid_until()));
+        let until = session.acquisition.valid_until();
+        world.note(|| format!("client {} has {} with {fence:?} until {until:?}", self.me, session.id));
         let lease = world.history.acquired(world.now, fence);
-        session.fence = Some(fence);
-        session.stage = Stage::Held(Held { core, lease, seen: world.now, look_at: None });
+        session.held = Some(Held { lease, seen: world.now, tick_at: None });
         world.stall(self.me);
         let ends = (now + hold).min(self.clock.shows(world.closes).max(now));
         self.wake(world, ends, Alarm::LetGo(session.id));
@@ -71,239 +75,99 @@ impl Client {
         }
     }
 
-    /// Sees to it that a held lease is looked at no later than it asks for.
-    pub(super) fn plan(&self, world: &mut World, session: &mut Session) {
-        let id = session.id;
-        let Stage::Held(held) = &mut session.stage else { return };
-        let Some(next) = held.core.next_tick() else { return };
-        if held.look_at.is_none_or(|planned| self.clock.when(next) < planned) {
-            let at = self.clock.when(next).max(world.now) + world.dice.below(1_000_000);
-            held.look_at = Some(at);
-            world.at(at, super::world::Event::Rings { client: self.me, alarm: Alarm::Check(id, at) });
+    /// A bug's: the lease counts from another moment than that of its attempt.
+    fn pretend(&self, world: &World, session: &mut Session, at: Time) {
+        for node in 0..world.nodes() {
+            let renewed = Sent { node, ask: Ask::Renew, at };
+            let _held = session.acquisition.on_reply(self.now(world), renewed, Ok(Said::Owned(Ok(()))));
         }
     }
 
-    pub(super) fn look(&mut self, world: &mut World, session: &mut Session, at: Real) {
+    /// Sees to it that a held lease ticks no later than it asks for.
+    pub(super) fn plan(&self, world: &mut World, session: &mut Session) {
+        let id = session.id;
+        let (Some(held), Some(next)) = (&mut session.held, session.acquisition.next_tick()) else { return };
+        if held.tick_at.is_none_or(|planned| self.clock.when(next) < planned) {
+            let at = self.clock.when(next).max(world.now) + world.dice.below(1_000_000);
+            held.tick_at = Some(at);
+            world.at(at, Event::Rings { client: self.me, alarm: Alarm::Tick(id, at) });
+        }
+    }
+
+    pub(super) fn tick(&mut self, world: &mut World, session: &mut Session, at: Real) {
         let now = self.now(world);
-        let Stage::Held(held) = &mut session.stage else { return };
-        if held.look_at == Some(at) {
-            held.look_at = None;
-            let orders = held.core.tick(now);
-            self.execute(world, session, orders);
+        if let Some(held) = session.held.as_mut().filter(|held| held.tick_at == Some(at)) {
+            held.tick_at = None;
+            let actions = session.acquisition.on_tick(now);
+            self.carry_out(world, session, actions);
         }
     }
 
     pub(super) fn hint(&mut self, world: &mut World, session: &mut Session) {
-        let now = self.now(world);
-        if let Stage::Held(held) = &mut session.stage {
-            held.core.hint(now);
-        }
+        session.acquisition.hint(self.now(world));
     }
 
-    pub(super) fn answer(&mut self, world: &mut World, session: &mut Session, node: usize, sent: Time, answer: Answer) {
-        let now = self.now(world);
-        let Stage::Held(held) = &mut session.stage else { return };
-        let sent = if world.bug == Bug::DeadlineFromReply { now } else { sent };
-        let orders = held.core.answer(now, node, sent, answer);
-        self.execute(world, session, orders);
-    }
-
-    fn execute(&mut self, world: &mut World, session: &mut Session, orders: Orders) {
-        let now = self.now(world);
-        let Stage::Held(held) = &session.stage else { return };
-        let remaining = held.core.valid_until().since(now);
-        let lease = Renewal { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl };
-        let fence = session.fence.unwrap_or(fence::ZERO);
-        let phase = held.core.phase();
-        if !remaining.is_zero() {
-            let delay = if world.bug == Bug::HealUnchecked { Duration::ZERO } else { world.restart_delay };
-            for node in orders.repair.iter().filter(|&node| now >= self.recovers_until[node]).collect::<Vec<_>>() {
-                let repair = Request::Repair(lease.clone(), fence, delay);
-                self.ask(world, session, (node, repair, About::Repair), remaining.min(world.command_timeout));
-            }
-            for node in Nodes::all(if orders.renew { world.nodes() } else { 0 }).iter() {
-                let renew = Request::Renew(lease.clone());
-                self.ask(world, session, (node, renew, About::Renew), remaining);
-            }
+    /// The job is done, or has noticed that it must stop.
+    pub(super) fn let_go(&mut self, world: &mut World, session: &mut Session) {
+        if session.acquisition.phase().is_none() {
+            return;
         }
-        if let Phase::Over { reason, .. } = phase {
-            world.note(|| format!("client {} has lost {}: {reason:?}", self.me, session.id));
-            if reason == LossReason::MaxHold {
-                session.stage = Stage::HeldTooLong;
-                let notices = now + world.dice.between(Duration::ZERO, session.ttl);
-                self.wake(world, notices, Alarm::LetGo(session.id));
+        let (leaving, actions) = session.acquisition.let_go(self.now(world));
+        self.carry_out(world, session, actions);
+        world.note(|| format!("client {} lets go of {}", self.me, session.id));
+        if let Leaving::Release { .. } = leaving {
+            let actions = if world.dice.percent(30) {
+                // Dropped: in the background.
+                session.acquisition.abandon(ReleaseMode::Delete)
             } else {
-                world.history.counts.lost += 1;
-                session.stage = Stage::Over;
-                self.rest(world, session);
-            }
+                session.acquisition.release(Route::Home, ReleaseMode::Delete)
+            };
+            self.carry_out(world, session, actions);
         }
-        if orders.undo {
-            self.undo(world, session, Nodes::all(world.nodes()));
-        }
-    }
-
-    /// Until it wants the lock again.
-    fn rest(&mut self, world: &mut World, session: &Session) {
+        // Until it wants the lock again.
         let pause = world.dice.between(Duration::ZERO, session.ttl / 4);
         self.try_after(world, pause);
     }
 
-    /// The job is done.
-    pub(super) fn let_go(&mut self, world: &mut World, session: &mut Session) {
-        let now = self.now(world);
-        let valid_until = match &mut session.stage {
-            Stage::Held(held) => {
-                let orders = held.core.expire_if_due(now);
-                let valid_until = held.core.valid_until();
-                if orders.news {
-                    return self.execute(world, session, orders);
-                }
-                let _news_for_nobody = held.core.finish(now, LossReason::Released);
-                valid_until
-            }
-            Stage::HeldTooLong => now,
-            Stage::Attempting(_) | Stage::Releasing { .. } | Stage::Over => return,
-        };
-        world.note(|| format!("client {} lets go of {}", self.me, session.id));
-        if world.dice.percent(30) {
-            // Dropped: in the background.
-            session.stage = Stage::Over;
-            self.undo(world, session, Nodes::all(world.nodes()));
-        } else {
-            let parting = ReleaseTally::new(world.nodes(), valid_until);
-            session.stage = Stage::Releasing { parting, unconfirmed: Nodes::NONE };
-            for node in 0..world.nodes() {
-                self.release(world, session, node, About::Release { only_sending: true, is_last: false });
-            }
-        }
-        self.rest(world, session);
-    }
-
-    fn release(&mut self, world: &mut World, session: &mut Session, node: usize, about: About) {
+    pub(super) fn release(&mut self, world: &mut World, session: &mut Session, node: usize, ask: Ask) {
         let release = Request::Release(session.token.clone());
-        self.ask(world, session, (node, release, about), world.command_timeout / 2);
+        self.ask(world, session, (node, release, About::Token(ask)), world.command_timeout / 2);
     }
 
-    /// A node's last word on a release, or its last silence.
-    fn parted(&mut self, world: &mut World, session: &mut Session, node: usize, said: Result<ReleaseAnswer, Failure>) {
-        let (now, failed) = (self.now(world), said.is_err());
-        let alone: Nodes = [node].into_iter().collect();
-        let Stage::Releasing { parting, unconfirmed } = &mut session.stage else {
-            if failed {
-                self.undo(world, session, alone);
-            }
-            return;
-        };
-        if failed {
-            unconfirmed.insert(node);
-        }
-        if let Some(end) = parting.answer(now, node, said) {
-            world.history.counts.released += usize::from(matches!(end, End::Released));
-            let unconfirmed = *unconfirmed;
-            session.stage = Stage::Over;
-            self.undo(world, session, unconfirmed);
-        }
-    }
-
-    pub(super) fn undo(&mut self, world: &mut World, session: &mut Session, nodes: Nodes) {
-        let undoing = Undoing { until: self.now(world) + session.ttl, pause: FIRST_PAUSE };
-        for node in nodes.iter() {
+    pub(super) fn undo(&mut self, world: &mut World, session: &mut Session, undo: &Undo) {
+        let now = self.now(world);
+        for node in undo.nodes.iter() {
+            let undoing = Undoing::new(now, session.ttl, undo.route, !undo.is_attempt);
             self.undo_on(world, session, node, undoing);
         }
     }
 
-    pub(super) fn undo_on(&mut self, world: &mut World, session: &mut Session, node: usize, undoing: Undoing) {
+    pub(super) fn undo_on(&mut self, world: &mut World, session: &mut Session, node: usize, mut undoing: Undoing) {
         let release = Request::Release(session.token.clone());
-        self.ask(world, session, (node, release, About::Undo(undoing)), world.command_timeout);
+        let (_route, limit) = undoing.ask(self.now(world), world.command_timeout);
+        self.ask(world, session, (node, release, About::Undo(undoing)), limit);
     }
 
-    /// The answer to what keeps a lease, or takes it away.
-    pub(super) fn heard(
+    /// A node has answered an undo, or will not.
+    pub(super) fn undone(
         &mut self,
         world: &mut World,
         session: &mut Session,
-        sent: &Sent,
+        (node, mut undoing): (usize, Undoing),
         said: Result<Reply, Failure>,
     ) {
-        let (now, node) = (self.now(world), sent.node);
-        match (sent.about, said) {
-            (About::Renew, said) => {
-                let said = said.map(Reply::owned);
-                world.history.counts.renewed += usize::from(matches!(said, Ok(Ok(()))));
-                self.answer(world, session, node, sent.at, Answer::read(&said));
-            }
-            (About::Repair, said) => self.repaired(world, session, sent, &said.map(Reply::repaired)),
-            (About::Release { is_last: false, .. }, Err(failure)) if !failure.is_refusal() => {
-                let again = About::Release { only_sending: !failure.may_have_happened(), is_last: true };
-                self.release(world, session, node, again);
-            }
-            (About::Release { only_sending, .. }, said) => {
-                let said = said.map(|reply| ReleaseAnswer { owned: reply.owned(), only_sending });
-                self.parted(world, session, node, said);
-            }
-            (About::Undo(Undoing { until, pause }), Err(failure)) => {
-                if failure.is_refusal() || now >= until {
-                    session.nodes[node].is_given_up = true;
-                    return;
-                }
+        let now = self.now(world);
+        let answer = said.map(|reply| match reply {
+            Reply::Owned(owned) => owned,
+            other => panic!("an undo is answered with {other:?}"),
+        });
+        match undoing.answered(now, &answer) {
+            Next::Over(Outcome::Undone { .. }) => {}
+            Next::Over(Outcome::Refused | Outcome::Unanswered) => session.nodes[node].is_given_up = true,
+            Next::After(pause) => {
                 session.nodes[node].open += 1;
-                let pause_after = (pause * 2).min(LONGEST_PAUSE);
-                self.wake(
-                    world,
-                    now + pause,
-                    Alarm::UndoAgain(session.id, node, Undoing { until, pause: pause_after }),
-                );
+                self.wake(world, now + pause, Alarm::UndoAgain(session.id, node, undoing));
             }
-            (About::Undo(_) | About::Acquire | About::Raise, _) => {}
-        }
-    }
-
-    fn repaired(
-        &mut self,
-        world: &mut World,
-        session: &mut Session,
-        sent: &Sent,
-        repaired: &Result<Repaired, Failure>,
-    ) {
-        let node = sent.node;
-        if !matches!(session.stage, Stage::Held(_)) {
-            let may_be_there = match repaired {
-                Ok(repaired) => *repaired == Repaired::Done,
-                Err(failure) => failure.may_have_happened(),
-            };
-            if may_be_there {
-                self.undo(world, session, [node].into_iter().collect());
-            }
-            return;
-        }
-        match repaired {
-            Ok(Repaired::Done) => {
-                world.history.counts.repaired += 1;
-                self.answer(world, session, node, sent.at, Answer::Confirmed);
-            }
-            Ok(Repaired::Taken) => self.answer(world, session, node, sent.at, Answer::Denied(Denial::Taken)),
-            Ok(Repaired::Recovering(left)) => {
-                world.history.counts.recovering += 1;
-                self.recovers_until[node] = self.now(world) + *left;
-            }
-            Err(_) => {}
-        }
-    }
-}
-
-impl Reply {
-    fn owned(self) -> leasehold_protocol::message::Owned {
-        match self {
-            Self::Owned(owned) => owned,
-            other => panic!("this is answered with {other:?}"),
-        }
-    }
-
-    fn repaired(self) -> Repaired {
-        match self {
-            Self::Repaired(repaired) => repaired,
-            other => panic!("a repair is answered with {other:?}"),
         }
     }
 }

@@ -3,43 +3,29 @@
 use std::time::Duration;
 
 use leasehold_protocol::{
-    attempt::{self, Attempt},
-    fence::Fence,
-    release_tally::ReleaseTally,
-    tally::Nodes,
+    acquisition::{Acquisition, Ask},
+    attempt,
     time::Time,
     token::Token,
+    undo::Undoing,
 };
 
 use super::{
     chance::{Real, Skewed},
     history::Violation,
-    holding::{Held, Undoing},
+    holding::Held,
     world::World,
 };
-/// One token, from its drawing until no node can have it any more.
+/// One token, from its making until no node can have it any more.
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) token: Token,
     pub(super) ttl: Duration,
-    pub(super) sent: Time,
     pub(super) resent: Option<Time>,
-    /// The fence of the lease that it became.
-    pub(super) fence: Option<Fence>,
-    pub(super) stage: Stage,
+    pub(super) acquisition: Acquisition,
+    /// Its lease in the history.
+    pub(super) held: Option<Held>,
     pub(super) nodes: Vec<OnNode>,
-}
-
-pub(super) enum Stage {
-    Attempting(Attempt),
-    Held(Held),
-    /// `MaxHold` has ended it, and the job has not noticed yet.
-    HeldTooLong,
-    Releasing {
-        parting: ReleaseTally,
-        unconfirmed: Nodes,
-    },
-    Over,
 }
 
 /// What a session has to do with a node.
@@ -63,18 +49,14 @@ pub(super) struct Sent {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum About {
-    Acquire,
-    Raise,
-    Renew,
-    Repair,
-    Release { only_sending: bool, is_last: bool },
+    Token(Ask),
     Undo(Undoing),
 }
 
 impl About {
     /// Whether it may put the token on the node, or take it off.
     pub(super) fn counts(self) -> bool {
-        !matches!(self, Self::Raise | Self::Renew)
+        !matches!(self, Self::Token(Ask::Raise | Ask::Renew))
     }
 }
 
@@ -88,7 +70,7 @@ pub(super) enum Alarm {
     Limit(u64),
     Resend(u64),
     GiveUp(u64),
-    Check(u64, Real),
+    Tick(u64, Real),
     Hint(u64),
     LetGo(u64),
     UndoAgain(u64, usize, Undoing),
@@ -102,8 +84,8 @@ impl Session {
 
     /// Writes down for how long the client has believed in its lease since the last time.
     pub(super) fn witness(&mut self, clock: Skewed, world: &mut World) {
-        if let Stage::Held(held) = &mut self.stage {
-            let until = clock.when(held.core.valid_until()).min(world.now);
+        if let Some(held) = &mut self.held {
+            let until = clock.when(self.acquisition.valid_until()).min(world.now);
             world.history.believed(held.lease, held.seen, until);
             held.seen = world.now;
         }
@@ -111,7 +93,7 @@ impl Session {
 
     /// Whether nothing is under way any more that may put the token anywhere, and what was there is taken away.
     pub(super) fn is_settled(&self, world: &mut World) -> bool {
-        if !matches!(self.stage, Stage::Over) {
+        if !self.acquisition.is_over() {
             return false;
         }
         for (node, on) in self.nodes.iter().enumerate().filter(|(_, on)| on.open == 0 && !on.is_given_up) {

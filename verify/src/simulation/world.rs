@@ -103,6 +103,11 @@ pub(super) enum Reply {
 }
 
 impl World {
+    /// The restart delay of repairs.
+    pub(super) fn repair_delay(&self) -> Duration {
+        if self.bug == Bug::HealUnchecked { Duration::ZERO } else { self.restart_delay }
+    }
+
     pub(super) fn new(
         clients: usize,
         nodes: usize,
