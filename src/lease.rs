@@ -199,8 +199,8 @@ impl LeaseHandle {
     /// Lets go of one lease; once.
     fn leave(&self) -> Leaving {
         let now = self.client.now();
-        let (leaving, ruling) = self.hold.leave(now, &self.signal);
-        self.client.watchdog.execute(&self.hold, ruling);
+        let (leaving, reaction) = self.hold.leave(now, &self.signal);
+        self.client.watchdog.execute(&self.hold, reaction);
         leaving
     }
 
@@ -251,8 +251,8 @@ macro_rules! view {
                 let now = client.now();
                 if hold.remaining(now).is_zero() {
                     let _under_way = client.host.token();
-                    let ruling = hold.expire_if_due(now);
-                    client.watchdog.execute(hold, ruling);
+                    let reaction = hold.expire_if_due(now);
+                    client.watchdog.execute(hold, reaction);
                     // Whoever ended it may not have come to our signal yet.
                     if let Some(lost) = hold.end() {
                         signal.end(&lost);

@@ -98,8 +98,8 @@ pub struct Actions {
     pub news: Option<News>,
 }
 
-/// The second release on a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The second release on a node, on the keeper's route.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReleaseAgain {
     /// The node.
     pub node: usize,
@@ -107,11 +107,13 @@ pub struct ReleaseAgain {
     pub only_sending: bool,
     /// Whether it is worth waiting until a silent node answers again.
     pub waits: bool,
+    /// What came of the first: the outcome, if there is no time for a second.
+    pub failure: Failure,
 }
 
 impl ReleaseAgain {
     /// What it asks for.
-    pub fn ask(self) -> Ask {
+    pub fn ask(&self) -> Ask {
         Ask::Release { only_sending: self.only_sending, is_last: true }
     }
 }
@@ -311,17 +313,17 @@ impl Acquisition {
         match ask {
             Ask::Acquire => match reply {
                 Ok(Said::Vote { acquired, overtaken }) => self.voted(now, node, Ok(acquired), overtaken),
-                Ok(other) => self.voted(now, node, Err(odd(&other)), true),
+                Ok(Said::Owned(_) | Said::Repaired(_)) => self.voted(now, node, Err(odd()), true),
                 Err(failure) => self.voted(now, node, Err(failure), true),
             },
-            Ask::Raise => self.raised(now, node, reply.and_then(owned)),
+            Ask::Raise => self.raised(now, node, reply.and_then(|said| owned(&said))),
             Ask::Renew => {
-                let answer = Answer::read(&reply.and_then(owned));
+                let answer = Answer::read(&reply.and_then(|said| owned(&said)));
                 self.lease(|lease| lease.answer(now, node, at, answer))
             }
-            Ask::Repair => self.repaired(now, node, at, reply.and_then(repaired)),
+            Ask::Repair => self.repaired(now, node, at, &reply.and_then(|said| repaired(&said))),
             Ask::Release { only_sending, is_last } => {
-                self.released(now, node, (only_sending, is_last), reply.and_then(owned))
+                self.released(now, node, (only_sending, is_last), reply.and_then(|said| owned(&said)))
             }
         }
     }
@@ -402,24 +404,24 @@ impl Acquisition {
                 let step = attempt.answer(now, node, vote);
                 self.go_on(step)
             }
-            Stage::Held(lease) if lease.next_tick().is_some() => self.voted_late(now, node, vote),
+            Stage::Held(lease) if lease.next_tick().is_some() => self.voted_late(now, node, &vote),
             Stage::Held(_) | Stage::Leaving { .. } | Stage::Releasing(_) | Stage::Over(_) => {
                 // Invariant 5.
                 let is_gone = !overtaken && self.released_on == Some(self.route);
-                let undo = (late(&vote) && !is_gone).then(|| self.undo_attempt(node));
+                let undo = (late(&vote) && !is_gone).then(|| self.undo_of_vote(node));
                 Actions { undo, ..Actions::default() }
             }
         }
     }
 
     /// A vote that comes after a majority has granted: it counts for the lease.
-    fn voted_late(&mut self, now: Time, node: usize, vote: Result<Acquired, Failure>) -> Actions {
+    fn voted_late(&mut self, now: Time, node: usize, vote: &Result<Acquired, Failure>) -> Actions {
         let sent = self.sent;
         let mut lower = None;
         let answer = match vote {
             Ok(Acquired::Granted(issued)) => {
                 // One more that keeps the floor; a majority does already.
-                lower = self.fence.filter(|fence| issued < *fence);
+                lower = self.fence.filter(|fence| issued < fence);
                 Answer::Confirmed
             }
             Ok(Acquired::Busy { .. }) => Answer::Denied(Denial::Taken),
@@ -462,9 +464,9 @@ impl Acquisition {
         self.stage = Stage::Held(held);
     }
 
-    fn repaired(&mut self, now: Time, node: usize, sent: Time, repaired: Result<Repaired, Failure>) -> Actions {
+    fn repaired(&mut self, now: Time, node: usize, sent: Time, repaired: &Result<Repaired, Failure>) -> Actions {
         if self.next_tick().is_none() {
-            let may_be_there = match &repaired {
+            let may_be_there = match repaired {
                 Ok(repaired) => *repaired == Repaired::Done,
                 Err(failure) => failure.may_have_happened(),
             };
@@ -496,7 +498,8 @@ impl Acquisition {
         if let Some(failure) = again {
             // It has come nowhere, or the connection broke, or is silent.
             let only_sending = !failure.may_have_happened();
-            let again = ReleaseAgain { node, only_sending, waits: may_be_there || !only_sending };
+            let waits = may_be_there || !only_sending;
+            let again = ReleaseAgain { node, only_sending, waits, failure: failure.clone() };
             return Actions { release_again: Some(again), ..Actions::default() };
         }
         let unconfirmed = said.is_err() && may_be_there;
@@ -538,8 +541,8 @@ impl Acquisition {
         Undo { nodes: Nodes::NONE, route, mode, is_attempt }
     }
 
-    /// The same for a vote that came late, on whose route the undo arrives later than the vote.
-    fn undo_attempt(&self, node: usize) -> Undo {
+    /// How a vote is taken back that comes when nobody uses it: on its own route the undo arrives later.
+    pub fn undo_of_vote(&self, node: usize) -> Undo {
         let is_attempt = self.fence.is_none();
         Undo { nodes: Nodes::one(node), route: self.route, mode: ReleaseMode::Delete, is_attempt }
     }
@@ -555,16 +558,22 @@ fn some(undo: Undo) -> Option<Undo> {
     (!undo.nodes.is_empty()).then_some(undo)
 }
 
-fn owned(said: Said) -> Result<Owned, Failure> {
-    if let Said::Owned(owned) = said { Ok(owned) } else { Err(odd(&said)) }
+fn owned(said: &Said) -> Result<Owned, Failure> {
+    match said {
+        Said::Owned(owned) => Ok(*owned),
+        Said::Vote { .. } | Said::Repaired(_) => Err(odd()),
+    }
 }
 
-fn repaired(said: Said) -> Result<Repaired, Failure> {
-    if let Said::Repaired(repaired) = said { Ok(repaired) } else { Err(odd(&said)) }
+fn repaired(said: &Said) -> Result<Repaired, Failure> {
+    match said {
+        Said::Repaired(repaired) => Ok(*repaired),
+        Said::Vote { .. } | Said::Owned(_) => Err(odd()),
+    }
 }
 
-fn odd(said: &Said) -> Failure {
-    Failure::unknown(format!("another request is answered so: {said:?}"))
+fn odd() -> Failure {
+    Failure::unknown("this is the answer to another request")
 }
 
 #[cfg(test)]

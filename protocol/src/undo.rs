@@ -53,6 +53,13 @@ pub enum Outcome {
     Unanswered,
 }
 
+impl Outcome {
+    /// Whether anything may have changed on the node.
+    pub fn has_changed(self) -> bool {
+        !matches!(self, Self::Undone { has_changed: false })
+    }
+}
+
 impl Undoing {
     /// Of what may live for `at_most`, and was sent on `route`. `was_asked` is whether somebody has asked for it before.
     pub fn new(now: Time, at_most: Duration, route: Route, was_asked: bool) -> Self {

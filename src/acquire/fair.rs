@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    attempt::{Attempt, Step, Verdict},
+    acquisition::Acquisition,
     check::Check,
     failure::Failure,
-    message::{Acquired, Poll, Polled, ReleaseMode, Route},
+    message::{Poll, Polled, ReleaseMode, Route},
     queue_position::{LEAVES_FOR, QueuePosition, WINDOW},
     tally::WakeCondition,
     token::Token,
@@ -56,7 +56,7 @@ impl Acquire {
         // has to take its place again.
         let is_stranger = if outcome.is_ok() { !was_called } else { standing.had_been_lost };
         if is_stranger {
-            self.client.calls.call_line(&self.wanted.key, self.client.now());
+            self.client.fair_waiters.notify_line(&self.wanted.key, self.client.now());
         }
         Ok(outcome)
     }
@@ -102,7 +102,7 @@ impl<'a> Standing<'a> {
     fn new(client: &'a Arc<Client>, node: &'a Arc<dyn Node>, wanted: &'a Wanted) -> Self {
         let token = random::token(&client.options.label);
         // Before the first knock, which may be answered by a call before it is answered.
-        let called = client.calls.listen(&wanted.key, &token);
+        let called = client.fair_waiters.listen(&wanted.key, &token);
         Self {
             client,
             node,
@@ -165,14 +165,16 @@ impl<'a> Standing<'a> {
         self.answer = None;
         match answered {
             Ok(Polled::Granted(fence)) => {
-                let granted = Ok(Acquired::Granted(fence));
-                match Attempt::new(sent, *ttl, 1).answer(self.client.now(), 0, granted) {
-                    Step::Over(Verdict::Won { fence, tally }) => {
+                let config = self.client.config(self.wanted, route);
+                match Acquisition::granted(config, sent, self.client.now(), fence) {
+                    Some(acquisition) => {
                         self.may_be_there = false;
-                        let (hold, signal) = self.client.hold(self.wanted, self.token.clone(), sent, fence, tally);
+                        let (hold, signal) = self.client.hold(self.wanted, self.token.clone(), fence, acquisition);
                         Outcome::Won(hold, signal)
                     }
-                    _ => Outcome::Failed(Failure::unavailable("the grant was confirmed after its lease had run out")),
+                    None => {
+                        Outcome::Failed(Failure::unavailable("the grant was confirmed after its lease had run out"))
+                    }
                 }
             }
             Ok(Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked, called }) => {
@@ -204,9 +206,9 @@ impl Drop for Standing<'_> {
             route: self.route,
             key: key.clone(),
             token: self.token.clone(),
-            parting: ReleaseMode::Leave,
-            for_at_most: LEAVES_FOR.max(*ttl),
-            is_first: false,
+            mode: ReleaseMode::Leave,
+            at_most: LEAVES_FOR.max(*ttl),
+            was_asked: true,
             is_attempt: true,
         };
         let leaving = self.client.watchdog.undoing(0, undo);

@@ -93,8 +93,8 @@ impl Acquire {
         let mut backoff = Backoff::new(random::jitter());
         loop {
             let now = client.now();
-            let (entry, ruling) = hold.enter(now);
-            client.watchdog.execute(&hold, ruling);
+            let (entry, reaction) = hold.enter(now);
+            client.watchdog.execute(&hold, reaction);
             match entry {
                 Entry::Shared(signal) => return Ok(Some(Lease::new(client.clone(), hold, signal, Some(owner_slot)))),
                 Entry::Over => return Ok(None),

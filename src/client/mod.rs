@@ -6,12 +6,12 @@ use std::{
 };
 
 use leasehold_protocol::{
+    acquisition::{Acquisition, Config},
     failure::Failure,
     fence::Fence,
     key::Key,
-    message::ReleaseMode,
-    renewal::{HeldLease, LeaseConfig},
-    tally::Tally,
+    message::Route,
+    renewal::LeaseConfig,
     time::Time,
     token::Token,
 };
@@ -62,7 +62,7 @@ pub(crate) struct Client {
     pub(crate) lines: Arc<Lines>,
     /// The lines of fair waiters, who have places on the server as well.
     pub(crate) queues: Arc<Lines>,
-    pub(crate) calls: Arc<FairWaiters>,
+    pub(crate) fair_waiters: Arc<FairWaiters>,
     /// So many waiters look at a time. After a flush or a new connection they all want to: sent at once, the requests
     /// would time out behind each other, be undone and be sent again, and the server would do nothing else.
     pub(crate) looks: CheckSlots,
@@ -97,11 +97,11 @@ impl Client {
         let (lines, queues) = (lines(), lines());
         let limit = options.command_timeout;
         let (waiting, fair) = (lines.clone(), queues.clone());
+        let fair_waiters = Arc::<FairWaiters>::default();
         let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), quorum.clone(), waiting, fair, limit));
-        let calls = Arc::<FairWaiters>::default();
         let listener = |(node, _)| {
-            let (lines, calls, watchdog) = (lines.clone(), calls.clone(), watchdog.clone());
-            Arc::new(Listener { node, lines, calls, watchdog, clock: clock.clone() })
+            let (lines, fair_waiters, watchdog) = (lines.clone(), fair_waiters.clone(), watchdog.clone());
+            Arc::new(Listener { node, lines, fair_waiters, watchdog, clock: clock.clone() })
         };
         let listeners: Vec<_> = quorum.members().map(listener).collect();
         for listener in &listeners {
@@ -120,7 +120,7 @@ impl Client {
             owners: Arc::default(),
             lines,
             queues,
-            calls,
+            fair_waiters,
             looks: CheckSlots::new(CHECKS_AT_ONCE),
             closed: CancellationToken::new(),
             ended,
@@ -159,22 +159,27 @@ impl Client {
         if self.closed.is_cancelled() { AcquireError::Closed } else { AcquireError::Unavailable(Error::keeper_ended()) }
     }
 
-    /// A won attempt, whose request was sent at `sent`: from now on the watchdog looks after it.
+    /// What an acquisition goes by.
+    pub(crate) fn config(&self, wanted: &Wanted, route: Route) -> Config {
+        let Wanted { ttl, max_hold, .. } = *wanted;
+        Config {
+            lease: LeaseConfig { ttl, max_hold, patience: self.options.command_timeout },
+            nodes: self.quorum.len(),
+            route,
+            renew_first_after: (self.quorum.tracking_capacity() > 0).then_some(TRACK_AFTER),
+            jitter: random::jitter(),
+        }
+    }
+
+    /// An acquisition that was won: from now on the watchdog looks after it.
     pub(crate) fn hold(
         &self,
         wanted: &Wanted,
         token: Token,
-        sent: Time,
         fence: Fence,
-        tally: Tally,
+        acquisition: Acquisition,
     ) -> (Arc<Hold>, Arc<Signal>) {
-        let Wanted { key, ttl, max_hold, .. } = wanted;
-        let config = LeaseConfig { ttl: *ttl, max_hold: *max_hold, patience: self.options.command_timeout };
-        let mut core = HeldLease::new(config, tally, random::jitter());
-        if self.quorum.tracking_capacity() > 0 {
-            core.hint(sent + TRACK_AFTER);
-        }
-        let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, sent, core);
+        let (hold, signal) = Hold::new(wanted.key.clone(), token, fence, wanted.ttl, acquisition);
         self.watchdog.guard(&hold);
         (hold, signal)
     }
@@ -185,13 +190,7 @@ impl Client {
         self.ended.cancel();
         let now = self.now();
         for hold in self.watchdog.holds() {
-            let (leaves_something, ruling) = hold.close(now);
-            if leaves_something {
-                self.release_in_background(&hold, ReleaseMode::Delete);
-            }
-            if let Some(news) = ruling.news {
-                news.tell();
-            }
+            self.watchdog.execute(&hold, hold.close(now));
         }
         let limit = self.options.command_timeout;
         let ended = async {
@@ -210,7 +209,7 @@ impl Client {
 struct Listener {
     node: usize,
     lines: Arc<Lines>,
-    calls: Arc<FairWaiters>,
+    fair_waiters: Arc<FairWaiters>,
     watchdog: Arc<Watchdog>,
     clock: Arc<dyn Clock>,
 }
@@ -225,7 +224,7 @@ impl NodeListener for Listener {
     fn changed(&self, key: &str) {
         self.watchdog.hint(key);
         self.lines.changed(key, self.node, self.now());
-        self.calls.changed(key, self.now());
+        self.fair_waiters.changed(key, self.now());
     }
 
     fn holds(&self, key: &str) -> bool {
@@ -239,15 +238,15 @@ impl NodeListener for Listener {
     fn missed(&self) {
         self.watchdog.hint_all();
         self.lines.notify_all(self.now());
-        self.calls.call_all(self.now());
+        self.fair_waiters.notify_all(self.now());
     }
 
     fn is_needed(&self) -> bool {
-        !self.lines.is_empty() || !self.calls.is_empty() || !self.watchdog.is_empty()
+        !self.lines.is_empty() || !self.fair_waiters.is_empty() || !self.watchdog.is_empty()
     }
 
     fn granted(&self, key: &str, token: &str) {
-        if self.calls.grant(token, self.now()) {
+        if self.fair_waiters.grant(token, self.now()) {
             return;
         }
         // It has gone meanwhile, and what it left behind must not hold the others up; unless it has become a lease, and
@@ -258,14 +257,14 @@ impl NodeListener for Listener {
     }
 
     fn next(&self, token: &str, within: Duration) {
-        let _gone_otherwise = self.calls.call(token, self.now() + within);
+        let _gone_otherwise = self.fair_waiters.notify(token, self.now() + within);
     }
 
     fn has_waiters(&self) -> bool {
-        !self.calls.is_empty()
+        !self.fair_waiters.is_empty()
     }
 
     fn has_waiter(&self, token: &str) -> bool {
-        self.calls.has(token)
+        self.fair_waiters.has(token)
     }
 }

@@ -3,11 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
+    acquisition::{Ask, News, ReleaseAgain, Said, Sent},
+    failure::Failure,
     key::Key,
     loss::LossReason,
-    message::{ReleaseMode, Route},
-    release_tally::{End, ReleaseAnswer, ReleaseTally},
-    tally::Nodes,
+    message::{Owned, ReleaseMode, Route},
+    release_tally::End,
     time::Time,
     votes::NodeAnswer,
 };
@@ -16,62 +17,37 @@ use super::Client;
 use crate::{
     error::ReleaseError,
     node::{Answer, Node, part},
-    quorum::{FanOut, Member, Undo},
+    quorum::{FanOut, Undo},
     watchdog::Hold,
 };
+
+/// The answer to a release, with what was asked for.
+type Answered = (Ask, Result<Owned, Failure>);
 
 impl Client {
     /// Releases a hold that its last lease has left. Dropped half way, it goes on in the background.
     pub(crate) async fn release(
         self: &Arc<Self>,
-        hold: &Hold,
-        parting: ReleaseMode,
+        hold: &Arc<Hold>,
+        mode: ReleaseMode,
         valid_until: Time,
     ) -> Result<(), ReleaseError> {
         // `close` must not take the connection away from under it.
         let _under_way = self.host.token();
-        let mut background = Dropped { client: self, hold, parting: Some(parting.clone()) };
-        let limit = self.options.command_timeout / 2;
-        // On the connection that our own waiter of this name has watched, the server keeps the news from us: the alert
-        // below is enough.
-        let route = if self.lines.has(&hold.key) { Route::Keeper } else { self.quorum.route() };
-        hold.parts(route);
-        let part = |(at, member): (usize, &Arc<Member>)| (at, self.part(member.clone(), hold, &parting, route, limit));
-        let mut answers: FanOut<ReleaseAnswer> = self.quorum.members().map(part).collect();
-        let mut tally = ReleaseTally::new(self.quorum.len(), valid_until);
-        let mut unconfirmed = Nodes::NONE;
-        let end = loop {
-            let (at, said) = answers.next().await;
-            if said.is_err() && hold.may_be_on(at) {
-                unconfirmed.insert(at);
-            }
-            if let Some(end) = tally.answer(self.now(), at, said) {
-                break end;
-            }
-        };
-        background.parting = None;
-        self.watchdog.part(unconfirmed, Route::Keeper, &hold.key, &hold.token, hold.ttl, &parting);
-        for (at, answer) in answers.take() {
-            let may_be_there = hold.may_be_on(at);
-            let (watchdog, ttl, parting) = (self.watchdog.clone(), hold.ttl, parting.clone());
-            let (key, token) = (hold.key.clone(), hold.token.clone());
-            self.late_replies.hear(async move {
-                if answer.await.is_err() && may_be_there {
-                    watchdog.part([at].into_iter().collect(), Route::Keeper, &key, &token, ttl, &parting);
-                }
-            });
-        }
+        let mut background = Dropped { client: self, hold, mode: Some(mode.clone()) };
+        let end = self.release_everywhere(hold, &mode).await;
+        background.mode = None;
         let (lock, label) = (hold.key.name(), hold.token.label());
         if let End::Unknown(said) = end {
             let failure =
                 self.quorum.failure(&said, |did| if did.is_ok() { NodeAnswer::Granted } else { NodeAnswer::NotOurs });
             tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "not confirmed");
             // It may be free all the same; and what was deleted on our own connection is not told.
-            self.parted(&hold.key, &parting);
+            self.released(&hold.key, &mode);
             return Err(ReleaseError::Unknown(failure.into()));
         }
         tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = matches!(end, End::Released));
-        self.parted(&hold.key, &parting);
+        self.released(&hold.key, &mode);
         match end {
             End::Lost(reason) => {
                 let now = self.now();
@@ -82,67 +58,127 @@ impl Client {
         }
     }
 
-    /// Parts with a key on one node: asks on this route, and once more on the keeper's if that brings no answer.
-    fn part(
-        &self,
-        member: Arc<Member>,
-        hold: &Hold,
-        parting: &ReleaseMode,
-        route: Route,
-        limit: Duration,
-    ) -> Answer<ReleaseAnswer> {
-        let (key, token, parting, host) = (hold.key.clone(), hold.token.clone(), parting.clone(), self.host.clone());
-        // A node that has been silent is not asked, and may be about to answer again. Where there is nothing to be had from it,
-        // that is not worth a wait.
-        let may_be_there = hold.may_be_on(member.at());
-        Box::pin(async move {
-            let send = |route| member.ask(|node: &dyn Node| part(node, &parting, route, &key, &token, limit));
-            let first = send(route).await;
-            let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
-            let owned = match first {
-                // It has come nowhere, or the connection broke, or is silent; only if the node is, it is not worth asking.
-                Err(failure) if !failure.is_refusal() => {
-                    let again = async {
-                        if may_be_there || !only_sending {
-                            member.speaks().await;
-                        }
-                        send(Route::Keeper).await
-                    };
-                    tokio::select! {
-                        biased;
-                        again = again => again,
-                        () = host.sleep(limit) => Err(failure),
-                    }
+    async fn release_everywhere(self: &Arc<Self>, hold: &Arc<Hold>, mode: &ReleaseMode) -> End {
+        // On the connection that our own waiter of this name has tracked, the server keeps the news from us: the notification
+        // after the release is enough.
+        let route = if self.lines.has(&hold.key) { Route::Keeper } else { self.quorum.route() };
+        self.watchdog.execute(hold, hold.release(self.now(), route, mode.clone()));
+        let first = Ask::Release { only_sending: true, is_last: false };
+        let nodes = 0..self.quorum.len();
+        let mut answers: FanOut<Answered> =
+            nodes.map(|node| (node, self.ask_release(hold, mode, route, (node, first)))).collect();
+        loop {
+            let (node, answered) = answers.next().await;
+            let (again, news) = self.heard_release(hold, node, answered);
+            if let Some(again) = again {
+                answers.push(node, self.ask_again(hold, mode, again));
+            }
+            if let Some(News::Released(end)) = news {
+                for (node, answer) in answers.take() {
+                    let late = self.clone().late_release(hold.clone(), mode.clone(), node, answer);
+                    self.late_replies.hear(late);
                 }
-                definite => definite,
-            }?;
-            Ok(ReleaseAnswer { owned, only_sending })
+                return end;
+            }
+        }
+    }
+
+    /// A node's answer that comes when the outcome is certain.
+    async fn late_release(
+        self: Arc<Self>,
+        hold: Arc<Hold>,
+        mode: ReleaseMode,
+        node: usize,
+        mut answer: Answer<Answered>,
+    ) {
+        loop {
+            let answered = answer.await;
+            let (Some(again), _) = self.heard_release(&hold, node, answered) else { return };
+            answer = self.ask_again(&hold, &mode, again);
+        }
+    }
+
+    /// Whether to ask once more, and what has come about.
+    fn heard_release(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        node: usize,
+        answered: Result<Answered, Failure>,
+    ) -> (Option<ReleaseAgain>, Option<News>) {
+        let last = Ask::Release { only_sending: false, is_last: true };
+        let (ask, said) = answered.unwrap_or_else(|failure| (last, Err(failure)));
+        let now = self.now();
+        let mut reaction = hold.on_reply(now, Sent { node, ask, at: now }, said.map(Said::Owned));
+        let left = (reaction.actions.release_again.take(), reaction.actions.news.take());
+        self.watchdog.execute(hold, reaction);
+        left
+    }
+
+    fn ask_release(
+        &self,
+        hold: &Hold,
+        mode: &ReleaseMode,
+        route: Route,
+        (node, ask): (usize, Ask),
+    ) -> Answer<Answered> {
+        let limit = self.release_limit();
+        let release = |node: &dyn Node| part(node, mode, route, &hold.key, &hold.token, limit);
+        let answer = self.quorum.member(node).map(|member| member.ask(release));
+        Box::pin(async move {
+            match answer {
+                Some(answer) => Ok((ask, answer.await)),
+                None => Err(Failure::unsent("there is no such node")),
+            }
         })
     }
 
-    fn parted(&self, key: &Key, parting: &ReleaseMode) {
+    /// The second request: the first has come nowhere, or the connection broke, or is silent; only if the node is silent,
+    /// it is not worth asking.
+    fn ask_again(&self, hold: &Arc<Hold>, mode: &ReleaseMode, again: ReleaseAgain) -> Answer<Answered> {
+        let (limit, host, ask) = (self.release_limit(), self.host.clone(), again.ask());
+        let (hold, mode, member) = (hold.clone(), mode.clone(), self.quorum.member(again.node).cloned());
+        Box::pin(async move {
+            let second = async {
+                let Some(member) = member else { return Err(again.failure.clone()) };
+                if again.waits {
+                    member.speaks().await;
+                }
+                member.ask(|node: &dyn Node| part(node, &mode, Route::Keeper, &hold.key, &hold.token, limit)).await
+            };
+            tokio::select! {
+                biased;
+                said = second => Ok((ask, said)),
+                () = host.sleep(limit) => Ok((ask, Err(again.failure.clone()))),
+            }
+        })
+    }
+
+    fn release_limit(&self) -> Duration {
+        self.options.command_timeout / 2
+    }
+
+    fn released(&self, key: &Key, mode: &ReleaseMode) {
         self.freed(key);
-        if matches!(parting, ReleaseMode::Retain(..)) {
-            // Nobody is called to a key that stays, and what happens on our own connection is not told.
-            self.calls.changed(key.lock(), self.now());
+        self.notify_of_retained(key, mode);
+    }
+
+    /// No server notifies of a key that stays, or of what happens on our own connection.
+    fn notify_of_retained(&self, key: &Key, mode: &ReleaseMode) {
+        if matches!(mode, ReleaseMode::Retain(..)) {
+            self.fair_waiters.changed(key.lock(), self.now());
         }
     }
 
     /// Releases a hold without anybody waiting for it.
-    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: ReleaseMode) {
-        let route = Route::Keeper;
-        hold.parts(route);
-        let (key, token) = (hold.key.clone(), hold.token.clone());
-        let keeps = matches!(parting, ReleaseMode::Retain(..));
-        let undo = Undo { route, key, token, parting, for_at_most: hold.ttl, is_first: false, is_attempt: false };
-        for (at, _) in self.quorum.members().filter(|(at, _)| hold.may_be_on(*at)) {
-            let (client, undo) = (self.clone(), undo.clone());
+    pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
+        let Some(undo) = hold.abandon(self.now(), mode).actions.undo else { return };
+        for node in undo.nodes.iter() {
+            let undoing = self.watchdog.undoing(node, Undo::new(&undo, &hold.key, &hold.token, hold.ttl));
+            // With this the connections stay until it is done.
+            let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
             self.host.spawn(async move {
-                let key = undo.key.clone();
-                client.watchdog.undoing(at, undo).await;
-                if keeps {
-                    client.calls.changed(key.lock(), client.now());
-                }
+                undoing.await;
+                client.notify_of_retained(&hold.key, &mode);
             });
         }
     }
@@ -151,15 +187,15 @@ impl Client {
 /// A release under way: dropping it carries on in the background.
 struct Dropped<'a> {
     client: &'a Arc<Client>,
-    hold: &'a Hold,
+    hold: &'a Arc<Hold>,
     /// `None` once it is done.
-    parting: Option<ReleaseMode>,
+    mode: Option<ReleaseMode>,
 }
 
 impl Drop for Dropped<'_> {
     fn drop(&mut self) {
-        if let Some(parting) = self.parting.take() {
-            self.client.release_in_background(self.hold, parting);
+        if let Some(mode) = self.mode.take() {
+            self.client.release_in_background(self.hold, mode);
         }
     }
 }

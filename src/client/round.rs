@@ -1,14 +1,14 @@
-//! One attempt to acquire, from its first send to its verdict: the driver of the pure [`Attempt`].
+//! One attempt to acquire, from its first send to its verdict: the driver of an [`Acquisition`] that nobody holds yet.
 
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    attempt::{Attempt, Step, Verdict, late},
+    acquisition::{Acquisition, Actions, Ask, News, Said, Sent},
+    attempt::Verdict,
     failure::Failure,
     fence::Fence,
     holder::Holder,
-    message::{AcquireRequest, Acquired, Denial, Owned, ReleaseMode, Route},
-    renewal::Answer as Renewed,
+    message::{AcquireRequest, Acquired, Owned, ReleaseMode, Route},
     tally::{Nodes, WakeCondition},
     time::Time,
     votes::NodeAnswer,
@@ -16,7 +16,7 @@ use leasehold_protocol::{
 
 use super::{Client, Wanted};
 use crate::{
-    node::Answer,
+    node::{Answer, Node},
     quorum::{FanOut, Undo},
     random,
     status::Signal,
@@ -51,36 +51,26 @@ impl Client {
         let limit = self.quorum.limit(limit, *ttl);
         let mut round = Round {
             client: self,
-            attempt: Attempt::new(sent, *ttl, self.quorum.len()),
+            acquisition: Some(Acquisition::new(self.config(wanted, route), sent)),
             votes: self.quorum.vote(route, &request, limit),
             raises: FanOut::none(),
             route,
             request,
+            sent,
             until: sent + limit,
             answered: sent,
         };
         let verdict = round.run().await;
         self.quorum.compare_clocks(self.now(), self.options.ttl);
         match verdict {
-            Verdict::Won { fence, tally } => {
-                let (hold, signal) = self.hold(wanted, round.request.token.clone(), sent, fence, tally);
-                for (node, vote) in round.votes.take() {
-                    self.late_replies.hear(self.clone().late_vote(hold.clone(), node, route, sent, vote));
-                }
-                for (_, raise) in round.raises.take() {
-                    // One more that keeps the floor, as there; it may not have been sent yet.
-                    self.late_replies.hear(async move {
-                        let _raised = raise.await;
-                    });
-                }
-                Outcome::Won(hold, signal)
-            }
-            Verdict::Busy { holder, needs, tracked } => Outcome::Busy { holder, needs, tracked },
-            Verdict::Split { holder } => {
+            Ok((fence, acquisition)) => round.won(wanted, fence, acquisition),
+            Err(Verdict::Busy { holder, needs, tracked }) => Outcome::Busy { holder, needs, tracked },
+            Err(Verdict::Split { holder }) => {
                 let (answered, took) = (round.answered.since(sent), self.now().since(sent));
                 Outcome::Split { holder, answered, took }
             }
-            Verdict::Failed(said) => Outcome::Failed(self.why(&said)),
+            Err(Verdict::Failed(said)) => Outcome::Failed(self.why(&said)),
+            Err(Verdict::Won { .. }) => Outcome::Failed(Failure::unknown("the attempt was won and lost")),
         }
     }
 
@@ -99,7 +89,7 @@ impl Client {
         }
     }
 
-    /// A node's vote that comes after a majority has granted: it counts for the lease, if that lives.
+    /// A node's vote that comes after a majority has granted.
     async fn late_vote(
         self: Arc<Self>,
         hold: Arc<Hold>,
@@ -109,31 +99,14 @@ impl Client {
         vote: Answer<Acquired>,
     ) {
         let vote = vote.await;
-        if hold.is_over() {
-            // A release on the same route comes later than what it releases; not than what was overtaken, or may come still.
-            let overtaken = vote.is_err() || self.quorum.member(node).is_some_and(|node| node.overtaken_since(sent));
-            if late(&vote) && (overtaken || hold.parted() != Some(route)) {
-                self.watchdog.undo([node].into_iter().collect(), route, &hold.key, &hold.token, hold.ttl);
-            }
-            return;
-        }
-        match vote {
-            Ok(Acquired::Granted(issued)) => {
-                self.watchdog.answered(&hold, node, sent, Renewed::Confirmed);
-                if let Some(member) = self.quorum.member(node).filter(|_| issued < hold.fence) {
-                    let limit = self.options.command_timeout;
-                    // One more that keeps the floor; a majority does already.
-                    let raise =
-                        |node: &dyn crate::node::Node| node.raise(route, &hold.key, &hold.token, hold.fence, limit);
-                    let _raised = member.ask(raise).await;
-                }
-            }
-            Ok(Acquired::Busy { .. }) => {
-                self.watchdog.answered(&hold, node, sent, Renewed::Denied(Denial::Taken));
-            }
-            Ok(Acquired::Recovering(_)) => self.watchdog.answered(&hold, node, sent, Renewed::Denied(Denial::Gone)),
-            // The next renewal finds out.
-            Err(_) => {}
+        let Some(member) = self.quorum.member(node) else { return };
+        let overtaken = member.overtaken_since(sent);
+        let said = vote.map(|acquired| Said::Vote { acquired, overtaken });
+        let sent = Sent { node, ask: Ask::Acquire, at: sent };
+        if let Some((fence, _)) = self.watchdog.on_reply(&hold, sent, said) {
+            let limit = self.options.command_timeout;
+            let raise = |node: &dyn Node| node.raise(route, &hold.key, &hold.token, fence, limit);
+            let _raised = member.ask(raise).await;
         }
     }
 }
@@ -142,11 +115,13 @@ impl Client {
 /// fred would send a queued request even when nobody waits for it any more, and undoes what was granted.
 struct Round<'a> {
     client: &'a Arc<Client>,
-    attempt: Attempt,
+    /// `None` once it is won.
+    acquisition: Option<Acquisition>,
     votes: FanOut<Acquired>,
     raises: FanOut<Owned>,
     route: Route,
     request: AcquireRequest,
+    sent: Time,
     /// For both phases.
     until: Time,
     /// When the last vote came that is an answer.
@@ -154,23 +129,36 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    async fn run(&mut self) -> Verdict {
+    async fn run(&mut self) -> Result<(Fence, Acquisition), Verdict> {
         loop {
-            let step = tokio::select! {
+            let (node, ask, said) = tokio::select! {
                 biased;
-                (node, raised) = self.raises.next() => self.attempt.raised(self.client.now(), node, raised),
+                (node, raised) = self.raises.next() => (node, Ask::Raise, raised.map(Said::Owned)),
                 (node, vote) = self.votes.next() => {
-                    let now = self.client.now();
                     if vote.is_ok() {
-                        self.answered = now;
+                        self.answered = self.client.now();
                     }
-                    self.attempt.answer(now, node, vote)
+                    (node, Ask::Acquire, vote.map(|acquired| Said::Vote { acquired, overtaken: false }))
                 }
             };
-            match step {
-                Step::Wait => {}
-                Step::Raise { fence, on } => self.raise(fence, on),
-                Step::Over(verdict) => return verdict,
+            let (now, at) = (self.client.now(), self.sent);
+            let Some(acquisition) = &mut self.acquisition else { continue };
+            let Actions { raise, undo, news, .. } = acquisition.on_reply(now, Sent { node, ask, at }, said);
+            if let Some((fence, on)) = raise {
+                self.raise(fence, on);
+            }
+            if let Some(undo) = undo {
+                let AcquireRequest { key, token, ttl, .. } = &self.request;
+                self.client.watchdog.undo(&undo, key, token, *ttl);
+            }
+            match (news, &mut self.acquisition) {
+                (Some(News::Acquired(fence)), acquisition) => {
+                    if let Some(acquisition) = acquisition.take() {
+                        return Ok((fence, acquisition));
+                    }
+                }
+                (Some(News::NotAcquired(verdict)), _) => return Err(verdict),
+                (Some(News::Phase | News::Released(_)) | None, _) => {}
             }
         }
     }
@@ -187,30 +175,40 @@ impl Round<'_> {
         }
     }
 
-    fn undo(&self) -> Undo {
-        let AcquireRequest { key, token, ttl, .. } = self.request.clone();
-        Undo {
-            route: self.route,
-            key,
-            token,
-            parting: ReleaseMode::Delete,
-            for_at_most: ttl,
-            is_first: true,
-            is_attempt: true,
+    /// From now on the watchdog looks after it.
+    fn won(mut self, wanted: &Wanted, fence: Fence, acquisition: Acquisition) -> Outcome {
+        let Self { client, route, sent, .. } = self;
+        let (hold, signal) = client.hold(wanted, self.request.token.clone(), fence, acquisition);
+        for (node, vote) in self.votes.take() {
+            client.late_replies.hear(client.clone().late_vote(hold.clone(), node, route, sent, vote));
         }
+        for (_, raise) in self.raises.take() {
+            // One more that keeps the floor, as there; it may not have been sent yet.
+            client.late_replies.hear(async move {
+                let _raised = raise.await;
+            });
+        }
+        Outcome::Won(hold, signal)
     }
 }
 
 impl Drop for Round<'_> {
     fn drop(&mut self) {
-        let client = self.client;
-        for at in self.attempt.must_undo().iter() {
-            client.host.spawn(client.watchdog.undoing(at, self.undo()));
+        let Some(mut acquisition) = self.acquisition.take() else { return };
+        let (client, sent) = (self.client, self.sent);
+        let AcquireRequest { key, token, ttl, .. } = &self.request;
+        if let Some(undo) = acquisition.abandon(ReleaseMode::Delete).undo {
+            client.watchdog.undo(&undo, key, token, *ttl);
         }
-        for (at, vote) in self.votes.take() {
-            let undoing = client.watchdog.undoing(at, self.undo());
+        for (node, vote) in self.votes.take() {
+            let undo = Undo::new(&acquisition.undo_of_vote(node), key, token, *ttl);
+            // Made before it is known to be needed: it takes its share of the memory for undos now.
+            let undoing = client.watchdog.undoing(node, undo);
+            let mut acquisition = acquisition.clone();
             client.host.spawn(async move {
-                if late(&vote.await) {
+                let said = vote.await.map(|acquired| Said::Vote { acquired, overtaken: true });
+                let vote = Sent { node, ask: Ask::Acquire, at: sent };
+                if acquisition.on_reply(sent, vote, said).undo.is_some() {
                     undoing.await;
                 }
             });

@@ -37,7 +37,6 @@ use crate::{
 
 /// One node, and what its answers have shown.
 pub(crate) struct Member {
-    at: usize,
     address: Box<str>,
     /// Not there before the first connection.
     node: OnceLock<Arc<dyn Node>>,
@@ -68,7 +67,6 @@ impl Member {
         command_timeout: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
-            at,
             address: address.into(),
             node: OnceLock::new(),
             listener: OnceLock::new(),
@@ -83,11 +81,6 @@ impl Member {
             health: Mutex::new(NodeHealth::new(at, is_only)),
             back: Notify::new(),
         })
-    }
-
-    /// Its number in the quorum.
-    pub(crate) fn at(&self) -> usize {
-        self.at
     }
 
     pub(crate) fn address(&self) -> &str {

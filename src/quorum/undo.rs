@@ -20,11 +20,12 @@ use std::{
 };
 
 use leasehold_protocol::{
-    doubling::Doubling,
+    acquisition,
     failure::Failure,
     key::Key,
-    message::{ReleaseMode, Route},
+    message::{Owned, ReleaseMode, Route},
     token::Token,
+    undo::{Next, Outcome, Undoing},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -36,10 +37,6 @@ use crate::{
     node::{Node, part},
 };
 
-/// The pause after the first release that got no answer; it doubles up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
 /// The most tries that are under way at a time on one node: thousands at once would time out behind each other.
 const AT_ONCE: usize = 256;
 
@@ -49,19 +46,18 @@ const FULL: usize = 16 * 1024 * 1024;
 /// What an undo weighs besides its bytes, about: its task, its timer, and its request.
 const EACH: usize = 2048;
 
-/// Takes one token off one node: a token-checked release, repeated until the node has answered it, or until what was
-/// there has expired by itself. What a node executes after that is believed by nobody, and gone within one TTL.
+/// Takes one token off one node, as [`Undoing`] decides.
 #[derive(Debug, Clone)]
 pub(crate) struct Undo {
-    /// The route of what is undone: on it the release arrives later than that.
+    /// The route of what is undone.
     pub(crate) route: Route,
     pub(crate) key: Key,
     pub(crate) token: Token,
-    pub(crate) parting: ReleaseMode,
+    pub(crate) mode: ReleaseMode,
     /// How long what is taken back may live: the TTL that the key was given, or a place in a queue.
-    pub(crate) for_at_most: Duration,
-    /// Whether nobody has asked for it before.
-    pub(crate) is_first: bool,
+    pub(crate) at_most: Duration,
+    /// Whether somebody has asked for it before.
+    pub(crate) was_asked: bool,
     /// Whether it is an attempt that is undone, and not a lease.
     pub(crate) is_attempt: bool,
 }
@@ -148,78 +144,89 @@ pub(crate) enum Undone {
 }
 
 impl Undo {
+    /// What an acquisition has ordered for one of its nodes.
+    pub(crate) fn new(order: &acquisition::Undo, key: &Key, token: &Token, ttl: Duration) -> Self {
+        let acquisition::Undo { route, mode, is_attempt, .. } = order;
+        let (key, token, mode) = (key.clone(), token.clone(), mode.clone());
+        Self { route: *route, key, token, mode, at_most: ttl, was_asked: !is_attempt, is_attempt: *is_attempt }
+    }
+
     pub(crate) fn run(
         self,
         member: Arc<Member>,
         host: Host,
         clock: Arc<dyn Clock>,
     ) -> impl Future<Output = Undone> + Send + use<> {
-        let room = Reservation::take(&member, &self);
+        let reservation = Reservation::take(&member, &self);
         async move {
-            let Some(room) = room else { return Undone::Yes { has_changed: true } };
+            let Some(reservation) = reservation else { return Undone::Yes { has_changed: true } };
             match self.take_back(&member, &host, &*clock).await {
                 // A lease's key was there before, and has expired by now.
-                None if self.is_attempt => Undone::NotYet(Unanswered { undo: self, member, _reservation: room }),
-                answered => Undone::Yes { has_changed: answered.unwrap_or(true) },
+                Outcome::Unanswered if self.is_attempt => {
+                    Undone::NotYet(Unanswered { undo: self, member, _reservation: reservation })
+                }
+                outcome => Undone::Yes { has_changed: outcome.has_changed() },
             }
         }
     }
 
-    /// Nothing if the time is over, and the node has not answered.
-    async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> Option<bool> {
+    /// Asks until it is over.
+    async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> Outcome {
         let now = || clock::now(clock);
-        let until = now() + self.for_at_most;
-        let (mut pauses, mut may_be_replay) = (Doubling::from(FIRST_PAUSE), !self.is_first);
-        // The first route may have died with its runtime, so the keeper's takes turns with it. A request that was to be tracked
-        // is not taken out of fred's queue when its time is over, so one undo behind it is enough.
-        let again = if self.route == Route::Tracked { Route::Keeper } else { self.route };
-        let later = [Route::Keeper, again].into_iter().cycle();
-        for (at, route) in std::iter::once(self.route).chain(later).enumerate() {
-            let limit = member.command_timeout().min(until.since(now()).max(FIRST_PAUSE));
+        let mut undoing = Undoing::new(now(), self.at_most, self.route, self.was_asked);
+        loop {
+            let left = || undoing.until().since(now());
             let turn = tokio::select! {
                 biased;
-                turn = member.undos.turn(self.is_attempt, at == 0) => turn,
-                () = host.sleep(until.since(now())) => None,
+                turn = member.undos.turn(self.is_attempt, undoing.is_first()) => turn,
+                () = host.sleep(left()) => None,
             };
             let Some(turn) = turn else {
-                return self.is_over(Failure::unsent("too many undos were under way"));
+                self.is_left(Failure::unsent("too many undos were under way"));
+                return Outcome::Unanswered;
             };
-            let release = |node: &dyn Node| part(node, &self.parting, route, &self.key, &self.token, limit);
-            let outcome = member.ask_without_vote(release).await;
+            let (route, limit) = undoing.ask(now(), member.command_timeout());
+            let release = |node: &dyn Node| part(node, &self.mode, route, &self.key, &self.token, limit);
+            let answer = member.ask_without_vote(release).await;
             drop(turn);
-            match outcome {
-                Ok(found) => {
-                    foreign::tell_debug(|| {
-                        let (lock, label) = self.names();
-                        Event::Undone { lock, label, was_ours: found.is_ok() }
-                    });
-                    return Some(found.is_ok() || may_be_replay);
+            match undoing.answered(now(), &answer) {
+                Next::Over(outcome) => {
+                    self.tell(answer);
+                    return outcome;
                 }
-                Err(failure) if failure.is_refusal() => {
-                    let _left_to_expire = self.is_over(failure);
-                    return Some(true);
+                Next::After(pause) => {
+                    self.tell_again(answer);
+                    tokio::select! {
+                        () = host.sleep(pause) => {}
+                        () = member.back() => {}
+                    }
                 }
-                Err(failure) if now() >= until => return self.is_over(failure),
-                Err(failure) => {
-                    may_be_replay |= failure.may_have_happened();
-                    foreign::tell_debug(|| {
-                        let (lock, label) = self.names();
-                        Event::UndoFailed { lock, label, failure }
-                    });
-                }
-            }
-            tokio::select! {
-                () = host.sleep(pauses.next(LONGEST_PAUSE).min(until.since(now()))) => {}
-                () = member.back() => {}
             }
         }
-        None
     }
 
-    fn is_over(&self, failure: Failure) -> Option<bool> {
+    fn tell(&self, answer: Result<Owned, Failure>) {
+        match answer {
+            Err(failure) => self.is_left(failure),
+            Ok(found) => foreign::tell_debug(|| {
+                let (lock, label) = self.names();
+                Event::Undone { lock, label, was_ours: found.is_ok() }
+            }),
+        }
+    }
+
+    fn tell_again(&self, answer: Result<Owned, Failure>) {
+        if let Err(failure) = answer {
+            foreign::tell_debug(|| {
+                let (lock, label) = self.names();
+                Event::UndoFailed { lock, label, failure }
+            });
+        }
+    }
+
+    fn is_left(&self, failure: Failure) {
         let (lock, label) = self.names();
         foreign::tell(Event::UndoLeft { lock, label, failure });
-        None
     }
 
     fn names(&self) -> (String, String) {
@@ -232,8 +239,9 @@ impl Unanswered {
     pub(crate) async fn run(self, host: Host, clock: Arc<dyn Clock>) -> bool {
         loop {
             self.member.back().await;
-            if let Some(has_changed) = self.undo.take_back(&self.member, &host, &*clock).await {
-                return has_changed;
+            let outcome = self.undo.take_back(&self.member, &host, &*clock).await;
+            if outcome != Outcome::Unanswered {
+                return outcome.has_changed();
             }
         }
     }

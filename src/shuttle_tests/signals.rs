@@ -6,11 +6,13 @@ use std::{
 };
 
 use leasehold_protocol::{
+    acquisition::{Acquisition, Ask, Config, Said, Sent},
+    failure::Failure,
     fence,
     jitter::Jitter,
     key::Key,
-    renewal::{Answer, HeldLease, LeaseConfig},
-    tally::Tally,
+    message::Route,
+    renewal::LeaseConfig,
     time::Time,
 };
 use shuttle::{future::block_on, thread};
@@ -77,11 +79,13 @@ fn a_token_that_is_taken_while_the_lease_ends_is_cancelled() {
 #[test]
 fn a_call_is_heard_or_known_to_be_for_nobody() {
     explore(|| {
-        let (calls, key, token) = (Arc::<FairWaiters>::default(), Key::of_lock("job"), random::token("host:7"));
-        let called = calls.listen(&key, &token);
+        let (fair_waiters, key, token) = (Arc::<FairWaiters>::default(), Key::of_lock("job"), random::token("host:7"));
+        let called = fair_waiters.listen(&key, &token);
         let calling = {
-            let (calls, token) = (calls.clone(), token.clone());
-            thread::spawn(move || (calls.call(token.as_str(), Time::NEVER), calls.grant(token.as_str(), Time::ZERO)))
+            let (fair_waiters, token) = (fair_waiters.clone(), token.clone());
+            thread::spawn(move || {
+                (fair_waiters.notify(token.as_str(), Time::NEVER), fair_waiters.grant(token.as_str(), Time::ZERO))
+            })
         };
         let hearing = thread::spawn(move || {
             while called.due() > Time::ZERO {
@@ -91,15 +95,16 @@ fn a_call_is_heard_or_known_to_be_for_nobody() {
         });
         hearing.join().unwrap();
         let (_, granted) = calling.join().unwrap();
-        assert!(granted && calls.is_empty() && !calls.grant(token.as_str(), Time::ZERO));
+        assert!(granted && fair_waiters.is_empty() && !fair_waiters.grant(token.as_str(), Time::ZERO));
     });
 }
 
 fn hold() -> Arc<Hold> {
-    let (config, mut tally) = (LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3 }, Tally::new(1));
-    tally.confirm(0, Time::ZERO);
-    let core = HeldLease::new(config, tally, Jitter::from_seed(1));
-    Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, Time::ZERO, core).0
+    let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3 };
+    let (route, jitter) = (Route::Home, Jitter::from_seed(1));
+    let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
+    let won = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO).expect("it is in time");
+    Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, won).0
 }
 
 #[test]
@@ -108,12 +113,12 @@ fn news_reach_a_lease_in_the_order_in_which_they_came() {
         let hold = hold();
         let (Entry::Shared(signal), _) = hold.enter(Time::ZERO) else { panic!("it is held") };
         let at = |millis| Time::ZERO + Duration::from_millis(millis);
-        let answering = [(1, Answer::Unclear), (2, Answer::Confirmed)].map(|(sent, answer)| {
+        let answering = [(1, Err(Failure::unknown("no answer"))), (2, Ok(Said::Owned(Ok(()))))].map(|(sent, said)| {
             let hold = hold.clone();
-            thread::spawn(move || hold.answer(at(3), 0, at(sent), answer))
+            thread::spawn(move || hold.on_reply(at(3), Sent { node: 0, ask: Ask::Renew, at: at(sent) }, said))
         });
         for answered in answering {
-            let _orders = answered.join().unwrap();
+            let _reaction = answered.join().unwrap();
         }
         assert!(matches!(hold.enter(at(3)), (Entry::Shared(_), _)), "the newer round was confirmed");
         assert_eq!(signal.status(), Status::Held);

@@ -336,6 +336,6 @@ impl Scene {
         block_on(self.client.host.finished());
         assert_eq!(self.wire.holder("job"), None, "the key is left");
         assert!(self.client.watchdog.is_empty(), "a hold that nobody owns is looked after");
-        assert!(self.client.lines.is_empty() && self.client.queues.is_empty() && self.client.calls.is_empty());
+        assert!(self.client.lines.is_empty() && self.client.queues.is_empty() && self.client.fair_waiters.is_empty());
     }
 }

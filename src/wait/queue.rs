@@ -37,7 +37,7 @@ struct Call {
 /// An ear for one's calls; gone when dropped.
 #[derive(Debug)]
 pub(crate) struct FairWaiter {
-    calls: Arc<FairWaiters>,
+    fair_waiters: Arc<FairWaiters>,
     token: Token,
     call: Arc<Call>,
 }
@@ -48,7 +48,7 @@ impl FairWaiters {
         let granted = AtomicBool::new(false);
         let call = Arc::new(Call { key: key.clone(), due, granted, heard: Notify::new() });
         self.0.lock().waiters.insert(token.clone(), call.clone());
-        FairWaiter { calls: self.clone(), token: token.clone(), call }
+        FairWaiter { fair_waiters: self.clone(), token: token.clone(), call }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -60,7 +60,7 @@ impl FairWaiters {
     }
 
     /// This one is to knock at the moment given. False if nobody here has the token.
-    pub(crate) fn call(&self, token: &str, at: Time) -> bool {
+    pub(crate) fn notify(&self, token: &str, at: Time) -> bool {
         let call = self.0.lock().waiters.get(token).cloned();
         call.inspect(|call| call.ring(at)).is_some()
     }
@@ -84,18 +84,18 @@ impl FairWaiters {
     }
 
     /// All who wait for this lock are to knock: the queue was lost.
-    pub(crate) fn call_line(&self, key: &Key, at: Time) {
-        self.call_those(at, |call| call.key == *key);
+    pub(crate) fn notify_line(&self, key: &Key, at: Time) {
+        self.notify_those(at, |call| call.key == *key);
     }
 
     /// Everybody is to knock: calls may have been missed.
-    pub(crate) fn call_all(&self, at: Time) {
-        self.call_those(at, |_| true);
+    pub(crate) fn notify_all(&self, at: Time) {
+        self.notify_those(at, |_| true);
     }
 
-    fn call_those(&self, at: Time, wanted: impl Fn(&Call) -> bool) {
-        let calls: Vec<_> = self.0.lock().waiters.values().filter(|call| wanted(call)).cloned().collect();
-        for call in calls {
+    fn notify_those(&self, at: Time, wanted: impl Fn(&Call) -> bool) {
+        let fair_waiters: Vec<_> = self.0.lock().waiters.values().filter(|call| wanted(call)).cloned().collect();
+        for call in fair_waiters {
             call.ring(at);
         }
     }
@@ -116,7 +116,7 @@ impl FairWaiter {
 
     /// Whether we have the lock watched: then we are called when something is done to it.
     pub(crate) fn tracks(&self, tracked: bool) {
-        let mut table = self.calls.0.lock();
+        let mut table = self.fair_waiters.0.lock();
         if tracked {
             table.trackers.insert(self.call.key.clone(), self.call.clone());
         } else if table.trackers.get(&self.call.key).is_some_and(|call| Arc::ptr_eq(call, &self.call)) {
@@ -144,7 +144,7 @@ impl FairWaiter {
 impl Drop for FairWaiter {
     fn drop(&mut self) {
         self.tracks(false);
-        self.calls.0.lock().waiters.remove(&self.token);
+        self.fair_waiters.0.lock().waiters.remove(&self.token);
     }
 }
 
@@ -164,36 +164,40 @@ mod tests {
 
     #[test]
     fn a_call_is_for_its_token_and_kept_until_it_knocks() {
-        let (calls, key) = (Arc::<FairWaiters>::default(), Key::new("", "job").unwrap());
+        let (fair_waiters, key) = (Arc::<FairWaiters>::default(), Key::new("", "job").unwrap());
         let (one, two) = (random::token("one"), random::token("two"));
-        let (first, second) = (calls.listen(&key, &one), calls.listen(&key, &two));
-        assert!(!calls.is_empty() && !has_heard(&first));
+        let (first, second) = (fair_waiters.listen(&key, &one), fair_waiters.listen(&key, &two));
+        assert!(!fair_waiters.is_empty() && !has_heard(&first));
         let (soon, later) = (Time::ZERO + GRANT, Time::ZERO + GRANT * 2);
-        assert!(calls.call(one.as_str(), later) && calls.call(one.as_str(), soon));
+        assert!(fair_waiters.notify(one.as_str(), later) && fair_waiters.notify(one.as_str(), soon));
         assert!(has_heard(&first) && !has_heard(&second));
-        assert!(!first.is_granted() && calls.grant(one.as_str(), later) && first.is_granted());
+        assert!(!first.is_granted() && fair_waiters.grant(one.as_str(), later) && first.is_granted());
         assert_eq!((first.due(), second.due()), (soon, Time::NEVER));
         first.polls();
         assert_eq!((first.due(), first.is_granted()), (Time::NEVER, false));
         drop(first);
-        assert!(!calls.grant(one.as_str(), soon));
-        assert!(!calls.call(one.as_str(), soon) && calls.has(two.as_str()) && !calls.has(one.as_str()));
-        calls.call_line(&Key::new("", "other").unwrap(), soon);
+        assert!(!fair_waiters.grant(one.as_str(), soon));
+        assert!(
+            !fair_waiters.notify(one.as_str(), soon)
+                && fair_waiters.has(two.as_str())
+                && !fair_waiters.has(one.as_str())
+        );
+        fair_waiters.notify_line(&Key::new("", "other").unwrap(), soon);
         assert_eq!(second.due(), Time::NEVER);
-        calls.call_line(&key, later);
+        fair_waiters.notify_line(&key, later);
         assert_eq!(second.due(), later);
-        calls.call_all(soon);
+        fair_waiters.notify_all(soon);
         assert_eq!(second.due(), soon);
 
         second.polls();
-        calls.changed("job", soon);
+        fair_waiters.changed("job", soon);
         assert_eq!(second.due(), Time::NEVER, "it has not had it tracked");
         second.tracks(true);
-        calls.changed("another", soon);
+        fair_waiters.changed("another", soon);
         assert_eq!(second.due(), Time::NEVER);
-        calls.changed("job", soon);
+        fair_waiters.changed("job", soon);
         assert_eq!(second.due(), soon);
         drop(second);
-        assert!(calls.is_empty() && calls.0.lock().trackers.is_empty());
+        assert!(fair_waiters.is_empty() && fair_waiters.0.lock().trackers.is_empty());
     }
 }

@@ -3,11 +3,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
+    acquisition::{self, Acquisition, Actions, Said, Sent},
+    failure::Failure,
     fence::Fence,
     key::Key,
     loss::LossReason,
-    message::{Renewal, Route},
-    renewal::{Answer, HeldLease, Orders, Phase},
+    message::{ReleaseMode, Renewal, Route},
+    renewal::Phase,
     time::Time,
     token::Token,
 };
@@ -19,7 +21,7 @@ use crate::{
     metrics::{Holding, Turn},
     status::{Signal, Status},
     sync::{
-        Mutex, OnceLock,
+        Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -32,32 +34,22 @@ pub(crate) struct Hold {
     pub(crate) ttl: Duration,
     /// When the winning attempt was sent.
     acquired: Time,
-    /// The route of its release, once that has begun.
-    parted: OnceLock<Route>,
-    /// A copy of the core's answer, so that `check` is one load and one look at the clock.
+    /// A copy of the acquisition's answer, so that `check` is one load and one look at the clock.
     valid_until: AtomicU64,
     state: Mutex<State>,
     measured: Holding,
 }
 
 struct State {
-    core: HeldLease,
+    acquisition: Acquisition,
     leases: Vec<Arc<Signal>>,
     end: Option<Lost>,
-    /// `Leases::close` has released what was on the nodes, and the connections are closed.
-    is_closed: bool,
 }
 
-/// Whether a majority has denied the lease. What is left on the others stays until its last holder lets go: where those who
-/// denied it do not vote yet, that keeps everybody else out while the job stops.
-fn is_denial(reason: LossReason) -> bool {
-    matches!(reason, LossReason::Deleted | LossReason::Taken)
-}
-
-/// What an event means: orders for the watchdog first, then news for the holders.
-#[must_use = "orders are there to be carried out, and news to be told"]
-pub(crate) struct Ruling {
-    pub(crate) orders: Orders,
+/// What follows from an event: actions for the watchdog first, then news for the holders.
+#[must_use = "actions are there to be carried out, and news to be told"]
+pub(crate) struct Reaction {
+    pub(crate) actions: Actions,
     pub(crate) news: Option<News>,
 }
 
@@ -109,19 +101,20 @@ pub(crate) enum Leaving {
 }
 
 impl Hold {
+    /// An acquisition that was won, with this fence.
     pub(crate) fn new(
         key: Key,
         token: Token,
         fence: Fence,
         ttl: Duration,
-        acquired: Time,
-        core: HeldLease,
+        acquisition: Acquisition,
     ) -> (Arc<Self>, Arc<Signal>) {
         let signal = Signal::new();
-        let valid_until = AtomicU64::new(core.valid_until().as_nanos());
-        let state = Mutex::new(State { core, leases: vec![signal.clone()], end: None, is_closed: false });
-        let (parted, measured) = (OnceLock::new(), Holding::begins());
-        (Arc::new(Self { key, token, fence, ttl, acquired, parted, valid_until, state, measured }), signal)
+        let acquired = acquisition.sent();
+        let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
+        let state = Mutex::new(State { acquisition, leases: vec![signal.clone()], end: None });
+        let measured = Holding::begins();
+        (Arc::new(Self { key, token, fence, ttl, acquired, valid_until, state, measured }), signal)
     }
 
     pub(crate) fn renewal(&self) -> Renewal {
@@ -141,7 +134,7 @@ impl Hold {
     }
 
     pub(crate) fn next_tick(&self) -> Option<Time> {
-        self.state.lock().core.next_tick()
+        self.state.lock().acquisition.next_tick()
     }
 
     pub(crate) fn end(&self) -> Option<Lost> {
@@ -152,111 +145,103 @@ impl Hold {
         self.state.lock().leases.len()
     }
 
-    pub(crate) fn expire_if_due(&self, now: Time) -> Ruling {
-        self.feed(now, |core| core.expire_if_due(now))
+    pub(crate) fn expire_if_due(&self, now: Time) -> Reaction {
+        self.feed(now, |acquisition| acquisition.expire_if_due(now))
     }
 
     pub(crate) fn hint(&self, at: Time) {
-        self.state.lock().core.hint(at);
+        self.state.lock().acquisition.hint(at);
     }
 
-    pub(crate) fn tick(&self, now: Time) -> Ruling {
-        self.feed(now, |core| core.tick(now))
+    pub(crate) fn tick(&self, now: Time) -> Reaction {
+        self.feed(now, |acquisition| acquisition.on_tick(now))
     }
 
-    pub(crate) fn answer(&self, now: Time, node: usize, sent: Time, answer: Answer) -> Ruling {
-        self.feed(now, |core| core.answer(now, node, sent, answer))
+    /// A node has answered, or will not.
+    pub(crate) fn on_reply(&self, now: Time, sent: Sent, reply: Result<Said, Failure>) -> Reaction {
+        self.feed(now, |acquisition| acquisition.on_reply(now, sent, reply))
     }
 
     /// Whether a renewal that was sent at `sent` is confirmed by a majority.
     pub(crate) fn is_confirmed(&self, sent: Time) -> bool {
-        self.state.lock().core.is_confirmed(sent)
-    }
-
-    /// Whether there may be anything to take off this node. Where there is not, a release that comes nowhere is not
-    /// repeated: a node that is away for an hour would leave a task for every lease of that hour.
-    pub(crate) fn may_be_on(&self, node: usize) -> bool {
-        self.state.lock().core.may_be_on(node)
+        self.state.lock().acquisition.is_confirmed(sent)
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.state.lock().core.next_tick().is_none()
+        self.next_tick().is_none()
     }
 
     /// Its release goes out on this route now.
-    pub(crate) fn parts(&self, route: Route) {
-        let _first = self.parted.set(route);
+    pub(crate) fn release(&self, now: Time, route: Route, mode: ReleaseMode) -> Reaction {
+        self.feed(now, |acquisition| acquisition.release(route, mode))
     }
 
-    /// The route of its release, if that has begun.
-    pub(crate) fn parted(&self) -> Option<Route> {
-        self.parted.get().copied()
+    /// Nobody waits for its release.
+    pub(crate) fn abandon(&self, now: Time, mode: ReleaseMode) -> Reaction {
+        self.feed(now, |acquisition| acquisition.abandon(mode))
     }
 
-    /// `Leases::close`: every lease ends. With whether there may be something left on the nodes that nobody releases yet;
-    /// from here on that is up to the caller, and not to the last lease.
-    pub(crate) fn close(&self, now: Time) -> (bool, Ruling) {
-        let ruling = self.finish(now, LossReason::Closed);
-        let mut state = self.state.lock();
-        let waits_for_its_lease = |end: &Lost| end.reason() == LossReason::MaxHold || is_denial(end.reason());
-        let is_left = !state.leases.is_empty() && state.end.as_ref().is_some_and(waits_for_its_lease);
-        let was_closed = std::mem::replace(&mut state.is_closed, true);
-        (ruling.news.is_some() || is_left && !was_closed, ruling)
+    /// `Leases::close`: every lease ends, and what is left on the nodes is released.
+    pub(crate) fn close(&self, now: Time) -> Reaction {
+        self.feed(now, |acquisition| acquisition.close(now))
     }
 
     /// Every lease ends, for a reason that no node has given.
-    pub(crate) fn finish(&self, now: Time, reason: LossReason) -> Ruling {
-        self.feed(now, |core| core.finish(now, reason))
+    pub(crate) fn finish(&self, now: Time, reason: LossReason) -> Reaction {
+        self.feed(now, |acquisition| acquisition.finish(now, reason))
     }
 
     /// The owner of this hold asks again.
-    pub(crate) fn enter(&self, now: Time) -> (Entry, Ruling) {
-        let ruling = self.expire_if_due(now);
+    pub(crate) fn enter(&self, now: Time) -> (Entry, Reaction) {
+        let reaction = self.expire_if_due(now);
         let mut state = self.state.lock();
-        let entry = match state.core.phase() {
-            Phase::Held => {
+        let entry = match state.acquisition.phase() {
+            Some(Phase::Held) => {
                 let signal = Signal::new();
                 state.leases.push(signal.clone());
                 Entry::Shared(signal)
             }
-            Phase::AtRisk => Entry::AtRisk,
-            Phase::Over { .. } => Entry::Over,
+            Some(Phase::AtRisk) => Entry::AtRisk,
+            Some(Phase::Over { .. }) | None => Entry::Over,
         };
-        (entry, ruling)
+        (entry, reaction)
     }
 
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
     /// last (rule 8).
-    pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Ruling) {
-        let mut ruling = self.expire_if_due(now);
+    pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Reaction) {
+        let mut reaction = self.expire_if_due(now);
         let released = self.lost(now, now, LossReason::Released);
         let mut state = self.state.lock();
         let before = state.leases.len();
         state.leases.retain(|lease| !Arc::ptr_eq(lease, signal));
-        let (gone, last) = (state.leases.len() == before, state.leases.is_empty());
-        let is_denied = state.end.as_ref().is_some_and(|end| is_denial(end.reason()));
-        ruling.orders.undo |= !gone && last && is_denied && !state.is_closed;
+        if state.leases.len() == before {
+            return (Leaving::Nothing(Ok(())), reaction);
+        }
+        let lost = state.end.clone().filter(|end| end.reason() != LossReason::MaxHold);
+        let mut leaving = Leaving::Nothing(lost.map_or(Ok(()), Err));
         let mut turn = None;
-        let leaving = match &state.end {
-            _ if gone => Leaving::Nothing(Ok(())),
-            Some(end) if end.reason() != LossReason::MaxHold => Leaving::Nothing(Err(end.clone())),
-            Some(_) if last && !state.is_closed => Leaving::Forgiven,
-            None if last => {
-                let valid_until = state.core.valid_until();
-                let _news_for_nobody = state.core.finish(now, LossReason::Released);
-                self.valid_until.store(0, Ordering::Release);
-                state.end = Some(released.clone());
-                turn = Some(self.measured.is_over());
-                Leaving::Release { valid_until }
+        if state.leases.is_empty() {
+            let valid_until = state.acquisition.valid_until();
+            let (left, Actions { undo, .. }) = state.acquisition.let_go(now);
+            reaction.actions.undo = reaction.actions.undo.or(undo);
+            self.valid_until.store(0, Ordering::Release);
+            match left {
+                acquisition::Leaving::Nothing => {}
+                acquisition::Leaving::Release { is_forgiven: true } => leaving = Leaving::Forgiven,
+                acquisition::Leaving::Release { is_forgiven: false } => {
+                    state.end = Some(released.clone());
+                    turn = Some(self.measured.is_over());
+                    leaving = Leaving::Release { valid_until };
+                }
             }
-            Some(_) | None => Leaving::Nothing(Ok(())),
-        };
+        }
         drop(state);
         signal.end(&released);
         if let Some(turn) = turn {
             turn.tell_end(LossReason::Released, now.since(self.acquired));
         }
-        (leaving, ruling)
+        (leaving, reaction)
     }
 
     pub(crate) fn lost(&self, now: Time, since: Time, reason: LossReason) -> Lost {
@@ -264,17 +249,15 @@ impl Hold {
         Lost::new(self.key.name(), self.fence, reason, since_wall, since.since(self.acquired))
     }
 
-    fn feed(&self, now: Time, event: impl FnOnce(&mut HeldLease) -> Orders) -> Ruling {
+    fn feed(&self, now: Time, event: impl FnOnce(&mut Acquisition) -> Actions) -> Reaction {
         let mut state = self.state.lock();
-        let mut orders = event(&mut state.core);
-        self.valid_until.store(state.core.valid_until().as_nanos(), Ordering::Release);
-        if !orders.news {
-            return Ruling { orders, news: None };
-        }
-        let phase = state.core.phase();
+        let actions = event(&mut state.acquisition);
+        self.valid_until.store(state.acquisition.valid_until().as_nanos(), Ordering::Release);
+        let (Some(acquisition::News::Phase), Some(phase)) = (&actions.news, state.acquisition.phase()) else {
+            return Reaction { actions, news: None };
+        };
         if let Phase::Over { reason, since } = phase {
             state.end = Some(self.lost(now, since, reason));
-            orders.undo &= state.leases.is_empty() || !is_denial(reason);
         }
         let end = state.end.clone();
         let turn = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };
@@ -290,7 +273,7 @@ impl Hold {
         drop(state);
         let event = self.event(phase, end.as_ref());
         let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
-        Ruling { orders, news: Some(News { leases, turn, end, event }) }
+        Reaction { actions, news: Some(News { leases, turn, end, event }) }
     }
 
     fn event(&self, phase: Phase, end: Option<&Lost>) -> Event {
@@ -315,7 +298,13 @@ impl fmt::Debug for Hold {
 
 #[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
-    use leasehold_protocol::{fence, jitter::Jitter, message::Denial, renewal::LeaseConfig, tally::Tally};
+    use leasehold_protocol::{
+        acquisition::{Ask, Config},
+        fence,
+        jitter::Jitter,
+        message::Denial,
+        renewal::LeaseConfig,
+    };
 
     use super::*;
     use crate::random;
@@ -327,23 +316,30 @@ mod tests {
     }
 
     fn held() -> (Arc<Hold>, Arc<Signal>) {
-        let config = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
-        let mut tally = Tally::new(1);
-        tally.confirm(0, Time::ZERO);
-        let core = HeldLease::new(config, tally, Jitter::from_seed(1));
-        Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, Time::ZERO, core)
+        let lease = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
+        let (route, jitter) = (Route::Home, Jitter::from_seed(1));
+        let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
+        let Some(acquisition) = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO) else {
+            panic!("it is granted in time")
+        };
+        Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, acquisition)
     }
 
-    /// What is left of a lease that goes after `close`: no order, and its release says this.
+    fn renewed(hold: &Hold, millis: u64, owned: Result<(), Denial>) -> Actions {
+        let sent = Sent { node: 0, ask: Ask::Renew, at: at(millis) };
+        hold.on_reply(at(millis), sent, Ok(Said::Owned(owned))).actions
+    }
+
+    /// What is left of a lease that goes after `close`: nothing to do, and its release says this.
     fn leaves(hold: &Hold, signal: &Arc<Signal>) -> Result<(), LossReason> {
-        let (leaving, ruling) = hold.leave(at(3_100), signal);
-        assert!(ruling.orders == Orders::default() && ruling.news.is_none());
+        let (leaving, Reaction { actions, news }) = hold.leave(at(3_100), signal);
+        assert!(actions.undo.is_none() && news.is_none());
         let Leaving::Nothing(outcome) = leaving else { panic!("it would ask on a closed connection") };
         outcome.map_err(|lost| lost.reason())
     }
 
     fn closes(hold: &Hold, millis: u64) -> bool {
-        hold.close(at(millis)).0
+        hold.close(at(millis)).actions.undo.is_some()
     }
 
     #[test]
@@ -356,8 +352,8 @@ mod tests {
     #[test]
     fn close_releases_a_lease_that_has_reached_its_max_hold() {
         let (hold, signal) = held();
-        let _ruling = hold.answer(at(1_000), 0, at(1_000), Answer::Confirmed);
-        let _ruling = hold.tick(at(3_000));
+        let _renewed = renewed(&hold, 1_000, Ok(()));
+        let _reaction = hold.tick(at(3_000));
         assert_eq!(hold.end().unwrap().reason(), LossReason::MaxHold);
         assert!(closes(&hold, 3_050) && !closes(&hold, 3_060));
         assert_eq!(leaves(&hold, &signal), Ok(()));
@@ -366,8 +362,8 @@ mod tests {
     #[test]
     fn close_releases_a_lease_that_was_denied() {
         let (hold, signal) = held();
-        let ruling = hold.answer(at(1_000), 0, at(1_000), Answer::Denied(Denial::Gone));
-        assert!(!ruling.orders.undo, "what is left of it stays while it is held");
+        let denied = renewed(&hold, 1_000, Err(Denial::Gone));
+        assert!(denied.undo.is_none(), "what is left of it stays while it is held");
         assert!(closes(&hold, 3_050) && !closes(&hold, 3_060));
         assert_eq!(leaves(&hold, &signal), Err(LossReason::Deleted));
     }
@@ -379,7 +375,7 @@ mod tests {
         assert!(matches!(leaving, Leaving::Release { .. }) && !closes(&hold, 2));
         let (hold, signal) = held();
         // Its end has ordered the release.
-        assert!(hold.tick(at(2_990)).orders.undo && !closes(&hold, 2_995));
+        assert!(hold.tick(at(2_990)).actions.undo.is_some() && !closes(&hold, 2_995));
         assert_eq!(leaves(&hold, &signal), Err(LossReason::Expired));
     }
 }

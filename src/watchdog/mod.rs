@@ -12,11 +12,11 @@ use std::{
 };
 
 use leasehold_protocol::{
+    acquisition::{self, Actions},
     holder::{self, Holder},
     key::Key,
     loss::LossReason,
     message::{ReleaseMode, Route},
-    renewal::Orders,
     tally::Nodes,
     time::Time,
     token::Token,
@@ -39,7 +39,7 @@ use crate::{
 mod hold;
 mod renewal;
 
-pub(crate) use self::hold::{Entry, Hold, Leaving, Ruling};
+pub(crate) use self::hold::{Entry, Hold, Leaving, Reaction};
 
 /// The longest the loop sleeps while anything is held.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -158,8 +158,8 @@ impl Watchdog {
         queues: Arc<Lines>,
         command_timeout: Duration,
     ) -> Self {
-        let (table, wake) = (Mutex::default(), Notify::new());
-        Self { clock, host, quorum, command_timeout, lines, queues, table, wake, crowded: AtomicBool::new(false) }
+        let (table, wake, crowded) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
+        Self { clock, host, quorum, command_timeout, lines, queues, table, wake, crowded }
     }
 
     fn now(&self) -> Time {
@@ -237,52 +237,37 @@ impl Watchdog {
         self.table.lock().holds.values().map(|kept| kept.hold.clone()).collect()
     }
 
-    /// Carries out what a core ordered, but for renewals, which the loop sends in batches; then tells the news. What it
+    /// Carries out what an acquisition orders, but for what only the driver of a request can; then tells the news. What that
     /// tells of may block a caller's thread, and panic: nothing comes after it.
-    pub(crate) fn execute(self: &Arc<Self>, hold: &Arc<Hold>, Ruling { orders, news }: Ruling) {
-        let _carried_out = catching_panics(|| self.carry_out(hold, orders));
+    pub(crate) fn execute(self: &Arc<Self>, hold: &Arc<Hold>, Reaction { actions, news }: Reaction) {
+        let _carried_out = catching_panics(|| self.carry_out(hold, &actions));
         if let Some(news) = news {
             news.tell();
         }
-        if !orders.reconnect.is_empty() {
+        if !actions.reconnect.is_empty() {
             foreign::tell_debug(|| Event::Reconnect { lock: hold.key.name().into() });
         }
     }
 
-    fn carry_out(self: &Arc<Self>, hold: &Arc<Hold>, orders: Orders) {
-        if !orders.reconnect.is_empty() {
-            self.quorum.reconnect(orders.reconnect);
+    fn carry_out(self: &Arc<Self>, hold: &Arc<Hold>, actions: &Actions) {
+        if !actions.reconnect.is_empty() {
+            self.quorum.reconnect(actions.reconnect);
         }
-        for (at, member) in orders.repair.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
+        for (at, member) in actions.repair.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
             // Its next denial brings another order.
             if !member.is_recovering() {
                 self.host.spawn(self.clone().repair(at, member.clone(), hold.clone()));
             }
         }
-        if orders.undo {
-            self.undo(Nodes::all(self.quorum.len()), Route::Keeper, &hold.key, &hold.token, hold.ttl);
+        if let Some(undo) = &actions.undo {
+            self.undo(undo, &hold.key, &hold.token, hold.ttl);
         }
     }
 
-    /// Takes a token off nodes in the background: after a loss, or an attempt of unknown outcome.
-    pub(crate) fn undo(&self, nodes: Nodes, route: Route, key: &Key, token: &Token, ttl: Duration) {
-        self.part(nodes, route, key, token, ttl, &ReleaseMode::Delete);
-    }
-
-    /// The same, in another way.
-    pub(crate) fn part(
-        &self,
-        nodes: Nodes,
-        route: Route,
-        key: &Key,
-        token: &Token,
-        ttl: Duration,
-        parting: &ReleaseMode,
-    ) {
-        let (key, token, parting) = (key.clone(), token.clone(), parting.clone());
-        let undo = Undo { route, key, token, parting, for_at_most: ttl, is_first: false, is_attempt: false };
-        for at in nodes.iter() {
-            self.host.spawn(self.undoing(at, undo.clone()));
+    /// Takes a token off nodes in the background.
+    pub(crate) fn undo(&self, order: &acquisition::Undo, key: &Key, token: &Token, ttl: Duration) {
+        for at in order.nodes.iter() {
+            self.host.spawn(self.undoing(at, Undo::new(order, key, token, ttl)));
         }
     }
 
@@ -313,7 +298,9 @@ impl Watchdog {
             return;
         }
         // Nobody renews a grant.
-        self.part(Nodes::all(self.quorum.len()), Route::Keeper, key, token, self.command_timeout, &ReleaseMode::Leave);
+        let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::Leave);
+        let order = acquisition::Undo { nodes, route, mode, is_attempt: false };
+        self.undo(&order, key, token, self.command_timeout);
     }
 
     /// The loop: until the keeper stops.
@@ -365,9 +352,9 @@ impl Watchdog {
         for hold in self.due(now) {
             let _under_way = self.host.token();
             let renew = catching_panics(|| {
-                let ruling = hold.tick(now);
-                let renew = ruling.orders.renew;
-                self.execute(&hold, ruling);
+                let reaction = hold.tick(now);
+                let renew = reaction.actions.renew;
+                self.execute(&hold, reaction);
                 renew
             });
             if renew.is_none() {

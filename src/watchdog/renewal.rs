@@ -3,9 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
+    acquisition::{Ask, Said, Sent},
     failure::Failure,
-    message::{Denial, Owned, Renewal, Repaired, Route},
+    fence::Fence,
+    message::{Acquired, Denial, Owned, Renewal, Repaired, Route},
     renewal::Answer,
+    tally::Nodes,
     time::Time,
 };
 
@@ -73,8 +76,13 @@ impl Watchdog {
                     failure: failure.clone(),
                 });
             }
-            let answer = said.ok().flatten().map_or(Answer::Unclear, Answer::read);
-            self.answered(hold, at, sent, answer);
+            let said = match said {
+                Ok(said) => {
+                    said.cloned().unwrap_or_else(|| Err(Failure::unknown("a batch of another size was answered")))
+                }
+                Err(failure) => Err(failure.clone()),
+            };
+            let _renewed = self.on_reply(hold, Sent { node: at, ask: Ask::Renew, at: sent }, said.map(Said::Owned));
         }
     }
 
@@ -133,10 +141,10 @@ impl Watchdog {
         while !answers.is_empty() {
             let (at, answer) = answers.next().await;
             let answer = answer.and_then(only);
-            self.answered(hold, at, sent, Answer::read(&answer));
-            if let Err(failure) = answer {
-                last = failure;
+            if let Err(failure) = &answer {
+                last = failure.clone();
             }
+            let _renewed = self.on_reply(hold, Sent { node: at, ask: Ask::Renew, at: sent }, answer.map(Said::Owned));
             if hold.is_confirmed(sent) || hold.is_over() {
                 break;
             }
@@ -145,32 +153,41 @@ impl Watchdog {
             let (watchdog, hold) = (self.clone(), hold.clone());
             self.host.spawn(async move {
                 let answer = answer.await.and_then(only);
-                watchdog.answered(&hold, at, sent, Answer::read(&answer));
+                let sent = Sent { node: at, ask: Ask::Renew, at: sent };
+                let _renewed = watchdog.on_reply(&hold, sent, answer.map(Said::Owned));
             });
         }
         if hold.is_confirmed(sent) { Ok(()) } else { Err(last) }
     }
 
-    /// A node's answer to the renewal that was sent at `sent`, for its core.
-    pub(crate) fn answered(self: &Arc<Self>, hold: &Arc<Hold>, at: usize, sent: Time, answer: Answer) {
+    /// A node's answer, for its acquisition. If the floor is to be raised there, that is left to the driver of the request.
+    pub(crate) fn on_reply(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        sent: Sent,
+        said: Result<Said, Failure>,
+    ) -> Option<(Fence, Nodes)> {
         let now = self.now();
         // Whoever is told of a loss may close at once, and that must wait for what it orders.
         let _under_way = self.host.token();
         let left = hold.remaining(now);
-        let ruling = hold.answer(now, at, sent, answer);
+        let answer = answer(&said);
+        let mut reaction = hold.on_reply(now, sent, said);
+        let raise = reaction.actions.raise.take();
         let is_extended = hold.remaining(now) > left;
         self.reschedule(hold);
-        self.execute(hold, ruling);
+        self.execute(hold, reaction);
         if is_extended {
-            metrics::renewed(now.since(sent), left, hold.ttl);
+            metrics::renewed(now.since(sent.at), left, hold.ttl);
         }
         foreign::tell_debug(|| Event::Renewal {
             lock: hold.key.name().into(),
             label: hold.token.label().into(),
-            node: self.quorum.member(at).map(|member| member.address().into()),
+            node: self.quorum.member(sent.node).map(|member| member.address().into()),
             answer,
-            took: now.since(sent),
+            took: now.since(sent.at),
         });
+        raise
     }
 
     /// Brings the key back on a node that has lost it, and counts that as a renewal.
@@ -189,21 +206,24 @@ impl Watchdog {
             node: member.address().into(),
             repaired: format!("{repaired:?}"),
         });
-        let may_be_there = match &repaired {
-            Ok(repaired) => *repaired == Repaired::Done,
-            Err(failure) => failure.may_have_happened(),
-        };
-        if hold.is_over() {
-            if may_be_there {
-                self.undo([at].into_iter().collect(), Route::Keeper, &hold.key, &hold.token, hold.ttl);
-            }
-            return;
+        if let Ok(Repaired::Recovering(left)) = repaired {
+            member.note_recovery(left);
         }
-        match repaired {
-            Ok(Repaired::Done) => self.answered(&hold, at, sent, Answer::Confirmed),
-            Ok(Repaired::Taken) => self.answered(&hold, at, sent, Answer::Denied(Denial::Taken)),
-            Ok(Repaired::Recovering(left)) => member.note_recovery(left),
-            Err(_) => {}
+        let _repaired =
+            self.on_reply(&hold, Sent { node: at, ask: Ask::Repair, at: sent }, repaired.map(Said::Repaired));
+    }
+}
+
+/// What an answer says of a lease, for the log.
+fn answer(said: &Result<Said, Failure>) -> Answer {
+    match said {
+        Ok(
+            Said::Owned(Ok(())) | Said::Repaired(Repaired::Done) | Said::Vote { acquired: Acquired::Granted(_), .. },
+        ) => Answer::Confirmed,
+        Ok(Said::Owned(Err(denial))) => Answer::Denied(*denial),
+        Ok(Said::Vote { acquired: Acquired::Busy { .. }, .. } | Said::Repaired(Repaired::Taken)) => {
+            Answer::Denied(Denial::Taken)
         }
+        Ok(Said::Vote { .. } | Said::Repaired(_)) | Err(_) => Answer::Unclear,
     }
 }
