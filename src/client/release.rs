@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use leasehold_protocol::{
     key::Key,
     loss::LossReason,
-    message::{ReleaseMode, Route},
+    message::{Owned, ReleaseMode, Request, Route},
     release_tally::{End, ReleaseAnswer, ReleaseTally},
     tally::Nodes,
     time::Time,
@@ -15,7 +15,7 @@ use leasehold_protocol::{
 use super::Client;
 use crate::{
     error::ReleaseError,
-    node::{Answer, Node, part},
+    node::Answer,
     quorum::{FanOut, Member, Undo},
     watchdog::Hold,
 };
@@ -91,12 +91,13 @@ impl Client {
         route: Route,
         limit: Duration,
     ) -> Answer<ReleaseAnswer> {
-        let (key, token, parting, host) = (hold.key.clone(), hold.token.clone(), parting.clone(), self.host.clone());
+        let (claim, parting, host) = (hold.claim(), parting.clone(), self.host.clone());
         // A node that has been silent is not asked, and may be about to answer again. Where there is nothing to be had from it,
         // that is not worth a wait.
         let may_be_there = hold.may_be_on(member.at());
         Box::pin(async move {
-            let send = |route| member.ask(|node: &dyn Node| part(node, &parting, route, &key, &token, limit));
+            let release = || Request::Release { claim: claim.clone(), mode: parting.clone() };
+            let send = |route| member.ask::<Owned>(route, release(), limit);
             let first = send(route).await;
             let only_sending = !matches!(&first, Err(failure) if failure.may_have_happened());
             let owned = match first {
@@ -132,13 +133,13 @@ impl Client {
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Hold, parting: ReleaseMode) {
         let route = Route::Keeper;
         hold.parts(route);
-        let (key, token) = (hold.key.clone(), hold.token.clone());
+        let claim = hold.claim();
         let keeps = matches!(parting, ReleaseMode::Retain(..));
-        let undo = Undo { route, key, token, parting, for_at_most: hold.ttl, is_first: false, is_attempt: false };
+        let undo = Undo { route, claim, parting, is_first: false, is_attempt: false };
         for (at, _) in self.quorum.members().filter(|(at, _)| hold.may_be_on(*at)) {
             let (client, undo) = (self.clone(), undo.clone());
             self.host.spawn(async move {
-                let key = undo.key.clone();
+                let key = undo.claim.key.clone();
                 client.watchdog.undoing(at, undo).await;
                 if keeps {
                     client.calls.changed(key.lock(), client.now());

@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     holder::Holder,
-    message::{AcquireRequest, Acquired, Denial, Owned, ReleaseMode, Route},
+    message::{AcquireRequest, Acquired, Claim, Denial, Owned, ReleaseMode, Request, Route},
     renewal::Answer as Renewed,
     tally::{Nodes, WakeCondition},
     time::Time,
@@ -47,7 +47,8 @@ impl Client {
     pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, route: Route, limit: Duration) -> Outcome {
         let Wanted { key, ttl, .. } = wanted;
         let (token, sent) = (random::token(&self.options.label), self.now());
-        let request = AcquireRequest { key: key.clone(), token, ttl: *ttl, voting: self.quorum.voting(sent) };
+        let claim = Claim { key: key.clone(), token, ttl: *ttl };
+        let request = AcquireRequest { claim, voting: self.quorum.voting(sent) };
         let limit = self.quorum.limit(limit, *ttl);
         let mut round = Round {
             client: self,
@@ -63,7 +64,7 @@ impl Client {
         self.quorum.compare_clocks(self.now(), self.options.ttl);
         match verdict {
             Verdict::Won { fence, tally } => {
-                let (hold, signal) = self.hold(wanted, round.request.token.clone(), sent, fence, tally);
+                let (hold, signal) = self.hold(wanted, round.request.claim.token.clone(), sent, fence, tally);
                 for (node, vote) in round.votes.take() {
                     self.late_replies.hear(self.clone().late_vote(hold.clone(), node, route, sent, vote));
                 }
@@ -123,9 +124,8 @@ impl Client {
                 if let Some(member) = self.quorum.member(node).filter(|_| issued < hold.fence) {
                     let limit = self.options.command_timeout;
                     // One more that keeps the floor; a majority does already.
-                    let raise =
-                        |node: &dyn crate::node::Node| node.raise(route, &hold.key, &hold.token, hold.fence, limit);
-                    let _raised = member.ask(raise).await;
+                    let raise = Request::Raise { claim: hold.claim(), fence: hold.fence };
+                    let _raised = member.ask::<Owned>(route, raise, limit).await;
                 }
             }
             Ok(Acquired::Busy { .. }) => {
@@ -177,27 +177,19 @@ impl Round<'_> {
 
     /// The second phase (rule 10).
     fn raise(&mut self, fence: Fence, on: Nodes) {
-        let Self { route, until, request: AcquireRequest { key, token, .. }, .. } = self;
+        let Self { route, until, request: AcquireRequest { claim, .. }, .. } = self;
         let limit = until.since(self.client.now()).max(Duration::from_millis(1));
         for at in on.iter() {
             if let Some(member) = self.client.quorum.member(at) {
-                let answer = member.ask(|node| node.raise(*route, key, token, fence, limit));
+                let answer = member.ask(*route, Request::Raise { claim: claim.clone(), fence }, limit);
                 self.raises.push(at, answer);
             }
         }
     }
 
     fn undo(&self) -> Undo {
-        let AcquireRequest { key, token, ttl, .. } = self.request.clone();
-        Undo {
-            route: self.route,
-            key,
-            token,
-            parting: ReleaseMode::Delete,
-            for_at_most: ttl,
-            is_first: true,
-            is_attempt: true,
-        }
+        let (route, claim) = (self.route, self.request.claim.clone());
+        Undo { route, claim, parting: ReleaseMode::Delete, is_first: true, is_attempt: true }
     }
 }
 

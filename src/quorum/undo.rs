@@ -22,9 +22,7 @@ use std::{
 use leasehold_protocol::{
     doubling::Doubling,
     failure::Failure,
-    key::Key,
-    message::{ReleaseMode, Route},
-    token::Token,
+    message::{Claim, Owned, ReleaseMode, Request, Route},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -33,7 +31,6 @@ use crate::{
     clock::{self, Clock},
     foreign::{self, Event},
     keeper::Host,
-    node::{Node, part},
 };
 
 /// The pause after the first release that got no answer; it doubles up to [`LONGEST_PAUSE`].
@@ -55,11 +52,9 @@ const EACH: usize = 2048;
 pub(crate) struct Undo {
     /// The route of what is undone: on it the release arrives later than that.
     pub(crate) route: Route,
-    pub(crate) key: Key,
-    pub(crate) token: Token,
+    /// Its TTL is how long what is taken back may live: that of the key, or a place in a queue.
+    pub(crate) claim: Claim,
     pub(crate) parting: ReleaseMode,
-    /// How long what is taken back may live: the TTL that the key was given, or a place in a queue.
-    pub(crate) for_at_most: Duration,
     /// Whether nobody has asked for it before.
     pub(crate) is_first: bool,
     /// Whether it is an attempt that is undone, and not a lease.
@@ -114,7 +109,8 @@ struct Reservation {
 
 impl Reservation {
     fn take(member: &Arc<Member>, undo: &Undo) -> Option<Self> {
-        let weight = if undo.is_attempt { EACH + undo.key.lock().len() + undo.token.as_str().len() } else { 0 };
+        let weight =
+            if undo.is_attempt { EACH + undo.claim.key.lock().len() + undo.claim.token.as_str().len() } else { 0 };
         let has_room = member.undos.enter(weight);
         let was_full = member.undos.is_full.swap(!has_room, Ordering::Relaxed);
         if !has_room && !was_full {
@@ -168,7 +164,7 @@ impl Undo {
     /// Nothing if the time is over, and the node has not answered.
     async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> Option<bool> {
         let now = || clock::now(clock);
-        let until = now() + self.for_at_most;
+        let until = now() + self.claim.ttl;
         let (mut pauses, mut may_be_replay) = (Doubling::from(FIRST_PAUSE), !self.is_first);
         // The first route may have died with its runtime, so the keeper's takes turns with it. A request that was to be tracked
         // is not taken out of fred's queue when its time is over, so one undo behind it is enough.
@@ -184,8 +180,8 @@ impl Undo {
             let Some(turn) = turn else {
                 return self.is_over(Failure::unsent("too many undos were under way"));
             };
-            let release = |node: &dyn Node| part(node, &self.parting, route, &self.key, &self.token, limit);
-            let outcome = member.ask_without_vote(release).await;
+            let release = Request::Release { claim: self.claim.clone(), mode: self.parting.clone() };
+            let outcome: Result<Owned, Failure> = member.ask_without_vote(route, release, limit).await;
             drop(turn);
             match outcome {
                 Ok(found) => {
@@ -223,7 +219,7 @@ impl Undo {
     }
 
     fn names(&self) -> (String, String) {
-        (self.key.name().to_owned(), self.token.label().to_owned())
+        (self.claim.key.name().to_owned(), self.claim.token.label().to_owned())
     }
 }
 

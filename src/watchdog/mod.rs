@@ -15,7 +15,7 @@ use leasehold_protocol::{
     holder::{self, Holder},
     key::Key,
     loss::LossReason,
-    message::{ReleaseMode, Route},
+    message::{Claim, ReleaseMode, Route},
     renewal::Orders,
     tally::Nodes,
     time::Time,
@@ -279,8 +279,8 @@ impl Watchdog {
         ttl: Duration,
         parting: &ReleaseMode,
     ) {
-        let (key, token, parting) = (key.clone(), token.clone(), parting.clone());
-        let undo = Undo { route, key, token, parting, for_at_most: ttl, is_first: false, is_attempt: false };
+        let (claim, parting) = (Claim { key: key.clone(), token: token.clone(), ttl }, parting.clone());
+        let undo = Undo { route, claim, parting, is_first: false, is_attempt: false };
         for at in nodes.iter() {
             self.host.spawn(self.undoing(at, undo.clone()));
         }
@@ -289,7 +289,8 @@ impl Watchdog {
     /// Takes a token off one node. Whoever waits here may have relied on that it is held here; where nothing was, there is
     /// no news, or an attempt that a node refuses half way would be followed by the next at once.
     pub(crate) fn undoing(&self, at: usize, undo: Undo) -> impl Future<Output = ()> + Send + use<> {
-        let (lines, clock, host, key) = (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.key.clone());
+        let (lines, clock, host, key) =
+            (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.claim.key.clone());
         let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host.clone(), clock.clone()));
         async move {
             let Some(undoing) = undoing else { return };

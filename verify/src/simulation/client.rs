@@ -9,7 +9,7 @@ use leasehold_protocol::{
     check::Check,
     failure::Failure,
     fence_proposal::FenceProposal,
-    message::{AcquireRequest, Acquired, Denial, Vote, Voting},
+    message::{AcquireRequest, Acquired, Denial, Owned, Reply, Request, Vote, Voting},
     renewal::Answer,
     tally::Tally,
     time::Time,
@@ -21,7 +21,7 @@ use super::{
     Bug,
     chance::{Real, Skewed, nanos},
     session::{About, Alarm, OnNode, Sent, Session, Stage},
-    world::{Event, Reply, Request, World},
+    world::{Event, World},
 };
 
 pub(super) struct Client {
@@ -191,7 +191,7 @@ impl Client {
             _ => self.fence_proposal.at(session.sent),
         };
         let voting = Some(Voting { restart_delay, proposal });
-        AcquireRequest { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl, voting }
+        AcquireRequest { claim: world.claim(&session.token, session.ttl), voting }
     }
 
     /// A bug's: whoever is silent is asked again.
@@ -209,19 +209,16 @@ impl Client {
 
     fn voted(&mut self, world: &mut World, session: &mut Session, sent: &Sent, said: Result<Reply, Failure>) {
         let (now, node) = (self.now(world), sent.node);
-        let vote = said.map(|reply| match reply {
-            Reply::Vote(Vote { acquired, sign, .. }) => {
-                if let Some(time) = sign.and_then(|sign| sign.time) {
-                    self.fence_proposal.note_time(time, now);
-                }
-                self.recovers_until[node] = match &acquired {
-                    Acquired::Recovering(left) => now + *left,
-                    Acquired::Granted(_) | Acquired::Busy { .. } => Time::ZERO,
-                };
-                world.history.counts.recovering += usize::from(matches!(acquired, Acquired::Recovering(_)));
-                acquired
+        let vote = said.and_then(Vote::try_from).map(|Vote { acquired, sign, .. }| {
+            if let Some(time) = sign.and_then(|sign| sign.time) {
+                self.fence_proposal.note_time(time, now);
             }
-            other => panic!("an acquire is answered with {other:?}"),
+            self.recovers_until[node] = match &acquired {
+                Acquired::Recovering(left) => now + *left,
+                Acquired::Granted(_) | Acquired::Busy { .. } => Time::ZERO,
+            };
+            world.history.counts.recovering += usize::from(matches!(acquired, Acquired::Recovering(_)));
+            acquired
         });
         match &mut session.stage {
             Stage::Attempting(attempt) => {
@@ -244,7 +241,7 @@ impl Client {
             Ok(Acquired::Granted(issued)) => {
                 self.answer(world, session, node, sent.at, Answer::Confirmed);
                 if let Some(fence) = session.fence.filter(|fence| issued < fence) {
-                    let raise = Request::Raise(session.token.clone(), fence);
+                    let raise = Request::Raise { claim: world.claim(&session.token, session.ttl), fence };
                     self.ask(world, session, (node, raise, About::Raise), world.command_timeout);
                 }
             }
@@ -261,11 +258,7 @@ impl Client {
     fn raised(&mut self, world: &mut World, session: &mut Session, sent: &Sent, said: Result<Reply, Failure>) {
         let now = self.now(world);
         let Stage::Attempting(attempt) = &mut session.stage else { return };
-        let said = said.map(|reply| match reply {
-            Reply::Owned(owned) => owned,
-            other => panic!("a raise is answered with {other:?}"),
-        });
-        let step = attempt.raised(now, sent.node, said);
+        let step = attempt.raised(now, sent.node, said.and_then(Owned::try_from));
         self.go_on(world, session, step);
     }
 
@@ -283,7 +276,7 @@ impl Client {
             Step::Raise { fence, on } => {
                 world.history.counts.raised += 1;
                 for node in on.iter() {
-                    let raise = Request::Raise(session.token.clone(), fence);
+                    let raise = Request::Raise { claim: world.claim(&session.token, session.ttl), fence };
                     self.ask(world, session, (node, raise, About::Raise), session.limit(world));
                 }
             }

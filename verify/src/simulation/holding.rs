@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
     loss::LossReason,
-    message::{Denial, Renewal, Repaired},
+    message::{Denial, Owned, ReleaseMode, Repaired, Reply, Request, only},
     release_tally::{End, ReleaseAnswer, ReleaseTally},
     renewal::{Answer, Core, LeaseConfig, Orders, Phase},
     tally::{Nodes, Tally},
@@ -19,7 +19,7 @@ use super::{
     chance::Real,
     client::Client,
     session::{About, Alarm, Sent, Session, Stage},
-    world::{Reply, Request, World},
+    world::World,
 };
 /// A lease that acts on a timer of its own early, as `Shared::hold` has it do.
 const TRACK_AFTER: Duration = Duration::from_millis(250);
@@ -112,17 +112,17 @@ impl Client {
         let now = self.now(world);
         let Stage::Held(held) = &session.stage else { return };
         let remaining = held.core.valid_until().since(now);
-        let lease = Renewal { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl };
+        let claim = world.claim(&session.token, session.ttl);
         let fence = session.fence.unwrap_or(fence::ZERO);
         let phase = held.core.phase();
         if !remaining.is_zero() {
-            let delay = if world.bug == Bug::HealUnchecked { Duration::ZERO } else { world.restart_delay };
+            let restart_delay = if world.bug == Bug::HealUnchecked { Duration::ZERO } else { world.restart_delay };
             for node in orders.repair.iter().filter(|&node| now >= self.recovers_until[node]).collect::<Vec<_>>() {
-                let repair = Request::Repair(lease.clone(), fence, delay);
+                let repair = Request::Repair { claim: claim.clone(), fence, restart_delay };
                 self.ask(world, session, (node, repair, About::Repair), remaining.min(world.command_timeout));
             }
             for node in Nodes::all(if orders.renew { world.nodes() } else { 0 }).iter() {
-                let renew = Request::Renew(lease.clone());
+                let renew = Request::Renew([claim.clone()].into());
                 self.ask(world, session, (node, renew, About::Renew), remaining);
             }
         }
@@ -181,7 +181,8 @@ impl Client {
     }
 
     fn release(&mut self, world: &mut World, session: &mut Session, node: usize, about: About) {
-        let release = Request::Release(session.token.clone());
+        let claim = world.claim(&session.token, session.ttl);
+        let release = Request::Release { claim, mode: ReleaseMode::Delete };
         self.ask(world, session, (node, release, about), world.command_timeout / 2);
     }
 
@@ -214,7 +215,8 @@ impl Client {
     }
 
     pub(super) fn undo_on(&mut self, world: &mut World, session: &mut Session, node: usize, undoing: Undoing) {
-        let release = Request::Release(session.token.clone());
+        let claim = world.claim(&session.token, session.ttl);
+        let release = Request::Release { claim, mode: ReleaseMode::Delete };
         self.ask(world, session, (node, release, About::Undo(undoing)), world.command_timeout);
     }
 
@@ -229,17 +231,17 @@ impl Client {
         let (now, node) = (self.now(world), sent.node);
         match (sent.about, said) {
             (About::Renew, said) => {
-                let said = said.map(Reply::owned);
+                let said = said.and_then(TryFrom::try_from).and_then(only);
                 world.history.counts.renewed += usize::from(matches!(said, Ok(Ok(()))));
                 self.answer(world, session, node, sent.at, Answer::read(&said));
             }
-            (About::Repair, said) => self.repaired(world, session, sent, &said.map(Reply::repaired)),
+            (About::Repair, said) => self.repaired(world, session, sent, &said.and_then(Repaired::try_from)),
             (About::Release { is_last: false, .. }, Err(failure)) if !failure.is_refusal() => {
                 let again = About::Release { only_sending: !failure.may_have_happened(), is_last: true };
                 self.release(world, session, node, again);
             }
             (About::Release { only_sending, .. }, said) => {
-                let said = said.map(|reply| ReleaseAnswer { owned: reply.owned(), only_sending });
+                let said = said.and_then(Owned::try_from).map(|owned| ReleaseAnswer { owned, only_sending });
                 self.parted(world, session, node, said);
             }
             (About::Undo(Undoing { until, pause }), Err(failure)) => {
@@ -288,22 +290,6 @@ impl Client {
                 self.recovers_until[node] = self.now(world) + *left;
             }
             Err(_) => {}
-        }
-    }
-}
-
-impl Reply {
-    fn owned(self) -> leasehold_protocol::message::Owned {
-        match self {
-            Self::Owned(owned) => owned,
-            other => panic!("this is answered with {other:?}"),
-        }
-    }
-
-    fn repaired(self) -> Repaired {
-        match self {
-            Self::Repaired(repaired) => repaired,
-            other => panic!("a repair is answered with {other:?}"),
         }
     }
 }
