@@ -2,7 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
-use leasehold_protocol::{fence::Fence, key::Key, message::Guarding};
+use leasehold_protocol::{
+    fence::Fence,
+    key::Key,
+    message::{Guarding, Request},
+};
 
 use crate::{
     client::Client,
@@ -62,7 +66,8 @@ impl Guarded {
         let key = self.key().map_err(GuardError::Failed)?;
         let node = self.client.sole().map_err(|failure| GuardError::Failed(failure.into()))?;
         let limit = self.client.options.command_timeout;
-        match relayed!(Relay::of_answers(), node.guarded_set(&key, value.as_ref(), fence, limit)) {
+        let request = Request::GuardedSet { key: key.clone(), value: value.as_ref().into(), fence };
+        match relayed!(Relay::of_answers(), node.ask(node.route(), request, limit)) {
             Ok(Guarding::Written) => Ok(()),
             Ok(Guarding::Stale { seen }) => Err(GuardError::Stale { key: key.lock().to_owned(), fence, seen }),
             Err(failure) => Err(GuardError::Failed(failure.into())),
@@ -80,7 +85,8 @@ impl Guarded {
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
         let key = self.key()?;
-        let asking = self.client.sole()?.guarded_get(&key, self.client.options.command_timeout);
+        let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
+        let asking = node.ask(node.route(), Request::GuardedGet(key), limit);
         Ok(relayed!(Relay::of_answers(), asking)?)
     }
 }

@@ -2,7 +2,11 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use leasehold_protocol::{holder::Holder, key::Key};
+use leasehold_protocol::{
+    holder::Holder,
+    key::Key,
+    message::{Request, Waiters},
+};
 use tracing::Instrument as _;
 
 use crate::{
@@ -220,9 +224,10 @@ impl Lock {
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
         let key = self.key()?;
-        let asking = self.client.sole()?.line(&key, MOST_WAITERS, self.client.options.command_timeout);
-        let line = relayed!(Relay::of_answers(), asking)?;
-        Ok(line.into_iter().map(|(token, waited)| Waiter { token, waited }).collect())
+        let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
+        let asking = node.ask(node.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
+        let waiters: Waiters = relayed!(Relay::of_answers(), asking)?;
+        Ok(waiters.into_iter().map(|(token, waited)| Waiter { token, waited }).collect())
     }
 
     /// Deletes the lock's key **whoever holds it**, on every node, and says whether there was one. Its holder finds out by its next

@@ -13,8 +13,8 @@ use crate::{
     holder::Holder,
     key::Key,
     message::{
-        AcquireRequest, Acquired, Denial, Guarding, Owned, Poll, Polled, Renewal, Repaired, ServerIdentity, Vote,
-        Voting,
+        AcquireRequest, Acquired, Claim, Denial, Guarding, Owned, Poll, Polled, ReleaseMode, Repaired, Reply, Request,
+        ServerIdentity, Vote, Voting, Waiters,
     },
     time::{Micros, micros},
     token::Token,
@@ -44,6 +44,18 @@ pub struct Store {
     up_since: Micros,
 }
 
+/// What a request came to.
+#[derive(Debug)]
+#[must_use = "somebody waits for the reply, and others to be notified"]
+pub struct Applied<'a> {
+    /// What is answered to it.
+    pub reply: Result<Reply, Failure>,
+    /// The lock that may have changed hands, or expires at another time.
+    pub changed: Option<&'a Key>,
+    /// Whom to notify of this lock, and of what.
+    pub told: Vec<Told>,
+}
+
 impl Store {
     /// One that has just been started, and so may have forgotten what another one knew.
     pub fn started(now: Micros) -> Self {
@@ -55,8 +67,52 @@ impl Store {
         self.up_since = now;
     }
 
+    /// Does what a request from this process asks for. `reached` tells whether somebody listens on a channel.
+    pub fn apply<'a>(
+        &mut self,
+        now: Micros,
+        request: &'a Request,
+        process: Process<'_>,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> Applied<'a> {
+        let passed_on = |key, reply, has_changed, told: Vec<Told>| {
+            let changed = (has_changed || !told.is_empty()).then_some(key);
+            Applied { reply: Ok(reply), changed, told }
+        };
+        let reply = match request {
+            Request::Acquire(request) => Ok(self.acquire(now, request).into()),
+            Request::Raise { claim, fence } => Ok(self.raise(now, claim, *fence).into()),
+            Request::Repair { claim, fence, restart_delay } => {
+                Ok(self.repair(now, claim, *fence, *restart_delay).into())
+            }
+            Request::Renew(batch) => {
+                Ok(batch.iter().map(|claim| Ok(self.renew(now, claim))).collect::<Vec<_>>().into())
+            }
+            Request::Release { claim, mode } => {
+                let (owned, told) = self.release(now, claim, mode, process, reached);
+                return passed_on(&claim.key, owned.into(), owned.is_ok(), told);
+            }
+            Request::Poll(poll) => {
+                let (polled, told) = self.poll(now, poll, process, reached);
+                let is_granted = matches!(polled, Polled::Granted(_));
+                return passed_on(&poll.claim.key, polled.into(), is_granted, told);
+            }
+            Request::Waiters { key, most } => Ok(self.waiters(now, key, *most).into()),
+            Request::Holder(key) => Ok(self.holder(now, key).into()),
+            Request::Held { pattern, .. } => Ok((0, self.held(now, pattern)).into()),
+            Request::ForceRelease(key) => match self.force_release(now, key, reached) {
+                Ok((was_held, told)) => return passed_on(key, was_held.into(), was_held, told),
+                Err(failure) => Err(failure),
+            },
+            Request::GuardedSet { key, value, fence } => self.guarded_set(now, key, value, *fence).map(Into::into),
+            Request::GuardedGet(key) => self.guarded_get(now, key).map(Into::into),
+            Request::Probe => Ok(identity(now).into()),
+        };
+        Applied { reply, changed: None, told: Vec::new() }
+    }
+
     /// Gives the lock to a token, if nobody else has it.
-    pub fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> Vote {
+    fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> Vote {
         let sign = request.voting.map(|_| identity(now));
         let acquired = match request.voting.and_then(|voting| self.recovers_for(now, voting.restart_delay)) {
             Some(left) => Acquired::Recovering(left),
@@ -65,7 +121,8 @@ impl Store {
         Vote { acquired, sign, overtaken: false }
     }
 
-    fn take(&mut self, now: Micros, AcquireRequest { key, token, ttl, voting }: &AcquireRequest) -> Acquired {
+    fn take(&mut self, now: Micros, AcquireRequest { claim, voting }: &AcquireRequest) -> Acquired {
+        let Claim { key, token, ttl } = claim;
         if self.guarded.contains_key(key) {
             return busy(Holder::default());
         }
@@ -84,19 +141,19 @@ impl Store {
         }
     }
 
-    /// Lifts the fence of a lock that is still the token's.
-    pub fn raise(&mut self, now: Micros, key: &Key, token: &Token, fence: Fence) -> Owned {
+    /// Raises the fence of a lock that is still the token's.
+    fn raise(&mut self, now: Micros, Claim { key, token, .. }: &Claim, fence: Fence) -> Owned {
         self.owned(now, key, token)?;
         self.lift(now, key, fence);
         Ok(())
     }
 
     /// Brings a lost key back.
-    pub fn repair(&mut self, now: Micros, lease: &Renewal, fence: Fence, restart_delay: Duration) -> Repaired {
+    fn repair(&mut self, now: Micros, claim: &Claim, fence: Fence, restart_delay: Duration) -> Repaired {
         if let Some(left) = self.recovers_for(now, restart_delay) {
             return Repaired::Recovering(left);
         }
-        let Renewal { key, token, ttl } = lease;
+        let Claim { key, token, ttl } = claim;
         match self.owned(now, key, token) {
             Err(Denial::Taken) => return Repaired::Taken,
             Ok(_) | Err(Denial::Gone) => {}
@@ -125,59 +182,63 @@ impl Store {
     }
 
     /// Gives a lock that is still the token's its full TTL.
-    pub fn renew(&mut self, now: Micros, renewal: &Renewal) -> Owned {
-        let until = self.owned(now, &renewal.key, &renewal.token)?;
-        *until = now + micros(renewal.ttl);
+    fn renew(&mut self, now: Micros, Claim { key, token, ttl }: &Claim) -> Owned {
+        let until = self.owned(now, key, token)?;
+        *until = now + micros(*ttl);
         Ok(())
     }
 
-    /// Parts with a lock that is still ours: to the first of its queue, or to nobody. `reached` tells whether somebody
-    /// listens on a channel; the answer says what they are to be told.
-    pub fn release(
+    /// Takes a lock that is still the token's from it.
+    fn release(
         &mut self,
         now: Micros,
-        key: &Key,
-        token: &Token,
+        Claim { key, token, .. }: &Claim,
+        mode: &ReleaseMode,
+        process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Owned, Vec<Told>) {
+        match mode {
+            ReleaseMode::Delete => {}
+            ReleaseMode::Leave => {
+                if let Some(queue) = self.live_queue(now, key) {
+                    queue.leave(token, process.name);
+                }
+                // What it finds free is passed on too.
+                if self.lock(now, key).is_none() && !self.guarded.contains_key(key) {
+                    return (Err(Denial::Gone), self.pass_on(now, key, reached));
+                }
+            }
+            ReleaseMode::Retain(keep, stays) => return (self.retain(now, key, token, *keep, stays), Vec::new()),
+        }
         match self.owned(now, key, token) {
             Ok(_) => (Ok(()), self.pass_on(now, key, reached)),
             Err(denial) => (Err(denial), Vec::new()),
         }
     }
 
-    /// Takes a token out of the queue, and releases the lock if it is that token's. What it finds free is passed on too.
-    pub fn leave(
-        &mut self,
-        now: Micros,
-        key: &Key,
-        token: &Token,
-        process: &str,
-        reached: &dyn Fn(&str) -> bool,
-    ) -> (Owned, Vec<Told>) {
-        if let Some(queue) = self.live_queue(now, key) {
-            queue.leave(token, process);
+    /// Replaces the token by another one that stays for a time.
+    fn retain(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
+        if self.owned(now, key, stays).is_err() {
+            self.owned(now, key, token)?;
+            self.locks.insert(key.clone(), (stays.clone(), now + micros(keep)));
         }
-        if self.lock(now, key).is_none() && !self.guarded.contains_key(key) {
-            return (Err(Denial::Gone), self.pass_on(now, key, reached));
-        }
-        self.release(now, key, token, reached)
+        Ok(())
     }
 
     /// Takes the lock when it is the token's turn, and enters the queue, if it shall, when it is not.
-    pub fn poll(
+    fn poll(
         &mut self,
         now: Micros,
         poll: &Poll,
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Polled, Vec<Told>) {
-        let Poll { key, token, .. } = poll;
+        let Claim { key, token, ttl } = &poll.claim;
         let mut told = Vec::new();
         let free = !self.guarded.contains_key(key)
             && match self.lock(now, key) {
                 Some((held, until)) if held == token => {
-                    *until = (now + micros(poll.ttl)).max(*until);
+                    *until = (now + micros(*ttl)).max(*until);
                     self.leave_queue(now, poll, process.name);
                     let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key, None));
                     return (Polled::Granted(fence), told);
@@ -197,7 +258,7 @@ impl Store {
                 Turn::Granted { token, grant } => drop(self.grant(now, key, token, grant)),
                 Turn::Mine | Turn::Nobodys => {
                     self.leave_queue(now, poll, process.name);
-                    return (Polled::Granted(self.grant(now, key, token.clone(), poll.ttl)), told);
+                    return (Polled::Granted(self.grant(now, key, token.clone(), *ttl)), told);
                 }
             }
         }
@@ -215,13 +276,10 @@ impl Store {
         (queue.len(), queue.line().take(limit).map(|(token, ticket)| (token.clone(), ticket)).collect())
     }
 
-    /// Replaces the token by another one that stays for a time.
-    pub fn keep(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
-        if self.owned(now, key, stays).is_err() {
-            self.owned(now, key, token)?;
-            self.locks.insert(key.clone(), (stays.clone(), now + micros(keep)));
-        }
-        Ok(())
+    /// The first of those who wait, and how long each has waited.
+    fn waiters(&mut self, now: Micros, key: &Key, most: usize) -> Waiters {
+        let waited = |ticket| Duration::from_micros(now.saturating_sub(ticket));
+        self.queue(now, key, most).1.into_iter().map(|(token, ticket)| (token, waited(ticket))).collect()
     }
 
     /// Who has the lock.
@@ -236,13 +294,13 @@ impl Store {
     }
 
     /// The locks that are held and match a pattern.
-    pub fn held(&mut self, now: Micros, pattern: &str) -> Vec<String> {
+    fn held(&self, now: Micros, pattern: &str) -> Vec<String> {
         let held = self.locks.iter().filter(|(_, (_, until))| *until > now).map(|(key, _)| key.lock());
         held.filter(|lock| glob::matches(pattern, lock)).map(ToOwned::to_owned).collect()
     }
 
-    /// Parts with a lock, whoever has it.
-    pub fn force_release(
+    /// Takes a lock from whoever has it.
+    fn force_release(
         &mut self,
         now: Micros,
         key: &Key,
@@ -256,7 +314,7 @@ impl Store {
     }
 
     /// Writes a guarded value, if the fence is not older than what the key has seen.
-    pub fn guarded_set(&mut self, now: Micros, key: &Key, value: &[u8], fence: Fence) -> Result<Guarding, Failure> {
+    fn guarded_set(&mut self, now: Micros, key: &Key, value: &[u8], fence: Fence) -> Result<Guarding, Failure> {
         if let Some((_, seen)) = self.guarded_get(now, key)? {
             if fence < seen {
                 return Ok(Guarding::Stale { seen });
@@ -267,7 +325,7 @@ impl Store {
     }
 
     /// A guarded value, and the fence that it was written with.
-    pub fn guarded_get(&mut self, now: Micros, key: &Key) -> Result<Option<(Vec<u8>, Fence)>, Failure> {
+    fn guarded_get(&mut self, now: Micros, key: &Key) -> Result<Option<(Vec<u8>, Fence)>, Failure> {
         if self.lock(now, key).is_some() {
             return Err(wrong_type(key, "a lock, not a guarded value"));
         }
@@ -291,8 +349,8 @@ impl Store {
     }
 
     fn leave_queue(&mut self, now: Micros, poll: &Poll, process: &str) {
-        if let Some(queue) = self.live_queue(now, &poll.key) {
-            queue.leave(&poll.token, process);
+        if let Some(queue) = self.live_queue(now, &poll.claim.key) {
+            queue.leave(&poll.claim.token, process);
         }
     }
 
@@ -369,7 +427,7 @@ impl Hash for Store {
 }
 
 /// Who it is. There is no other run of it.
-pub fn identity(now: Micros) -> ServerIdentity {
+fn identity(now: Micros) -> ServerIdentity {
     ServerIdentity { time: Some(now), run_id: None, is_alone: true }
 }
 

@@ -6,7 +6,7 @@ use leasehold_protocol::{
     acquisition::Acquisition,
     check::Check,
     failure::Failure,
-    message::{Poll, Polled, ReleaseMode, Route},
+    message::{Claim, Poll, Polled, ReleaseMode, Reply, Request, Route},
     queue_position::{LEAVES_FOR, QueuePosition, WINDOW},
     tally::WakeCondition,
     token::Token,
@@ -91,7 +91,7 @@ pub(super) struct Standing<'a> {
     pub(super) called: FairWaiter,
     /// How the last knock went.
     route: Route,
-    answer: Option<Answer<Polled>>,
+    answer: Option<Answer<Reply>>,
     had_been_lost: bool,
     may_be_there: bool,
     /// `close` waits for our leaving.
@@ -147,9 +147,7 @@ impl<'a> Standing<'a> {
     async fn poll(&mut self, route: Route, enter: bool, limit: Duration) -> Outcome {
         let Wanted { key, ttl, .. } = self.wanted;
         let poll = Poll {
-            key: key.clone(),
-            token: self.token.clone(),
-            ttl: *ttl,
+            claim: Claim { key: key.clone(), token: self.token.clone(), ttl: *ttl },
             ticket: self.position.ticket,
             grant: self.grant(),
             window: WINDOW,
@@ -160,8 +158,8 @@ impl<'a> Standing<'a> {
         self.route = route;
         let was_there = std::mem::replace(&mut self.may_be_there, true);
         let sent = self.client.now();
-        let answer = self.answer.insert(self.node.poll(route, &poll, limit));
-        let answered = answer.await;
+        let answer = self.answer.insert(self.node.send(route, Request::Poll(poll), limit));
+        let answered = answer.await.and_then(Polled::try_from);
         self.answer = None;
         match answered {
             Ok(Polled::Granted(fence)) => {
@@ -204,10 +202,8 @@ impl Drop for Standing<'_> {
         let Wanted { key, ttl, .. } = self.wanted;
         let undo = Undo {
             route: self.route,
-            key: key.clone(),
-            token: self.token.clone(),
+            claim: Claim { key: key.clone(), token: self.token.clone(), ttl: LEAVES_FOR.max(*ttl) },
             mode: ReleaseMode::Leave,
-            at_most: LEAVES_FOR.max(*ttl),
             was_asked: true,
             is_attempt: true,
         };

@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     key::Key,
     loss::LossReason,
-    message::{Owned, ReleaseMode, Route},
+    message::{Owned, ReleaseMode, Request, Route},
     release_tally::End,
     time::Time,
     votes::NodeAnswer,
@@ -16,7 +16,7 @@ use leasehold_protocol::{
 use super::Client;
 use crate::{
     error::ReleaseError,
-    node::{Answer, Node, part},
+    node::Answer,
     quorum::{FanOut, Undo},
     watchdog::Hold,
 };
@@ -122,8 +122,8 @@ impl Client {
         (node, ask): (usize, Ask),
     ) -> Answer<Answered> {
         let limit = self.release_limit();
-        let release = |node: &dyn Node| part(node, mode, route, &hold.key, &hold.token, limit);
-        let answer = self.quorum.member(node).map(|member| member.ask(release));
+        let release = Request::Release { claim: hold.claim(), mode: mode.clone() };
+        let answer = self.quorum.member(node).map(|member| member.ask(route, release, limit));
         Box::pin(async move {
             match answer {
                 Some(answer) => Ok((ask, answer.await)),
@@ -136,14 +136,15 @@ impl Client {
     /// it is not worth asking.
     fn ask_again(&self, hold: &Arc<Hold>, mode: &ReleaseMode, again: ReleaseAgain) -> Answer<Answered> {
         let (limit, host, ask) = (self.release_limit(), self.host.clone(), again.ask());
-        let (hold, mode, member) = (hold.clone(), mode.clone(), self.quorum.member(again.node).cloned());
+        let release = Request::Release { claim: hold.claim(), mode: mode.clone() };
+        let member = self.quorum.member(again.node).cloned();
         Box::pin(async move {
             let second = async {
                 let Some(member) = member else { return Err(again.failure.clone()) };
                 if again.waits {
                     member.speaks().await;
                 }
-                member.ask(|node: &dyn Node| part(node, &mode, Route::Keeper, &hold.key, &hold.token, limit)).await
+                member.ask(Route::Keeper, release, limit).await
             };
             tokio::select! {
                 biased;
@@ -173,7 +174,7 @@ impl Client {
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
         let Some(undo) = hold.abandon(self.now(), mode).actions.undo else { return };
         for node in undo.nodes.iter() {
-            let undoing = self.watchdog.undoing(node, Undo::new(&undo, &hold.key, &hold.token, hold.ttl));
+            let undoing = self.watchdog.undoing(node, Undo::new(&undo, hold.claim()));
             // With this the connections stay until it is done.
             let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
             self.host.spawn(async move {

@@ -8,7 +8,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     holder::Holder,
-    message::{AcquireRequest, Acquired, Owned, ReleaseMode, Route},
+    message::{AcquireRequest, Acquired, Claim, Owned, ReleaseMode, Request, Route},
     tally::{Nodes, WakeCondition},
     time::Time,
     votes::NodeAnswer,
@@ -16,7 +16,7 @@ use leasehold_protocol::{
 
 use super::{Client, Wanted};
 use crate::{
-    node::{Answer, Node},
+    node::Answer,
     quorum::{FanOut, Undo},
     random,
     status::Signal,
@@ -47,7 +47,8 @@ impl Client {
     pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, route: Route, limit: Duration) -> Outcome {
         let Wanted { key, ttl, .. } = wanted;
         let (token, sent) = (random::token(&self.options.label), self.now());
-        let request = AcquireRequest { key: key.clone(), token, ttl: *ttl, voting: self.quorum.voting(sent) };
+        let claim = Claim { key: key.clone(), token, ttl: *ttl };
+        let request = AcquireRequest { claim, voting: self.quorum.voting(sent) };
         let limit = self.quorum.limit(limit, *ttl);
         let mut round = Round {
             client: self,
@@ -105,8 +106,8 @@ impl Client {
         let sent = Sent { node, ask: Ask::Acquire, at: sent };
         if let Some((fence, _)) = self.watchdog.on_reply(&hold, sent, said) {
             let limit = self.options.command_timeout;
-            let raise = |node: &dyn Node| node.raise(route, &hold.key, &hold.token, fence, limit);
-            let _raised = member.ask(raise).await;
+            let raise = Request::Raise { claim: hold.claim(), fence };
+            let _raised = member.ask::<Owned>(route, raise, limit).await;
         }
     }
 }
@@ -148,8 +149,7 @@ impl Round<'_> {
                 self.raise(fence, on);
             }
             if let Some(undo) = undo {
-                let AcquireRequest { key, token, ttl, .. } = &self.request;
-                self.client.watchdog.undo(&undo, key, token, *ttl);
+                self.client.watchdog.undo(&undo, &self.request.claim);
             }
             match (news, &mut self.acquisition) {
                 (Some(News::Acquired(fence)), acquisition) => {
@@ -165,11 +165,11 @@ impl Round<'_> {
 
     /// The second phase (rule 10).
     fn raise(&mut self, fence: Fence, on: Nodes) {
-        let Self { route, until, request: AcquireRequest { key, token, .. }, .. } = self;
+        let Self { route, until, request: AcquireRequest { claim, .. }, .. } = self;
         let limit = until.since(self.client.now()).max(Duration::from_millis(1));
         for at in on.iter() {
             if let Some(member) = self.client.quorum.member(at) {
-                let answer = member.ask(|node| node.raise(*route, key, token, fence, limit));
+                let answer = member.ask(*route, Request::Raise { claim: claim.clone(), fence }, limit);
                 self.raises.push(at, answer);
             }
         }
@@ -178,7 +178,7 @@ impl Round<'_> {
     /// From now on the watchdog looks after it.
     fn won(mut self, wanted: &Wanted, fence: Fence, acquisition: Acquisition) -> Outcome {
         let Self { client, route, sent, .. } = self;
-        let (hold, signal) = client.hold(wanted, self.request.token.clone(), fence, acquisition);
+        let (hold, signal) = client.hold(wanted, self.request.claim.token.clone(), fence, acquisition);
         for (node, vote) in self.votes.take() {
             client.late_replies.hear(client.clone().late_vote(hold.clone(), node, route, sent, vote));
         }
@@ -196,12 +196,12 @@ impl Drop for Round<'_> {
     fn drop(&mut self) {
         let Some(mut acquisition) = self.acquisition.take() else { return };
         let (client, sent) = (self.client, self.sent);
-        let AcquireRequest { key, token, ttl, .. } = &self.request;
+        let claim = &self.request.claim;
         if let Some(undo) = acquisition.abandon(ReleaseMode::Delete).undo {
-            client.watchdog.undo(&undo, key, token, *ttl);
+            client.watchdog.undo(&undo, claim);
         }
         for (node, vote) in self.votes.take() {
-            let undo = Undo::new(&acquisition.undo_of_vote(node), key, token, *ttl);
+            let undo = Undo::new(&acquisition.undo_of_vote(node), claim.clone());
             // Made before it is known to be needed: it takes its share of the memory for undos now.
             let undoing = client.watchdog.undoing(node, undo);
             let mut acquisition = acquisition.clone();

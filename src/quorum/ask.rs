@@ -6,7 +6,7 @@ use leasehold_protocol::{
     failure::Failure,
     holder::{self, Holder},
     key::Key,
-    message::Route,
+    message::{Page, Reply, Request, Route},
     plurality::Plurality,
     tally::Nodes,
     votes::NodeAnswer,
@@ -15,12 +15,16 @@ use leasehold_protocol::{
 use super::{FanOut, Member, Quorum};
 use crate::{
     capabilities::{Capabilities, Push},
-    node::{Answer, Node},
+    node::Answer,
 };
 
 impl Quorum {
-    fn all<T: Send + 'static>(&self, request: impl Fn(&dyn Node) -> Answer<T>) -> FanOut<T> {
-        self.members().map(|(at, member)| (at, member.ask(&request))).collect()
+    fn ask_all<T>(&self, request: &Request, limit: Duration) -> FanOut<T>
+    where
+        T: TryFrom<Reply, Error = Failure> + Send + 'static,
+    {
+        let route = self.route();
+        self.members().map(|(at, member)| (at, member.ask(route, request.clone(), limit))).collect()
     }
 
     /// Waits for the slowest too.
@@ -35,7 +39,7 @@ impl Quorum {
 
     /// Who holds a lock: who has a majority of the nodes, or may have one, as far as they answer.
     pub(crate) async fn holder(&self, key: &Key, limit: Duration) -> Result<Option<Holder>, Failure> {
-        let mut answers = self.all(|node| node.holder(key, limit));
+        let mut answers = self.ask_all(&Request::Holder(key.clone()), limit);
         let (mut said, mut left) = (self.nobody_yet(), self.len());
         while left > 0 {
             let (node, answer) = answers.next().await;
@@ -72,7 +76,8 @@ impl Quorum {
 
     /// What any node has of the locks that are held and match a pattern, if a majority tells.
     pub(crate) async fn held(&self, pattern: &str, limit: Duration) -> Result<BTreeSet<String>, Failure> {
-        let read = |(at, member): (usize, &Arc<Member>)| (at, read(member.clone(), pattern.to_owned(), limit));
+        let (route, pattern): (_, Arc<str>) = (self.route(), pattern.into());
+        let read = |(at, member): (usize, &Arc<Member>)| (at, read(member.clone(), route, pattern.clone(), limit));
         let said = self.everybody(self.members().map(read).collect()).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
@@ -82,7 +87,7 @@ impl Quorum {
 
     /// Takes the lock away on every node. Whether any had it.
     pub(crate) async fn force_release(&self, key: &Key, limit: Duration) -> Result<bool, Failure> {
-        let said = self.everybody(self.all(|node| node.force_release(key, limit))).await;
+        let said = self.everybody(self.ask_all(&Request::ForceRelease(key.clone()), limit)).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
         }
@@ -91,7 +96,7 @@ impl Quorum {
 
     /// What the servers that answer have in common.
     pub(crate) async fn capabilities(&self, limit: Duration) -> Result<Capabilities, Failure> {
-        let said = self.everybody(self.all(|node| node.capabilities(limit))).await;
+        let said = self.everybody(self.members().map(|(at, member)| (at, member.capabilities(limit))).collect()).await;
         let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
         common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
     }
@@ -125,11 +130,12 @@ impl Quorum {
 }
 
 /// Every page of what a node has; each within the limit.
-fn read(member: Arc<Member>, pattern: String, limit: Duration) -> Answer<Vec<String>> {
+fn read(member: Arc<Member>, route: Route, pattern: Arc<str>, limit: Duration) -> Answer<Vec<String>> {
     Box::pin(async move {
         let (mut locks, mut cursor) = (Vec::new(), 0);
         loop {
-            let (next, page) = member.ask(|node| node.held(&pattern, cursor, limit)).await?;
+            let request = Request::Held { pattern: pattern.clone(), cursor };
+            let (next, page): Page = member.ask(route, request, limit).await?;
             locks.extend(page);
             if next == 0 {
                 return Ok(locks);

@@ -7,7 +7,12 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::{doubling::Doubling, failure::Failure, message::ServerIdentity, votes::NodeAnswer};
+use leasehold_protocol::{
+    doubling::Doubling,
+    failure::Failure,
+    message::{Request, Route, ServerIdentity},
+    votes::NodeAnswer,
+};
 
 use super::{FanOut, Member, Quorum};
 use crate::{
@@ -93,7 +98,7 @@ impl ConnectConfig {
         let (connecting, limit) = (self.connect(place), self.limits.command);
         Box::pin(async move {
             let node = connecting.await?;
-            let sign = node.probe(limit).await?;
+            let sign = node.ask(Route::Keeper, Request::Probe, limit).await?;
             Ok((node, sign))
         })
     }

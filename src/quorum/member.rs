@@ -8,7 +8,7 @@
 
 use std::{
     fmt,
-    future::ready,
+    future::{Future, ready},
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -18,7 +18,7 @@ use std::{
 
 use leasehold_protocol::{
     failure::Failure,
-    message::{AcquireRequest, Acquired, Route, ServerIdentity, Vote},
+    message::{AcquireRequest, Acquired, Reply, Request, Route, ServerIdentity, Vote},
     node_health::{ClockOffset, News, NodeHealth, Orders, Peers, ProbeRow},
     node_status::NodeStatus,
     time::Time,
@@ -28,6 +28,7 @@ use tokio::sync::Notify;
 
 use super::undo::Undos;
 use crate::{
+    capabilities::Capabilities,
     clock::{self, Clock, wall},
     error::{Error, ErrorKind},
     foreign::{self, Event},
@@ -115,28 +116,36 @@ impl Member {
     }
 
     /// Asks it something, unless that is pointless.
-    pub(crate) fn ask<T: Send + 'static>(self: &Arc<Self>, request: impl FnOnce(&dyn Node) -> Answer<T>) -> Answer<T> {
-        self.send(self.askable(true), request)
+    pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Answer<T>
+    where
+        T: TryFrom<Reply, Error = Failure> + Send + 'static,
+    {
+        self.send(self.askable(true), |node| node.ask(route, request, limit))
     }
 
     /// The same for what is taken back there: that matters even if the node has no vote.
-    pub(super) fn ask_without_vote<T: Send + 'static>(
-        self: &Arc<Self>,
-        request: impl FnOnce(&dyn Node) -> Answer<T>,
-    ) -> Answer<T> {
-        self.send(self.askable(false), request)
+    pub(super) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Answer<T>
+    where
+        T: TryFrom<Reply, Error = Failure> + Send + 'static,
+    {
+        self.send(self.askable(false), |node| node.ask(route, request, limit))
     }
 
-    fn send<T: Send + 'static>(
+    pub(super) fn capabilities(self: &Arc<Self>, limit: Duration) -> Answer<Capabilities> {
+        self.send(self.askable(true), |node| node.capabilities(limit))
+    }
+
+    /// The health hears how it went.
+    fn send<T: Send + 'static, A: Future<Output = Result<T, Failure>> + Send + 'static>(
         self: &Arc<Self>,
         node: Result<&Arc<dyn Node>, Failure>,
-        request: impl FnOnce(&dyn Node) -> Answer<T>,
+        ask: impl FnOnce(&dyn Node) -> A,
     ) -> Answer<T> {
         let node = match node {
             Ok(node) => node,
             Err(failure) => return Box::pin(ready(Err(failure))),
         };
-        let (answer, member, sent) = (request(&**node), self.clone(), self.now());
+        let (answer, member, sent) = (ask(&**node), self.clone(), self.now());
         Box::pin(async move {
             let outcome = answer.await;
             member.heard(outcome.as_ref().err(), sent);
@@ -145,9 +154,9 @@ impl Member {
     }
 
     /// Asks it for its vote. What it says of itself is kept.
-    pub(crate) fn vote(self: &Arc<Self>, route: Route, bid: &AcquireRequest, limit: Duration) -> Answer<Acquired> {
+    pub(crate) fn vote(self: &Arc<Self>, route: Route, request: AcquireRequest, limit: Duration) -> Answer<Acquired> {
         let (sent, member) = (self.now(), self.clone());
-        let answer = self.ask(|node| node.acquire(route, bid, limit));
+        let answer = self.ask(route, Request::Acquire(request), limit);
         Box::pin(async move {
             let Vote { acquired, sign, overtaken } = answer.await?;
             if overtaken {
@@ -240,7 +249,7 @@ impl Member {
             let Some(pause) = self.health.lock().next_probe(row) else { return };
             self.host.sleep(pause).await;
             let Some(node) = self.node.get() else { return };
-            match node.probe(self.command_timeout).await {
+            match node.ask(Route::Keeper, Request::Probe, self.command_timeout).await {
                 Ok(sign) => {
                     let _refused_from_now_on = self.check_identity(&sign);
                     self.answered();

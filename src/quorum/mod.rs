@@ -155,7 +155,7 @@ impl Quorum {
 
     /// Asks every node at once.
     pub(crate) fn vote(&self, route: Route, request: &AcquireRequest, limit: Duration) -> FanOut<Acquired> {
-        self.members().map(|(at, member)| (at, member.vote(route, request, limit))).collect()
+        self.members().map(|(at, member)| (at, member.vote(route, request.clone(), limit))).collect()
     }
 
     /// Why too few nodes granted something: what each said.

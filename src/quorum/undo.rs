@@ -16,15 +16,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use leasehold_protocol::{
     acquisition,
     failure::Failure,
-    key::Key,
-    message::{Owned, ReleaseMode, Route},
-    token::Token,
+    message::{Claim, Owned, ReleaseMode, Request, Route},
     undo::{Next, Outcome, Undoing},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -34,7 +31,6 @@ use crate::{
     clock::{self, Clock},
     foreign::{self, Event},
     keeper::Host,
-    node::{Node, part},
 };
 
 /// The most tries that are under way at a time on one node: thousands at once would time out behind each other.
@@ -51,11 +47,9 @@ const EACH: usize = 2048;
 pub(crate) struct Undo {
     /// The route of what is undone.
     pub(crate) route: Route,
-    pub(crate) key: Key,
-    pub(crate) token: Token,
+    /// Its TTL is how long what is taken back may live: that of the key, or a place in a queue.
+    pub(crate) claim: Claim,
     pub(crate) mode: ReleaseMode,
-    /// How long what is taken back may live: the TTL that the key was given, or a place in a queue.
-    pub(crate) at_most: Duration,
     /// Whether somebody has asked for it before.
     pub(crate) was_asked: bool,
     /// Whether it is an attempt that is undone, and not a lease.
@@ -110,7 +104,8 @@ struct Reservation {
 
 impl Reservation {
     fn take(member: &Arc<Member>, undo: &Undo) -> Option<Self> {
-        let weight = if undo.is_attempt { EACH + undo.key.lock().len() + undo.token.as_str().len() } else { 0 };
+        let weight =
+            if undo.is_attempt { EACH + undo.claim.key.lock().len() + undo.claim.token.as_str().len() } else { 0 };
         let has_room = member.undos.enter(weight);
         let was_full = member.undos.is_full.swap(!has_room, Ordering::Relaxed);
         if !has_room && !was_full {
@@ -145,10 +140,10 @@ pub(crate) enum Undone {
 
 impl Undo {
     /// What an acquisition has ordered for one of its nodes.
-    pub(crate) fn new(order: &acquisition::Undo, key: &Key, token: &Token, ttl: Duration) -> Self {
+    pub(crate) fn new(order: &acquisition::Undo, claim: Claim) -> Self {
         let acquisition::Undo { route, mode, is_attempt, .. } = order;
-        let (key, token, mode) = (key.clone(), token.clone(), mode.clone());
-        Self { route: *route, key, token, mode, at_most: ttl, was_asked: !is_attempt, is_attempt: *is_attempt }
+        let (route, is_attempt) = (*route, *is_attempt);
+        Self { route, claim, mode: mode.clone(), was_asked: !is_attempt, is_attempt }
     }
 
     pub(crate) fn run(
@@ -173,7 +168,7 @@ impl Undo {
     /// Asks until it is over.
     async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> Outcome {
         let now = || clock::now(clock);
-        let mut undoing = Undoing::new(now(), self.at_most, self.route, self.was_asked);
+        let mut undoing = Undoing::new(now(), self.claim.ttl, self.route, self.was_asked);
         loop {
             let left = || undoing.until().since(now());
             let turn = tokio::select! {
@@ -186,8 +181,8 @@ impl Undo {
                 return Outcome::Unanswered;
             };
             let (route, limit) = undoing.ask(now(), member.command_timeout());
-            let release = |node: &dyn Node| part(node, &self.mode, route, &self.key, &self.token, limit);
-            let answer = member.ask_without_vote(release).await;
+            let release = Request::Release { claim: self.claim.clone(), mode: self.mode.clone() };
+            let answer: Result<Owned, Failure> = member.ask_without_vote(route, release, limit).await;
             drop(turn);
             match undoing.answered(now(), &answer) {
                 Next::Over(outcome) => {
@@ -230,7 +225,7 @@ impl Undo {
     }
 
     fn names(&self) -> (String, String) {
-        (self.key.name().to_owned(), self.token.label().to_owned())
+        (self.claim.key.name().to_owned(), self.claim.token.label().to_owned())
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
+    slice,
     sync::{Arc, Weak},
     task::{Context, Poll, Waker},
     time::Duration,
@@ -12,10 +13,9 @@ use std::{
 
 use leasehold_protocol::{
     failure::Failure,
-    fence::Fence,
     holder::Holder,
     key::Key,
-    message::{AcquireRequest, Guarding, Owned, Poll, Polled, Renewal, Repaired, Route, ServerIdentity, Vote},
+    message::{ReleaseMode, Reply, Request, Route},
     token::Token,
 };
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ use crate::{
     clock::{Clock, SystemClock},
     keeper::{Host, Keeper},
     lock::Lock,
-    node::{Answer, Line, Node, NodeListener, Page, memory::Memory},
+    node::{Answer, Node, NodeListener, memory::Memory},
     quorum::Quorum,
 };
 
@@ -43,11 +43,12 @@ pub(super) enum Asked {
     Poll,
 }
 
-type Request = Box<dyn FnOnce(&Memory) + Send>;
+/// A request on its way, and where its answer goes.
+type Delivery = (Request, oneshot::Sender<Result<Reply, Failure>>);
 
 /// The locks of this mutex and of those below are never kept across a step.
 #[derive(Default, Clone)]
-struct Way(Arc<Mutex<VecDeque<Request>>>);
+struct Way(Arc<Mutex<VecDeque<Delivery>>>);
 
 /// A node whose requests travel: each route keeps the order in which they were handed over, and what the other route does
 /// meanwhile is up to the schedule. As to fred, what was handed over arrives, whoever has stopped to wait for it.
@@ -83,38 +84,31 @@ impl Wire {
     }
 
     pub(super) fn holder(&self, name: &str) -> Option<Holder> {
-        now(self.memory.holder(&Key::of_lock(name), Duration::MAX))
+        self.now(Request::Holder(Key::of_lock(name)))
     }
 
     /// Somebody deletes the key by hand, if it is there.
     pub(super) fn delete(&self, name: &str) {
-        let _was_there = now(self.memory.force_release(&Key::of_lock(name), Duration::MAX));
+        let _was_there: bool = self.now(Request::ForceRelease(Key::of_lock(name)));
     }
 
-    fn send<T: Send + 'static>(
-        &self,
-        route: Route,
-        asked: Vec<(Asked, Token)>,
-        request: impl FnOnce(&Memory) -> Answer<T> + Send + 'static,
-    ) -> Answer<T> {
-        let way = if route == Route::Home { &self.home } else { &self.keeper }.clone();
-        let (memory, sent) = (self.memory.clone(), self.sent.clone());
-        // As fred does, it sends when it is first looked at.
-        Box::pin(async move {
-            sent.lock().extend(asked);
-            let (tell, told) = oneshot::channel();
-            way.0.lock().push_back(Box::new(move |memory: &Memory| {
-                let _nobody_waits_any_more = tell.send(ready(request(memory)));
-            }));
-            drop(spawn(async move {
-                let first = way.0.lock().pop_front();
-                if let Some(request) = first {
-                    request(&memory);
-                }
-            }));
-            told.await.unwrap_or_else(|_| Err(Failure::unknown("the end of the execution")))
-        })
+    /// Asks at once, on no route.
+    fn now<T: TryFrom<Reply, Error = Failure>>(&self, request: Request) -> T {
+        let reply = ready(self.memory.send(Route::Home, request, Duration::MAX));
+        reply.and_then(T::try_from).unwrap_or_else(|failure| panic!("the memory node fails in nothing: {failure}"))
     }
+}
+
+fn asked(request: &Request) -> Vec<(Asked, Token)> {
+    let (asked, claims) = match request {
+        Request::Acquire(acquire) => (Asked::Acquire, slice::from_ref(&acquire.claim)),
+        Request::Renew(claims) => (Asked::Renew, &**claims),
+        Request::Release { claim, mode: ReleaseMode::Delete } => (Asked::Release, slice::from_ref(claim)),
+        Request::Release { claim, mode: ReleaseMode::Leave } => (Asked::Leave, slice::from_ref(claim)),
+        Request::Poll(poll) => (Asked::Poll, slice::from_ref(&poll.claim)),
+        _ => return Vec::new(),
+    };
+    claims.iter().map(|claim| (asked, claim.token.clone())).collect()
 }
 
 /// The memory node answers at once.
@@ -123,10 +117,6 @@ fn ready<T>(mut answer: Answer<T>) -> Result<T, Failure> {
         Poll::Ready(answer) => answer,
         Poll::Pending => panic!("the memory node waits for nothing"),
     }
-}
-
-fn now<T>(answer: Answer<T>) -> T {
-    ready(answer).unwrap_or_else(|failure| panic!("the memory node fails in nothing: {failure}"))
 }
 
 impl fmt::Debug for Wire {
@@ -154,82 +144,22 @@ impl Node for Wire {
         "wire"
     }
 
-    fn acquire(&self, route: Route, request: &AcquireRequest, limit: Duration) -> Answer<Vote> {
-        let request = request.clone();
-        self.send(route, vec![(Asked::Acquire, request.token.clone())], move |memory| {
-            memory.acquire(route, &request, limit)
+    fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
+        let way = if route == Route::Home { &self.home } else { &self.keeper }.clone();
+        let (memory, sent) = (self.memory.clone(), self.sent.clone());
+        // As fred does, it sends when it is first looked at.
+        Box::pin(async move {
+            sent.lock().extend(asked(&request));
+            let (tell, told) = oneshot::channel();
+            way.0.lock().push_back((request, tell));
+            drop(spawn(async move {
+                let first = way.0.lock().pop_front();
+                if let Some((request, tell)) = first {
+                    let _nobody_waits_any_more = tell.send(ready(memory.send(route, request, limit)));
+                }
+            }));
+            told.await.unwrap_or_else(|_| Err(Failure::unknown("the end of the execution")))
         })
-    }
-
-    fn renew(&self, route: Route, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
-        let batch = batch.to_vec();
-        let asked = batch.iter().map(|renewal| (Asked::Renew, renewal.token.clone())).collect();
-        self.send(route, asked, move |memory| memory.renew(route, &batch, limit))
-    }
-
-    fn release(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
-        let (key, token) = (key.clone(), token.clone());
-        self.send(route, vec![(Asked::Release, token.clone())], move |memory| {
-            memory.release(route, &key, &token, limit)
-        })
-    }
-
-    fn poll(&self, route: Route, poll: &Poll, limit: Duration) -> Answer<Polled> {
-        let poll = poll.clone();
-        self.send(route, vec![(Asked::Poll, poll.token.clone())], move |memory| memory.poll(route, &poll, limit))
-    }
-
-    fn leave(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
-        let (key, token) = (key.clone(), token.clone());
-        self.send(route, vec![(Asked::Leave, token.clone())], move |memory| memory.leave(route, &key, &token, limit))
-    }
-
-    fn raise(&self, route: Route, key: &Key, token: &Token, fence: Fence, limit: Duration) -> Answer<Owned> {
-        self.memory.raise(route, key, token, fence, limit)
-    }
-
-    fn repair(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Repaired> {
-        self.memory.repair(lease, fence, restart_delay, limit)
-    }
-
-    fn probe(&self, limit: Duration) -> Answer<ServerIdentity> {
-        self.memory.probe(limit)
-    }
-
-    fn keep(
-        &self,
-        route: Route,
-        key: &Key,
-        token: &Token,
-        keep: Duration,
-        stays: &Token,
-        limit: Duration,
-    ) -> Answer<Owned> {
-        self.memory.keep(route, key, token, keep, stays, limit)
-    }
-
-    fn line(&self, key: &Key, most: usize, limit: Duration) -> Answer<Line> {
-        self.memory.line(key, most, limit)
-    }
-
-    fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {
-        self.memory.holder(key, limit)
-    }
-
-    fn held(&self, pattern: &str, cursor: u64, limit: Duration) -> Answer<Page> {
-        self.memory.held(pattern, cursor, limit)
-    }
-
-    fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {
-        self.memory.force_release(key, limit)
-    }
-
-    fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
-        self.memory.guarded_set(key, value, fence, limit)
-    }
-
-    fn guarded_get(&self, key: &Key, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
-        self.memory.guarded_get(key, limit)
     }
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
@@ -314,7 +244,7 @@ impl Scene {
             label: "host:7".into(),
             command_timeout: Duration::from_secs(1),
             fair: false,
-            grant: Duration::from_millis(900),
+            grant_timeout: Duration::from_millis(900),
         };
         let wire = Wire::new();
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);

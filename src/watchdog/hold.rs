@@ -8,7 +8,7 @@ use leasehold_protocol::{
     fence::Fence,
     key::Key,
     loss::LossReason,
-    message::{ReleaseMode, Renewal, Route},
+    message::{Claim, ReleaseMode, Route},
     renewal::Phase,
     time::Time,
     token::Token,
@@ -117,8 +117,8 @@ impl Hold {
         (Arc::new(Self { key, token, fence, ttl, acquired, valid_until, state, measured }), signal)
     }
 
-    pub(crate) fn renewal(&self) -> Renewal {
-        Renewal { key: self.key.clone(), token: self.token.clone(), ttl: self.ttl }
+    pub(crate) fn claim(&self) -> Claim {
+        Claim { key: self.key.clone(), token: self.token.clone(), ttl: self.ttl }
     }
 
     /// How long the holder may still believe in it: from the clock, so right even when every timer is late (rule 2).

@@ -16,7 +16,7 @@ use leasehold_protocol::{
     holder::{self, Holder},
     key::Key,
     loss::LossReason,
-    message::{ReleaseMode, Route},
+    message::{Claim, ReleaseMode, Route},
     tally::Nodes,
     time::Time,
     token::Token,
@@ -260,21 +260,22 @@ impl Watchdog {
             }
         }
         if let Some(undo) = &actions.undo {
-            self.undo(undo, &hold.key, &hold.token, hold.ttl);
+            self.undo(undo, &hold.claim());
         }
     }
 
     /// Takes a token off nodes in the background.
-    pub(crate) fn undo(&self, order: &acquisition::Undo, key: &Key, token: &Token, ttl: Duration) {
+    pub(crate) fn undo(&self, order: &acquisition::Undo, claim: &Claim) {
         for at in order.nodes.iter() {
-            self.host.spawn(self.undoing(at, Undo::new(order, key, token, ttl)));
+            self.host.spawn(self.undoing(at, Undo::new(order, claim.clone())));
         }
     }
 
     /// Takes a token off one node. Whoever waits here may have relied on that it is held here; where nothing was, there is
     /// no news, or an attempt that a node refuses half way would be followed by the next at once.
     pub(crate) fn undoing(&self, at: usize, undo: Undo) -> impl Future<Output = ()> + Send + use<> {
-        let (lines, clock, host, key) = (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.key.clone());
+        let (lines, clock, host, key) =
+            (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.claim.key.clone());
         let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host.clone(), clock.clone()));
         async move {
             let Some(undoing) = undoing else { return };
@@ -300,7 +301,7 @@ impl Watchdog {
         // Nobody renews a grant.
         let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::Leave);
         let order = acquisition::Undo { nodes, route, mode, is_attempt: false };
-        self.undo(&order, key, token, self.command_timeout);
+        self.undo(&order, &Claim { key: key.clone(), token: token.clone(), ttl: self.command_timeout });
     }
 
     /// The loop: until the keeper stops.

@@ -6,7 +6,7 @@ use leasehold_protocol::{
     acquisition::{Ask, Said, Sent},
     failure::Failure,
     fence::Fence,
-    message::{Acquired, Denial, Owned, Renewal, Repaired, Route},
+    message::{Acquired, Claim, Denial, Owned, Repaired, Request, Route, only},
     renewal::Answer,
     tally::Nodes,
     time::Time,
@@ -16,7 +16,7 @@ use super::{Watchdog, hold::Hold};
 use crate::{
     foreign::{self, Event},
     metrics,
-    node::{Answer as Answered, only},
+    node::Answer as Answered,
     quorum::{FanOut, Member},
 };
 
@@ -52,8 +52,8 @@ impl Watchdog {
         if batch.is_empty() {
             return;
         }
-        let requests: Vec<_> = batch.iter().map(|hold| hold.renewal()).collect();
-        let answers = self.renewed(&member, route, &requests, shortest, patience).await;
+        let claims = batch.iter().map(|hold| hold.claim()).collect();
+        let answers = self.renewed(&member, route, claims, shortest, patience).await;
         // One key that is refused, say by an ACL, has all refused that travel with it.
         if batch.len() > 1 && answers.as_ref().is_err_and(Failure::is_refusal) {
             let (some, others) = batch.split_at(batch.len() / 2);
@@ -103,11 +103,11 @@ impl Watchdog {
         &self,
         member: &Arc<Member>,
         route: Route,
-        requests: &[Renewal],
+        claims: Arc<[Claim]>,
         shortest_ttl: Duration,
         limit: Duration,
     ) -> Answered<Vec<Result<Owned, Failure>>> {
-        let mut answer = member.ask(|node| node.renew(route, requests, limit));
+        let mut answer = member.ask(route, Request::Renew(claims), limit);
         if self.quorum.is_one() {
             return answer;
         }
@@ -130,12 +130,15 @@ impl Watchdog {
         route: Route,
         limit: Duration,
     ) -> Result<(), Failure> {
-        let (sent, request) = (self.now(), [hold.renewal()]);
+        let (sent, claims) = (self.now(), Arc::new([hold.claim()]));
         // As above: it may have ended since the caller has looked, and then the limit may be zero.
         if hold.remaining(sent).is_zero() {
             return Err(Failure::unavailable("the lease has ended"));
         }
-        let ask = |(at, member): (usize, &Arc<Member>)| (at, self.renewed(member, route, &request, hold.ttl, limit));
+        let ask = |(at, member): (usize, &Arc<Member>)| {
+            let claims = claims.clone();
+            (at, self.renewed(member, route, claims, hold.ttl, limit))
+        };
         let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
         let mut last = Failure::unknown("no node has answered");
         while !answers.is_empty() {
@@ -198,8 +201,9 @@ impl Watchdog {
         if limit.is_zero() {
             return;
         }
-        let (lease, delay) = (hold.renewal(), self.quorum.restart_delay());
-        let repaired = member.ask(|node| node.repair(&lease, hold.fence, delay, limit)).await;
+        let (claim, restart_delay) = (hold.claim(), self.quorum.restart_delay());
+        let repair = Request::Repair { claim, fence: hold.fence, restart_delay };
+        let repaired = member.ask(Route::Keeper, repair, limit).await;
         foreign::tell_debug(|| Event::Repair {
             lock: hold.key.name().into(),
             label: hold.token.label().into(),

@@ -6,11 +6,12 @@
 use std::{collections::HashSet, time::Duration};
 
 use leasehold_protocol::{
+    failure::Failure,
     fence::Fence,
     holder,
     key::Key,
-    message::{AcquireRequest, Acquired, Poll, Polled},
-    store::{Process, Store, Told},
+    message::{AcquireRequest, Acquired, Claim, Owned, Poll, Polled, ReleaseMode, Reply, Request, Vote},
+    store::{Applied, Process, Store, Told},
     time::{Micros, micros},
     token::Token,
 };
@@ -119,11 +120,27 @@ impl Scene {
         line.iter().map(|(token, ticket)| (self.index(token), *ticket)).collect()
     }
 
+    fn claim(&self, at: usize) -> Claim {
+        Claim { key: self.key.clone(), token: self.tokens[at].clone(), ttl: TTL }
+    }
+
+    /// The reply to a request of this token's process, and who is notified.
+    fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, at: usize, request: &Request) -> (T, Vec<Told>) {
+        let reached = |channel: &str| self.listening.contains(channel);
+        let Applied { reply, told, .. } = self.store.apply(self.now, request, Self::process(at), &reached);
+        (reply.and_then(T::try_from).unwrap(), told)
+    }
+
+    /// Who has left begins anew, behind the others.
+    fn release(&mut self, at: usize, mode: ReleaseMode) -> (String, Vec<Told>) {
+        self.tickets[at] = None;
+        let (owned, told) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
+        (format!("{owned:?}"), told)
+    }
+
     fn poll(&self, at: usize, enter: bool) -> Poll {
         Poll {
-            key: self.key.clone(),
-            token: self.tokens[at].clone(),
-            ttl: TTL,
+            claim: self.claim(at),
             ticket: self.tickets[at],
             grant: GRANT,
             window: WINDOW,
@@ -134,13 +151,10 @@ impl Scene {
 
     fn apply(&mut self, op: Op) -> Seen {
         self.now += 1_000;
-        let (now, key) = (self.now, self.key.clone());
-        let listening = self.listening.clone();
-        let reached = |channel: &str| listening.contains(channel);
         let (reply, told) = match op {
             Op::Poll(at) | Op::Check(at) => {
                 let enter = matches!(op, Op::Poll(_));
-                let (polled, told) = self.store.poll(now, &self.poll(at, enter), Self::process(at), &reached);
+                let (polled, told) = self.ask(at, &Request::Poll(self.poll(at, enter)));
                 let reply = match polled {
                     Polled::Granted(fence) => {
                         assert_eq!(self.holder(), Some((at, fence)));
@@ -155,25 +169,19 @@ impl Scene {
                 (reply, told)
             }
             Op::Acquire(at) => {
-                let bid = AcquireRequest { key, token: self.tokens[at].clone(), ttl: TTL, voting: None };
-                match self.store.acquire(now, &bid).acquired {
-                    Acquired::Granted(_) => ("granted".into(), vec![]),
-                    other => (if matches!(other, Acquired::Busy { .. }) { "busy" } else { "recovers" }.into(), vec![]),
-                }
+                let request = AcquireRequest { claim: self.claim(at), voting: None };
+                let (vote, told) = self.ask::<Vote>(at, &Request::Acquire(request));
+                let reply = match vote.acquired {
+                    Acquired::Granted(_) => "granted",
+                    Acquired::Busy { .. } => "busy",
+                    Acquired::Recovering(_) => "recovers",
+                };
+                (reply.into(), told)
             }
-            Op::Release(at) => {
-                // Who has left begins anew, behind the others.
-                self.tickets[at] = None;
-                let (owned, told) = self.store.release(now, &key, &self.tokens[at], &reached);
-                (format!("{owned:?}"), told)
-            }
-            Op::Leave(at) => {
-                self.tickets[at] = None;
-                let (owned, told) = self.store.leave(now, &key, &self.tokens[at], PROCESSES[at], &reached);
-                (format!("{owned:?}"), told)
-            }
+            Op::Release(at) => self.release(at, ReleaseMode::Delete),
+            Op::Leave(at) => self.release(at, ReleaseMode::Leave),
             Op::ForceRelease => {
-                let (held, told) = self.store.force_release(now, &key, &reached).unwrap();
+                let (held, told) = self.ask::<bool>(0, &Request::ForceRelease(self.key.clone()));
                 (held.to_string(), told)
             }
             Op::Expire => {

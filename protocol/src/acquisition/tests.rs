@@ -1,3 +1,5 @@
+#![allow(clippy::unnecessary_wraps, reason = "they stand beside answers that are none")]
+
 use super::*;
 use crate::{holder::Holder, tally::WakeCondition, token::Token};
 use uuid::Uuid;

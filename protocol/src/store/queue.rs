@@ -88,15 +88,15 @@ impl Queue {
         self.unconfirmed.remove(process.name);
         let window = micros(poll.window);
         self.expires = now + 2 * window;
-        let known = self.waiters.get(&poll.token).map(|waiter| waiter.ticket);
+        let known = self.waiters.get(&poll.claim.token).map(|waiter| waiter.ticket);
         // A clock that went back puts nobody before those who came first.
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
         let ticket = known.or(poll.ticket).unwrap_or_else(|| now.max(last + 1));
         let Poll { grant, restart_delay, .. } = *poll;
         let Process { name, hears } = process;
         let waiter = Waiter { ticket, grant, alive_until: now + window, restart_delay, process: name.into(), hears };
-        self.waiters.insert(poll.token.clone(), waiter);
-        self.line.insert((ticket, poll.token.clone()))
+        self.waiters.insert(poll.claim.token.clone(), waiter);
+        self.line.insert((ticket, poll.claim.token.clone()))
     }
 
     /// Takes a token out; its process has said something.
@@ -214,15 +214,13 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Key;
+    use crate::{key::Key, message::Claim};
 
     const MINUTE: Micros = 60_000_000;
 
     fn poll(token: &Token) -> Poll {
         Poll {
-            key: Key::new("", "job").unwrap(),
-            token: token.clone(),
-            ttl: Duration::from_secs(30),
+            claim: Claim { key: Key::new("", "job").unwrap(), token: token.clone(), ttl: Duration::from_secs(30) },
             ticket: None,
             grant: Duration::from_secs(1),
             window: Duration::from_secs(60),

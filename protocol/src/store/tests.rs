@@ -10,7 +10,32 @@ fn granted(acquired: &Acquired) -> Fence {
 }
 
 fn request(key: &Key, token: &Token, ttl: Duration) -> AcquireRequest {
-    AcquireRequest { key: key.clone(), token: token.clone(), ttl, voting: None }
+    AcquireRequest { claim: claim(key, token, ttl), voting: None }
+}
+
+fn claim(key: &Key, token: &Token, ttl: Duration) -> Claim {
+    Claim { key: key.clone(), token: token.clone(), ttl }
+}
+
+fn release_as(store: &mut Store, now: Micros, (key, token): (&Key, &Token), mode: &ReleaseMode) -> Owned {
+    let process = Process { name: token.as_str(), hears: false };
+    store.release(now, &claim(key, token, TTL), mode, process, &|_| true).0
+}
+
+fn release(store: &mut Store, now: Micros, key: &Key, token: &Token) -> Owned {
+    release_as(store, now, (key, token), &ReleaseMode::Delete)
+}
+
+fn leave(store: &mut Store, now: Micros, key: &Key, token: &Token) -> Owned {
+    release_as(store, now, (key, token), &ReleaseMode::Leave)
+}
+
+fn retain(store: &mut Store, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
+    release_as(store, now, (key, token), &ReleaseMode::Retain(keep, stays.clone()))
+}
+
+fn raise(store: &mut Store, now: Micros, key: &Key, token: &Token, fence: Fence) -> Owned {
+    store.raise(now, &claim(key, token, TTL), fence)
 }
 
 /// From 1 s on, with a restart delay of 3 s.
@@ -23,7 +48,7 @@ fn vote(key: &Key, token: &Token, proposal: u64) -> AcquireRequest {
 fn who_was_started_lately_neither_votes_nor_is_healed() {
     let (_, key, one, _) = scene();
     let mut store = Store::started(1_000_000);
-    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let lease = claim(&key, &one, TTL);
     let (delay, fence) = (TTL * 30, Fence::try_from(9_000_000_u64).unwrap());
     let Vote { acquired, sign, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
     assert!(matches!(acquired, Acquired::Recovering(left) if left == Duration::from_secs(2)), "{acquired:?}");
@@ -32,7 +57,7 @@ fn who_was_started_lately_neither_votes_nor_is_healed() {
     assert_eq!(store.holder(3_999_999, &key), None);
     assert_eq!(store.repair(4_000_000, &lease, fence, delay), Repaired::Done);
     assert_eq!(store.floor(4_000_000, &key), Some(fence));
-    assert_eq!(store.raise(4_000_000, &key, &one, fence::ZERO), Ok(()));
+    assert_eq!(raise(&mut store, 4_000_000, &key, &one, fence::ZERO), Ok(()));
     assert_eq!(store.floor(4_000_000, &key), Some(fence), "a floor is never lowered");
 }
 
@@ -40,9 +65,9 @@ fn who_was_started_lately_neither_votes_nor_is_healed() {
 fn what_somebody_else_has_is_neither_raised_nor_healed() {
     let (mut store, key, one, two) = scene();
     granted(&store.acquire(1_000, &request(&key, &two, TTL)).acquired);
-    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let lease = claim(&key, &one, TTL);
     let fence = Fence::try_from(9_000_000_u64).unwrap();
-    assert_eq!(store.raise(1_000, &key, &one, fence), Err(Denial::Taken));
+    assert_eq!(raise(&mut store, 1_000, &key, &one, fence), Err(Denial::Taken));
     assert_eq!(store.repair(1_000, &lease, fence, Duration::ZERO), Repaired::Taken);
     assert!(store.floor(1_000, &key) < Some(fence));
 }
@@ -52,9 +77,9 @@ fn a_proposal_is_drawn_if_it_is_large_enough() {
     let (mut store, key, one, two) = scene();
     let now = 10_000_000;
     assert_eq!(u64::from(granted(&store.acquire(now, &vote(&key, &one, now + 50)).acquired)), now + 50);
-    store.release(now, &key, &one, &|_| true).0.unwrap();
+    release(&mut store, now, &key, &one).unwrap();
     assert_eq!(u64::from(granted(&store.acquire(now, &vote(&key, &two, now + 50)).acquired)), now + 51);
-    store.release(now, &key, &two, &|_| true).0.unwrap();
+    release(&mut store, now, &key, &two).unwrap();
     assert_eq!(u64::from(granted(&store.acquire(now + 60, &vote(&key, &one, 7)).acquired)), now + 60);
 }
 
@@ -68,8 +93,8 @@ fn a_lock_excludes_until_it_expires() {
     granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
     assert!(matches!(store.acquire(100_999, &request(&key, &two, TTL)).acquired, Acquired::Busy { .. }));
     granted(&store.acquire(101_000, &request(&key, &two, TTL)).acquired);
-    assert_eq!(store.release(101_000, &key, &one, &|_| true).0, Err(Denial::Taken));
-    assert_eq!(store.renew(201_000, &Renewal { key, token: two, ttl: TTL }), Err(Denial::Gone));
+    assert_eq!(release(&mut store, 101_000, &key, &one), Err(Denial::Taken));
+    assert_eq!(store.renew(201_000, &claim(&key, &two, TTL)), Err(Denial::Gone));
 }
 
 #[test]
@@ -81,7 +106,7 @@ fn fences_grow_when_the_clock_stands_still_or_goes_back() {
         first,
         "a replay issues nothing"
     );
-    store.release(5_000_001, &key, &one, &|_| true).0.unwrap();
+    release(&mut store, 5_000_001, &key, &one).unwrap();
     let second = granted(&store.acquire(1_000, &request(&key, &two, TTL)).acquired);
     assert!(second > first, "{second} after {first}");
 }
@@ -116,14 +141,13 @@ fn a_replayed_acquire_never_shortens() {
 }
 
 fn poll(key: &Key, token: &Token) -> Poll {
-    let (ttl, window) = (TTL, Duration::from_secs(60));
-    let restart_delay = Duration::ZERO;
-    Poll { key: key.clone(), token: token.clone(), ttl, ticket: None, grant: TTL, window, enter: true, restart_delay }
+    let (window, restart_delay) = (Duration::from_secs(60), Duration::ZERO);
+    Poll { claim: claim(key, token, TTL), ticket: None, grant: TTL, window, enter: true, restart_delay }
 }
 
 /// The knock of a waiter that is the only one of its process, and polls.
 fn send(store: &mut Store, now: Micros, poll: &Poll) -> Polled {
-    store.poll(now, poll, Process { name: poll.token.as_str(), hears: false }, &|_| true).0
+    store.poll(now, poll, Process { name: poll.claim.token.as_str(), hears: false }, &|_| true).0
 }
 
 #[test]
@@ -140,12 +164,12 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
     assert_eq!(recovers(&mut store, 2_500_000, &look), (Some(Duration::from_secs(2)), false, 0));
     assert_eq!(recovers(&mut store, 2_500_000, &delayed(&one)), (Some(Duration::from_secs(2)), true, 0));
     assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (Some(Duration::from_secs(1)), true, 1));
-    assert_eq!(store.leave(3_999_999, &key, &holder, holder.as_str(), &|_| true).0, Err(Denial::Gone));
+    assert_eq!(leave(&mut store, 3_999_999, &key, &holder), Err(Denial::Gone));
     assert_eq!(store.holder(3_999_999, &key), None);
     // It found a lock on its disk that was released before: the release may come again.
     let partings: [fn(&mut Store, &Key, &Token) -> bool; 3] = [
-        |store, key, token| store.release(3_999_999, key, token, &|_| true).0.is_ok(),
-        |store, key, token| store.leave(3_999_999, key, token, token.as_str(), &|_| true).0.is_ok(),
+        |store, key, token| release(store, 3_999_999, key, token).is_ok(),
+        |store, key, token| leave(store, 3_999_999, key, token).is_ok(),
         |store, key, _| store.force_release(3_999_999, key, &|_| true).unwrap().0,
     ];
     for parts in partings {
@@ -155,7 +179,7 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
         assert_eq!(store.holder(3_999_999, &key), None, "what may be somebody else's is passed on to nobody");
     }
     assert!(matches!(send(&mut store, 4_000_000, &delayed(&one)), Polled::Granted(_)));
-    store.release(4_000_000, &key, &one, &|_| true).0.unwrap();
+    release(&mut store, 4_000_000, &key, &one).unwrap();
     assert_eq!(store.holder(4_000_000, &key).unwrap().token, Some(two));
 }
 
@@ -182,7 +206,7 @@ fn what_is_held_or_waited_for_is_not_swept_away() {
     send(&mut store, 0, &poll(&key, &two));
     crowd(&mut store, 1);
     assert_eq!(store.queue(1, &key, 9).0, 1);
-    assert_eq!(store.renew(1, &Renewal { key: key.clone(), token: one.clone(), ttl: TTL }), Ok(()));
+    assert_eq!(store.renew(1, &claim(&key, &one, TTL)), Ok(()));
     crowd(&mut store, 2 * FLOOR_LIVES);
     assert!(store.queues.is_empty() && !store.fences.contains_key(&key) && !store.locks.contains_key(&key));
 }
@@ -202,13 +226,13 @@ fn a_guarded_value_is_written_in_the_order_of_fences() {
 fn a_guarded_value_is_somebody_elses_to_every_lock() {
     let (mut store, key, one, _) = scene();
     store.guarded_set(0, &key, &[1], fence::ZERO).unwrap();
-    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let lease = claim(&key, &one, TTL);
     assert!(matches!(store.acquire(0, &request(&key, &one, TTL)).acquired, Acquired::Busy { .. }));
     assert!(matches!(send(&mut store, 0, &poll(&key, &one)), Polled::Waits { .. }));
     assert_eq!(store.renew(0, &lease), Err(Denial::Taken));
-    assert_eq!(store.release(0, &key, &one, &|_| true).0, Err(Denial::Taken));
-    assert_eq!(store.leave(0, &key, &one, one.as_str(), &|_| true).0, Err(Denial::Taken));
-    assert_eq!(store.keep(0, &key, &one, TTL, &Token::draw("kept")), Err(Denial::Taken));
+    assert_eq!(release(&mut store, 0, &key, &one), Err(Denial::Taken));
+    assert_eq!(leave(&mut store, 0, &key, &one), Err(Denial::Taken));
+    assert_eq!(retain(&mut store, 0, &key, &one, TTL, &Token::draw("kept")), Err(Denial::Taken));
     assert!(store.force_release(0, &key, &|_| true).is_err());
     assert_eq!(store.holder(0, &key), Some(Holder::default()));
 }
@@ -218,11 +242,11 @@ fn what_is_kept_stays_for_its_time_however_often_that_is_said() {
     let (mut store, key, one, two) = scene();
     let stays = Token::draw("kept");
     granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
-    assert_eq!(store.keep(0, &key, &two, TTL, &stays), Err(Denial::Taken));
-    assert_eq!(store.keep(0, &key, &one, TTL * 2, &stays), Ok(()));
-    assert_eq!(store.keep(50_000, &key, &one, TTL * 2, &stays), Ok(()), "a replay");
+    assert_eq!(retain(&mut store, 0, &key, &two, TTL, &stays), Err(Denial::Taken));
+    assert_eq!(retain(&mut store, 0, &key, &one, TTL * 2, &stays), Ok(()));
+    assert_eq!(retain(&mut store, 50_000, &key, &one, TTL * 2, &stays), Ok(()), "a replay");
     assert!(store.holder(199_999, &key).is_some() && store.holder(200_000, &key).is_none());
-    assert_eq!(store.keep(200_000, &key, &one, TTL, &stays), Err(Denial::Gone));
+    assert_eq!(retain(&mut store, 200_000, &key, &one, TTL, &stays), Err(Denial::Gone));
 }
 
 #[test]
@@ -237,7 +261,7 @@ fn a_confirmed_grant_has_the_full_ttl() {
 #[test]
 fn a_renewal_and_a_heal_give_the_full_ttl_from_now() {
     let (mut store, key, one, _) = scene();
-    let lease = Renewal { key: key.clone(), token: one.clone(), ttl: TTL };
+    let lease = claim(&key, &one, TTL);
     let lives_until = |store: &mut Store, end: Micros| {
         assert!(store.holder(end - 1, &key).is_some() && store.holder(end, &key).is_none());
     };
@@ -255,12 +279,12 @@ fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
     granted(&store.acquire(now, &request(&key, &one, TTL)).acquired);
     for (fence, from) in [(now + 9, now + 9), (now + 20, now + 20)] {
         let fence = Fence::try_from(fence).unwrap();
-        assert_eq!(store.raise(now, &key, &one, fence), Ok(()));
+        assert_eq!(raise(&mut store, now, &key, &one, fence), Ok(()));
         assert_eq!(store.floor(from + FLOOR_LIVES - 1, &key), Some(fence));
     }
     assert_eq!(store.floor(now + 20 + FLOOR_LIVES, &key), None);
     let old = Fence::try_from(5_u64).unwrap();
-    assert_eq!(store.raise(now, &key, &one, old), Ok(()));
+    assert_eq!(raise(&mut store, now, &key, &one, old), Ok(()));
     assert_eq!(store.floor(now + FLOOR_LIVES - 1, &key), Some(old));
     assert_eq!(store.floor(now + FLOOR_LIVES, &key), None);
 }

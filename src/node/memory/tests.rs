@@ -1,5 +1,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use leasehold_protocol::message::{AcquireRequest, Claim, ReleaseMode};
+
 use super::*;
 use crate::random;
 
@@ -49,14 +51,19 @@ fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
     }
     let counts = || both.each_ref().map(|told| told.0.load(Ordering::Relaxed));
     let (key, token, stays) = (Key::new("", "job").unwrap(), random::token("one"), random::token("one"));
-    let request = AcquireRequest { key: key.clone(), token: token.clone(), ttl: limit, voting: None };
-    drop(memory.acquire(Route::Home, &request, limit));
+    let claim = Claim { key, token, ttl: limit };
+    let send = |request| drop(memory.send(Route::Home, request, limit));
+    let release = |claim: &Claim| send(Request::Release { claim: claim.clone(), mode: ReleaseMode::Delete });
+    send(Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None }));
     assert_eq!(counts(), [0, 0]);
-    drop(memory.keep(Route::Home, &key, &token, limit, &stays, limit));
+    send(Request::Release { claim: claim.clone(), mode: ReleaseMode::Retain(limit, stays.clone()) });
     assert_eq!(counts(), [1, 1], "it expires at another time than they knew");
-    drop(memory.release(Route::Home, &key, &stays, limit));
+    release(&claim);
+    assert_eq!(counts(), [1, 1], "it is not this token's any more");
+    let claim = Claim { token: stays, ..claim };
+    release(&claim);
     assert_eq!(counts(), [2, 2]);
-    drop(memory.release(Route::Home, &key, &stays, limit));
+    release(&claim);
     assert_eq!(counts(), [2, 2], "nothing was there");
 }
 

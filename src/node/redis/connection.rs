@@ -183,8 +183,8 @@ impl Connection {
             }
             let (track, mut by_hash) = (track(), !link.is_first(script));
             let outcome = loop {
-                let request = link.request(script, by_hash, keys, &arguments);
-                match link.send(request, left, track).await {
+                let call = link.call(script, by_hash, keys, &arguments);
+                match link.send(call, left, track).await {
                     Err(error) if by_hash && unknown_script(&error) => {
                         (by_hash, overtaken) = (false, true);
                         left = until.since(inner.now()).max(SHORTEST_LIMIT);

@@ -33,7 +33,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use super::{
     failure::{classify, is_refusal, not_extended},
     link,
-    reply::{flag, guarded, guarding, holder, line, looked, page, polled, released, renewed, repaired, sign, vote},
+    reply::{flag, guarded, guarding, holder, looked, page, polled, released, renewed, repaired, sign, vote, waiters},
     url::Target,
 };
 
@@ -183,8 +183,8 @@ fn read_everywhere(reply: &Value) {
         Some(Polled::Granted(fence)) => reckon_with(&Acquired::Granted(fence)),
         None => {}
     }
-    if let Some(line) = line(reply) {
-        assert!(line.len() <= parts(reply) / 2, "{reply:?}");
+    if let Some(waiters) = waiters(reply) {
+        assert!(waiters.len() <= parts(reply) / 2, "{reply:?}");
     }
     if let Some((_cursor, locks)) = page(reply) {
         assert!(locks.len() < parts(reply), "{reply:?}");

@@ -92,8 +92,8 @@ pub(super) struct Link {
 }
 
 /// What a link is to send.
-pub(super) struct Request {
-    command: &'static str,
+pub(super) struct Command {
+    name: &'static str,
     arguments: Vec<Value>,
 }
 
@@ -161,14 +161,14 @@ impl Link {
     }
 
     /// A script, by its hash or its text, with what it is given.
-    pub(super) fn request(
+    pub(super) fn call(
         &self,
         script: &'static Script,
         by_hash: bool,
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>),
-    ) -> Request {
-        let (command, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", *script.source) };
+    ) -> Command {
+        let (name, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", *script.source) };
         let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
         all.push(Value::Null);
         all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
@@ -177,22 +177,22 @@ impl Link {
         if let Some(first) = all.first_mut() {
             *first = weighed.into();
         }
-        Request { command, arguments: all }
+        Command { name, arguments: all }
     }
 
     /// Sends it. With `track` the server is asked to notify us when a key changes that the script reads; the answer says
     /// whether it will.
     pub(super) async fn send(
         &self,
-        request: Request,
+        command: Command,
         limit: Duration,
         track: bool,
     ) -> Result<(Value, bool), FredError> {
-        let (client, Request { command, arguments }) = (once(&self.client, limit), request);
+        let (client, Command { name, arguments }) = (once(&self.client, limit), command);
         if track {
-            send_tracked(&client, command, arguments).await
+            send_tracked(&client, name, arguments).await
         } else {
-            client.custom(custom(command), arguments).await.map(|value| (value, false))
+            client.custom(custom(name), arguments).await.map(|value| (value, false))
         }
     }
 

@@ -9,26 +9,12 @@ use std::{
     time::Duration,
 };
 
-use fred::types::Value;
-use leasehold_protocol::{
-    failure::Failure,
-    fence::Fence,
-    holder::Holder,
-    key::Key,
-    message::{AcquireRequest, Guarding, Owned, Poll, Polled, Renewal, Repaired, Route, ServerIdentity, Vote},
-    token::Token,
-};
+use leasehold_protocol::message::{Reply, Request, Route};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
-use self::{
-    connection::{Connection, Way},
-    opening::Side,
-    push::Push,
-    script::Script,
-    witness::Witness,
-};
-use super::{Answer, Line, Node, NodeListener, Page};
+use self::{connection::Connection, opening::Side, push::Push, witness::Witness};
+use super::{Answer, Node, NodeListener};
 use crate::{
     capabilities::Capabilities,
     clock::Clock,
@@ -44,6 +30,7 @@ mod link;
 mod opening;
 mod push;
 mod reply;
+mod request;
 mod script;
 mod tls;
 mod url;
@@ -103,28 +90,6 @@ impl Redis {
             _ => self.keeper.clone(),
         }
     }
-
-    /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
-    fn run<T: Send + 'static>(
-        &self,
-        route: Route,
-        script: &'static Script,
-        keys: usize,
-        arguments: impl Fn(&mut Vec<Value>) + Send + 'static,
-        limit: Duration,
-        read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
-    ) -> Answer<T> {
-        let connection = self.connection(route);
-        let push = (route == Route::Tracked).then(|| self.push.clone());
-        let answer: Answer<T> = Box::pin(async move {
-            let track = || push.as_ref().is_some_and(|push| push.is_on());
-            let (value, way) = connection.run(script, keys, arguments, limit, track).await?;
-            let unreadable =
-                || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
-            read(&value, way).ok_or_else(unreadable)
-        });
-        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
-    }
 }
 
 fn no_thread(error: &io::Error) -> Error {
@@ -179,67 +144,6 @@ impl Node for Redis {
         &self.address
     }
 
-    fn acquire(&self, route: Route, request: &AcquireRequest, limit: Duration) -> Answer<Vote> {
-        let (request, witness) = (request.clone(), self.witness.clone());
-        let votes = request.voting.is_some();
-        let arguments = move |all: &mut Vec<Value>| {
-            let AcquireRequest { key, token, ttl, voting } = &request;
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
-            if let Some(voting) = voting {
-                let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
-                all.extend([seconds(voting.restart_delay), proposal.into()]);
-                if !voting.restart_delay.is_zero() {
-                    witness.testify(all);
-                }
-            }
-        };
-        let witness = self.witness.clone();
-        self.run(route, &script::ACQUIRE, 2, arguments, limit, move |reply, Way { tracked, overtaken }| {
-            let vote = reply::vote(reply, tracked, votes)?;
-            if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
-                witness.heard(run_id);
-            }
-            Some(Vote { overtaken, ..vote })
-        })
-    }
-
-    fn raise(&self, route: Route, key: &Key, token: &Token, fence: Fence, limit: Duration) -> Answer<Owned> {
-        let (key, token) = (key.clone(), token.clone());
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), fence.to_string().into()]);
-        };
-        self.run(route, &script::RAISE, 2, arguments, limit, |reply, _| reply::released(reply))
-    }
-
-    fn repair(&self, lease: &Renewal, fence: Fence, restart_delay: Duration, limit: Duration) -> Answer<Repaired> {
-        let Renewal { key, token, ttl } = lease.clone();
-        let witness = self.witness.clone();
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(ttl)]);
-            all.extend([fence.to_string().into(), seconds(restart_delay)]);
-            if !restart_delay.is_zero() {
-                witness.testify(all);
-            }
-        };
-        let witness = self.witness.clone();
-        self.run(Route::Keeper, &script::REPAIR, 2, arguments, limit, move |reply, _| {
-            witness.read(reply);
-            reply::repaired(reply)
-        })
-    }
-
-    fn probe(&self, limit: Duration) -> Answer<ServerIdentity> {
-        let (keeper, witness) = (self.keeper.clone(), self.witness.clone());
-        let answer: Answer<ServerIdentity> = Box::pin(async move {
-            let sign = reply::sign(&keeper.info(limit).await?);
-            if let Some(run_id) = &sign.run_id {
-                witness.heard(run_id);
-            }
-            Ok(sign)
-        });
-        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
-    }
-
     fn listen(&self, listener: Weak<dyn NodeListener>) {
         self.push.listen(listener);
     }
@@ -248,122 +152,8 @@ impl Node for Redis {
         self.push.tracking_capacity()
     }
 
-    fn renew(&self, route: Route, batch: &[Renewal], limit: Duration) -> Answer<Vec<Result<Owned, Failure>>> {
-        let (batch, watch) = (batch.to_vec(), route == Route::Tracked);
-        let keys = batch.len();
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend(batch.iter().map(|renewal| renewal.key.lock().into()));
-            all.extend(batch.iter().flat_map(|renewal| [renewal.token.as_str().into(), millis(renewal.ttl)]));
-            if watch {
-                all.push("watch".into());
-            }
-        };
-        self.run(route, &script::RENEW, keys, arguments, limit, |reply, _| reply::renewed(reply))
-    }
-
-    fn release(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
-        let (key, token, witness) = (key.clone(), token.clone(), self.witness.clone());
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend(line_keys(&key));
-            all.push(token.as_str().into());
-            witness.testify_to_queues(all);
-        };
-        self.run(route, &script::RELEASE, 4, arguments, limit, |reply, _| reply::released(reply))
-    }
-
-    fn keep(
-        &self,
-        route: Route,
-        key: &Key,
-        token: &Token,
-        keep: Duration,
-        stays: &Token,
-        limit: Duration,
-    ) -> Answer<Owned> {
-        let (key, token, stays) = (key.clone(), token.clone(), stays.clone());
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend([key.lock().into(), token.as_str().into(), millis(keep), stays.as_str().into()]);
-        };
-        self.run(route, &script::KEEP, 1, arguments, limit, |reply, _| reply::released(reply))
-    }
-
-    fn poll(&self, route: Route, poll: &Poll, limit: Duration) -> Answer<Polled> {
-        let (poll, witness) = (poll.clone(), self.witness.clone());
-        let called = self.push.channel().is_some();
-        // The process has the name whether or not it hears there.
-        let channel = format!("{}{}", if called { "" } else { "~" }, self.push.name());
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend(line_keys(&poll.key));
-            all.extend([poll.token.as_str().into(), millis(poll.ttl)]);
-            all.push(poll.ticket.unwrap_or_default().to_string().into());
-            all.extend([millis(poll.grant), millis(poll.window)]);
-            all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
-            all.push(seconds(poll.restart_delay));
-            if !poll.restart_delay.is_zero() {
-                witness.testify_and_queue(all);
-            }
-        };
-        let witness = self.witness.clone();
-        let read = move |reply: &Value, way: Way| {
-            witness.read(reply);
-            reply::polled(reply, way.tracked, called)
-        };
-        self.run(route, &script::POLL, 4, arguments, limit, read)
-    }
-
-    fn leave(&self, route: Route, key: &Key, token: &Token, limit: Duration) -> Answer<Owned> {
-        let (key, token, witness) = (key.clone(), token.clone(), self.witness.clone());
-        // Where it was called on, or would have been: by now it may not be listening.
-        let channel = self.push.name().to_owned();
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend(line_keys(&key));
-            all.extend([token.as_str().into(), channel.as_str().into()]);
-            witness.testify_to_queues(all);
-        };
-        self.run(route, &script::LEAVE, 4, arguments, limit, |reply, _| reply::released(reply))
-    }
-
-    fn line(&self, key: &Key, most: usize, limit: Duration) -> Answer<Line> {
-        let key = key.clone();
-        let arguments = move |all: &mut Vec<Value>| {
-            all.push(key.queue().into());
-            all.push(i64::try_from(most).unwrap_or(i64::MAX).into());
-        };
-        self.run(self.route(), &script::QUEUE, 1, arguments, limit, |reply, _| reply::line(reply))
-    }
-
-    fn holder(&self, key: &Key, limit: Duration) -> Answer<Option<Holder>> {
-        let key = key.clone();
-        let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.fence().into()]);
-        self.run(self.route(), &script::HOLDER, 2, arguments, limit, |reply, _| reply::holder(reply))
-    }
-
-    fn held(&self, pattern: &str, cursor: u64, limit: Duration) -> Answer<Page> {
-        let pattern = pattern.to_owned();
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend([cursor.to_string().into(), pattern.as_str().into(), KEYS_OF_A_PAGE.into()]);
-        };
-        self.run(self.route(), &script::HELD, 0, arguments, limit, |reply, _| reply::page(reply))
-    }
-
-    fn force_release(&self, key: &Key, limit: Duration) -> Answer<bool> {
-        let key = key.clone();
-        let arguments = move |all: &mut Vec<Value>| all.extend(line_keys(&key));
-        self.run(self.route(), &script::FORCE_RELEASE, 4, arguments, limit, |reply, _| reply::flag(reply))
-    }
-
-    fn guarded_set(&self, key: &Key, value: &[u8], fence: Fence, limit: Duration) -> Answer<Guarding> {
-        let (key, value) = (key.clone(), value.to_owned());
-        let arguments = move |all: &mut Vec<Value>| {
-            all.extend([key.lock().into(), (&*value).into(), fence.to_string().into()]);
-        };
-        self.run(self.route(), &script::GUARDED_SET, 1, arguments, limit, |reply, _| reply::guarding(reply))
-    }
-
-    fn guarded_get(&self, key: &Key, limit: Duration) -> Answer<Option<(Vec<u8>, Fence)>> {
-        let key = key.clone();
-        let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-        self.run(self.route(), &script::GUARDED_GET, 1, arguments, limit, |reply, _| reply::guarded(reply))
+    fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
+        self.ask((route, limit), request)
     }
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
@@ -397,22 +187,4 @@ impl Node for Redis {
         });
         Box::pin(self.host.keep_time(close, || ()))
     }
-}
-
-/// How many keys the server looks at for one page of what is held, in well under a millisecond.
-const KEYS_OF_A_PAGE: i64 = 500;
-
-/// The keys of every script that may pass a lock on.
-fn line_keys(key: &Key) -> [Value; 4] {
-    [key.lock().into(), key.fence().into(), key.queue().into(), key.wait().into()]
-}
-
-/// Rounded up, as a restart delay must be.
-fn seconds(span: Duration) -> Value {
-    i64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(i64::MAX).into()
-}
-
-fn millis(span: Duration) -> Value {
-    // Rounded up: a key must not end before the lease that counts on it.
-    i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX).into()
 }

@@ -7,12 +7,11 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     holder::{self, Holder},
-    message::{Acquired, Denial, Guarding, Owned, Polled, Repaired, ServerIdentity, Vote},
+    message::{Acquired, Denial, Guarding, Owned, Page, Polled, Repaired, ServerIdentity, Vote, Waiters},
     token::Token,
 };
 
 use super::failure::not_extended;
-use crate::node::{Line, Page};
 
 /// With `votes`, the server's time and run id follow.
 pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
@@ -89,11 +88,11 @@ pub(super) fn run_id(reply: &Value) -> Option<String> {
     }
 }
 
-pub(super) fn line(reply: &Value) -> Option<Line> {
-    let [now, _length, line @ ..] = array(reply) else { return None };
+pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
+    let [now, _length, queue @ ..] = array(reply) else { return None };
     let now = now.as_u64()?;
-    let mut waiting = Line::new();
-    for pair in line.chunks(2) {
+    let mut waiting = Waiters::new();
+    for pair in queue.chunks(2) {
         let [token, ticket] = pair else { return None };
         let waited = Duration::from_micros(now.saturating_sub(ticket.as_u64()?));
         // Who writes something else there is none of us.

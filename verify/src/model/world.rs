@@ -5,8 +5,8 @@ use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
     holder,
-    message::{AcquireRequest, Acquired, Renewal, Repaired, Voting},
-    store::Store,
+    message::{AcquireRequest, Acquired, Claim, ReleaseMode, Repaired, Reply, Request, Vote, Voting, only},
+    store::{Process, Store},
     time::{Micros, Time},
 };
 
@@ -112,9 +112,8 @@ impl Run<'_> {
     pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>) -> Said {
         let Message { owner, node, kind, .. } = *message;
         let now = self.state.time_at(self.setup, node);
-        let (key, token) = (&self.setup.key, self.setup.token(owner).clone());
-        let lease = Renewal { key: key.clone(), token: token.clone(), ttl: TTL };
-        let delay = self.setup.restart_delay;
+        let claim = |owner| Claim { key: self.setup.key.clone(), token: self.setup.token(owner).clone(), ttl: TTL };
+        let restart_delay = self.setup.restart_delay;
         let mut sessions = self.state.clients[usize::from(owner.0)].sessions.iter();
         let session = sessions.find(|session| session.number == owner.1);
         let is_awaited = session.is_some_and(|session| session.requests.iter().any(|request| message.answers(request)));
@@ -125,21 +124,32 @@ impl Run<'_> {
         let reply = match kind {
             Kind::Acquire => {
                 let proposal = (fence != fence::ZERO).then_some(fence);
-                let voting =
-                    (!delay.is_zero() || proposal.is_some()).then_some(Voting { restart_delay: delay, proposal });
-                let request = AcquireRequest { key: key.clone(), token, ttl: TTL, voting };
+                let votes = !restart_delay.is_zero() || proposal.is_some();
+                let voting = votes.then_some(Voting { restart_delay, proposal });
+                let request = AcquireRequest { claim: claim(owner), voting };
+                let vote: Vote = ask(&mut server.store, now, &Request::Acquire(request));
                 // On this network anything may overtake anything.
-                Said::Vote { acquired: server.store.acquire(now, &request).acquired, overtaken: true }
+                Said::Vote { acquired: vote.acquired, overtaken: true }
             }
-            Kind::Raise => Said::Owned(server.store.raise(now, key, &token, fence)),
-            Kind::Renew => Said::Owned(server.store.renew(now, &lease)),
-            Kind::Repair => Said::Repaired(server.store.repair(now, &lease, fence, delay)),
+            Kind::Raise => {
+                let request = Request::Raise { claim: claim(owner), fence };
+                Said::Owned(ask(&mut server.store, now, &request))
+            }
+            Kind::Renew => {
+                let renewed = ask(&mut server.store, now, &Request::Renew([claim(owner)].into()));
+                Said::Owned(only(renewed).unwrap())
+            }
+            Kind::Repair => {
+                let request = Request::Repair { claim: claim(owner), fence, restart_delay };
+                Said::Repaired(ask(&mut server.store, now, &request))
+            }
             Kind::Release | Kind::Undo => {
                 let whose = self.setup.released_as(owner, before);
                 if !server.released.contains(&owner) {
                     server.released.push(owner);
                 }
-                Said::Owned(server.store.release(now, key, self.setup.token(whose), &|_| false).0)
+                let request = Request::Release { claim: claim(whose), mode: ReleaseMode::Delete };
+                Said::Owned(ask(&mut server.store, now, &request))
             }
         };
         self.look_at(node);
@@ -214,6 +224,12 @@ impl Run<'_> {
             |server: &&super::state::Server| server.key.is_some_and(|(there, _)| there == owner) && !server.is_belated;
         self.state.servers.iter().filter(has).count()
     }
+}
+
+/// What a node answers that nobody listens to.
+fn ask<T: TryFrom<Reply, Error = Failure>>(store: &mut Store, now: Micros, request: &Request) -> T {
+    let applied = store.apply(now, request, Process { name: "", hears: false }, &|_| false);
+    applied.reply.and_then(T::try_from).unwrap()
 }
 
 /// Until when a node gives no vote, if an answer tells.

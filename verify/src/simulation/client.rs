@@ -11,7 +11,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
     fence_proposal::FenceProposal,
-    message::{AcquireRequest, Acquired, ReleaseMode, Renewal, Repaired, Route, Vote, Voting},
+    message::{AcquireRequest, Acquired, ReleaseMode, Repaired, Reply, Request, Route, Vote, Voting, only},
     renewal::LeaseConfig,
     tally::Nodes,
     time::Time,
@@ -23,7 +23,7 @@ use super::{
     Bug,
     chance::{Real, Skewed, nanos},
     session::{About, Alarm, OnNode, Sent, Session},
-    world::{Event, Reply, Request, World},
+    world::{Event, World},
 };
 
 /// A lease that acts on a timer of its own early, as the library has it do.
@@ -200,7 +200,7 @@ impl Client {
             _ => self.fence_proposal.at(session.acquisition.sent()),
         };
         let voting = Some(Voting { restart_delay, proposal });
-        AcquireRequest { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl, voting }
+        AcquireRequest { claim: world.claim(&session.token, session.ttl), voting }
     }
 
     /// A bug's: whoever is silent is asked again.
@@ -219,7 +219,7 @@ impl Client {
     /// A request about a token is answered.
     fn heard(&mut self, world: &mut World, session: &mut Session, sent: &Sent, ask: Ask, said: Result<Reply, Failure>) {
         let (now, node, mut at) = (self.now(world), sent.node, sent.at);
-        let said = said.map(|reply| self.read(world, node, now, reply));
+        let said = said.and_then(|reply| self.read(world, node, now, reply));
         world.history.counts.renewed += usize::from(ask == Ask::Renew && matches!(said, Ok(Said::Owned(Ok(())))));
         let is_late_grant = ask == Ask::Acquire && session.acquisition.is_over() && session.held.is_none();
         match world.bug {
@@ -232,11 +232,11 @@ impl Client {
     }
 
     /// What an answer says of the token; what it says of its node is noted.
-    fn read(&mut self, world: &mut World, node: usize, now: Time, reply: Reply) -> Said {
+    fn read(&mut self, world: &mut World, node: usize, now: Time, reply: Reply) -> Result<Said, Failure> {
         let counts = &mut world.history.counts;
         match reply {
-            Reply::Vote(Vote { acquired, sign: identity, .. }) => {
-                if let Some(time) = identity.and_then(|identity| identity.time) {
+            Reply::Vote(Vote { acquired, sign, .. }) => {
+                if let Some(time) = sign.and_then(|sign| sign.time) {
                     self.fence_proposal.note_time(time, now);
                 }
                 self.recovers_until[node] = match &acquired {
@@ -245,17 +245,18 @@ impl Client {
                 };
                 counts.recovering += usize::from(matches!(acquired, Acquired::Recovering(_)));
                 // On this network anything may overtake anything.
-                Said::Vote { acquired, overtaken: true }
+                Ok(Said::Vote { acquired, overtaken: true })
             }
-            Reply::Owned(owned) => Said::Owned(owned),
             Reply::Repaired(repaired) => {
                 counts.repaired += usize::from(repaired == Repaired::Done);
                 if let Repaired::Recovering(left) = repaired {
                     counts.recovering += 1;
                     self.recovers_until[node] = now + left;
                 }
-                Said::Repaired(repaired)
+                Ok(Said::Repaired(repaired))
             }
+            Reply::Owned(owned) => Ok(Said::Owned(owned)),
+            renewed => only(renewed.try_into()?).map(Said::Owned),
         }
     }
 
@@ -263,21 +264,21 @@ impl Client {
         let Actions { raise, renew, repair, release, release_again, undo, news, .. } = actions;
         let now = self.now(world);
         let remaining = session.acquisition.valid_until().since(now);
-        let lease = Renewal { key: world.key.clone(), token: session.token.clone(), ttl: session.ttl };
+        let claim = world.claim(&session.token, session.ttl);
         if let Some((fence, on)) = raise {
             world.history.counts.raised += 1;
             self.raise(world, session, fence, on);
         }
-        let (fence, delay) = (session.acquisition.fence().unwrap_or(fence::ZERO), world.repair_delay());
+        let (fence, restart_delay) = (session.acquisition.fence().unwrap_or(fence::ZERO), world.repair_delay());
         for node in repair.iter().filter(|_| !remaining.is_zero()) {
             if now >= self.recovers_until[node] {
-                let repair = Request::Repair(lease.clone(), fence, delay);
+                let repair = Request::Repair { claim: claim.clone(), fence, restart_delay };
                 let limit = remaining.min(world.command_timeout);
                 self.ask(world, session, (node, repair, About::Token(Ask::Repair)), limit);
             }
         }
         for node in Nodes::all(if renew { world.nodes() } else { 0 }).iter() {
-            let renew = Request::Renew(lease.clone());
+            let renew = Request::Renew([claim.clone()].into());
             self.ask(world, session, (node, renew, About::Token(Ask::Renew)), remaining);
         }
         let first = Ask::Release { only_sending: true, is_last: false };
@@ -303,7 +304,7 @@ impl Client {
                 let actions = session.acquisition.on_reply(sent.at, sent, Ok(Said::Owned(Ok(()))));
                 self.carry_out(world, session, actions);
             } else {
-                let raise = Request::Raise(session.token.clone(), fence);
+                let raise = Request::Raise { claim: world.claim(&session.token, session.ttl), fence };
                 self.ask(world, session, (node, raise, About::Token(Ask::Raise)), session.limit(world));
             }
         }

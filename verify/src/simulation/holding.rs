@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     loss::LossReason,
-    message::{ReleaseMode, Route},
+    message::{Owned, ReleaseMode, Reply, Request, Route},
     release_tally::End,
     renewal::Phase,
     time::Time,
@@ -19,7 +19,7 @@ use super::{
     chance::Real,
     client::Client,
     session::{About, Alarm, Session},
-    world::{Event, Reply, Request, World},
+    world::{Event, World},
 };
 /// A lease in the history.
 pub(super) struct Held {
@@ -130,7 +130,8 @@ impl Client {
     }
 
     pub(super) fn release(&mut self, world: &mut World, session: &mut Session, node: usize, ask: Ask) {
-        let release = Request::Release(session.token.clone());
+        let claim = world.claim(&session.token, session.ttl);
+        let release = Request::Release { claim, mode: ReleaseMode::Delete };
         self.ask(world, session, (node, release, About::Token(ask)), world.command_timeout / 2);
     }
 
@@ -143,7 +144,8 @@ impl Client {
     }
 
     pub(super) fn undo_on(&mut self, world: &mut World, session: &mut Session, node: usize, mut undoing: Undoing) {
-        let release = Request::Release(session.token.clone());
+        let claim = world.claim(&session.token, session.ttl);
+        let release = Request::Release { claim, mode: ReleaseMode::Delete };
         let (_route, limit) = undoing.ask(self.now(world), world.command_timeout);
         self.ask(world, session, (node, release, About::Undo(undoing)), limit);
     }
@@ -157,10 +159,7 @@ impl Client {
         said: Result<Reply, Failure>,
     ) {
         let now = self.now(world);
-        let answer = said.map(|reply| match reply {
-            Reply::Owned(owned) => owned,
-            other => panic!("an undo is answered with {other:?}"),
-        });
+        let answer = said.and_then(Owned::try_from);
         match undoing.answered(now, &answer) {
             Next::Over(Outcome::Undone { .. }) => {}
             Next::Over(Outcome::Refused | Outcome::Unanswered) => session.nodes[node].is_given_up = true,

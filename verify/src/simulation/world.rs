@@ -4,11 +4,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    fence::Fence,
     holder::{self, Holder},
     key::Key,
-    message::{AcquireRequest, Acquired, Owned, Renewal, Repaired, Vote},
-    store::Store,
+    message::{Acquired, Claim, ReleaseMode, Reply, Request, Vote},
+    store::{Process, Store},
     time::Micros,
     token::Token,
 };
@@ -84,22 +83,6 @@ pub(super) struct Message {
     pub(super) node: usize,
     pub(super) number: u64,
     pub(super) request: Request,
-}
-
-#[derive(Debug, Clone)]
-pub(super) enum Request {
-    Acquire(AcquireRequest),
-    Raise(Token, Fence),
-    Renew(Renewal),
-    Repair(Renewal, Fence, Duration),
-    Release(Token),
-}
-
-#[derive(Debug, Clone)]
-pub(super) enum Reply {
-    Vote(Vote),
-    Owned(Owned),
-    Repaired(Repaired),
 }
 
 impl World {
@@ -247,7 +230,7 @@ impl World {
         if self.owner(node) != before {
             self.servers[node].appeared = self.now;
         }
-        self.note(|| format!("node {node} has {} of client {client}: {}", request.name(), said.brief()));
+        self.note(|| format!("node {node} has {} of client {client}: {}", name(&request), brief(&said)));
         if self.passes(client, node) {
             self.answer(client, number, Ok(said.clone()));
         } else {
@@ -260,20 +243,18 @@ impl World {
 
     fn execute(&mut self, node: usize, request: &Request) -> Reply {
         let owner = self.owner(node);
-        let (now, key) = (self.time_at(node), &self.key);
+        let (now, key) = (self.time_at(node), self.key.clone());
         let store = &mut self.servers[node].store;
-        if let (Request::Repair(..), Bug::HealTakesAway, Some(owner)) = (request, self.bug, owner) {
-            let _gone = store.release(now, key, &owner, &|_| false);
+        if let (Request::Repair { .. }, Bug::HealTakesAway, Some(token)) = (request, self.bug, owner) {
+            let claim = Claim { key, token, ttl: Duration::ZERO };
+            let _gone = apply(store, now, &Request::Release { claim, mode: ReleaseMode::Delete });
         }
-        match request {
-            Request::Acquire(acquire) => Reply::Vote(store.acquire(now, acquire)),
-            Request::Raise(token, fence) => Reply::Owned(store.raise(now, key, token, *fence)),
-            Request::Renew(lease) => Reply::Owned(store.renew(now, lease)),
-            Request::Repair(lease, fence, restart_delay) => {
-                Reply::Repaired(store.repair(now, lease, *fence, *restart_delay))
-            }
-            Request::Release(token) => Reply::Owned(store.release(now, key, token, &|_| false).0),
-        }
+        apply(store, now, request)
+    }
+
+    /// The lock, as a token wants it.
+    pub(super) fn claim(&self, token: &Token, ttl: Duration) -> Claim {
+        Claim { key: self.key.clone(), token: token.clone(), ttl }
     }
 
     fn time_at(&self, node: usize) -> Micros {
@@ -304,25 +285,28 @@ impl World {
     }
 }
 
-impl Request {
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::Acquire(_) => "an acquire",
-            Self::Raise(..) => "a raise",
-            Self::Renew(_) => "a renewal",
-            Self::Repair(..) => "a repair",
-            Self::Release(_) => "a release",
-        }
+/// What a node answers that nobody listens to.
+fn apply(store: &mut Store, now: Micros, request: &Request) -> Reply {
+    store.apply(now, request, Process { name: "", hears: false }, &|_| false).reply.unwrap()
+}
+
+/// What is asked, for people.
+fn name(request: &Request) -> &'static str {
+    match request {
+        Request::Acquire(_) => "an acquire",
+        Request::Raise { .. } => "a raise",
+        Request::Renew(_) => "a renewal",
+        Request::Repair { .. } => "a repair",
+        Request::Release { .. } => "a release",
+        _ => "another request",
     }
 }
 
-impl Reply {
-    fn brief(&self) -> String {
-        match self {
-            Self::Vote(Vote { acquired: Acquired::Busy { holder, .. }, .. }) => format!("busy with {holder}"),
-            Self::Vote(Vote { acquired, .. }) => format!("{acquired:?}"),
-            Self::Owned(owned) => format!("{owned:?}"),
-            Self::Repaired(repaired) => format!("{repaired:?}"),
-        }
+/// What is answered, for people.
+fn brief(reply: &Reply) -> String {
+    match reply {
+        Reply::Vote(Vote { acquired: Acquired::Busy { holder, .. }, .. }) => format!("busy with {holder}"),
+        Reply::Vote(Vote { acquired, .. }) => format!("{acquired:?}"),
+        other => format!("{other:?}"),
     }
 }

@@ -104,7 +104,7 @@ impl World {
 
     /// Keeps a heal back for as long as it can do harm, and the client from its lease on another node.
     pub(super) fn is_held_up(&mut self, message: &Message) -> bool {
-        if !self.profile.is_sly || !matches!(message.request, Request::Repair(..)) {
+        if !self.profile.is_sly || !matches!(message.request, Request::Repair { .. }) {
             return false;
         }
         let (client, repaired) = (message.client, message.node);
@@ -125,7 +125,7 @@ impl World {
             return;
         }
         let repair = |message: &Message| match &message.request {
-            Request::Repair(lease, ..) if message.node == node => Some(lease.token.clone()),
+            Request::Repair { claim, .. } if message.node == node => Some(claim.token.clone()),
             _ => None,
         };
         let repaired: Vec<Token> = self.on_their_way(repair).map(|(_, token)| token).collect();
@@ -152,8 +152,9 @@ impl World {
 
     /// The heals of this node that are held up arrive now.
     fn let_through(&mut self, node: usize) {
-        let repair =
-            |message: &Message| (message.node == node && matches!(message.request, Request::Repair(..))).then_some(());
+        let repair = |message: &Message| {
+            (message.node == node && matches!(message.request, Request::Repair { .. })).then_some(())
+        };
         let held_up: Vec<_> = self.on_their_way(repair).collect();
         for (at, ()) in held_up {
             if let Some(repair) = self.events.remove(&at) {

@@ -1,0 +1,223 @@
+//! What each request is to a server: which script, with which keys and arguments, and how its reply is read.
+
+use std::time::Duration;
+
+use fred::types::Value;
+use leasehold_protocol::{
+    failure::Failure,
+    fence::Fence,
+    key::Key,
+    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote},
+};
+
+use super::{
+    Redis,
+    connection::Way,
+    reply,
+    script::{self, Script},
+};
+use crate::{error::keeper_ended, node::Answer};
+
+/// How many keys the server looks at for one page of what is held, in well under a millisecond.
+const KEYS_OF_A_PAGE: i64 = 500;
+
+/// On which route a request goes, and for how long its answer is awaited.
+type Via = (Route, Duration);
+
+impl Redis {
+    pub(super) fn ask(&self, via: Via, request: Request) -> Answer<Reply> {
+        match request {
+            Request::Acquire(request) => self.acquire(via, request),
+            Request::Raise { claim: Claim { key, token, .. }, fence } => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), number(fence)]);
+                };
+                self.run(via, &script::RAISE, 2, arguments, |reply, _| reply::released(reply))
+            }
+            Request::Repair { claim, fence, restart_delay } => self.repair(via, claim, fence, restart_delay),
+            Request::Renew(batch) => {
+                let (keys, watch) = (batch.len(), via.0 == Route::Tracked);
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend(batch.iter().map(|claim| claim.key.lock().into()));
+                    all.extend(batch.iter().flat_map(|claim| [claim.token.as_str().into(), millis(claim.ttl)]));
+                    if watch {
+                        all.push("watch".into());
+                    }
+                };
+                self.run(via, &script::RENEW, keys, arguments, |reply, _| reply::renewed(reply))
+            }
+            Request::Release { claim: Claim { key, token, .. }, mode } => match mode {
+                ReleaseMode::Delete => {
+                    let witness = self.witness.clone();
+                    let arguments = move |all: &mut Vec<Value>| {
+                        all.extend(queue_keys(&key));
+                        all.push(token.as_str().into());
+                        witness.testify_to_queues(all);
+                    };
+                    self.run(via, &script::RELEASE, 4, arguments, |reply, _| reply::released(reply))
+                }
+                ReleaseMode::Leave => {
+                    // Where it was notified, or would have been: by now it may not be listening.
+                    let (channel, witness) = (self.push.name().to_owned(), self.witness.clone());
+                    let arguments = move |all: &mut Vec<Value>| {
+                        all.extend(queue_keys(&key));
+                        all.extend([token.as_str().into(), channel.as_str().into()]);
+                        witness.testify_to_queues(all);
+                    };
+                    self.run(via, &script::LEAVE, 4, arguments, |reply, _| reply::released(reply))
+                }
+                ReleaseMode::Retain(keep, stays) => {
+                    let arguments = move |all: &mut Vec<Value>| {
+                        all.extend([key.lock().into(), token.as_str().into(), millis(keep), stays.as_str().into()]);
+                    };
+                    self.run(via, &script::KEEP, 1, arguments, |reply, _| reply::released(reply))
+                }
+            },
+            Request::Poll(poll) => self.poll(via, poll),
+            Request::Waiters { key, most } => {
+                let most = i64::try_from(most).unwrap_or(i64::MAX);
+                let arguments = move |all: &mut Vec<Value>| all.extend([key.queue().into(), most.into()]);
+                self.run(via, &script::QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
+            }
+            Request::Holder(key) => {
+                let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.fence().into()]);
+                self.run(via, &script::HOLDER, 2, arguments, |reply, _| reply::holder(reply))
+            }
+            Request::Held { pattern, cursor } => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend([cursor.to_string().into(), (&*pattern).into(), KEYS_OF_A_PAGE.into()]);
+                };
+                self.run(via, &script::HELD, 0, arguments, |reply, _| reply::page(reply))
+            }
+            Request::ForceRelease(key) => {
+                let arguments = move |all: &mut Vec<Value>| all.extend(queue_keys(&key));
+                self.run(via, &script::FORCE_RELEASE, 4, arguments, |reply, _| reply::flag(reply))
+            }
+            Request::GuardedSet { key, value, fence } => {
+                let arguments =
+                    move |all: &mut Vec<Value>| all.extend([key.lock().into(), (&*value).into(), number(fence)]);
+                self.run(via, &script::GUARDED_SET, 1, arguments, |reply, _| reply::guarding(reply))
+            }
+            Request::GuardedGet(key) => {
+                let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
+                self.run(via, &script::GUARDED_GET, 1, arguments, |reply, _| reply::guarded(reply))
+            }
+            Request::Probe => self.probe(via),
+        }
+    }
+
+    fn acquire(&self, via: Via, AcquireRequest { claim, voting }: AcquireRequest) -> Answer<Reply> {
+        let witness = self.witness.clone();
+        let arguments = move |all: &mut Vec<Value>| {
+            let Claim { key, token, ttl } = &claim;
+            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
+            if let Some(voting) = voting {
+                let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
+                all.extend([seconds(voting.restart_delay), proposal.into()]);
+                if !voting.restart_delay.is_zero() {
+                    witness.testify(all);
+                }
+            }
+        };
+        let (witness, votes) = (self.witness.clone(), voting.is_some());
+        self.run(via, &script::ACQUIRE, 2, arguments, move |reply, Way { tracked, overtaken }| {
+            let vote = reply::vote(reply, tracked, votes)?;
+            if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
+                witness.heard(run_id);
+            }
+            Some(Vote { overtaken, ..vote })
+        })
+    }
+
+    fn repair(&self, via: Via, claim: Claim, fence: Fence, restart_delay: Duration) -> Answer<Reply> {
+        let witness = self.witness.clone();
+        let arguments = move |all: &mut Vec<Value>| {
+            let Claim { key, token, ttl } = &claim;
+            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
+            all.extend([number(fence), seconds(restart_delay)]);
+            if !restart_delay.is_zero() {
+                witness.testify(all);
+            }
+        };
+        let witness = self.witness.clone();
+        self.run(via, &script::REPAIR, 2, arguments, move |reply, _| {
+            witness.read(reply);
+            reply::repaired(reply)
+        })
+    }
+
+    fn poll(&self, via: Via, poll: Poll) -> Answer<Reply> {
+        let (witness, called) = (self.witness.clone(), self.push.channel().is_some());
+        // The process has the name whether or not it hears there.
+        let channel = format!("{}{}", if called { "" } else { "~" }, self.push.name());
+        let arguments = move |all: &mut Vec<Value>| {
+            let Claim { key, token, ttl } = &poll.claim;
+            all.extend(queue_keys(key));
+            all.extend([token.as_str().into(), millis(*ttl)]);
+            all.push(poll.ticket.unwrap_or_default().to_string().into());
+            all.extend([millis(poll.grant), millis(poll.window)]);
+            all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
+            all.push(seconds(poll.restart_delay));
+            if !poll.restart_delay.is_zero() {
+                witness.testify_and_queue(all);
+            }
+        };
+        let witness = self.witness.clone();
+        self.run(via, &script::POLL, 4, arguments, move |reply, way| {
+            witness.read(reply);
+            reply::polled(reply, way.tracked, called)
+        })
+    }
+
+    fn probe(&self, (route, limit): Via) -> Answer<Reply> {
+        let (connection, witness) = (self.connection(route), self.witness.clone());
+        let answer: Answer<Reply> = Box::pin(async move {
+            let sign: ServerIdentity = reply::sign(&connection.info(limit).await?);
+            if let Some(run_id) = &sign.run_id {
+                witness.heard(run_id);
+            }
+            Ok(sign.into())
+        });
+        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+    }
+
+    /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
+    fn run<T: Into<Reply> + 'static>(
+        &self,
+        (route, limit): Via,
+        script: &'static Script,
+        keys: usize,
+        arguments: impl Fn(&mut Vec<Value>) + Send + 'static,
+        read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
+    ) -> Answer<Reply> {
+        let connection = self.connection(route);
+        let push = (route == Route::Tracked).then(|| self.push.clone());
+        let answer: Answer<Reply> = Box::pin(async move {
+            let track = || push.as_ref().is_some_and(|push| push.is_on());
+            let (value, way) = connection.run(script, keys, arguments, limit, track).await?;
+            let unreadable =
+                || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
+            read(&value, way).map(Into::into).ok_or_else(unreadable)
+        });
+        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+    }
+}
+
+/// The keys of every script that may pass a lock on.
+fn queue_keys(key: &Key) -> [Value; 4] {
+    [key.lock().into(), key.fence().into(), key.queue().into(), key.wait().into()]
+}
+
+fn number(fence: Fence) -> Value {
+    fence.to_string().into()
+}
+
+/// Rounded up, as a restart delay must be.
+fn seconds(span: Duration) -> Value {
+    i64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(i64::MAX).into()
+}
+
+fn millis(span: Duration) -> Value {
+    // Rounded up: a key must not end before the lease that counts on it.
+    i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX).into()
+}
