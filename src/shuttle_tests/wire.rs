@@ -15,7 +15,7 @@ use leasehold_protocol::{
     fence::Fence,
     holder::Holder,
     key::Key,
-    message::{AcquireRequest, Guarding, Owned, Poll, Polled, Renewal, Repaired, Route, ServerIdentity, Vote},
+    message::{self, AcquireRequest, Guarding, Owned, Polled, Renewal, Repaired, Route, ServerIdentity, Vote},
     token::Token,
 };
 use parking_lot::Mutex;
@@ -174,7 +174,7 @@ impl Node for Wire {
         })
     }
 
-    fn poll(&self, route: Route, poll: &Poll, limit: Duration) -> Answer<Polled> {
+    fn poll(&self, route: Route, poll: &message::Poll, limit: Duration) -> Answer<Polled> {
         let poll = poll.clone();
         self.send(route, vec![(Asked::Poll, poll.token.clone())], move |memory| memory.poll(route, &poll, limit))
     }
@@ -314,7 +314,7 @@ impl Scene {
             label: "host:7".into(),
             command_timeout: Duration::from_secs(1),
             fair: false,
-            grant: Duration::from_millis(900),
+            grant_timeout: Duration::from_millis(900),
         };
         let wire = Wire::new();
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);
