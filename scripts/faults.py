@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-PAGE = pathlib.Path("docs/faults.md")
+PAGE = pathlib.Path("docs/evidence/faults.md")
 PASSED = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "faults"
 # As scripts/test builds them.
 BOTH = ["--package", "leasehold", "--package", "leasehold-cli", "--features", "tls-rustls,serde,metrics"]

@@ -54,3 +54,41 @@ impl Check {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::token::Token;
+
+    fn held_by(token: &Token) -> Check {
+        let holder = holder::of(Some(token.clone()), None, None);
+        Check::Held { holder, tracked: false, needs: WakeCondition::ANY }
+    }
+
+    fn split() -> Check {
+        Check::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO }
+    }
+
+    fn failed() -> Check {
+        Check::Failed(Failure::unknown("no answer"))
+    }
+
+    #[test]
+    fn a_holder_says_what_has_to_change_and_a_split_vote_waits_for_no_change() {
+        let (any, never) = (WakeCondition::ANY, WakeCondition::NEVER);
+        assert_ne!(any, never);
+        assert_eq!(held_by(&Token::draw("a")).needs(), Some(any));
+        assert_eq!(split().needs(), Some(never));
+        assert_eq!((Check::NotYet.needs(), failed().needs()), (None, None));
+    }
+
+    #[test]
+    fn two_checks_are_alike_if_they_found_the_same_holder_or_both_a_split() {
+        let (one, other) = (Token::draw("a"), Token::draw("a"));
+        assert!(held_by(&one).is_like(&held_by(&one)));
+        assert!(!held_by(&one).is_like(&held_by(&other)));
+        assert!(split().is_like(&split()));
+        assert!(!split().is_like(&held_by(&one)));
+        assert!(!failed().is_like(&failed()), "nobody knows what is there");
+    }
+}

@@ -96,3 +96,18 @@ impl fmt::Display for Failure {
         f.write_str(&self.text)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_failure_of_many_nodes_tells_what_each_said() {
+        let answers = [("h:1".to_owned(), NodeAnswer::NotOurs), ("h:2".to_owned(), NodeAnswer::NotOurs)];
+        let failure = Failure::of_nodes(answers);
+        let votes = failure.votes().expect("the votes");
+        assert_eq!(failure.to_string(), votes.to_string());
+        assert!(votes.to_string().contains("h:1") && votes.to_string().contains("h:2"), "{votes}");
+        assert_eq!(Failure::unavailable("away").votes(), None);
+    }
+}

@@ -124,4 +124,22 @@ mod tests {
             assert!(shown.contains("host:7") && shown.contains("1.5s"), "{shown}");
         }
     }
+
+    #[test]
+    fn a_holder_of_ours_has_its_token_its_fence_and_its_time() {
+        let (token, fence) = (Token::draw("host:7"), Fence::try_from(7_u64).ok());
+        let holder = read(Some(token.as_str()), 1_500, fence);
+        assert_eq!((super::token(&holder), holder.fence()), (Some(&token), fence));
+        assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
+        let longer = lasting(holder.clone(), Some(Duration::from_secs(9)));
+        assert_eq!(longer, of(Some(token), Some(Duration::from_secs(9)), fence));
+    }
+
+    #[test]
+    fn the_same_acquisition_is_the_same_token_whenever_it_is_seen() {
+        let (one, other) = (Token::draw("host:7"), Token::draw("host:7"));
+        let at = |token: &Token, millis| read(Some(token.as_str()), millis, None);
+        assert!(is_same(&at(&one, 1_500), &at(&one, 300)));
+        assert!(!is_same(&at(&one, 1_500), &at(&other, 1_500)));
+    }
 }

@@ -47,4 +47,11 @@ mod tests {
         assert!((50..=150).contains(&below(100)), "a tenth falls into the first tenth, give or take: {}", below(100));
         assert!((400..=600).contains(&below(500)), "{}", below(500));
     }
+
+    #[test]
+    fn the_stream_is_splitmix64() {
+        // The first outputs of the published generator for the seed 0.
+        let outputs = [1, 2, 3].map(|step: u64| mix(STEP.wrapping_mul(step)));
+        assert_eq!(outputs, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
+    }
 }

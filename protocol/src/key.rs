@@ -127,6 +127,8 @@ fn names_a_companion(key: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::BuildHasher;
+
     use super::*;
 
     fn key(name: &str) -> Key {
@@ -161,5 +163,25 @@ mod tests {
         }
         assert!(Key::new("", &"x".repeat(1024)).is_ok());
         assert!(Key::new("", "a:lh:fence").is_ok(), "no lock has this companion");
+    }
+
+    #[test]
+    fn a_table_of_keys_is_asked_with_what_the_server_says() {
+        let table = std::collections::HashMap::from([(Key::new("app:", "job").unwrap(), 1), (key("other"), 2)]);
+        assert_eq!((table.get("app:job"), table.get("job")), (Some(&1), None));
+        assert_eq!(table.get(&key("app:job")), Some(&1), "however the text was split");
+    }
+
+    #[test]
+    fn keys_are_spread_over_a_table() {
+        let state = std::hash::RandomState::new();
+        assert_ne!(state.hash_one(key("a")), state.hash_one(key("b")));
+    }
+
+    #[test]
+    fn only_what_a_lock_could_have_as_its_companion_is_refused() {
+        for name in ["{a}:lh:", "{a}:lh:Fence", "a:lht:fence", "{a}:lht:", "{a}:lht:Fence", "{}:lht:fence"] {
+            assert!(Key::new("", name).is_ok(), "{name}");
+        }
     }
 }

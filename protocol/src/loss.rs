@@ -71,3 +71,26 @@ pub fn label(reason: LossReason) -> Option<&'static str> {
         LossReason::Released | LossReason::Closed => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_words_of_its_own_and_every_loss_a_label() {
+        let reasons = [
+            (LossReason::Expired, Some("expired"), "before its deadline"),
+            (LossReason::NoQuorum, Some("no_quorum"), "too few nodes"),
+            (LossReason::Taken, Some("taken"), "somebody else's"),
+            (LossReason::Deleted, Some("deleted"), "gone from the server"),
+            (LossReason::MaxHold, Some("max_hold"), "max_hold"),
+            (LossReason::Released, None, "was released"),
+            (LossReason::Closed, None, "was closed"),
+            (LossReason::KeeperEnded, Some("keeper_ended"), "keeper"),
+        ];
+        for (reason, expected, words) in reasons {
+            assert_eq!(label(reason), expected);
+            assert!(reason.to_string().contains(words), "{reason}");
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! Bugs on order, to see that the history check (docs/soak.md) catches them.
+//! Bugs on order, to see that the history check (docs/evidence/soak.md) catches them.
 //!
 //! Only a build with `--cfg leasehold_plants` has them, and `LEASEHOLD_PLANT=name` plants one. In every other build
 //! nothing is planted, which the compiler knows.

@@ -85,4 +85,11 @@ mod tests {
         let token = Token::draw("host:7");
         assert_eq!(Token::parse(token.as_str()), Some(token));
     }
+
+    #[test]
+    fn a_table_of_tokens_is_asked_with_what_the_server_says() {
+        let token = Token::draw("host:7");
+        let table = std::collections::HashMap::from([(token.clone(), 1)]);
+        assert_eq!((table.get(token.as_str()), table.get("")), (Some(&1), None));
+    }
 }

@@ -112,3 +112,52 @@ impl fmt::Display for NodeAnswer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn votes(answers: &[NodeAnswer]) -> Votes {
+        let vote = |(at, answer): (usize, &NodeAnswer)| Vote { address: format!("h:{at}"), answer: answer.clone() };
+        Votes { votes: answers.iter().enumerate().map(vote).collect() }
+    }
+
+    fn refused() -> NodeAnswer {
+        NodeAnswer::Refused("NOPERM".to_owned())
+    }
+
+    fn unreachable() -> NodeAnswer {
+        NodeAnswer::Unreachable("no answer".to_owned())
+    }
+
+    #[test]
+    fn the_votes_are_counted_and_each_is_told_by_its_node() {
+        let answers = [
+            NodeAnswer::Granted,
+            NodeAnswer::HeldBy(Holder::default()),
+            NodeAnswer::NotOurs,
+            NodeAnswer::Recovering { remaining: Duration::from_secs(7) },
+            NodeAnswer::Granted,
+            refused(),
+            unreachable(),
+        ];
+        let votes = votes(&answers);
+        assert_eq!((votes.granted(), votes.needed()), (2, 4));
+        assert_eq!(votes.nodes().iter().map(Vote::answer).collect::<Vec<_>>(), answers.iter().collect::<Vec<_>>());
+        assert_eq!(votes.nodes().last().map(Vote::address), Some("h:6"));
+        let text = votes.to_string();
+        assert!(text.starts_with("2 of 7 nodes agreed, 4 are needed: h:0 agreed; h:1 says that"), "{text}");
+        for part in ["; h:2 had nothing of ours", "votes in 7 s", "; h:5 refused: NOPERM", "; h:6 did not: no answer"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn it_is_a_refusal_when_the_others_cannot_make_a_majority() {
+        let cases = [(0, 3, false), (1, 2, false), (2, 1, true), (2, 2, true), (2, 3, false), (3, 2, true)];
+        for (refusals, others, is_refusal) in cases {
+            let answers = [vec![refused(); refusals], vec![unreachable(); others]].concat();
+            assert_eq!(votes(&answers).is_refusal(), is_refusal, "{refusals} of {}", refusals + others);
+        }
+    }
+}

@@ -600,4 +600,41 @@ mod tests {
         assert!(matches!(wait.report(), Some(Check::Failed(_))) && matches!(wait.seen(), Check::Held { .. }));
         assert_eq!(wait.next(&world.queued(500, &place)), Action::End);
     }
+
+    #[test]
+    fn a_follower_sees_what_its_leader_saw() {
+        let world = World::default();
+        let mut wait = plain(at(5_000));
+        wait.begins(Check::NotYet, false, &world.at(0));
+        wait.heard(failed());
+        assert!(matches!(wait.seen(), Check::Failed(_)));
+        let place = QueuePosition { ticket: Some(7), ahead: 3, called: true, recovers_for: None };
+        let mut fair = WaitLoop::new(true, 1, COMMAND, at(500), Jitter::from_seed(7));
+        fair.begins(failed(), false, &world.queued(0, &place));
+        fair.heard(held(true));
+        assert!(matches!(fair.seen(), Check::Held { .. }));
+    }
+
+    #[test]
+    fn a_leader_is_late_only_after_its_moment() {
+        let world = World::default();
+        let mut wait = plain(Time::NEVER);
+        wait.begins(Check::NotYet, false, &world.at(0));
+        let facts = Facts { leader_due: at(400), ..world.at(1_600) };
+        assert_eq!(wait.next(&facts), Action::Sleep(at(1_601)));
+    }
+
+    #[test]
+    fn a_fair_follower_polls_when_it_has_slept_for_that_though_the_clock_stands_still() {
+        let world = World::default();
+        let place = QueuePosition { ticket: Some(7), ahead: 3, called: true, recovers_for: None };
+        let mut wait = WaitLoop::new(true, 1, COMMAND, Time::NEVER, Jitter::from_seed(7));
+        wait.begins(held(false), false, &world.queued(0, &place));
+        let facts = world.queued(0, &place);
+        let facts =
+            Facts { leader_due: at(60_000), queue: facts.queue.map(|queue| Queued { due: at(50), ..queue }), ..facts };
+        assert_eq!(wait.next(&facts), Action::Sleep(at(50)));
+        wait.slept();
+        assert_eq!(wait.next(&facts), Action::Check(Route::Keeper));
+    }
 }

@@ -1,4 +1,4 @@
-//! Random faults against real servers, recorded histories, and a checker that reads them (docs/soak.md).
+//! Random faults against real servers, recorded histories, and a checker that reads them (docs/evidence/soak.md).
 //!
 //! ```text
 //! leasehold-soak [--seconds N] [--seed S]
