@@ -329,9 +329,10 @@ async fn is_told_by_the_deadline(away: Away) {
 
     let [latest, quiet_latest] = [&lease, &quiet].map(|lease| rig.deadline(lease, TTL, 0..2, gone));
     let quiet_promised = Instant::now() + quiet.remaining();
-    let (handle, lost) = (lease.handle(), stamped(HANGS, "lost() completes", quiet.lost()));
+    let (handle, lost) = (lease.handle(), stamped(quiet.lost()));
     let last_ok = spawn_blocking(move || last_ok(&handle, latest)).await.expect("check() is Err from the deadline on");
-    let Stamped { output: lost, woken, returned } = lost.await.expect("lost() completes");
+    let Stamped { output: lost, woken, returned } =
+        within(HANGS, "lost() completes", lost).await.expect("it does not panic");
     assert!(returned >= quiet_promised, "lost() came {:?} before the deadline", quiet_promised - returned);
     seen::took("signal after the deadline", woken.saturating_duration_since(quiet_latest), SIGNAL, &rig.lag);
     assert!(woken <= quiet_latest + rig.allowed(SIGNAL), "lost() came {:?} after the deadline", woken - quiet_latest);
