@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, RunError};
+use leasehold::{Builder, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, RunError, Status};
 use tokio::sync::oneshot;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -323,9 +323,10 @@ impl Others {
 
     /// The servers are silent from now on.
     async fn are_told(self, lag: &Lag) {
-        // What was under way may extend them once more.
+        // A renewal under way may extend them once more. When a later one fails, they are final.
         let mut deadlines: Vec<Instant> = Vec::new();
         for lease in self.handles() {
+            eventually_async(HANGS, "a renewal fails", || lease.status() == Status::AtRisk).await;
             let before = Instant::now();
             deadlines.push(before + lease.remaining());
         }
