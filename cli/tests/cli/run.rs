@@ -605,6 +605,25 @@ fn after_its_grace_a_loss_kills_all_that_a_command_has_started() {
     }
 }
 
+/// Each of them would come to the runner only after its parent's death, and a runner without a lease leaves soon.
+#[test]
+fn after_its_grace_a_loss_kills_a_long_line_of_descendants() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let script = directory.path().join("descend");
+    let line = format!(
+        "trap '' TERM\nif [ $1 -gt 0 ]; then sh $0 $(($1 - 1)) & wait; else echo $$ > {}; exec sleep 60; fi",
+        sign.display()
+    );
+    fs::write(&script, line).unwrap();
+    let script = format!("setsid sh {} 400 >&- 2>&- & wait", script.display());
+    let runner = run(&server, &["--grace", "300ms"], &script).spawn().unwrap();
+    eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
+    server.wire().del(NAME);
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
+    eventually(HANGS, "the last of the line is dead", || !is_there(&sign));
+}
+
 /// Such as what a script puts its output through, before it becomes the runner.
 #[test]
 fn what_was_there_before_the_command_is_none_of_its_own() {
