@@ -233,7 +233,8 @@ fn what_the_command_left_behind_is_gone_though_the_lease_is_lost_meanwhile() {
     );
     let script =
         format!("sh -c \"{}\" & while ! test -s {}; do sleep 0.02; done", deaf.replace('$', "\\$"), pid.display());
-    let runner = run(&server, &["--ttl", "20s", "--grace", "500ms"], &script).spawn().unwrap();
+    // The loss comes within the grace, or there is none.
+    let runner = run(&server, &["--ttl", "20s", "--grace", "3s"], &script).spawn().unwrap();
     eventually(HANGS, "the command has ended, and who is left is asked to", || asked.exists());
     server.wire().del(NAME);
     ends_with(&runner.wait_with_output().unwrap(), 75, &["its key is gone"]);
@@ -291,7 +292,8 @@ fn nobody_runs_while_a_command_stops_though_a_majority_forgot() {
     std::thread::sleep(Duration::from_millis(6_500));
     assert!(!second.1.exists());
     forget(1);
-    ends_with(&first_runner.wait_with_output().unwrap(), 75, &["its key is gone", "the command is stopped"]);
+    // It is gone from a majority, or the second's where a node votes again by then.
+    ends_with(&first_runner.wait_with_output().unwrap(), 75, &["its key ", "the command is stopped"]);
     ends_with(&second_runner.wait_with_output().unwrap(), 0, &[]);
     let (ended, began) = (last_sign_of_life(&first.1), last_sign_of_life(&second.1));
     assert!(began > ended, "they ran together for {:?}", ended.duration_since(began));
