@@ -124,7 +124,7 @@ async fn is_told_once_and_not_asked_again(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::await_holding_lock, reason = "tests take turns")]
-async fn a_server_that_does_not_push_is_told_of_once_and_polled() {
+async fn a_server_without_notifications_is_reported_once_and_polled() {
     let log = Warnings::start();
     let server = Server::start();
     let mut wire = server.wire();

@@ -161,7 +161,7 @@ async fn a_majority_is_enough_and_the_others_join_when_they_come() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_comes_and_is_another_one_has_no_vote() {
+async fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
     let log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let proxy = Proxy::to(&nodes[2]);
@@ -330,7 +330,7 @@ async fn nodes_tell_how_each_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clocks_that_differ_are_told_once() {
+async fn differing_clocks_are_reported_once() {
     let log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let leases = build(nodes.urls()).await;

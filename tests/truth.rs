@@ -117,7 +117,7 @@ fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
 }
 
 #[test]
-fn no_look_finds_a_lease_without_time_and_yet_good() {
+fn no_check_succeeds_without_time_left() {
     let _turn = slow_log(|_| {});
     let runtime = two_workers();
     let leases = Leases::in_memory();

@@ -181,7 +181,7 @@ events! {
 }
 
 #[test]
-fn f91_every_event_of_the_keeper_has_a_scene_and_stands_in_the_readme() {
+fn f91_every_keeper_event_is_tested_and_documented() {
     let names: BTreeSet<&str> = EVENTS
         .split("(name: \"")
         .chain(EVENTS.split(" name: \""))
@@ -349,7 +349,7 @@ impl Clock for Panicking {
 }
 
 #[test]
-fn f91_a_panic_of_the_keeper_ends_and_tells_every_lease_and_later_ones_are_renewed() {
+fn f91_a_keeper_panic_ends_every_lease_and_later_ones_are_renewed() {
     let _alone = alone();
     two_workers().block_on(async {
         let (server, clock) = (Server::start(), Panicking::default());

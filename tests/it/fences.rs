@@ -32,7 +32,7 @@ async fn a_fence_is_the_servers_time_in_microseconds_and_stays_a_day() {
 }
 
 #[tokio::test]
-async fn a_fence_from_the_future_is_counted_on_and_stays_a_day_longer_than_itself() {
+async fn a_fence_from_the_future_is_incremented_and_stays_a_day_longer_than_itself() {
     let server = Server::start();
     let leases = program(&server).await;
     // A server whose clock was a day ahead drew this one.
@@ -49,7 +49,7 @@ async fn a_fence_from_the_future_is_counted_on_and_stays_a_day_longer_than_itsel
 }
 
 #[tokio::test]
-async fn a_server_that_forgot_everything_draws_a_larger_fence() {
+async fn a_server_that_forgot_everything_issues_a_larger_fence() {
     let server = Server::start();
     let leases = program(&server).await;
     let first = leases.lock("job").acquire().await.unwrap();
@@ -60,7 +60,7 @@ async fn a_server_that_forgot_everything_draws_a_larger_fence() {
 }
 
 #[tokio::test]
-async fn what_is_no_fence_is_refused_and_leaves_the_lock_free() {
+async fn an_invalid_fence_is_refused_and_leaves_the_lock_free() {
     let server = Server::start();
     let leases = program(&server).await;
     // From 9007199254740992 on the next double is two further.

@@ -180,7 +180,7 @@ fn a_terminal_is_as_it_was_when_its_command_was_killed() {
 
 /// The command may be a shell whose job has the terminal.
 #[test]
-fn a_terminal_is_had_back_from_whom_a_loss_has_killed() {
+fn the_terminal_is_taken_back_from_a_command_killed_by_a_loss() {
     let server = Server::start();
     let (_directory, sign) = directory();
     let job = format!("sh -c 'set -m; sh -c \"echo > {}; sleep 60\"; true'", sign.display());

@@ -66,7 +66,7 @@ fn enter(child: &mut Child, n: usize) {
 }
 
 #[test]
-fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_killed() {
+fn f35_sixty_four_waiters_of_eight_processes_acquire_in_order_also_when_three_are_killed() {
     const WAITERS: usize = 64;
     if let Some(part) = Part::mine() {
         return waits_when_told(&part);
@@ -75,7 +75,7 @@ fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_k
     let mut children: Vec<_> = (0..8)
         .map(|n| {
             Child::start(
-                f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_killed,
+                f35_sixty_four_waiters_of_eight_processes_acquire_in_order_also_when_three_are_killed,
                 &n.to_string(),
                 &server.url(),
             )
@@ -223,7 +223,7 @@ fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
 }
 
 #[test]
-fn f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waiters_die() {
+fn f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die() {
     // Those who are further behind look that much later whether a grant has lapsed.
     const STAGGER: Duration = Duration::from_millis(40);
     if let Some(part) = Part::mine() {
@@ -236,11 +236,8 @@ fn f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waite
         let lag = Lag::start();
         let (holder, ours) = (program(&url, LONG).await, program(&url, LONG).await);
         for (count, is_killed) in [(1, true), (5, true), (10, true), (10, false)] {
-            let mut child = Child::start(
-                f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waiters_die,
-                "wait",
-                &url,
-            );
+            let mut child =
+                Child::start(f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die, "wait", &url);
             let lease = holder.lock("job").acquire().await.unwrap();
             (0..count).for_each(|n| enter(&mut child, n));
             let next = place(&ours.lock("job")).await;
@@ -319,7 +316,7 @@ fn f1_holder_killed_with_a_fair_queue_behind_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_heartbeat() {
+async fn f36_a_notification_lost_late_or_twice_costs_others_a_grant_and_its_waiter_a_heartbeat() {
     const LATE: Duration = Duration::from_millis(700);
     let server = Server::start();
     let holder = program(&server.url(), LONG).await;
@@ -379,7 +376,7 @@ async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_he
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f36_a_call_that_comes_when_the_lock_is_held_already_is_no_reason_to_pass_it_on() {
+async fn f36_a_notification_that_comes_after_the_grant_does_not_pass_the_lock_on() {
     let server = Server::start();
     let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
     let (holder, ours) = (program(&server.url(), LONG).await, program(&proxy.url(), LONG).await);

@@ -75,7 +75,7 @@ async fn f15_flushall_with_a_fair_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_the_queue_that_are_deleted_come_back_in_order() {
+async fn deleted_queue_keys_are_restored_in_order() {
     const TTL: Duration = Duration::from_secs(1);
     const KEYS: [fn(&str) -> String; 2] = [queue_key, wait_key];
     let server = Server::start();
@@ -108,7 +108,7 @@ async fn keys_of_the_queue_that_are_deleted_come_back_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f17_a_queue_key_of_another_type_is_refused_and_holds_no_holder_up() {
+async fn f17_a_queue_key_of_another_type_is_refused_and_stops_no_holder() {
     let server = Server::start();
     let all = three(&server, LONG).await;
     let mut wire = server.wire();

@@ -153,7 +153,7 @@ async fn a_thousand_fair_waiters_cost_a_heartbeat_for_each_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_wait_in_order_and_leave_nothing() {
+async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     const WAITERS: usize = 10_000;
     let server = Server::start();
     let [holder, one, two] = programs(&server).await;

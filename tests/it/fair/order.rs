@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, programs, tokens};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_waiters_are_listed_in_their_order_with_label_and_wait() {
+async fn waiters_are_listed_in_order_with_label_and_wait() {
     let server = Server::start();
     let [holder, one, two] = programs(&server).await;
     let (lock, mut wire) = (holder.lock("job"), server.wire());
@@ -259,7 +259,7 @@ async fn f34_close_takes_fair_waiters_out_of_the_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_who_cannot_be_called_come_in_order_too() {
+async fn unreachable_waiters_acquire_in_order_too() {
     const WAITERS: usize = 8;
     let grant = Duration::from_millis(300);
     let server = Server::start();

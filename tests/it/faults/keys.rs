@@ -105,7 +105,7 @@ async fn f13_key_deleted_by_hand() {
 }
 
 #[tokio::test]
-async fn f13_key_deleted_by_hand_is_told_by_a_renewal_or_release_before_the_watchdog_knows() {
+async fn f13_key_deleted_by_hand_is_reported_by_a_renewal_or_release_before_the_watchdog_knows() {
     let server = Server::start();
     let (leases, mut wire) = (connect(server.url()).await, server.wire());
 
@@ -220,7 +220,7 @@ async fn f15_flushall_and_flushdb() {
 }
 
 #[tokio::test]
-async fn f16_ttl_changed_by_hand_is_put_right_at_once() {
+async fn f16_ttl_changed_by_hand_is_corrected_at_once() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (leases, mut wire, lag) = (connect(proxy.url()).await, server.wire(), Lag::start());
@@ -458,7 +458,7 @@ async fn f18_script_flush_costs_no_more_than_the_limit() {
 }
 
 #[tokio::test]
-async fn f46_names_that_cannot_be_are_refused_before_any_io() {
+async fn f46_invalid_names_are_refused_before_any_io() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = connect(proxy.url()).await;

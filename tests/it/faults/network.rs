@@ -684,7 +684,7 @@ fn assert_is_unavailable(away: Away, outcome: Result<(), AcquireError>) {
 
 /// Many short waits at once are no longer silence than one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_side_by_side_costs_no_connection() {
+async fn concurrent_waits_share_connections() {
     const SHORT_WAIT: Duration = Duration::from_millis(50);
     let server = Server::start();
     let proxy = Proxy::to(&server);

@@ -276,7 +276,7 @@ async fn f24_the_key_is_evicted() {
 }
 
 #[tokio::test]
-async fn f24_the_key_is_evicted_and_the_server_does_not_push() {
+async fn f24_the_key_is_evicted_without_notifications() {
     let server = Server::start();
     let (mut wire, lag) = (server.wire(), Lag::start());
     let leases = connect(server.url_without_push(server.port())).await;

@@ -791,11 +791,11 @@ fn f34_close_while_the_server_is_stopped() {
 
 /// In a process of its own, because threads are counted.
 #[test]
-fn the_last_one_to_leave_ends_connections_and_keeper() {
+fn the_last_client_to_close_ends_connections_and_keeper() {
     const TTL: Duration = Duration::from_secs(2);
     let Some(part) = Part::mine() else {
         let server = Server::start();
-        return Child::start(the_last_one_to_leave_ends_connections_and_keeper, "leave", &server.url()).ends();
+        return Child::start(the_last_client_to_close_ends_connections_and_keeper, "leave", &server.url()).ends();
     };
     let mut wire = Wire::to_port(part.port());
     let mut all_is_gone = |when: &str| {

@@ -188,7 +188,7 @@ fn steps() -> Vec<(&'static str, usize, Match)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_wake_up_is_missed_while_pushes_are_switched_on() {
+async fn no_wake_up_is_missed_while_notifications_are_switched_on() {
     const ACTIONS: [Action; 6] = [
         Action::CutBefore,
         Action::CutAfter,
@@ -239,7 +239,7 @@ async fn no_wake_up_is_missed_while_pushes_are_switched_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_poll_from_the_moment_when_pushes_cannot_come_back() {
+async fn waiters_poll_from_the_moment_when_notifications_cannot_come_back() {
     let server = Server::start();
     let leases = program(server.url()).await;
     let (lag, mut wire) = (Lag::start(), server.wire());

@@ -54,7 +54,7 @@ fn is_caching(args: &[Vec<u8>]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_waiters_of_one_process_cost_one_look_for_each_renewal_of_the_holder() {
+async fn a_thousand_waiters_of_one_process_cost_one_check_for_each_renewal() {
     const SPAN: Duration = Duration::from_secs(10);
     const TTL: Duration = Duration::from_secs(3);
     let (server, same) = (Server::start(), Server::start());

@@ -22,7 +22,7 @@ fn median(mut all: Vec<Duration>) -> (Duration, Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_in_another_process_is_pushed() {
+async fn a_release_in_another_process_is_notified() {
     let server = Server::start();
     let (one, two) = (program(&server).await, program(&server).await);
     let (lag, mut wire, mut all) = (Lag::start(), server.wire(), Vec::new());
@@ -44,7 +44,7 @@ async fn a_release_in_another_process_is_pushed() {
 
 /// Neither the holder's own renewals nor the waiters' looks are news that would bring the next ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_we_do_to_a_lock_ourselves_brings_no_more_of_it() {
+async fn our_own_commands_cause_no_more_notifications() {
     const TTL: Duration = Duration::from_secs(1);
     const WINDOW: Duration = Duration::from_secs(3);
     for (fair, waiters) in [(false, 0), (false, 3), (true, 0), (true, 3)] {
@@ -91,7 +91,7 @@ async fn what_we_do_to_a_lock_ourselves_brings_no_more_of_it() {
 
 /// By the time that anybody looks, the key is as its new holder left it, who is of the same process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_followed_in_its_own_process_is_told() {
+async fn a_lease_followed_by_one_of_the_same_process_is_notified() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (leases, mut wire) = (Leases::connect(proxy.url()).await.unwrap(), server.wire());
@@ -197,7 +197,7 @@ async fn an_overwritten_key_is_another_holder_whose_end_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deleted_key_is_told_by_push() {
+async fn a_deleted_key_is_notified() {
     let server = Server::start();
     let leases = program(&server).await;
     let (lag, mut wire, mut all) = (Lag::start(), server.wire(), Vec::new());
@@ -223,7 +223,7 @@ async fn a_deleted_key_is_told_by_push() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_push_alone_is_never_a_loss() {
+async fn a_notification_alone_is_never_a_loss() {
     let server = Server::start();
     let leases = program(&server).await;
     let mut wire = server.wire();

@@ -182,7 +182,7 @@ async fn a_raise_where_the_key_is_anothers_is_no_raise() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_node_stands_in_for_another_that_fails_to_raise() {
+async fn another_node_replaces_one_that_fails_to_raise() {
     let nodes = servers(&TOGETHER);
     let proxies = nodes.proxies();
     let refused = proxies[SLOW].on(Match::script(RAISE), 1, Action::Mangle);
@@ -257,7 +257,7 @@ async fn cycles_of_two_clients_take_one_round_trip_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_holder_is_seen_with_the_fence_of_the_lease() {
+async fn holder_reports_the_fence_of_the_lease() {
     let nodes = servers(&CLOCKS);
     let leases = client(nodes.urls(), LONG + TTL).await;
     for _ in 0..10 {
@@ -269,7 +269,7 @@ async fn the_holder_is_seen_with_the_fence_of_the_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_holder_is_seen_with_the_fence_of_the_lease_when_a_faster_clock_came_late() {
+async fn holder_reports_the_fence_of_the_lease_when_a_faster_clock_came_late() {
     let nodes = servers(&TOGETHER);
     let proxies = nodes.proxies();
     let late = proxies[FAST].on(Match::script(ACQUIRE), 1, Action::HoldReply);
@@ -291,7 +291,7 @@ async fn the_holder_is_seen_with_the_fence_of_the_lease_when_a_faster_clock_came
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_holder_is_seen_with_the_fence_of_the_lease_when_two_drew_alike_after_a_raise_began() {
+async fn holder_reports_the_fence_of_the_lease_when_two_issued_alike_after_a_raise_began() {
     let nodes = servers(&TOGETHER);
     let ahead = (micros_at(&nodes, SLOW) + 6_000_000).to_string();
     for at in [SLOW, 2] {

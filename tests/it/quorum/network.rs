@@ -62,7 +62,7 @@ fn restart_empty(nodes: &[Node]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f5_minority_killed_and_restarted_empty_is_healed() {
+async fn f5_minority_killed_and_restarted_empty_is_repaired() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
         let lease = scene.acquire_everywhere(MEDIUM).await;

@@ -34,7 +34,7 @@ async fn has_it(waiter: JoinHandle<Result<Lease, AcquireError>>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_in_another_process_is_pushed() {
+async fn a_release_in_another_process_is_notified() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
         let holder = scene.other().await;
@@ -49,7 +49,7 @@ async fn a_release_in_another_process_is_pushed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_minority_that_does_not_push_is_not_missed() {
+async fn a_minority_without_notifications_delays_nothing() {
     let scene = Scene::of(3).await;
     let holder = scene.other().await;
     let [first, second, third] = &scene.nodes[..] else { panic!("three") };
@@ -73,7 +73,7 @@ async fn a_minority_that_does_not_push_is_not_missed() {
 
 /// A try that finds the votes split would have each of them say that somebody else has the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_those_that_try_at_the_same_moment_one_has_it() {
+async fn one_of_several_simultaneous_tries_acquires() {
     let scene = Scene::of(3).await;
     let mut programs = Vec::new();
     for _ in 0..5 {
@@ -94,7 +94,7 @@ async fn of_those_that_try_at_the_same_moment_one_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pause_after_split_votes_is_not_as_long_as_the_wait_for_a_silent_node() {
+async fn a_pause_after_split_votes_is_shorter_than_the_wait_for_a_silent_node() {
     for _ in 0..3 {
         let scene = Scene::of(3).await;
         let [first, second, third] = &scene.nodes[..] else { panic!("three") };
@@ -114,7 +114,7 @@ async fn a_pause_after_split_votes_is_not_as_long_as_the_wait_for_a_silent_node(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_a_majority_does_not_push_the_waiter_polls() {
+async fn a_waiter_polls_where_a_majority_sends_no_notifications() {
     let scene = Scene::of(3).await;
     let holder = scene.other().await;
     let [first, second, third] = &scene.nodes[..] else { panic!("three") };
@@ -139,7 +139,7 @@ fn scripts_run(wires: &mut [Wire]) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_renews_does_not_have_its_waiter_thrash() {
+async fn renewals_do_not_make_a_waiter_thrash() {
     const RENEWALS: usize = 6;
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
@@ -171,7 +171,7 @@ async fn a_holder_that_renews_does_not_have_its_waiter_thrash() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_waiters_and_one_release_make_one_holder() {
+async fn one_release_gives_one_of_ten_waiters_the_lock() {
     // In a round each waiter asks once, and what it was granted is raised or undone. They spread further with each round,
     // and one has the lock within five (F42); then each looks once more. That is a matter of chance: so the median counts.
     let (lag, mut ran) = (Lag::start(), Vec::new());
@@ -232,7 +232,7 @@ async fn scripts_of_one_release() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_free_of_a_minority_is_not_taken_and_given_back_without_end() {
+async fn a_free_minority_is_not_acquired_and_undone_without_end() {
     const OTHERS: usize = 3;
     let scene = Scene::of(3).await;
     // Another library's holder, who brings nothing back.
@@ -265,7 +265,7 @@ async fn what_is_free_of_a_minority_is_not_taken_and_given_back_without_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_healed() {
+async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_repaired() {
     let scene = Scene::of(3).await;
     let (lease, other) = (scene.acquire_everywhere(MEDIUM).await, scene.other().await);
     let token = scene.is_everywhere(&lease, HANGS).await;
@@ -354,7 +354,7 @@ async fn fences_grow_over_two_hundred_hand_offs_among_four() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waited_in_vain_is_told_for_whom() {
+async fn a_wait_that_times_out_names_the_holder() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
         let holder = built(builder(scene.urls()).label("the-holder:7")).await;

@@ -180,7 +180,7 @@ fn held_on(server: Server) -> (Server, Wire) {
 }
 
 #[test]
-fn a_release_takes_away_its_own_lock_only_and_once() {
+fn a_release_deletes_its_own_lock_only_and_once() {
     let server = Server::start();
     let mut wire = server.wire();
     assert_eq!(release(&mut wire, "mine"), 0, "it is gone");
@@ -252,7 +252,7 @@ fn a_replay_of_any_script_changes_nothing_more() {
 }
 
 #[test]
-fn who_cannot_be_reached_is_passed_over_and_has_its_place_back_with_its_ticket() {
+fn an_unreachable_waiter_is_skipped_and_keeps_its_place() {
     let (server, mut wire) = held();
     let killed = Process::start(&server, "killed");
     let _alive = Process::start(&server, "alive");
@@ -306,7 +306,7 @@ fn a_killed_process_costs_one_message_and_a_stopped_one_a_single_grant() {
 }
 
 #[test]
-fn the_understudy_is_told_when_to_look() {
+fn the_understudy_is_notified_when_to_check() {
     let (server, mut wire) = held();
     let (mut a, mut c) = (Process::start(&server, "a"), Process::start(&server, "c"));
     for (token, channel) in [("a", "a"), ("dead", "dead"), ("c", "c")] {
@@ -319,7 +319,7 @@ fn the_understudy_is_told_when_to_look() {
 }
 
 #[test]
-fn an_understudy_of_a_silent_process_is_passed_over() {
+fn an_understudy_of_a_silent_process_is_skipped() {
     let (server, mut wire) = held();
     let _stopped = Process::start(&server, "stopped");
     let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
@@ -365,7 +365,7 @@ fn an_unconfirmed_mark_outlives_the_queue_only_for_a_while() {
 }
 
 #[test]
-fn a_look_never_enters_and_never_overtakes() {
+fn a_check_never_enters_the_queue_and_never_overtakes() {
     let (server, mut wire) = held();
     let look = Knock { enter: false, ..knock("look", "look") };
     let fence = wire.get(FENCE).unwrap().parse().unwrap();
@@ -420,7 +420,7 @@ fn tickets_restore_a_queue_that_was_deleted() {
 }
 
 #[test]
-fn a_server_that_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
+fn a_newly_started_server_grants_nothing_to_a_queue_and_keeps_its_order() {
     const DELAY: i64 = 31;
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
@@ -461,7 +461,7 @@ fn a_server_that_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_orde
 }
 
 #[test]
-fn without_the_right_to_info_nobody_is_granted_a_free_lock_who_asks_for_the_uptime() {
+fn without_the_right_to_info_no_request_that_needs_the_uptime_is_granted() {
     let server = Server::start();
     server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-info"]);
     let mut wire = server.wire();
@@ -604,7 +604,7 @@ fn a_user_without_rights_to_the_queue_can_release() {
 }
 
 #[test]
-fn memory_that_is_used_up_stops_no_release_and_leaves_nothing_of_a_knock() {
+fn exhausted_memory_stops_no_release_and_leaves_nothing_of_a_poll() {
     for script in [RELEASE, LEAVE, FORCE_RELEASE] {
         let (server, mut wire) = held();
         let _a = Process::start(&server, "a");
@@ -640,7 +640,7 @@ fn longest(wire: &mut Wire) -> Duration {
 }
 
 #[test]
-fn ten_thousand_waiters_are_passed_on_to_at_once() {
+fn a_lock_with_ten_thousand_waiters_is_passed_on_at_once() {
     let (server, mut wire) = held();
     let mut all = Process::start(&server, "all");
     crowd(&mut wire, 10_000, "all");
@@ -653,7 +653,7 @@ fn ten_thousand_waiters_are_passed_on_to_at_once() {
 }
 
 #[test]
-fn ten_thousand_dead_waiters_are_worked_through() {
+fn ten_thousand_dead_waiters_are_skipped() {
     let (server, mut wire) = held();
     let mut alive = Process::start(&server, "alive");
     for channel in ["~dead", "dead"] {
@@ -689,7 +689,7 @@ fn ten_thousand_dead_waiters_are_worked_through() {
 }
 
 #[test]
-fn the_first_of_another_process_is_notified_at_whatever_place() {
+fn the_first_waiter_of_another_process_is_notified_at_any_position() {
     let (server, mut wire) = held();
     let mut stopped = Process::start(&server, "stopped");
     let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
@@ -732,7 +732,7 @@ fn the_first_of_another_process_is_notified_at_whatever_place() {
 }
 
 #[test]
-fn a_long_line_of_one_process_is_walked_once_and_again_when_somebody_comes_in_between() {
+fn a_long_queue_of_one_process_is_walked_once_and_again_when_another_process_enters_it() {
     let (server, mut wire) = held();
     let _all = Process::start(&server, "all");
     let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
@@ -768,7 +768,7 @@ fn a_long_line_of_one_process_is_walked_once_and_again_when_somebody_comes_in_be
 }
 
 #[test]
-fn a_ticket_that_is_given_again_after_the_clock_was_set_back_is_not_passed_over() {
+fn a_ticket_issued_twice_after_the_clock_was_set_back_is_not_skipped() {
     let shim = ClockShim::new();
     let (server, mut wire) = held_on(Server::builder().clock(&shim).start());
     let (_all, mut a) = (Process::start(&server, "all"), Process::start(&server, "a"));
