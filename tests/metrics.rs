@@ -1,4 +1,4 @@
-//! What an exporter is told of leases and their faults (feature `metrics`).
+//! The metrics of leases and their faults, as an exporter sees them (feature `metrics`).
 
 // The library's doors for time and tasks are not those of its tests.
 #![allow(clippy::disallowed_methods)]

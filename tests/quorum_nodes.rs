@@ -344,7 +344,7 @@ async fn differing_clocks_are_reported_once() {
         leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
         count(log, "clocks", &address)
     };
-    // What leases of 30 s allow for is 302 ms.
+    // Leases of 30 s allow for 302 ms.
     nodes.clock(1).forward(Duration::from_millis(150));
     assert_eq!(look().await, 0, "they differ by less than leases allow for");
     // By so much that it is certain, however long an answer has to wait for this machine.
@@ -408,7 +408,7 @@ async fn f22_a_quorum_needs_the_right_to_info() {
 
     allow("+info");
     let leases = builder(proxies.iter().map(url)).build().await.expect("all are there");
-    // By so much that it proposes a fence that two have passed, and no two draw alike.
+    // By so much that it proposes a fence that two have passed, and no two issue alike.
     nodes.clock(1).forward(SECOND);
     nodes.clock(2).forward(2 * SECOND);
     let raises: Vec<_> = proxies.iter().map(|proxy| proxy.on(Match::script(RAISE), 1, Action::HoldReply)).collect();

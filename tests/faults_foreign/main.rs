@@ -218,7 +218,7 @@ async fn a_waker_is_called(fault: Fault) {
         if wakes.swap(false, Ordering::SeqCst) {
             poll_once(waiting.as_mut(), &waker);
         }
-        scene.servers.all()[0].wire().watched_keys() > 0
+        scene.servers.all()[0].wire().tracked_keys() > 0
     })
     .await;
     poll_once(waiting.as_mut(), &Foreign::waker("turn"));

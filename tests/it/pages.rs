@@ -1,4 +1,4 @@
-//! What the pages say of the tests is so.
+//! The pages name tests that exist.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

@@ -119,7 +119,7 @@ async fn f29_fair_waiters_come_in_their_order_after_the_clock_was_set_back() {
     let took = at.saturating_duration_since(freed);
     println!("the first after {took:?}");
     assert!(took >= DELAY && took <= DELAY + PROMPT + lag.worst(), "{took:?}");
-    // A release says what its program knows of the uptime, as knocks do. The second program may not have asked before.
+    // A release says what its program knows of the uptime, as polls do. The second program may not have asked before.
     for (n, waiter) in waiters.enumerate() {
         let released = Instant::now();
         lease.release().await.unwrap();

@@ -11,15 +11,13 @@ use leasehold::{AcquireError, Lease, Leases, Owner};
 use support::{Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, within};
 use tokio::sync::mpsc;
 
+use crate::common::program;
+
 /// The least that the last look of a wait has for its answer.
 const LAST_LOOK: Duration = Duration::from_millis(15);
 
 fn acquires() -> Match {
     Match::script(support::scripts::ACQUIRE)
-}
-
-async fn program(url: String) -> Leases {
-    Leases::builder().url(url).build().await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -264,7 +262,7 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
     let waiter = tokio::spawn(lock.clone().on_wait(move |_| tell.send(()).unwrap()).acquire());
     within(HANGS, "the waiter to wait", told.recv()).await;
     wire.del("job");
-    // Whoever looks first: one of the two has it, and the other one was told by the server.
+    // One of the two checks first and has it; the server notified the other.
     match lock.acquire_within(Duration::ZERO).await {
         Ok(lease) => lease.release().await.unwrap(),
         Err(AcquireError::TimedOut { holder, .. }) => assert!(holder.label().is_some(), "the waiter's: {holder:?}"),

@@ -51,7 +51,7 @@ fn a_holder_is_shown_and_can_be_sent_away() {
     ends_with(&tool(&server, &["show", NAME]).output().unwrap(), 1, &[]);
 }
 
-/// Whoever is asked has seen one holder, and means that one.
+/// The answer is about the holder that was shown.
 #[test]
 fn force_release_ends_the_holder_that_was_shown_and_no_other() {
     let server = Server::start();

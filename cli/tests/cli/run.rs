@@ -162,7 +162,7 @@ fn a_lock_that_is_held_is_a_conflict() {
 fn a_lost_lock_ends_the_command() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    // Whoever is asked ends by itself.
+    // A process that is asked to stop ends by itself.
     let script =
         format!("trap 'echo asked >> {0}; exit 0' TERM; echo > {0}; while :; do sleep 0.05; done", sign.display());
     let runner = run(&server, &["--ttl", "3s"], &script).spawn().unwrap();
@@ -268,7 +268,7 @@ fn a_wait_limit_covers_connecting() {
     assert!(took < Duration::from_secs(5) + lag.worst(), "{took:?}");
 }
 
-/// What those who forgot do not vote for yet, and those who remember hold back, is nobody's while the command stops.
+/// Nodes that forgot give no vote yet, and the others remember the holder: nobody acquires while the command stops.
 #[test]
 fn nobody_runs_while_a_command_stops_though_a_majority_forgot() {
     let nodes = Nodes::seasoned(3);
@@ -412,7 +412,7 @@ fn signals_ignored_at_the_start_stay_ignored() {
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", LEASEHOLD, "run", NAME, "--", "sh", "-c", &script]);
     let mut runner = command.env("REDIS_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
-    // Who waits for a child closes it, and the command would end by itself.
+    // A wait for a child closes it, and the command would end by itself.
     let _input = runner.stdin.take();
     started(&server, &sign);
     send(&runner, Signal::HUP);
@@ -857,7 +857,7 @@ fn a_server_that_goes_away_before_the_release_takes_nothing_from_the_command() {
     assert!(took < most + lag.worst(), "{took:?}");
 }
 
-/// What is served there, once it is.
+/// The page served there, once there is one.
 fn measured(address: &str) -> String {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
@@ -913,7 +913,7 @@ fn a_page_and_completions_are_printed() {
         ends_with(&output, 0, &[]);
         assert!(String::from_utf8_lossy(&output.stdout).contains(word), "{args:?}");
     }
-    // What is for ourselves is offered to nobody.
+    // Internal commands are offered to nobody.
     let shells = ["bash", "elvish", "fish", "powershell", "zsh"].map(|shell| vec!["completions", shell]);
     for args in shells.into_iter().chain([vec!["man"], vec!["--help"]]) {
         let output = tool(&server, &args).output().unwrap();

@@ -76,7 +76,7 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
     }
 }
 
-/// Who came by ssh and started nothing but this: whatever stops there stands for ever.
+/// A login by ssh that started nothing but this: a process that stops there is never continued.
 #[test]
 fn where_nobody_could_continue_it_nothing_is_stopped() {
     let server = Server::start();
@@ -100,7 +100,7 @@ fn goes_on(directory: &TempDir, shows_its_sign: &str) -> PathBuf {
     script
 }
 
-/// Whoever presses it means the script too, as with any command.
+/// An interrupt is meant for the script too, as with any command.
 #[test]
 fn an_interrupt_ends_the_script_around_the_command() {
     let server = Server::start();

@@ -194,7 +194,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
                 ended = &mut waiter => Some(ended.unwrap()),
             }
         };
-        // Its end, where the machine left its first knock without an answer for all of that time.
+        // Its end, where the machine left its first poll without an answer for all of that time.
         let ended = within(SOON, "it waits", waits).await;
         let next = place(&theirs.lock("job")).await;
         // From 3 ms before the end to 3 ms after it.

@@ -25,7 +25,7 @@ use crate::common::{COMMAND, LONG, MEDIUM, NAME, SHORT, assert_says_lost, reques
 
 /// How exact the end of a bounded wait is, besides the control timer.
 const EXACT: Duration = Duration::from_millis(20);
-/// What a bounded wait leaves its last look for an answer, also when its time is over.
+/// The time that the last check of a bounded wait has for an answer, also when the wait is over.
 const LAST_LOOK: Duration = Duration::from_millis(15);
 /// No promise: what takes longer hangs.
 const HANGS: Duration = Duration::from_secs(5);
@@ -308,7 +308,7 @@ async fn f8_link_reset_in_the_middle_of_an_acquire() {
         let cut = rig.on(ACQUIRE, action);
         let lease = rig.acquire(LONG).await;
         has_happened(&cut).await;
-        // Whoever got it keeps it: the undo is for the token that was cut.
+        // Its new holder keeps it: the undo is for the token that was cut.
         lease.renew().await.expect("it is ours");
         lease.release().await.expect("it was ours to the end");
         rig.is_taken_away();

@@ -267,7 +267,7 @@ async fn f22_password_rotated_while_connected() {
     }
     lease.check().expect("no answer about the key is no loss");
 
-    // Put right, it heals by itself.
+    // Put right, it recovers by itself.
     wire.must(&["CONFIG", "SET", "requirepass", SECRET]);
     let start = Instant::now();
     loop {
@@ -380,7 +380,7 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
 }
 
-/// What falls due together is renewed by one command, and that is refused as a whole.
+/// Renewals due together go out as one command, which is refused as a whole.
 #[tokio::test]
 async fn a_key_that_is_refused_puts_no_other_lease_at_risk() {
     const SHORT: Duration = Duration::from_millis(1500);

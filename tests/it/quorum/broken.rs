@@ -85,12 +85,12 @@ async fn a_resent_vote_of_a_slow_node_does_not_outlive_the_release() {
     scene.is_taken_away_within(Duration::from_secs(1), NAME).await;
 }
 
-/// Whoever has a majority holds it, also if the node that says otherwise is heard before the others.
+/// The holder of a majority is the holder, also if a node that says otherwise answers first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_of_four_of_five_nodes_is_reported_whichever_node_answers_first() {
     let scene = Scene::of(5).await;
     let holder = scene.other().await;
-    // Who asks has pushes switched on. Where they come on later, everybody looks again, for something may be missed.
+    // A request switches notifications on. Where they come on later, every waiter checks again: it may have missed one.
     for leases in [&holder, &scene.leases] {
         let _told = leases.capabilities().await;
     }

@@ -1,7 +1,7 @@
 //! Faults of a quorum's nodes and of the links to them: F38, a minority is away, and F39, a majority is.
 //!
 //! The deadline is reckoned from outside, as in `faults/network.rs`: on a quorum it counts from the majority-th largest
-//! request that could be confirmed. What a node that is away may cost is its own time-out, once.
+//! request that could be confirmed. An absent node may cost its own time-out, once.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
@@ -27,7 +27,7 @@ use crate::common::{COMMAND, Calm, MEDIUM, NAME, requests};
 const TTL: Duration = Duration::from_secs(1);
 /// Long enough for [`MEDIUM`], in whole seconds.
 const DELAY: Duration = Duration::from_secs(3);
-/// What a call may take that waits for no node which is away: a third of what one that does would take.
+/// The longest call that waits for no absent node: a third of one that does.
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// How long it may take to notice that a node is back: a probe that goes unanswered, the longest pause before the next,
 /// and the longest before a connection is tried again, each of them twice, for the link may come back on one connection

@@ -1,4 +1,4 @@
-//! Who may vote, and what becomes of votes: a node that forgot (F40), grants that come too late (F41), and votes that
+//! Which nodes may vote, and what becomes of votes: a node that forgot (F40), grants that come too late (F41), and votes that
 //! are split (F42).
 
 use std::{

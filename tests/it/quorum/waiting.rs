@@ -1,4 +1,4 @@
-//! Waiting for a lock over a quorum: who is woken by what, what it costs the nodes, and who has the lock then.
+//! Waiting for a lock over a quorum: which event wakes which waiter, what it costs the nodes, and which waiter acquires.
 
 use std::{
     sync::{
@@ -40,7 +40,7 @@ async fn a_release_in_another_process_is_notified() {
         let holder = scene.other().await;
         for round in 0..20 {
             let (took, next) = handed_over(&scene, &holder, &scene.leases, nodes).await;
-            // Who polls is at pauses of up to a second by then, and who is watched at those of the TTL.
+            // By then a polling waiter pauses for up to a second, and a tracked one for the TTL.
             let limit = scene.allowed(SIGNAL);
             assert!(took <= limit, "round {round} of {nodes} nodes: {took:?}, not within {limit:?}");
             next.release().await.expect("it was ours to the end");
@@ -215,7 +215,7 @@ async fn scripts_of_one_release() -> u64 {
     // The lock and its fence, of each on each node; but where the holder has renewed since a waiter looked, its lock is
     // not watched on that node any more, and one node is too few to look again.
     let items = |wires: &mut [Wire]| wires.iter_mut().map(Wire::tracked_items).sum::<usize>();
-    eventually_async(HANGS, "all waiters are watched", || items(&mut wires) >= (2 * 3 - 1) * WAITERS).await;
+    eventually_async(HANGS, "all waiters are tracked", || items(&mut wires) >= (2 * 3 - 1) * WAITERS).await;
     let before = scripts_run(&mut wires);
     lease.release().await.expect("it was ours to the end");
     eventually_async(HANGS, "somebody has it", || inside.load(Ordering::SeqCst) == 1).await;
@@ -248,7 +248,7 @@ async fn a_free_minority_is_not_acquired_and_undone_without_end() {
         }));
     }
     let items = |wire: &mut Wire| wire.tracked_items() >= 2 * OTHERS;
-    eventually_async(HANGS, "all waiters are watched", || wires[..2].iter_mut().all(items)).await;
+    eventually_async(HANGS, "all waiters are tracked", || wires[..2].iter_mut().all(items)).await;
     let before = scripts_run(&mut wires);
     // The time over which looks are counted.
     tokio::time::sleep(Duration::from_secs(1)).await;

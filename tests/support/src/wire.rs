@@ -75,7 +75,7 @@ impl Wire {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(read) => self.unread.extend_from_slice(&chunk[..read]),
-                // Whoever has signalled us wants nothing of this.
+                // A signal to us has nothing to do with this.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
