@@ -8,7 +8,7 @@
 //!    the earliest of deadline, release and news of a loss. A client that stands still believes as its clock would say.
 //! 2. Fences grow in the order of the wins.
 //! 3. What nobody will use is taken off every node, but for what arrives there later; and nothing outlives a TTL.
-//! 4. It is no empty promise: leases are won, raised, healed, lost and released, and on a calm day none is lost.
+//! 4. It is no empty promise: leases are won, raised, repaired, lost and released, and on a calm day none is lost.
 //!
 //! That the checks would notice is shown by bugs that the simulated driver can be given: each must be found.
 
@@ -37,7 +37,7 @@ const CLIENTS: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
     None,
-    /// A majority that drew different fences is a win with the largest of them.
+    /// A majority that issued different fences is a win with the largest of them.
     NoSecondPhase,
     /// A grant that comes after the attempt has failed is left where it is.
     LateGrantStays,

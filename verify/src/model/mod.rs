@@ -64,7 +64,7 @@ enum Flaw {
     None,
     /// A lease is believed until its TTL is over, with nothing off for drift.
     NoDrift,
-    /// A majority that drew different fences is a win with the largest of them.
+    /// A majority that issued different fences is a win with the largest of them.
     NoSecondPhase,
     /// A lease is counted from the answers.
     DeadlineFromReply,

@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Keeps a heal back for as long as it can do harm, and the client from its lease on another node.
+    /// Keeps a repair back for as long as it can do harm, and the client from its lease on another node.
     pub(super) fn is_held_up(&mut self, message: &Message) -> bool {
         if !self.profile.is_sly || !matches!(message.request, Request::Repair { .. }) {
             return false;
@@ -118,7 +118,7 @@ impl World {
         true
     }
 
-    /// A node has just voted for a client. If a heal is held up for it of a lease that is about to lose its key on another
+    /// A node has just voted for a client. If a repair is held up for it of a lease that is about to lose its key on another
     /// node, to which this client's acquire is on its way: forgets the vote, and has the acquire arrive when that key is gone.
     pub(super) fn voted(&mut self, client: usize, node: usize) {
         if !self.profile.is_sly {
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// The heals of this node that are held up arrive now.
+    /// The repairs of this node that are held up arrive now.
     fn let_through(&mut self, node: usize) {
         let repair = |message: &Message| {
             (message.node == node && matches!(message.request, Request::Repair { .. })).then_some(())
