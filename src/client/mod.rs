@@ -1,4 +1,9 @@
 //! What `Leases`, `Lock` and `Lease` share: everything that they run on, one attempt (`round`), and one release.
+//!
+//! # Lock order
+//!
+//! The watchdog's table before a hold's state; a node's health before what its quorum knows of all nodes. Every other lock
+//! is taken alone. None is held while anything is awaited, or while a program's own code runs.
 
 use std::{
     sync::{Arc, Weak},

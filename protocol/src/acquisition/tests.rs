@@ -136,6 +136,15 @@ fn a_majority_of_votes_is_a_lease() {
 }
 
 #[test]
+fn a_lease_counts_from_when_its_attempt_was_sent() {
+    let mut acquisition = Acquisition::new(config(1), at(100));
+    let _won = voted(&mut acquisition, 101, 0, granted(7));
+    assert_eq!(acquisition.sent(), at(100));
+    assert!(acquisition.is_confirmed(at(100)) && !acquisition.is_confirmed(at(101)));
+    assert!(acquisition.valid_until() > at(3_000) && acquisition.valid_until() < at(3_100));
+}
+
+#[test]
 fn different_fences_are_raised_before_it_is_won() {
     let mut acquisition = attempt(3);
     let _wait = voted(&mut acquisition, 1, 0, granted(7));
