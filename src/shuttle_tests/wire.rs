@@ -6,7 +6,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{Arc, Weak},
-    task::{Context, Poll, Waker},
+    task::{self, Context, Waker},
     time::Duration,
 };
 
@@ -120,8 +120,8 @@ impl Wire {
 /// The memory node answers at once.
 fn ready<T>(mut answer: Answer<T>) -> Result<T, Failure> {
     match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(answer) => answer,
-        Poll::Pending => panic!("the memory node waits for nothing"),
+        task::Poll::Ready(answer) => answer,
+        task::Poll::Pending => panic!("the memory node waits for nothing"),
     }
 }
 
@@ -314,7 +314,7 @@ impl Scene {
             label: "host:7".into(),
             command_timeout: Duration::from_secs(1),
             fair: false,
-            grant: Duration::from_millis(900),
+            grant_timeout: Duration::from_millis(900),
         };
         let wire = Wire::new();
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);
