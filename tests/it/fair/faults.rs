@@ -9,9 +9,8 @@ use support::{
     seen, two_workers, within,
 };
 
-use super::line::{
-    HEARTBEAT, History, LONG, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key,
-};
+use super::line::{HEARTBEAT, History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key};
+use crate::common::LONG;
 
 const GRANT: Duration = Duration::from_millis(200);
 
