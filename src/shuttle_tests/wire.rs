@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     slice,
     sync::{Arc, Weak},
-    task::{Context, Poll, Waker},
+    task::{self, Context, Waker},
     time::Duration,
 };
 
@@ -114,8 +114,8 @@ fn asked(request: &Request) -> Vec<(Asked, Token)> {
 /// The memory node answers at once.
 fn ready<T>(mut answer: Answer<T>) -> Result<T, Failure> {
     match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(answer) => answer,
-        Poll::Pending => panic!("the memory node waits for nothing"),
+        task::Poll::Ready(answer) => answer,
+        task::Poll::Pending => panic!("the memory node waits for nothing"),
     }
 }
 

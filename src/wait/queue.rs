@@ -22,6 +22,19 @@ struct Table {
     waiters: HashMap<Token, Arc<Call>>,
     /// Who has the lock watched: the first of this process.
     trackers: HashMap<Key, Arc<Call>>,
+    /// Waiters whose poll is not answered yet. It may have the lock tracked: a change can be heard before the answer.
+    polling: HashMap<Key, Vec<Arc<Call>>>,
+}
+
+impl Table {
+    fn is_answered(&mut self, call: &Arc<Call>) {
+        if let Some(polling) = self.polling.get_mut(&call.key) {
+            polling.retain(|other| !Arc::ptr_eq(other, call));
+            if polling.is_empty() {
+                self.polling.remove(&call.key);
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -75,10 +88,16 @@ impl FairWaiters {
         call.inspect(grant).is_some()
     }
 
-    /// Something was done to this lock: whoever has it watched is to poll.
+    /// Something was done to this lock: the waiter that has it tracked is to poll, or else those that may have it tracked.
     pub(crate) fn changed(&self, key: &str, now: Time) {
-        let call = self.0.lock().trackers.get(key).cloned();
-        if let Some(call) = call {
+        let calls: Vec<_> = {
+            let table = self.0.lock();
+            match table.trackers.get(key) {
+                Some(tracker) => vec![tracker.clone()],
+                None => table.polling.get(key).cloned().unwrap_or_default(),
+            }
+        };
+        for call in calls {
             call.ring(now);
         }
     }
@@ -114,9 +133,10 @@ impl FairWaiter {
         self.call.heard.notified().await;
     }
 
-    /// Whether we have the lock watched: then we are called when something is done to it.
+    /// Our poll is answered: whether we have the lock tracked. Then we are called when something is done to it.
     pub(crate) fn tracks(&self, tracked: bool) {
         let mut table = self.fair_waiters.0.lock();
+        table.is_answered(&self.call);
         if tracked {
             table.trackers.insert(self.call.key.clone(), self.call.clone());
         } else if table.trackers.get(&self.call.key).is_some_and(|call| Arc::ptr_eq(call, &self.call)) {
@@ -138,6 +158,9 @@ impl FairWaiter {
     pub(crate) fn polls(&self) {
         self.call.granted.store(false, Ordering::Release);
         self.call.due.store(Time::NEVER.as_nanos(), Ordering::Release);
+        let mut table = self.fair_waiters.0.lock();
+        table.is_answered(&self.call);
+        table.polling.entry(self.call.key.clone()).or_default().push(self.call.clone());
     }
 }
 
@@ -190,14 +213,22 @@ mod tests {
         assert_eq!(second.due(), soon);
 
         second.polls();
+        second.tracks(false);
         fair_waiters.changed("job", soon);
         assert_eq!(second.due(), Time::NEVER, "it has not had it tracked");
+        second.polls();
+        fair_waiters.changed("job", soon);
+        assert_eq!(second.due(), soon, "the change was heard before the answer");
+        second.tracks(true);
+        assert_eq!(second.due(), soon);
+        second.polls();
         second.tracks(true);
         fair_waiters.changed("another", soon);
         assert_eq!(second.due(), Time::NEVER);
         fair_waiters.changed("job", soon);
         assert_eq!(second.due(), soon);
         drop(second);
-        assert!(fair_waiters.is_empty() && fair_waiters.0.lock().trackers.is_empty());
+        let table = fair_waiters.0.lock();
+        assert!(table.waiters.is_empty() && table.trackers.is_empty() && table.polling.is_empty());
     }
 }

@@ -113,14 +113,14 @@ proptest! {
     #[test]
     fn no_text_is_a_fence_that_is_not_a_number_in_bounds(text in prop_oneof![".*", "[+-]?[0-9]{0,22}(\\.0|e1)?", any::<u64>().prop_map(|number| number.to_string())],
     ) {
-        let number = text.parse::<i128>().ok().filter(|number| (0..=i128::from(i64::MAX)).contains(number));
+        let in_bounds = |text: &str| text.parse::<i128>().ok().filter(|number| (0..=i128::from(i64::MAX)).contains(number));
+        let number = in_bounds(&text);
         let fence = text.parse::<Fence>().ok().map(|fence| i128::from(u64::from(fence)));
         // `-0` is a number, and no fence.
         prop_assert!(fence == number || text.starts_with('-'), "{:?}: {:?}", text, fence);
-        // JSON has blanks around a number.
-        let number = text.trim_matches([' ', '\t', '\n', '\r']).parse::<i128>().ok();
         if let Ok(fence) = serde_json::from_str::<Fence>(&text) {
-            prop_assert_eq!(Some(i128::from(u64::from(fence))), number);
+            // JSON may have space around a value.
+            prop_assert_eq!(Some(i128::from(u64::from(fence))), in_bounds(text.trim_ascii()));
         }
     }
 

@@ -805,7 +805,7 @@ fn a_server_that_goes_away_ends_a_wait_with_its_limit_and_no_other() {
         assert!(told.contains("is held by"), "{told}");
         runner
     };
-    let (patient, limited) = (waits(&[]), waits(&["-w", "1s"]));
+    let (patient, limited) = (waits(&[]), waits(&["-w", "4s"]));
     server.kill();
     ends_with(&limited.wait_with_output().unwrap(), 69, &[]);
     // It comes back, and has forgotten who held the lock.

@@ -19,8 +19,6 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const PROMPT: Duration = Duration::from_millis(50);
 /// How often each program polls for those of its waiters who share a name.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
-/// For leases that do not expire during their test.
-pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// A waiter with a place; what became of it, and when.
 pub(crate) type Waiter = JoinHandle<(Result<Lease, AcquireError>, Instant)>;

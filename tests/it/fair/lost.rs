@@ -7,10 +7,10 @@ use leasehold::{AcquireError, Leases, LossReason, ReleaseError};
 use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, seen, within};
 
 use super::line::{
-    HEARTBEAT, History, LONG, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place,
-    queue_key, tokens, wait_key,
+    HEARTBEAT, History, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place, queue_key,
+    tokens, wait_key,
 };
-use crate::common::program_with;
+use crate::common::{LONG, program_with};
 
 /// After the queue was lost, the first waiter to poll takes a free lock. Once all the others have polled too, they
 /// have their old places.

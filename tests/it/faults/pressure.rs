@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 use leasehold::{AcquireError, Error, ErrorKind, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
 use support::{Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
 
-use crate::common::{Calm, LONG, MEDIUM, NAME};
+use crate::common::{COMMAND, Calm, LONG, MEDIUM, NAME};
 use crate::fair::line::{all_can_be_called, had, nothing_is_left, place, tokens};
 use crate::quorum::scene::{HANGS, Node, Scene, Share};
 
 const TTL: Duration = Duration::from_millis(1_200);
-const COMMAND: Duration = Duration::from_millis(300);
 /// The longest pause between two looks of a waiter.
 const LOOK: Duration = Duration::from_secs(1);
 

@@ -23,7 +23,7 @@ use support::{
 };
 use tokio::{runtime::Runtime, sync::Notify};
 
-use crate::common::{Calm, program_with};
+use crate::common::{COMMAND, Calm, program_with};
 
 /// So long that nothing here ends by expiring: a key that goes was released.
 const LONG: Duration = Duration::from_secs(60);
@@ -754,7 +754,6 @@ async fn close_ends_everything(url: &str) {
 
 #[test]
 fn f34_close_while_the_server_is_stopped() {
-    const COMMAND: Duration = Duration::from_millis(300);
     let server = Server::start();
     let mut wire = server.wire();
     two_workers().block_on(async {

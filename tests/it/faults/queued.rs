@@ -9,9 +9,10 @@ use support::{
     within,
 };
 
+use crate::common::COMMAND;
+
 /// Of the acquire that is dropped: its undo has given up after it.
 const TTL: Duration = Duration::from_secs(1);
-const COMMAND: Duration = Duration::from_millis(300);
 
 /// Pushes are on, and the connection of requests ends; an acquire is to be tracked, and finds no connection; then pushes are
 /// cut too, and the acquire is dropped. The server is back after the undo has given up.

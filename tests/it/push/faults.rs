@@ -15,7 +15,7 @@ use support::{
     waiter_is_tracked, within,
 };
 
-use crate::common::program_with;
+use crate::common::{COMMAND, program_with};
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(20);
@@ -197,7 +197,6 @@ async fn no_wake_up_is_missed_while_notifications_are_switched_on() {
         Action::Hold,
         Action::HoldReply,
     ];
-    const COMMAND: Duration = Duration::from_millis(300);
     let server = Arc::new(Server::start());
     let lag = Arc::new(Lag::start());
     let mut cases = Vec::new();
