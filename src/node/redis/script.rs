@@ -2,12 +2,10 @@
 
 use std::sync::LazyLock;
 
-use leasehold_protocol::plants;
-
 /// One Lua script: its text is the documentation of what it does.
 #[derive(Debug)]
 pub(crate) struct Script {
-    pub(crate) source: LazyLock<&'static str>,
+    pub(crate) source: &'static str,
     /// Its place in a set of scripts.
     pub(crate) bit: u32,
     hash: LazyLock<String>,
@@ -17,9 +15,9 @@ macro_rules! scripts {
     ($($(#[$attribute:meta])* $at:literal $name:ident = $($file:literal)+;)*) => {$(
         $(#[$attribute])*
         pub(crate) static $name: Script = Script {
-            source: LazyLock::new(|| plants::script(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))),
+            source: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
             bit: 1 << $at,
-            hash: LazyLock::new(|| fred::util::sha1_hash(&$name.source)),
+            hash: LazyLock::new(|| fred::util::sha1_hash($name.source)),
         };
     )*};
 }

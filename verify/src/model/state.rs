@@ -194,7 +194,7 @@ pub(super) struct Message {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Content {
-    /// A request; that of a raise and a heal has a fence. It arrives before any time passes unless it is late.
+    /// A request; that of a raise and a repair has a fence. It arrives before any time passes unless it is late.
     Request { fence: Option<Fence>, is_late: bool },
     /// A reply that is late.
     Reply(Said),

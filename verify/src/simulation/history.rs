@@ -27,7 +27,7 @@ pub(super) struct Counts {
     pub(super) renewed: usize,
     pub(super) repaired: usize,
     pub(super) lost: usize,
-    /// Votes and heals that a node refused because it was started lately.
+    /// Votes and repairs that a node refused because it was started lately.
     pub(super) recovering: usize,
     /// Releases that a majority confirmed.
     pub(super) released: usize,
