@@ -16,7 +16,7 @@ async fn expect(log: EventLog, start: &str, field: &str) {
 
 /// The keeper has a thread of its own, so the subscriber must be the process's: one test tells the whole story.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_tells_its_life_by_stable_names_and_never_its_token() {
+async fn events_have_stable_names_and_never_show_the_token() {
     let log = EventLog::start();
     let server = Server::start();
     // Long enough that no busy machine puts it at risk or ends it.

@@ -162,12 +162,12 @@ async fn f26_the_keeper_is_starved_and_no_renewal_is_confirmed() {
         let (checked, awaited) = tokio::join!(checked, awaited);
         let (checked, awaited) = (checked.unwrap(), awaited.unwrap());
         let watch = Watch::of(checked.handle());
-        let signal = stamped(HANGS, "lost() completes", awaited.lost());
+        let signal = stamped(awaited.lost());
         let load = Load::begin(run);
         thread::sleep(2 * TTL);
         drop(load);
         let over = Instant::now();
-        let Stamped { output: lost, woken, .. } = signal.await.unwrap();
+        let Stamped { output: lost, woken, .. } = within(HANGS, "lost() completes", signal).await.unwrap();
         assert_eq!(lost.reason(), LossReason::Expired);
         // The last acquire is the one that won.
         let deadline = |name: &String| *requests(&proxy, &[ACQUIRE], name).last().unwrap() + valid();

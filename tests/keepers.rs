@@ -241,7 +241,7 @@ fn ends_at_once<T>(what: &str, ended: Instant, lag: &Lag, call: &mpsc::Receiver<
 }
 
 #[test]
-fn what_waits_ends_with_the_runtime() {
+fn pending_calls_end_with_the_runtime() {
     let (server, lag, panics) = (Server::start(), Lag::start(), panics());
     for url in [server.url(), "memory://ends".into()] {
         for from in From::BOTH {

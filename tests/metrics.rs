@@ -1,4 +1,4 @@
-//! What an exporter is told of leases and their faults (feature `metrics`).
+//! The metrics of leases and their faults, as an exporter sees them (feature `metrics`).
 
 // The library's doors for time and tasks are not those of its tests.
 #![allow(clippy::disallowed_methods)]
@@ -21,7 +21,7 @@ fn told(exporter: &PrometheusHandle, name: &str) -> Option<f64> {
 
 /// One for all: a recorder is the whole process's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_and_their_faults_are_told() {
+async fn leases_and_their_faults_are_counted() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let exporter = recorder.handle();
     metrics::set_global_recorder(recorder).expect("it is the first");

@@ -110,7 +110,7 @@ async fn is_told_once_and_not_asked_again(
     proxy.cut();
     wire.must(&["SET", "job", "somebody", "PX", "60000"]);
     let waiter = timed(leases.lock("job").acquire());
-    eventually_async(HANGS, "pushes work", || wire.trackers().len() == 1 && wire.watched_keys() >= 2).await;
+    eventually_async(HANGS, "pushes work", || wire.trackers().len() == 1 && wire.tracked_keys() >= 2).await;
     let freed = Instant::now();
     wire.del("job");
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
@@ -124,7 +124,7 @@ async fn is_told_once_and_not_asked_again(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::await_holding_lock, reason = "tests take turns")]
-async fn a_server_that_does_not_push_is_told_of_once_and_polled() {
+async fn a_server_without_notifications_is_reported_once_and_polled() {
     let log = Warnings::start();
     let server = Server::start();
     let mut wire = server.wire();
@@ -200,7 +200,7 @@ async fn more_waiters_than_half_the_servers_table_wait_without_a_storm() {
     tokio::time::sleep(SPAN).await;
     let looks = proxy.count(Match::script(ACQUIRE));
     println!("{looks} looks of {NAMES} waiters in {SPAN:?}");
-    // Whoever polls looks twice a second on average once its pauses are a second at the most; the first are shorter.
+    // With pauses of at most a second a waiter checks twice a second on average; the first pauses are shorter.
     assert!((NAMES..=10 * NAMES).contains(&looks), "{looks} looks of {NAMES} waiters in {SPAN:?}");
     let freed = Instant::now();
     for n in 0..NAMES {

@@ -68,6 +68,12 @@ fn count(log: EventLog, name: &str, address: &str) -> usize {
     log.lines().into_iter().filter(is_one).count()
 }
 
+/// The state shows it first. The event comes on the events' thread.
+async fn told_once(log: EventLog, name: &str, address: &str) {
+    eventually_async(HANGS, &format!("{name} is told"), || count(log, name, address) > 0).await;
+    assert_eq!(count(log, name, address), 1, "{name} of {address}");
+}
+
 #[tokio::test]
 async fn the_urls_are_checked_before_anything_is_sent() {
     let urls = |count: usize| (0..count).map(|node| format!("redis://node-{node}.invalid")).collect::<Vec<_>>();
@@ -149,12 +155,13 @@ async fn a_majority_is_enough_and_the_others_join_when_they_come() {
     assert_eq!(leases.nodes()[1].address(), address);
     let token = nodes[0].wire().get(NAME);
     eventually_async(HANGS, "it is repaired", || nodes[1].wire().get(NAME) == token).await;
-    assert!(count(log, "node", &address) >= 2, "that it is missed is told, and that it has come");
+    let told = || count(log, "node", &address) >= 2;
+    eventually_async(HANGS, "both that it is missed and that it has come are told", told).await;
     lease.release().await.expect("it was ours");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_comes_and_is_another_one_has_no_vote() {
+async fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
     let log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let proxy = Proxy::to(&nodes[2]);
@@ -167,7 +174,7 @@ async fn a_node_that_comes_and_is_another_one_has_no_vote() {
     proxy.refuse(false);
     let other = format!("127.0.0.1:{}", nodes[0].port());
     eventually_is(&leases, 2, "it is found out", |state| *state == NodeState::SameServer(other.clone())).await;
-    assert_eq!(count(log, "same_server", &address), 1);
+    told_once(log, "same_server", &address).await;
 
     nodes[1].stop();
     match leases.lock(NAME).try_acquire().await {
@@ -212,7 +219,7 @@ async fn a_node_that_becomes_another_one_loses_its_vote() {
         let outcome = leases.lock(NAME).try_acquire().await;
         assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "one server gave two votes: {outcome:?}");
     }
-    assert_eq!(count(log, "same_server", &format!("127.0.0.1:{}", proxy.port())), 1);
+    told_once(log, "same_server", &format!("127.0.0.1:{}", proxy.port())).await;
     nodes[1].cont();
 }
 
@@ -323,7 +330,7 @@ async fn nodes_tell_how_each_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clocks_that_differ_are_told_once() {
+async fn differing_clocks_are_reported_once() {
     let log = EventLog::start();
     let nodes = Nodes::seasoned(3);
     let leases = build(nodes.urls()).await;
@@ -337,7 +344,7 @@ async fn clocks_that_differ_are_told_once() {
         leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
         count(log, "clocks", &address)
     };
-    // What leases of 30 s allow for is 302 ms.
+    // Leases of 30 s allow for 302 ms.
     nodes.clock(1).forward(Duration::from_millis(150));
     assert_eq!(look().await, 0, "they differ by less than leases allow for");
     // By so much that it is certain, however long an answer has to wait for this machine.
@@ -401,7 +408,7 @@ async fn f22_a_quorum_needs_the_right_to_info() {
 
     allow("+info");
     let leases = builder(proxies.iter().map(url)).build().await.expect("all are there");
-    // By so much that it proposes a fence that two have passed, and no two draw alike.
+    // By so much that it proposes a fence that two have passed, and no two issue alike.
     nodes.clock(1).forward(SECOND);
     nodes.clock(2).forward(2 * SECOND);
     let raises: Vec<_> = proxies.iter().map(|proxy| proxy.on(Match::script(RAISE), 1, Action::HoldReply)).collect();

@@ -117,7 +117,7 @@ fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
 }
 
 #[test]
-fn no_look_finds_a_lease_without_time_and_yet_good() {
+fn no_check_succeeds_without_time_left() {
     let _turn = slow_log(|_| {});
     let runtime = two_workers();
     let leases = Leases::in_memory();
@@ -178,8 +178,8 @@ fn after_a_suspend_the_same_task_competes_anew() {
 /// As one that prints does once its pipe is closed.
 #[test]
 fn a_log_that_panics_ends_no_watch() {
-    // The hook of panics may print for a while, on the thread that renews.
-    const TTL: Duration = Duration::from_secs(1);
+    // The hook of panics needs a processor for a while: it looks up where the panic came from.
+    const TTL: Duration = Duration::from_secs(3);
     let panics = Arc::new(AtomicU64::new(0));
     let panicked = panics.clone();
     let _turn = slow_log(move |event| {
@@ -192,7 +192,7 @@ fn a_log_that_panics_ends_no_watch() {
         let long = leases.lock("long").acquire().await.unwrap();
         assert_eq!(within(HANGS, "the signal", short.lost()).await.reason(), LossReason::MaxHold);
         // As long as the other would not last if nobody renewed it.
-        tokio::time::sleep(3 * TTL).await;
+        tokio::time::sleep(TTL * 5 / 4).await;
         assert_eq!((panics.load(Ordering::SeqCst), long.check()), (1, Ok(())));
         // And its own deadline is told, with the server away for good.
         server.stop();

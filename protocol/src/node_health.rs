@@ -7,7 +7,7 @@
 //!
 //! 1. A silent node of a quorum is not asked but probed, until it answers. A request that was not sent needs no undo,
 //!    and a dead node costs nothing. The only node of a lock is never silent.
-//! 2. A node is silent when we have waited in vain for [`SILENCE`] since its last answer, on any connection.
+//! 2. A node is silent when we have waited in vain for `SILENCE` since its last answer, on any connection.
 //!    Overlapping waits count once. A link that breaks at once says nothing of its node.
 //! 3. A node that is the same server as another node of the quorum has no vote, until it shows another identity.
 //! 4. A vote that is heard late takes back nothing that a later one has shown: neither identity nor clock nor recovery.

@@ -60,8 +60,8 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Where it is, without who we are there.
     fn address(&self) -> &str;
 
-    /// `limit` bounds the wait for the answer; what the limit cuts off has an unknown outcome. The request goes out at the
-    /// first poll of the answer.
+    /// `limit` bounds the wait for the answer; what the limit cuts off has an unknown outcome. The request goes out
+    /// at the first poll of the answer, if not before.
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply>;
 
     /// What it can do, and is willing to tell.

@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, RunError};
-use tokio::{sync::oneshot, task::JoinHandle};
+use leasehold::{Builder, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, RunError, Status};
+use tokio::sync::oneshot;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use support::{Lag, Nodes, Proxy, SIGNAL, Server, Stamped, eventually_async, seen, stamped, within};
@@ -276,9 +276,9 @@ impl Scene {
 /// What holders rely on.
 pub(crate) struct Others {
     leases: Vec<Lease>,
-    lost: Vec<JoinHandle<Stamped<Lost>>>,
-    cancelled: JoinHandle<Stamped<()>>,
-    run: JoinHandle<Stamped<Result<(), RunError>>>,
+    lost: Vec<oneshot::Receiver<Stamped<Lost>>>,
+    cancelled: oneshot::Receiver<Stamped<()>>,
+    run: oneshot::Receiver<Stamped<Result<(), RunError>>>,
     running: LeaseHandle,
 }
 
@@ -288,15 +288,15 @@ impl Others {
         for name in ["other:0", "other:1", "other:2"] {
             held.push(within(HANGS, "a lock", leases.lock(name).acquire()).await.expect("it is free"));
         }
-        let lost = held.iter().map(|lease| stamped(HANGS, "lost()", lease.lost())).collect();
+        let lost = held.iter().map(|lease| stamped(lease.lost())).collect();
         let token = held[0].cancellation_token();
-        let cancelled = stamped(HANGS, "the token", token.cancelled_owned());
+        let cancelled = stamped(token.cancelled_owned());
         let (begins, began) = oneshot::channel();
         let run = leases.lock("other:run").run(move |lease| async move {
             begins.send(lease).ok();
             std::future::pending::<()>().await;
         });
-        let run = stamped(HANGS, "run stops its work", run);
+        let run = stamped(run);
         let running = within(HANGS, "the work begins", began).await.expect("it began");
         Self { leases: held, lost, cancelled, run, running }
     }
@@ -323,9 +323,10 @@ impl Others {
 
     /// The servers are silent from now on.
     async fn are_told(self, lag: &Lag) {
-        // What was under way may extend them once more.
+        // A renewal under way may extend them once more. When a later one fails, they are final.
         let mut deadlines: Vec<Instant> = Vec::new();
         for lease in self.handles() {
+            eventually_async(HANGS, "a renewal fails", || lease.status() == Status::AtRisk).await;
             let before = Instant::now();
             deadlines.push(before + lease.remaining());
         }
@@ -335,12 +336,13 @@ impl Others {
             assert!(late <= SIGNAL + lag.worst(), "{what} came {late:?} late; the machine lagged {:?}", lag.worst());
         };
         for (lost, deadline) in self.lost.into_iter().zip(&deadlines) {
-            let Stamped { output, woken, .. } = lost.await.expect("it completes");
+            let Stamped { output, woken, .. } = within(HANGS, "lost()", lost).await.expect("it completes");
             assert!(matches!(output.reason(), LossReason::Expired | LossReason::NoQuorum), "{output:?}");
             on_time("lost()", woken, *deadline);
         }
-        on_time("the cancellation", self.cancelled.await.expect("it is cancelled").woken, deadlines[0]);
-        let Stamped { output, woken, .. } = self.run.await.expect("it stops");
+        let cancelled = within(HANGS, "the token", self.cancelled).await.expect("it is cancelled");
+        on_time("the cancellation", cancelled.woken, deadlines[0]);
+        let Stamped { output, woken, .. } = within(HANGS, "run stops its work", self.run).await.expect("it stops");
         assert!(matches!(output, Err(RunError::Lost(_))), "{output:?}");
         on_time("the stop of run", woken, deadlines[3]);
     }

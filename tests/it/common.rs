@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{AcquireError, Lease, LeaseHandle, Lock, LossReason, Lost, ReleaseError, RenewError, Status};
+use leasehold::{AcquireError, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, ReleaseError, RenewError, Status};
 use support::{HANGS, Lag, Match, seen, within};
 
 pub(crate) const NAME: &str = "job";
@@ -26,6 +26,16 @@ pub(crate) const MEDIUM: Duration = Duration::from_millis(1_500);
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 /// The command time-out of every client that is not given another one.
 pub(crate) const COMMAND: Duration = Duration::from_millis(300);
+
+/// A client like a program's own, with all options as they are by default.
+pub(crate) async fn program(url: impl Into<String>) -> Leases {
+    Leases::connect(url).await.expect("the server is there")
+}
+
+/// The same with leases of this TTL.
+pub(crate) async fn program_with(url: impl Into<String>, ttl: Duration) -> Leases {
+    Leases::builder().url(url).ttl(ttl).build().await.expect("the server is there")
+}
 
 /// Runs of a script for a lease.
 pub(crate) fn requests(script: &str, lease: &Lease) -> Match {

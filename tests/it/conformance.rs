@@ -570,7 +570,7 @@ async fn re_entry_lets_all_branches_of_a_join_in(place: Place) {
     assert_eq!((a, b), (b, c));
 }
 
-/// What the documentation warns of: who acquires and hands out is one owner, whoever works with the leases.
+/// The documentation warns of it: a task that acquires and hands out leases is one owner, whichever task uses them.
 async fn re_entry_lets_a_dispatcher_hand_out_many_leases(place: Place) {
     let leases = place.program("one").await;
     let careless = leases.lock("job").reentrant(true);
@@ -649,7 +649,7 @@ async fn outside_a_task_the_thread_is_the_owner(place: Place) {
 async fn one_at_a_time(place: Place) {
     let (one, two) = place.two_programs().await;
     let inside = Arc::new(AtomicBool::new(false));
-    // Whoever cannot be called comes by every third of a grant.
+    // An unreachable waiter polls every third of a grant timeout.
     let rounds = if place.fair && !place.pushes { 1 } else { 4 };
     let mut tasks = Vec::new();
     for n in 0..24 {

@@ -2,15 +2,13 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{AcquireError, ErrorKind, Leases};
+use leasehold::{AcquireError, ErrorKind};
 use support::Server;
+
+use crate::common::program;
 
 const KEY: &str = "{job}:lh:fence";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
-async fn program(server: &Server) -> Leases {
-    Leases::connect(server.url()).await.unwrap()
-}
 
 fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros().try_into().unwrap()
@@ -19,7 +17,7 @@ fn now_us() -> u64 {
 #[tokio::test]
 async fn a_fence_is_the_servers_time_in_microseconds_and_stays_a_day() {
     let server = Server::start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     let before = now_us();
     let lease = leases.lock("job").acquire().await.unwrap();
     let fence = u64::from(lease.fence());
@@ -32,9 +30,9 @@ async fn a_fence_is_the_servers_time_in_microseconds_and_stays_a_day() {
 }
 
 #[tokio::test]
-async fn a_fence_from_the_future_is_counted_on_and_stays_a_day_longer_than_itself() {
+async fn a_fence_from_the_future_is_incremented_and_stays_a_day_longer_than_itself() {
     let server = Server::start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     // A server whose clock was a day ahead drew this one.
     let ahead = now_us() + u64::try_from(DAY.as_micros()).unwrap();
     server.wire().set(KEY, &ahead.to_string());
@@ -49,9 +47,9 @@ async fn a_fence_from_the_future_is_counted_on_and_stays_a_day_longer_than_itsel
 }
 
 #[tokio::test]
-async fn a_server_that_forgot_everything_draws_a_larger_fence() {
+async fn a_server_that_forgot_everything_issues_a_larger_fence() {
     let server = Server::start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     let first = leases.lock("job").acquire().await.unwrap();
     let fence = first.fence();
     first.release().await.unwrap();
@@ -60,9 +58,9 @@ async fn a_server_that_forgot_everything_draws_a_larger_fence() {
 }
 
 #[tokio::test]
-async fn what_is_no_fence_is_refused_and_leaves_the_lock_free() {
+async fn an_invalid_fence_is_refused_and_leaves_the_lock_free() {
     let server = Server::start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     // From 9007199254740992 on the next double is two further.
     for no_fence in ["", "x", "-1", "1.5", "nan", "-nan", "inf", "1e300", "9007199254740992", "9223372036854775807"] {
         server.wire().set(KEY, no_fence);

@@ -62,7 +62,7 @@ async fn closing_releases_a_lease_that_has_reached_its_max_hold() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_renewal_cannot_shorten_a_key_that_is_kept() {
+async fn a_late_renewal_cannot_shorten_a_retained_key() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = Leases::connect(proxy.url()).await.unwrap();

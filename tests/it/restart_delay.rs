@@ -45,7 +45,7 @@ async fn refused(leases: &Leases, fair: bool) -> Error {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f5_a_server_that_restarted_empty_gives_nobody_what_it_may_have_given_away() {
+async fn f5_a_server_restarted_empty_grants_no_lock_that_may_be_held() {
     let (server, _clock) = old();
     let (one, two) = (builder(&server, "one").build().await.unwrap(), builder(&server, "two").build().await.unwrap());
     let lease = one.lock("job").acquire().await.unwrap();
@@ -67,7 +67,7 @@ async fn f5_a_server_that_restarted_empty_gives_nobody_what_it_may_have_given_aw
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f5_a_server_that_restarted_empty_gives_no_fair_waiter_what_it_may_have_given_away() {
+async fn f5_a_server_restarted_empty_grants_no_fair_waiter_a_lock_that_may_be_held() {
     let (server, _clock) = old();
     let proxy = Proxy::to(&server);
     let one = builder(&server, "one").url(proxy.url()).build().await.unwrap();
@@ -96,7 +96,7 @@ async fn f5_a_server_that_restarted_empty_gives_no_fair_waiter_what_it_may_have_
 }
 
 #[tokio::test]
-async fn without_it_a_newborn_server_grants_at_once() {
+async fn without_a_restart_delay_a_new_server_grants_at_once() {
     let server = Server::start();
     let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.unwrap();
     assert!(leases.lock("job").try_acquire().await.unwrap().is_some());
@@ -106,7 +106,7 @@ async fn without_it_a_newborn_server_grants_at_once() {
 }
 
 #[tokio::test]
-async fn a_ttl_that_outlives_it_is_refused_by_name() {
+async fn a_ttl_longer_than_the_restart_delay_is_refused() {
     let server = Server::start();
     let error = builder(&server, "one").ttl(DELAY).build().await.unwrap_err().to_string();
     assert!(error.contains("ttl is 2s") && error.contains("restart_delay"), "{error}");

@@ -63,7 +63,7 @@ async fn knows_them_for_the_delay(leases: &Leases) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f29_who_has_known_a_server_for_the_delay_acquires_after_its_clock_was_set_back() {
+async fn f29_a_client_older_than_the_delay_acquires_after_the_clock_was_set_back() {
     let (server, clock) = newborn();
     let old = builder("old").url(server.url()).build().await.unwrap();
     knows_them_for_the_delay(&old).await;
@@ -78,7 +78,7 @@ async fn f29_who_has_known_a_server_for_the_delay_acquires_after_its_clock_was_s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f29_who_meets_a_server_after_its_clock_was_set_back_acquires_after_the_delay() {
+async fn f29_a_new_client_acquires_after_the_delay_when_the_clock_was_set_back() {
     for fair in [false, true] {
         let ((server, clock), lag) = (newborn(), Lag::start());
         clock.back(HOUR);
@@ -119,7 +119,7 @@ async fn f29_fair_waiters_come_in_their_order_after_the_clock_was_set_back() {
     let took = at.saturating_duration_since(freed);
     println!("the first after {took:?}");
     assert!(took >= DELAY && took <= DELAY + PROMPT + lag.worst(), "{took:?}");
-    // A release says what its program knows of the uptime, as knocks do. The second program may not have asked before.
+    // A release says what its program knows of the uptime, as polls do. The second program may not have asked before.
     for (n, waiter) in waiters.enumerate() {
         let released = Instant::now();
         lease.release().await.unwrap();

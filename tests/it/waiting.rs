@@ -11,6 +11,8 @@ use leasehold::{AcquireError, Lease, Leases, Owner};
 use support::{Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, within};
 use tokio::sync::mpsc;
 
+use crate::common::program;
+
 /// The least that the last look of a wait has for its answer.
 const LAST_LOOK: Duration = Duration::from_millis(15);
 
@@ -18,12 +20,8 @@ fn acquires() -> Match {
     Match::script(support::scripts::ACQUIRE)
 }
 
-async fn program(url: String) -> Leases {
-    Leases::builder().url(url).build().await.unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_waiters_of_one_process_ask_like_one() {
+async fn many_waiters_of_one_process_poll_like_one() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (holder, waiters) = (program(server.url()).await, program(proxy.url()).await);
@@ -53,7 +51,7 @@ async fn many_waiters_of_one_process_ask_like_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_looks_again_when_the_holders_key_runs_out() {
+async fn a_waiter_checks_again_when_the_holders_key_expires() {
     let server = Server::start();
     let leases = program(server.url()).await;
     let mut wire = server.wire();
@@ -96,7 +94,7 @@ async fn a_release_in_the_same_process_hands_over_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everybody_in_line_keeps_its_own_deadline() {
+async fn every_waiter_keeps_its_own_deadline() {
     let server = Server::start();
     let (one, two) = (program(server.url()).await, program(server.url()).await);
     let lease = one.lock("job").acquire().await.unwrap();
@@ -192,7 +190,7 @@ async fn poll_each(acquires: &mut [Unpolled]) {
 const MANY: usize = 300;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_that_are_not_polled_do_not_keep_other_tasks_from_their_locks() {
+async fn unpolled_waiters_do_not_keep_other_tasks_from_their_locks() {
     const COMMAND: Duration = Duration::from_millis(400);
     let (server, lag) = (Server::start(), Lag::start());
     let holder = program(server.url()).await;
@@ -225,7 +223,7 @@ async fn waiters_that_are_not_polled_do_not_keep_other_tasks_from_their_locks() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn looks_that_are_not_polled_delay_nobody_for_longer_than_a_look_may_take() {
+async fn an_unpolled_check_delays_nobody_longer_than_a_check_may_take() {
     // The time that a look may take is long enough to tell it from a hand-off.
     const HAND_OFF: Duration = Duration::from_millis(250);
     let (server, lag) = (Server::start(), Lag::start());
@@ -264,7 +262,7 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
     let waiter = tokio::spawn(lock.clone().on_wait(move |_| tell.send(()).unwrap()).acquire());
     within(HANGS, "the waiter to wait", told.recv()).await;
     wire.del("job");
-    // Whoever looks first: one of the two has it, and the other one was told by the server.
+    // One of the two checks first and has it; the server notified the other.
     match lock.acquire_within(Duration::ZERO).await {
         Ok(lease) => lease.release().await.unwrap(),
         Err(AcquireError::TimedOut { holder, .. }) => assert!(holder.label().is_some(), "the waiter's: {holder:?}"),

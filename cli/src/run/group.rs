@@ -81,9 +81,21 @@ impl Group {
 
     /// Who has left the group, and come to us since, for whoever started it has died: nobody where we are no reaper.
     pub(super) fn strays(&self) -> Vec<Pid> {
-        let has_left = |child: &Pid| getpgid(Some(*child)).is_ok_and(|group| group != self.leader);
-        let ours = system::children().into_iter().filter(|child| !self.others.contains(child));
-        ours.filter(has_left).collect()
+        self.outside(self.children())
+    }
+
+    /// Everybody outside of the group whom the command has started, also those whose parents live.
+    pub(super) fn outsiders(&self) -> Vec<Pid> {
+        self.outside(system::with_descendants(self.children()))
+    }
+
+    fn children(&self) -> Vec<Pid> {
+        system::children().into_iter().filter(|child| !self.others.contains(child)).collect()
+    }
+
+    fn outside(&self, mut processes: Vec<Pid>) -> Vec<Pid> {
+        processes.retain(|process| getpgid(Some(*process)).is_ok_and(|group| group != self.leader));
+        processes
     }
 
     /// What has become of the command since the last look, one change after the other.

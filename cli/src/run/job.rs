@@ -200,10 +200,8 @@ impl<'a> Job<'a> {
         let there = group || self.lost && !self.group.strays().is_empty();
         if there && is_dead_for >= MARGIN && !self.told_immortal {
             self.told_immortal = true;
-            tell(format_args!(
-                "what the command has left behind cannot be killed: {:?} is held meanwhile",
-                self.options.name
-            ));
+            let held = if lease.check().is_ok() { "is held meanwhile" } else { "is not held any more" };
+            tell(format_args!("what the command has left behind cannot be killed: {:?} {held}", self.options.name));
         }
         // Without a lease there is nothing to wait with.
         there && (is_dead_for < MARGIN || lease.check().is_ok())
@@ -265,9 +263,11 @@ impl<'a> Job<'a> {
                 if !matches!(self.stage, Stage::Killed { .. }) {
                     self.stage = Stage::Killed { at: now };
                 }
+                // With the children of those who die: they come to us later than we may leave.
+                let outsiders = self.lost.then(|| self.group.outsiders());
                 self.send(Signal::KILL);
-                for stray in self.lost.then(|| self.group.strays()).into_iter().flatten() {
-                    let _gone = kill_process(stray, Signal::KILL);
+                for outsider in outsiders.into_iter().flatten() {
+                    let _gone = kill_process(outsider, Signal::KILL);
                 }
                 often
             }

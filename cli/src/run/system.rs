@@ -4,9 +4,27 @@ use std::fs;
 
 use rustix::process::Pid;
 
-/// Of all our threads: who is left to us may come to any of them.
+/// Our children.
 pub(super) fn children() -> Vec<Pid> {
-    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    children_of("self")
+}
+
+/// These processes, their children, and so on.
+pub(super) fn with_descendants(mut processes: Vec<Pid>) -> Vec<Pid> {
+    let mut next = 0;
+    while let Some(process) = processes.get(next) {
+        let children = children_of(&process.as_raw_nonzero().to_string());
+        // Whoever changes its parent meanwhile might be met twice.
+        let new: Vec<_> = children.into_iter().filter(|child| !processes.contains(child)).collect();
+        processes.extend(new);
+        next += 1;
+    }
+    processes
+}
+
+/// Of all its threads: an orphan may come to any of ours.
+fn children_of(process: &str) -> Vec<Pid> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(pid).collect::<Vec<_>>()).collect()
 }

@@ -51,9 +51,9 @@ fn a_holder_is_shown_and_can_be_sent_away() {
     ends_with(&tool(&server, &["show", NAME]).output().unwrap(), 1, &[]);
 }
 
-/// Whoever is asked has seen one holder, and means that one.
+/// The answer is about the holder that was shown.
 #[test]
-fn a_lock_is_taken_from_whom_was_shown_and_from_no_other() {
+fn force_release_ends_the_holder_that_was_shown_and_no_other() {
     let server = Server::start();
     let first = holder(&server, "web-1", NAME);
     let line = format!("{LEASEHOLD} release --force {NAME}");
@@ -74,7 +74,7 @@ fn a_lock_is_taken_from_whom_was_shown_and_from_no_other() {
 }
 
 #[test]
-fn what_is_held_is_listed() {
+fn held_locks_are_listed() {
     let server = Server::start();
     assert_eq!(printed(&tool(&server, &["ls"]).output().unwrap()).lines().count(), 1, "the head");
     server.wire().must(&["SET", "foreign", "another library's", "PX", "60000"]);
@@ -144,7 +144,7 @@ fn a_lock_that_cannot_be_read_hides_no_other() {
 }
 
 #[test]
-fn who_may_list_nothing_is_told_so() {
+fn a_user_without_the_right_to_list_is_told_so() {
     let server = Server::start();
     let holder = holder(&server, "web-1", "report");
     for right in ["scan", "getrange"] {
@@ -169,7 +169,7 @@ fn who_may_list_nothing_is_told_so() {
 }
 
 #[test]
-fn who_may_not_know_who_waits_may_know_who_holds() {
+fn a_user_without_rights_to_the_queue_sees_the_holder() {
     let server = Server::start();
     let holder = holder(&server, "web-1", "report");
     // The rights for locks that are not fair.
@@ -190,7 +190,7 @@ fn who_may_not_know_who_waits_may_know_who_holds() {
 }
 
 #[test]
-fn what_is_held_over_a_quorum_is_listed_and_shown() {
+fn locks_of_a_quorum_are_listed_and_shown() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url).join(",");
     let over = |args: &[&str]| {
@@ -219,7 +219,7 @@ fn top(server: &Server) -> Terminal {
 }
 
 #[test]
-fn top_draws_what_is_held_and_leaves_the_terminal_as_it_was() {
+fn top_shows_held_locks_and_leaves_the_terminal_as_it_was() {
     let server = Server::start();
     let name = format!("reports:{}", "n".repeat(100));
     let holders = [holder(&server, "web-1", &name), holder(&server, "web-2", "backup")];
@@ -257,7 +257,7 @@ fn top_goes_on_while_the_server_is_away_and_ends_at_an_interrupt() {
 }
 
 #[test]
-fn top_shows_all_of_what_went_wrong() {
+fn top_shows_every_error() {
     let server = Server::start();
     server.wire().must(&["ACL", "SETUSER", "default", "-scan"]);
     let mut top = Terminal::running(&server, &format!("{LEASEHOLD} top --interval 0"));
@@ -273,7 +273,7 @@ fn top_shows_all_of_what_went_wrong() {
 }
 
 #[test]
-fn top_draws_on_no_terminal_that_is_anothers() {
+fn top_draws_on_no_terminal_of_another_process() {
     let server = Server::start();
     let (_directory, pid) = directory();
     let top = format!("{LEASEHOLD} top & echo $! > {}; read line; fg; echo code $?", pid.display());
@@ -422,7 +422,7 @@ fn a_doctor_finds_a_link_slow_only_where_a_lease_would_be_lost_over_it() {
 }
 
 #[test]
-fn a_doctor_has_nobody_start_a_server_that_refuses_us() {
+fn a_doctor_advises_no_start_of_a_server_that_refuses_us() {
     let server = Server::start();
     server.wire().must(&["CONFIG", "SET", "requirepass", "secret"]);
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
@@ -432,7 +432,7 @@ fn a_doctor_has_nobody_start_a_server_that_refuses_us() {
 }
 
 #[test]
-fn a_doctor_asks_a_server_that_is_away_once_and_for_no_name_that_cannot_be() {
+fn a_doctor_asks_an_absent_server_once_and_for_no_invalid_name() {
     let server = Server::start();
     let (limit, began) = (Duration::from_secs(2), Instant::now());
     let nobody = ["doctor", "--json", "--url", "redis://127.0.0.1:1", "--connect-timeout", "2s"];

@@ -140,7 +140,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Whoever runs there loses the terminal, and ends.
+        // The line that runs there loses its terminal, and ends.
         let _gone = self.script.kill();
         let _gone = self.script.wait();
     }

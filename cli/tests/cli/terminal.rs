@@ -76,7 +76,7 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
     }
 }
 
-/// Who came by ssh and started nothing but this: whatever stops there stands for ever.
+/// A login by ssh that started nothing but this: a process that stops there is never continued.
 #[test]
 fn where_nobody_could_continue_it_nothing_is_stopped() {
     let server = Server::start();
@@ -100,7 +100,7 @@ fn goes_on(directory: &TempDir, shows_its_sign: &str) -> PathBuf {
     script
 }
 
-/// Whoever presses it means the script too, as with any command.
+/// An interrupt is meant for the script too, as with any command.
 #[test]
 fn an_interrupt_ends_the_script_around_the_command() {
     let server = Server::start();
@@ -180,7 +180,7 @@ fn a_terminal_is_as_it_was_when_its_command_was_killed() {
 
 /// The command may be a shell whose job has the terminal.
 #[test]
-fn a_terminal_is_had_back_from_whom_a_loss_has_killed() {
+fn the_terminal_is_taken_back_from_a_command_killed_by_a_loss() {
     let server = Server::start();
     let (_directory, sign) = directory();
     let job = format!("sh -c 'set -m; sh -c \"echo > {}; sleep 60\"; true'", sign.display());

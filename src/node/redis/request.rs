@@ -14,9 +14,27 @@ use super::{
     Redis,
     connection::Way,
     reply,
-    script::{self, Script},
+    script::{Script, scripts},
 };
 use crate::{error::keeper_ended, node::Answer};
+
+scripts! {
+    0 ACQUIRE = "issue" "may_vote" "acquire";
+    1 RAISE = "floor" "raise";
+    2 REPAIR = "may_vote" "floor" "repair";
+    3 RENEW = "renew";
+    4 RELEASE = "issue" "may_vote" "promote" "pass_on" "release";
+    5 KEEP = "keep";
+    6 HOLDER = "holder";
+    7 FORCE_RELEASE = "issue" "may_vote" "promote" "pass_on" "force_release";
+    8 GUARDED_SET = "guarded_set";
+    9 GUARDED_GET = "guarded_get";
+    10 POLL = "issue" "may_vote" "promote" "poll";
+    11 LEAVE = "issue" "may_vote" "promote" "pass_on" "leave";
+    12 QUEUE = "queue";
+    13 LOOK = "look";
+    14 HELD = "held";
+}
 
 /// How many keys the server looks at for one page of what is held, in well under a millisecond.
 const KEYS_OF_A_PAGE: i64 = 500;
@@ -32,7 +50,7 @@ impl Redis {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), number(fence)]);
                 };
-                self.run(via, &script::RAISE, 2, arguments, |reply, _| reply::released(reply))
+                self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
             }
             Request::Repair { claim, fence, restart_delay } => self.repair(via, claim, fence, restart_delay),
             Request::Renew(batch) => {
@@ -44,7 +62,7 @@ impl Redis {
                         all.push("watch".into());
                     }
                 };
-                self.run(via, &script::RENEW, keys, arguments, |reply, _| reply::renewed(reply))
+                self.run(via, &RENEW, keys, arguments, |reply, _| reply::renewed(reply))
             }
             Request::Release { claim: Claim { key, token, .. }, mode } => match mode {
                 ReleaseMode::Delete => {
@@ -54,7 +72,7 @@ impl Redis {
                         all.push(token.as_str().into());
                         witness.testify_to_queues(all);
                     };
-                    self.run(via, &script::RELEASE, 4, arguments, |reply, _| reply::released(reply))
+                    self.run(via, &RELEASE, 4, arguments, |reply, _| reply::released(reply))
                 }
                 ReleaseMode::Leave => {
                     // Where it was notified, or would have been: by now it may not be listening.
@@ -64,43 +82,43 @@ impl Redis {
                         all.extend([token.as_str().into(), channel.as_str().into()]);
                         witness.testify_to_queues(all);
                     };
-                    self.run(via, &script::LEAVE, 4, arguments, |reply, _| reply::released(reply))
+                    self.run(via, &LEAVE, 4, arguments, |reply, _| reply::released(reply))
                 }
                 ReleaseMode::Retain(keep, stays) => {
                     let arguments = move |all: &mut Vec<Value>| {
                         all.extend([key.lock().into(), token.as_str().into(), millis(keep), stays.as_str().into()]);
                     };
-                    self.run(via, &script::KEEP, 1, arguments, |reply, _| reply::released(reply))
+                    self.run(via, &KEEP, 1, arguments, |reply, _| reply::released(reply))
                 }
             },
             Request::Poll(poll) => self.poll(via, poll),
             Request::Waiters { key, most } => {
                 let most = i64::try_from(most).unwrap_or(i64::MAX);
                 let arguments = move |all: &mut Vec<Value>| all.extend([key.queue().into(), most.into()]);
-                self.run(via, &script::QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
+                self.run(via, &QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
             }
             Request::Holder(key) => {
                 let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.fence().into()]);
-                self.run(via, &script::HOLDER, 2, arguments, |reply, _| reply::holder(reply))
+                self.run(via, &HOLDER, 2, arguments, |reply, _| reply::holder(reply))
             }
             Request::Held { pattern, cursor } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([cursor.to_string().into(), (&*pattern).into(), KEYS_OF_A_PAGE.into()]);
                 };
-                self.run(via, &script::HELD, 0, arguments, |reply, _| reply::page(reply))
+                self.run(via, &HELD, 0, arguments, |reply, _| reply::page(reply))
             }
             Request::ForceRelease(key) => {
                 let arguments = move |all: &mut Vec<Value>| all.extend(queue_keys(&key));
-                self.run(via, &script::FORCE_RELEASE, 4, arguments, |reply, _| reply::flag(reply))
+                self.run(via, &FORCE_RELEASE, 4, arguments, |reply, _| reply::flag(reply))
             }
             Request::GuardedSet { key, value, fence } => {
                 let arguments =
                     move |all: &mut Vec<Value>| all.extend([key.lock().into(), (&*value).into(), number(fence)]);
-                self.run(via, &script::GUARDED_SET, 1, arguments, |reply, _| reply::guarding(reply))
+                self.run(via, &GUARDED_SET, 1, arguments, |reply, _| reply::guarding(reply))
             }
             Request::GuardedGet(key) => {
                 let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-                self.run(via, &script::GUARDED_GET, 1, arguments, |reply, _| reply::guarded(reply))
+                self.run(via, &GUARDED_GET, 1, arguments, |reply, _| reply::guarded(reply))
             }
             Request::Probe => self.probe(via),
         }
@@ -120,7 +138,7 @@ impl Redis {
             }
         };
         let (witness, votes) = (self.witness.clone(), voting.is_some());
-        self.run(via, &script::ACQUIRE, 2, arguments, move |reply, Way { tracked, overtaken }| {
+        self.run(via, &ACQUIRE, 2, arguments, move |reply, Way { tracked, overtaken }| {
             let vote = reply::vote(reply, tracked, votes)?;
             if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
                 witness.heard(run_id);
@@ -140,7 +158,7 @@ impl Redis {
             }
         };
         let witness = self.witness.clone();
-        self.run(via, &script::REPAIR, 2, arguments, move |reply, _| {
+        self.run(via, &REPAIR, 2, arguments, move |reply, _| {
             witness.read(reply);
             reply::repaired(reply)
         })
@@ -163,7 +181,7 @@ impl Redis {
             }
         };
         let witness = self.witness.clone();
-        self.run(via, &script::POLL, 4, arguments, move |reply, way| {
+        self.run(via, &POLL, 4, arguments, move |reply, way| {
             witness.read(reply);
             reply::polled(reply, way.tracked, called)
         })

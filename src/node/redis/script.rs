@@ -1,48 +1,32 @@
-//! The scripts, each sent by its hash once the server knows it.
+//! A script, sent by its hash once the server knows it.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 /// One Lua script: its text is the documentation of what it does.
 #[derive(Debug)]
 pub(crate) struct Script {
-    pub(crate) source: &'static str,
+    pub(super) source: &'static str,
+    hash: OnceLock<String>,
     /// Its place in a set of scripts.
     pub(crate) bit: u32,
-    hash: LazyLock<String>,
 }
 
+/// Defines scripts, each with a place of its own in a set. One may need parts before it; its header says which.
 macro_rules! scripts {
-    ($($(#[$attribute:meta])* $at:literal $name:ident = $($file:literal)+;)*) => {$(
-        $(#[$attribute])*
-        pub(crate) static $name: Script = Script {
-            source: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
-            bit: 1 << $at,
-            hash: LazyLock::new(|| fred::util::sha1_hash($name.source)),
-        };
+    ($($at:literal $name:ident = $($file:literal)+;)*) => {$(
+        pub(super) static $name: Script =
+            Script::new($at, concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+));
     )*};
 }
 
-// Each has a place of its own. It may need parts before it; its header says which.
-scripts! {
-    0 ACQUIRE = "issue" "may_vote" "acquire";
-    1 RAISE = "floor" "raise";
-    2 REPAIR = "may_vote" "floor" "repair";
-    3 RENEW = "renew";
-    4 RELEASE = "issue" "may_vote" "promote" "pass_on" "release";
-    5 KEEP = "keep";
-    6 HOLDER = "holder";
-    7 FORCE_RELEASE = "issue" "may_vote" "promote" "pass_on" "force_release";
-    8 GUARDED_SET = "guarded_set";
-    9 GUARDED_GET = "guarded_get";
-    10 POLL = "issue" "may_vote" "promote" "poll";
-    11 LEAVE = "issue" "may_vote" "promote" "pass_on" "leave";
-    12 QUEUE = "queue";
-    13 LOOK = "look";
-    14 HELD = "held";
-}
+pub(super) use scripts;
 
 impl Script {
-    pub(crate) fn hash(&'static self) -> &'static str {
-        &self.hash
+    pub(super) const fn new(at: u32, source: &'static str) -> Self {
+        Self { source, hash: OnceLock::new(), bit: 1 << at }
+    }
+
+    pub(super) fn hash(&'static self) -> &'static str {
+        self.hash.get_or_init(|| fred::util::sha1_hash(self.source))
     }
 }

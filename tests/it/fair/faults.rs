@@ -12,12 +12,9 @@ use support::{
 use super::line::{
     HEARTBEAT, History, LONG, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key,
 };
+use crate::common::program_with;
 
 const GRANT: Duration = Duration::from_millis(200);
-
-async fn program(url: &str, ttl: Duration) -> Leases {
-    Leases::builder().url(url).ttl(ttl).grant_timeout(GRANT).build().await.unwrap()
-}
 
 /// Notes on the server that somebody is in the lock, or out of it, and when.
 const NOTE: &str = "local t = redis.call('TIME') \
@@ -31,7 +28,7 @@ fn note(wire: &mut Wire, what: &str) {
 /// it notes so.
 fn waits_when_told(part: &Part) {
     two_workers().block_on(async {
-        let lock = program(&part.url, LONG).await.lock("job");
+        let lock = program_with(&*part.url, LONG).await.lock("job");
         loop {
             let word = part.hear();
             let waiter = place(&lock).await;
@@ -66,7 +63,7 @@ fn enter(child: &mut Child, n: usize) {
 }
 
 #[test]
-fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_killed() {
+fn f35_sixty_four_waiters_of_eight_processes_acquire_in_order_also_when_three_are_killed() {
     const WAITERS: usize = 64;
     if let Some(part) = Part::mine() {
         return waits_when_told(&part);
@@ -75,7 +72,7 @@ fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_k
     let mut children: Vec<_> = (0..8)
         .map(|n| {
             Child::start(
-                f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_killed,
+                f35_sixty_four_waiters_of_eight_processes_acquire_in_order_also_when_three_are_killed,
                 &n.to_string(),
                 &server.url(),
             )
@@ -83,7 +80,7 @@ fn f35_sixty_four_waiters_of_eight_processes_come_in_order_also_when_three_are_k
         .collect();
     two_workers().block_on(async {
         let (mut wire, lag) = (server.wire(), Lag::start());
-        let holder = program(&server.url(), LONG).await;
+        let holder = program_with(server.url(), LONG).await;
         // One after the other; and in runs, so that the killed are the head, some in the middle, and several together.
         let [in_turn, in_runs]: [fn(usize) -> usize; 2] = [|n| n % 8, |n| n / 3 % 8];
         for (killed, process_of) in [(&[][..], in_turn), (&[0, 3, 4][..], in_runs)] {
@@ -139,7 +136,7 @@ fn f35_the_head_killed_cancelled_or_stopped() {
     let (mut killed, mut stopped) = (start(), start());
     two_workers().block_on(async {
         let (mut wire, lag) = (server.wire(), Lag::start());
-        let (holder, ours) = (program(&server.url(), LONG).await, program(&server.url(), LONG).await);
+        let (holder, ours) = (program_with(server.url(), LONG).await, program_with(server.url(), LONG).await);
         let lock = ours.lock("job");
         for case in ["killed", "cancelled", "stopped"] {
             let lease = holder.lock("job").acquire().await.unwrap();
@@ -193,7 +190,7 @@ fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
         Child::start(f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time, "wait", &server.url());
     two_workers().block_on(async {
         let (mut wire, lag) = (server.wire(), Lag::start());
-        let (holder, ours) = (program(&server.url(), LONG).await, program(&server.url(), LONG).await);
+        let (holder, ours) = (program_with(server.url(), LONG).await, program_with(server.url(), LONG).await);
         for count in [33, 40] {
             let lease = holder.lock("job").acquire().await.unwrap();
             (0..count).for_each(|n| enter(&mut stopped, n));
@@ -223,7 +220,7 @@ fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
 }
 
 #[test]
-fn f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waiters_die() {
+fn f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die() {
     // Those who are further behind look that much later whether a grant has lapsed.
     const STAGGER: Duration = Duration::from_millis(40);
     if let Some(part) = Part::mine() {
@@ -234,13 +231,10 @@ fn f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waite
     let url = server.url_without_push(server.port());
     two_workers().block_on(async {
         let lag = Lag::start();
-        let (holder, ours) = (program(&url, LONG).await, program(&url, LONG).await);
+        let (holder, ours) = (program_with(&*url, LONG).await, program_with(&*url, LONG).await);
         for (count, is_killed) in [(1, true), (5, true), (10, true), (10, false)] {
-            let mut child = Child::start(
-                f35_a_process_that_cannot_be_called_costs_one_grant_however_many_of_its_waiters_die,
-                "wait",
-                &url,
-            );
+            let mut child =
+                Child::start(f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die, "wait", &url);
             let lease = holder.lock("job").acquire().await.unwrap();
             (0..count).for_each(|n| enter(&mut child, n));
             let next = place(&ours.lock("job")).await;
@@ -283,7 +277,7 @@ fn f1_holder_killed_with_a_fair_queue_behind_it() {
     const TTL: Duration = Duration::from_millis(400);
     if let Some(part) = Part::mine() {
         return two_workers().block_on(async {
-            let _lease = program(&part.url, TTL).await.lock("job").fair(true).acquire().await.unwrap();
+            let _lease = program_with(&*part.url, TTL).await.lock("job").fair(true).acquire().await.unwrap();
             part.say("holds");
             part.hear();
         });
@@ -292,7 +286,7 @@ fn f1_holder_killed_with_a_fair_queue_behind_it() {
     let mut child = Child::start(f1_holder_killed_with_a_fair_queue_behind_it, "hold", &server.url());
     two_workers().block_on(async {
         let (mut wire, lag) = (server.wire(), Lag::start());
-        let all = [program(&server.url(), LONG).await, program(&server.url(), LONG).await];
+        let all = [program_with(server.url(), LONG).await, program_with(server.url(), LONG).await];
         child.says("holds");
         let mut waiters = Vec::new();
         for n in 0..4 {
@@ -319,11 +313,11 @@ fn f1_holder_killed_with_a_fair_queue_behind_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_heartbeat() {
+async fn f36_a_notification_lost_late_or_twice_costs_others_a_grant_and_its_waiter_a_heartbeat() {
     const LATE: Duration = Duration::from_millis(700);
     let server = Server::start();
-    let holder = program(&server.url(), LONG).await;
-    // It has pushes on by then. As they come on, leases are renewed, and whoever has the locks watched knocks.
+    let holder = program_with(server.url(), LONG).await;
+    // Notifications are on by then. As they come on, leases are renewed, and waiters with tracked locks poll.
     holder.capabilities().await.unwrap();
     let mut cases = Vec::new();
     for fate in [Messages::Lose, Messages::Late(LATE), Messages::Twice] {
@@ -331,13 +325,13 @@ async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_he
         let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
         cases.push(tokio::spawn(async move {
             let (lag, name) = (Lag::start(), format!("{fate:?}"));
-            let theirs = program(&proxy.url(), LONG).await;
+            let theirs = program_with(proxy.url(), LONG).await;
             theirs.capabilities().await.unwrap();
-            // The first one knocks once more, to have the lock watched: that one must not come upon the grant.
-            let knocked = proxy.on(Match::script(POLL), 2, Action::HoldReply);
+            // The first waiter polls once more, to have the lock tracked. That poll must not meet the grant.
+            let polled = proxy.on(Match::script(POLL), 2, Action::HoldReply);
             let unlucky = place(&theirs.lock(&name)).await;
-            within(SOON, "it has the lock watched", knocked.hit()).await;
-            knocked.release();
+            within(SOON, "it has the lock tracked", polled.hit()).await;
+            polled.release();
             let next = place(&others.lock(&name)).await;
             all_can_be_called(&mut wire, &name, 2).await;
             proxy.messages(fate);
@@ -379,10 +373,10 @@ async fn f36_a_call_lost_late_or_twice_costs_the_others_a_grant_and_oneself_a_he
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f36_a_call_that_comes_when_the_lock_is_held_already_is_no_reason_to_pass_it_on() {
+async fn f36_a_notification_that_comes_after_the_grant_does_not_pass_the_lock_on() {
     let server = Server::start();
     let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
-    let (holder, ours) = (program(&server.url(), LONG).await, program(&proxy.url(), LONG).await);
+    let (holder, ours) = (program_with(server.url(), LONG).await, program_with(proxy.url(), LONG).await);
     let lease = holder.lock("job").acquire().await.unwrap();
     let waiter = place(&ours.lock("job")).await;
     let next = place(&holder.lock("job")).await;
@@ -458,7 +452,7 @@ async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
     const SHORT: Duration = Duration::from_millis(500);
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (holder, far) = (program(&server.url(), SHORT).await, program(&proxy.url(), SHORT).await);
+    let (holder, far) = (program_with(server.url(), SHORT).await, program_with(proxy.url(), SHORT).await);
     let mut wire = server.wire();
     // It waits; or it has just been granted the lock, and its process is marked for not having said anything since.
     for is_granted in [false, true] {

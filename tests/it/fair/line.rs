@@ -52,7 +52,7 @@ pub(crate) async fn had(waiter: Waiter) -> (Lease, Instant) {
     (lease.unwrap(), at)
 }
 
-/// Who has had a lock, in their order. It sees to it that nobody holds it beside another, and that fences grow.
+/// The holders of a lock, in their order. It checks that there is one at a time, and that fences grow.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     inside: AtomicBool,

@@ -10,12 +10,9 @@ use super::line::{
     HEARTBEAT, History, LONG, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place,
     queue_key, tokens, wait_key,
 };
+use crate::common::program_with;
 
-async fn program(url: &str, ttl: Duration) -> Leases {
-    Leases::builder().url(url).ttl(ttl).build().await.unwrap()
-}
-
-/// After the queue was lost, whoever knocks first takes a lock that is free. Once all the others have knocked too, they
+/// After the queue was lost, the first waiter to poll takes a free lock. Once all the others have polled too, they
 /// have their old places.
 async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<Waiter>, mut line: Vec<String>) {
     let (lag, began) = (Lag::start(), Instant::now());
@@ -24,7 +21,7 @@ async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<W
     assert_eq!(line.remove(first), wire.get(name).unwrap());
     let (mut lease, _) = had(waiters.remove(first)).await;
     let is_all = || tokens(wire, name).len() == line.len();
-    eventually_but_for(&lag, HEARTBEAT + PROMPT, "all have knocked", is_all).await;
+    eventually_but_for(&lag, HEARTBEAT + PROMPT, "all have polled", is_all).await;
     println!("{name}: number {first} first, all are there after {:?}", began.elapsed());
     assert_eq!(tokens(wire, name), line);
     for waiter in waiters {
@@ -51,13 +48,13 @@ async fn line_of(wire: &mut Wire, all: &[Leases], name: &str, count: usize) -> (
 
 async fn three(server: &Server, ttl: Duration) -> [Leases; 3] {
     let url = server.url();
-    [program(&url, ttl).await, program(&url, ttl).await, program(&url, ttl).await]
+    [program_with(&*url, ttl).await, program_with(&*url, ttl).await, program_with(&*url, ttl).await]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f15_flushall_with_a_fair_queue() {
     let server = Server::start();
-    let (holder, all) = (program(&server.url(), LONG).await, three(&server, LONG).await);
+    let (holder, all) = (program_with(server.url(), LONG).await, three(&server, LONG).await);
     let (mut wire, lag) = (server.wire(), Lag::start());
     let lease = holder.lock("job").acquire().await.unwrap();
     let (waiters, line) = line_of(&mut wire, &all, "job", 20).await;
@@ -75,7 +72,7 @@ async fn f15_flushall_with_a_fair_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_the_queue_that_are_deleted_come_back_in_order() {
+async fn deleted_queue_keys_are_restored_in_order() {
     const TTL: Duration = Duration::from_secs(1);
     const KEYS: [fn(&str) -> String; 2] = [queue_key, wait_key];
     let server = Server::start();
@@ -108,7 +105,7 @@ async fn keys_of_the_queue_that_are_deleted_come_back_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f17_a_queue_key_of_another_type_is_refused_and_holds_no_holder_up() {
+async fn f17_a_queue_key_of_another_type_is_refused_and_stops_no_holder() {
     let server = Server::start();
     let all = three(&server, LONG).await;
     let mut wire = server.wire();
@@ -127,7 +124,7 @@ async fn f17_a_queue_key_of_another_type_is_refused_and_holds_no_holder_up() {
         assert!(matches!(outcome, Err(AcquireError::Refused(_))), "{outcome:?}");
         assert!(at.duration_since(released) <= PROMPT + lag.worst(), "{:?}", at.duration_since(released));
         assert!(!wire.exists("job"));
-        // Who does not queue is not concerned.
+        // It does not concern waiters outside the queue.
         all[2].lock("job").acquire().await.unwrap().release().await.unwrap();
         wire.must(&["DEL", &queue_key("job"), &wait_key("job")]);
         all[2].lock("job").fair(true).acquire().await.unwrap().release().await.unwrap();

@@ -16,18 +16,15 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::line::{
     HEARTBEAT, PROMPT, SOON, all_can_be_called, nothing_is_left, place, programs, queue_key, tokens, wait_key,
 };
+use crate::common::program;
 
 /// The builder's default.
 const GRANT: Duration = Duration::from_secs(1);
 
-async fn program(url: String) -> Leases {
-    Leases::builder().url(url).build().await.unwrap()
-}
-
-/// Who knocked, and when, oldest first.
-fn knocks(proxy: &Proxy) -> Vec<(String, Instant)> {
-    let knock = Match::script(POLL);
-    let seen = proxy.seen().into_iter().filter(|seen| knock.matches(&seen.args));
+/// The waiters that polled, and when, oldest first.
+fn polls(proxy: &Proxy) -> Vec<(String, Instant)> {
+    let poll = Match::script(POLL);
+    let seen = proxy.seen().into_iter().filter(|seen| poll.matches(&seen.args));
     // After the script and its four keys.
     seen.map(|seen| (String::from_utf8_lossy(&seen.args[7]).into_owned(), seen.at)).collect()
 }
@@ -66,29 +63,26 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
     assert_eq!(won, Some(0), "the first process has the first place");
     let (mut all, mut its, mut heartbeats) = (0, 0, 0);
     for (_, proxy) in &processes {
-        let (mut knocked, mut was_due) = (HashMap::new(), false);
-        for (token, at) in knocks(proxy) {
+        let (mut polled, mut was_due) = (HashMap::new(), false);
+        for (token, at) in polls(proxy) {
             let is_its = token == first;
-            let before = knocked.insert(token, at);
+            let before = polled.insert(token, at);
             if at >= released {
                 all += 1;
                 its += usize::from(is_its);
                 was_due |= before.is_some_and(|before| at - before >= HEARTBEAT);
             }
         }
-        // One of each process knocks then, whatever happens to the lock.
+        // One of each process polls then, whatever happens to the lock.
         heartbeats += usize::from(was_due);
     }
     let said = processes[0].0.says("at");
     let at = UNIX_EPOCH + Duration::from_micros(said.parse().unwrap());
     let took = at.duration_since(freed).unwrap_or_default();
-    println!("{took:?}, {all} knocks, {its} of the new holder, {heartbeats} heartbeats");
+    println!("{took:?}, {all} polls, {its} of the new holder, {heartbeats} heartbeats");
     seen::took("next of the queue after the release", took, PROMPT, &lag);
-    seen::at_most("knocks of all fair waiters together", all - heartbeats, 1);
-    assert!(
-        its >= 1 && all <= 1 + heartbeats,
-        "{all} knocks, {its} by the one who was called, {heartbeats} heartbeats"
-    );
+    seen::at_most("polls of all fair waiters together", all - heartbeats, 1);
+    assert!(its >= 1 && all <= 1 + heartbeats, "{all} polls, {its} by the one who was called, {heartbeats} heartbeats");
     assert!(took <= PROMPT + lag.worst(), "{took:?}");
     assert_eq!(winner(), None, "a second holder");
     assert_eq!(wire.get("job"), Some(first));
@@ -153,7 +147,7 @@ async fn a_thousand_fair_waiters_cost_a_heartbeat_for_each_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_wait_in_order_and_leave_nothing() {
+async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     const WAITERS: usize = 10_000;
     let server = Server::start();
     let [holder, one, two] = programs(&server).await;

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, programs, tokens};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_waiters_are_listed_in_their_order_with_label_and_wait() {
+async fn waiters_are_listed_in_order_with_label_and_wait() {
     let server = Server::start();
     let [holder, one, two] = programs(&server).await;
     let (lock, mut wire) = (holder.lock("job"), server.wire());
@@ -149,7 +149,8 @@ async fn dropped_after_any_poll() {
             }
             let (lease, at) = had(next).await;
             let took = at.saturating_duration_since(since);
-            assert!(took <= PROMPT + lag.worst(), "{name}: the next one had it after {took:?}");
+            let late = lag.worst();
+            assert!(took <= PROMPT + late, "{name}: the next one had it after {took:?}; the machine lagged {late:?}");
             worst = worst.max(took);
             lease.release().await.unwrap();
             if ready {
@@ -193,7 +194,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
                 ended = &mut waiter => Some(ended.unwrap()),
             }
         };
-        // Its end, where the machine left its first knock without an answer for all of that time.
+        // Its end, where the machine left its first poll without an answer for all of that time.
         let ended = within(SOON, "it waits", waits).await;
         let next = place(&theirs.lock("job")).await;
         // From 3 ms before the end to 3 ms after it.
@@ -258,7 +259,7 @@ async fn f34_close_takes_fair_waiters_out_of_the_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_who_cannot_be_called_come_in_order_too() {
+async fn unreachable_waiters_acquire_in_order_too() {
     const WAITERS: usize = 8;
     let grant = Duration::from_millis(300);
     let server = Server::start();

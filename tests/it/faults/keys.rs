@@ -20,7 +20,7 @@ use support::{
     seen, within,
 };
 
-use crate::common::in_vain;
+use crate::common::{in_vain, program_with};
 
 /// Long enough that a renewal is never missed on a busy machine, short enough to wait for a third of it.
 const TTL: Duration = Duration::from_millis(1_200);
@@ -28,10 +28,6 @@ const TTL: Duration = Duration::from_millis(1_200);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 /// After this, a round of renewals is not waited for any longer, and the next goes out beside it.
 const ROUND: Duration = TTL.checked_div(6).unwrap();
-
-async fn connect(url: String) -> Leases {
-    Leases::builder().url(url).ttl(TTL).build().await.unwrap()
-}
 
 /// Panics unless what happened just now was brought by the first renewal of `name` since the fault. Told by what the
 /// proxy saw and not by the clock: no machine is too slow for that.
@@ -54,7 +50,7 @@ const TOLD: &str = "signal after the fault";
 
 /// Waits until the server will tell of a change of that many keys. It must have tracked none before.
 async fn are_watched(wire: &mut Wire, keys: usize) {
-    eventually_async(HANGS, "the keys are watched", || wire.watched_keys() >= keys).await;
+    eventually_async(HANGS, "the keys are watched", || wire.tracked_keys() >= keys).await;
 }
 
 #[track_caller]
@@ -88,7 +84,7 @@ async fn release_reports(lease: Lease, reason: LossReason) {
 async fn f13_key_deleted_by_hand() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (leases, mut wire, lag) = (connect(proxy.url()).await, server.wire(), Lag::start());
+    let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
     for delete in ["DEL", "UNLINK", "GETDEL"] {
         let lease = leases.lock("job").acquire().await.unwrap();
         are_watched(&mut wire, 1).await;
@@ -105,9 +101,9 @@ async fn f13_key_deleted_by_hand() {
 }
 
 #[tokio::test]
-async fn f13_key_deleted_by_hand_is_told_by_a_renewal_or_release_before_the_watchdog_knows() {
+async fn f13_key_deleted_by_hand_is_reported_by_a_renewal_or_release_before_the_watchdog_knows() {
     let server = Server::start();
-    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
 
     let lease = leases.lock("renewed").acquire().await.unwrap();
     wire.del("renewed");
@@ -127,7 +123,7 @@ async fn f13_key_deleted_by_hand_is_told_by_a_renewal_or_release_before_the_watc
 async fn f14_key_overwritten_with_another_token() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (leases, mut wire, lag) = (connect(proxy.url()).await, server.wire(), Lag::start());
+    let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
     // What may be left is released in the background when the lease is let go of; the new server needs that script's text.
     let released = proxy.on(Match::command("EVAL").and(Match::script(RELEASE)), 1, Action::HoldReply);
     let lease = leases.lock("job").acquire().await.unwrap();
@@ -150,7 +146,7 @@ async fn f14_key_overwritten_with_another_token() {
 #[tokio::test]
 async fn f14_key_overwritten_without_a_ttl() {
     let server = Server::start();
-    let (leases, mut wire, lag) = (connect(server.url()).await, server.wire(), Lag::start());
+    let (leases, mut wire, lag) = (program_with(server.url(), TTL).await, server.wire(), Lag::start());
     let lease = leases.lock("job").acquire().await.unwrap();
     are_watched(&mut wire, 1).await;
     let fault = Instant::now();
@@ -165,7 +161,7 @@ async fn f14_key_overwritten_without_a_ttl() {
 #[tokio::test]
 async fn f14_key_overwritten_with_another_token_is_left_alone_by_release_and_drop() {
     let server = Server::start();
-    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
 
     let lease = leases.lock("released").acquire().await.unwrap();
     wire.set("released", "somebody-else");
@@ -191,7 +187,7 @@ async fn f15_flushall_and_flushdb() {
     let proxy = Proxy::to(&server);
     let (mut wire, lag) = (server.wire(), Lag::start());
     for flush in ["FLUSHALL", "FLUSHDB"] {
-        let leases = connect(proxy.url()).await;
+        let leases = program_with(proxy.url(), TTL).await;
         let mut held = Vec::new();
         for name in ["a", "b", "c"] {
             held.push(leases.lock(name).acquire().await.unwrap());
@@ -220,10 +216,10 @@ async fn f15_flushall_and_flushdb() {
 }
 
 #[tokio::test]
-async fn f16_ttl_changed_by_hand_is_put_right_at_once() {
+async fn f16_ttl_changed_by_hand_is_corrected_at_once() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (leases, mut wire, lag) = (connect(proxy.url()).await, server.wire(), Lag::start());
+    let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
     let lease = leases.lock("job").acquire().await.unwrap();
     let full = i64::try_from(TTL.as_millis()).unwrap();
 
@@ -272,7 +268,7 @@ fn dump(wire: &mut Wire, key: &str) -> (String, i64) {
 async fn f17_key_replaced_by_another_type_is_taken() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (leases, mut wire, lag) = (connect(proxy.url()).await, server.wire(), Lag::start());
+    let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
     for make in OTHER_TYPES {
         let lease = leases.lock("job").acquire().await.unwrap();
         are_watched(&mut wire, 1).await;
@@ -291,7 +287,7 @@ async fn f17_key_replaced_by_another_type_is_taken() {
 #[tokio::test]
 async fn f17_release_of_a_lease_whose_key_became_another_type() {
     let server = Server::start();
-    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
     for make in OTHER_TYPES {
         for renewed_first in [false, true] {
             let lease = leases.lock("job").acquire().await.unwrap();
@@ -313,7 +309,7 @@ async fn f17_release_of_a_lease_whose_key_became_another_type() {
 #[tokio::test]
 async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
     let server = Server::start();
-    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
     for make in OTHER_TYPES {
         replace(&mut wire, make);
         let before = dump(&mut wire, "job");
@@ -346,7 +342,7 @@ async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
 #[tokio::test]
 async fn f17_force_release_refuses_a_key_of_another_type() {
     let server = Server::start();
-    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
     let lock = leases.lock("job");
     for make in OTHER_TYPES {
         replace(&mut wire, make);
@@ -367,7 +363,7 @@ async fn f17_force_release_refuses_a_key_of_another_type() {
 async fn f18_script_flush_during_use_is_invisible() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (leases, mut wire, lag) = (connect(proxy.url()).await, server.wire(), Lag::start());
+    let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
     let flush = |wire: &mut Wire| assert!(wire.must(&["SCRIPT", "FLUSH"]).is_ok());
     let lock = leases.lock("job");
     let results = leases.guarded("result");
@@ -439,7 +435,7 @@ async fn f18_script_flush_costs_no_more_than_the_limit() {
     const LIMIT: Duration = Duration::from_millis(500);
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = connect(proxy.url()).await;
+    let leases = program_with(proxy.url(), TTL).await;
     let lock = leases.lock("job");
     lock.acquire().await.unwrap().release().await.unwrap();
     // An answer takes 400 ms, and with the text 800.
@@ -451,17 +447,17 @@ async fn f18_script_flush_costs_no_more_than_the_limit() {
     seen::took("acquire_within", took, LIMIT + Duration::from_millis(20), &lag);
     assert!(matches!(outcome, Err(AcquireError::Unavailable(_) | AcquireError::TimedOut { .. })), "{outcome:?}");
     assert!(took <= LIMIT + Duration::from_millis(20) + lag.worst(), "{took:?}");
-    // What was sent is undone.
+    // The request that was sent is undone.
     proxy.delay(Duration::ZERO);
     let lease = within(HANGS, "it is free", lock.acquire()).await.unwrap();
     lease.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn f46_names_that_cannot_be_are_refused_before_any_io() {
+async fn f46_invalid_names_are_refused_before_any_io() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = connect(proxy.url()).await;
+    let leases = program_with(proxy.url(), TTL).await;
     let too_long = "x".repeat(1_025);
     for (name, says) in [
         ("", "empty"),
@@ -493,7 +489,7 @@ async fn every_refusal(lock: &Lock) -> Vec<Error> {
     refusals
 }
 
-/// What each way to acquire says about a lock that cannot be; panics unless that is `Refused`.
+/// The errors of all ways to acquire an invalid lock; panics unless each is `Refused`.
 async fn every_refused_acquire(lock: &Lock) -> Vec<Error> {
     let attempts = [
         within(HANGS, "acquire", lock.acquire()).await,
@@ -569,7 +565,7 @@ async fn f46_unusual_names_work_on_exactly_that_key() {
 #[tokio::test]
 async fn f46_names_that_look_alike_are_different_locks() {
     let server = Server::start();
-    let leases = connect(server.url()).await;
+    let leases = program_with(server.url(), TTL).await;
     let mut held = Vec::new();
     for name in ["a", "{a}", "{{a}}", "A", "a ", "a\0", "a:lh:fence", "é", "e\u{301}"] {
         let lease = leases.lock(name).try_acquire().await.unwrap();
@@ -584,7 +580,7 @@ async fn f46_names_that_look_alike_are_different_locks() {
 #[tokio::test]
 async fn f46_another_librarys_key_excludes_and_is_excluded() {
     let server = Server::start();
-    let (leases, mut wire) = (connect(server.url()).await, server.wire());
+    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
     let lock = leases.lock("shared");
     // A token of raw bytes, as some libraries write.
     let take = "return redis.call('SET', KEYS[1], string.char(0, 255, 254) .. ARGV[1], 'NX', 'PX', 60000)";
@@ -655,7 +651,7 @@ async fn f47_settings_out_of_bounds_fail_in_build_naming_field_and_bound() {
 async fn f47_options_out_of_bounds_are_refused_on_lock_before_any_io() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = connect(proxy.url()).await;
+    let leases = program_with(proxy.url(), TTL).await;
     let ms = Duration::from_millis;
     let (day, under_ttl) = (Duration::from_secs(24 * 60 * 60), TTL.checked_sub(ms(1)).unwrap());
     proxy.forget();
@@ -691,7 +687,7 @@ async fn f47_a_ttl_of_100_ms_is_held_without_a_hot_loop() {
 
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = connect(proxy.url()).await;
+    let leases = program_with(proxy.url(), TTL).await;
     let lock = leases.lock("job").ttl(Duration::from_millis(100));
     let round = Match::command("EVALSHA").and(Match::script(RENEW));
     let (start, mut held) = (Instant::now(), 0);
@@ -803,7 +799,7 @@ fn f48_the_runtime_that_built_it_ended() {
     let mut wire = server.wire();
     for runtime in [one_thread(), multi_thread()] {
         let (leases, lease) = runtime.block_on(async {
-            let leases = connect(server.url()).await;
+            let leases = program_with(server.url(), TTL).await;
             let lease = leases.lock("job").acquire().await.unwrap();
             (leases, lease)
         });
@@ -823,7 +819,7 @@ fn f48_the_runtime_that_built_it_is_not_polled() {
     let mut wire = server.wire();
     let runtime = one_thread();
     let (leases, lease) = runtime.block_on(async {
-        let leases = connect(server.url()).await;
+        let leases = program_with(server.url(), TTL).await;
         let lease = leases.lock("job").acquire().await.unwrap();
         (leases, lease)
     });
@@ -840,7 +836,7 @@ fn f48_the_runtime_that_built_it_is_not_polled() {
 #[test]
 fn f48_built_and_used_without_any_runtime() {
     let server = Server::start();
-    let leases = on_no_runtime("build", connect(server.url()));
+    let leases = on_no_runtime("build", program_with(server.url(), TTL));
     let lease = on_no_runtime("acquire", leases.lock("job").acquire()).unwrap();
     assert_outlives_its_ttl(&lease, &mut server.wire());
     use_from_everywhere(&leases, "job");

@@ -56,9 +56,12 @@ async fn f11_a_link_that_is_slow_each_way() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
     const ANSWER: Duration = Duration::from_millis(400);
-    let server = Server::start();
+    const EACH_WAY: Duration = Duration::from_millis(90);
+    // A release has half of an answer's time, which is that much more than the round trip.
+    const SPARE: Duration = Duration::from_millis(20);
+    let (server, lag) = (Server::start(), Arc::new(Lag::start()));
     let proxy = Proxy::to(&server);
-    proxy.delay(Duration::from_millis(90));
+    proxy.delay(EACH_WAY);
     let build = Leases::builder().url(proxy.url()).command_timeout(ANSWER).build();
     let leases = within(HANGS, "it connects", build).await.expect("every answer is in time");
     let lease = within(HANGS, "a free lock", leases.lock("job").acquire()).await.expect("every answer is in time");
@@ -66,15 +69,13 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
         proxy.cut();
         // Some are asked for before the link is back, and so at any moment of its way back.
         let others = (0..8).map(|n| {
-            let lock = leases.lock(format!("other-{turn}-{n}"));
+            let (lock, lag) = (leases.lock(format!("other-{turn}-{n}")), lag.clone());
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(100) * n).await;
-                lock.acquire()
-                    .await?
-                    .release()
-                    .await
-                    .map_err(|error| error.to_string())
-                    .expect("every answer is in time");
+                match lock.acquire().await?.release().await {
+                    Err(ReleaseError::Unknown(_)) if lag.worst() >= SPARE => {}
+                    outcome => outcome.expect("every answer is in time"),
+                }
                 Ok::<_, leasehold::AcquireError>(())
             })
         });

@@ -12,8 +12,7 @@ use std::{
 };
 
 use leasehold::{
-    AcquireError, ErrorKind, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, ReleaseError, Status,
-    StatusChanges,
+    AcquireError, ErrorKind, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, ReleaseError, Status, StatusChanges,
 };
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, SIGNAL, Server, Stamped, eventually, eventually_async, eventually_but_for,
@@ -26,7 +25,7 @@ use crate::common::{COMMAND, LONG, MEDIUM, NAME, SHORT, assert_says_lost, reques
 
 /// How exact the end of a bounded wait is, besides the control timer.
 const EXACT: Duration = Duration::from_millis(20);
-/// What a bounded wait leaves its last look for an answer, also when its time is over.
+/// The time that the last check of a bounded wait has for an answer, also when the wait is over.
 const LAST_LOOK: Duration = Duration::from_millis(15);
 /// No promise: what takes longer hangs.
 const HANGS: Duration = Duration::from_secs(5);
@@ -136,11 +135,6 @@ async fn next(changes: &mut StatusChanges, what: &str) -> Option<Status> {
     within(HANGS, what, changes.next()).await
 }
 
-/// Awaits `lost()`.
-fn awaited(lease: &Lease) -> JoinHandle<Stamped<Lost>> {
-    stamped(HANGS, "lost() completes", lease.lost())
-}
-
 /// What `check()` said: when it was last asked and `Ok`, and by when it was `Err`. Fails if it is asked at the deadline or
 /// after it, and `Ok`.
 fn checked(lease: LeaseHandle, deadline: Instant) -> JoinHandle<(Instant, Instant)> {
@@ -176,9 +170,10 @@ async fn is_told_by_the_deadline(rig: Rig, begin: impl AsyncFnOnce(&Rig) -> Inst
     // Now that nothing more is confirmed: the latest that each may be believed, and what the library itself promises.
     let [latest, quiet_latest] = [&lease, &quiet].map(|lease| rig.deadline(RENEW, lease, SHORT, last));
     let [promised, quiet_promised] = [&lease, &quiet].map(|lease| Instant::now() + lease.remaining());
-    let (checked, awaited) = (checked(lease.handle(), latest), awaited(&quiet));
+    let (checked, awaited) = (checked(lease.handle(), latest), stamped(quiet.lost()));
     let (last_ok, was_err) = checked.await.expect("check() is Err from the deadline on");
-    let Stamped { output: lost, woken, returned } = awaited.await.expect("lost() completes");
+    let Stamped { output: lost, woken, returned } =
+        within(HANGS, "lost() completes", awaited).await.expect("it does not panic");
     let allowed = SIGNAL + rig.lag.worst();
     assert!(was_err >= promised, "check() was Err {:?} before the deadline", promised - was_err);
     assert!(returned >= quiet_promised, "lost() came {:?} before the deadline", quiet_promised - returned);
@@ -242,14 +237,14 @@ async fn f5_server_killed_and_restarted_empty() {
     let lease = rig.acquire(MEDIUM).await;
     let not_told = rig.acquire_as("not told", LONG).await;
     let [deadline] = rig.renewed([&lease], MEDIUM).await;
-    let awaited = awaited(&lease);
+    let awaited = stamped(lease.lost());
     rig.server.kill();
     let killed = Instant::now();
     rig.server.restart();
     let back = Instant::now();
     assert!(back < deadline, "the server took too long to start for this test");
 
-    let heard = awaited.await.expect("lost() completes");
+    let heard = within(HANGS, "lost() completes", awaited).await.expect("it does not panic");
     assert_eq!(heard.output.reason(), LossReason::Deleted);
     // Those that the restarted server was asked. The first may have waited for it, and the next one behind it.
     let renewals = requests(RENEW, &lease);
@@ -313,7 +308,7 @@ async fn f8_link_reset_in_the_middle_of_an_acquire() {
         let cut = rig.on(ACQUIRE, action);
         let lease = rig.acquire(LONG).await;
         has_happened(&cut).await;
-        // Whoever got it keeps it: the undo is for the token that was cut.
+        // Its new holder keeps it: the undo is for the token that was cut.
         lease.renew().await.expect("it is ours");
         lease.release().await.expect("it was ours to the end");
         rig.is_taken_away();
@@ -689,7 +684,7 @@ fn assert_is_unavailable(away: Away, outcome: Result<(), AcquireError>) {
 
 /// Many short waits at once are no longer silence than one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_side_by_side_costs_no_connection() {
+async fn concurrent_waits_share_connections() {
     const SHORT_WAIT: Duration = Duration::from_millis(50);
     let server = Server::start();
     let proxy = Proxy::to(&server);

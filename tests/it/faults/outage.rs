@@ -128,7 +128,7 @@ fn f90_an_outage_of_minutes_under_waiters_and_failing_tries() {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn client(part: &Part) {
     let leases = Leases::builder().url(&part.url).ttl(TTL).build().await.expect("the server is there");
-    // What is needed for pushes is there as well.
+    // The connection for notifications is there as well.
     leases.lock("before").acquire().await.expect("the server is there").release().await.expect("as it was");
     part.say("connected");
 

@@ -173,7 +173,7 @@ async fn f23_no_more_clients_are_let_in() {
     let (leases, mut wire, lag) = (connect(proxy.url()).await, server.wire(), Lag::start());
     let lease = leases.lock("held").acquire().await.unwrap();
     // Connections that come with the first use have come.
-    eventually_async(HANGS, "the key is watched", || wire.watched_keys() > 0).await;
+    eventually_async(HANGS, "the key is watched", || wire.tracked_keys() > 0).await;
     let calm = Calm::of(&lease);
     close_the_door(&mut wire);
 
@@ -187,7 +187,7 @@ async fn f23_no_more_clients_are_let_in() {
     seen::took("a newcomer is told", took, bound, &lag);
     assert!(took <= bound + lag.worst(), "{took:?}");
 
-    // Who is in goes on.
+    // Connected clients go on.
     let waiter = tokio::spawn(leases.lock("held").owner(Owner::anonymous()).acquire());
     let before = renewals(&proxy);
     tokio::time::sleep(2 * TTL).await;
@@ -211,7 +211,7 @@ async fn f23_a_connection_that_ends_is_not_let_in_again_for_a_while() {
     let (leases, mut wire, lag) = (connect(server.url()).await, server.wire(), Lag::start());
     let lease = leases.lock("held").ttl(LASTS).acquire().await.unwrap();
     let mut changes = lease.status_changes();
-    eventually_async(HANGS, "the key is watched", || wire.watched_keys() > 0).await;
+    eventually_async(HANGS, "the key is watched", || wire.tracked_keys() > 0).await;
     wire.must(&["CONFIG", "SET", "maxclients", "1"]);
     for kind in ["normal", "pubsub"] {
         wire.must(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
@@ -263,7 +263,7 @@ async fn f24_the_key_is_evicted() {
     let (leases, mut wire, lag) = (connect(server.url()).await, server.wire(), Lag::start());
     for policy in POLICIES {
         let lease = leases.lock("job").ttl(LONG).acquire().await.unwrap();
-        eventually_async(HANGS, "the key is watched", || wire.watched_keys() > 0).await;
+        eventually_async(HANGS, "the key is watched", || wire.tracked_keys() > 0).await;
         let began = evict(&mut wire, policy);
         let lost = within(HANGS, "the signal of a loss", lease.lost()).await;
         let took = began.elapsed();
@@ -276,7 +276,7 @@ async fn f24_the_key_is_evicted() {
 }
 
 #[tokio::test]
-async fn f24_the_key_is_evicted_and_the_server_does_not_push() {
+async fn f24_the_key_is_evicted_without_notifications() {
     let server = Server::start();
     let (mut wire, lag) = (server.wire(), Lag::start());
     let leases = connect(server.url_without_push(server.port())).await;

@@ -23,7 +23,7 @@ use support::{
 };
 use tokio::{runtime::Runtime, sync::Notify};
 
-use crate::common::Calm;
+use crate::common::{Calm, program_with};
 
 /// So long that nothing here ends by expiring: a key that goes was released.
 const LONG: Duration = Duration::from_secs(60);
@@ -31,10 +31,6 @@ const LONG: Duration = Duration::from_secs(60);
 const PROMPT: Duration = Duration::from_millis(50);
 /// What the waiters may take on top of the TTL to notice that a holder has died (F1). The table allows 250 ms.
 const HAND_OFF: Duration = PROMPT;
-
-async fn connect(url: &str, ttl: Duration) -> Leases {
-    Leases::builder().url(url).ttl(ttl).build().await.expect("the server is there")
-}
 
 fn fence(text: &str) -> Fence {
     text.parse().unwrap_or_else(|_| panic!("{text:?} is no fence"))
@@ -68,7 +64,7 @@ fn f1_holder_killed() {
     const LOCKS: usize = 12;
     if let Some(part) = Part::mine() {
         return one_thread().block_on(async {
-            let leases = connect(&part.url, TTL).await;
+            let leases = program_with(&*part.url, TTL).await;
             let mut held = Vec::new();
             for n in 0..LOCKS {
                 held.push(leases.lock(format!("job:{n}")).acquire().await.unwrap());
@@ -82,7 +78,7 @@ fn f1_holder_killed() {
     let mut holder = Child::start(f1_holder_killed, "hold", &server.url());
     let fences: Vec<Fence> = holder.says("held").split(' ').map(fence).collect();
     two_workers().block_on(async {
-        let leases = connect(&server.url(), TTL).await;
+        let leases = program_with(server.url(), TTL).await;
         let lag = Lag::start();
         let waiters: Vec<_> = (0..LOCKS)
             .map(|n| {
@@ -112,7 +108,7 @@ fn f2_holder_stopped_and_continued() {
     const NAMES: [&str; 2] = ["keeper:thread", "keeper:here"];
     if let Some(part) = Part::mine() {
         return one_thread().block_on(async {
-            let leases = connect(&part.url, TTL).await;
+            let leases = program_with(&*part.url, TTL).await;
             let here = Leases::builder().url(&part.url).ttl(TTL).keeper(Keeper::CurrentRuntime).build().await.unwrap();
             let held = [
                 leases.lock(NAMES[0]).acquire().await.unwrap(),
@@ -139,7 +135,7 @@ fn f2_holder_stopped_and_continued() {
     holder.stop();
     let stopped = Instant::now();
     two_workers().block_on(async {
-        let leases = connect(&server.url(), TTL).await;
+        let leases = program_with(server.url(), TTL).await;
         for (name, old) in NAMES.iter().zip(old) {
             let next = within(HANGS, "the next holder", leases.lock(name).acquire()).await.unwrap();
             assert!(next.fence() > old);
@@ -185,7 +181,7 @@ fn stays_held_while_blocked(runtime: &Runtime, block: impl FnOnce(Duration)) {
     let server = Server::start();
     let mut wire = server.wire();
     runtime.block_on(async {
-        let leases = connect(&server.url(), TTL).await;
+        let leases = program_with(server.url(), TTL).await;
         let lease = leases.lock("job").acquire().await.unwrap();
         let token = wire.get("job");
         block(3 * TTL);
@@ -203,7 +199,7 @@ fn f27_wall_clock_steps() {
     const SECONDS: f64 = 10.0;
     if let Some(part) = Part::mine() {
         return one_thread().block_on(async {
-            let (server, memory) = (connect(&part.url, TTL).await, connect("memory://", TTL).await);
+            let (server, memory) = (program_with(&*part.url, TTL).await, program_with("memory://", TTL).await);
             let (boot, wall) = (Instant::now(), SystemTime::now());
             let leases = [
                 (&server, server.lock("job").acquire().await.unwrap()),
@@ -441,7 +437,7 @@ fn f31_acquire_dropped_after_any_poll() {
     for (built_on, used_on) in [(one_thread(), None), (two_workers(), None), (two_workers(), Some(one_thread()))] {
         let (ours, theirs) = built_on.block_on(async {
             let ours = Leases::builder().url(server.url()).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
-            (ours, connect(&server.url(), LONG).await)
+            (ours, program_with(server.url(), LONG).await)
         });
         let deterministic = used_on.is_none() && built_on.metrics().num_workers() == 1;
         used_on.as_ref().unwrap_or(&built_on).block_on(async {
@@ -463,7 +459,7 @@ fn f31_acquire_dropped_after_any_poll_in_memory() {
     one_thread().block_on(async {
         let url = "memory://f31";
         let ours = Leases::builder().url(url).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
-        let theirs = connect(url, LONG).await;
+        let theirs = program_with(url, LONG).await;
         let (names, _) = drop_after_each_poll(&ours, &theirs).await;
         nothing_is_left(ours, &theirs, &names).await;
     });
@@ -474,7 +470,7 @@ fn f31_acquire_dropped_while_the_server_is_stopped() {
     let server = Server::start();
     let mut wire = server.wire();
     two_workers().block_on(async {
-        let leases = connect(&server.url(), LONG).await;
+        let leases = program_with(server.url(), LONG).await;
         let lock = leases.lock("job");
         // So that the script is known and the acquire is one command, which the stopped server finds on its socket.
         lock.acquire().await.unwrap().release().await.unwrap();
@@ -493,23 +489,23 @@ fn f31_acquire_dropped_while_the_server_is_stopped() {
 #[test]
 fn f32_dropped_inside_a_runtime() {
     let runtime = two_workers();
-    let inside = |lease: Lease| runtime.block_on(async { timed(|| drop(lease)) });
+    let inside = |lease: Lease| runtime.block_on(async { duration_of(|| drop(lease)) });
     drop_releases_without_blocking(&runtime, inside);
     let in_a_task =
-        |lease: Lease| runtime.block_on(async { tokio::spawn(async { timed(|| drop(lease)) }).await.unwrap() });
+        |lease: Lease| runtime.block_on(async { tokio::spawn(async { duration_of(|| drop(lease)) }).await.unwrap() });
     drop_releases_without_blocking(&runtime, in_a_task);
 }
 
 #[test]
 fn f32_dropped_outside_a_runtime() {
     let runtime = two_workers();
-    drop_releases_without_blocking(&runtime, |lease| timed(|| drop(lease)));
+    drop_releases_without_blocking(&runtime, |lease| duration_of(|| drop(lease)));
     // Nobody polls this one meanwhile, but its context is entered.
     let runtime = one_thread();
-    drop_releases_without_blocking(&runtime, |lease| timed(|| drop(lease)));
+    drop_releases_without_blocking(&runtime, |lease| duration_of(|| drop(lease)));
     drop_releases_without_blocking(&runtime, |lease| {
         let _context = runtime.enter();
-        timed(|| drop(lease))
+        duration_of(|| drop(lease))
     });
 }
 
@@ -517,7 +513,7 @@ fn f32_dropped_outside_a_runtime() {
 fn f32_dropped_during_a_panic() {
     let runtime = two_workers();
     let unwind = |lease: Lease| {
-        timed(|| {
+        duration_of(|| {
             let caught = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 let _held = lease;
                 // As a panic, without the message on the screen.
@@ -542,19 +538,19 @@ fn f32_dropped_on_a_current_thread_runtime_that_ends() {
     for dropped_inside in [true, false] {
         let runtime = one_thread();
         let (leases, lease) = runtime.block_on(async {
-            let leases = connect(&server.url(), LONG).await;
+            let leases = program_with(server.url(), LONG).await;
             let lease = leases.lock("job").acquire().await.unwrap();
             (leases, lease)
         });
         kept.push(leases);
         assert!(wire.exists("job"));
         let took = if dropped_inside {
-            let took = runtime.block_on(async { timed(|| drop(lease)) });
+            let took = runtime.block_on(async { duration_of(|| drop(lease)) });
             drop(runtime);
             took
         } else {
             drop(runtime);
-            timed(|| drop(lease))
+            duration_of(|| drop(lease))
         };
         let limit = PROMPT + lag.worst();
         seen::took("a drop", took, PROMPT, &lag);
@@ -569,7 +565,7 @@ fn drop_releases_without_blocking(runtime: &Runtime, drop_it: impl FnOnce(Lease)
     let mut wire = server.wire();
     let lag = Lag::start();
     let (leases, lease) = runtime.block_on(async {
-        let leases = connect(&server.url(), LONG).await;
+        let leases = program_with(server.url(), LONG).await;
         let lease = leases.lock("job").acquire().await.unwrap();
         (leases, lease)
     });
@@ -585,7 +581,7 @@ fn drop_releases_without_blocking(runtime: &Runtime, drop_it: impl FnOnce(Lease)
     drop(leases);
 }
 
-fn timed(act: impl FnOnce()) -> Duration {
+fn duration_of(act: impl FnOnce()) -> Duration {
     let start = Instant::now();
     act();
     start.elapsed()
@@ -599,7 +595,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
     if let Some(part) = Part::mine() {
         let runtime = two_workers();
         let leases = runtime.block_on(async {
-            let leases = connect(&part.url, TTL).await;
+            let leases = program_with(&*part.url, TTL).await;
             let acquires: Vec<_> =
                 (0..LEASES).map(|n| tokio::spawn(leases.lock(format!("job:{n}")).acquire())).collect();
             for acquire in acquires {
@@ -683,7 +679,7 @@ async fn close_ends_everything(url: &str) {
     const COMMAND: Duration = Duration::from_secs(1);
     let lag = Lag::start();
     let leases = Leases::builder().url(url).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
-    let others = connect(url, LONG).await;
+    let others = program_with(url, LONG).await;
     let (ours, again) = (leases.lock("ours").reentrant(true), leases.lock("alone"));
     let held = [
         ours.acquire().await.unwrap(),
@@ -764,7 +760,7 @@ fn f34_close_while_the_server_is_stopped() {
     two_workers().block_on(async {
         let lag = Lag::start();
         let leases = Leases::builder().url(server.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
-        let others = connect(&server.url(), LONG).await;
+        let others = program_with(server.url(), LONG).await;
         let held = leases.lock("ours").acquire().await.unwrap();
         let theirs = others.lock("theirs").acquire().await.unwrap();
         let seen = Arc::new(Notify::new());
@@ -791,11 +787,11 @@ fn f34_close_while_the_server_is_stopped() {
 
 /// In a process of its own, because threads are counted.
 #[test]
-fn the_last_one_to_leave_ends_connections_and_keeper() {
+fn the_last_client_to_close_ends_connections_and_keeper() {
     const TTL: Duration = Duration::from_secs(2);
     let Some(part) = Part::mine() else {
         let server = Server::start();
-        return Child::start(the_last_one_to_leave_ends_connections_and_keeper, "leave", &server.url()).ends();
+        return Child::start(the_last_client_to_close_ends_connections_and_keeper, "leave", &server.url()).ends();
     };
     let mut wire = Wire::to_port(part.port());
     let mut all_is_gone = |when: &str| {
@@ -804,7 +800,7 @@ fn the_last_one_to_leave_ends_connections_and_keeper() {
     };
     let runtime = two_workers();
 
-    let leases = runtime.block_on(connect(&part.url, TTL));
+    let leases = runtime.block_on(program_with(&*part.url, TTL));
     let clone = leases.clone();
     // A thread names itself once it runs.
     eventually(HANGS, "one keeper runs", || keepers() == 1);
@@ -813,13 +809,13 @@ fn the_last_one_to_leave_ends_connections_and_keeper() {
     drop(clone);
     all_is_gone("after a use");
 
-    let leases = runtime.block_on(connect("memory://", TTL));
+    let leases = runtime.block_on(program_with("memory://", TTL));
     eventually(HANGS, "one keeper runs", || keepers() == 1);
     drop(leases);
     all_is_gone("of a store in memory");
 
     // A lease keeps alive all that it needs.
-    let leases = runtime.block_on(connect(&part.url, TTL));
+    let leases = runtime.block_on(program_with(&*part.url, TTL));
     let lease = runtime.block_on(leases.lock("job").acquire()).unwrap();
     drop(leases);
     // Longer than it lasts without a keeper.
@@ -829,14 +825,14 @@ fn the_last_one_to_leave_ends_connections_and_keeper() {
     all_is_gone("after the last lease");
 
     // Dropped, its release needs them once more.
-    let leases = runtime.block_on(connect(&part.url, LONG));
+    let leases = runtime.block_on(program_with(&*part.url, LONG));
     let lease = runtime.block_on(leases.lock("job").acquire()).unwrap();
     drop(leases);
     drop(lease);
     all_is_gone("after the last lease was dropped");
     assert_eq!(lock_keys(&mut wire), [""; 0]);
 
-    let leases = runtime.block_on(connect(&part.url, TTL));
+    let leases = runtime.block_on(program_with(&*part.url, TTL));
     runtime.block_on(leases.close());
     eventually(HANGS, "no connection is left after close", || other_clients(&mut wire) == 0);
     drop(leases);

@@ -48,7 +48,7 @@ async fn f93_an_acquire_that_was_queued_and_dropped_takes_no_lock_after_the_outa
 
     proxy.forget();
     proxy.refuse(false);
-    // What was queued is sent before this.
+    // Queued requests are sent before this.
     for name in ["one", "two"] {
         let lease = within(HANGS, "the server is back", leases.lock(name).acquire()).await.expect("it is free");
         drop(lease);

@@ -211,7 +211,7 @@ async fn f22_loading() {
 }
 
 #[tokio::test]
-async fn f22_noauth_and_wrongpass_are_told_apart() {
+async fn f22_noauth_and_wrongpass_are_distinct() {
     let server = Server::builder().arg("--requirepass", SECRET).start();
     let port = server.port();
     let start = Instant::now();
@@ -267,7 +267,7 @@ async fn f22_password_rotated_while_connected() {
     }
     lease.check().expect("no answer about the key is no loss");
 
-    // Put right, it heals by itself.
+    // Put right, it recovers by itself.
     wire.must(&["CONFIG", "SET", "requirepass", SECRET]);
     let start = Instant::now();
     loop {
@@ -380,7 +380,7 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
 }
 
-/// What falls due together is renewed by one command, and that is refused as a whole.
+/// Renewals due together go out as one command, which is refused as a whole.
 #[tokio::test]
 async fn a_key_that_is_refused_puts_no_other_lease_at_risk() {
     const SHORT: Duration = Duration::from_millis(1500);
@@ -559,7 +559,7 @@ async fn f22_url_typos_name_what_is_wrong_without_any_io() {
 }
 
 #[tokio::test]
-async fn f22_closed_port_and_unknown_host_are_told_apart_within_connect_timeout() {
+async fn f22_closed_port_and_unknown_host_are_distinct_within_connect_timeout() {
     // Taken, so that nobody else gets it, and never listened at.
     let taken = tokio::net::TcpSocket::new_v4().unwrap();
     taken.bind(([127, 0, 0, 1], 0).into()).unwrap();
@@ -652,7 +652,7 @@ async fn f22_database_number_is_where_the_key_is_also_after_a_reconnection() {
 }
 
 #[tokio::test]
-async fn f22_a_lease_ends_by_itself_when_the_server_turns_us_down_for_longer_than_its_ttl() {
+async fn f22_a_lease_ends_by_itself_when_the_server_refuses_us_for_longer_than_its_ttl() {
     let ttl = Duration::from_millis(600);
     let server = Server::builder().arg("--requirepass", SECRET).start();
     let leases = builder(url_of("", SECRET, server.port())).ttl(ttl).build().await.unwrap();

@@ -34,24 +34,24 @@ async fn is_told_by_the_next_renewal(faults: &[&[&[&str]]], reason: LossReason) 
 }
 
 #[tokio::test]
-async fn f13_key_deleted_by_hand_and_nothing_is_pushed() {
+async fn f13_key_deleted_by_hand_without_notifications() {
     is_told_by_the_next_renewal(&[&[&["DEL", "job"]], &[&["UNLINK", "job"]]], LossReason::Deleted).await;
 }
 
 #[tokio::test]
-async fn f14_key_overwritten_and_nothing_is_pushed() {
+async fn f14_key_overwritten_without_notifications() {
     let faults: &[&[&[&str]]] =
         &[&[&["SET", "job", "somebody-else", "PX", "60000"]], &[&["SET", "job", "somebody-else"]]];
     is_told_by_the_next_renewal(faults, LossReason::Taken).await;
 }
 
 #[tokio::test]
-async fn f15_flushed_and_nothing_is_pushed() {
+async fn f15_flushed_without_notifications() {
     is_told_by_the_next_renewal(&[&[&["FLUSHALL"]], &[&["FLUSHDB"]]], LossReason::Deleted).await;
 }
 
 #[tokio::test]
-async fn f17_key_of_another_type_and_nothing_is_pushed() {
+async fn f17_key_of_another_type_without_notifications() {
     // In one step, so that no renewal can find the key gone.
     let faults: &[&[&[&str]]] = &[
         &[&["HSET", "made", "field", "value"], &["RENAME", "made", "job"]],

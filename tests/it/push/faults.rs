@@ -1,5 +1,5 @@
-//! Pushes that do not come, come twice or come late, and connections that end: a waiter is woken all the same, at the
-//! latest when the holder's key runs out, and a loss is told by the next renewal.
+//! Notifications lost, late or twice, and connections that end. A waiter still wakes up, at the latest when the holder's key
+//! expires; the next renewal reports a loss.
 
 use std::{
     sync::{
@@ -15,14 +15,14 @@ use support::{
     waiter_is_tracked, within,
 };
 
+use crate::common::program_with;
+
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(20);
-/// The longest pause between two looks of a waiter that is not told of changes.
+/// The longest pause between two checks of a waiter without notifications.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-async fn program(url: String) -> Leases {
-    Leases::builder().url(url).ttl(Duration::from_millis(1_200)).build().await.unwrap()
-}
+const TTL: Duration = Duration::from_millis(1_200);
 
 /// Somebody else has it for a minute.
 fn take(wire: &mut Wire, name: &str) {
@@ -39,7 +39,7 @@ fn kill_all(wire: &mut Wire) {
 async fn f19_client_kill_of_every_connection_repeatedly() {
     const NAMES: [&str; 3] = ["one", "two", "three"];
     let server = Server::start();
-    let (holder, waiter) = (program(server.url()).await, program(server.url()).await);
+    let (holder, waiter) = (program_with(server.url(), TTL).await, program_with(server.url(), TTL).await);
     let (lag, mut wire) = (Lag::start(), server.wire());
     let mut held = Vec::new();
     for name in NAMES {
@@ -120,7 +120,7 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
     let server = Server::start();
     let (lag, mut wire) = (Lag::start(), server.wire());
     for ends in Ends::ALL {
-        let leases = program(server.url()).await;
+        let leases = program_with(server.url(), TTL).await;
         let mut worst = [Duration::ZERO; 3];
         for round in 0..5 {
             for (state, worst) in worst.iter_mut().enumerate() {
@@ -188,7 +188,7 @@ fn steps() -> Vec<(&'static str, usize, Match)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_wake_up_is_missed_while_pushes_are_switched_on() {
+async fn no_wake_up_is_missed_while_notifications_are_switched_on() {
     const ACTIONS: [Action; 6] = [
         Action::CutBefore,
         Action::CutAfter,
@@ -239,9 +239,9 @@ async fn no_wake_up_is_missed_while_pushes_are_switched_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_poll_from_the_moment_when_pushes_cannot_come_back() {
+async fn waiters_poll_from_the_moment_when_notifications_cannot_come_back() {
     let server = Server::start();
-    let leases = program(server.url()).await;
+    let leases = program_with(server.url(), TTL).await;
     let (lag, mut wire) = (Lag::start(), server.wire());
     take(&mut wire, "job");
     let waiter = timed(leases.lock("job").acquire());
@@ -272,12 +272,12 @@ fn fate(messages: Messages) -> &'static str {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most() {
     let server = Server::start();
-    let holder = program(server.url()).await;
+    let holder = program_with(server.url(), TTL).await;
     let (lag, mut wire) = (Lag::start(), server.wire());
     for messages in [Messages::Lose, Messages::Late(Duration::from_millis(700)), Messages::Twice] {
         // Its own: what is late would keep back the next round's.
         let proxy = Proxy::to(&server);
-        let leases = program(proxy.url()).await;
+        let leases = program_with(proxy.url(), TTL).await;
         start_anew([&mut wire]).await;
         let lease = holder.lock("job").acquire().await.unwrap();
         let waiter = timed(leases.lock("job").acquire());
@@ -306,15 +306,14 @@ async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f36_a_lost_message_delays_a_loss_to_the_next_renewal_at_most() {
-    const TTL: Duration = Duration::from_millis(1_200);
     let server = Server::start();
     let (lag, mut wire) = (Lag::start(), server.wire());
     for messages in [Messages::Lose, Messages::Late(Duration::from_millis(150)), Messages::Twice] {
         let proxy = Proxy::to(&server);
-        let leases = program(proxy.url()).await;
+        let leases = program_with(proxy.url(), TTL).await;
         start_anew([&mut wire]).await;
         let lease = leases.lock("job").acquire().await.unwrap();
-        eventually_async(SOON, "the key is watched", || wire.watched_keys() > 0).await;
+        eventually_async(SOON, "the key is watched", || wire.tracked_keys() > 0).await;
         proxy.messages(messages);
         let deleted = Instant::now();
         wire.del("job");
@@ -347,7 +346,7 @@ async fn f36_there_are_never_two_holders() {
         let proxy = Proxy::to(&server);
         proxy.messages(fate);
         // Its TTL is as long as a lost message may delay one of them, and far longer than a turn.
-        let leases = program(proxy.url()).await;
+        let leases = program_with(proxy.url(), TTL).await;
         proxies.push(proxy);
         for _ in 0..3 {
             let lock = leases.lock("job").owner(Owner::anonymous());

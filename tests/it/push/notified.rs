@@ -1,5 +1,4 @@
-//! What the server tells by itself: waiters are woken, and losses told, without anybody polling. The set-up here is whole;
-//! `faults.rs` breaks it.
+//! Notifications: waiters wake up, and losses are reported, without polling. Nothing is broken here; `faults.rs` breaks it.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +11,7 @@ use tokio::sync::mpsc;
 
 use support::scripts::{ACQUIRE, LOOK};
 
-async fn program(server: &Server) -> Leases {
-    Leases::connect(server.url()).await.unwrap()
-}
+use crate::common::program;
 
 fn median(mut all: Vec<Duration>) -> (Duration, Duration) {
     all.sort();
@@ -22,9 +19,9 @@ fn median(mut all: Vec<Duration>) -> (Duration, Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_in_another_process_is_pushed() {
+async fn a_release_in_another_process_is_notified() {
     let server = Server::start();
-    let (one, two) = (program(&server).await, program(&server).await);
+    let (one, two) = (program(server.url()).await, program(server.url()).await);
     let (lag, mut wire, mut all) = (Lag::start(), server.wire(), Vec::new());
     for round in 0..50 {
         start_anew([&mut wire]).await;
@@ -44,12 +41,12 @@ async fn a_release_in_another_process_is_pushed() {
 
 /// Neither the holder's own renewals nor the waiters' looks are news that would bring the next ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_we_do_to_a_lock_ourselves_brings_no_more_of_it() {
+async fn our_own_commands_cause_no_more_notifications() {
     const TTL: Duration = Duration::from_secs(1);
     const WINDOW: Duration = Duration::from_secs(3);
     for (fair, waiters) in [(false, 0), (false, 3), (true, 0), (true, 3)] {
         let server = Server::start();
-        let (one, two, mut wire) = (program(&server).await, program(&server).await, server.wire());
+        let (one, two, mut wire) = (program(server.url()).await, program(server.url()).await, server.wire());
         let lease = one.lock("job").ttl(TTL).fair(fair).acquire().await.unwrap();
         let mut waiting = Vec::new();
         for _ in 0..waiters {
@@ -71,8 +68,8 @@ async fn what_we_do_to_a_lock_ourselves_brings_no_more_of_it() {
         let due = usize::try_from(due).unwrap();
         println!("fair {fair}, {waiters} waiters: {renewed} extensions, {asked} scripts in {elapsed:?}");
         // A waiter in the queue says that it still waits, which extends two keys.
-        let knocks = if fair && waiters > 0 { 2 * due } else { 0 };
-        assert!((6..=due + knocks).contains(&renewed), "fair {fair}, {waiters} waiters: {renewed} of {due}");
+        let polls = if fair && waiters > 0 { 2 * due } else { 0 };
+        assert!((6..=due + polls).contains(&renewed), "fair {fair}, {waiters} waiters: {renewed} of {due}");
         // Each renewal is told to the first waiter, and by an old server to us: each of them looks once.
         assert!(asked <= 3 * due, "fair {fair}, {waiters} waiters: {asked} scripts, {due} renewals");
         // That they were heard does not mean that others are not.
@@ -91,13 +88,13 @@ async fn what_we_do_to_a_lock_ourselves_brings_no_more_of_it() {
 
 /// By the time that anybody looks, the key is as its new holder left it, who is of the same process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_followed_in_its_own_process_is_told() {
+async fn a_lease_followed_by_one_of_the_same_process_is_notified() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (leases, mut wire) = (Leases::connect(proxy.url()).await.unwrap(), server.wire());
     let lock = leases.lock("job").owner(Owner::anonymous());
     let lease = lock.acquire().await.unwrap();
-    eventually_async(HANGS, "the lease is watched", || wire.watched_keys() >= 1).await;
+    eventually_async(HANGS, "the lease is tracked", || wire.tracked_keys() >= 1).await;
     let look = proxy.on(Match::script(LOOK), 1, Action::Hold);
     assert!(wire.del("job"));
     within(HANGS, "the look", look.hit()).await;
@@ -135,7 +132,7 @@ async fn whoever_frees_the_lock_wakes_the_waiter() {
         (STREAM, &["DEL", "job"]),
     ];
     let server = Server::start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     let (lag, mut wire) = (Lag::start(), server.wire());
     for (take, free) in WAYS {
         start_anew([&mut wire]).await;
@@ -155,11 +152,11 @@ async fn whoever_frees_the_lock_wakes_the_waiter() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forced_release_wakes_the_waiter_and_tells_the_holder() {
     let server = Server::start();
-    let [one, two, three] = [program(&server).await, program(&server).await, program(&server).await];
+    let [one, two, three] = [program(server.url()).await, program(server.url()).await, program(server.url()).await];
     let (lag, mut wire) = (Lag::start(), server.wire());
     let lease = one.lock("job").acquire().await.unwrap();
     // The holder's renewal watches the lock alone, the waiter's look the fence too.
-    eventually_async(HANGS, "the holder's key is watched", || wire.watched_keys() >= 1).await;
+    eventually_async(HANGS, "the holder's key is watched", || wire.tracked_keys() >= 1).await;
     let waiter = timed(two.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
     let lost = timed(lease.lost());
@@ -178,7 +175,7 @@ async fn a_forced_release_wakes_the_waiter_and_tells_the_holder() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_overwritten_key_is_another_holder_whose_end_is_waited_for() {
     let server = Server::start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     let (lag, mut wire) = (Lag::start(), server.wire());
     wire.must(&["SET", "job", "one", "PX", "60000"]);
     let (tell, mut told) = mpsc::unbounded_channel();
@@ -197,15 +194,15 @@ async fn an_overwritten_key_is_another_holder_whose_end_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deleted_key_is_told_by_push() {
+async fn a_deleted_key_is_notified() {
     let server = Server::start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     let (lag, mut wire, mut all) = (Lag::start(), server.wire(), Vec::new());
     let mut held = Vec::new();
     for round in 0..200 {
         held.push(leases.lock(format!("job:{round}")).acquire().await.unwrap());
     }
-    eventually_async(HANGS, "the keys are watched", || wire.watched_keys() >= 200).await;
+    eventually_async(HANGS, "the keys are watched", || wire.tracked_keys() >= 200).await;
     // The renewals that watch them have been answered, or what follows would be told by them.
     for lease in &held {
         lease.check().unwrap();
@@ -223,9 +220,9 @@ async fn a_deleted_key_is_told_by_push() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_push_alone_is_never_a_loss() {
+async fn a_notification_alone_is_never_a_loss() {
     let server = Server::start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     let mut wire = server.wire();
     let lease = leases.lock("job").acquire().await.unwrap();
     let mut changes = lease.status_changes();
@@ -239,7 +236,7 @@ async fn a_push_alone_is_never_a_loss() {
         &["APPEND", "job", ""],
     ];
     for touch in touches.iter().cycle().take(60) {
-        eventually_async(HANGS, "the key is watched", || wire.watched_keys() > 0).await;
+        eventually_async(HANGS, "the key is watched", || wire.tracked_keys() > 0).await;
         wire.must(touch);
         lease.check().unwrap();
         assert_eq!(lease.status(), Status::Held, "{touch:?}");
@@ -255,7 +252,7 @@ async fn a_push_alone_is_never_a_loss() {
 async fn a_wait_that_ends_as_the_lock_is_released_ends_one_way() {
     const PATIENCE: Duration = Duration::from_millis(30);
     let server = Server::start();
-    let (one, two) = (program(&server).await, program(&server).await);
+    let (one, two) = (program(server.url()).await, program(server.url()).await);
     let mut wire = server.wire();
     let mut won = 0;
     for round in 0..120_u32 {
@@ -293,7 +290,7 @@ async fn a_wait_that_ends_as_the_lock_is_released_ends_one_way() {
 async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (one, two) = (program(&server).await, Leases::connect(proxy.url()).await.unwrap());
+    let (one, two) = (program(server.url()).await, Leases::connect(proxy.url()).await.unwrap());
     let (lag, mut wire) = (Lag::start(), server.wire());
     let lock = two.lock("job").owner(Owner::anonymous());
     for round in 0..80_u32 {
@@ -339,7 +336,8 @@ async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_receiving_connection_is_there_only_while_it_is_needed() {
     let server = Server::start();
-    let (leases, closed, dropped) = (program(&server).await, program(&server).await, program(&server).await);
+    let (leases, closed, dropped) =
+        (program(server.url()).await, program(server.url()).await, program(server.url()).await);
     let (lag, mut wire) = (Lag::start(), server.wire());
     wire.must(&["SET", "busy", "somebody", "PX", "60000"]);
     assert_eq!(wire.receivers(), 0, "nobody needs it yet");
@@ -383,7 +381,7 @@ async fn a_step_of_the_servers_clock_does_not_keep_a_waiter_asleep() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
-    let leases = program(&server).await;
+    let leases = program(server.url()).await;
     let (lag, mut wire) = (Lag::start(), server.wire());
 
     // Forward: the holder's key has run out, which the server notices ten times a second.

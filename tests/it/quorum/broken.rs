@@ -31,7 +31,7 @@ async fn looks_of_a_waiter(scene: &Scene) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_holder_of_two_nodes_does_not_spin_on_the_third() {
+async fn waiting_for_a_holder_of_two_nodes_does_not_spin_on_the_third() {
     let scene = Scene::of(3).await;
     for node in &scene.nodes[1..] {
         // The free one is heard first, so that it counts.
@@ -43,7 +43,7 @@ async fn who_waits_for_a_holder_of_two_nodes_does_not_spin_on_the_third() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_majority_to_come_back_does_not_spin_on_the_minority() {
+async fn waiting_for_a_majority_to_return_does_not_spin_on_the_minority() {
     let scene = Scene::of(3).await;
     scene.nodes[1].server.kill();
     scene.nodes[2].server.kill();
@@ -52,7 +52,7 @@ async fn who_waits_for_a_majority_to_come_back_does_not_spin_on_the_minority() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_memory_does_not_spin() {
+async fn waiting_for_server_memory_does_not_spin() {
     let server = Server::start();
     let leases = leasehold::Leases::builder().url(server.url()).build().await.expect("it is there");
     server.wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -71,7 +71,7 @@ async fn who_waits_for_memory_does_not_spin() {
 
 /// The first script of a server that does not know it is sent twice; what was sent in between comes before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_nodes_vote_that_is_sent_again_does_not_outlive_the_release() {
+async fn a_resent_vote_of_a_slow_node_does_not_outlive_the_release() {
     let scene = Scene::of(3).await;
     for node in &scene.nodes {
         let mut wire = node.server.wire();
@@ -85,12 +85,12 @@ async fn a_slow_nodes_vote_that_is_sent_again_does_not_outlive_the_release() {
     scene.is_taken_away_within(Duration::from_secs(1), NAME).await;
 }
 
-/// Whoever has a majority holds it, also if the node that says otherwise is heard before the others.
+/// The holder of a majority is the holder, also if a node that says otherwise answers first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_of_four_nodes_of_five_is_told_whoever_is_heard_first() {
+async fn a_holder_of_four_of_five_nodes_is_reported_whichever_node_answers_first() {
     let scene = Scene::of(5).await;
     let holder = scene.other().await;
-    // Who asks has pushes switched on. Where they come on later, everybody looks again, for something may be missed.
+    // A request switches notifications on. Where they come on later, every waiter checks again: it may have missed one.
     for leases in [&holder, &scene.leases] {
         let _told = leases.capabilities().await;
     }
@@ -122,7 +122,7 @@ async fn a_holder_of_four_nodes_of_five_is_told_whoever_is_heard_first() {
 
 /// Nobody probes for a `Leases` that has gone, so what is left to undo is sent all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_dropped_with_its_leases_while_a_node_is_silent_is_released_when_it_is_back() {
+async fn a_lease_dropped_while_a_node_is_silent_is_released_when_the_node_returns() {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(LONG).await;
     let node = &scene.nodes[2];
@@ -143,7 +143,7 @@ async fn what_is_dropped_with_its_leases_while_a_node_is_silent_is_released_when
 
 /// A release that a majority neither confirmed nor denied may have freed the lock all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_beside_the_holder_hears_of_a_release_of_unknown_outcome() {
+async fn a_release_of_unknown_outcome_wakes_a_waiter_of_the_same_client() {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(LONG).await;
     let waiter = tokio::spawn(scene.leases.lock(NAME).ttl(LONG).owner(leasehold::Owner::new()).acquire());

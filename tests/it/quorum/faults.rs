@@ -1,7 +1,7 @@
 //! Faults of a quorum's nodes and of the links to them: F38, a minority is away, and F39, a majority is.
 //!
 //! The deadline is reckoned from outside, as in `faults/network.rs`: on a quorum it counts from the majority-th largest
-//! request that could be confirmed. What a node that is away may cost is its own time-out, once.
+//! request that could be confirmed. An absent node may cost its own time-out, once.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
@@ -27,7 +27,7 @@ use crate::common::{COMMAND, Calm, MEDIUM, NAME, requests};
 const TTL: Duration = Duration::from_secs(1);
 /// Long enough for [`MEDIUM`], in whole seconds.
 const DELAY: Duration = Duration::from_secs(3);
-/// What a call may take that waits for no node which is away: a third of what one that does would take.
+/// The longest call that waits for no absent node: a third of one that does.
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// How long it may take to notice that a node is back: a probe that goes unanswered, the longest pause before the next,
 /// and the longest before a connection is tried again, each of them twice, for the link may come back on one connection
@@ -329,9 +329,10 @@ async fn is_told_by_the_deadline(away: Away) {
 
     let [latest, quiet_latest] = [&lease, &quiet].map(|lease| rig.deadline(lease, TTL, 0..2, gone));
     let quiet_promised = Instant::now() + quiet.remaining();
-    let (handle, lost) = (lease.handle(), stamped(HANGS, "lost() completes", quiet.lost()));
+    let (handle, lost) = (lease.handle(), stamped(quiet.lost()));
     let last_ok = spawn_blocking(move || last_ok(&handle, latest)).await.expect("check() is Err from the deadline on");
-    let Stamped { output: lost, woken, returned } = lost.await.expect("lost() completes");
+    let Stamped { output: lost, woken, returned } =
+        within(HANGS, "lost() completes", lost).await.expect("it does not panic");
     assert!(returned >= quiet_promised, "lost() came {:?} before the deadline", quiet_promised - returned);
     seen::took("signal after the deadline", woken.saturating_duration_since(quiet_latest), SIGNAL, &rig.lag);
     assert!(woken <= quiet_latest + rig.allowed(SIGNAL), "lost() came {:?} after the deadline", woken - quiet_latest);

@@ -120,7 +120,7 @@ async fn a_lease_keeps_classic_clients_out_and_they_do_not_disturb_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_classic_majority_is_enough_and_what_we_took_of_the_rest_is_given_back() {
+async fn a_classic_majority_is_enough_and_our_minority_is_undone() {
     let scene = Scene::of(3).await;
     let mut classic = Classic::of(&scene, "classic");
     // The third node did not answer it in time.
@@ -143,7 +143,7 @@ async fn a_classic_majority_is_enough_and_what_we_took_of_the_rest_is_given_back
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_classic_client_left_on_a_minority_is_in_nobodys_way() {
+async fn a_classic_clients_leftovers_on_a_minority_block_nobody() {
     const LEFT: Duration = Duration::from_millis(700);
     let scene = Scene::of(3).await;
     let mut wire = scene.nodes[2].server.wire();

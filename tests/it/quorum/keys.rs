@@ -48,7 +48,7 @@ async fn is_healed(scene: &Scene, lease: &Lease, since: Instant, limit: Duration
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f13_deleted_on_a_minority_is_healed() {
+async fn f13_deleted_on_a_minority_is_repaired() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
         // So long that no renewal of its own accord can be what repairs it.
@@ -91,7 +91,7 @@ async fn f13_deleted_on_a_majority_is_a_loss() {
 
 /// What is left of it would wait for its lease to go, but then the connections are closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_takes_away_what_is_left_of_a_lease_that_a_majority_denied() {
+async fn closing_deletes_the_keys_of_a_lease_that_a_majority_denied() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
         let lease = scene.acquire_everywhere(LONG).await;
@@ -114,7 +114,7 @@ async fn without_push(scene: &Scene) -> Leases {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f13_without_push_the_next_renewal_heals_or_tells() {
+async fn f13_without_notifications_the_next_renewal_repairs_or_reports_the_loss() {
     for share in Share::BOTH {
         let scene = Scene::of(3).await;
         let leases = without_push(&scene).await;
@@ -185,7 +185,7 @@ async fn f14_overwritten_on_a_majority_is_a_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f15_flushed_minority_is_healed() {
+async fn f15_flushed_minority_is_repaired() {
     for flush in ["FLUSHALL", "FLUSHDB"] {
         let scene = Scene::of(3).await;
         let mut held = Vec::new();
@@ -240,7 +240,7 @@ async fn f15_flushed_majority_is_a_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f16_ttl_changed_by_hand_is_put_right() {
+async fn f16_ttl_changed_by_hand_is_corrected() {
     for (share, change) in Share::BOTH.into_iter().flat_map(|share| [(share, "PERSIST"), (share, "PEXPIRE")]) {
         let scene = Scene::of(3).await;
         let lease = scene.acquire_everywhere(MEDIUM).await;
@@ -318,7 +318,7 @@ async fn f18_script_flush_during_use_is_invisible() {
 
 /// Two of five have released it, one had lost it, and two say nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_release_that_is_not_confirmed_is_told_what_each_node_said() {
+async fn an_unconfirmed_release_reports_each_nodes_answer() {
     let scene = Scene::of(5).await;
     let lease = scene.acquire_everywhere(LONG).await;
     are_not_healed(&scene.nodes[..1]);

@@ -1,6 +1,6 @@
 //! Faults of servers and links under a quorum, on a minority of the nodes and on a majority: F5 to F12 and F19.
 //!
-//! What befalls a minority must be invisible: the lease is held, `check()` is always `Ok`, and no status but `Held` is
+//! A fault of a minority must be invisible: the lease is held, `check()` is always `Ok`, and no status but `Held` is
 //! ever told. Deadlines are reckoned from outside, as in `faults/network.rs`.
 
 use std::{
@@ -62,7 +62,7 @@ fn restart_empty(nodes: &[Node]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f5_minority_killed_and_restarted_empty_is_healed() {
+async fn f5_minority_killed_and_restarted_empty_is_repaired() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
         let lease = scene.acquire_everywhere(MEDIUM).await;
@@ -214,7 +214,7 @@ async fn f8_links_reset_in_the_middle_of_an_acquire() {
     }
 }
 
-/// What waits for a link to a node goes out in any order when there is one.
+/// Requests that wait for a link to a node are sent in any order when there is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn f8_acquires_and_their_releases_wait_for_the_same_link() {
     const LEASES: usize = 16;
@@ -557,7 +557,7 @@ async fn both_phases_of_an_acquire_have_one_limit() {
     const LIMIT: Duration = Duration::from_millis(250);
     let scene = Scene::with(3, |builder| builder.command_timeout(Duration::from_secs(1))).await;
     floors_apart(&scene.nodes);
-    // With all three, the first one's vote makes good what the other two have drawn, if it comes last.
+    // With all three, the first one's vote makes good what the other two have issued, if it comes last.
     scene.nodes[2].proxy.black_hole(true);
     for node in &scene.nodes {
         node.proxy.delay(Duration::from_millis(80));

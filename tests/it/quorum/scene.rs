@@ -156,7 +156,7 @@ impl Scene {
     /// Waits until each node will tell of a change of so many keys. It must have tracked none before.
     pub(crate) async fn are_watched(&self, keys: usize) {
         let mut wires = self.wires();
-        eventually_async(HANGS, "the keys are watched", || wires.iter_mut().all(|wire| wire.watched_keys() >= keys))
+        eventually_async(HANGS, "the keys are watched", || wires.iter_mut().all(|wire| wire.tracked_keys() >= keys))
             .await;
     }
 
@@ -222,7 +222,7 @@ pub(crate) fn at_once(nodes: &[Node], command: &[&str]) -> Instant {
     went_on
 }
 
-/// Has each node draw another fence, the first node the largest: they are an hour ahead of any clock.
+/// Makes each node issue another fence, the first node the largest: they are an hour ahead of any clock.
 pub(crate) fn floors_apart(nodes: &[Node]) {
     let ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3_600);
     for (node, lower) in nodes.iter().zip(0..) {

@@ -1,4 +1,4 @@
-//! Who may vote, and what becomes of votes: a node that forgot (F40), grants that come too late (F41), and votes that
+//! Which nodes may vote, and what becomes of votes: a node that forgot (F40), grants that come too late (F41), and votes that
 //! are split (F42).
 
 use std::{
@@ -59,7 +59,7 @@ fn uptime(wire: &mut Wire) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f40_a_node_restarted_empty_is_healed_and_votes_after_the_restart_delay() {
+async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_delay() {
     let (nodes, lag) = (servers(3), Lag::start());
     let lease = client(nodes.urls()).await.lock(NAME).acquire().await.expect("it is free");
     let (fence, calm) = (lease.fence().to_string(), Calm::of(&lease));

@@ -1,4 +1,4 @@
-//! Waiting for a lock over a quorum: who is woken by what, what it costs the nodes, and who has the lock then.
+//! Waiting for a lock over a quorum: which event wakes which waiter, what it costs the nodes, and which waiter acquires.
 
 use std::{
     sync::{
@@ -9,7 +9,7 @@ use std::{
 };
 
 use leasehold::{AcquireError, Lease, Leases};
-use support::{Child, Part, SIGNAL, Wire, eventually_async, seen, start_anew, timed, waiter_is_tracked, within};
+use support::{Child, Lag, Part, SIGNAL, Wire, eventually_async, seen, start_anew, timed, waiter_is_tracked, within};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 use super::scene::{HANGS, Scene, builder, built, renewals};
@@ -34,13 +34,13 @@ async fn has_it(waiter: JoinHandle<Result<Lease, AcquireError>>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_in_another_process_is_pushed() {
+async fn a_release_in_another_process_is_notified() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
         let holder = scene.other().await;
         for round in 0..20 {
             let (took, next) = handed_over(&scene, &holder, &scene.leases, nodes).await;
-            // Who polls is at pauses of up to a second by then, and who is watched at those of the TTL.
+            // By then a polling waiter pauses for up to a second, and a tracked one for the TTL.
             let limit = scene.allowed(SIGNAL);
             assert!(took <= limit, "round {round} of {nodes} nodes: {took:?}, not within {limit:?}");
             next.release().await.expect("it was ours to the end");
@@ -49,7 +49,7 @@ async fn a_release_in_another_process_is_pushed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_minority_that_does_not_push_is_not_missed() {
+async fn a_minority_without_notifications_delays_nothing() {
     let scene = Scene::of(3).await;
     let holder = scene.other().await;
     let [first, second, third] = &scene.nodes[..] else { panic!("three") };
@@ -73,7 +73,7 @@ async fn a_minority_that_does_not_push_is_not_missed() {
 
 /// A try that finds the votes split would have each of them say that somebody else has the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_those_that_try_at_the_same_moment_one_has_it() {
+async fn one_of_several_simultaneous_tries_acquires() {
     let scene = Scene::of(3).await;
     let mut programs = Vec::new();
     for _ in 0..5 {
@@ -94,7 +94,7 @@ async fn of_those_that_try_at_the_same_moment_one_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pause_after_split_votes_is_not_as_long_as_the_wait_for_a_silent_node() {
+async fn a_pause_after_split_votes_is_shorter_than_the_wait_for_a_silent_node() {
     for _ in 0..3 {
         let scene = Scene::of(3).await;
         let [first, second, third] = &scene.nodes[..] else { panic!("three") };
@@ -114,7 +114,7 @@ async fn a_pause_after_split_votes_is_not_as_long_as_the_wait_for_a_silent_node(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_a_majority_does_not_push_the_waiter_polls() {
+async fn a_waiter_polls_where_a_majority_sends_no_notifications() {
     let scene = Scene::of(3).await;
     let holder = scene.other().await;
     let [first, second, third] = &scene.nodes[..] else { panic!("three") };
@@ -139,7 +139,7 @@ fn scripts_run(wires: &mut [Wire]) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_renews_does_not_have_its_waiter_thrash() {
+async fn renewals_do_not_make_a_waiter_thrash() {
     const RENEWALS: usize = 6;
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
@@ -171,18 +171,24 @@ async fn a_holder_that_renews_does_not_have_its_waiter_thrash() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_waiters_and_one_release_make_one_holder() {
+async fn one_release_gives_one_of_ten_waiters_the_lock() {
     // In a round each waiter asks once, and what it was granted is raised or undone. They spread further with each round,
     // and one has the lock within five (F42); then each looks once more. That is a matter of chance: so the median counts.
-    let most = u64::try_from(WAITERS * 3 * 6).expect("a few");
-    let mut ran = Vec::new();
+    let (lag, mut ran) = (Lag::start(), Vec::new());
     for _ in 0..5 {
         ran.push(scripts_of_one_release().await);
     }
     ran.sort_unstable();
     println!("scripts run on the busiest node: {ran:?}");
-    assert!(ran[2] <= most, "{ran:?}, not {most}");
+    // They spread over twice the time with each round: a machine that lags takes as many more as its lag is doublings.
+    let late = lag.worst();
+    let rounds = 6 + (late.as_millis() / ROUND.as_millis() + 1).ilog2();
+    let most = u64::try_from(WAITERS * 3).expect("a few") * u64::from(rounds);
+    assert!(ran[2] <= most, "{ran:?}, not {most}; the machine lagged {late:?}");
 }
+
+/// What a round takes, and the pause after it at least.
+const ROUND: Duration = Duration::from_millis(3);
 
 const WAITERS: usize = 10;
 
@@ -193,7 +199,8 @@ async fn scripts_of_one_release() -> u64 {
     let (inside, may_go) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(0)));
     let mut waiters = Vec::new();
     for _ in 0..WAITERS {
-        let leases = scene.other().await;
+        // No node is silent here: a slow answer is no lost vote.
+        let leases = built(builder(scene.urls()).command_timeout(LONG)).await;
         let (inside, may_go) = (inside.clone(), may_go.clone());
         waiters.push(tokio::spawn(async move {
             let lease = leases.lock(NAME).ttl(LONG).acquire().await.expect("the nodes are well");
@@ -208,7 +215,7 @@ async fn scripts_of_one_release() -> u64 {
     // The lock and its fence, of each on each node; but where the holder has renewed since a waiter looked, its lock is
     // not watched on that node any more, and one node is too few to look again.
     let items = |wires: &mut [Wire]| wires.iter_mut().map(Wire::tracked_items).sum::<usize>();
-    eventually_async(HANGS, "all waiters are watched", || items(&mut wires) >= (2 * 3 - 1) * WAITERS).await;
+    eventually_async(HANGS, "all waiters are tracked", || items(&mut wires) >= (2 * 3 - 1) * WAITERS).await;
     let before = scripts_run(&mut wires);
     lease.release().await.expect("it was ours to the end");
     eventually_async(HANGS, "somebody has it", || inside.load(Ordering::SeqCst) == 1).await;
@@ -225,7 +232,7 @@ async fn scripts_of_one_release() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_free_of_a_minority_is_not_taken_and_given_back_without_end() {
+async fn a_free_minority_is_not_acquired_and_undone_without_end() {
     const OTHERS: usize = 3;
     let scene = Scene::of(3).await;
     // Another library's holder, who brings nothing back.
@@ -241,7 +248,7 @@ async fn what_is_free_of_a_minority_is_not_taken_and_given_back_without_end() {
         }));
     }
     let items = |wire: &mut Wire| wire.tracked_items() >= 2 * OTHERS;
-    eventually_async(HANGS, "all waiters are watched", || wires[..2].iter_mut().all(items)).await;
+    eventually_async(HANGS, "all waiters are tracked", || wires[..2].iter_mut().all(items)).await;
     let before = scripts_run(&mut wires);
     // The time over which looks are counted.
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -258,7 +265,7 @@ async fn what_is_free_of_a_minority_is_not_taken_and_given_back_without_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_healed() {
+async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_repaired() {
     let scene = Scene::of(3).await;
     let (lease, other) = (scene.acquire_everywhere(MEDIUM).await, scene.other().await);
     let token = scene.is_everywhere(&lease, HANGS).await;
@@ -347,7 +354,7 @@ async fn fences_grow_over_two_hundred_hand_offs_among_four() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waited_in_vain_is_told_for_whom() {
+async fn a_wait_that_times_out_names_the_holder() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
         let holder = built(builder(scene.urls()).label("the-holder:7")).await;

@@ -40,7 +40,7 @@ fn stored(wire: &mut Wire) -> i64 {
 }
 
 #[test]
-fn a_vote_says_when_and_by_whom() {
+fn a_vote_names_its_time_and_server() {
     let server = Server::start();
     let mut wire = server.wire();
     let run_id = wire.try_info_field("server", "run_id").unwrap().unwrap();
@@ -74,7 +74,7 @@ fn a_replayed_acquire_is_granted_again_with_its_fence_and_never_shortens() {
 }
 
 #[test]
-fn a_proposal_is_drawn_alike_wherever_it_is_large_enough() {
+fn a_proposal_is_issued_wherever_it_is_large_enough() {
     let server = Server::start();
     let mut wire = server.wire();
     let proposal = time(&mut wire) + 60_000_000;
@@ -95,7 +95,7 @@ fn a_proposal_is_drawn_alike_wherever_it_is_large_enough() {
 }
 
 #[test]
-fn a_server_that_was_started_lately_gives_no_vote_and_brings_nothing_back() {
+fn a_newly_started_server_gives_no_vote_and_repairs_nothing() {
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
     let mut wire = server.wire();
@@ -111,7 +111,7 @@ fn a_server_that_was_started_lately_gives_no_vote_and_brings_nothing_back() {
 }
 
 #[test]
-fn a_witness_of_the_uptime_counts_for_its_own_run_only() {
+fn an_uptime_witness_counts_for_its_own_run_only() {
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
     let mut wire = server.wire();
@@ -133,7 +133,7 @@ fn a_witness_of_the_uptime_counts_for_its_own_run_only() {
 }
 
 #[test]
-fn a_raise_lifts_the_floor_of_its_own_lock_only_and_never_lowers_one() {
+fn a_raise_changes_the_floor_of_its_own_lock_only_and_never_lowers_it() {
     let server = Server::start();
     let mut wire = server.wire();
     assert_eq!(raise(&mut wire, "one", 5).int(), 0, "no lock");
@@ -157,7 +157,7 @@ fn a_raise_lifts_the_floor_of_its_own_lock_only_and_never_lowers_one() {
 }
 
 #[test]
-fn a_heal_brings_back_what_is_gone_with_its_floor_and_takes_nothing() {
+fn a_repair_restores_a_lost_key_and_its_floor_and_overwrites_nothing() {
     let server = Server::start();
     let mut wire = server.wire();
     let wanted = time(&mut wire) + 1_000_000;
@@ -174,7 +174,7 @@ fn a_heal_brings_back_what_is_gone_with_its_floor_and_takes_nothing() {
 }
 
 #[test]
-fn a_key_is_kept_once_and_for_its_owner_only() {
+fn a_key_is_retained_once_and_for_its_owner_only() {
     let server = Server::start();
     let mut wire = server.wire();
     let keep = |wire: &mut Wire, token: &str, millis: &str| {

@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use super::clock_shim::ClockShim;
 use super::spawner;
 
-/// What this process is here to do; unset in a test program that somebody started.
+/// The task of this process; unset in a test program that a person started.
 const PART: &str = "LEASEHOLD_TEST_PART";
 /// Where the parent's server is.
 const URL: &str = "LEASEHOLD_TEST_URL";

@@ -1,13 +1,14 @@
-//! When a future was woken: what it answers for, while its thread's turn is the machine's affair.
+//! When a future was woken. It answers for that; when its thread runs afterwards is up to the machine.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 /// How a future completed.
 #[derive(Debug)]
@@ -33,24 +34,29 @@ impl Wake for Stamp {
     }
 }
 
-/// Awaits a future on a thread of its own; panics there with `what` after `limit`.
-pub fn stamped<F>(limit: Duration, what: &'static str, future: F) -> JoinHandle<Stamped<F::Output>>
+/// Awaits a future on a thread of its own.
+///
+/// The caller limits the wait for the result: only the test knows when the future may complete.
+pub fn stamped<F>(future: F) -> oneshot::Receiver<Stamped<F::Output>>
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    spawn_blocking(move || {
+    let (result, stamped) = oneshot::channel();
+    let runtime = Handle::current();
+    thread::spawn(move || {
+        let _entered = runtime.enter();
         let mut future = pin!(future);
         let stamp = Arc::new(Stamp { woken: Mutex::new(Instant::now()), sleeper: thread::current() });
         let waker = stamp.clone().into();
-        let started = Instant::now();
-        loop {
-            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                let woken = *stamp.woken.lock().unwrap_or_else(PoisonError::into_inner);
-                return Stamped { output, woken, returned: Instant::now() };
+        let output = loop {
+            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(output) => break output,
+                Poll::Pending => thread::park(),
             }
-            let left = limit.saturating_sub(started.elapsed());
-            assert!(!left.is_zero(), "not within {limit:?}: {what}");
-            thread::park_timeout(left);
-        }
-    })
+        };
+        let woken = *stamp.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        // A test that has failed does not wait for it.
+        result.send(Stamped { output, woken, returned: Instant::now() }).ok();
+    });
+    stamped
 }

@@ -40,11 +40,11 @@ impl Wire {
 
     /// How many keys somebody will be told about. A script that reads a lock and its fence counts as two.
     #[track_caller]
-    pub fn watched_keys(&mut self) -> usize {
+    pub fn tracked_keys(&mut self) -> usize {
         self.stat("tracking_total_keys")
     }
 
-    /// As [`Wire::watched_keys`], where a key counts once for each connection that will be told.
+    /// As [`Wire::tracked_keys`], where a key counts once for each connection that will be told.
     #[track_caller]
     pub fn tracked_items(&mut self) -> usize {
         self.stat("tracking_total_items")
@@ -70,7 +70,7 @@ pub async fn start_anew<'a>(wires: impl IntoIterator<Item = &'a mut Wire>) {
     let forgotten = || {
         wires.iter_mut().all(|wire| {
             wire.must(&["FLUSHALL"]);
-            wire.watched_keys() == 0
+            wire.tracked_keys() == 0
         })
     };
     eventually_async(PATIENCE, "nothing is tracked", forgotten).await;
@@ -80,6 +80,6 @@ pub async fn start_anew<'a>(wires: impl IntoIterator<Item = &'a mut Wire>) {
 /// alone. The servers must have tracked nothing before.
 pub async fn waiter_is_tracked<'a>(wires: impl IntoIterator<Item = &'a mut Wire>, servers: usize) {
     let mut wires: Vec<_> = wires.into_iter().collect();
-    let mut tracking = || wires.iter_mut().map(|wire| wire.watched_keys()).filter(|keys| *keys >= 2).count();
+    let mut tracking = || wires.iter_mut().map(|wire| wire.tracked_keys()).filter(|keys| *keys >= 2).count();
     eventually_async(PATIENCE, "the waiter's check is tracked", || tracking() >= servers).await;
 }

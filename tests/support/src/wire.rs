@@ -8,10 +8,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use super::bounds::HANGS;
 use super::resp::{self, Value};
-
-/// Long enough for a stalled machine, short enough that a test cannot hang.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// One blocking RESP2 connection.
 #[derive(Debug)]
@@ -30,10 +28,10 @@ impl Wire {
     /// As [`Wire::to_port`], for callers that expect it may fail.
     pub fn try_to_port(port: u16) -> std::io::Result<Self> {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        let stream = TcpStream::connect_timeout(&address, HANGS)?;
         stream.set_nodelay(true)?;
         let mut wire = Self { stream, unread: Vec::new() };
-        wire.set_patience(PATIENCE)?;
+        wire.set_patience(HANGS)?;
         Ok(wire)
     }
 
@@ -77,7 +75,7 @@ impl Wire {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(read) => self.unread.extend_from_slice(&chunk[..read]),
-                // Whoever has signalled us wants nothing of this.
+                // A signal to us has nothing to do with this.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }

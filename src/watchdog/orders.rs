@@ -1,0 +1,88 @@
+//! What acquisitions order is carried out here: repairs, undos and new connections.
+
+use std::{future::Future, sync::Arc};
+
+use leasehold_protocol::{
+    acquisition::{self, Actions},
+    key::Key,
+    message::{Claim, ReleaseMode, Route},
+    tally::Nodes,
+    token::Token,
+};
+
+use super::{Hold, Reaction, Watchdog};
+use crate::{
+    clock,
+    foreign::{self, Event},
+    quorum::{Undo, Undone},
+    sync::catching_panics,
+};
+
+impl Watchdog {
+    /// Carries out what an acquisition orders, but for what only the driver of a request can; then tells the news. What that
+    /// tells of may block a caller's thread, and panic: nothing comes after it.
+    pub(crate) fn execute(self: &Arc<Self>, hold: &Arc<Hold>, Reaction { actions, news }: Reaction) {
+        let _carried_out = catching_panics(|| self.carry_out(hold, &actions));
+        if let Some(news) = news {
+            news.tell();
+        }
+        if !actions.reconnect.is_empty() {
+            foreign::tell_debug(|| Event::Reconnect { lock: hold.key.name().into() });
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, hold: &Arc<Hold>, actions: &Actions) {
+        if !actions.reconnect.is_empty() {
+            self.quorum.reconnect(actions.reconnect);
+        }
+        for (at, member) in actions.repair.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
+            // Its next denial brings another order.
+            if !member.is_recovering() {
+                self.host.spawn(self.clone().repair(at, member.clone(), hold.clone()));
+            }
+        }
+        if let Some(undo) = &actions.undo {
+            self.undo(undo, &hold.claim());
+        }
+    }
+
+    /// Takes a token off nodes in the background.
+    pub(crate) fn undo(&self, order: &acquisition::Undo, claim: &Claim) {
+        for at in order.nodes.iter() {
+            self.host.spawn(self.undoing(at, Undo::new(order, claim.clone())));
+        }
+    }
+
+    /// Takes a token off one node. Whoever waits here may have relied on that it is held here; where nothing was, there is
+    /// no news, or an attempt that a node refuses half way would be followed by the next at once.
+    pub(crate) fn undoing(&self, at: usize, undo: Undo) -> impl Future<Output = ()> + Send + use<> {
+        let (lines, clock, host, key) =
+            (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.claim.key.clone());
+        let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host.clone(), clock.clone()));
+        async move {
+            let Some(undoing) = undoing else { return };
+            match undoing.await {
+                Undone::Yes { has_changed: false } => {}
+                Undone::Yes { has_changed: true } => lines.changed(key.lock(), at, clock::now(&*clock)),
+                // Nobody waits for this one: that may take as long as an outage.
+                Undone::NotYet(unanswered) => host.clone().spawn_until_stopped(async move {
+                    if unanswered.run(host, clock.clone()).await {
+                        lines.changed(key.lock(), at, clock::now(&*clock));
+                    }
+                }),
+            }
+        }
+    }
+
+    /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
+    /// call may come after the knock that confirmed it, or twice.
+    pub(crate) fn leave(&self, key: &Key, token: &Token) {
+        if self.newest(key.lock()).is_some_and(|hold| hold.token == *token) {
+            return;
+        }
+        // Nobody renews a grant.
+        let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::Leave);
+        let order = acquisition::Undo { nodes, route, mode, is_attempt: false };
+        self.undo(&order, &Claim { key: key.clone(), token: token.clone(), ttl: self.command_timeout });
+    }
+}
