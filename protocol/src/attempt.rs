@@ -7,7 +7,7 @@
 //!    used up is no win.
 //! 2. An unknown outcome is not a no: every node that may hold our token is undone unless the attempt was won (rule 6).
 //! 3. A win is the only verdict with a fence, and it has one only when a majority holds our token with a floor that is
-//!    at least that fence, and a majority drew nothing larger (rule 10; deployments: how fences grow over a quorum).
+//!    at least that fence, and a majority issued nothing larger (rule 10; deployments: how fences grow over a quorum).
 //! 4. A loss is told when no majority can grant any more, and it is known whether one is there at all.
 
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub fn limit(nodes: usize, limit: Duration, ttl: Duration) -> Duration {
 pub enum Step {
     /// Hear the next answer.
     Wait,
-    /// Lift the floor on these nodes, then go on hearing.
+    /// Raise the floor on these nodes, then go on hearing.
     Raise {
         /// To at least this one.
         fence: Fence,
@@ -92,11 +92,11 @@ pub struct Attempt {
 enum NodeState {
     /// It has not answered.
     Asked,
-    /// It holds our token, and drew this fence.
+    /// It holds our token, and issued this fence.
     Granted(Fence),
-    /// The same, and its floor is being lifted.
+    /// The same, and its floor is being raised.
     Raising(Fence),
-    /// The same, and its floor was lifted.
+    /// The same, and its floor was raised.
     Raised(Fence),
     Busy {
         holder: Holder,
@@ -142,7 +142,7 @@ impl Attempt {
         self.decide(now)
     }
 
-    /// `node` has answered that its floor is lifted, or not.
+    /// `node` has answered that its floor is raised, or not.
     pub fn raised(&mut self, now: Time, node: usize, answer: Result<Owned, Failure>) -> Step {
         let Some(state) = self.states.get_mut(node) else { return Step::Wait };
         let Some(issued) = state.issued() else { return Step::Wait };
@@ -187,8 +187,8 @@ impl Attempt {
         if asked > 0 { Step::Wait } else { Step::Over(self.failed()) }
     }
 
-    /// The fence of a win (invariant 3): what a majority drew alike, or what a majority was raised to. Either way a
-    /// majority drew nothing larger: in the second, the one whose largest draw it is. Once a raise is under way it is
+    /// The fence of a win (invariant 3): what a majority issued alike, or what a majority was raised to. Either way a
+    /// majority issued nothing larger: in the second, the one whose largest draw it is. Once a raise is under way it is
     /// the second, or the floors would tell of another fence than the holder's.
     fn fence(&self, majority: usize) -> Option<Fence> {
         let Some(fence) = self.raising_to else {
@@ -203,7 +203,7 @@ impl Attempt {
         (self.states.iter().filter(is_raised).count() >= majority).then_some(fence)
     }
 
-    /// A majority has granted, each its own number: they are lifted to the largest. Who grants later is lifted too, and
+    /// A majority has granted, each its own number: they are raised to the largest. Who grants later is raised too, and
     /// may stand in for one that fails to.
     fn raise(&mut self, issued: &[Fence]) -> Step {
         let Some(fence) = self.raising_to.or_else(|| issued.iter().copied().max()) else { return Step::Wait };

@@ -5,8 +5,8 @@ use crate::{fence::Fence, holder::Holder};
 /// The holder of the most nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plurality {
-    /// With its fence, if that is certain: a majority was raised to that at least, and a majority drew that at most
-    /// (rule 10). Of the others some drew more, too late, and some the raise has not reached.
+    /// With its fence, if that is certain: a majority was raised to that at least, and a majority issued that at most
+    /// (rule 10). Of the others some issued more, too late, and some the raise has not reached.
     pub holder: Holder,
     /// How many.
     pub nodes: usize,

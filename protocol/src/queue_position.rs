@@ -7,7 +7,7 @@ use crate::{backoff::Backoff, check::Check};
 /// How often a process says at least that it waits.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// How long a waiter that cannot be called counts as alive. The queue lives twice as long after the last knock.
+/// How long a waiter that cannot be called counts as alive. The queue lives twice as long after the last poll.
 pub const WINDOW: Duration = Duration::from_secs(15);
 
 /// For how long it is tried to leave the queue of a server that does not answer: others who wait keep the place alive.

@@ -20,7 +20,7 @@
 //!    under way, however long the outage.
 //! 9. A [hint](HeldLease::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds, whose
 //!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
-//! 10. A node that lost the key while a majority confirmed it is healed, before the deadline only.
+//! 10. A node that lost the key while a majority confirmed it is repaired, before the deadline only.
 //!     On one node that never happens.
 
 use std::time::Duration;

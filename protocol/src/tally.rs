@@ -6,7 +6,7 @@
 //!    back: its key lived until then, or the node forgot and gives no vote (deployments: a server that forgot stays out).
 //! 2. A denial stands until the node has confirmed something that was sent later. On one node nothing brings a key back,
 //!    so there it stands for ever.
-//! 3. A node that lost the key is healed only when a majority has confirmed the round in which it said so, or a later
+//! 3. A node that lost the key is repaired only when a majority has confirmed the round in which it said so, or a later
 //!    one, and once for each denial.
 
 use std::time::Duration;
@@ -111,7 +111,7 @@ struct Seat {
     denial: Option<(Time, Denial)>,
     /// When the request was sent that brought a lost key back.
     repaired: Time,
-    /// The denial that a heal was ordered for.
+    /// The denial that a repair was ordered for.
     heal_ordered: Time,
     /// Whether anything was sent to it that may have left the token there.
     may_hold: bool,

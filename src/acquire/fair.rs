@@ -6,9 +6,11 @@ use leasehold_protocol::{
     acquisition::Acquisition,
     check::Check,
     failure::Failure,
+    fence::Fence,
     message::{Claim, Poll, Polled, ReleaseMode, Reply, Request, Route},
     queue_position::{LEAVES_FOR, QueuePosition, WINDOW},
     tally::WakeCondition,
+    time::Time,
     token::Token,
     wait_loop::Queued,
 };
@@ -27,7 +29,7 @@ use crate::{
 };
 
 impl Acquire {
-    /// Takes a place in the queue, and knocks until the lock is ours.
+    /// Takes a place in the queue, and polls until the lock is ours.
     pub(super) async fn queue_up(&self, owner_slot: Option<Arc<OwnerSlot>>) -> Result<Lease, AcquireError> {
         let client = &self.client;
         let node = client.sole().map_err(|failure| AcquireError::Refused(failure.into()))?;
@@ -44,7 +46,7 @@ impl Acquire {
         Ok(in_owner_slot(Box::pin(self.wait(&waiter, seen, Some(standing))).await?, owner_slot))
     }
 
-    /// One knock of a waiter, and what follows from it for the others of its lock.
+    /// One poll of a waiter, and what follows from it for the others of its lock.
     pub(super) async fn poll_for_all(
         &self,
         standing: &mut Standing<'_>,
@@ -61,7 +63,7 @@ impl Acquire {
         Ok(outcome)
     }
 
-    /// One knock. The inner error is what it saw instead of a lease; the outer one ends the acquire.
+    /// One poll. The inner error is what it saw instead of a lease; the outer one ends the acquire.
     async fn poll(
         &self,
         standing: &mut Standing<'_>,
@@ -76,11 +78,11 @@ impl Acquire {
             outcome = standing.poll(route, enter, limit) => outcome,
             () = self.client.ended.cancelled() => return Err(self.client.end()),
         };
-        self.expire_if_due(outcome)
+        self.conclude(outcome)
     }
 }
 
-/// What a fair acquire has on the server: one token from the first knock to the lease, and perhaps a place. Dropped
+/// What a fair acquire has on the server: one token from the first poll to the lease, and perhaps a place. Dropped
 /// without a lease, it leaves in the background: a grant that is on its way passes on.
 pub(super) struct Standing<'a> {
     client: &'a Arc<Client>,
@@ -89,7 +91,7 @@ pub(super) struct Standing<'a> {
     token: Token,
     position: QueuePosition,
     pub(super) called: FairWaiter,
-    /// How the last knock went.
+    /// How the last poll went.
     route: Route,
     answer: Option<Answer<Reply>>,
     had_been_lost: bool,
@@ -101,7 +103,7 @@ pub(super) struct Standing<'a> {
 impl<'a> Standing<'a> {
     fn new(client: &'a Arc<Client>, node: &'a Arc<dyn Node>, wanted: &'a Wanted) -> Self {
         let token = random::token(&client.options.label);
-        // Before the first knock, which may be answered by a call before it is answered.
+        // Before the first poll, which may be answered by a call before it is answered.
         let called = client.fair_waiters.listen(&wanted.key, &token);
         Self {
             client,
@@ -142,7 +144,7 @@ impl<'a> Standing<'a> {
         Failure::recovering(self.node.address(), left)
     }
 
-    /// A lease is believed from the sending of the knock that confirms it (rule 1), so a grant that is late for that is
+    /// A lease is believed from the sending of the poll that confirms it (rule 1), so a grant that is late for that is
     /// confirmed by the next one.
     async fn poll(&mut self, route: Route, enter: bool, limit: Duration) -> Outcome {
         let Wanted { key, ttl, .. } = self.wanted;
@@ -162,19 +164,7 @@ impl<'a> Standing<'a> {
         let answered = answer.await.and_then(Polled::try_from);
         self.answer = None;
         match answered {
-            Ok(Polled::Granted(fence)) => {
-                let config = self.client.config(self.wanted, route);
-                match Acquisition::granted(config, sent, self.client.now(), fence) {
-                    Some(acquisition) => {
-                        self.may_be_there = false;
-                        let (hold, signal) = self.client.hold(self.wanted, self.token.clone(), fence, acquisition);
-                        Outcome::Won(hold, signal)
-                    }
-                    None => {
-                        Outcome::Failed(Failure::unavailable("the grant was confirmed after its lease had run out"))
-                    }
-                }
-            }
+            Ok(Polled::Granted(fence)) => self.granted(route, sent, fence),
             Ok(Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked, called }) => {
                 self.may_be_there = enter;
                 self.had_been_lost = entered && self.position.ticket.is_some();
@@ -191,6 +181,18 @@ impl<'a> Standing<'a> {
                 Outcome::Failed(failure)
             }
         }
+    }
+}
+
+impl Standing<'_> {
+    fn granted(&mut self, route: Route, sent: Time, fence: Fence) -> Outcome {
+        let config = self.client.config(self.wanted, route);
+        let Some(acquisition) = Acquisition::granted(config, sent, self.client.now(), fence) else {
+            return Outcome::Failed(Failure::unavailable("the grant was confirmed after its lease had run out"));
+        };
+        self.may_be_there = false;
+        let (hold, signal) = self.client.hold(self.wanted, self.token.clone(), fence, acquisition);
+        Outcome::Won(hold, signal)
     }
 }
 

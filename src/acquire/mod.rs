@@ -265,7 +265,7 @@ impl Acquire {
             outcome = client.attempt(&self.wanted, route, self.limit(client.now())) => outcome,
             () = ended => return Err(client.end()),
         };
-        self.expire_if_due(outcome)
+        self.conclude(outcome)
     }
 
     /// `close` waits for what was under way before it was called; it may be done waiting. To be asked by who counts as under
@@ -274,7 +274,7 @@ impl Acquire {
         if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
 
-    fn expire_if_due(&self, outcome: Outcome) -> Result<Result<Lease, Check>, AcquireError> {
+    fn conclude(&self, outcome: Outcome) -> Result<Result<Lease, Check>, AcquireError> {
         match outcome {
             Outcome::Won(hold, signal) => {
                 // From here on somebody owns the hold, whatever panics or is dropped.

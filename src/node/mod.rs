@@ -18,7 +18,7 @@ pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Se
 
 /// Who is told what a node notices by itself. Nothing of it is a verdict: it only says where to look.
 pub(crate) trait NodeListener: Send + Sync + 'static {
-    /// Something was done to a watched key.
+    /// Something was done to a tracked key.
     fn changed(&self, key: &str);
 
     /// Whether this lock was acquired here, and was not let go of.
@@ -33,7 +33,7 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
     /// Whether there is anything left to listen for.
     fn is_needed(&self) -> bool;
 
-    /// The lock is this fair waiter's, for its grant, once it knocks.
+    /// The lock is this fair waiter's, for its grant, once it polls.
     fn granted(&self, key: &str, token: &str);
 
     /// This fair waiter comes next, and should look after this time: the one before it may be stopped.

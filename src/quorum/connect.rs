@@ -134,7 +134,7 @@ impl Quorum {
                 () = &mut grace, if is_waiting => break,
             };
             let outcome =
-                outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| owner_slot(at, member, arrival)));
+                outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| admit(at, member, arrival)));
             match outcome {
                 Ok(()) => connected += 1,
                 // Nothing that time could mend.
@@ -145,23 +145,35 @@ impl Quorum {
         if connected < quorum.majority() {
             return Err(too_few(&quorum, &outcomes));
         }
+        quorum.await_absent(&places, outcomes, coming, &config);
+        Ok(quorum)
+    }
+
+    /// The nodes that are not there yet are connected to in the background.
+    fn await_absent(
+        &self,
+        places: &[NodeAddress],
+        outcomes: Vec<Option<Error>>,
+        mut coming: FanOut<Arrival, Error>,
+        config: &ConnectConfig,
+    ) {
         let failed = outcomes.into_iter().enumerate().filter_map(|(at, error)| Some((at, None, error?)));
         let silent = || Error::new(ErrorKind::Unavailable, "it does not answer");
         let coming = coming.take().into_iter().map(|(at, connecting)| (at, Some(connecting), silent()));
         for (at, connecting, error) in failed.chain(coming) {
-            if let (Some(member), Some(place)) = (quorum.member(at), places.get(at)) {
+            if let (Some(member), Some(place)) = (self.member(at), places.get(at)) {
                 member.not_there(&error);
-                host.spawn_until_stopped(keep_trying(at, member.clone(), connecting, place.clone(), config.clone()));
+                let trying = keep_trying(at, member.clone(), connecting, place.clone(), config.clone());
+                config.host.spawn_until_stopped(trying);
                 tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
             }
         }
-        Ok(quorum)
     }
 }
 
-/// A connected node takes its seat, unless it may have none: two votes from one server, or a server that may forget
+/// Takes a connected node in, unless it may have no vote: two votes from one server, or a server that may forget
 /// without a restart, are a mistake in the urls.
-fn owner_slot(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
+fn admit(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
     let turned_down = |why: &str| Error::config(format!("quorum[{at}], {}: {why}", member.address()));
     if !sign.is_alone {
         return Err(turned_down(
@@ -188,7 +200,7 @@ async fn keep_trying(
             Some(first) => first.await,
             None => config.arrive(&place).await,
         };
-        match outcome.and_then(|arrival| owner_slot(at, &member, arrival)) {
+        match outcome.and_then(|arrival| admit(at, &member, arrival)) {
             Ok(()) => return member.arrived(),
             Err(error) => member.not_there(&error),
         }

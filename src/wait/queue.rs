@@ -1,7 +1,7 @@
-//! The fair queue as its waiters see it: when to knock, and who is called.
+//! The fair queue as its waiters see it: when to poll, and who is called.
 //!
 //! Every fair waiter has a place of its own on the server, so that they come in order whatever process they are in. One
-//! of each process and name leads: it knocks for all of them, so that the queue does not expire. The others say nothing
+//! of each process and name leads: it polls for all of them, so that the queue does not expire. The others say nothing
 //! until they are called.
 
 use std::{collections::HashMap, sync::Arc};
@@ -27,7 +27,7 @@ struct Table {
 #[derive(Debug)]
 struct Call {
     key: Key,
-    /// When to knock.
+    /// When to poll.
     due: AtomicU64,
     /// The lock is there, and has only to be taken.
     granted: AtomicBool,
@@ -59,7 +59,7 @@ impl FairWaiters {
         self.0.lock().waiters.contains_key(token)
     }
 
-    /// This one is to knock at the moment given. False if nobody here has the token.
+    /// This one is to poll at the moment given. False if nobody here has the token.
     pub(crate) fn notify(&self, token: &str, at: Time) -> bool {
         let call = self.0.lock().waiters.get(token).cloned();
         call.inspect(|call| call.ring(at)).is_some()
@@ -75,7 +75,7 @@ impl FairWaiters {
         call.inspect(grant).is_some()
     }
 
-    /// Something was done to this lock: whoever has it watched is to knock.
+    /// Something was done to this lock: whoever has it watched is to poll.
     pub(crate) fn changed(&self, key: &str, now: Time) {
         let call = self.0.lock().trackers.get(key).cloned();
         if let Some(call) = call {
@@ -83,12 +83,12 @@ impl FairWaiters {
         }
     }
 
-    /// All who wait for this lock are to knock: the queue was lost.
+    /// All who wait for this lock are to poll: the queue was lost.
     pub(crate) fn notify_line(&self, key: &Key, at: Time) {
         self.notify_those(at, |call| call.key == *key);
     }
 
-    /// Everybody is to knock: calls may have been missed.
+    /// Everybody is to poll: calls may have been missed.
     pub(crate) fn notify_all(&self, at: Time) {
         self.notify_those(at, |_| true);
     }
@@ -109,7 +109,7 @@ impl Call {
 }
 
 impl FairWaiter {
-    /// Completes when a call has come since the last [`polls`](Self::knocks).
+    /// Completes when a call has come since the last [`polls`](Self::polls).
     pub(crate) async fn heard(&self) {
         self.call.heard.notified().await;
     }
@@ -124,7 +124,7 @@ impl FairWaiter {
         }
     }
 
-    /// When the calls want us to knock.
+    /// When the calls want us to poll.
     pub(crate) fn due(&self) -> Time {
         Time::from_nanos(self.call.due.load(Ordering::Acquire))
     }
@@ -134,7 +134,7 @@ impl FairWaiter {
         self.call.granted.load(Ordering::Acquire)
     }
 
-    /// We knock now, which deals with all calls before.
+    /// We poll now, which deals with all calls before.
     pub(crate) fn polls(&self) {
         self.call.granted.store(false, Ordering::Release);
         self.call.due.store(Time::NEVER.as_nanos(), Ordering::Release);

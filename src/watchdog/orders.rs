@@ -75,7 +75,7 @@ impl Watchdog {
     }
 
     /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
-    /// call may come after the knock that confirmed it, or twice.
+    /// call may come after the poll that confirmed it, or twice.
     pub(crate) fn leave(&self, key: &Key, token: &Token) {
         if self.newest(key.lock()).is_some_and(|hold| hold.token == *token) {
             return;

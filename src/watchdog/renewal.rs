@@ -1,4 +1,4 @@
-//! Renewals and heals on their way: to every node, and back to the cores.
+//! Renewals and repairs on their way: to every node, and back to the cores.
 
 use std::{sync::Arc, time::Duration};
 
@@ -64,24 +64,13 @@ impl Watchdog {
             return;
         }
         for (place, hold) in batch.iter().enumerate() {
-            let said = answers.as_ref().map(|answers| answers.get(place));
-            let failure = match said {
-                Ok(said) => said.and_then(|said| said.as_ref().err()),
-                Err(failure) => Some(failure),
-            };
-            if let Some(failure) = failure {
-                foreign::tell_debug(|| Event::RenewalFailed {
-                    lock: hold.key.name().into(),
-                    node: member.address().into(),
-                    failure: failure.clone(),
-                });
-            }
-            let said = match said {
-                Ok(said) => {
-                    said.cloned().unwrap_or_else(|| Err(Failure::unknown("a batch of another size was answered")))
-                }
+            let said = match &answers {
+                Ok(answers) => answers.get(place).cloned().unwrap_or_else(|| Err(Failure::unknown("it is missing"))),
                 Err(failure) => Err(failure.clone()),
             };
+            if let Err(failure) = &said {
+                tell_failed(hold, &member, failure);
+            }
             let _renewed = self.on_reply(hold, Sent { node: at, ask: Ask::Renew, at: sent }, said.map(Said::Owned));
         }
     }
@@ -216,6 +205,14 @@ impl Watchdog {
         let _repaired =
             self.on_reply(&hold, Sent { node: at, ask: Ask::Repair, at: sent }, repaired.map(Said::Repaired));
     }
+}
+
+fn tell_failed(hold: &Hold, member: &Member, failure: &Failure) {
+    foreign::tell_debug(|| Event::RenewalFailed {
+        lock: hold.key.name().into(),
+        node: member.address().into(),
+        failure: failure.clone(),
+    });
 }
 
 /// What an answer says of a lease, for the log.

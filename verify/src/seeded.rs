@@ -1,5 +1,6 @@
 //! Bugs on purpose, to see that the checks find them. The drivers of the model and of the simulation play some: they
-//! mutate what passes between a client and its nodes. The soak builds the library with a patch of `mutations/` for others.
+//! mutate what passes between a client and its nodes. For others the soak builds the library with a patch of
+//! `mutations/`.
 
 /// A bug that a check has to find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

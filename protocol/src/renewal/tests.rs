@@ -1,5 +1,5 @@
-//! Every transition of the core, each invariant by its number, and a proptest against a reference that keeps nothing but
-//! the list of what was confirmed.
+//! Every transition of the core, each invariant by its number, and a proptest against a reference that keeps nothing
+//! but the list of what was confirmed.
 
 use proptest::prelude::*;
 

@@ -18,7 +18,7 @@ use crate::{
 /// What a process has to be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
-    /// The lock is this token's; a knock confirms it.
+    /// The lock is this token's; a poll confirms it.
     Granted {
         /// Where its process listens.
         channel: Arc<str>,

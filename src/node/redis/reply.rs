@@ -80,7 +80,7 @@ pub(super) fn polled(reply: &Value, tracked: bool, called: bool) -> Option<Polle
     Some(Polled::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, tracked, called })
 }
 
-/// Which run of the server has answered a knock or a heal, if it says so.
+/// Which run of the server has answered a poll or a repair, if it says so.
 pub(super) fn run_id(reply: &Value) -> Option<String> {
     match array(reply) {
         [code, _, run_id, ..] if matches!(code.as_i64(), Some(1 | 2)) => run_id.as_string(),

@@ -47,7 +47,7 @@ impl Witness {
         }
     }
 
-    /// The same, if the reply to a knock or a heal names its run.
+    /// The same, if the reply to a poll or a repair names its run.
     pub(super) fn read(&self, reply: &Value) {
         if let Some(run_id) = reply::run_id(reply) {
             self.heard(&run_id);
@@ -68,7 +68,7 @@ impl Witness {
         }
     }
 
-    /// The same for a knock.
+    /// The same for a poll.
     pub(super) fn testify_and_queue(&self, arguments: &mut Vec<Value>) {
         self.queues.store(true, Ordering::Relaxed);
         self.testify(arguments);

@@ -193,7 +193,8 @@ proptest! {
             if (before, core.phase()) == (Phase::Held, Phase::AtRisk) {
                 match heard {
                     Some((_, sent, _)) => {
-                        prop_assert!(reference.is_hopeless(sent) && sent > reference.confirmed(), "invariant 3: {:?}", sent);
+                        let is_due = reference.is_hopeless(sent) && sent > reference.confirmed();
+                        prop_assert!(is_due, "invariant 3: {:?}", sent);
                     }
                     None => prop_assert!(newest > reference.confirmed(), "a round is out that nobody has confirmed"),
                 }

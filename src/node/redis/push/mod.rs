@@ -1,4 +1,4 @@
-//! What the server tells by itself, on a connection of its own: that a watched key has changed (server-assisted
+//! What the server tells by itself, on a connection of its own: that a tracked key has changed (server-assisted
 //! client-side caching, `CLIENT TRACKING … REDIRECT`), and whose turn it is in a fair queue (a channel of this process).
 //!
 //! # Invariants

@@ -1,8 +1,8 @@
--- Takes a free lock and draws its fence, in one step (rule 9).
+-- Takes a free lock and issues its fence, in one step (rule 9).
 --
--- Needs  draw.lua and may_vote.lua before it
+-- Needs  issue.lua and may_vote.lua before it
 -- KEYS   1 lock   2 fence
--- ARGV   1 token  2 TTL in ms; for a vote also  3 restart delay in s   4 the fence to draw if it is large enough, or ""
+-- ARGV   1 token  2 TTL in ms; for a vote also  3 restart delay in s   4 the fence to issue if it is large enough, or ""
 --        and perhaps a witness of this server's uptime  5 run id   6 seconds
 -- Reply  {1, fence}                     granted
 --        {0, PTTL in ms, value, fence}  somebody holds it; value is nil for another type than a string
@@ -35,14 +35,14 @@ if delay then
 end
 
 local stored = redis.pcall('GET', fence)
-local drawn, option, expires = draw(fence, stored, time, ARGV[4])
-if not drawn then
+local issued, option, expires = issue(fence, stored, time, ARGV[4])
+if not issued then
   return option
 end
 
 if redis.call('SET', lock, token, 'NX', 'PX', ttl) then
-  redis.call('SET', fence, drawn, option, expires)
-  return answer({1, drawn})
+  redis.call('SET', fence, issued, option, expires)
+  return answer({1, issued})
 end
 
 local value = redis.pcall('GET', lock)
@@ -55,8 +55,8 @@ if value == token then
     redis.call('PEXPIRE', lock, ttl)
   end
   if not stored then
-    redis.call('SET', fence, drawn, option, expires)
+    redis.call('SET', fence, issued, option, expires)
   end
-  return answer({1, stored or drawn})
+  return answer({1, stored or issued})
 end
 return answer({0, pttl, value, stored})

@@ -1,8 +1,8 @@
--- Part of a script: lifts a lock's floor, so that every later fence is larger than this one (rule 10).
+-- Part of a script: raises a lock's floor, so that every later fence is larger than this one (rule 10).
 --
--- lift(fence, to) takes the fence's key and the text of a fence, and gives nothing, or an error reply if the key holds
+-- raise_floor(fence, to) takes the fence's key and the text of a fence, and gives nothing, or an error reply if the key holds
 -- no fence. What is there already and larger stays. It expires 24 h after the fence's own time, or after now.
-local function lift(fence, to)
+local function raise_floor(fence, to)
   local stored = redis.pcall('GET', fence)
   if type(stored) == 'table' then
     return stored

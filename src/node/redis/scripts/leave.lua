@@ -1,7 +1,7 @@
 -- Takes a token out of the queue, and parts with the lock if it is that token's: what a waiter that gives up sends. A
 -- lock that it finds free goes to the first of the queue too: the one who leaves may have been the one to look.
 --
--- Needs  draw.lua, may_vote.lua, promote.lua and pass_on.lua before it
+-- Needs  issue.lua, may_vote.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token  2 channel of its process, whether or not it hears there
 --        and perhaps a witness of this server's uptime  3 run id   4 seconds

@@ -1,6 +1,6 @@
 -- Part of a script: parts with a lock that is known to be there.
 --
--- Needs  draw.lua, may_vote.lua and promote.lua before it
+-- Needs  issue.lua, may_vote.lua and promote.lua before it
 --
 -- pass_on() grants it to the first of the queue who can be reached, and deletes it if there is nobody: so it is never
 -- free while somebody waits, unless this server was started too short a time ago to grant anything. It gives 1, and
@@ -13,9 +13,9 @@ local function pass_on()
   local outcome = 'nobody'
   local time = redis.pcall('TIME')
   if time[2] then
-    local drawn, option, expires = draw(fence, redis.pcall('GET', fence), time)
-    if drawn then
-      outcome = promote('', time[1] * 1000000 + time[2], drawn, option, expires)
+    local issued, option, expires = issue(fence, redis.pcall('GET', fence), time)
+    if issued then
+      outcome = promote('', time[1] * 1000000 + time[2], issued, option, expires)
     end
   end
   if outcome == 'granted' then

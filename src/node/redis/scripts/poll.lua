@@ -1,14 +1,14 @@
 -- Enters the queue of a lock, says that one still waits, takes the lock when it is one's turn, and confirms a grant.
 --
--- Needs  draw.lua, may_vote.lua and promote.lua before it
+-- Needs  issue.lua, may_vote.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait for the
 --        token's confirmation  5 window in ms: how long a waiter that polls counts as alive, and half of what the
---        queue outlives its last knock by  6 channel of the token's process, after a "~" if it does not hear there
+--        queue outlives its last poll by  6 channel of the token's process, after a "~" if it does not hear there
 --        7 "1" to enter the queue, "0" to only look  8 restart delay in s
 --        and perhaps a witness of this server's uptime  9 run id  10 seconds
 -- Reply  {1, fence}  the lock is the token's, for its TTL; and the run id, if the uptime was read
---        {0, PTTL in ms, value, fence, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: knock
+--        {0, PTTL in ms, value, fence, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: poll
 --          again at once. value is nil for another type than a string; ticket is decimal text, "0" if it only looked;
 --          rank is how many wait before it; entered is 1 if it was not in the queue and the hash before, else 0
 --        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server up for too short a time
@@ -16,8 +16,8 @@
 --        or an error about a queue key that holds no queue, or a fence key that holds no fence
 --
 -- Atomic because between the look at the queue and the taking of the lock somebody else could do the same.
--- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence drawn for it (rule 5). A
--- server that was started lately confirms it too: who still knocks has not let go of what is there.
+-- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence issued for it (rule 5). A
+-- server that was started lately confirms it too: who still polls has not let go of what is there.
 -- Everything that can be refused is read before the first write, and that one is refused when memory is out.
 local token, ttl, channel, enters, delay = ARGV[1], ARGV[2], ARGV[6], ARGV[7] == '1', ARGV[8]
 local process = process_of(channel)
@@ -42,8 +42,8 @@ if refusal then
   return refusal
 end
 local stored, time = redis.pcall('GET', fence), redis.call('TIME')
-local drawn, option, expires = draw(fence, stored, time)
-if not drawn then
+local issued, option, expires = issue(fence, stored, time)
+if not issued then
   return option
 end
 local value = redis.pcall('GET', lock)
@@ -96,9 +96,9 @@ if value == token then
   end
   leave()
   if not stored then
-    redis.call('SET', fence, drawn, option, expires)
+    redis.call('SET', fence, issued, option, expires)
   end
-  return {1, stored or drawn}
+  return {1, stored or issued}
 end
 
 local now = time[1] * 1000000 + time[2]
@@ -127,17 +127,17 @@ if not outcome then
     end
   end
   if free then
-    outcome = promote(token, now, drawn, option, expires)
+    outcome = promote(token, now, issued, option, expires)
   end
 end
 
 if outcome == 'me' or outcome == 'nobody' then
-  redis.call('SET', fence, drawn, option, expires)
+  redis.call('SET', fence, issued, option, expires)
   redis.call('SET', lock, token, 'PX', ttl)
   leave()
-  return run_id and {1, drawn, run_id} or {1, drawn}
+  return run_id and {1, issued, run_id} or {1, issued}
 elseif outcome == 'granted' then
-  value, stored = redis.call('GET', lock), drawn
+  value, stored = redis.call('GET', lock), issued
 end
 
 local ticket, rank = '0', redis.call('ZCARD', queue)

@@ -1,6 +1,6 @@
 -- Part of a script: gives a lock to the first of its queue.
 --
--- Needs  draw.lua and may_vote.lua before it
+-- Needs  issue.lua and may_vote.lua before it
 -- KEYS   1 lock   2 fence   3 queue, a sorted set: token -> ticket
 --        4 wait, a hash:
 --          token -> "grant in ms|alive until, in µs|restart delay in s|channel". A process is known by its channel. A "~"
@@ -8,13 +8,13 @@
 --          "!" .. process -> when, in µs: a grant to that process since which it has not said anything
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
 --
--- promote(me, now, drawn, option, expires) is for a lock that is free or about to be. `now` is the time in µs, the
--- rest what draw answered. It gives
+-- promote(me, now, issued, option, expires) is for a lock that is free or about to be. `now` is the time in µs, the
+-- rest what issue answered. It gives
 --   'me'       the head of the queue is `me`, and nothing is granted
 --   'nobody'   there is nobody to grant to, or not yet, or no right to do it
 --   'granted'  the lock is the old head's for its grant, with a fence, and it was called; so was who comes next
 --   'full'     so many could not be reached that the rest is for another call
--- Who cannot be reached loses its place, and has it back when it knocks with its ticket. Of a process that is stopped,
+-- Who cannot be reached loses its place, and has it back when it polls with its ticket. Of a process that is stopped,
 -- and so still counts as a receiver, or that polls and was killed, only the first waiter is given a grant: its mark keeps
 -- the others from it.
 -- Nothing here raises an error, since a release must not fail for its queue's sake. The first write is one that
@@ -68,7 +68,7 @@ local function memo()
   end
 end
 
-local function promote(me, now, drawn, option, expires)
+local function promote(me, now, issued, option, expires)
   local is_marked, is_deaf = {}, {}
 
   local function reaches(alive_until, channel, message)
@@ -173,7 +173,7 @@ local function promote(me, now, drawn, option, expires)
     end
     if grant and reaches(alive_until, channel, 'granted ' .. #head .. ' ' .. head .. lock) then
       -- The fence first: without a lock it is a gap, and a lock without it would be given the last holder's.
-      if redis.pcall('SET', fence, drawn, option, expires).err or redis.pcall('SET', lock, head, 'PX', grant).err then
+      if redis.pcall('SET', fence, issued, option, expires).err or redis.pcall('SET', lock, head, 'PX', grant).err then
         return 'nobody'
       end
       -- Before the entry goes: a hash that was empty in between would have lost its expiry.

@@ -1,6 +1,6 @@
 -- Parts with a lock that is still ours (rule 8): to the first of its queue, or to nobody.
 --
--- Needs  draw.lua, may_vote.lua, promote.lua and pass_on.lua before it
+-- Needs  issue.lua, may_vote.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token; and perhaps a witness of this server's uptime  2 run id   3 seconds
 -- Reply  1 deleted or passed on, 0 the key is gone, -1 it holds something else

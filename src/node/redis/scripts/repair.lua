@@ -1,6 +1,6 @@
 -- Brings a lock back to a server that has lost it, while a majority of the others still holds it (safety rule 7).
 --
--- Needs  may_vote.lua and lift.lua before it
+-- Needs  may_vote.lua and floor.lua before it
 -- KEYS   1 lock   2 fence
 -- ARGV   1 token  2 TTL in ms   3 fence   4 restart delay in s
 --        and perhaps a witness of this server's uptime  5 run id   6 seconds
@@ -25,7 +25,7 @@ if value ~= false and value ~= token then
   end
   return value
 end
-refused = lift(fence, ARGV[3])
+refused = raise_floor(fence, ARGV[3])
 if refused then
   return refused
 end
