@@ -17,7 +17,6 @@ use crate::{
     fence::Fence,
     holder::Holder,
     message::{Acquired, Denial, Owned},
-    plants::{self, Plant},
     plurality::Plurality,
     tally::{Nodes, Tally, WakeCondition, drift, majority},
     time::Time,
@@ -133,9 +132,6 @@ impl Attempt {
 
     /// `node` has answered the acquire, or will not.
     pub fn answer(&mut self, now: Time, node: usize, answer: Result<Acquired, Failure>) -> Step {
-        if plants::is(Plant::DeadlineFromReply) {
-            self.sent = now;
-        }
         let Some(state) = self.states.get_mut(node) else { return Step::Wait };
         *state = match answer {
             Ok(Acquired::Granted(fence)) => NodeState::Granted(fence),
@@ -195,10 +191,6 @@ impl Attempt {
     /// majority issued nothing larger: in the second, the one whose largest draw it is. Once a raise is under way it is
     /// the second, or the floors would tell of another fence than the holder's.
     fn fence(&self, majority: usize) -> Option<Fence> {
-        if plants::is(Plant::NoPhaseTwo) {
-            let issued = || self.states.iter().filter_map(NodeState::issued);
-            return if issued().count() >= majority { issued().max() } else { None };
-        }
         let Some(fence) = self.raising_to else {
             let alike = |fence: Fence| self.states.iter().filter(|state| state.issued() == Some(fence)).count();
             return self.states.iter().filter_map(NodeState::issued).find(|&fence| alike(fence) >= majority);

@@ -40,8 +40,6 @@ pub mod loss;
 pub mod message;
 pub mod node_health;
 pub mod node_status;
-#[doc(hidden)]
-pub mod plants;
 pub mod plurality;
 pub mod queue_position;
 pub mod release_tally;

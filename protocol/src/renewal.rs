@@ -1,5 +1,5 @@
 //! The life of one held lease as a pure machine: the time and events go in, orders and the next moment to look come
-//! out. No clock, no I/O, no runtime: the driver beside it feeds it, and so can a test or a model checker.
+//! out. No clock, no I/O, no runtime: a driver feeds it.
 //!
 //! # Invariants
 //!
@@ -30,7 +30,6 @@ use crate::{
     jitter::Jitter,
     loss::LossReason,
     message::{Denial, Owned},
-    plants::{self, Plant},
     tally::{Nodes, Tally, drift},
     time::Time,
 };
@@ -245,7 +244,6 @@ impl HeldLease {
 
     /// `node` has said something about the renewal that was sent at `sent`.
     pub fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
-        let sent = if plants::is(Plant::DeadlineFromReply) { now } else { sent };
         let orders = self.expire_if_due(now);
         if self.is_over() {
             return orders;
@@ -289,7 +287,6 @@ impl HeldLease {
             Answer::Unclear | Answer::Confirmed => self.tally.doubt(node, sent),
         }
         match self.tally.denied() {
-            Some(Denial::Gone) if plants::is(Plant::DeafToDeletions) => {}
             Some(Denial::Gone) => return self.end(LossReason::Deleted, now),
             Some(Denial::Taken) => return self.end(LossReason::Taken, now),
             None => {}

@@ -11,17 +11,10 @@
 
 use std::time::Duration;
 
-use crate::{
-    message::Denial,
-    plants::{self, Plant},
-    time::Time,
-};
+use crate::{message::Denial, time::Time};
 
 /// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
 pub fn drift(ttl: Duration) -> Duration {
-    if plants::is(Plant::NoDrift) {
-        return Duration::ZERO;
-    }
     ttl / 100 + Duration::from_millis(2)
 }
 

@@ -22,8 +22,8 @@
 //!   tracker, cancellation tokens and `watch` channels act in one step, without a switch of their own.
 //! - The instant between the watchdog's last look at a hold and the handing over of its renewal: nothing switches there.
 //!   A release that begins in it is followed by a renewal, which finds nothing to extend, for it is token-checked.
-//! - Redis: fred's tasks and connections. The faults of the network are for the fault suite, several nodes for the
-//!   simulation of the quorum.
+//! - Redis: fred's tasks and connections. The faults of the network are for the fault suite, several nodes for
+//!   `verify/`.
 //! - Every schedule: so many are drawn as `scripts/shuttle` says. A failure prints its schedule, and the random
 //!   scheduler its seed, from which `SHUTTLE_RANDOM_SEED` starts. `select!` without `biased`, and the order of hash
 //!   tables, are not shuttle's, so now and then a schedule does not repeat.

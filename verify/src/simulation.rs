@@ -8,9 +8,9 @@
 //!    the earliest of deadline, release and news of a loss. A client that stands still believes as its clock would say.
 //! 2. Fences grow in the order of the wins.
 //! 3. What nobody will use is taken off every node, but for what arrives there later; and nothing outlives a TTL.
-//! 4. It is no empty promise: leases are won, raised, repaired, lost and released, and on a calm day none is lost.
+//! 4. It is no empty promise: leases are won, raised, repaired, lost and released, and without faults none is lost.
 //!
-//! That the checks would notice is shown by bugs that the simulated driver can be given: each must be found.
+//! That the checks would notice is shown by seeded bugs: each must be found.
 
 use std::time::Duration;
 
@@ -18,9 +18,10 @@ use self::{
     chance::{Dice, Real, nanos},
     client::Client,
     history::{Counts, Violation},
-    profile::{Climate, FaultProfile},
+    profile::FaultProfile,
     world::{Event, World},
 };
+use crate::seeded::SeededBug;
 
 mod chance;
 mod client;
@@ -33,36 +34,13 @@ mod world;
 
 const CLIENTS: usize = 3;
 
-/// What the driver does wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bug {
-    None,
-    /// A majority that issued different fences is a win with the largest of them.
-    NoSecondPhase,
-    /// A grant that comes after the attempt has failed is left where it is.
-    LateGrantStays,
-    /// A node votes as soon as it is up.
-    AmnesiacVotes,
-    /// A node has its key brought back as soon as it is up.
-    HealUnchecked,
-    /// A node has its key brought back though it is somebody else's by now.
-    HealTakesAway,
-    /// The restart delay is the TTL rounded up, without the second more.
-    DelayTooShort,
-    /// An acquire is sent again, and its lease counted from there.
-    DeadlineFromRetry,
-    /// A lease is counted from the answers.
-    DeadlineFromReply,
-    /// Clocks gain and lose 1 % each, and a TTL allows for 1 % between two of them.
-    ClocksTooFast,
-}
-
 #[derive(Debug, Clone, Copy)]
 struct Scene {
     seed: u64,
     nodes: usize,
-    climate: Climate,
-    bug: Bug,
+    profile: FaultProfile,
+    /// What the driver does wrong.
+    bug: Option<SeededBug>,
 }
 
 struct Outcome {
@@ -78,13 +56,13 @@ impl Scene {
         let any = dice.between(Duration::from_secs(1), Duration::from_secs(3));
         let ttl = if dice.percent(50) { any } else { Duration::from_secs(any.as_secs()) };
         // Whole seconds, and one more, for that is how servers count.
-        let more = u64::from(self.bug != Bug::DelayTooShort);
+        let more = u64::from(self.bug != Some(SeededBug::DelayTooShort));
         let restart_delay = Duration::from_secs(nanos(ttl).div_ceil(1_000_000_000) + more);
-        let mut profile = FaultProfile::of(self.climate, &mut dice, ttl, restart_delay);
-        if self.bug == Bug::ClocksTooFast {
-            profile.gains = 10_000;
+        let mut faults = self.profile.draw(&mut dice, ttl, restart_delay);
+        if self.bug == Some(SeededBug::ClocksTooFast) {
+            faults.gains = 10_000;
         }
-        let mut world = World::new(CLIENTS, self.nodes, (ttl, restart_delay), profile, self.bug, dice);
+        let mut world = World::new(CLIENTS, self.nodes, (ttl, restart_delay), faults, self.bug, dice);
         world.trace = is_traced.then(Vec::new);
         let mut clients: Vec<_> = (0..CLIENTS).map(|me| Client::new(me, &mut world)).collect();
         for client in &clients {
@@ -99,7 +77,7 @@ impl Scene {
                 Event::Rings { client, alarm } => clients[client].ring(&mut world, alarm),
                 Event::Dies(client) => clients[client].die(&mut world),
                 Event::Restarts(node) => world.restart(node),
-                Event::Strikes(trouble) => world.strike(trouble),
+                Event::Inject(fault) => world.inject(fault),
             }
         }
         assert!(clients.iter().all(|client| client.sessions.is_empty()), "somebody is still at it");

@@ -1,5 +1,5 @@
-//! Every transition of the core, each invariant by its number, and a proptest against a model that keeps nothing but
-//! the list of what was confirmed.
+//! Every transition of the core, each invariant by its number, and a proptest against a reference that keeps nothing
+//! but the list of what was confirmed.
 
 use proptest::prelude::*;
 
@@ -447,12 +447,12 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 /// What rule 1 says, with nothing remembered but what happened.
-struct Model {
+struct Reference {
     confirmed: Vec<Time>,
     over: bool,
 }
 
-impl Model {
+impl Reference {
     fn deadline(&self) -> Time {
         self.confirmed.iter().copied().max().unwrap() + VALID
     }
@@ -460,17 +460,17 @@ impl Model {
 
 proptest! {
     #[test]
-    fn the_core_agrees_with_a_model_that_remembers_everything(events in events(), seed: u64) {
+    fn the_core_agrees_with_a_reference_that_remembers_everything(events in events(), seed: u64) {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
         let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
         let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
-        let mut model = Model { confirmed: vec![at(1_000)], over: false };
+        let mut reference = Reference { confirmed: vec![at(1_000)], over: false };
         let (mut now, mut sent, mut answered) = (at(1_000), Vec::new(), Vec::new());
         let mut undone = 0;
 
         for event in events {
-            let was_over = model.over;
+            let was_over = reference.over;
             let orders = match event {
                 Event::Wait(millis) => {
                     now = now + Duration::from_millis(millis);
@@ -485,11 +485,11 @@ proptest! {
                 Event::Answer(answer) => {
                     let round = sent.remove(0);
                     answered.push(round);
-                    answer_both(&mut core, &mut model, now, round, answer)
+                    answer_both(&mut core, &mut reference, now, round, answer)
                 }
                 Event::Late(answer) => {
                     let Some(&round) = answered.first() else { continue };
-                    answer_both(&mut core, &mut model, now, round, answer)
+                    answer_both(&mut core, &mut reference, now, round, answer)
                 }
                 Event::Hint => {
                     core.hint(now);
@@ -497,23 +497,23 @@ proptest! {
                 }
                 Event::Finish => {
                     let orders = core.finish(now, LossReason::Released);
-                    model.over = true;
+                    reference.over = true;
                     orders
                 }
             };
             undone += u32::from(orders.undo);
-            model.over |= now >= model.deadline();
+            reference.over |= now >= reference.deadline();
 
             let core_over = matches!(core.phase(), Phase::Over { .. });
-            prop_assert_eq!(core_over, model.over, "invariants 2 and 3");
+            prop_assert_eq!(core_over, reference.over, "invariants 2 and 3");
             if core_over {
                 prop_assert_eq!((core.valid_until(), core.next_tick()), (Time::ZERO, None));
                 prop_assert!(!(was_over && (orders.renew || orders.undo || orders.news)), "invariant 5: {:?}", orders);
                 prop_assert!(undone <= 1, "invariant 6");
             } else {
-                prop_assert_eq!(core.valid_until(), model.deadline(), "invariants 1 and 4");
+                prop_assert_eq!(core.valid_until(), reference.deadline(), "invariants 1 and 4");
                 let next = core.next_tick().unwrap();
-                prop_assert!(next <= model.deadline(), "invariant 7: {:?}", next);
+                prop_assert!(next <= reference.deadline(), "invariant 7: {:?}", next);
             }
         }
     }
@@ -550,12 +550,12 @@ proptest! {
     }
 }
 
-fn answer_both(core: &mut HeldLease, model: &mut Model, now: Time, round: Time, answer: Answer) -> Orders {
+fn answer_both(core: &mut HeldLease, reference: &mut Reference, now: Time, round: Time, answer: Answer) -> Orders {
     let orders = core.answer(now, 0, round, answer);
-    if !model.over && now < model.deadline() {
+    if !reference.over && now < reference.deadline() {
         match answer {
-            Answer::Confirmed => model.confirmed.push(round),
-            Answer::Denied(_) => model.over = true,
+            Answer::Confirmed => reference.confirmed.push(round),
+            Answer::Denied(_) => reference.over = true,
             Answer::Unclear => {}
         }
     }

@@ -168,7 +168,7 @@ impl Link {
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>),
     ) -> Command {
-        let (name, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source()) };
+        let (name, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
         let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
         all.push(Value::Null);
         all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());

@@ -2,13 +2,10 @@
 
 use std::sync::OnceLock;
 
-use leasehold_protocol::plants;
-
 /// One Lua script: its text is the documentation of what it does.
 #[derive(Debug)]
 pub(crate) struct Script {
-    text: &'static str,
-    source: OnceLock<&'static str>,
+    pub(super) source: &'static str,
     hash: OnceLock<String>,
     /// Its place in a set of scripts.
     pub(crate) bit: u32,
@@ -25,15 +22,11 @@ macro_rules! scripts {
 pub(super) use scripts;
 
 impl Script {
-    pub(super) const fn new(at: u32, text: &'static str) -> Self {
-        Self { text, source: OnceLock::new(), hash: OnceLock::new(), bit: 1 << at }
-    }
-
-    pub(super) fn source(&self) -> &'static str {
-        self.source.get_or_init(|| plants::script(self.text))
+    pub(super) const fn new(at: u32, source: &'static str) -> Self {
+        Self { source, hash: OnceLock::new(), bit: 1 << at }
     }
 
     pub(super) fn hash(&'static self) -> &'static str {
-        self.hash.get_or_init(|| fred::util::sha1_hash(self.source()))
+        self.hash.get_or_init(|| fred::util::sha1_hash(self.source))
     }
 }

@@ -13,10 +13,10 @@ use support::{Action, Match, eventually_async, scripts::ACQUIRE, urls};
 use crate::{
     history::{Cause, Loss, Whom},
     nemesis::empty,
-    plants::DUELLISTS,
     record::{LeaseId, Line, Process, now},
     round::{self, Outcome},
     scene::Scene,
+    seeded::DUELLISTS,
     setup::{KINDS, LONE, NODES, RESTART_DELAY, SERVERS},
     watch,
     worker::{Held, builder},

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! leasehold-soak [--seconds N] [--seed S]
-//! leasehold-soak --plants            which there are
-//! leasehold-soak --plant NAME
+//! leasehold-soak --bugs                      the seeded bugs, each with its patch of mutations/
+//! leasehold-soak --bug NAME seeded|absent    the scene of one, in a program with it or without
 //! ```
 
 use std::{process::ExitCode, time::Duration};
 
-mod calm;
+use leasehold_verify::seeded::SeededBug;
+
 mod chance;
 mod check;
 mod duel;
@@ -16,11 +17,12 @@ mod history;
 mod log;
 mod nemesis;
 mod plan;
-mod plants;
+mod quiescence;
 mod record;
 mod report;
 mod round;
 mod scene;
+mod seeded;
 mod setup;
 mod watch;
 mod worker;
@@ -37,10 +39,10 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     match &args[..] {
-        [word, name] if word == "--plant" => return plant(name),
-        [word] if word == "--plants" => {
-            for plant in &plants::PLANTS {
-                println!("{}", plant.name);
+        [word, name, build] if word == "--bug" && ["seeded", "absent"].contains(&&**build) => return play(name, build),
+        [word] if word == "--bugs" => {
+            for (bug, patch) in SeededBug::ALL.iter().filter_map(|bug| Some((bug, bug.patch()?))) {
+                println!("{} {patch}", bug.name());
             }
             return ExitCode::SUCCESS;
         }
@@ -92,20 +94,19 @@ fn soak(seconds: u64, first_seed: u64) -> ExitCode {
     if totals.violations() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Plays the scene of a planted bug. It has to be found if it is there, and nothing else if it is not.
-fn plant(name: &str) -> ExitCode {
-    let Some(plant) = plants::Plant::named(name) else {
-        let names: Vec<&str> = plants::PLANTS.iter().map(|plant| plant.name).collect();
-        eprintln!("no such plant; there are {}", names.join(", "));
+/// Plays the scene of a bug. A program that was built with it must find violations, any other must find none.
+fn play(name: &str, build: &str) -> ExitCode {
+    let bug = SeededBug::ALL.into_iter().find(|bug| bug.name() == name);
+    let Some(scene) = bug.and_then(seeded::scene) else {
+        eprintln!("no such bug: leasehold-soak --bugs names them");
         return ExitCode::FAILURE;
     };
-    let is_planted = std::env::var_os("LEASEHOLD_PLANT").is_some();
-    let outcome = plant.run();
+    let outcome = scene();
     let (found, leases) = (outcome.violations.len(), outcome.recorder.history.leases.len());
-    let (seconds, planted) = (outcome.lasted.as_secs_f64(), if is_planted { "planted" } else { "not planted" });
-    println!("{name}, {planted}, seed {}: {found} violations in {leases} leases, {seconds:.1} s", outcome.seed);
+    let seconds = outcome.lasted.as_secs_f64();
+    println!("{name}, {build}, seed {}: {found} violations in {leases} leases, {seconds:.1} s", outcome.seed);
     if let Some(violation) = outcome.violations.first() {
         println!("{}", report::timeline(&outcome.recorder.history, violation));
     }
-    if is_planted == (found > 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if (build == "seeded") == (found > 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

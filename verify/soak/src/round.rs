@@ -6,11 +6,11 @@ use std::{
 };
 
 use crate::{
-    calm,
     check::{self, Violation},
     history::Recorder,
     nemesis,
     plan::Lane,
+    quiescence,
     scene::Scene,
     setup::{LONE, SERVERS, nanos},
     watch,
@@ -43,7 +43,7 @@ pub fn run(seed: u64, length: Duration) -> Outcome {
             .chain((0..WORKERS).flat_map(|slot| [Lane::Process(slot), Lane::Links(slot)]));
         let lanes: Vec<_> = lanes.map(|lane| scope.spawn(move || nemesis::run(scene, lane, until))).collect();
         let workers = lanes.into_iter().filter_map(|lane| lane.join().expect("a lane does not panic"));
-        calm::calm(scene, workers.collect());
+        quiescence::run(scene, workers.collect());
         drop(at_the_end);
         for eye in eyes {
             eye.join().expect("a look does not panic");

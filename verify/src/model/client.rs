@@ -16,10 +16,11 @@ use leasehold_protocol::{
 };
 
 use super::{
-    Flaw, TTL,
+    TTL,
     state::{About, Client, Content, KINDS, Message, Number, Request, Session},
     world::{Run, recovery},
 };
+use crate::seeded::SeededBug;
 /// How long a node is waited for. A vote of a quorum waits for half a TTL at most, which is the same here.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -132,12 +133,12 @@ impl Run<'_> {
         if let Some(until) = recovery(now, &said) {
             self.client(me).recovers_until[node] = until;
         }
-        let is_flawed = |flaw| self.setup.flaw == flaw;
-        if is_flawed(Flaw::DeadlineFromReply) {
+        let bug = self.setup.bug;
+        if bug == Some(SeededBug::DeadlineFromReply) {
             at = now;
         }
         let is_late_grant = ask == Ask::Acquire && !session.is_on() && session.acquisition.fence().is_none();
-        if is_late_grant && is_flawed(Flaw::LateGrantStays) {
+        if is_late_grant && bug == Some(SeededBug::LateGrantStays) {
             return;
         }
         let actions = self.watched(session, |acquisition| acquisition.on_reply(now, Sent { node, ask, at }, said));
@@ -189,7 +190,7 @@ impl Run<'_> {
     fn raise(&mut self, me: usize, session: &mut Session, fence: Fence, on: Nodes) {
         let now = self.now();
         for node in on.iter() {
-            if self.setup.flaw == Flaw::NoSecondPhase {
+            if self.setup.bug == Some(SeededBug::NoSecondPhase) {
                 let sent = Sent { node, ask: Ask::Raise, at: now };
                 let actions = session.acquisition.on_reply(now, sent, Ok(Said::Owned(Ok(()))));
                 self.carry_out(me, session, actions);
@@ -223,7 +224,7 @@ impl Run<'_> {
     fn won(&mut self, session: &mut Session, fence: Fence) {
         let now = self.now();
         session.is_clear = false;
-        if self.setup.flaw == Flaw::DeadlineFromReply {
+        if self.setup.bug == Some(SeededBug::DeadlineFromReply) {
             for node in 0..self.nodes() {
                 let renewed = Sent { node, ask: Ask::Renew, at: now };
                 let _held = session.acquisition.on_reply(now, renewed, Ok(Said::Owned(Ok(()))));

@@ -1,6 +1,6 @@
 //! The protocol, searched: every order in which two clients, one or three nodes and a bounded number of faults can take
 //! turns, by [stateright]. What decides is what is shipped: the machines of [`leasehold_protocol`], and its [`Store`] as each
-//! node. Only what carries messages and sets timers is written again. `docs/model.md` has the bounds and the figures.
+//! node. Only what carries messages and sets timers is written again. `docs/evidence/model.md` has the bounds and the figures.
 //!
 //! # What a run is
 //!
@@ -36,6 +36,7 @@ use self::{
     state::{Clock, Faults, Owner, Server, State},
     world::Run,
 };
+use crate::seeded::SeededBug;
 mod action;
 mod client;
 mod path;
@@ -57,22 +58,6 @@ const NOTHING_STAYS: &str = "what nobody uses is taken off";
 const OUTLIVES: &str = "a lease outlives its TTL";
 const BROUGHT_BACK: &str = "a key is brought back";
 const INHERITED: &str = "the second has it though the first died";
-
-/// What the drivers of the machines, or the clients' settings, do wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Flaw {
-    None,
-    /// A lease is believed until its TTL is over, with nothing off for drift.
-    NoDrift,
-    /// A majority that issued different fences is a win with the largest of them.
-    NoSecondPhase,
-    /// A lease is counted from the answers.
-    DeadlineFromReply,
-    /// A grant that comes after the attempt has failed is left where it is.
-    LateGrantStays,
-    /// A release takes whatever is there.
-    ReleaseUnchecked,
-}
 
 /// A world to search: who is there, and what may go wrong.
 #[derive(Debug, Clone)]
@@ -97,7 +82,8 @@ struct Setup {
     tracks_after: Option<Duration>,
     /// Whether clients propose a fence, as far ahead of the highest clock.
     proposes: Option<Duration>,
-    flaw: Flaw,
+    /// What the clients do wrong.
+    bug: Option<SeededBug>,
     key: Key,
     tokens: Vec<Vec<Token>>,
 }
@@ -116,8 +102,8 @@ impl Setup {
 
     /// The TTL that a client reckons with.
     fn client_ttl(&self) -> Duration {
-        match self.flaw {
-            Flaw::NoDrift => TTL + drift(TTL) + Duration::from_micros(200),
+        match self.bug {
+            Some(SeededBug::NoDrift) => TTL + drift(TTL) + Duration::from_micros(200),
             _ => TTL,
         }
     }
@@ -129,7 +115,7 @@ impl Setup {
 
     /// Whose token a release deletes.
     fn released_as(&self, owner: Owner, there: Option<Owner>) -> Owner {
-        if self.flaw == Flaw::ReleaseUnchecked { there.unwrap_or(owner) } else { owner }
+        if self.bug == Some(SeededBug::ReleaseUnchecked) { there.unwrap_or(owner) } else { owner }
     }
 
     fn proposal(&self, state: &State) -> Option<Fence> {
@@ -253,10 +239,10 @@ impl State {
             let has = |server: &Server| {
                 server.key.is_some_and(|((owner, number), _)| usize::from(owner) == client && number == session.number)
             };
-            let is_healed = |(server, sendings): (&Server, &[u8; state::KINDS])| {
+            let is_repaired = |(server, sendings): (&Server, &[u8; state::KINDS])| {
                 has(server) && sendings[state::Kind::Repair as usize] > 0
             };
-            state.servers.iter().zip(&session.sendings).any(is_healed)
+            state.servers.iter().zip(&session.sendings).any(is_repaired)
         })
     }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use stateright::{Checker, HasDiscoveries};
 
 use super::{
-    worlds::{CALM, deep, one, quick, three},
+    worlds::{NO_FAULTS, deep, one, quick, three},
     *,
 };
+use crate::seeded::SeededBug;
 
 /// What a search came to.
 struct Search {
@@ -74,8 +75,8 @@ fn within(name: &str) {
 }
 
 #[test]
-fn one_node_on_a_calm_day() {
-    within("one node, calm");
+fn one_node_without_faults() {
+    within("one node, no faults");
 }
 
 #[test]
@@ -114,8 +115,8 @@ fn one_node_that_remembers() {
 }
 
 #[test]
-fn three_nodes_on_a_calm_day() {
-    within("three nodes, calm");
+fn three_nodes_without_faults() {
+    within("three nodes, no faults");
 }
 
 #[test]
@@ -150,28 +151,28 @@ fn three_nodes_one_of_which_forgets() {
 
 #[test]
 fn a_clock_faster_than_a_ttl_allows_for_gives_two_holders() {
-    let paused = Faults { pauses: 1, ..CALM };
+    let paused = Faults { pauses: 1, ..NO_FAULTS };
     breaks(&one("a clock that gains 2 %", paused).rate(1_020), ONE_HOLDER);
 }
 
 #[test]
 fn nothing_off_for_drift_gives_two_holders() {
-    let paused = Faults { pauses: 1, ..CALM };
-    breaks(&one("nothing off for drift", paused).with(Flaw::NoDrift), ONE_HOLDER);
+    let paused = Faults { pauses: 1, ..NO_FAULTS };
+    breaks(&one("nothing off for drift", paused).with(SeededBug::NoDrift), ONE_HOLDER);
 }
 
 #[test]
 fn a_deadline_from_the_reply_gives_two_holders() {
-    let faults = Faults { late: 1, pauses: 1, ..CALM };
+    let faults = Faults { late: 1, pauses: 1, ..NO_FAULTS };
     breaks(
-        &Setup { grid: TTL / 4, ..one("a deadline from the reply", faults).with(Flaw::DeadlineFromReply) },
+        &Setup { grid: TTL / 4, ..one("a deadline from the reply", faults).with(SeededBug::DeadlineFromReply) },
         ONE_HOLDER,
     );
 }
 
 #[test]
 fn a_step_of_a_servers_clock_gives_two_holders() {
-    let faults = Faults { steps: 1, ..CALM };
+    let faults = Faults { steps: 1, ..NO_FAULTS };
     breaks(&Setup { step: 2_000_000, ..one("a step forward", faults) }, ONE_HOLDER);
     let faults = Faults { late: 1, ..faults };
     breaks(&Setup { step: 2_000_000, ..three("a step forward of one of three", faults).for_millis(100) }, ONE_HOLDER);
@@ -179,52 +180,55 @@ fn a_step_of_a_servers_clock_gives_two_holders() {
 
 #[test]
 fn a_node_that_forgot_and_votes_gives_two_holders() {
-    breaks(&one("one node that forgot", Faults { amnesias: 1, ..CALM }), ONE_HOLDER);
-    breaks(&three("a node of three that forgot", Faults { amnesias: 1, late: 1, ..CALM }).for_millis(100), ONE_HOLDER);
+    breaks(&one("one node that forgot", Faults { amnesias: 1, ..NO_FAULTS }), ONE_HOLDER);
+    breaks(
+        &three("a node of three that forgot", Faults { amnesias: 1, late: 1, ..NO_FAULTS }).for_millis(100),
+        ONE_HOLDER,
+    );
 }
 
 #[test]
 fn a_restart_delay_without_the_second_more_gives_two_holders() {
-    let faults = Faults { amnesias: 1, pauses: 1, ..CALM };
+    let faults = Faults { amnesias: 1, pauses: 1, ..NO_FAULTS };
     breaks(&Setup { restart_delay: TTL, ..one("a second too short", faults) }, ONE_HOLDER);
 }
 
 #[test]
 fn without_the_second_phase_fences_fall() {
-    let faults = Faults { late: 1, ..CALM };
-    let setup = three("no second phase", faults).with(Flaw::NoSecondPhase).for_millis(100);
+    let faults = Faults { late: 1, ..NO_FAULTS };
+    let setup = three("no second phase", faults).with(SeededBug::NoSecondPhase).for_millis(100);
     breaks(&setup, LATER_IS_LARGER);
     breaks(&setup, FENCES_GROW);
 }
 
 #[test]
 fn a_clock_set_back_on_a_server_that_forgot_makes_fences_fall() {
-    let faults = Faults { amnesias: 1, steps: 1, ..CALM };
+    let faults = Faults { amnesias: 1, steps: 1, ..NO_FAULTS };
     breaks(&Setup { step: -5_000_000, ..one("forgot, and went back", faults) }, FENCES_GROW);
 }
 
 #[test]
 fn a_late_grant_that_is_not_undone_stays() {
-    breaks(&three("a late grant stays", CALM).with(Flaw::LateGrantStays), NOTHING_STAYS);
+    breaks(&three("a late grant stays", NO_FAULTS).with(SeededBug::LateGrantStays), NOTHING_STAYS);
 }
 
 #[test]
 fn a_release_without_the_compare_gives_two_holders() {
-    let setup = one("a release of whatever is there", Faults { pauses: 1, ..CALM }).attempts(2, 1);
-    breaks(&setup.with(Flaw::ReleaseUnchecked).for_millis(2_000), ONE_HOLDER);
+    let setup = one("a release of whatever is there", Faults { pauses: 1, ..NO_FAULTS }).attempts(2, 1);
+    breaks(&setup.with(SeededBug::ReleaseUnchecked).for_millis(2_000), ONE_HOLDER);
 }
 
 /// Whatever clocks do, and so whoever holds it meanwhile: what is enough for the resource.
 #[test]
 fn who_begins_later_has_the_larger_fence_whatever_the_clocks_do() {
-    let faults = Faults { pauses: 1, ..CALM };
+    let faults = Faults { pauses: 1, ..NO_FAULTS };
     let setup = one("a clock that gains a half", faults).rate(1_500);
     let search = search(&setup, &[LATER_IS_LARGER]);
     let found: Vec<_> = search.found.iter().map(|(name, _)| *name).collect();
     assert!(found.contains(&ONE_HOLDER) && !found.contains(&LATER_IS_LARGER), "{found:?}");
 }
 
-/// Everything, with the figures for `docs/model.md`: `scripts/model` runs it.
+/// Everything, with the figures for `docs/evidence/model.md`: `scripts/model` runs it.
 #[test]
 #[ignore = "takes minutes even when optimised"]
 fn the_deep_search() {

@@ -1,4 +1,4 @@
-//! The worlds that are searched: within the assumptions of the library, from a calm day to what takes a night.
+//! The worlds that are searched: within the assumptions of the library, from no faults at all to what takes a night.
 
 use super::*;
 
@@ -17,7 +17,7 @@ const THREE: [Clock; 3] = [
 ];
 
 /// Nothing goes wrong.
-pub(super) const CALM: Faults =
+pub(super) const NO_FAULTS: Faults =
     Faults { late: 0, doubled: 0, deaths: 0, pauses: 0, cuts: 0, amnesias: 0, restarts: 0, steps: 0 };
 
 /// One node whose clock gains on the clients' as much as it may, and one attempt of each client.
@@ -48,7 +48,7 @@ fn world(name: &'static str, nodes: &[Clock], faults: Faults) -> Setup {
         is_one_new: false,
         tracks_after: None,
         proposes: None,
-        flaw: Flaw::None,
+        bug: None,
         key: Key::new("", "job").unwrap(),
         tokens: (0..2).map(|client| (0..8).map(|number| token(client, number)).collect()).collect(),
     }
@@ -69,8 +69,8 @@ impl Setup {
         Self { restart_delay: TTL * 2, ..self }
     }
 
-    pub(super) fn with(self, flaw: Flaw) -> Self {
-        Self { flaw, ..self }
+    pub(super) fn with(self, bug: SeededBug) -> Self {
+        Self { bug: Some(bug), ..self }
     }
 
     /// The first node's clock runs at so many thousandths.
@@ -83,44 +83,46 @@ impl Setup {
 /// What is searched in every test run.
 pub(super) fn quick() -> Vec<Setup> {
     vec![
-        one("one node, calm", CALM).attempts(2, 2),
-        one("one node, a late message", Faults { late: 1, ..CALM }),
-        one("one node, a pause", Faults { pauses: 1, ..CALM }),
-        one("one node, a late message, a cut", Faults { late: 1, cuts: 1, ..CALM }).for_millis(1_350),
-        one("one node, a death and a request twice", Faults { deaths: 1, doubled: 1, ..CALM }),
-        one("one node, amnesia", Faults { amnesias: 1, ..CALM }).delayed().for_millis(2_500),
-        one("one node, a restart with its data, its clock set back", Faults { restarts: 1, steps: 1, ..CALM }),
-        Setup { tracks_after: Some(TTL / 4), ..one("one node, an early renewal", CALM) },
-        three("three nodes, calm", CALM),
-        Setup { proposes: Some(TTL / 2), ..three("three nodes, fences proposed", CALM) },
-        Setup { is_one_new: true, ..three("three nodes, one of them new", CALM).delayed().for_millis(1_750) },
-        three("three nodes, a death", Faults { deaths: 1, ..CALM }),
-        three("three nodes, a cut", Faults { cuts: 1, ..CALM }).for_millis(1_050),
-        three("three nodes, a late message, short", Faults { late: 1, ..CALM }).for_millis(300),
-        three("three nodes, amnesia", Faults { amnesias: 1, ..CALM }).delayed(),
+        one("one node, no faults", NO_FAULTS).attempts(2, 2),
+        one("one node, a late message", Faults { late: 1, ..NO_FAULTS }),
+        one("one node, a pause", Faults { pauses: 1, ..NO_FAULTS }),
+        one("one node, a late message, a cut", Faults { late: 1, cuts: 1, ..NO_FAULTS }).for_millis(1_350),
+        one("one node, a death and a request twice", Faults { deaths: 1, doubled: 1, ..NO_FAULTS }),
+        one("one node, amnesia", Faults { amnesias: 1, ..NO_FAULTS }).delayed().for_millis(2_500),
+        one("one node, a restart with its data, its clock set back", Faults { restarts: 1, steps: 1, ..NO_FAULTS }),
+        Setup { tracks_after: Some(TTL / 4), ..one("one node, an early renewal", NO_FAULTS) },
+        three("three nodes, no faults", NO_FAULTS),
+        Setup { proposes: Some(TTL / 2), ..three("three nodes, fences proposed", NO_FAULTS) },
+        Setup { is_one_new: true, ..three("three nodes, one of them new", NO_FAULTS).delayed().for_millis(1_750) },
+        three("three nodes, a death", Faults { deaths: 1, ..NO_FAULTS }),
+        three("three nodes, a cut", Faults { cuts: 1, ..NO_FAULTS }).for_millis(1_050),
+        three("three nodes, a late message, short", Faults { late: 1, ..NO_FAULTS }).for_millis(300),
+        three("three nodes, amnesia", Faults { amnesias: 1, ..NO_FAULTS }).delayed(),
     ]
 }
 
 /// What is searched when somebody has the time.
 pub(super) fn deep() -> Vec<Setup> {
     vec![
-        one("one node, a late message, a pause", Faults { late: 1, pauses: 1, ..CALM }),
-        one("one node, two late messages", Faults { late: 2, ..CALM }),
-        one("one node, a late message, retries", Faults { late: 1, ..CALM }).attempts(2, 2),
-        one("one node, a late message, one twice, a death", Faults { late: 1, doubled: 1, deaths: 1, ..CALM }),
-        one("one node, amnesia, a pause", Faults { amnesias: 1, pauses: 1, ..CALM })
+        one("one node, a late message, a pause", Faults { late: 1, pauses: 1, ..NO_FAULTS }),
+        one("one node, two late messages", Faults { late: 2, ..NO_FAULTS }),
+        one("one node, a late message, retries", Faults { late: 1, ..NO_FAULTS }).attempts(2, 2),
+        one("one node, a late message, one twice, a death", Faults { late: 1, doubled: 1, deaths: 1, ..NO_FAULTS }),
+        one("one node, amnesia, a pause", Faults { amnesias: 1, pauses: 1, ..NO_FAULTS })
             .attempts(1, 2)
             .delayed()
             .for_millis(2_500),
-        one("one node, amnesia, a late message", Faults { amnesias: 1, late: 1, ..CALM }).delayed().for_millis(2_500),
-        three("three nodes, a late message", Faults { late: 1, ..CALM }),
-        three("three nodes, two late messages, short", Faults { late: 2, ..CALM }).for_millis(300),
-        three("three nodes, a pause", Faults { pauses: 1, ..CALM }),
-        three("three nodes, a request twice, a death", Faults { doubled: 1, deaths: 1, ..CALM }),
-        three("three nodes, retries", CALM).attempts(2, 2),
-        three("three nodes, amnesia, a late message, short", Faults { amnesias: 1, late: 1, ..CALM })
+        one("one node, amnesia, a late message", Faults { amnesias: 1, late: 1, ..NO_FAULTS })
+            .delayed()
+            .for_millis(2_500),
+        three("three nodes, a late message", Faults { late: 1, ..NO_FAULTS }),
+        three("three nodes, two late messages, short", Faults { late: 2, ..NO_FAULTS }).for_millis(300),
+        three("three nodes, a pause", Faults { pauses: 1, ..NO_FAULTS }),
+        three("three nodes, a request twice, a death", Faults { doubled: 1, deaths: 1, ..NO_FAULTS }),
+        three("three nodes, retries", NO_FAULTS).attempts(2, 2),
+        three("three nodes, amnesia, a late message, short", Faults { amnesias: 1, late: 1, ..NO_FAULTS })
             .delayed()
             .for_millis(600),
-        three("three nodes, a clock set back", Faults { steps: 1, ..CALM }),
+        three("three nodes, a clock set back", Faults { steps: 1, ..NO_FAULTS }),
     ]
 }

@@ -20,11 +20,11 @@ use leasehold_protocol::{
 use uuid::Uuid;
 
 use super::{
-    Bug,
     chance::{Real, Skewed, nanos},
     session::{About, Alarm, OnNode, Sent, Session},
     world::{Event, World},
 };
+use crate::seeded::SeededBug;
 
 /// A lease that acts on a timer of its own early, as the library has it do.
 const RENEW_FIRST_AFTER: Duration = Duration::from_millis(250);
@@ -50,7 +50,7 @@ impl Client {
         let nodes = world.nodes();
         Self {
             me,
-            clock: world.profile.clock(&mut world.dice),
+            clock: world.faults.clock(&mut world.dice),
             fence_proposal: FenceProposal::default(),
             recovers_until: vec![Time::ZERO; nodes],
             backoff: Backoff::new(world.dice.jitter()),
@@ -186,24 +186,25 @@ impl Client {
             let early = world.dice.between(Duration::ZERO, limit);
             self.wake(world, now + early, Alarm::GiveUp(id));
         }
-        if world.bug == Bug::DeadlineFromRetry {
+        if world.bug == Some(SeededBug::DeadlineFromRetry) {
             self.wake(world, now + limit / 2, Alarm::Resend(id));
         }
         self.sessions.insert(id, session);
     }
 
     fn acquire(&self, world: &World, session: &Session) -> AcquireRequest {
-        let restart_delay = if world.bug == Bug::AmnesiacVotes { Duration::ZERO } else { world.restart_delay };
+        let restart_delay =
+            if world.bug == Some(SeededBug::AmnesiacVotes) { Duration::ZERO } else { world.restart_delay };
         let proposal = match (world.nodes(), world.bug) {
-            (1, _) | (_, Bug::NoSecondPhase) => None,
-            _ if !world.profile.proposes => None,
+            (1, _) | (_, Some(SeededBug::NoSecondPhase)) => None,
+            _ if !world.faults.proposes => None,
             _ => self.fence_proposal.at(session.acquisition.sent()),
         };
         let voting = Some(Voting { restart_delay, proposal });
         AcquireRequest { claim: world.claim(&session.token, session.ttl), voting }
     }
 
-    /// A bug's: whoever is silent is asked again.
+    /// A seeded bug's: whoever is silent is asked again.
     fn resend(&mut self, world: &mut World, session: &mut Session) {
         if !session.acquisition.is_attempting() {
             return;
@@ -223,8 +224,8 @@ impl Client {
         world.history.counts.renewed += usize::from(ask == Ask::Renew && matches!(said, Ok(Said::Owned(Ok(())))));
         let is_late_grant = ask == Ask::Acquire && session.acquisition.is_over() && session.held.is_none();
         match world.bug {
-            Bug::LateGrantStays if is_late_grant => return,
-            Bug::DeadlineFromReply => at = now,
+            Some(SeededBug::LateGrantStays) if is_late_grant => return,
+            Some(SeededBug::DeadlineFromReply) => at = now,
             _ => {}
         }
         let actions = session.acquisition.on_reply(now, SentRequest { node, ask, at }, said);
@@ -299,7 +300,7 @@ impl Client {
 
     fn raise(&mut self, world: &mut World, session: &mut Session, fence: Fence, on: Nodes) {
         for node in on.iter() {
-            if world.bug == Bug::NoSecondPhase {
+            if world.bug == Some(SeededBug::NoSecondPhase) {
                 let sent = SentRequest { node, ask: Ask::Raise, at: self.now(world) };
                 let actions = session.acquisition.on_reply(sent.at, sent, Ok(Said::Owned(Ok(()))));
                 self.carry_out(world, session, actions);
@@ -328,7 +329,7 @@ impl Client {
 
     fn try_again(&mut self, world: &mut World, session: &Session, seen: &Check) {
         let mut pause = self.backoff.after(seen);
-        if matches!(seen, Check::Held { tracked: true, .. }) && world.dice.percent(70) || world.profile.is_sly {
+        if matches!(seen, Check::Held { tracked: true, .. }) && world.dice.percent(70) || world.faults.is_sly {
             // A notification wakes us.
             pause = pause.min(world.dice.between(Duration::ZERO, session.ttl / 4));
         }

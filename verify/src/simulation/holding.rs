@@ -15,12 +15,12 @@ use leasehold_protocol::{
 };
 
 use super::{
-    Bug,
     chance::Real,
     client::Client,
     session::{About, Alarm, Session},
     world::{Event, World},
 };
+use crate::seeded::SeededBug;
 /// A lease in the history.
 pub(super) struct Held {
     /// Its number there.
@@ -54,11 +54,11 @@ impl Client {
     fn won(&mut self, world: &mut World, session: &mut Session, fence: Fence) {
         let now = self.now(world);
         match (world.bug, session.resent) {
-            (Bug::DeadlineFromReply, _) => self.pretend(world, session, now),
-            (Bug::DeadlineFromRetry, Some(resent)) => self.pretend(world, session, resent),
+            (Some(SeededBug::DeadlineFromReply), _) => self.pretend(world, session, now),
+            (Some(SeededBug::DeadlineFromRetry), Some(resent)) => self.pretend(world, session, resent),
             _ => {}
         }
-        let (dice, is_sly) = (&mut world.dice, world.profile.is_sly);
+        let (dice, is_sly) = (&mut world.dice, world.faults.is_sly);
         let ttls = [session.ttl / 4, session.ttl / 4, session.ttl * 3 / 2, session.ttl * 4];
         let most = ttls[usize::try_from(dice.below(4)).unwrap_or_default()];
         let hold = dice.between(Duration::ZERO, if is_sly { session.ttl * 4 } else { most });
@@ -75,7 +75,7 @@ impl Client {
         }
     }
 
-    /// A bug's: the lease counts from another moment than that of its attempt.
+    /// A seeded bug's: the lease counts from another moment than that of its attempt.
     fn pretend(&self, world: &World, session: &mut Session, at: Time) {
         for node in 0..world.nodes() {
             let renewed = Sent { node, ask: Ask::Renew, at };

@@ -1,14 +1,14 @@
-//! How bad things get.
+//! Which faults a run has, and how many.
 
 use std::time::Duration;
 
 use super::chance::{Dice, Skewed, nanos};
 
-/// Which kinds of trouble there are.
+/// Which kinds of faults there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Climate {
+pub(super) enum FaultProfile {
     /// None but clocks that disagree.
-    Calm,
+    Quiet,
     /// Any, each seed with its own mixture.
     Mixed,
     /// Much is lost, no fences are proposed, and the nodes' clocks are far apart.
@@ -22,9 +22,9 @@ pub(super) enum Climate {
     Sly,
 }
 
-/// The troubles of one run. Shares are in percent.
+/// The faults of one run. Shares are in percent.
 #[derive(Debug, Clone)]
-pub(super) struct FaultProfile {
+pub(super) struct Faults {
     /// Messages that never arrive, on each way.
     pub(super) lost: u64,
     /// Requests that arrive twice.
@@ -60,8 +60,9 @@ pub(super) struct FaultProfile {
 const GAINS: u64 = 4_900;
 
 impl FaultProfile {
-    pub(super) fn of(climate: Climate, dice: &mut Dice, ttl: Duration, restart_delay: Duration) -> Self {
-        let calm = Self {
+    /// What one run has of it.
+    pub(super) fn draw(self, dice: &mut Dice, ttl: Duration, restart_delay: Duration) -> Faults {
+        let quiet = Faults {
             lost: 0,
             doubled: 0,
             refused: 0,
@@ -83,12 +84,12 @@ impl FaultProfile {
             proposes: dice.percent(50),
         };
         let seconds = Duration::from_secs;
-        match climate {
-            Climate::Calm => calm,
-            Climate::Mixed => {
+        match self {
+            Self::Quiet => quiet,
+            Self::Mixed => {
                 let mut often = |mean: u64| (dice.percent(50)).then(|| seconds(mean));
                 let (crashes, pauses, cuts, deaths) = (often(3), often(2), often(2), often(5));
-                Self {
+                Faults {
                     lost: dice.below(20),
                     doubled: dice.below(15),
                     refused: dice.below(8),
@@ -100,37 +101,39 @@ impl FaultProfile {
                     stalls: dice.below(20),
                     cuts,
                     deaths,
-                    ..calm
+                    ..quiet
                 }
             }
-            Climate::Leaky => {
+            Self::Leaky => {
                 let skew = restart_delay.saturating_sub(Duration::from_millis(400));
-                Self { lost: 20, refused: 5, slow: 5, slowest: ttl / 10, skew, proposes: false, ..calm }
+                Faults { lost: 20, refused: 5, slow: 5, slowest: ttl / 10, skew, proposes: false, ..quiet }
             }
-            Climate::Pausing => Self {
+            Self::Pausing => Faults {
                 lost: 8,
                 slow: 25,
                 slowest: ttl / 5,
                 pauses: Some(seconds(2)),
                 stalls: 40,
                 cuts: Some(seconds(2)),
-                ..calm
+                ..quiet
             },
-            Climate::Forgetting => {
-                Self { lost: 10, slow: 5, slowest: ttl / 4, crashes: Some(ttl / 2), down: ttl / 10, ..calm }
+            Self::Forgetting => {
+                Faults { lost: 10, slow: 5, slowest: ttl / 4, crashes: Some(ttl / 2), down: ttl / 10, ..quiet }
             }
-            Climate::Sly => Self {
+            Self::Sly => Faults {
                 lost: 8,
                 slow: 60,
                 slowest: ttl / 5,
                 crashes: Some(ttl * 4),
                 is_sly: true,
                 proposes: true,
-                ..calm
+                ..quiet
             },
         }
     }
+}
 
+impl Faults {
     /// A machine's clock. The nodes' show the time since 1970, the clients' any.
     pub(super) fn clock(&self, dice: &mut Dice) -> Skewed {
         const EPOCH: Duration = Duration::from_secs(1_000_000);

@@ -13,22 +13,22 @@ use leasehold_protocol::{
 };
 
 use super::{
-    Bug,
     chance::{Dice, Real, Skewed, nanos},
     history::{History, Violation},
-    profile::FaultProfile,
+    profile::Faults,
     session::Alarm,
 };
-mod trouble;
+use crate::seeded::SeededBug;
+mod fault;
 
-pub(super) use self::trouble::Trouble;
+pub(super) use self::fault::Fault;
 
 /// Who holds what, where and when.
 pub(super) struct World {
     pub(super) now: Real,
     pub(super) dice: Dice,
-    pub(super) profile: FaultProfile,
-    pub(super) bug: Bug,
+    pub(super) faults: Faults,
+    pub(super) bug: Option<SeededBug>,
     pub(super) ttl: Duration,
     pub(super) restart_delay: Duration,
     pub(super) command_timeout: Duration,
@@ -74,7 +74,7 @@ pub(super) enum Event {
     /// A client's process ends, and another begins.
     Dies(usize),
     Restarts(usize),
-    Strikes(Trouble),
+    Inject(Fault),
 }
 
 #[derive(Debug, Clone)]
@@ -88,27 +88,27 @@ pub(super) struct Message {
 impl World {
     /// The restart delay of repairs.
     pub(super) fn repair_delay(&self) -> Duration {
-        if self.bug == Bug::HealUnchecked { Duration::ZERO } else { self.restart_delay }
+        if self.bug == Some(SeededBug::RepairUnchecked) { Duration::ZERO } else { self.restart_delay }
     }
 
     pub(super) fn new(
         clients: usize,
         nodes: usize,
         (ttl, restart_delay): (Duration, Duration),
-        profile: FaultProfile,
-        bug: Bug,
+        faults: Faults,
+        bug: Option<SeededBug>,
         mut dice: Dice,
     ) -> Self {
-        let command_timeout = if profile.is_sly { ttl } else { dice.between(ttl / 4, ttl * 2) };
+        let command_timeout = if faults.is_sly { ttl } else { dice.between(ttl / 4, ttl * 2) };
         let server = |_| {
-            let clock = profile.clock(&mut dice);
+            let clock = faults.clock(&mut dice);
             Server { clock, store: Store::default(), is_down: false, appeared: 0 }
         };
         let servers = (0..nodes).map(server).collect();
         let mut world = Self {
             now: 0,
             dice,
-            profile,
+            faults,
             bug,
             ttl,
             restart_delay,
@@ -125,7 +125,7 @@ impl World {
             lull_until: 0,
             trace: None,
         };
-        world.brew_all();
+        world.schedule_faults();
         world
     }
 
@@ -169,12 +169,12 @@ impl World {
     pub(super) fn send(&mut self, client: usize, node: usize, request: Request) -> u64 {
         self.tickets += 1;
         let number = self.tickets;
-        if self.dice.percent(self.profile.refused) {
+        if self.dice.percent(self.faults.refused) {
             self.answer(client, number, Err(Failure::unavailable("not connected")));
             return number;
         }
         let mut is_lost = true;
-        let copies = if self.dice.percent(self.profile.doubled) { 2 } else { 1 };
+        let copies = if self.dice.percent(self.faults.doubled) { 2 } else { 1 };
         let message = Message { client, node, number, request };
         if self.is_held_up(&message) {
             return number;
@@ -193,15 +193,15 @@ impl World {
     }
 
     fn passes(&mut self, client: usize, node: usize) -> bool {
-        let is_lost = self.dice.percent(self.profile.lost) && self.now >= self.lull_until;
+        let is_lost = self.dice.percent(self.faults.lost) && self.now >= self.lull_until;
         self.cut_until[client][node] <= self.now && !is_lost
     }
 
     /// How long a message takes.
     fn delay(&mut self) -> Real {
         let usual = self.dice.between(Duration::from_micros(50), Duration::from_millis(1));
-        let is_slow = self.dice.percent(self.profile.slow) && self.now >= self.lull_until;
-        let more = if is_slow { self.dice.between(Duration::ZERO, self.profile.slowest) } else { Duration::ZERO };
+        let is_slow = self.dice.percent(self.faults.slow) && self.now >= self.lull_until;
+        let more = if is_slow { self.dice.between(Duration::ZERO, self.faults.slowest) } else { Duration::ZERO };
         nanos(usual + more)
     }
 
@@ -245,7 +245,7 @@ impl World {
         let owner = self.owner(node);
         let (now, key) = (self.time_at(node), self.key.clone());
         let store = &mut self.servers[node].store;
-        if let (Request::Repair { .. }, Bug::HealTakesAway, Some(token)) = (request, self.bug, owner) {
+        if let (Request::Repair { .. }, Some(SeededBug::RepairOverwrites), Some(token)) = (request, self.bug, owner) {
             let claim = Claim { key, token, ttl: Duration::ZERO };
             let _gone = apply(store, now, &Request::Release { claim, mode: ReleaseMode::Delete });
         }

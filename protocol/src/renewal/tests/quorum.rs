@@ -1,4 +1,4 @@
-//! The core over three and five nodes, against a model that keeps nothing but what each node has said, in order.
+//! The core over three and five nodes, against a reference that keeps nothing but what each node has said, in order.
 
 use super::*;
 
@@ -35,14 +35,14 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 /// Everything that was said, and what follows from it.
-struct Model {
+struct Reference {
     said: Vec<Vec<(Time, Answer)>>,
     /// The denials for which a heal was ordered.
     repaired: Vec<(usize, Time)>,
     is_over: bool,
 }
 
-impl Model {
+impl Reference {
     fn new(nodes: usize) -> Self {
         Self { said: vec![vec![(at(1_000), Answer::Confirmed)]; nodes], repaired: Vec::new(), is_over: false }
     }
@@ -130,7 +130,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn over_many_nodes_too_the_core_agrees_with_a_model_that_remembers_everything(
+    fn over_many_nodes_too_the_core_agrees_with_a_reference_that_remembers_everything(
         nodes in prop::sample::select(&[3_usize, 5]),
         events in events(),
         seed: u64,
@@ -139,7 +139,7 @@ proptest! {
         (0..nodes).for_each(|node| tally.confirm(node, at(1_000)));
         let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
         let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
-        let mut model = Model::new(nodes);
+        let mut reference = Reference::new(nodes);
         let mut now = at(1_000);
         let (mut under_way, mut answered, mut healing) = (Vec::new(), Vec::new(), Vec::new());
         let mut newest = at(1_000);
@@ -173,29 +173,30 @@ proptest! {
                 }
             };
             if let Some((node, sent, answer)) = heard {
-                model.hear(now, node, sent, answer);
+                reference.hear(now, node, sent, answer);
             }
-            model.is_over |= now >= model.deadline();
+            reference.is_over |= now >= reference.deadline();
             if orders.renew {
                 newest = now;
                 under_way.extend((0..nodes).map(|node| (node, now)));
             }
             healing.extend(orders.repair.iter().map(|node| (node, now)));
 
-            prop_assert_eq!(matches!(core.phase(), Phase::Over { .. }), model.is_over, "invariants 2 and 3");
-            if model.is_over {
+            prop_assert_eq!(matches!(core.phase(), Phase::Over { .. }), reference.is_over, "invariants 2 and 3");
+            if reference.is_over {
                 prop_assert_eq!((orders.renew, orders.repair, orders.undo), (false, Nodes::NONE, true), "5 and 6");
                 break;
             }
-            prop_assert_eq!(core.valid_until(), model.deadline(), "invariant 1");
-            let repairs = if heard.is_some() { model.repairs() } else { Nodes::NONE };
+            prop_assert_eq!(core.valid_until(), reference.deadline(), "invariant 1");
+            let repairs = if heard.is_some() { reference.repairs() } else { Nodes::NONE };
             prop_assert_eq!(orders.repair, repairs, "invariant 10");
             if (before, core.phase()) == (Phase::Held, Phase::AtRisk) {
                 match heard {
                     Some((_, sent, _)) => {
-                        prop_assert!(model.is_hopeless(sent) && sent > model.confirmed(), "invariant 3: {:?}", sent);
+                        let is_due = reference.is_hopeless(sent) && sent > reference.confirmed();
+                        prop_assert!(is_due, "invariant 3: {:?}", sent);
                     }
-                    None => prop_assert!(newest > model.confirmed(), "a round is out that nobody has confirmed"),
+                    None => prop_assert!(newest > reference.confirmed(), "a round is out that nobody has confirmed"),
                 }
             }
         }

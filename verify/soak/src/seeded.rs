@@ -1,20 +1,20 @@
-//! The checks, checked: for each planted bug a scene in which it shows.
-//!
-//! In a build with `--cfg leasehold_plants` and with `LEASEHOLD_PLANT` set to its name the bug is there, and the checks
-//! have to find it; without the variable the same scene has to pass.
+//! The checks, checked: for each seeded bug a scene in which it shows. A program with the bug's patch must find it
+//! there; a program without must find nothing.
 
 use std::{
     sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
+use leasehold_verify::seeded::SeededBug;
+
 use crate::{
-    calm,
     chance::Chance,
     duel,
     history::Whom,
     nemesis,
     plan::Lane,
+    quiescence,
     record::{Process, now},
     round::{self, Outcome},
     scene::Scene,
@@ -22,30 +22,16 @@ use crate::{
     watch,
 };
 
-/// A planted bug, and where it shows.
-pub struct Plant {
-    /// What `LEASEHOLD_PLANT` calls it.
-    pub name: &'static str,
-    scene: fn() -> Outcome,
-}
-
-pub const PLANTS: [Plant; 7] = [
-    Plant { name: "release-without-compare", scene: releases_that_come_late },
-    Plant { name: "deadline-from-reply", scene: duel::slow_link },
-    Plant { name: "renewal-recreates", scene: deleted_keys },
-    Plant { name: "no-phase-two", scene: duel::clocks_apart },
-    Plant { name: "heal-without-uptime", scene: duel::forgetful_node },
-    Plant { name: "no-drift", scene: fast_clock },
-    Plant { name: "deaf-to-deletions", scene: deleted_keys },
-];
-
-impl Plant {
-    pub fn named(name: &str) -> Option<&'static Self> {
-        PLANTS.iter().find(|plant| plant.name == name)
-    }
-
-    pub fn run(&self) -> Outcome {
-        (self.scene)()
+/// Where a bug shows, if the soak plays it.
+pub fn scene(bug: SeededBug) -> Option<fn() -> Outcome> {
+    match bug {
+        SeededBug::ReleaseUnchecked => Some(releases_that_come_late),
+        SeededBug::DeadlineFromReply => Some(duel::slow_link),
+        SeededBug::RenewalRecreates | SeededBug::DeletionIgnored => Some(deleted_keys),
+        SeededBug::NoSecondPhase => Some(duel::clocks_apart),
+        SeededBug::RepairUnchecked => Some(duel::forgetful_node),
+        SeededBug::NoDrift => Some(fast_clock),
+        _ => None,
     }
 }
 
@@ -77,7 +63,7 @@ fn aimed(
         scope.spawn(move || fault(scene, until));
         let lanes: Vec<_> = lanes.iter().map(|&lane| scope.spawn(move || nemesis::run(scene, lane, until))).collect();
         let workers = lanes.into_iter().filter_map(|lane| lane.join().expect("a lane does not panic"));
-        calm::calm(scene, workers.collect());
+        quiescence::run(scene, workers.collect());
         drop(at_the_end);
     });
     round::judge(seed, start.elapsed(), &scene)
@@ -116,3 +102,15 @@ fn fast_clock() -> Outcome {
 
 /// Processes of a scene that are not there, but in this one.
 pub const DUELLISTS: [Process; 2] = [Process { slot: 0, life: 0 }, Process { slot: 1, life: 0 }];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bug_that_has_a_patch_has_a_scene() {
+        for bug in SeededBug::ALL {
+            assert_eq!(bug.patch().is_some(), scene(bug).is_some(), "{bug:?}");
+        }
+    }
+}

@@ -17,7 +17,7 @@ use crate::{
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Ends the workers in peace, with a look at what they leave.
-pub fn calm(scene: &Scene, mut workers: Vec<Worker>) {
+pub fn run(scene: &Scene, mut workers: Vec<Worker>) {
     for worker in &mut workers {
         worker.rest();
     }

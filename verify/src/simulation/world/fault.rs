@@ -7,13 +7,13 @@ use leasehold_protocol::{holder, store::Store, token::Token};
 use super::{
     super::{
         chance::{Real, nanos},
-        profile::FaultProfile,
+        profile::Faults,
     },
     Event, Message, Request, World,
 };
 /// What befalls somebody now and then.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) enum Trouble {
+pub(in super::super) enum Fault {
     Crash,
     Pause,
     Cut,
@@ -21,57 +21,57 @@ pub(in super::super) enum Trouble {
 }
 
 impl World {
-    pub(super) fn brew_all(&mut self) {
-        for trouble in [Trouble::Crash, Trouble::Pause, Trouble::Cut, Trouble::Death] {
-            self.brew(trouble);
+    pub(super) fn schedule_faults(&mut self) {
+        for fault in [Fault::Crash, Fault::Pause, Fault::Cut, Fault::Death] {
+            self.schedule(fault);
         }
     }
 
-    /// Has trouble come at some time.
-    fn brew(&mut self, trouble: Trouble) {
-        let FaultProfile { crashes, pauses, cuts, deaths, .. } = self.profile;
-        let mean = match trouble {
-            Trouble::Crash => crashes,
-            Trouble::Pause => pauses,
-            Trouble::Cut => cuts,
-            Trouble::Death => deaths,
+    /// Has the next of these come at some time.
+    fn schedule(&mut self, fault: Fault) {
+        let Faults { crashes, pauses, cuts, deaths, .. } = self.faults;
+        let mean = match fault {
+            Fault::Crash => crashes,
+            Fault::Pause => pauses,
+            Fault::Cut => cuts,
+            Fault::Death => deaths,
         };
         if let Some(mean) = mean {
             let at = self.now + nanos(self.dice.between(Duration::ZERO, mean * 2));
             if at < self.closes {
-                self.at(at, Event::Strikes(trouble));
+                self.at(at, Event::Inject(fault));
             }
         }
     }
 
-    pub(in super::super) fn strike(&mut self, trouble: Trouble) {
+    pub(in super::super) fn inject(&mut self, fault: Fault) {
         let client = self.pick(self.paused_until.len());
-        match trouble {
-            Trouble::Crash => {
+        match fault {
+            Fault::Crash => {
                 let node = self.pick(self.nodes());
-                let down = self.dice.between(Duration::ZERO, self.profile.down);
+                let down = self.dice.between(Duration::ZERO, self.faults.down);
                 self.crash(node, down);
             }
-            Trouble::Pause => {
-                let until = self.now + nanos(self.dice.between(Duration::ZERO, self.profile.longest_pause));
+            Fault::Pause => {
+                let until = self.now + nanos(self.dice.between(Duration::ZERO, self.faults.longest_pause));
                 self.paused_until[client] = until;
                 self.note(|| format!("client {client} stands still until {} µs", until / 1_000));
             }
-            Trouble::Cut => {
+            Fault::Cut => {
                 for node in 0..self.nodes() {
                     if self.dice.percent(60) {
                         self.cut(client, node);
                     }
                 }
             }
-            Trouble::Death => self.at(self.now, Event::Dies(client)),
+            Fault::Death => self.at(self.now, Event::Dies(client)),
         }
-        self.brew(trouble);
+        self.schedule(fault);
     }
 
     /// A client that has just won may stand still just then.
     pub(in super::super) fn stall(&mut self, client: usize) {
-        if self.dice.percent(self.profile.stalls) {
+        if self.dice.percent(self.faults.stalls) {
             self.paused_until[client] = self.now + nanos(self.dice.between(self.ttl / 2, self.ttl * 2));
         }
     }
@@ -81,7 +81,7 @@ impl World {
     }
 
     fn cut(&mut self, client: usize, node: usize) {
-        let until = self.now + nanos(self.dice.between(Duration::ZERO, self.profile.longest_cut));
+        let until = self.now + nanos(self.dice.between(Duration::ZERO, self.faults.longest_cut));
         self.cut_until[client][node] = until;
         self.note(|| format!("client {client} and node {node} are cut off until {} µs", until / 1_000));
     }
@@ -97,14 +97,14 @@ impl World {
         let now = self.time_at(node) / 1_000_000 * 1_000_000;
         let server = &mut self.servers[node];
         (server.store, server.is_down) = (Store::started(now), false);
-        if self.profile.is_sly {
+        if self.faults.is_sly {
             self.let_through(node);
         }
     }
 
     /// Keeps a repair back for as long as it can do harm, and the client from its lease on another node.
     pub(super) fn is_held_up(&mut self, message: &Message) -> bool {
-        if !self.profile.is_sly || !matches!(message.request, Request::Repair { .. }) {
+        if !self.faults.is_sly || !matches!(message.request, Request::Repair { .. }) {
             return false;
         }
         let (client, repaired) = (message.client, message.node);
@@ -118,10 +118,11 @@ impl World {
         true
     }
 
-    /// A node has just voted for a client. If a repair is held up for it of a lease that is about to lose its key on another
-    /// node, to which this client's acquire is on its way: forgets the vote, and has the acquire arrive when that key is gone.
+    /// A node has just voted for a client. If a repair is held up for it of a lease that is about to lose its key on
+    /// another node, to which this client's acquire is on its way: forgets the vote, and has the acquire arrive when that
+    /// key is gone.
     pub(super) fn voted(&mut self, client: usize, node: usize) {
-        if !self.profile.is_sly {
+        if !self.faults.is_sly {
             return;
         }
         let repair = |message: &Message| match &message.request {

@@ -1,0 +1,122 @@
+//! Bugs on purpose, to see that the checks find them. The drivers of the model and of the simulation play some: they
+//! mutate what passes between a client and its nodes. For others the soak builds the library with a patch of
+//! `mutations/`.
+
+/// A bug that a check has to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeededBug {
+    /// A lease is valid for its whole TTL, with nothing off for drift.
+    NoDrift,
+    /// A deadline counts from the reply.
+    DeadlineFromReply,
+    /// A client sends an acquire again, and counts its deadline from there.
+    DeadlineFromRetry,
+    /// An attempt wins with the largest fence that a majority issued, raised nowhere.
+    NoSecondPhase,
+    /// A grant that comes after its attempt has failed stays on the node.
+    LateGrantStays,
+    /// A release deletes whatever is there.
+    ReleaseUnchecked,
+    /// A renewal creates a missing key.
+    RenewalRecreates,
+    /// A lease whose key was deleted goes on.
+    DeletionIgnored,
+    /// A node votes as soon as it is up.
+    AmnesiacVotes,
+    /// A node takes a repair as soon as it is up.
+    RepairUnchecked,
+    /// A repair overwrites another holder's key.
+    RepairOverwrites,
+    /// The restart delay is the TTL rounded up, without the second more.
+    DelayTooShort,
+    /// Clocks gain and lose 1 % each, and a TTL allows for 1 % between two of them.
+    ClocksTooFast,
+}
+
+impl SeededBug {
+    /// Every one.
+    pub const ALL: [Self; 13] = [
+        Self::NoDrift,
+        Self::DeadlineFromReply,
+        Self::DeadlineFromRetry,
+        Self::NoSecondPhase,
+        Self::LateGrantStays,
+        Self::ReleaseUnchecked,
+        Self::RenewalRecreates,
+        Self::DeletionIgnored,
+        Self::AmnesiacVotes,
+        Self::RepairUnchecked,
+        Self::RepairOverwrites,
+        Self::DelayTooShort,
+        Self::ClocksTooFast,
+    ];
+
+    /// What scripts and pages call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoDrift => "no-drift",
+            Self::DeadlineFromReply => "deadline-from-reply",
+            Self::DeadlineFromRetry => "deadline-from-retry",
+            Self::NoSecondPhase => "no-second-phase",
+            Self::LateGrantStays => "late-grant-stays",
+            Self::ReleaseUnchecked => "release-unchecked",
+            Self::RenewalRecreates => "renewal-recreates",
+            Self::DeletionIgnored => "deletion-ignored",
+            Self::AmnesiacVotes => "amnesiac-votes",
+            Self::RepairUnchecked => "repair-unchecked",
+            Self::RepairOverwrites => "repair-overwrites",
+            Self::DelayTooShort => "delay-too-short",
+            Self::ClocksTooFast => "clocks-too-fast",
+        }
+    }
+
+    /// The patch of `mutations/` that puts it into the library, if the soak plays it.
+    #[must_use]
+    pub fn patch(self) -> Option<&'static str> {
+        match self {
+            Self::NoDrift => Some("rule-01-drift"),
+            Self::DeadlineFromReply => Some("rule-01-first-send"),
+            Self::NoSecondPhase => Some("rule-10-second-phase"),
+            Self::ReleaseUnchecked => Some("rule-08-compare-lua"),
+            Self::RenewalRecreates => Some("rule-07-creates-lua"),
+            Self::DeletionIgnored => Some("rule-07-deletion-ignored"),
+            Self::RepairUnchecked => Some("quorum-repair-uptime-lua"),
+            Self::DeadlineFromRetry
+            | Self::LateGrantStays
+            | Self::AmnesiacVotes
+            | Self::RepairOverwrites
+            | Self::DelayTooShort
+            | Self::ClocksTooFast => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::SeededBug;
+
+    #[test]
+    fn each_bug_has_a_name_of_its_own() {
+        let names: BTreeSet<_> = SeededBug::ALL.iter().map(|bug| bug.name()).collect();
+        assert_eq!(names.len(), SeededBug::ALL.len());
+    }
+
+    /// `soak: NAME` in the header of a patch, and the patch in this list.
+    #[test]
+    fn patches_and_bugs_name_each_other() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mutations");
+        let mut said = BTreeSet::new();
+        for file in fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            let patch = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            let text = fs::read_to_string(&path).unwrap();
+            let bug = text.lines().find_map(|line| line.strip_prefix("soak: "));
+            said.extend(bug.map(|bug| (bug.to_owned(), patch)));
+        }
+        let listed = SeededBug::ALL.iter().filter_map(|bug| Some((bug.name().to_owned(), bug.patch()?.to_owned())));
+        assert_eq!(said, listed.collect());
+    }
+}
