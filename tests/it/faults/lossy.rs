@@ -27,16 +27,16 @@ async fn f11_a_link_that_is_slow_each_way() {
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(TTL).build().await.unwrap();
     let started = Instant::now();
-    let (lease, began) = loop {
+    // From the keeper through the proxy to the server and back, each of which may be as late as the control: then the
+    // machine, not the link, was too slow.
+    let is_too_slow = |lag: &Lag| 4 * lag.worst() >= SPARE && !seen::is_wanted();
+    let (lease, lag, began) = loop {
         proxy.delay(Duration::ZERO);
         let (lag, lease) = (Lag::start(), leases.lock("job").acquire().await.unwrap());
         proxy.delay(Duration::from_millis(200));
         let began = Instant::now();
-        let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break (lease, began) };
-        // From the keeper through the proxy to the server and back, each of which may be as late as the control: then the
-        // machine, not the link, was too slow, and it is tried again, unless the figure is to be published.
-        let is_excused = 4 * lag.worst() >= SPARE && !seen::is_wanted();
-        assert!(is_excused, "{lost:?}; the machine lagged {:?}", lag.worst());
+        let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break (lease, lag, began) };
+        assert!(is_too_slow(&lag), "{lost:?}; the machine lagged {:?}", lag.worst());
         assert!(
             started.elapsed() < 3 * TTL * ttls,
             "no lease of a second has lived on; the machine lagged {:?}",
@@ -48,7 +48,10 @@ async fn f11_a_link_that_is_slow_each_way() {
     // All else works over the same link.
     let other = within(HANGS, "a free lock", leases.lock("other").acquire()).await.unwrap();
     other.release().await.expect("it was ours");
-    lease.release().await.expect("it was ours to the end");
+    match lease.release().await {
+        Err(ReleaseError::Lost(_)) if is_too_slow(&lag) => {}
+        outcome => outcome.expect("it was ours to the end"),
+    }
     assert_eq!(server.wire().keys("job"), Vec::<String>::new());
 }
 

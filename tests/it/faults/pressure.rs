@@ -286,7 +286,8 @@ async fn f24_the_key_is_evicted_without_notifications() {
         let took = began.elapsed();
         assert_eq!(lost.reason(), LossReason::Deleted, "{policy}: by the deadline it would be Expired");
         seen::took("signal after the eviction, without push", took, TTL / 3 + SIGNAL, &lag);
-        assert!(took <= TTL / 3 + SIGNAL + lag.worst(), "{policy}: {took:?}");
+        let late = lag.worst();
+        assert!(took <= TTL / 3 + SIGNAL + late, "{policy}: {took:?}; the machine lagged {late:?}");
         the_next_one_is_later(&leases, &mut wire, lease).await;
     }
 }

@@ -1,8 +1,9 @@
 //! A control, to tell a late library from a late machine.
 //!
 //! A bound such as "within 50 ms" is about the library only while the machine runs threads when they are due. [`Lag`] does
-//! beside the test what a client does: it sleeps, sends a request to another thread, and awaits the reply. It measures how
-//! late the reply is; a test then allows `50 ms + lag.worst()`.
+//! beside the test what a client does: it sleeps, sends a request, and awaits the reply. As there, several threads hand it
+//! on: the caller's, the client's, the server's, and back. It measures how late the reply is; a test then allows
+//! `50 ms + lag.worst()`.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,9 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
-const NAP: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_millis(2);
 
-/// Measures, until dropped, how late a sleep of 1 ms and a request after it end together.
+/// The threads that hand a request on, besides the one that makes it.
+const HANDS: usize = 4;
+
+/// Measures, until dropped, how late a short sleep and a request after it end together.
 #[derive(Debug)]
 pub struct Lag {
     track: Arc<Mutex<Track>>,
@@ -38,24 +42,23 @@ impl Lag {
     /// Starts measuring.
     pub fn start() -> Self {
         let track = Arc::new(Mutex::new(Track { worst: Duration::ZERO, round_since: Instant::now(), stop: false }));
-        let (client, server) = UnixStream::pair().expect("a pair of sockets");
+        let pairs: Vec<_> = (0..=HANDS).map(|_| UnixStream::pair().expect("a pair of sockets")).collect();
+        let (mut out, mut back): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        let (request, reply) = (out.remove(0), back.pop().expect("one more than hands"));
         let shared = Arc::clone(&track);
         let control = move || {
             while !lock(&shared).stop {
                 sleep(NAP);
-                request(&client).expect("the server answers");
+                hand_on(&request).and_then(|()| take(&reply)).expect("the reply comes");
                 let mut track = lock(&shared);
                 track.worst = track.worst();
                 track.round_since = Instant::now();
             }
         };
-        // It ends with the client.
-        let server = move || while answer(&server).is_ok() {};
-        let thread = |name: &str| Builder::new().name(name.into());
-        let threads = vec![
-            thread("lag").spawn(control).expect("a thread for the control"),
-            thread("lag-server").spawn(server).expect("a thread for its server"),
-        ];
+        let mut threads = vec![spawn(control)];
+        // Each ends with the one before it.
+        let hands = back.into_iter().zip(out);
+        threads.extend(hands.map(|(from, to)| spawn(move || while take(&from).and_then(|()| hand_on(&to)).is_ok() {})));
         Self { track, threads }
     }
 
@@ -74,16 +77,18 @@ impl Drop for Lag {
     }
 }
 
+fn spawn(run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    Builder::new().name("lag".into()).spawn(run).expect("a thread for the control")
+}
+
 fn lock(track: &Mutex<Track>) -> MutexGuard<'_, Track> {
     track.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn request(mut server: &UnixStream) -> io::Result<()> {
-    server.write_all(&[0])?;
-    server.read_exact(&mut [0])
+fn hand_on(mut to: &UnixStream) -> io::Result<()> {
+    to.write_all(&[0])
 }
 
-fn answer(mut client: &UnixStream) -> io::Result<()> {
-    client.read_exact(&mut [0])?;
-    client.write_all(&[0])
+fn take(mut from: &UnixStream) -> io::Result<()> {
+    from.read_exact(&mut [0])
 }
