@@ -94,6 +94,8 @@ async fn is_told_once_and_not_asked_again(
     let lag = Lag::start();
     let leases = Leases::connect(url).await.unwrap();
     locks_work_by_polling(&leases, wire, &lag).await;
+    // The thread for events reports it.
+    eventually_async(HANGS, "the warning", || !log.all().is_empty()).await;
     assert_eq!(log.all(), ["push"], "{how}: exactly one warning");
     // To what is invalidated, and to the channel of fair waiters.
     assert!(proxy.count(Match::command("SUBSCRIBE")) <= 2, "{how}: it is tried once");
