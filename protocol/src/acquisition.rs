@@ -203,7 +203,7 @@ enum Stage {
         may_be_on: Nodes,
         valid_until: Time,
     },
-    Releasing(Box<Releasing>),
+    Releasing(Releasing),
     Over(Over),
 }
 
@@ -377,7 +377,7 @@ impl Acquisition {
     pub fn release(&mut self, route: Route, mode: ReleaseMode) -> Actions {
         let Stage::Leaving { nodes, may_be_on, valid_until } = self.stage else { return Actions::default() };
         let tally = ReleaseTally::new(nodes, valid_until);
-        self.stage = Stage::Releasing(Box::new(Releasing { tally, mode, may_be_on, unconfirmed: Nodes::NONE }));
+        self.stage = Stage::Releasing(Releasing { tally, mode, may_be_on, unconfirmed: Nodes::NONE });
         self.released_on = Some(route);
         Actions { release: true, ..Actions::default() }
     }

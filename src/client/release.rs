@@ -62,7 +62,7 @@ impl Client {
         // On the connection that our own waiter of this name has tracked, the server keeps the news from us: the notification
         // after the release is enough.
         let route = if self.lines.has(&hold.key) { Route::Keeper } else { self.quorum.route() };
-        self.watchdog.execute(hold, hold.release(self.now(), route, mode.clone()));
+        hold.release(route, mode.clone());
         let first = Ask::Release { only_sending: true, is_last: false };
         let nodes = 0..self.quorum.len();
         let mut answers: FanOut<Answered> =
@@ -172,7 +172,7 @@ impl Client {
 
     /// Releases a hold without anybody waiting for it.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
-        let Some(undo) = hold.abandon(self.now(), mode).actions.undo else { return };
+        let Some(undo) = hold.abandon(mode) else { return };
         for node in undo.nodes.iter() {
             let undoing = self.watchdog.undoing(node, Undo::new(&undo, hold.claim()));
             // With this the connections stay until it is done.

@@ -136,13 +136,13 @@ impl Round<'_> {
                 biased;
                 (node, raised) = self.raises.next() => (node, Ask::Raise, raised.map(Said::Owned)),
                 (node, vote) = self.votes.next() => {
-                    if vote.is_ok() {
-                        self.answered = self.client.now();
-                    }
                     (node, Ask::Acquire, vote.map(|acquired| Said::Vote { acquired, overtaken: false }))
                 }
             };
             let (now, at) = (self.client.now(), self.sent);
+            if matches!(said, Ok(Said::Vote { .. })) {
+                self.answered = now;
+            }
             let Some(acquisition) = &mut self.acquisition else { continue };
             let Actions { raise, undo, news, .. } = acquisition.on_reply(now, Sent { node, ask, at }, said);
             if let Some((fence, on)) = raise {

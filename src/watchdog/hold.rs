@@ -171,14 +171,14 @@ impl Hold {
         self.next_tick().is_none()
     }
 
-    /// Its release goes out on this route now.
-    pub(crate) fn release(&self, now: Time, route: Route, mode: ReleaseMode) -> Reaction {
-        self.feed(now, |acquisition| acquisition.release(route, mode))
+    /// Its release goes out on this route now, to every node.
+    pub(crate) fn release(&self, route: Route, mode: ReleaseMode) {
+        let _to_every_node = self.state.lock().acquisition.release(route, mode);
     }
 
-    /// Nobody waits for its release.
-    pub(crate) fn abandon(&self, now: Time, mode: ReleaseMode) -> Reaction {
-        self.feed(now, |acquisition| acquisition.abandon(mode))
+    /// Nobody waits for its release: what is to be undone instead.
+    pub(crate) fn abandon(&self, mode: ReleaseMode) -> Option<acquisition::Undo> {
+        self.state.lock().acquisition.abandon(mode).undo
     }
 
     /// `Leases::close`: every lease ends, and what is left on the nodes is released.
