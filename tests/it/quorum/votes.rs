@@ -73,9 +73,14 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
     let late = wire.must(&["EVAL", REPAIR, "2", NAME, FENCE, &token, "1000", &fence, "3"]);
     assert_eq!(late.array()[0].int(), 2, "{late:?}");
     assert!((2..=3).contains(&late.array()[1].int()), "{late:?}");
+    let mut denied = 0;
     loop {
-        let asked = rival.lock(NAME).try_acquire().await;
-        assert!(matches!(asked, Ok(None)), "one of three forgot, and the lock is free: {asked:?}");
+        match rival.lock(NAME).try_acquire().await {
+            Ok(None) => denied += 1,
+            // A machine that is busy enough has a node answer too late.
+            Err(AcquireError::Unavailable(_)) => {}
+            asked => panic!("one of three forgot, and the lock is free: {asked:?}"),
+        }
         let held = wire.get(NAME);
         if uptime(&mut wire) >= DELAY {
             // From now on it votes, and what it grants is undone.
@@ -84,6 +89,7 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
         assert_eq!(held, None, "it has a vote, or is repaired");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    assert!(denied > 0, "the holder was never seen");
     assert!(down.elapsed() + SECOND >= DELAY, "its uptime is too long by more than a second");
     let left = (DELAY + SECOND + TTL / 3 + NOTICED).saturating_sub(up.elapsed());
     eventually_but_for(&lag, left, "it is repaired", || wire.get(NAME).as_ref() == Some(&token)).await;
