@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+pub use crate::tally::Denial;
 use crate::{failure::Failure, fence::Fence, holder::Holder, key::Key, token::Token};
 
 /// What a node is asked. Each step is atomic on the node and idempotent for its token (rule 5).
@@ -260,15 +261,6 @@ pub enum Guarding {
         /// With this fence.
         seen: Fence,
     },
-}
-
-/// A node's definite "not yours".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Denial {
-    /// The key is gone.
-    Gone,
-    /// The key holds something else.
-    Taken,
 }
 
 /// A fair waiter's request: it enters the queue, says that it still waits, takes the lock when it is its turn, and

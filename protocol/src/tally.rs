@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use crate::{message::Denial, time::Time};
+use crate::time::Time;
 
 /// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
 pub fn drift(ttl: Duration) -> Duration {
@@ -88,6 +88,15 @@ impl WakeCondition {
     pub fn are_met_by(self, changed: Nodes) -> bool {
         usize::try_from(changed.in_common(self.of)).is_ok_and(|changed| changed >= self.count)
     }
+}
+
+/// A node's definite "not yours".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Denial {
+    /// The key is gone.
+    Gone,
+    /// The key holds something else.
+    Taken,
 }
 
 /// How many of so many nodes decide.

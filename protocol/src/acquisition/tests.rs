@@ -289,6 +289,18 @@ fn a_lease_that_has_reached_its_max_hold_is_released_and_that_is_forgiven() {
 }
 
 #[test]
+fn after_close_nobody_releases_a_lease_that_has_reached_its_max_hold() {
+    let mut limited = config(1);
+    limited.lease.max_hold = Some(TTL / 2);
+    let mut acquisition = Acquisition::new(limited, at(0));
+    let _won = voted(&mut acquisition, 1, 0, granted(7));
+    let _over = acquisition.expire_if_due(at(1_500));
+    assert_eq!(acquisition.close(at(1_550)).undo, undo(nodes(&[0]), Route::Keeper, false));
+    let (leaving, actions) = acquisition.let_go(at(1_600));
+    assert!(leaving == Leaving::Nothing && is_idle(&actions));
+}
+
+#[test]
 fn who_lets_go_too_late_has_lost_it() {
     let mut acquisition = held(3);
     let (leaving, actions) = acquisition.let_go(at(2_999));
@@ -463,6 +475,8 @@ fn close_releases_what_waits_for_its_holder_and_nothing_that_is_gone() {
         let _denied = renewed(&mut denied, 4, node, owned(Err(Denial::Taken)));
     }
     assert_eq!(denied.close(at(10)).undo, undo(nodes(&[0, 1]), Route::Keeper, false));
+    let (leaving, actions) = denied.let_go(at(11));
+    assert!(leaving == Leaving::Nothing && is_idle(&actions), "close has released it");
     let mut expired = held_on_two();
     let _undone = expired.on_tick(at(2_999));
     assert!(is_idle(&expired.close(at(3_000))));
