@@ -174,21 +174,15 @@ async fn renewals_do_not_make_a_waiter_thrash() {
 async fn one_release_gives_one_of_ten_waiters_the_lock() {
     // In a round each waiter asks once, and what it was granted is raised or undone. They spread further with each round,
     // and one has the lock within five (F42); then each looks once more. That is a matter of chance: so the median counts.
+    let most = u64::try_from(WAITERS * 3 * 6).expect("a few");
     let (lag, mut ran) = (Lag::start(), Vec::new());
     for _ in 0..5 {
         ran.push(scripts_of_one_release().await);
     }
     ran.sort_unstable();
     println!("scripts run on the busiest node: {ran:?}");
-    // They spread over twice the time with each round: a machine that lags takes as many more as its lag is doublings.
-    let late = lag.worst();
-    let rounds = 6 + (late.as_millis() / ROUND.as_millis() + 1).ilog2();
-    let most = u64::try_from(WAITERS * 3).expect("a few") * u64::from(rounds);
-    assert!(ran[2] <= most, "{ran:?}, not {most}; the machine lagged {late:?}");
+    assert!(ran[2] <= most, "{ran:?}, not {most}; the machine lagged {:?}", lag.worst());
 }
-
-/// What a round takes, and the pause after it at least.
-const ROUND: Duration = Duration::from_millis(3);
 
 const WAITERS: usize = 10;
 
