@@ -229,3 +229,12 @@ fn the_tally_of_a_win_knows_on_whom_it_may_be() {
     // The third has not answered.
     assert_eq!(tally.may_hold(), [0, 2, 3, 4, 5, 6].into_iter().collect());
 }
+
+#[test]
+fn one_of_several_nodes_is_waited_for_half_a_ttl_at_most() {
+    let millis = Duration::from_millis;
+    assert_eq!(limit(1, millis(700), millis(1_000)), millis(700), "the only one has the whole limit");
+    assert_eq!(limit(3, millis(700), millis(1_000)), millis(500));
+    assert_eq!(limit(3, millis(300), millis(1_000)), millis(300));
+    assert_eq!(limit(3, millis(300), millis(10)), millis(20), "but never shorter than a link may take");
+}
