@@ -159,6 +159,13 @@ mod tests {
     }
 
     #[test]
+    fn only_an_answer_says_that_nothing_has_changed() {
+        let undone = |has_changed| Outcome::Undone { has_changed };
+        let outcomes = [undone(true), undone(false), Outcome::Refused, Outcome::Unanswered];
+        assert_eq!(outcomes.map(Outcome::has_changed), [true, false, true, true]);
+    }
+
+    #[test]
     fn what_was_not_there_has_changed_only_if_a_request_before_may_have_done_it() {
         assert!(has_changed(&mut undoing(Route::Home), Ok(())));
         let gone = Err(Denial::Gone);
