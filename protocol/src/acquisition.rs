@@ -443,11 +443,11 @@ impl Acquisition {
         match step {
             attempt::Step::Wait => Actions::default(),
             attempt::Step::Raise { fence, on } => Actions { raise: Some((fence, on)), ..Actions::default() },
-            attempt::Step::Over(Verdict::Won { fence, tally }) => {
+            attempt::Step::Won { fence, tally } => {
                 self.won(fence, tally);
                 Actions { news: Some(News::Acquired(fence)), ..Actions::default() }
             }
-            attempt::Step::Over(verdict) => {
+            attempt::Step::Lost(verdict) => {
                 let actions = self.abandon(ReleaseMode::Delete);
                 Actions { news: Some(News::NotAcquired(verdict)), ..actions }
             }

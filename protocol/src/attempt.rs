@@ -44,20 +44,20 @@ pub enum Step {
         /// The nodes.
         on: Nodes,
     },
-    /// It is decided. Answers that come now are for [`late`].
-    Over(Verdict),
-}
-
-/// How an attempt ended.
-#[derive(Debug)]
-pub enum Verdict {
-    /// The lease is ours; the watchdog goes on from the tally.
+    /// The lease is ours. Answers that come now are for [`late`].
     Won {
         /// Larger than every holder's before.
         fence: Fence,
         /// What the nodes hold and deny.
         tally: Tally,
     },
+    /// It is not. Answers that come now are for [`late`].
+    Lost(Verdict),
+}
+
+/// Why an attempt was not won.
+#[derive(Debug)]
+pub enum Verdict {
     /// Somebody holds it.
     Busy {
         /// Who holds it on a majority.
@@ -166,9 +166,9 @@ impl Attempt {
         if let Some(fence) = self.fence(majority) {
             if now < self.deadline {
                 self.won = true;
-                return Step::Over(Verdict::Won { fence, tally: self.tally() });
+                return Step::Won { fence, tally: self.tally() };
             }
-            return Step::Over(self.failed());
+            return Step::Lost(self.failed());
         }
         let issued: Vec<Fence> = self.states.iter().filter_map(NodeState::issued).collect();
         if issued.len() >= majority {
@@ -181,10 +181,10 @@ impl Attempt {
         let busy = self.states.iter().filter(|state| matches!(state, NodeState::Busy { .. })).count();
         if issued.len() + busy >= majority {
             if let Some(verdict) = self.held(issued.len(), asked, majority) {
-                return Step::Over(verdict);
+                return Step::Lost(verdict);
             }
         }
-        if asked > 0 { Step::Wait } else { Step::Over(self.failed()) }
+        if asked > 0 { Step::Wait } else { Step::Lost(self.failed()) }
     }
 
     /// The fence of a win (invariant 3): what a majority issued alike, or what a majority was raised to. Either way a

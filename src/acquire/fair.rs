@@ -18,7 +18,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::{Acquire, in_owner_slot};
 use crate::{
-    client::{Client, Outcome, Wanted},
+    client::{Client, Wanted, Won},
     error::AcquireError,
     lease::Lease,
     node::{Answer, Node},
@@ -146,7 +146,7 @@ impl<'a> Standing<'a> {
 
     /// A lease is believed from the sending of the poll that confirms it (rule 1), so a grant that is late for that is
     /// confirmed by the next one.
-    async fn poll(&mut self, route: Route, enter: bool, limit: Duration) -> Outcome {
+    async fn poll(&mut self, route: Route, enter: bool, limit: Duration) -> Result<Won, Check> {
         let Wanted { key, ttl, .. } = self.wanted;
         let poll = Poll {
             claim: Claim { key: key.clone(), token: self.token.clone(), ttl: *ttl },
@@ -171,28 +171,28 @@ impl<'a> Standing<'a> {
                 self.position = QueuePosition { ticket, ahead, called, recovers_for };
                 self.called.tracks(tracked && ahead == 0);
                 match recovers_for {
-                    Some(left) => Outcome::Failed(self.recovering(left)),
-                    None => Outcome::Busy { holder, needs: WakeCondition::ANY, tracked },
+                    Some(left) => Err(Check::Failed(self.recovering(left))),
+                    None => Err(Check::Held { holder, tracked, needs: WakeCondition::ANY }),
                 }
             }
             Err(failure) => {
                 self.position.recovers_for = None;
                 self.may_be_there = was_there || failure.may_have_happened();
-                Outcome::Failed(failure)
+                Err(Check::Failed(failure))
             }
         }
     }
 }
 
 impl Standing<'_> {
-    fn granted(&mut self, route: Route, sent: Time, fence: Fence) -> Outcome {
+    fn granted(&mut self, route: Route, sent: Time, fence: Fence) -> Result<Won, Check> {
         let config = self.client.config(self.wanted, route);
         let Some(acquisition) = Acquisition::granted(config, sent, self.client.now(), fence) else {
-            return Outcome::Failed(Failure::unavailable("the grant was confirmed after its lease had run out"));
+            let failure = Failure::unavailable("the grant was confirmed after its lease had run out");
+            return Err(Check::Failed(failure));
         };
         self.may_be_there = false;
-        let (hold, signal) = self.client.hold(self.wanted, self.token.clone(), fence, acquisition);
-        Outcome::Won(hold, signal)
+        Ok(self.client.hold(self.wanted, self.token.clone(), fence, acquisition))
     }
 }
 

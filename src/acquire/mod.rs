@@ -13,7 +13,7 @@ use leasehold_protocol::{
 };
 
 use crate::{
-    client::{Client, Outcome, Wanted},
+    client::{Client, Wanted, Won},
     error::AcquireError,
     lease::Lease,
     owner::{Claim, Owner, OwnerSlot},
@@ -274,9 +274,9 @@ impl Acquire {
         if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
 
-    fn conclude(&self, outcome: Outcome) -> Result<Result<Lease, Check>, AcquireError> {
+    fn conclude(&self, outcome: Result<Won, Check>) -> Result<Result<Lease, Check>, AcquireError> {
         match outcome {
-            Outcome::Won(hold, signal) => {
+            Ok((hold, signal)) => {
                 // From here on somebody owns the hold, whatever panics or is dropped.
                 let lease = Lease::new(self.client.clone(), hold, signal, None);
                 // `close` has seen every hold that was there before it was called, and this sees that it was. So it is with
@@ -286,11 +286,9 @@ impl Acquire {
                 }
                 Ok(Ok(lease))
             }
-            Outcome::Busy { holder, needs, tracked } => Ok(Err(Check::Held { holder, tracked, needs })),
-            Outcome::Split { holder, answered, took } => Ok(Err(Check::Split { holder, answered, took })),
-            Outcome::Failed(_) if self.client.ended.is_cancelled() => Err(self.client.end()),
-            Outcome::Failed(failure) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
-            Outcome::Failed(failure) => Ok(Err(Check::Failed(failure))),
+            Err(Check::Failed(_)) if self.client.ended.is_cancelled() => Err(self.client.end()),
+            Err(Check::Failed(failure)) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
+            Err(check) => Ok(Err(check)),
         }
     }
 

@@ -40,7 +40,7 @@ mod release;
 mod round;
 
 use self::late_replies::LateReplies;
-pub(crate) use self::round::Outcome;
+pub(crate) use self::round::Won;
 
 /// What `build` settled.
 #[derive(Debug, Clone)]

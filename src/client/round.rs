@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use leasehold_protocol::{
     acquisition::{Acquisition, Actions, Ask, News, Said, Sent},
     attempt::Verdict,
+    check::Check,
     failure::Failure,
     fence::Fence,
-    holder::Holder,
     message::{AcquireRequest, Acquired, Claim, Owned, ReleaseMode, Request, Route},
-    tally::{Nodes, WakeCondition},
+    tally::Nodes,
     time::Time,
     votes::NodeAnswer,
 };
@@ -23,28 +23,18 @@ use crate::{
     watchdog::Hold,
 };
 
-/// How one attempt went.
-pub(crate) enum Outcome {
-    Won(Arc<Hold>, Arc<Signal>),
-    Busy {
-        holder: Holder,
-        needs: WakeCondition,
-        tracked: bool,
-    },
-    /// Nobody got a majority.
-    Split {
-        holder: Holder,
-        /// How long the nodes took that answered.
-        answered: Duration,
-        /// And the whole round.
-        took: Duration,
-    },
-    Failed(Failure),
-}
+/// A lease that was won, and what its first holder is told by.
+pub(crate) type Won = (Arc<Hold>, Arc<Signal>);
 
 impl Client {
-    /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6).
-    pub(crate) async fn attempt(self: &Arc<Self>, wanted: &Wanted, route: Route, limit: Duration) -> Outcome {
+    /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The
+    /// error is what it has seen instead of a lease.
+    pub(crate) async fn attempt(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        route: Route,
+        limit: Duration,
+    ) -> Result<Won, Check> {
         let Wanted { key, ttl, .. } = wanted;
         let (token, sent) = (random::token(&self.options.label), self.now());
         let claim = Claim { key: key.clone(), token, ttl: *ttl };
@@ -64,14 +54,13 @@ impl Client {
         let verdict = round.run().await;
         self.quorum.compare_clocks(self.now(), self.options.ttl);
         match verdict {
-            Ok((fence, acquisition)) => round.won(wanted, fence, acquisition),
-            Err(Verdict::Busy { holder, needs, tracked }) => Outcome::Busy { holder, needs, tracked },
+            Ok((fence, acquisition)) => Ok(round.won(wanted, fence, acquisition)),
+            Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),
             Err(Verdict::Split { holder }) => {
                 let (answered, took) = (round.answered.since(sent), self.now().since(sent));
-                Outcome::Split { holder, answered, took }
+                Err(Check::Split { holder, answered, took })
             }
-            Err(Verdict::Failed(said)) => Outcome::Failed(self.why(&said)),
-            Err(Verdict::Won { .. }) => Outcome::Failed(Failure::unknown("the attempt was won and lost")),
+            Err(Verdict::Failed(said)) => Err(Check::Failed(self.why(&said))),
         }
     }
 
@@ -176,7 +165,7 @@ impl Round<'_> {
     }
 
     /// From now on the watchdog looks after it.
-    fn won(mut self, wanted: &Wanted, fence: Fence, acquisition: Acquisition) -> Outcome {
+    fn won(mut self, wanted: &Wanted, fence: Fence, acquisition: Acquisition) -> Won {
         let Self { client, route, sent, .. } = self;
         let (hold, signal) = client.hold(wanted, self.request.claim.token.clone(), fence, acquisition);
         for (node, vote) in self.votes.take() {
@@ -188,7 +177,7 @@ impl Round<'_> {
                 let _raised = raise.await;
             });
         }
-        Outcome::Won(hold, signal)
+        (hold, signal)
     }
 }
 

@@ -172,6 +172,9 @@ impl Watchdog {
         if is_extended {
             metrics::renewed(now.since(sent.at), left, hold.ttl);
         }
+        if sent.ask != Ask::Renew && answer == Answer::Unclear {
+            return raise;
+        }
         foreign::tell_debug(|| Event::Renewal {
             lock: hold.key.name().into(),
             label: hold.token.label().into(),
@@ -225,6 +228,7 @@ fn answer(said: &Result<Said, Failure>) -> Answer {
         Ok(Said::Vote { acquired: Acquired::Busy { .. }, .. } | Said::Repaired(Repaired::Taken)) => {
             Answer::Denied(Denial::Taken)
         }
-        Ok(Said::Vote { .. } | Said::Repaired(_)) | Err(_) => Answer::Unclear,
+        Ok(Said::Vote { acquired: Acquired::Recovering(_), .. }) => Answer::Denied(Denial::Gone),
+        Ok(Said::Repaired(_)) | Err(_) => Answer::Unclear,
     }
 }

@@ -40,7 +40,7 @@ fn waits(step: &Step) -> bool {
 }
 
 fn won(step: &Step, number: u64) -> bool {
-    matches!(step, Step::Over(Verdict::Won { fence: won, .. }) if *won == fence(number))
+    matches!(step, Step::Won { fence: won, .. } if *won == fence(number))
 }
 
 mod one_node {
@@ -50,9 +50,7 @@ mod one_node {
     fn a_grant_in_time_wins_from_the_send() {
         let mut attempt = Attempt::new(at(100), TTL, 1);
         let step = attempt.answer(at(1_087), 0, granted(7));
-        assert!(
-            matches!(&step, Step::Over(Verdict::Won { fence: f, tally }) if *f == fence(7) && tally.confirmed() == at(100))
-        );
+        assert!(matches!(&step, Step::Won { fence: f, tally } if *f == fence(7) && tally.confirmed() == at(100)));
         assert!(attempt.must_undo().is_empty());
     }
 
@@ -60,7 +58,7 @@ mod one_node {
     fn a_grant_at_the_deadline_is_undone() {
         // 1 s less 1 % and 2 ms.
         let mut attempt = Attempt::new(at(100), TTL, 1);
-        assert!(matches!(attempt.answer(at(1_088), 0, granted(7)), Step::Over(Verdict::Failed(_))));
+        assert!(matches!(attempt.answer(at(1_088), 0, granted(7)), Step::Lost(Verdict::Failed(_))));
         assert_eq!(attempt.must_undo(), nodes(&[0]));
     }
 
@@ -76,7 +74,7 @@ mod one_node {
     #[test]
     fn silence_is_undone() {
         let mut attempt = Attempt::new(at(0), TTL, 1);
-        assert!(matches!(attempt.answer(at(1), 0, silence()), Step::Over(Verdict::Failed(_))));
+        assert!(matches!(attempt.answer(at(1), 0, silence()), Step::Lost(Verdict::Failed(_))));
         assert_eq!(attempt.must_undo(), nodes(&[0]));
     }
 
@@ -139,7 +137,7 @@ fn a_second_phase_that_ends_too_late_or_without_a_majority_is_no_win() {
         let _ = attempt.answer(at(1), 0, granted(100));
         let _ = attempt.answer(at(1), 1, granted(200));
         let step = attempt.raised(now, 0, answer);
-        assert!(matches!(step, Step::Over(Verdict::Failed(_))), "{step:?}");
+        assert!(matches!(step, Step::Lost(Verdict::Failed(_))), "{step:?}");
         assert_eq!(attempt.must_undo(), undo);
     }
 }
@@ -152,7 +150,7 @@ fn a_holder_of_a_majority_is_waited_for_until_enough_of_its_keys_expire() {
     assert!(waits(&attempt.answer(at(1), 3, granted(9))));
     let _ = attempt.answer(at(1), 1, busy(&holder, 100));
     let step = attempt.answer(at(1), 2, busy(&holder, 200));
-    let Step::Over(Verdict::Busy { holder: found, needs, tracked }) = step else { panic!("{step:?}") };
+    let Step::Lost(Verdict::Busy { holder: found, needs, tracked }) = step else { panic!("{step:?}") };
     assert_eq!((found.token(), found.remaining()), (Some(holder.as_str()), Some(Duration::from_millis(200))));
     let of = [0, 1, 2, 4].into_iter().collect();
     assert_eq!((needs, tracked), (WakeCondition { count: 2, of }, true), "one is free, three are needed");
@@ -168,7 +166,7 @@ fn when_nobody_has_a_majority_the_votes_are_split() {
     let _ = attempt.answer(at(1), 2, busy(&one, 100));
     assert!(waits(&attempt.answer(at(1), 3, busy(&two, 100))), "the fifth may make one of them the holder");
     let step = attempt.answer(at(1), 4, silence());
-    assert!(matches!(&step, Step::Over(Verdict::Split { holder }) if holder.label() == Some("one:1")), "{step:?}");
+    assert!(matches!(&step, Step::Lost(Verdict::Split { holder }) if holder.label() == Some("one:1")), "{step:?}");
     assert_eq!(attempt.must_undo(), nodes(&[0, 4]));
 }
 
@@ -190,7 +188,7 @@ fn votes_are_not_split_while_somebody_may_have_a_majority() {
     let _ = attempt.answer(at(1), 1, busy(&one, 100));
     assert!(waits(&attempt.answer(at(1), 2, busy(&one, 100))), "two more may say the same");
     let step = attempt.answer(at(1), 3, busy(&one, 100));
-    assert!(matches!(&step, Step::Over(Verdict::Busy { holder, .. }) if holder.label() == Some("one:1")), "{step:?}");
+    assert!(matches!(&step, Step::Lost(Verdict::Busy { holder, .. }) if holder.label() == Some("one:1")), "{step:?}");
 }
 
 #[test]
@@ -200,7 +198,7 @@ fn a_loss_without_a_majority_to_tell_who_holds_it_is_no_quorum() {
     let _ = attempt.answer(at(1), 0, Ok(Acquired::Recovering(TTL)));
     assert!(waits(&attempt.answer(at(1), 1, silence())), "the third may tell");
     let step = attempt.answer(at(1), 2, busy(&holder, 100));
-    let Step::Over(Verdict::Failed(said)) = step else { panic!("{step:?}") };
+    let Step::Lost(Verdict::Failed(said)) = step else { panic!("{step:?}") };
     assert!(matches!(&*said, [Ok(Acquired::Recovering(_)), Err(_), Ok(Acquired::Busy { .. })]), "{said:?}");
     assert_eq!(attempt.must_undo(), nodes(&[1]));
 }
@@ -211,7 +209,7 @@ fn the_tally_of_a_win_knows_who_denied() {
     let mut attempt = Attempt::new(at(5), TTL, 3);
     let _ = attempt.answer(at(6), 0, busy(&other, 100));
     let _ = attempt.answer(at(6), 1, granted(9));
-    let Step::Over(Verdict::Won { mut tally, .. }) = attempt.answer(at(6), 2, granted(9)) else { panic!() };
+    let Step::Won { mut tally, .. } = attempt.answer(at(6), 2, granted(9)) else { panic!() };
     assert_eq!(tally.confirmed(), at(5));
     tally.deny(1, at(7), Denial::Gone);
     assert_eq!(tally.denied(), Some(Denial::Taken), "two of three");
@@ -225,7 +223,7 @@ fn the_tally_of_a_win_knows_on_whom_it_may_be() {
     for node in 3..6 {
         let _ = attempt.answer(at(1), node, granted(9));
     }
-    let Step::Over(Verdict::Won { tally, .. }) = attempt.answer(at(1), 6, granted(9)) else { panic!() };
+    let Step::Won { tally, .. } = attempt.answer(at(1), 6, granted(9)) else { panic!() };
     // The third has not answered.
     assert_eq!(tally.may_hold(), [0, 2, 3, 4, 5, 6].into_iter().collect());
 }

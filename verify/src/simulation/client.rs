@@ -322,7 +322,7 @@ impl Client {
                 let took = self.now(world).since(session.acquisition.sent());
                 Check::Split { holder, answered: took, took }
             }
-            Verdict::Won { .. } | Verdict::Failed(_) => Check::Failed(Failure::unavailable("too few votes")),
+            Verdict::Failed(_) => Check::Failed(Failure::unavailable("too few votes")),
         };
         self.try_again(world, session, &check);
     }
