@@ -108,7 +108,9 @@ pub struct Orders {
 /// One held lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HeldLease {
-    config: LeaseConfig,
+    ttl: Duration,
+    /// How long a round waits for its answer before the lease is at risk.
+    patience: Duration,
     tally: Tally,
     deadline: Time,
     hold_ends: Time,
@@ -129,11 +131,13 @@ impl HeldLease {
     /// A lease as the winning attempt left it: `tally` has the nodes that granted, with the attempt's send.
     pub fn new(config: LeaseConfig, tally: Tally, jitter: Jitter) -> Self {
         let sent = tally.confirmed();
-        let mut core = Self {
-            config,
+        let LeaseConfig { ttl, max_hold, patience } = config;
+        let mut lease = Self {
+            ttl,
+            patience: patience.min(ttl / 3 / 2),
             tally,
-            deadline: sent + config.ttl.saturating_sub(drift(config.ttl)),
-            hold_ends: config.max_hold.map_or(Time::NEVER, |max| sent + max),
+            deadline: sent + ttl.saturating_sub(drift(ttl)),
+            hold_ends: max_hold.map_or(Time::NEVER, |max| sent + max),
             phase: Phase::Held,
             next_round: Time::NEVER,
             ask_at: Time::NEVER,
@@ -143,8 +147,8 @@ impl HeldLease {
             failures: 0,
             jitter,
         };
-        core.next_round = core.third_after(sent);
-        core
+        lease.next_round = lease.third_after(sent);
+        lease
     }
 
     /// Where the lease stands.
@@ -227,17 +231,17 @@ impl HeldLease {
     fn begin_round(&mut self, now: Time, orders: &mut Orders) {
         orders.renew = true;
         if self.unanswered == 0 {
-            self.suspect_at = now + self.patience() * SUSPECT_AFTER;
+            self.suspect_at = now + self.patience * SUSPECT_AFTER;
         } else {
             // The round before this one has outlasted our patience.
             orders.news |= self.move_to(Phase::AtRisk);
         }
         if now >= self.suspect_at {
             orders.reconnect = self.tally.silent_since(self.last_sent);
-            self.suspect_at = now + self.patience() * SUSPECT_AFTER;
+            self.suspect_at = now + self.patience * SUSPECT_AFTER;
         }
         // Every round waits for its answer until the deadline: during an outage they must not pile up (invariant 8).
-        let gap = self.patience().saturating_mul(1 << self.unanswered.min(16));
+        let gap = self.patience.saturating_mul(1 << self.unanswered.min(16));
         self.next_round = now + gap.min(self.third());
         self.unanswered = self.unanswered.saturating_add(1);
     }
@@ -271,12 +275,12 @@ impl HeldLease {
         if confirmed <= before {
             return Orders::default();
         }
-        let deadline = confirmed + self.config.ttl.saturating_sub(drift(self.config.ttl));
+        let deadline = confirmed + self.ttl.saturating_sub(drift(self.ttl));
         self.deadline = self.deadline.max(deadline);
         self.unanswered = 0;
         self.failures = 0;
         // It may be the late answer to a round after which others went out.
-        self.next_round = self.third_after(confirmed).max(self.last_sent + self.patience());
+        self.next_round = self.third_after(confirmed).max(self.last_sent + self.patience);
         Orders { news: self.move_to(Phase::Held), ..Orders::default() }
     }
 
@@ -316,15 +320,11 @@ impl HeldLease {
     }
 
     fn third(&self) -> Duration {
-        self.config.ttl / 3
+        self.ttl / 3
     }
 
     fn grain(&self) -> Duration {
         GRAIN.min(self.third() / 8)
-    }
-
-    fn patience(&self) -> Duration {
-        self.config.patience.min(self.third() / 2)
     }
 
     /// A third of the TTL after `sent`, up to a tenth earlier so that a fleet does not beat in step, and rounded down
@@ -339,7 +339,7 @@ impl HeldLease {
     fn backoff(&mut self) -> Duration {
         let first = (self.third() / 64).max(Duration::from_millis(2));
         let doubled = first.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
-        let most = doubled.min(self.patience());
+        let most = doubled.min(self.patience);
         most / 2 + self.jitter.below(most / 2)
     }
 }
