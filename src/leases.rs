@@ -2,7 +2,7 @@
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
-use leasehold_protocol::{glob, key::Key, node_status::NodeStatus};
+use leasehold_protocol::{fence, glob, key::Key, node_status::NodeStatus};
 
 use crate::{
     capabilities::Capabilities,
@@ -12,7 +12,7 @@ use crate::{
     foreign::{Relay, relayed},
     guarded::Guarded,
     keeper::{Host, Keeper},
-    lock::{Lock, check_times, fair_quorum},
+    lock::{Lock, check_fence_memory, check_times, fair_quorum},
     metrics,
     node::{memory::Memory, redis::Limits},
     quorum::{ConnectConfig, NodeAddress, Quorum},
@@ -82,6 +82,7 @@ impl Leases {
             label: default_label(),
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
             fair: false,
+            fence_memory: fence::MEMORY,
             grant_timeout: DEFAULT_GRANT,
         };
         let clock = Arc::new(SystemClock);
@@ -289,6 +290,21 @@ impl Builder {
         self
     }
 
+    /// For how long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours, unless the
+    /// lock [says otherwise](crate::Lock::fence_memory). Default 24 hours. Parts of a millisecond count as a whole one.
+    ///
+    /// The floor is a small key beside the lock's, `{name}:lh:fence`, by which fences grow although the server's clock was set
+    /// back (rule 9). What a shorter memory gives up: **the next fence may be smaller if the server's clock was set back by
+    /// more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero keeps a floor only until the
+    /// server's clock has passed the fence, which on one server is at once: a name that was released leaves nothing. It is for
+    /// programs that lock millions of names; what those cost is on the page [`deployments`](crate::deployments).
+    ///
+    /// The fence of a lock that is held stands in the lock's own key, and does not depend on it.
+    pub fn fence_memory(mut self, memory: Duration) -> Self {
+        self.options.fence_memory = memory;
+        self
+    }
+
     /// Where leases are kept alive. Default: a thread of its own ([`Keeper::Thread`]).
     ///
     /// With either keeper the first `build` of a process starts three more threads, one for events and two for wakers.
@@ -335,7 +351,8 @@ impl Builder {
     }
 
     fn check(&self) -> Result<Vec<NodeAddress>, Error> {
-        let Options { ttl, max_hold, prefix, label, command_timeout, grant_timeout, fair } = &self.options;
+        let Options { ttl, max_hold, prefix, label, command_timeout, grant_timeout, fair, fence_memory } =
+            &self.options;
         let restart_delay = self.restarts_after();
         if restart_delay > LONGEST_RESTART_DELAY {
             return Err(Error::config(format!(
@@ -343,6 +360,7 @@ impl Builder {
             )));
         }
         check_times(*ttl, *max_hold, restart_delay)?;
+        check_fence_memory(*fence_memory)?;
         if *fair && self.quorum.is_some() {
             return Err(fair_quorum());
         }

@@ -3,6 +3,7 @@
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
+    fence,
     holder::Holder,
     key::Key,
     message::{Request, Waiters},
@@ -11,7 +12,7 @@ use tracing::Instrument as _;
 
 use crate::{
     acquire::{Acquire, OnWait, Patience},
-    client::{Client, Wanted},
+    client::{Client, Options, Wanted},
     error::{AcquireError, Error, RunError},
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
@@ -36,15 +37,16 @@ pub struct Lock {
     max_hold: Option<Duration>,
     reentrant: bool,
     fair: bool,
+    fence_memory: Duration,
     owner: Owner,
     on_wait: Option<OnWait>,
 }
 
 impl Lock {
     pub(crate) fn new(client: Arc<Client>, name: &str) -> Self {
-        let (ttl, max_hold, fair) = (client.options.ttl, client.options.max_hold, client.options.fair);
+        let Options { ttl, max_hold, fair, fence_memory, .. } = client.options;
         let (name, owner) = (name.into(), Owner::task());
-        Self { client, name, ttl, max_hold, reentrant: false, fair, owner, on_wait: None }
+        Self { client, name, ttl, max_hold, reentrant: false, fair, fence_memory, owner, on_wait: None }
     }
 
     /// The lock's name, without the prefix.
@@ -101,6 +103,14 @@ impl Lock {
     /// - It works on one server; over a quorum the acquire is [`Refused`](crate::AcquireError::Refused).
     pub fn fair(mut self, fair: bool) -> Self {
         self.fair = fair;
+        self
+    }
+
+    /// For how long the server keeps the floor of this name's fences after an acquire, zero to 24 hours; the builder's, 24
+    /// hours, unless set here. See [`Builder::fence_memory`](crate::Builder::fence_memory) for what a shorter one gives up. The
+    /// last acquire decides: give a name the same one everywhere.
+    pub fn fence_memory(mut self, memory: Duration) -> Self {
+        self.fence_memory = memory;
         self
     }
 
@@ -197,7 +207,7 @@ impl Lock {
     }
 
     /// Who holds the lock now, ourselves included; `None` if nobody does. Over a quorum: who has its key on a majority of
-    /// the nodes, or may have, as far as they answer. After 24 hours it has no [fence](Holder::fence).
+    /// the nodes, or may have, as far as they answer.
     ///
     /// # Errors
     ///
@@ -273,12 +283,14 @@ impl Lock {
     fn wanted(&self) -> Result<Wanted, AcquireError> {
         self.client.check_open().map_err(|_| self.client.end())?;
         check_times(self.ttl, self.max_hold, self.client.quorum.restart_delay()).map_err(AcquireError::Refused)?;
+        check_fence_memory(self.fence_memory).map_err(AcquireError::Refused)?;
         if self.fair {
             self.client.sole().map_err(|_| AcquireError::Refused(fair_quorum()))?;
         }
         let key = Key::new(&self.client.options.prefix, &self.name)
             .map_err(|invalid| AcquireError::Refused(invalid.into()))?;
-        Ok(Wanted { key, ttl: self.ttl, max_hold: self.max_hold, fair: self.fair })
+        let Self { ttl, max_hold, fair, fence_memory, .. } = *self;
+        Ok(Wanted { key, ttl, max_hold, fair, fence_memory })
     }
 }
 
@@ -312,6 +324,14 @@ pub(crate) fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_del
     }
 }
 
+pub(crate) fn check_fence_memory(memory: Duration) -> Result<(), Error> {
+    if memory > fence::MEMORY {
+        let most = fence::MEMORY;
+        return Err(Error::config(format!("fence_memory is {memory:?}: it must be at most {most:?}")));
+    }
+    Ok(())
+}
+
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
@@ -320,6 +340,7 @@ impl fmt::Debug for Lock {
             .field("max_hold", &self.max_hold)
             .field("reentrant", &self.reentrant)
             .field("fair", &self.fair)
+            .field("fence_memory", &self.fence_memory)
             .field("owner", &self.owner)
             .finish_non_exhaustive()
     }

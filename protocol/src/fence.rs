@@ -1,6 +1,6 @@
 //! Fencing tokens: the number that lets a resource refuse a holder from the past.
 
-use std::{fmt, num::ParseIntError, str::FromStr};
+use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 
 /// A fencing token: strictly larger for every later holder of the same name.
 ///
@@ -17,6 +17,9 @@ pub struct Fence(u64);
 
 /// The smallest there is.
 pub const ZERO: Fence = Fence(0);
+
+/// For how long a name's floor is kept unless it is said, and the longest that can be said (rule 9).
+pub const MEMORY: Duration = Duration::from_secs(24 * 60 * 60);
 
 const LARGEST: u64 = i64::MAX.unsigned_abs();
 

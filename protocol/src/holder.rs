@@ -6,8 +6,8 @@ use crate::{fence::Fence, token::Token};
 
 /// Who holds a lock, read from its key at one moment.
 ///
-/// Every part is optional: a key that another library wrote has neither label nor fence, one that has been held for 24
-/// hours has no [fence](Self::fence), and one without a TTL has no remaining time.
+/// Every part is optional: a key that another library wrote has neither label nor fence, and one without a TTL has no
+/// remaining time.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Holder {
     pub(crate) token: Option<Token>,
@@ -28,20 +28,18 @@ impl Holder {
         self.remaining
     }
 
-    /// The fencing token of this holder; `None` once it has held the lock for 24 hours, for the server keeps a fence no
-    /// longer than that ([`Lease::fence`] always has it). Over a quorum `None` too while too few nodes have
-    /// answered for it to be certain.
-    ///
-    /// [`Lease::fence`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.fence
+    /// The fencing token of this holder, however long it has held the lock: it stands in the key's value. `None` for another
+    /// library's holder, and over a quorum while too few nodes have answered for it to be certain.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence
     }
 
-    /// The whole token, which proves ownership: whoever has it can release the lock. It is never printed.
+    /// What tells this acquisition from every other, and proves ownership: whoever has it can release the lock. It is never
+    /// printed. The key's value begins with it.
     #[must_use]
     pub fn token(&self) -> Option<&str> {
-        self.token.as_ref().map(Token::as_str)
+        self.token.as_ref().map(Token::identity)
     }
 }
 
@@ -50,12 +48,10 @@ pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence
     Holder { token, remaining, fence }
 }
 
-/// Puts together what a node read: the key's value (`None` for another type than a string), its PTTL in milliseconds
-/// (negative without a TTL), and the fence key.
-pub fn read(value: Option<&str>, pttl: i64, fence: Option<Fence>) -> Holder {
-    let token = value.and_then(Token::parse);
-    // The stored fence is the newest ever drawn: the holder's, if the holder is one of ours.
-    let fence = token.as_ref().and(fence);
+/// Puts together what a node read: the key's value (`None` for another type than a string), and its PTTL in milliseconds
+/// (negative without a TTL).
+pub fn read(value: Option<&str>, pttl: i64) -> Holder {
+    let (token, fence) = value.and_then(Token::read_value).unzip();
     Holder { token, remaining: u64::try_from(pttl).ok().map(Duration::from_millis), fence }
 }
 
@@ -104,11 +100,11 @@ impl fmt::Debug for Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fence;
 
     #[test]
-    fn a_foreign_key_has_no_label_and_lends_nobody_our_fence() {
-        let fence = Fence::try_from(7_u64).ok();
-        let holder = read(Some("someone-else"), -1, fence);
+    fn a_foreign_key_has_neither_label_nor_fence() {
+        let holder = read(Some("someone-else"), -1);
         assert_eq!((holder.label(), holder.fence(), holder.token()), (None, None, None));
         assert!(holder.to_string().contains("no TTL"), "{holder}");
     }
@@ -116,9 +112,9 @@ mod tests {
     #[test]
     fn neither_debug_nor_display_shows_the_token() {
         let token = Token::draw("host:7");
-        let holder = read(Some(token.as_str()), 1_500, Fence::try_from(7_u64).ok());
-        assert_eq!(holder.token(), Some(token.as_str()));
-        let uuid = &token.as_str()[4..40];
+        let holder = read(Some(&token.value(fence::ZERO)), 1_500);
+        assert_eq!(holder.token(), Some(token.identity()));
+        let uuid = &token.identity()[4..];
         for shown in [format!("{holder:?}"), holder.to_string()] {
             assert!(!shown.contains(uuid), "{shown}");
             assert!(shown.contains("host:7") && shown.contains("1.5s"), "{shown}");
@@ -127,8 +123,8 @@ mod tests {
 
     #[test]
     fn a_holder_of_ours_has_its_token_its_fence_and_its_time() {
-        let (token, fence) = (Token::draw("host:7"), Fence::try_from(7_u64).ok());
-        let holder = read(Some(token.as_str()), 1_500, fence);
+        let (token, fence) = (Token::draw("host:7"), Fence::try_from(7_u64).unwrap());
+        let (holder, fence) = (read(Some(&token.value(fence)), 1_500), Some(fence));
         assert_eq!((super::token(&holder), holder.fence()), (Some(&token), fence));
         assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
         let longer = lasting(holder.clone(), Some(Duration::from_secs(9)));
@@ -138,7 +134,7 @@ mod tests {
     #[test]
     fn the_same_acquisition_is_the_same_token_whenever_it_is_seen() {
         let (one, other) = (Token::draw("host:7"), Token::draw("host:7"));
-        let at = |token: &Token, millis| read(Some(token.as_str()), millis, None);
+        let at = |token: &Token, millis| read(Some(&token.value(fence::ZERO)), millis);
         assert!(is_same(&at(&one, 1_500), &at(&one, 300)));
         assert!(!is_same(&at(&one, 1_500), &at(&other, 1_500)));
     }

@@ -13,7 +13,8 @@ use crate::{failure::Failure, fence::Fence, holder::Holder, key::Key, token::Tok
 pub enum Request {
     /// Gives the lock to a token if nobody else has it: a [`Vote`].
     Acquire(AcquireRequest),
-    /// Raises the lock's fence to at least this one, if the lock is still the token's (rule 10): [`Owned`].
+    /// Raises the lock's floor and the fence in its value to at least this one, if the lock is still the token's (rule 10):
+    /// [`Owned`].
     Raise {
         /// Of this lock; its TTL does not change.
         claim: Claim,
@@ -173,6 +174,11 @@ pub struct Claim {
     pub token: Token,
     /// For so long from now on.
     pub ttl: Duration,
+    /// With this fence, as far as it is known. The value may have another one: the token decides whose it is.
+    pub fence: Option<Fence>,
+    /// For how long the floor of the lock's fences is kept after a fence was issued or raised, in whole milliseconds. Zero is
+    /// until the node's clock has passed it.
+    pub fence_memory: Duration,
 }
 
 /// What an acquire asks of a node.

@@ -43,7 +43,7 @@ mod tests {
         assert_eq!(Plurality::largest(&[], 3), None);
         let mut nodes = vec![held(Some(&two), 90), held(Some(&one), 3), held(Some(&one), 9), held(Some(&one), 3)];
         let camp = Plurality::largest(&nodes, 3).unwrap();
-        assert_eq!((camp.holder.token(), camp.holder.fence, camp.nodes), (Some(one.as_str()), None, 3));
+        assert_eq!((camp.holder.token(), camp.holder.fence, camp.nodes), (Some(one.identity()), None, 3));
         nodes.push(held(Some(&one), 3));
         assert_eq!(Plurality::largest(&nodes, 3), Some(Plurality { holder: held(Some(&one), 3), nodes: 4 }));
         let foreign = Plurality::largest(&[held(None, 1), held(Some(&one), 3), held(None, 2)], 2);

@@ -27,13 +27,11 @@ mod tests;
 pub use self::queue::{Process, Told};
 use self::queue::{Queue, Turn};
 
-/// How long a stored fence outlives its own time (rule 9).
-const FLOOR_LIVES: Micros = 24 * 60 * 60 * 1_000_000;
-
 /// What a server would hold.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Store {
-    locks: HashMap<Key, (Token, Micros)>,
+    locks: HashMap<Key, Lock>,
+    /// What the next fence must exceed, and until when that is kept.
     fences: HashMap<Key, (Fence, Micros)>,
     /// Guarded values; a key is this or a lock, never both.
     guarded: HashMap<Key, (Vec<u8>, Fence)>,
@@ -42,6 +40,14 @@ pub struct Store {
     crowded: usize,
     /// When it began to forget nothing.
     up_since: Micros,
+}
+
+/// What the key of a held lock has: a value and a TTL.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Lock {
+    token: Token,
+    fence: Fence,
+    until: Micros,
 }
 
 /// What a request came to.
@@ -122,29 +128,26 @@ impl Store {
     }
 
     fn take(&mut self, now: Micros, AcquireRequest { claim, voting }: &AcquireRequest) -> Acquired {
-        let Claim { key, token, ttl } = claim;
+        let Claim { key, token, ttl, fence_memory, .. } = claim;
         if self.guarded.contains_key(key) {
             return busy(Holder::default());
         }
-        let expires = now + micros(*ttl);
         let proposal = voting.and_then(|Voting { proposal, .. }| proposal);
         match self.lock(now, key) {
-            None => {
-                self.locks.insert(key.clone(), (token.clone(), expires));
-                Acquired::Granted(self.draw(now, key, proposal))
-            }
-            Some((held, until)) if held == token => {
-                *until = expires.max(*until);
-                Acquired::Granted(self.floor(now, key).unwrap_or_else(|| self.draw(now, key, proposal)))
+            None => Acquired::Granted(self.grant(now, key, token.clone(), *ttl, proposal, *fence_memory)),
+            Some(lock) if lock.token == *token => {
+                lock.until = lock.until.max(now + micros(*ttl));
+                Acquired::Granted(lock.fence)
             }
             Some(_) => busy(self.holder(now, key).unwrap_or_default()),
         }
     }
 
-    /// Raises the fence of a lock that is still the token's.
-    fn raise(&mut self, now: Micros, Claim { key, token, .. }: &Claim, fence: Fence) -> Owned {
-        self.owned(now, key, token)?;
-        self.lift(now, key, fence);
+    /// Raises the floor of a lock that is still the token's, and the fence of its holder.
+    fn raise(&mut self, now: Micros, Claim { key, token, fence_memory, .. }: &Claim, fence: Fence) -> Owned {
+        let lock = self.owned(now, key, token)?;
+        lock.fence = lock.fence.max(fence);
+        self.lift(now, key, fence, *fence_memory);
         Ok(())
     }
 
@@ -153,13 +156,14 @@ impl Store {
         if let Some(left) = self.recovers_for(now, restart_delay) {
             return Repaired::Recovering(left);
         }
-        let Claim { key, token, ttl } = claim;
+        let Claim { key, token, ttl, fence_memory, .. } = claim;
+        let until = now + micros(*ttl);
         match self.owned(now, key, token) {
             Err(Denial::Taken) => return Repaired::Taken,
-            Ok(_) | Err(Denial::Gone) => {}
+            Ok(lock) => (lock.fence, lock.until) = (lock.fence.max(fence), until),
+            Err(Denial::Gone) => drop(self.locks.insert(key.clone(), Lock { token: token.clone(), fence, until })),
         }
-        self.locks.insert(key.clone(), (token.clone(), now + micros(*ttl)));
-        self.lift(now, key, fence);
+        self.lift(now, key, fence, *fence_memory);
         Repaired::Done
     }
 
@@ -175,16 +179,15 @@ impl Store {
         (up < delay).then(|| Duration::from_secs(delay - up))
     }
 
-    fn lift(&mut self, now: Micros, key: &Key, fence: Fence) {
+    fn lift(&mut self, now: Micros, key: &Key, fence: Fence, memory: Duration) {
         if self.floor(now, key).is_none_or(|floor| floor < fence) {
-            self.fences.insert(key.clone(), (fence, u64::from(fence).max(now) + FLOOR_LIVES));
+            self.keep_floor(now, key, fence, memory);
         }
     }
 
     /// Gives a lock that is still the token's its full TTL.
-    fn renew(&mut self, now: Micros, Claim { key, token, ttl }: &Claim) -> Owned {
-        let until = self.owned(now, key, token)?;
-        *until = now + micros(*ttl);
+    fn renew(&mut self, now: Micros, Claim { key, token, ttl, .. }: &Claim) -> Owned {
+        self.owned(now, key, token)?.until = now + micros(*ttl);
         Ok(())
     }
 
@@ -219,8 +222,8 @@ impl Store {
     /// Replaces the token by another one that stays for a time.
     fn retain(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
         if self.owned(now, key, stays).is_err() {
-            self.owned(now, key, token)?;
-            self.locks.insert(key.clone(), (stays.clone(), now + micros(keep)));
+            let lock = self.owned(now, key, token)?;
+            (lock.token, lock.until) = (stays.clone(), now + micros(keep));
         }
         Ok(())
     }
@@ -233,14 +236,14 @@ impl Store {
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Polled, Vec<Told>) {
-        let Claim { key, token, ttl } = &poll.claim;
+        let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
         let mut told = Vec::new();
         let free = !self.guarded.contains_key(key)
             && match self.lock(now, key) {
-                Some((held, until)) if held == token => {
-                    *until = (now + micros(*ttl)).max(*until);
+                Some(lock) if lock.token == *token => {
+                    lock.until = lock.until.max(now + micros(*ttl));
+                    let fence = lock.fence;
                     self.leave_queue(now, poll, process.name);
-                    let fence = self.floor(now, key).unwrap_or_else(|| self.draw(now, key, None));
                     return (Polled::Granted(fence), told);
                 }
                 Some(_) => false,
@@ -255,10 +258,13 @@ impl Store {
             let up = self.up(now);
             let turn = self.live_queue(now, key);
             match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, up, reached, &mut told)) {
-                Turn::Granted { token, grant } => drop(self.grant(now, key, token, grant)),
+                Turn::Granted { token, grant, fence_memory } => {
+                    self.grant(now, key, token, grant, None, fence_memory);
+                }
                 Turn::Mine | Turn::Nobodys => {
                     self.leave_queue(now, poll, process.name);
-                    return (Polled::Granted(self.grant(now, key, token.clone(), *ttl)), told);
+                    let fence = self.grant(now, key, token.clone(), *ttl, None, *fence_memory);
+                    return (Polled::Granted(fence), told);
                 }
             }
         }
@@ -287,15 +293,14 @@ impl Store {
         if self.guarded.contains_key(key) {
             return Some(Holder::default());
         }
-        let fence = self.floor(now, key);
-        let (token, until) = self.lock(now, key)?;
+        let Lock { token, fence, until } = self.lock(now, key)?;
         let remaining = Duration::from_micros(until.saturating_sub(now));
-        Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence })
+        Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence: Some(*fence) })
     }
 
     /// The locks that are held and match a pattern.
     fn held(&self, now: Micros, pattern: &str) -> Vec<String> {
-        let held = self.locks.iter().filter(|(_, (_, until))| *until > now).map(|(key, _)| key.lock());
+        let held = self.locks.iter().filter(|(_, lock)| lock.until > now).map(|(key, _)| key.lock());
         held.filter(|lock| glob::matches(pattern, lock)).map(ToOwned::to_owned).collect()
     }
 
@@ -333,8 +338,8 @@ impl Store {
     }
 
     /// The lock as the key shows it now: what has expired is gone.
-    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut (Token, Micros)> {
-        if self.locks.get(key).is_some_and(|&(_, until)| until <= now) {
+    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut Lock> {
+        if self.locks.get(key).is_some_and(|lock| lock.until <= now) {
             self.locks.remove(key);
         }
         self.locks.get_mut(key)
@@ -361,23 +366,41 @@ impl Store {
         let up = self.up(now);
         let queue = self.live_queue(now, key);
         match queue.map(|queue| queue.promote(None, now, up, reached, &mut told)) {
-            Some(Turn::Granted { token, grant }) => drop(self.grant(now, key, token, grant)),
+            Some(Turn::Granted { token, grant, fence_memory }) => {
+                self.grant(now, key, token, grant, None, fence_memory);
+            }
             Some(Turn::Mine | Turn::Nobodys) | None => drop(self.locks.remove(key)),
         }
         told
     }
 
-    fn grant(&mut self, now: Micros, key: &Key, token: Token, span: Duration) -> Fence {
-        self.locks.insert(key.clone(), (token, now + micros(span)));
-        self.draw(now, key, None)
+    /// Gives a free lock to a token for so long, with the next fence.
+    fn grant(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        token: Token,
+        span: Duration,
+        proposal: Option<Fence>,
+        memory: Duration,
+    ) -> Fence {
+        let floor = self.floor(now, key);
+        let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
+        let issued = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
+        // Only a clock beyond the year 294,000 could not give a fence.
+        let fence = Fence::try_from(issued).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
+        self.locks.insert(key.clone(), Lock { token, fence, until: now + micros(span) });
+        self.keep_floor(now, key, fence, memory);
+        self.sweep(now);
+        fence
     }
 
-    fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Micros, Denial> {
+    fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Lock, Denial> {
         if self.guarded.contains_key(key) {
             return Err(Denial::Taken);
         }
-        let (held, until) = self.lock(now, key).ok_or(Denial::Gone)?;
-        if held == token { Ok(until) } else { Err(Denial::Taken) }
+        let lock = self.lock(now, key).ok_or(Denial::Gone)?;
+        if lock.token == *token { Ok(lock) } else { Err(Denial::Taken) }
     }
 
     fn floor(&mut self, now: Micros, key: &Key) -> Option<Fence> {
@@ -389,22 +412,17 @@ impl Store {
         Some(fence)
     }
 
-    fn draw(&mut self, now: Micros, key: &Key, proposal: Option<Fence>) -> Fence {
-        let floor = self.floor(now, key);
-        let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
-        let issued = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
-        // Only a clock beyond the year 294,000 could not give a fence.
-        let fence = Fence::try_from(issued).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
-        self.fences.insert(key.clone(), (fence, issued.max(now) + FLOOR_LIVES));
-        self.sweep(now);
-        fence
+    /// Keeps a floor for its memory after the fence's own time, or after now; and until the clock has passed it in any case.
+    fn keep_floor(&mut self, now: Micros, key: &Key, fence: Fence, memory: Duration) {
+        let until = u64::from(fence).max(now) + micros(memory).max(1);
+        self.fences.insert(key.clone(), (fence, until));
     }
 
     /// Names that nobody asks for again must not stay for ever. Doubling keeps the cost per acquire constant.
     fn sweep(&mut self, now: Micros) {
         if self.fences.len() > self.crowded {
             self.fences.retain(|_, &mut (_, until)| until > now);
-            self.locks.retain(|_, &mut (_, until)| until > now);
+            self.locks.retain(|_, lock| lock.until > now);
             self.queues.retain(|_, queue| !queue.is_over(now));
             self.crowded = 2 * self.fences.len().max(512);
         }

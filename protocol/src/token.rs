@@ -1,16 +1,23 @@
-//! The value that proves ownership.
+//! The token that proves ownership, and the value that a lock's key has.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 use uuid::Uuid;
 
+use crate::fence::Fence;
+
 /// Tells our values from other libraries' on the same key; the digit is the format's version.
 const MARK: &str = "lh1:";
 
-/// The unguessable value that a lock key holds while we own it: `lh1:<uuid>@<label>`.
+/// How long the identity is, in bytes: the mark and a UUID.
+const IDENTITY: usize = MARK.len() + 36;
+
+/// One acquisition: `lh1:<uuid>@<label>`. Its first 40 bytes are its identity, which nobody can guess.
 ///
-/// Neither `Debug` nor anything else prints it: whoever
-/// knows it can release the lock.
+/// While it owns a lock, the lock's key has the token's [value](Self::value), `lh1:<uuid>:<fence>@<label>`. Whose a value is
+/// is decided by the identity in it, at fixed places: no label looks like another identity, or like a fence.
+///
+/// Neither `Debug` nor anything else prints it: whoever knows it can release the lock.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Arc<str>);
 
@@ -28,11 +35,32 @@ impl Token {
         Self::new(Uuid::from_u64_pair(0, DRAWN.fetch_add(1, Ordering::Relaxed)), label)
     }
 
-    /// Reads a key's value; `None` for what another library wrote.
-    pub fn parse(value: &str) -> Option<Self> {
-        let (uuid, _label) = value.strip_prefix(MARK)?.split_once('@')?;
-        Uuid::try_parse(uuid).ok()?;
-        Some(Self(value.into()))
+    /// Reads what a queue holds; `None` for what is no token of ours.
+    pub fn parse(text: &str) -> Option<Self> {
+        split(text)?.1.starts_with('@').then(|| Self(text.into()))
+    }
+
+    /// Reads a lock's value, and the fence in it; `None` for what another library wrote.
+    pub fn read_value(value: &str) -> Option<(Self, Fence)> {
+        let (identity, rest) = split(value)?;
+        let (fence, label) = rest.strip_prefix(':')?.split_once('@')?;
+        let fence = fence.bytes().all(|digit| digit.is_ascii_digit()).then(|| fence.parse().ok())??;
+        Some((Self(format!("{identity}@{label}").into()), fence))
+    }
+
+    /// What a lock's key has while this token owns it.
+    pub fn value(&self, fence: Fence) -> String {
+        format!("{}:{fence}{}", self.identity(), self.0.get(IDENTITY..).unwrap_or_default())
+    }
+
+    /// Whether a lock's value, or part of one, is of this acquisition.
+    pub fn owns(&self, value: &str) -> bool {
+        value.starts_with(self.identity())
+    }
+
+    /// What tells this acquisition from every other.
+    pub fn identity(&self) -> &str {
+        self.0.get(..IDENTITY).unwrap_or(&self.0)
     }
 
     /// All of it.
@@ -42,8 +70,17 @@ impl Token {
 
     /// The readable part, which names the holder.
     pub fn label(&self) -> &str {
-        self.0.split_once('@').map_or("", |(_secret, label)| label)
+        self.0.get(IDENTITY + 1..).unwrap_or_default()
     }
+}
+
+/// The identity of a token or a value, and what comes after it.
+fn split(text: &str) -> Option<(&str, &str)> {
+    let (identity, rest) = text.split_at_checked(IDENTITY)?;
+    let uuid = identity.strip_prefix(MARK)?;
+    // One UUID has several spellings; an identity has this one.
+    let is_spelt = Uuid::try_parse(uuid).ok()?.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()) == uuid;
+    is_spelt.then_some((identity, rest))
 }
 
 /// So that a table of tokens can be asked with what a server says.
@@ -69,18 +106,51 @@ mod tests {
     }
 
     #[test]
+    fn a_value_has_the_identity_the_fence_and_the_label_at_fixed_places() {
+        let fence = Fence::try_from(1_795_243_932_883_512_u64).unwrap();
+        for label in ["host:7", "@", ":3@x", "lh1:00000000-0000-0000-0000-000000000000:9@y", "é"] {
+            let token = Token::draw(label);
+            let value = token.value(fence);
+            assert_eq!(value, format!("{}:1795243932883512@{label}", token.identity()));
+            assert_eq!((token.identity().len(), token.label()), (40, label));
+            assert_eq!(Token::read_value(&value), Some((token.clone(), fence)));
+            assert!(token.owns(&value) && token.owns(token.as_str()) && !Token::draw(label).owns(&value));
+            assert_eq!(Token::parse(&value), None, "it is no token");
+            assert_eq!(Token::read_value(token.as_str()), None, "it is no value");
+        }
+    }
+
+    #[test]
+    fn a_value_with_no_fence_is_nobodys() {
+        let token = Token::draw("host:7");
+        for fence in ["", "-1", "+1", "1.5", "x", "9223372036854775808"] {
+            let value = format!("{}:{fence}@host:7", token.identity());
+            assert_eq!(Token::read_value(&value), None, "{fence:?}");
+        }
+        assert_eq!(Token::read_value(&format!("{}:7", token.identity())), None, "no label");
+    }
+
+    #[test]
     fn debug_keeps_the_secret() {
         let token = Token::draw("host:7");
-        let secret = token.as_str().split_once('@').unwrap().0;
         let shown = format!("{token:?}");
-        assert!(!shown.contains(&secret[MARK.len()..]), "{shown}");
+        assert!(!shown.contains(&token.identity()[MARK.len()..]), "{shown}");
         assert!(shown.contains("host:7"));
     }
 
     #[test]
     fn other_libraries_values_are_not_tokens() {
-        for foreign in ["", "1", "lh1:", "lh1:x@host", "550e8400-e29b-41d4-a716-446655440000"] {
-            assert!(Token::parse(foreign).is_none(), "{foreign:?}");
+        for foreign in [
+            "",
+            "1",
+            "lh1:",
+            "lh1:x@host",
+            "550e8400-e29b-41d4-a716-446655440000",
+            "lh1:550e8400e29b41d4a716446655440000@four bytes more",
+            "lh1:550E8400-E29B-41D4-A716-446655440000@host",
+            "lh1:550e8400-e29b-41d4-a716-44665544000é@host",
+        ] {
+            assert!(Token::parse(foreign).is_none() && Token::read_value(foreign).is_none(), "{foreign:?}");
         }
         let token = Token::draw("host:7");
         assert_eq!(Token::parse(token.as_str()), Some(token));

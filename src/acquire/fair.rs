@@ -147,9 +147,8 @@ impl<'a> Standing<'a> {
     /// A lease is believed from the sending of the poll that confirms it (rule 1), so a grant that is late for that is
     /// confirmed by the next one.
     async fn poll(&mut self, route: Route, enter: bool, limit: Duration) -> Result<Won, Check> {
-        let Wanted { key, ttl, .. } = self.wanted;
         let poll = Poll {
-            claim: Claim { key: key.clone(), token: self.token.clone(), ttl: *ttl },
+            claim: self.wanted.claim(self.token.clone()),
             ticket: self.position.ticket,
             grant: self.grant(),
             window: WINDOW,
@@ -201,10 +200,10 @@ impl Drop for Standing<'_> {
         if !self.may_be_there {
             return;
         }
-        let Wanted { key, ttl, .. } = self.wanted;
+        let claim = self.wanted.claim(self.token.clone());
         let undo = Undo {
             route: self.route,
-            claim: Claim { key: key.clone(), token: self.token.clone(), ttl: LEAVES_FOR.max(*ttl) },
+            claim: Claim { ttl: LEAVES_FOR.max(claim.ttl), ..claim },
             mode: ReleaseMode::Leave,
             was_asked: true,
             is_attempt: true,

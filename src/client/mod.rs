@@ -15,7 +15,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    message::Route,
+    message::{Claim, Route},
     renewal::LeaseConfig,
     time::Time,
     token::Token,
@@ -51,6 +51,7 @@ pub(crate) struct Options {
     pub(crate) label: String,
     pub(crate) command_timeout: Duration,
     pub(crate) fair: bool,
+    pub(crate) fence_memory: Duration,
     /// How long a fair waiter has to take what was granted to it.
     pub(crate) grant_timeout: Duration,
 }
@@ -93,6 +94,15 @@ pub(crate) struct Wanted {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) fair: bool,
+    pub(crate) fence_memory: Duration,
+}
+
+impl Wanted {
+    /// What an attempt with this token asks for.
+    pub(crate) fn claim(&self, token: Token) -> Claim {
+        let Self { key, ttl, fence_memory, .. } = self;
+        Claim { key: key.clone(), token, ttl: *ttl, fence: None, fence_memory: *fence_memory }
+    }
 }
 
 impl Client {
@@ -184,7 +194,8 @@ impl Client {
         fence: Fence,
         acquisition: Acquisition,
     ) -> (Arc<Hold>, Arc<Signal>) {
-        let (hold, signal) = Hold::new(wanted.key.clone(), token, fence, wanted.ttl, acquisition);
+        let Wanted { key, ttl, fence_memory, .. } = wanted;
+        let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, *fence_memory, acquisition);
         self.watchdog.guard(&hold);
         (hold, signal)
     }

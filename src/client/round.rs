@@ -8,7 +8,7 @@ use leasehold_protocol::{
     check::Check,
     failure::Failure,
     fence::Fence,
-    message::{AcquireRequest, Acquired, Claim, Owned, ReleaseMode, Request, Route},
+    message::{AcquireRequest, Acquired, Owned, ReleaseMode, Request, Route},
     tally::Nodes,
     time::Time,
     votes::NodeAnswer,
@@ -35,11 +35,9 @@ impl Client {
         route: Route,
         limit: Duration,
     ) -> Result<Won, Check> {
-        let Wanted { key, ttl, .. } = wanted;
-        let (token, sent) = (random::token(&self.options.label), self.now());
-        let claim = Claim { key: key.clone(), token, ttl: *ttl };
+        let (claim, sent) = (wanted.claim(random::token(&self.options.label)), self.now());
         let request = AcquireRequest { claim, voting: self.quorum.voting(sent) };
-        let limit = self.quorum.limit(limit, *ttl);
+        let limit = self.quorum.limit(limit, wanted.ttl);
         let mut round = Round {
             client: self,
             acquisition: Some(Acquisition::new(self.config(wanted, route), sent)),

@@ -32,6 +32,7 @@ pub(crate) struct Hold {
     pub(crate) token: Token,
     pub(crate) fence: Fence,
     pub(crate) ttl: Duration,
+    fence_memory: Duration,
     /// When the winning attempt was sent.
     acquired: Time,
     /// A copy of the acquisition's answer, so that `check` is one load and one look at the clock.
@@ -107,6 +108,7 @@ impl Hold {
         token: Token,
         fence: Fence,
         ttl: Duration,
+        fence_memory: Duration,
         acquisition: Acquisition,
     ) -> (Arc<Self>, Arc<Signal>) {
         let signal = Signal::new();
@@ -114,11 +116,12 @@ impl Hold {
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let state = Mutex::new(State { acquisition, leases: vec![signal.clone()], end: None });
         let measured = Holding::begins();
-        (Arc::new(Self { key, token, fence, ttl, acquired, valid_until, state, measured }), signal)
+        (Arc::new(Self { key, token, fence, ttl, fence_memory, acquired, valid_until, state, measured }), signal)
     }
 
     pub(crate) fn claim(&self) -> Claim {
-        Claim { key: self.key.clone(), token: self.token.clone(), ttl: self.ttl }
+        let Self { key, token, fence, ttl, fence_memory, .. } = self;
+        Claim { key: key.clone(), token: token.clone(), ttl: *ttl, fence: Some(*fence), fence_memory: *fence_memory }
     }
 
     /// How long the holder may still believe in it: from the clock, so right even when every timer is late (rule 2).
@@ -130,7 +133,7 @@ impl Hold {
     /// touched it since, or to no effect.
     pub(crate) fn is_as_left(&self, value: &str, left: Duration, now: Time) -> bool {
         // The server counts in whole milliseconds.
-        value == self.token.as_str() && left >= self.remaining(now) && left < self.ttl + Duration::from_millis(1)
+        self.token.owns(value) && left >= self.remaining(now) && left < self.ttl + Duration::from_millis(1)
     }
 
     pub(crate) fn next_tick(&self) -> Option<Time> {
@@ -322,7 +325,7 @@ mod tests {
         let Some(acquisition) = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO) else {
             panic!("it is granted in time")
         };
-        Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, acquisition)
+        Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, fence::MEMORY, acquisition)
     }
 
     fn renewed(hold: &Hold, millis: u64, owned: Result<(), Denial>) -> Actions {

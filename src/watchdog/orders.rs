@@ -1,6 +1,6 @@
 //! What acquisitions order is carried out here: repairs, undos and new connections.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     acquisition::{self, Actions},
@@ -77,12 +77,13 @@ impl Watchdog {
     /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
     /// call may come after the poll that confirmed it, or twice.
     pub(crate) fn leave(&self, key: &Key, token: &Token) {
-        if self.newest(key.lock()).is_some_and(|hold| hold.token == *token) {
+        if self.newest(key.lock()).is_some_and(|hold| hold.token.owns(token.as_str())) {
             return;
         }
         // Nobody renews a grant.
         let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::Leave);
         let order = acquisition::Undo { nodes, route, mode, is_attempt: false };
-        self.undo(&order, &Claim { key: key.clone(), token: token.clone(), ttl: self.command_timeout });
+        let (key, token, fence_memory) = (key.clone(), token.clone(), Duration::ZERO);
+        self.undo(&order, &Claim { key, token, ttl: self.command_timeout, fence: None, fence_memory });
     }
 }

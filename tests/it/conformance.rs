@@ -677,7 +677,11 @@ async fn holder_reads_what_the_key_says(place: Place) {
     let holder = two.lock("job").holder().await.unwrap().unwrap();
     assert_eq!((holder.label(), holder.fence()), (Some("one"), Some(lease.fence())));
     assert!(holder.remaining().is_some_and(|remaining| remaining <= TTL));
-    assert!(holder.token().is_some_and(|token| token.starts_with("lh1:") && token.ends_with("@one")));
+    let token = holder.token().unwrap();
+    assert!(token.starts_with("lh1:") && token.len() == 40, "{token}");
+    let value = Some(format!("{token}:{}@one", lease.fence()));
+    let shows_it = place.servers.iter().filter(|server| server.wire().get("job") == value).count();
+    assert!(2 * shows_it >= place.servers.len(), "a majority shows {value:?}");
     lease.release().await.unwrap();
     assert_eq!(two.lock("job").holder().await.unwrap(), None);
 }

@@ -7,7 +7,7 @@ use std::{collections::HashSet, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    fence::Fence,
+    fence::{self, Fence},
     holder,
     key::Key,
     message::{AcquireRequest, Acquired, Claim, Owned, Poll, Polled, ReleaseMode, Reply, Request, Vote},
@@ -121,7 +121,8 @@ impl Scene {
     }
 
     fn claim(&self, at: usize) -> Claim {
-        Claim { key: self.key.clone(), token: self.tokens[at].clone(), ttl: TTL }
+        let (key, token) = (self.key.clone(), self.tokens[at].clone());
+        Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 
     /// The reply to a request of this token's process, and who is notified.
@@ -315,7 +316,8 @@ impl Scripts {
                 let (ttl, grant, window) = (text(TTL), text(GRANT), text(WINDOW));
                 let (enters, delay) = (if enter { "1" } else { "0" }, Scene::restart_delay(at, self.trusting));
                 let delay = delay.as_secs().to_string();
-                let args = [token(at), &ttl, &ticket, &grant, &window, &channel(at), enters, &delay];
+                let memory = text(fence::MEMORY);
+                let args = [token(at), &ttl, &ticket, &grant, &window, &channel(at), enters, &delay, &memory];
                 match self.eval(scripts::POLL, &args).array() {
                     [Value::Int(1), ..] => "granted".into(),
                     [code, .., ticket, rank, entered] => {
@@ -329,8 +331,9 @@ impl Scripts {
                 }
             }
             Op::Acquire(at) => {
-                let acquired =
-                    self.wire.must(&["EVAL", scripts::ACQUIRE, "2", "job", "{job}:lh:fence", token(at), &text(TTL)]);
+                let (ttl, memory) = (text(TTL), text(fence::MEMORY));
+                let args = ["2", "job", "{job}:lh:fence", token(at), &ttl, &memory];
+                let acquired = self.wire.must(&[&["EVAL", scripts::ACQUIRE][..], &args].concat());
                 if acquired.array().len() == 2 { "granted".into() } else { "busy".into() }
             }
             Op::Release(at) => {
@@ -360,7 +363,8 @@ impl Scripts {
         }
         let line = self.wire.must(&["ZRANGE", "{job}:lh:queue", "0", "-1"]);
         let line = line.array().iter().map(Value::text).collect();
-        Seen { reply, told, holder: self.wire.get("job"), line }
+        let holder = self.wire.get("job").and_then(|value| Token::read_value(&value));
+        Seen { reply, told, holder: holder.map(|(token, _)| token.as_str().to_owned()), line }
     }
 
     /// Whether that was so before.

@@ -36,11 +36,10 @@ fn holder() -> impl Strategy<Value = Holder> {
     let value = prop_oneof![
         Just(None),
         ".{0,60}".prop_map(Some),
-        any::<(u128, String)>().prop_map(|(uuid, label)| Some(format!("lh1:{}@{label}", uuid::Uuid::from_u128(uuid)))),
+        any::<(u128, i64, String)>()
+            .prop_map(|(uuid, fence, label)| Some(format!("lh1:{}:{fence}@{label}", uuid::Uuid::from_u128(uuid)))),
     ];
-    (value, any::<i64>(), any::<Option<i64>>()).prop_map(|(value, pttl, fence)| {
-        holder::read(value.as_deref(), pttl, fence.and_then(|fence| Fence::try_from(fence).ok()))
-    })
+    (value, any::<i64>()).prop_map(|(value, pttl)| holder::read(value.as_deref(), pttl))
 }
 
 fn node_answer() -> impl Strategy<Value = NodeAnswer> {
@@ -82,10 +81,16 @@ proptest! {
     }
 
     #[test]
-    fn a_value_is_a_token_as_it_is_or_not_ours(value in prop_oneof![".*", "lh1:[0-9a-f{}-]{0,40}@?.{0,9}"]) {
-        if let Some(token) = Token::parse(&value) {
-            prop_assert_eq!(token.as_str(), &value);
-            prop_assert!(value.ends_with(token.label()) && !token.label().starts_with("lh1:"));
+    fn a_text_is_a_token_or_a_value_as_it_is_or_not_ours(
+        text in prop_oneof![".*", "lh1:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:?[0-9]{0,20}@?.{0,9}", "lh1:[0-9a-f{}-]{0,40}@?.{0,9}"]
+    ) {
+        if let Some(token) = Token::parse(&text) {
+            prop_assert_eq!(token.as_str(), &text);
+            prop_assert!(text.ends_with(token.label()) && Token::read_value(&text).is_none());
+        }
+        if let Some((token, fence)) = Token::read_value(&text) {
+            prop_assert!(text.ends_with(token.label()) && token.owns(&text));
+            prop_assert_eq!(Token::read_value(&token.value(fence)), Some((token, fence)));
         }
     }
 
@@ -95,8 +100,11 @@ proptest! {
         let read = Token::parse(token.as_str());
         prop_assert_eq!(read.as_ref(), Some(&token));
         prop_assert_eq!(token.label(), &label);
-        let holder = holder::read(Some(token.as_str()), 1, None);
-        let secret = &token.as_str()[4..40];
+        let fence = Fence::try_from(7_u64).unwrap();
+        let value = token.value(fence);
+        prop_assert_eq!(Token::read_value(&value), Some((token.clone(), fence)));
+        let holder = holder::read(Some(&value), 1);
+        let secret = &token.identity()[4..];
         let shown = format!("{token:?} {holder} {holder:?}");
         prop_assert!(!shown.contains(secret), "{}", shown);
     }

@@ -126,20 +126,20 @@ fn held_locks_are_listed() {
 fn a_lock_that_cannot_be_read_hides_no_other() {
     let server = Server::start();
     let holders = [holder(&server, "web-1", "report"), holder(&server, "web-2", "backup")];
-    // Whatever did that.
-    server.wire().must(&["DEL", "{report}:lh:fence"]);
-    server.wire().must(&["RPUSH", "{report}:lh:fence", "no fence"]);
+    // Listed for everybody who may read its first bytes.
+    server.wire().must(&["ACL", "SETUSER", "default", "-get", "(+get ~backup)"]);
     for args in [&["ls"][..], &["ls", "--json"]] {
         let listed = tool(&server, args).output().unwrap();
-        ends_with(&listed, 69, &["\"report\": ", "WRONGTYPE"]);
+        ends_with(&listed, 69, &["\"report\": ", "give the user the rights"]);
         let text = printed(&listed);
         assert!(text.contains("web-2") && !text.contains("web-1"), "{text}");
     }
     let mut top = top(&server);
-    top.shows("WRONGTYPE");
+    top.shows("redis at 127");
     top.press("q");
     let drawn = top.ended();
     assert!(drawn.contains("2 held") && drawn.contains("web-2"), "{drawn}");
+    server.wire().must(&["ACL", "SETUSER", "default", "clearselectors", "+get"]);
     holders.into_iter().for_each(sent_away);
 }
 

@@ -151,7 +151,7 @@ fn a_holder_of_a_majority_is_waited_for_until_enough_of_its_keys_expire() {
     let _ = attempt.answer(at(1), 1, busy(&holder, 100));
     let step = attempt.answer(at(1), 2, busy(&holder, 200));
     let Step::Lost(Verdict::Busy { holder: found, needs, tracked }) = step else { panic!("{step:?}") };
-    assert_eq!((found.token(), found.remaining()), (Some(holder.as_str()), Some(Duration::from_millis(200))));
+    assert_eq!((found.token(), found.remaining()), (Some(holder.identity()), Some(Duration::from_millis(200))));
     let of = [0, 1, 2, 4].into_iter().collect();
     assert_eq!((needs, tracked), (WakeCondition { count: 2, of }, true), "one is free, three are needed");
     assert_eq!(attempt.must_undo(), nodes(&[3]), "the fourth has not answered: that is for its answer");

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    message::Poll,
+    message::{Claim, Poll},
     time::{Micros, micros},
     token::Token,
 };
@@ -54,6 +54,7 @@ pub(super) enum Turn {
     Granted {
         token: Token,
         grant: Duration,
+        fence_memory: Duration,
     },
 }
 
@@ -78,6 +79,7 @@ struct Waiter {
     grant: Duration,
     alive_until: Micros,
     restart_delay: Duration,
+    fence_memory: Duration,
     process: Arc<str>,
     hears: bool,
 }
@@ -92,9 +94,9 @@ impl Queue {
         // A clock that went back puts nobody before those who came first.
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
         let ticket = known.or(poll.ticket).unwrap_or_else(|| now.max(last + 1));
-        let Poll { grant, restart_delay, .. } = *poll;
-        let Process { name, hears } = process;
-        let waiter = Waiter { ticket, grant, alive_until: now + window, restart_delay, process: name.into(), hears };
+        let Poll { grant, restart_delay, claim: Claim { fence_memory, .. }, .. } = *poll;
+        let (Process { name, hears }, alive_until) = (process, now + window);
+        let waiter = Waiter { ticket, grant, alive_until, restart_delay, fence_memory, process: name.into(), hears };
         self.waiters.insert(poll.claim.token.clone(), waiter);
         self.line.insert((ticket, poll.claim.token.clone()))
     }
@@ -133,7 +135,7 @@ impl Queue {
             // Before the mark, which keeps a grant from this process, but not the message.
             self.tell_next(me, &waiter, now, reached, told);
             self.unconfirmed.insert(waiter.process);
-            return Turn::Granted { token, grant: waiter.grant };
+            return Turn::Granted { token, grant: waiter.grant, fence_memory: waiter.fence_memory };
         }
         Turn::Nobodys
     }
@@ -214,13 +216,19 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::Key, message::Claim};
+    use crate::{fence, key::Key};
 
     const MINUTE: Micros = 60_000_000;
 
     fn poll(token: &Token) -> Poll {
         Poll {
-            claim: Claim { key: Key::new("", "job").unwrap(), token: token.clone(), ttl: Duration::from_secs(30) },
+            claim: Claim {
+                key: Key::new("", "job").unwrap(),
+                token: token.clone(),
+                ttl: Duration::from_secs(30),
+                fence: None,
+                fence_memory: fence::MEMORY,
+            },
             ticket: None,
             grant: Duration::from_secs(1),
             window: Duration::from_secs(60),

@@ -1,6 +1,7 @@
 use super::*;
 
 const TTL: Duration = Duration::from_millis(100);
+const DAY: Duration = fence::MEMORY;
 
 fn granted(acquired: &Acquired) -> Fence {
     match acquired {
@@ -14,7 +15,7 @@ fn request(key: &Key, token: &Token, ttl: Duration) -> AcquireRequest {
 }
 
 fn claim(key: &Key, token: &Token, ttl: Duration) -> Claim {
-    Claim { key: key.clone(), token: token.clone(), ttl }
+    Claim { key: key.clone(), token: token.clone(), ttl, fence: None, fence_memory: DAY }
 }
 
 fn release_as(store: &mut Store, now: Micros, (key, token): (&Key, &Token), mode: &ReleaseMode) -> Owned {
@@ -115,9 +116,68 @@ fn fences_grow_when_the_clock_stands_still_or_goes_back() {
 fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
     let (mut store, key, one, _) = scene();
     let first = granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
-    let day = micros(Duration::from_secs(24 * 3_600));
+    let day = micros(DAY);
     assert_eq!(store.floor(1_000 + day - 1, &key), Some(first));
     assert_eq!(store.floor(1_000 + day, &key), None);
+}
+
+#[test]
+fn without_memory_a_floor_stays_until_the_clock_has_passed_it() {
+    let (mut store, key, one, two) = scene();
+    let drawn = |store: &mut Store, now, token: &Token, proposal: u64| {
+        let claim = Claim { fence_memory: Duration::ZERO, ..claim(&key, token, TTL) };
+        let voting = Some(Voting { restart_delay: Duration::ZERO, proposal: Fence::try_from(proposal).ok() });
+        u64::from(granted(&store.acquire(now, &AcquireRequest { claim, voting }).acquired))
+    };
+    for (token, fence) in [(&one, 5_000), (&two, 5_001)] {
+        assert_eq!(drawn(&mut store, 5_000, token, 0), fence, "the clock stands");
+        release(&mut store, 5_000, &key, token).unwrap();
+    }
+    assert_eq!(drawn(&mut store, 5_002, &one, 9_000), 9_000, "ahead of the clock");
+    release(&mut store, 8_000, &key, &one).unwrap();
+    assert_eq!(store.floor(9_000, &key).map(u64::from), Some(9_000));
+    assert_eq!(store.floor(9_001, &key), None);
+}
+
+#[test]
+fn the_holders_fence_outlives_its_floor() {
+    let (mut store, key, one, _) = scene();
+    let fence = granted(&store.acquire(1_000, &request(&key, &one, 2 * DAY)).acquired);
+    let later = 1_000 + micros(DAY + TTL);
+    assert_eq!(store.floor(later, &key), None, "the premise");
+    assert_eq!(store.holder(later, &key).unwrap().fence, Some(fence));
+    assert_eq!(granted(&store.acquire(later, &request(&key, &one, TTL)).acquired), fence, "a replay issues nothing");
+}
+
+#[test]
+fn a_raise_and_a_repair_raise_the_holders_fence_and_never_lower_it() {
+    let (mut store, key, one, _) = scene();
+    let drawn = granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
+    let seen = |store: &mut Store| store.holder(1_000, &key).unwrap().fence.unwrap();
+    let fence = |number: u64| Fence::try_from(number).unwrap();
+    assert_eq!(raise(&mut store, 1_000, &key, &one, fence(9_000)), Ok(()));
+    assert_eq!((drawn, seen(&mut store)), (fence(1_000), fence(9_000)));
+    assert_eq!(raise(&mut store, 1_000, &key, &one, fence(8_000)), Ok(()));
+    assert_eq!(seen(&mut store), fence(9_000));
+    let lease = claim(&key, &one, TTL);
+    for (repaired, known) in [(8_500, 9_000), (9_500, 9_500)] {
+        assert_eq!(store.repair(1_000, &lease, fence(repaired), Duration::ZERO), Repaired::Done);
+        assert_eq!(seen(&mut store), fence(known));
+    }
+    store.locks.clear();
+    assert_eq!(store.repair(1_000, &lease, fence(9_700), Duration::ZERO), Repaired::Done);
+    assert_eq!(seen(&mut store), fence(9_700));
+}
+
+#[test]
+fn what_is_retained_keeps_the_holders_fence() {
+    let (mut store, key, one, two) = scene();
+    let fence = granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
+    assert_eq!(retain(&mut store, 1_000, &key, &one, DAY, &two), Ok(()));
+    assert_eq!(
+        store.holder(2_000, &key).unwrap(),
+        Holder { token: Some(two), remaining: Some(DAY - Duration::from_millis(1)), fence: Some(fence) }
+    );
 }
 
 #[test]
@@ -126,7 +186,7 @@ fn what_has_expired_does_not_pile_up() {
     for day in 1..=10 {
         for n in 0..500 {
             let key = Key::new("", &format!("{day}:{n}")).unwrap();
-            granted(&store.acquire(day * (FLOOR_LIVES + 1), &request(&key, &Token::draw("one"), TTL)).acquired);
+            granted(&store.acquire(day * (micros(DAY) + 1), &request(&key, &Token::draw("one"), TTL)).acquired);
         }
     }
     assert!(store.fences.len() <= 1_500 && store.locks.len() <= 1_500, "{}", store.fences.len());
@@ -207,7 +267,7 @@ fn what_is_held_or_waited_for_is_not_swept_away() {
     crowd(&mut store, 1);
     assert_eq!(store.queue(1, &key, 9).0, 1);
     assert_eq!(store.renew(1, &claim(&key, &one, TTL)), Ok(()));
-    crowd(&mut store, 2 * FLOOR_LIVES);
+    crowd(&mut store, 2 * micros(DAY));
     assert!(store.queues.is_empty() && !store.fences.contains_key(&key) && !store.locks.contains_key(&key));
 }
 
@@ -280,11 +340,11 @@ fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
     for (fence, from) in [(now + 9, now + 9), (now + 20, now + 20)] {
         let fence = Fence::try_from(fence).unwrap();
         assert_eq!(raise(&mut store, now, &key, &one, fence), Ok(()));
-        assert_eq!(store.floor(from + FLOOR_LIVES - 1, &key), Some(fence));
+        assert_eq!(store.floor(from + micros(DAY) - 1, &key), Some(fence));
     }
-    assert_eq!(store.floor(now + 20 + FLOOR_LIVES, &key), None);
+    assert_eq!(store.floor(now + 20 + micros(DAY), &key), None);
     let old = Fence::try_from(5_u64).unwrap();
     assert_eq!(raise(&mut store, now, &key, &one, old), Ok(()));
-    assert_eq!(store.floor(now + FLOOR_LIVES - 1, &key), Some(old));
-    assert_eq!(store.floor(now + FLOOR_LIVES, &key), None);
+    assert_eq!(store.floor(now + micros(DAY) - 1, &key), Some(old));
+    assert_eq!(store.floor(now + micros(DAY), &key), None);
 }

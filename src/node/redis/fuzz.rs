@@ -38,6 +38,7 @@ use super::{
 };
 
 const TOKEN: &str = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@host:7";
+const VALUE: &str = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab:1795243932883512@host:7";
 
 /// Numbers at which arithmetic goes wrong, and those that mean something to a script.
 fn number() -> impl Strategy<Value = i64> {
@@ -52,6 +53,7 @@ fn text() -> impl Strategy<Value = String> {
         Just(u64::MAX.to_string()),
         Just("170141183460469231731687303715884105728".to_owned()),
         Just(TOKEN.to_owned()),
+        Just(VALUE.to_owned()),
         "lh1:.{0,40}",
         "(@user_script:|: |ERR |NOPERM |-|ERR Error running script| script: ){0,5}.{0,10}",
         ".{0,20}",
@@ -84,7 +86,7 @@ pub(super) fn anything() -> impl Strategy<Value = Value> {
 
 /// What the scripts answer, one of each kind.
 fn right() -> impl Strategy<Value = Value> {
-    let held = || [5_i64.into(), TOKEN.into(), 1_795_243_932_883_512_i64.into()];
+    let held = || [5_i64.into(), VALUE.into()];
     let array = |parts: Vec<Value>| Value::Array(parts);
     let signed = |parts: Vec<Value>| [parts, vec![1_795_243_932_883_512_i64.into(), "run".into()]].concat();
     let granted = vec![1_i64.into(), 7_i64.into()];
@@ -213,7 +215,7 @@ fn reckon_with(acquired: &Acquired) {
         Acquired::Busy { holder, .. } => {
             let shown = format!("{holder} {holder:?}");
             if let Some(token) = token(holder) {
-                let secret = token.as_str().split_once('@').map_or("", |(secret, _)| secret);
+                let secret = token.identity();
                 assert!(token.label().contains(secret) || !shown.contains(secret), "{shown}");
             }
             let mut backoff = Backoff::new(Jitter::from_seed(1));
@@ -256,8 +258,10 @@ proptest! {
         prop_assert_eq!(granted(&array(vec![1.into(), (-1 - issued).into()]), false), None, "no fence is negative");
 
         let remaining = u64::try_from(pttl).ok().map(Duration::from_millis);
-        let held = of(Token::parse(TOKEN), remaining, Fence::try_from(issued).ok());
-        let found = |code: i64| vec![code.into(), pttl.into(), TOKEN.into(), issued.into()];
+        let (token, fence) = (Token::parse(TOKEN).unwrap(), Fence::try_from(issued).unwrap());
+        let value = token.value(fence);
+        let held = of(Some(token), remaining, Some(fence));
+        let found = |code: i64| vec![code.into(), pttl.into(), value.clone().into()];
         prop_assert_eq!(holder(&array(found(1))), Some(Some(held.clone())));
         match vote(&array(found(0)), true, false).map(|read| read.acquired) {
             Some(Acquired::Busy { holder, tracked: true }) => prop_assert_eq!(holder, held.clone()),

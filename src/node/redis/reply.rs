@@ -24,9 +24,7 @@ pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
     };
     let acquired = match acquired {
         [granted, issued] if granted.as_i64() == Some(1) => Acquired::Granted(fence(issued)?),
-        [busy, pttl, value, stored] if busy.as_i64() == Some(0) => {
-            Acquired::Busy { holder: found(pttl, value, stored)?, tracked }
-        }
+        [busy, pttl, value] if busy.as_i64() == Some(0) => Acquired::Busy { holder: found(pttl, value)?, tracked },
         [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
         _ => return None,
     };
@@ -61,8 +59,8 @@ pub(super) fn polled(reply: &Value, tracked: bool, called: bool) -> Option<Polle
         [granted, issued] | [granted, issued, _] if granted.as_i64() == Some(1) => {
             return fence(issued).map(Polled::Granted);
         }
-        [waits, pttl, value, stored, place @ ..] if waits.as_i64() == Some(0) => {
-            let mut holder = found(pttl, value, stored)?;
+        [waits, pttl, value, place @ ..] if waits.as_i64() == Some(0) => {
+            let mut holder = found(pttl, value)?;
             if pttl.as_i64() == Some(NO_KEY) {
                 // Free already: nothing to wait for.
                 holder = holder::lasting(holder, Some(Duration::ZERO));
@@ -128,7 +126,7 @@ pub(super) fn released(reply: &Value) -> Option<Owned> {
 pub(super) fn holder(reply: &Value) -> Option<Option<Holder>> {
     match array(reply) {
         [none] if none.as_i64() == Some(0) => Some(None),
-        [some, pttl, value, stored] if some.as_i64() == Some(1) => Some(Some(found(pttl, value, stored)?)),
+        [some, pttl, value] if some.as_i64() == Some(1) => Some(Some(found(pttl, value)?)),
         _ => None,
     }
 }
@@ -180,8 +178,8 @@ fn owned(code: i64) -> Option<Owned> {
     }
 }
 
-fn found(pttl: &Value, value: &Value, stored: &Value) -> Option<Holder> {
-    Some(holder::read(value.as_str().as_deref(), pttl.as_i64()?, fence(stored)))
+fn found(pttl: &Value, value: &Value) -> Option<Holder> {
+    Some(holder::read(value.as_str().as_deref(), pttl.as_i64()?))
 }
 
 fn fence(value: &Value) -> Option<Fence> {
@@ -213,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_holder_of_another_type_has_no_value() {
-        let reply = Value::Array(vec![0.into(), 1_500.into(), Value::Null, Value::Null]);
+        let reply = Value::Array(vec![0.into(), 1_500.into(), Value::Null]);
         let vote = vote(&reply, false, false);
         let Some(Vote { acquired: Acquired::Busy { holder, .. }, sign: None, .. }) = vote else {
             panic!("busy was said")

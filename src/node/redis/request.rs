@@ -19,18 +19,18 @@ use super::{
 use crate::{error::keeper_ended, node::Answer};
 
 scripts! {
-    0 ACQUIRE = "issue" "may_vote" "acquire";
-    1 RAISE = "floor" "raise";
-    2 REPAIR = "may_vote" "floor" "repair";
-    3 RENEW = "renew";
-    4 RELEASE = "issue" "may_vote" "promote" "pass_on" "release";
-    5 KEEP = "keep";
+    0 ACQUIRE = "value" "issue" "may_vote" "acquire";
+    1 RAISE = "value" "issue" "floor" "raise";
+    2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
+    3 RENEW = "value" "renew";
+    4 RELEASE = "value" "issue" "may_vote" "promote" "pass_on" "release";
+    5 KEEP = "value" "keep";
     6 HOLDER = "holder";
-    7 FORCE_RELEASE = "issue" "may_vote" "promote" "pass_on" "force_release";
+    7 FORCE_RELEASE = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
     8 GUARDED_SET = "guarded_set";
     9 GUARDED_GET = "guarded_get";
-    10 POLL = "issue" "may_vote" "promote" "poll";
-    11 LEAVE = "issue" "may_vote" "promote" "pass_on" "leave";
+    10 POLL = "value" "issue" "may_vote" "promote" "poll";
+    11 LEAVE = "value" "issue" "may_vote" "promote" "pass_on" "leave";
     12 QUEUE = "queue";
     13 LOOK = "look";
     14 HELD = "held";
@@ -46,9 +46,10 @@ impl Redis {
     pub(super) fn ask(&self, via: Via, request: Request) -> Answer<Reply> {
         match request {
             Request::Acquire(request) => self.acquire(via, request),
-            Request::Raise { claim: Claim { key, token, .. }, fence } => {
+            Request::Raise { claim, fence } => {
                 let arguments = move |all: &mut Vec<Value>| {
-                    all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), number(fence)]);
+                    all.extend([claim.key.lock().into(), claim.key.fence().into(), value(&claim)]);
+                    all.extend([number(fence), millis(claim.fence_memory)]);
                 };
                 self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
             }
@@ -57,19 +58,19 @@ impl Redis {
                 let (keys, watch) = (batch.len(), via.0 == Route::Tracked);
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(batch.iter().map(|claim| claim.key.lock().into()));
-                    all.extend(batch.iter().flat_map(|claim| [claim.token.as_str().into(), millis(claim.ttl)]));
+                    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl)]));
                     if watch {
                         all.push("watch".into());
                     }
                 };
                 self.run(via, &RENEW, keys, arguments, |reply, _| reply::renewed(reply))
             }
-            Request::Release { claim: Claim { key, token, .. }, mode } => match mode {
+            Request::Release { claim, mode } => match mode {
                 ReleaseMode::Delete => {
                     let witness = self.witness.clone();
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend(queue_keys(&key));
-                        all.push(token.as_str().into());
+                        all.extend(queue_keys(&claim.key));
+                        all.push(value(&claim));
                         witness.testify_to_queues(all);
                     };
                     self.run(via, &RELEASE, 4, arguments, |reply, _| reply::released(reply))
@@ -78,15 +79,15 @@ impl Redis {
                     // Where it was notified, or would have been: by now it may not be listening.
                     let (channel, witness) = (self.push.name().to_owned(), self.witness.clone());
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend(queue_keys(&key));
-                        all.extend([token.as_str().into(), channel.as_str().into()]);
+                        all.extend(queue_keys(&claim.key));
+                        all.extend([claim.token.as_str().into(), channel.as_str().into()]);
                         witness.testify_to_queues(all);
                     };
                     self.run(via, &LEAVE, 4, arguments, |reply, _| reply::released(reply))
                 }
                 ReleaseMode::Retain(keep, stays) => {
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend([key.lock().into(), token.as_str().into(), millis(keep), stays.as_str().into()]);
+                        all.extend([claim.key.lock().into(), value(&claim), millis(keep), stays.as_str().into()]);
                     };
                     self.run(via, &KEEP, 1, arguments, |reply, _| reply::released(reply))
                 }
@@ -98,8 +99,8 @@ impl Redis {
                 self.run(via, &QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
             }
             Request::Holder(key) => {
-                let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.fence().into()]);
-                self.run(via, &HOLDER, 2, arguments, |reply, _| reply::holder(reply))
+                let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
+                self.run(via, &HOLDER, 1, arguments, |reply, _| reply::holder(reply))
             }
             Request::Held { pattern, cursor } => {
                 let arguments = move |all: &mut Vec<Value>| {
@@ -127,8 +128,9 @@ impl Redis {
     fn acquire(&self, via: Via, AcquireRequest { claim, voting }: AcquireRequest) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
-            let Claim { key, token, ttl } = &claim;
+            let Claim { key, token, ttl, fence_memory, .. } = &claim;
             all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
+            all.push(millis(*fence_memory));
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
                 all.extend([seconds(voting.restart_delay), proposal.into()]);
@@ -150,9 +152,9 @@ impl Redis {
     fn repair(&self, via: Via, claim: Claim, fence: Fence, restart_delay: Duration) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
-            let Claim { key, token, ttl } = &claim;
+            let Claim { key, token, ttl, fence_memory, .. } = &claim;
             all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
-            all.extend([number(fence), seconds(restart_delay)]);
+            all.extend([number(fence), millis(*fence_memory), seconds(restart_delay)]);
             if !restart_delay.is_zero() {
                 witness.testify(all);
             }
@@ -169,13 +171,13 @@ impl Redis {
         // The process has the name whether or not it hears there.
         let channel = format!("{}{}", if called { "" } else { "~" }, self.push.name());
         let arguments = move |all: &mut Vec<Value>| {
-            let Claim { key, token, ttl } = &poll.claim;
+            let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
             all.extend(queue_keys(key));
             all.extend([token.as_str().into(), millis(*ttl)]);
             all.push(poll.ticket.unwrap_or_default().to_string().into());
             all.extend([millis(poll.grant), millis(poll.window)]);
             all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
-            all.push(seconds(poll.restart_delay));
+            all.extend([seconds(poll.restart_delay), millis(*fence_memory)]);
             if !poll.restart_delay.is_zero() {
                 witness.testify_and_queue(all);
             }
@@ -224,6 +226,14 @@ impl Redis {
 /// The keys of every script that may pass a lock on.
 fn queue_keys(key: &Key) -> [Value; 4] {
     [key.lock().into(), key.fence().into(), key.queue().into(), key.wait().into()]
+}
+
+/// What the lock's key has, as far as it is known.
+fn value(claim: &Claim) -> Value {
+    match claim.fence {
+        Some(fence) => claim.token.value(fence).into(),
+        None => claim.token.as_str().into(),
+    }
 }
 
 fn number(fence: Fence) -> Value {

@@ -110,7 +110,7 @@ pub(crate) fn callable(wire: &mut Wire, name: &str) -> usize {
     entries
         .array()
         .iter()
-        .filter(|entry| entry.text().split('|').nth(3).is_some_and(|name| !name.starts_with('~')))
+        .filter(|entry| entry.text().split('|').nth(4).is_some_and(|name| !name.starts_with('~')))
         .count()
 }
 

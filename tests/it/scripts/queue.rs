@@ -10,7 +10,7 @@ use support::{
     scripts::{ACQUIRE, FORCE_RELEASE, LEAVE, POLL, QUEUE, RELEASE},
 };
 
-use super::{FENCE, LOCK, TTL};
+use super::{FENCE, LOCK, MEMORY, TTL, fence_in, labels, owner, token};
 
 const LINE: &str = "{job}:lh:queue";
 const WAIT: &str = "{job}:lh:wait";
@@ -48,7 +48,7 @@ impl Polled {
 /// One poll, with everything at its usual value.
 #[derive(Debug, Clone, Copy)]
 struct Poll<'a> {
-    token: &'a str,
+    label: &'a str,
     channel: &'a str,
     ticket: &'a str,
     grant: &'a str,
@@ -58,15 +58,15 @@ struct Poll<'a> {
 }
 
 /// A poll of a waiter whose process has the name of its channel.
-fn poll<'a>(token: &'a str, channel: &'a str) -> Poll<'a> {
-    Poll { token, channel, ticket: "0", grant: GRANT, window: WINDOW, enter: true, restart_delay: "0" }
+fn poll<'a>(label: &'a str, channel: &'a str) -> Poll<'a> {
+    Poll { label, channel, ticket: "0", grant: GRANT, window: WINDOW, enter: true, restart_delay: "0" }
 }
 
 impl Poll<'_> {
     fn raw(&self, wire: &mut Wire) -> Value {
         let enter = if self.enter { "1" } else { "0" };
-        let Self { token, channel, ticket, grant, window, restart_delay, .. } = *self;
-        eval(wire, POLL, &[token, TTL, ticket, grant, window, channel, enter, restart_delay])
+        let Self { label, channel, ticket, grant, window, restart_delay, .. } = *self;
+        eval(wire, POLL, &[&token(label), TTL, ticket, grant, window, channel, enter, restart_delay, MEMORY])
     }
 
     #[track_caller]
@@ -75,23 +75,17 @@ impl Poll<'_> {
         let some = |value: &Value| (!value.is_nil()).then(|| value.clone());
         match reply.array() {
             [Value::Int(1), fence, ..] => Polled::Granted(fence.int()),
-            [
-                Value::Int(0),
-                Value::Int(pttl),
-                value,
-                fence,
-                ticket @ Value::Bulk(_),
-                Value::Int(rank),
-                Value::Int(new),
-            ] => Polled::Waits {
-                pttl: *pttl,
-                value: some(value).map(|value| value.text()),
-                fence: some(fence).map(|fence| fence.int()),
-                ticket: ticket.text(),
-                rank: *rank,
-                entered: *new,
-            },
-            other => panic!("the poll of {} was answered {other:?}", self.token),
+            [Value::Int(0), Value::Int(pttl), value, ticket @ Value::Bulk(_), Value::Int(rank), Value::Int(new)] => {
+                Polled::Waits {
+                    pttl: *pttl,
+                    value: some(value).map(|value| labels(&value.text())),
+                    fence: some(value).and_then(|value| fence_in(&value.text())),
+                    ticket: ticket.text(),
+                    rank: *rank,
+                    entered: *new,
+                }
+            }
+            other => panic!("the poll of {} was answered {other:?}", self.label),
         }
     }
 }
@@ -104,22 +98,22 @@ fn eval(wire: &mut Wire, script: &str, args: &[&str]) -> Value {
 }
 
 #[track_caller]
-fn release(wire: &mut Wire, token: &str) -> i64 {
-    eval(wire, RELEASE, &[token]).int()
+fn release(wire: &mut Wire, label: &str) -> i64 {
+    eval(wire, RELEASE, &[&token(label)]).int()
 }
 
 #[track_caller]
-fn leave(wire: &mut Wire, token: &str, channel: &str) -> i64 {
-    eval(wire, LEAVE, &[token, channel]).int()
+fn leave(wire: &mut Wire, label: &str, channel: &str) -> i64 {
+    eval(wire, LEAVE, &[&token(label), channel]).int()
 }
 
 /// The call to a waiter that is granted the lock.
-fn call_of(token: &str) -> String {
-    format!("granted {} {token}{LOCK}", token.len())
+fn call_of(label: &str) -> String {
+    format!("granted {} {label}{LOCK}", token(label).len())
 }
 
-fn acquire(wire: &mut Wire, token: &str) -> Value {
-    wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, token, TTL])
+fn acquire(wire: &mut Wire, label: &str) -> Value {
+    wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, &token(label), TTL, MEMORY])
 }
 
 /// Whether a process has been granted the lock and not said anything since.
@@ -127,10 +121,10 @@ fn has_mark(wire: &mut Wire, process: &str) -> bool {
     wire.must(&["HEXISTS", WAIT, &format!("!{process}")]).int() == 1
 }
 
-/// The tokens in line, the first one first.
+/// Who is in line, the first one first.
 #[track_caller]
 fn line(wire: &mut Wire) -> Vec<String> {
-    wire.must(&["ZRANGE", LINE, "0", "-1"]).array().iter().map(Value::text).collect()
+    wire.must(&["ZRANGE", LINE, "0", "-1"]).array().iter().map(|token| labels(&token.text())).collect()
 }
 
 /// A process that listens on a channel. Dropping it is its death.
@@ -153,7 +147,7 @@ impl Process {
         loop {
             let reply = self.0.reply().unwrap();
             match reply.array() {
-                [kind, _, message] if kind.text() == "message" => told.push(message.text()),
+                [kind, _, message] if kind.text() == "message" => told.push(labels(&message.text())),
                 [kind, _] if kind.text() == "pong" => return told,
                 other => panic!("{other:?}"),
             }
@@ -185,7 +179,7 @@ fn a_release_deletes_its_own_lock_only_and_once() {
     let mut wire = server.wire();
     assert_eq!(release(&mut wire, "mine"), 0, "it is gone");
     acquire(&mut wire, "another's");
-    assert_eq!((release(&mut wire, "mine"), wire.get(LOCK).as_deref()), (-1, Some("another's")));
+    assert_eq!((release(&mut wire, "mine"), owner(&mut wire).as_deref()), (-1, Some("another's")));
     assert_eq!((release(&mut wire, "another's"), wire.exists(LOCK)), (1, false));
     assert_eq!(release(&mut wire, "another's"), 0, "the same, come again");
 }
@@ -201,7 +195,7 @@ fn waiters_get_the_lock_in_their_order_and_it_is_never_free_in_between() {
     let (mut holder, mut last) = ("holder", wire.get(FENCE).unwrap().parse::<i64>().unwrap());
     for (at, next) in ["a", "b", "c"].into_iter().enumerate() {
         assert_eq!(release(&mut wire, holder), 1);
-        assert_eq!(wire.get(LOCK).as_deref(), Some(next), "a grant at the release");
+        assert_eq!(owner(&mut wire).as_deref(), Some(next), "a grant at the release");
         let pttl = wire.pttl(LOCK);
         assert!((4_000..=5_000).contains(&pttl), "for its grant, not its TTL: {pttl}");
         let drawn: i64 = wire.get(FENCE).unwrap().parse().unwrap();
@@ -221,7 +215,7 @@ fn a_replay_of_any_script_changes_nothing_more() {
     let (server, mut wire) = held();
     let mut a = Process::start(&server, "a");
     let state = |wire: &mut Wire| {
-        let held = (wire.get(LOCK), wire.get(FENCE), line(wire));
+        let held = (owner(wire), wire.get(FENCE), line(wire));
         let mut wait: Vec<String> = wire.must(&["HKEYS", WAIT]).array().iter().map(Value::text).collect();
         wait.sort();
         (held, wait)
@@ -246,7 +240,7 @@ fn a_replay_of_any_script_changes_nothing_more() {
     assert_eq!(state(&mut wire), confirmed);
 
     assert_eq!((leave(&mut wire, "a", "a"), leave(&mut wire, "a", "a")), (1, -1));
-    assert_eq!(wire.get(LOCK).as_deref(), Some("b"));
+    assert_eq!(owner(&mut wire).as_deref(), Some("b"));
     assert_eq!((leave(&mut wire, "b", "b"), leave(&mut wire, "b", "b")), (1, 0));
     assert_eq!(eval(&mut wire, FORCE_RELEASE, &[]).int(), 0);
 }
@@ -262,11 +256,11 @@ fn an_unreachable_waiter_is_skipped_and_keeps_its_place() {
         poll(token, "alive").send(&mut wire);
     }
     // Two waiters without an entry, as if `wait` had been evicted.
-    wire.must(&["ZADD", LINE, "1", "z"]);
+    wire.must(&["ZADD", LINE, "1", &token("z")]);
     killed.die(&mut wire, "killed");
     sleep(Duration::from_millis(2));
     assert_eq!(release(&mut wire, "holder"), 1);
-    assert_eq!(wire.get(LOCK).as_deref(), Some("c"));
+    assert_eq!(owner(&mut wire).as_deref(), Some("c"));
     assert_eq!(line(&mut wire), ["d"]);
     let again = Poll { ticket: &ticket, ..poll("a", "killed") }.send(&mut wire);
     assert_eq!(again.place(), (ticket, 0, 1));
@@ -289,7 +283,7 @@ fn a_killed_process_costs_one_message_and_a_stopped_one_a_single_grant() {
 
     wire.must(&["CONFIG", "RESETSTAT"]);
     assert_eq!(release(&mut wire, "holder"), 1);
-    assert_eq!(wire.get(LOCK).as_deref(), Some("s1"), "nothing tells it from one that is well");
+    assert_eq!(owner(&mut wire).as_deref(), Some("s1"), "nothing tells it from one that is well");
     let stats = wire.must(&["INFO", "commandstats"]).text();
     assert!(stats.contains("cmdstat_publish:calls=4,"), "killed, granted, next, and next of another process: {stats}");
     support::eventually(Duration::from_secs(5), "the grant lapses", || !wire.exists(LOCK));
@@ -302,7 +296,7 @@ fn a_killed_process_costs_one_message_and_a_stopped_one_a_single_grant() {
     // It runs again, and polls with each of its waiters.
     assert_eq!(Poll { ticket: "1", ..poll("s2", "stopped") }.send(&mut wire).place().1, 0);
     assert_eq!(leave(&mut wire, "a1", "alive"), 1);
-    assert_eq!(wire.get(LOCK).as_deref(), Some("s2"), "a process that says something is granted to again");
+    assert_eq!(owner(&mut wire).as_deref(), Some("s2"), "a process that says something is granted to again");
 }
 
 #[test]
@@ -346,9 +340,9 @@ fn a_waiter_that_gives_up_at_the_instant_of_its_grant_passes_it_on() {
     assert_eq!(line(&mut wire), ["a", "b", "d"]);
     assert_eq!(release(&mut wire, "holder"), 1);
     assert_eq!(leave(&mut wire, "a", "a"), 1);
-    assert_eq!(wire.get(LOCK).as_deref(), Some("b"));
+    assert_eq!(owner(&mut wire).as_deref(), Some("b"));
     assert_eq!(leave(&mut wire, "b", "b"), 1);
-    assert_eq!(wire.get(LOCK).as_deref(), Some("d"), "its process is not silent: it has just said so");
+    assert_eq!(owner(&mut wire).as_deref(), Some("d"), "its process is not silent: it has just said so");
     assert_eq!(leave(&mut wire, "d", "b"), 1);
     assert!(!wire.exists(LOCK), "there is nobody left");
     assert_eq!(leave(&mut wire, "d", "b"), 0);
@@ -412,7 +406,7 @@ fn tickets_restore_a_queue_that_was_deleted() {
     let listed = listed.array();
     assert!(matches!(listed[0], Value::Int(now) if now > tickets[2].parse().unwrap()), "{:?}", listed[0]);
     assert_eq!(listed[1], Value::Int(3));
-    let line: Vec<String> = listed[2..].iter().map(Value::text).collect();
+    let line: Vec<String> = listed[2..].iter().map(|part| labels(&part.text())).collect();
     assert_eq!(line, ["a", &tickets[0], "b", &tickets[1]]);
     let none = wire.must(&["EVAL", QUEUE, "1", "{other}:lh:queue", "2"]);
     assert!(matches!(none.array(), [Value::Int(_), Value::Int(0)]));
@@ -447,7 +441,7 @@ fn a_newly_started_server_grants_nothing_to_a_queue_and_keeps_its_order() {
     for script in [RELEASE, LEAVE, FORCE_RELEASE] {
         acquire(&mut wire, "holder");
         assert_eq!(delayed("second").send(&mut wire).place().1, 1, "somebody has it");
-        assert_eq!(eval(&mut wire, script, &["holder", ""]), Value::Int(1));
+        assert_eq!(eval(&mut wire, script, &[&token("holder"), ""]), Value::Int(1));
         assert!(!wire.exists(LOCK), "what may be somebody else's is passed on to nobody");
     }
     assert_eq!((line(&mut wire), a.told()), (vec!["first".into(), "second".into()], vec![]));
@@ -457,7 +451,7 @@ fn a_newly_started_server_grants_nothing_to_a_queue_and_keeps_its_order() {
     assert_eq!(a.told().first(), Some(&call_of("first")));
     delayed("first").send(&mut wire).fence();
     assert_eq!(release(&mut wire, "first"), 1);
-    assert_eq!(wire.get(LOCK).as_deref(), Some("second"));
+    assert_eq!(owner(&mut wire).as_deref(), Some("second"));
 }
 
 #[test]
@@ -505,7 +499,7 @@ fn a_stepped_server_clock_changes_nobodys_place() {
     let (mut holder, mut last) = ("holder", holder.array()[1].int());
     for next in ["a", "b", "c", "d"] {
         assert_eq!(leave(&mut wire, holder, "all"), 1);
-        assert_eq!(wire.get(LOCK).as_deref(), Some(next));
+        assert_eq!(owner(&mut wire).as_deref(), Some(next));
         let fence = poll(next, "all").send(&mut wire).fence();
         assert!(fence > last, "{fence} after {last}");
         (holder, last) = (next, fence);
@@ -556,7 +550,7 @@ fn a_release_works_whatever_is_wrong_with_the_queue() {
         &["SET", WAIT, "x"],
         &["SET", FENCE, "x"],
         &["LPUSH", FENCE, "x"],
-        &["HSET", WAIT, "a", "x"],
+        &["HSET", WAIT, &token("a"), "x"],
     ] {
         for script in [RELEASE, LEAVE, FORCE_RELEASE] {
             wire.must(&["FLUSHALL"]);
@@ -564,7 +558,7 @@ fn a_release_works_whatever_is_wrong_with_the_queue() {
             poll("a", "a").send(&mut wire);
             wire.del(spoil[1]);
             wire.must(spoil);
-            assert_eq!(eval(&mut wire, script, &["holder", ""]), Value::Int(1), "{spoil:?}");
+            assert_eq!(eval(&mut wire, script, &[&token("holder"), ""]), Value::Int(1), "{spoil:?}");
             assert!(!wire.exists(LOCK), "{spoil:?}");
             if spoil[1] == FENCE {
                 assert_eq!(line(&mut wire), ["a"], "nobody loses a place for it");
@@ -598,7 +592,7 @@ fn a_user_without_rights_to_the_queue_can_release() {
         let mut worker = server.wire();
         worker.must(&["AUTH", "worker", "secret"]);
         assert_eq!(release(&mut worker, "holder"), 1, "{rights}");
-        assert_eq!(wire.get(LOCK).as_deref(), granted.then_some("a"), "{rights}");
+        assert_eq!(owner(&mut wire).as_deref(), granted.then_some("a"), "{rights}");
         assert_eq!(a.told().len(), usize::from(rights.contains("publish")), "{rights}");
     }
 }
@@ -613,8 +607,8 @@ fn exhausted_memory_stops_no_release_and_leaves_nothing_of_a_poll() {
         let refused = poll("b", "b").raw(&mut wire);
         assert!(refused.error().unwrap().contains("OOM"), "{refused:?}");
         assert_eq!(line(&mut wire), ["a"]);
-        assert_eq!(eval(&mut wire, script, &["holder", ""]), Value::Int(1));
-        assert_eq!(wire.get(LOCK).as_deref(), Some("a"));
+        assert_eq!(eval(&mut wire, script, &[&token("holder"), ""]), Value::Int(1));
+        assert_eq!(owner(&mut wire).as_deref(), Some("a"));
         poll("a", "a").send(&mut wire).fence();
         assert_eq!(leave(&mut wire, "a", "a"), 1);
         let refused = poll("b", "b").raw(&mut wire);
@@ -625,10 +619,13 @@ fn exhausted_memory_stops_no_release_and_leaves_nothing_of_a_poll() {
 
 /// Waiters by the thousand, without a poll of each.
 fn crowd(wire: &mut Wire, count: usize, channel: &str) {
-    let entry = format!("{GRANT}|9|0|{channel}");
-    let script = "for i = 1, tonumber(ARGV[1]) do redis.call('ZADD', KEYS[1], i, 'crowd' .. i) \
-                  redis.call('HSET', KEYS[2], 'crowd' .. i, ARGV[2]) end";
-    wire.must(&["EVAL", script, "2", LINE, WAIT, &count.to_string(), &entry]);
+    let entry = format!("{GRANT}|9|0|{MEMORY}|{channel}");
+    let script = "for i = 2, #ARGV do redis.call('ZADD', KEYS[1], i - 1, ARGV[i]) \
+                  redis.call('HSET', KEYS[2], ARGV[i], ARGV[1]) end";
+    let tokens: Vec<String> = (1..=count).map(|n| token(&format!("crowd{n}"))).collect();
+    let mut command = vec!["EVAL", script, "2", LINE, WAIT, &entry];
+    command.extend(tokens.iter().map(String::as_str));
+    wire.must(&command);
 }
 
 /// The longest that the server itself was busy with one script, by its own measure.
@@ -648,7 +645,7 @@ fn a_lock_with_ten_thousand_waiters_is_passed_on_at_once() {
     assert_eq!(release(&mut wire, "holder"), 1);
     // The first time includes the compilation of the text.
     assert!(longest(&mut wire) < Duration::from_millis(50), "{:?}", longest(&mut wire));
-    assert_eq!(wire.get(LOCK).as_deref(), Some("crowd1"));
+    assert_eq!(owner(&mut wire).as_deref(), Some("crowd1"));
     assert_eq!(all.told(), [call_of("crowd1"), format!("next {GRANT} crowd2")]);
 }
 
@@ -661,8 +658,9 @@ fn ten_thousand_dead_waiters_are_skipped() {
         poll("holder", "").send(&mut wire).fence();
         crowd(&mut wire, 10_000, channel);
         // One of the last.
-        wire.must(&["ZADD", LINE, "9995.5", "told"]);
-        wire.must(&["HSET", WAIT, "told", &format!("{GRANT}|0|0|alive")]);
+        let told = token("told");
+        wire.must(&["ZADD", LINE, "9995.5", &told]);
+        wire.must(&["HSET", WAIT, &told, &format!("{GRANT}|0|0|{MEMORY}|alive")]);
         let start = Instant::now();
         assert_eq!(release(&mut wire, "holder"), 1);
         assert!(start.elapsed() < Duration::from_secs(1), "one call is bounded: {:?}", start.elapsed());
@@ -714,7 +712,7 @@ fn the_first_waiter_of_another_process_is_notified_at_any_position() {
     for grant in 1..=3 {
         assert_eq!(release(&mut wire, &holder), 1);
         assert_eq!(a.told().len(), usize::from(grant == 3), "grant {grant}");
-        holder = wire.get(LOCK).unwrap();
+        holder = owner(&mut wire).unwrap();
         poll(&holder, "stopped").send(&mut wire).fence();
     }
     // Among those who poll there is nobody to notify.
@@ -743,7 +741,7 @@ fn a_long_queue_of_one_process_is_walked_once_and_again_when_another_process_ent
         wire.must(&["CONFIG", "RESETSTAT"]);
         assert_eq!(release(wire, &holder), 1);
         let read = wire.calls("hget");
-        holder = wire.get(LOCK).unwrap();
+        holder = owner(wire).unwrap();
         poll(&holder, "all").send(wire).fence();
         (ears.told(), read)
     };
@@ -833,15 +831,15 @@ fn a_process_that_polls_and_was_killed_costs_a_single_grant() {
     Poll { grant: "100", ..poll("k5", "~other") }.send(&mut wire);
     poll("me", "~me").send(&mut wire);
     assert_eq!(release(&mut wire, "holder"), 1);
-    assert_eq!(wire.get(LOCK).as_deref(), Some("k1"));
+    assert_eq!(owner(&mut wire).as_deref(), Some("k1"));
     assert!(has_mark(&mut wire, "killed"));
     lapses(&mut wire);
     let looks = Poll { enter: false, ..poll("look", "~look") };
     looks.send(&mut wire);
-    assert_eq!((wire.get(LOCK).as_deref(), line(&mut wire)), (Some("k4"), vec!["k5".into(), "me".into()]));
+    assert_eq!((owner(&mut wire).as_deref(), line(&mut wire)), (Some("k4"), vec!["k5".into(), "me".into()]));
     lapses(&mut wire);
     looks.send(&mut wire);
-    assert_eq!((wire.get(LOCK).as_deref(), line(&mut wire)), (Some("me"), vec![]));
+    assert_eq!((owner(&mut wire).as_deref(), line(&mut wire)), (Some("me"), vec![]));
 }
 
 #[test]
@@ -861,9 +859,9 @@ fn a_process_that_polls_and_lives_loses_nothing() {
     assert_eq!(polls("a", &tickets[0]).send(&mut wire).place(), (tickets[0].clone(), 0, 1), "its place, too");
     assert_eq!(line(&mut wire), ["a", "c", "other"]);
     assert_eq!(leave(&mut wire, "b", "polls"), 1);
-    assert_eq!(wire.get(LOCK).as_deref(), Some("a"));
+    assert_eq!(owner(&mut wire).as_deref(), Some("a"));
     assert_eq!(leave(&mut wire, "a", "polls"), 1, "leaving says something too");
-    assert_eq!(wire.get(LOCK).as_deref(), Some("c"));
+    assert_eq!(owner(&mut wire).as_deref(), Some("c"));
 }
 
 /// The marks in `wait`.

@@ -5,23 +5,37 @@ use std::time::Duration;
 
 use support::{
     ClockShim, Server, Value, Wire,
-    scripts::{ACQUIRE, KEEP, RAISE, REPAIR},
+    scripts::{ACQUIRE, KEEP, RAISE, RELEASE, RENEW, REPAIR},
 };
 
-use super::{FENCE, LOCK, TTL};
+use super::{FENCE, LOCK, MEMORY, TTL, fence_in, owner, token};
 
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
-fn vote(wire: &mut Wire, token: &str, delay: &str, proposal: &str) -> Value {
-    wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, token, TTL, delay, proposal])
+fn vote(wire: &mut Wire, label: &str, delay: &str, proposal: &str) -> Value {
+    wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, &token(label), TTL, MEMORY, delay, proposal])
 }
 
-fn raise(wire: &mut Wire, token: &str, fence: i64) -> Value {
-    wire.cmd(&["EVAL", RAISE, "2", LOCK, FENCE, token, &fence.to_string()])
+fn raise(wire: &mut Wire, label: &str, fence: i64) -> Value {
+    wire.cmd(&["EVAL", RAISE, "2", LOCK, FENCE, &token(label), &fence.to_string(), MEMORY])
 }
 
-fn repair(wire: &mut Wire, token: &str, fence: i64, delay: &str) -> Value {
-    wire.cmd(&["EVAL", REPAIR, "2", LOCK, FENCE, token, TTL, &fence.to_string(), delay])
+fn repair(wire: &mut Wire, label: &str, fence: i64, delay: &str) -> Value {
+    wire.cmd(&["EVAL", REPAIR, "2", LOCK, FENCE, &token(label), TTL, &fence.to_string(), MEMORY, delay])
+}
+
+fn release(wire: &mut Wire, known: &str) -> i64 {
+    wire.cmd(&["EVAL", RELEASE, "4", LOCK, FENCE, "{job}:lh:queue", "{job}:lh:wait", known]).int()
+}
+
+fn renew(wire: &mut Wire, known: &str) -> i64 {
+    let renewed = wire.cmd(&["EVAL", RENEW, "1", LOCK, known, "60000"]);
+    renewed.array()[0].int()
+}
+
+/// The fence that whoever looks at the lock sees.
+fn shown(wire: &mut Wire) -> i64 {
+    wire.get(LOCK).and_then(|value| fence_in(&value)).unwrap()
 }
 
 /// The server's clock in microseconds.
@@ -50,10 +64,11 @@ fn a_vote_names_its_time_and_server() {
     assert_eq!((code.int(), id.text()), (1, run_id.clone()));
     assert!(fence(at) >= before && fence(at) <= time(&mut wire) && fence(drawn) == fence(at), "{granted:?}");
     let busy = vote(&mut wire, "two", "0", "");
-    let [code, pttl, value, there, _, id] = busy.array() else { panic!("{busy:?}") };
-    assert_eq!((code.int(), value.text(), fence(there), id.text()), (0, "one".into(), fence(drawn), run_id));
+    let [code, pttl, value, _, id] = busy.array() else { panic!("{busy:?}") };
+    let first = format!("{}:{}@one", &token("one")[..40], fence(drawn));
+    assert_eq!((code.int(), value.text(), id.text()), (0, first, run_id));
     assert!((1..=30_000).contains(&pttl.int()), "{busy:?}");
-    let alone = wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, "one", TTL]);
+    let alone = wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, &token("one"), TTL, MEMORY]);
     assert_eq!(alone.array().len(), 2, "nobody asked who it is");
 }
 
@@ -62,7 +77,7 @@ fn a_replayed_acquire_is_granted_again_with_its_fence_and_never_shortens() {
     let server = Server::start();
     let mut wire = server.wire();
     let mut acquire = |ttl: &str| {
-        let reply = wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, "one", ttl]);
+        let reply = wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, &token("one"), ttl, MEMORY]);
         assert_eq!(reply.array()[0].int(), 1, "{reply:?}");
         (fence(&reply.array()[1]), wire.pttl(LOCK))
     };
@@ -120,8 +135,10 @@ fn an_uptime_witness_counts_for_its_own_run_only() {
     let another = "0".repeat(40);
     for script in [ACQUIRE, REPAIR] {
         let mut ask = |run: &str, known: &str| {
-            let (third, fourth) = if script == ACQUIRE { ("31", "") } else { ("7", "31") };
-            wire.cmd(&["EVAL", script, "2", LOCK, FENCE, "one", TTL, third, fourth, run, known])
+            let rest = if script == ACQUIRE { [MEMORY, "31", ""] } else { ["7", MEMORY, "31"] };
+            let token = token("one");
+            let asked = [&["EVAL", script, "2", LOCK, FENCE, &token, TTL][..], &rest, &[run, known]];
+            wire.cmd(&asked.concat())
         };
         for (run, known, left) in [(&*another, "99999", 31), (&*run_id, "", 31), (&*run_id, "30", 1)] {
             let answer = ask(run, known);
@@ -163,11 +180,11 @@ fn a_repair_restores_a_lost_key_and_its_floor_and_overwrites_nothing() {
     let wanted = time(&mut wire) + 1_000_000;
     for _replayed in 0..2 {
         assert_eq!(repair(&mut wire, "one", wanted, "0").array(), [Value::Int(1)]);
-        assert_eq!((wire.get(LOCK), stored(&mut wire)), (Some("one".into()), wanted));
+        assert_eq!((owner(&mut wire), stored(&mut wire)), (Some("one".into()), wanted));
         assert!((1..=30_000).contains(&wire.pttl(LOCK)));
     }
     assert_eq!(repair(&mut wire, "two", wanted + 1, "0").array(), [Value::Int(-1)]);
-    assert_eq!((wire.get(LOCK), stored(&mut wire)), (Some("one".into()), wanted));
+    assert_eq!((owner(&mut wire), stored(&mut wire)), (Some("one".into()), wanted));
     wire.del(LOCK);
     wire.must(&["HSET", LOCK, "a", "b"]);
     assert_eq!(repair(&mut wire, "one", wanted + 1, "0").array(), [Value::Int(-1)]);
@@ -177,19 +194,63 @@ fn a_repair_restores_a_lost_key_and_its_floor_and_overwrites_nothing() {
 fn a_key_is_retained_once_and_for_its_owner_only() {
     let server = Server::start();
     let mut wire = server.wire();
-    let keep = |wire: &mut Wire, token: &str, millis: &str| {
-        let reply = wire.cmd(&["EVAL", KEEP, "1", LOCK, token, millis, "what stays"]);
+    let keep = |wire: &mut Wire, label: &str, millis: &str| {
+        let reply = wire.cmd(&["EVAL", KEEP, "1", LOCK, &token(label), millis, &token("what stays")]);
         (reply.int(), wire.get(LOCK), wire.pttl(LOCK) > 50_000)
     };
-    let stays = Some("what stays".to_owned());
     assert_eq!(keep(&mut wire, "one", "60000"), (0, None, false), "no lock");
-    vote(&mut wire, "one", "0", "");
-    assert_eq!(keep(&mut wire, "two", "60000"), (-1, Some("one".into()), false), "somebody else's");
-    assert_eq!(keep(&mut wire, "one", "60000"), (1, stays.clone(), true));
-    assert_eq!(keep(&mut wire, "one", "1000"), (1, stays, true), "a replay finds what stays");
+    let drawn = fence(&vote(&mut wire, "one", "0", "").array()[1]);
+    let value = |label: &str| Some(format!("{}:{drawn}@{label}", &token(label)[..40]));
+    assert_eq!(keep(&mut wire, "two", "60000"), (-1, value("one"), false), "somebody else's");
+    assert_eq!(keep(&mut wire, "one", "60000"), (1, value("what stays"), true), "its fence stays");
+    assert_eq!(keep(&mut wire, "one", "1000"), (1, value("what stays"), true), "a replay finds what stays");
+    assert_eq!(release(&mut wire, &token("one")), -1, "it is not this token's any more");
     wire.del(LOCK);
     wire.must(&["HSET", LOCK, "a", "b"]);
-    assert_eq!(wire.cmd(&["EVAL", KEEP, "1", LOCK, "one", "60000", "what stays"]).int(), -1, "no lock at all");
+    let kept = wire.cmd(&["EVAL", KEEP, "1", LOCK, &token("one"), "60000", &token("what stays")]);
+    assert_eq!(kept.int(), -1, "no lock at all");
+}
+
+#[test]
+fn a_value_is_its_tokens_whatever_fence_and_label_it_has() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let identity = token("one")[..40].to_owned();
+    let known = [token("one"), format!("{identity}:7@one"), format!("{identity}:8@two")];
+    for known in &known {
+        wire.set(LOCK, &format!("{identity}:7@one"));
+        assert_eq!((renew(&mut wire, known), wire.pttl(LOCK) > 50_000), (1, true), "{known}");
+        assert_eq!((release(&mut wire, known), wire.exists(LOCK)), (1, false), "{known}");
+    }
+    // Labels that look like a value, like an identity, and like a fence.
+    for value in [format!("{}:7@{}:7@one", &token("two")[..40], identity), format!("{identity}0:7@one")[1..].into()] {
+        wire.set(LOCK, &value);
+        for known in &known {
+            assert_eq!((renew(&mut wire, known), release(&mut wire, known)), (-1, -1), "{known} and {value}");
+        }
+    }
+}
+
+#[test]
+fn a_raise_and_a_repair_show_the_fence_to_whoever_looks() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let drawn = fence(&vote(&mut wire, "one", "0", "").array()[1]);
+    assert_eq!(shown(&mut wire), drawn);
+    wire.must(&["PEXPIRE", LOCK, "20000"]);
+    for (to, seen) in [(100, 100), (50, 100), (200, 200)] {
+        assert_eq!(raise(&mut wire, "one", drawn + to).int(), 1);
+        assert_eq!((shown(&mut wire), owner(&mut wire).as_deref()), (drawn + seen, Some("one")));
+        assert!((1..=20_000).contains(&wire.pttl(LOCK)), "its TTL does not change");
+    }
+    assert_eq!(fence(&vote(&mut wire, "one", "0", "").array()[1]), drawn + 200, "a replay answers what it shows");
+    for (to, seen) in [(150, 200), (300, 300)] {
+        assert_eq!(repair(&mut wire, "one", drawn + to, "0").array(), [Value::Int(1)]);
+        assert_eq!(shown(&mut wire), drawn + seen);
+    }
+    wire.del(LOCK);
+    assert_eq!(repair(&mut wire, "one", drawn + 400, "0").array(), [Value::Int(1)]);
+    assert_eq!(shown(&mut wire), drawn + 400);
 }
 
 #[test]
@@ -202,7 +263,7 @@ fn a_fence_key_that_holds_no_fence_stops_everything_before_the_first_write() {
             assert!(answer.error().is_some_and(|error| error.contains("holds no fence")), "{wrong}: {answer:?}");
         }
         assert!(!wire.exists(LOCK), "{wrong}");
-        wire.set(LOCK, "one");
+        wire.set(LOCK, &token("one"));
         let answer = raise(&mut wire, "one", 7);
         assert!(answer.error().is_some_and(|error| error.contains("holds no fence")), "{wrong}: {answer:?}");
         wire.del(LOCK);

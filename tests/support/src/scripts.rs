@@ -8,14 +8,14 @@ macro_rules! script {
     };
 }
 
-pub const ACQUIRE: &str = script!("issue" "may_vote" "acquire");
-pub const RAISE: &str = script!("floor" "raise");
-pub const REPAIR: &str = script!("may_vote" "floor" "repair");
-pub const RENEW: &str = script!("renew");
-pub const RELEASE: &str = script!("issue" "may_vote" "promote" "pass_on" "release");
-pub const KEEP: &str = script!("keep");
-pub const FORCE_RELEASE: &str = script!("issue" "may_vote" "promote" "pass_on" "force_release");
-pub const POLL: &str = script!("issue" "may_vote" "promote" "poll");
-pub const LEAVE: &str = script!("issue" "may_vote" "promote" "pass_on" "leave");
+pub const ACQUIRE: &str = script!("value" "issue" "may_vote" "acquire");
+pub const RAISE: &str = script!("value" "issue" "floor" "raise");
+pub const REPAIR: &str = script!("value" "issue" "may_vote" "floor" "repair");
+pub const RENEW: &str = script!("value" "renew");
+pub const RELEASE: &str = script!("value" "issue" "may_vote" "promote" "pass_on" "release");
+pub const KEEP: &str = script!("value" "keep");
+pub const FORCE_RELEASE: &str = script!("value" "issue" "may_vote" "promote" "pass_on" "force_release");
+pub const POLL: &str = script!("value" "issue" "may_vote" "promote" "poll");
+pub const LEAVE: &str = script!("value" "issue" "may_vote" "promote" "pass_on" "leave");
 pub const QUEUE: &str = script!("queue");
 pub const LOOK: &str = script!("look");

@@ -112,7 +112,10 @@ impl Run<'_> {
     pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>) -> Said {
         let Message { owner, node, kind, .. } = *message;
         let now = self.state.time_at(self.setup, node);
-        let claim = |owner| Claim { key: self.setup.key.clone(), token: self.setup.token(owner).clone(), ttl: TTL };
+        let claim = |owner| {
+            let (key, token) = (self.setup.key.clone(), self.setup.token(owner).clone());
+            Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
+        };
         let restart_delay = self.setup.restart_delay;
         let mut sessions = self.state.clients[usize::from(owner.0)].sessions.iter();
         let session = sessions.find(|session| session.number == owner.1);

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
+    fence,
     holder::{self, Holder},
     key::Key,
     message::{Acquired, Claim, ReleaseMode, Reply, Request, Vote},
@@ -246,7 +247,7 @@ impl World {
         let (now, key) = (self.time_at(node), self.key.clone());
         let store = &mut self.servers[node].store;
         if let (Request::Repair { .. }, Some(SeededBug::RepairOverwrites), Some(token)) = (request, self.bug, owner) {
-            let claim = Claim { key, token, ttl: Duration::ZERO };
+            let claim = Claim { key, token, ttl: Duration::ZERO, fence: None, fence_memory: fence::MEMORY };
             let _gone = apply(store, now, &Request::Release { claim, mode: ReleaseMode::Delete });
         }
         apply(store, now, request)
@@ -254,7 +255,8 @@ impl World {
 
     /// The lock, as a token wants it.
     pub(super) fn claim(&self, token: &Token, ttl: Duration) -> Claim {
-        Claim { key: self.key.clone(), token: token.clone(), ttl }
+        let (key, token) = (self.key.clone(), token.clone());
+        Claim { key, token, ttl, fence: None, fence_memory: fence::MEMORY }
     }
 
     fn time_at(&self, node: usize) -> Micros {

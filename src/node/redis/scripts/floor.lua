@@ -1,8 +1,10 @@
 -- Part of a script: raises a lock's floor, so that every later fence is larger than this one (rule 10).
 --
--- raise_floor(fence, to) takes the fence's key and the text of a fence, and gives nothing, or an error reply if the key holds
--- no fence. What is there already and larger stays. It expires 24 h after the fence's own time, or after now.
-local function raise_floor(fence, to)
+-- Needs  issue.lua before it
+--
+-- raise_floor(fence, to, memory) takes the fence's key, the text of a fence, and for how long the floor is kept, in ms. It gives
+-- nothing, or an error reply if the key holds no fence. What is there already and larger stays.
+local function raise_floor(fence, to, memory)
   local stored = redis.pcall('GET', fence)
   if type(stored) == 'table' then
     return stored
@@ -12,9 +14,16 @@ local function raise_floor(fence, to)
     return redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
   end
   if floor < wanted then
-    local time = redis.call('TIME')
-    local from = math.max(math.floor(wanted / 1000), time[1] * 1000)
-    redis.call('SET', fence, to, 'PXAT', string.format('%.0f', from + 86400000))
+    local option, expires = floor_expires(to, micros(redis.call('TIME')), memory)
+    if option then
+      redis.call('SET', fence, to, option, expires)
+    end
   end
+end
+
+-- raised(value, to) gives the same value with at least this fence.
+local function raised(value, to)
+  local own = fence_of(value)
+  return own and tonumber(own) >= tonumber(to) and value or with_fence(value, to)
 end
 

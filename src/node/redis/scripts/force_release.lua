@@ -1,6 +1,6 @@
 -- Takes a lock away from whoever holds it, unless it is no lock at all: for the first of its queue, or for nobody.
 --
--- Needs  issue.lua, may_vote.lua, promote.lua and pass_on.lua before it
+-- Needs  value.lua, issue.lua, may_vote.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- Reply  1 deleted or passed on, 0 there was none, or a WRONGTYPE error
 --

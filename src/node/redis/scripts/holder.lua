@@ -1,10 +1,10 @@
 -- Who holds a lock.
 --
--- KEYS   1 lock   2 fence
--- Reply  {0}                            nobody
---        {1, PTTL in ms, value, fence}  somebody; value is nil for another type than a string
+-- KEYS   1 lock
+-- Reply  {0}                     nobody
+--        {1, PTTL in ms, value}  somebody; value is nil for another type than a string
 --
--- Atomic so that the value, its TTL and its fence belong together. Writes nothing.
+-- Atomic so that the value and its TTL belong together. Writes nothing.
 local value = redis.pcall('GET', KEYS[1])
 if value == false then
   return {0}
@@ -14,4 +14,4 @@ elseif type(value) ~= 'string' then
   end
   value = false
 end
-return {1, redis.call('PTTL', KEYS[1]), value, redis.call('GET', KEYS[2])}
+return {1, redis.call('PTTL', KEYS[1]), value}

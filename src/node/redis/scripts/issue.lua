@@ -1,25 +1,20 @@
--- Part of a script: the next fence of a lock.
---
--- issue(fence, stored, time, proposal) takes the fence's key, what GET and TIME answered, and perhaps the number that is
--- wanted (or ""). It gives the text of the new fence, which is never below the proposal, and how to store it: SET fence
--- issued option expires. For a key that holds no fence it gives nil and an error reply, so that a script can stop before
--- its first write.
-local function issue(fence, stored, time, proposal)
-  -- Text all the way: a number would be printed and parsed again, which costs more than the calls. The fence's own
-  -- 24 h are 24 h from now, when it is the time.
-  local issued = time[1] .. string.sub('00000' .. time[2], -6)
-  local option, expires = 'PX', '86400000'
+-- Part of a script: the next fence of a lock, and for how long its floor is kept.
+
+-- micros(time) gives what TIME answered as text: a number would be printed and parsed again, which costs more than the calls.
+local function micros(time)
+  return time[1] .. string.sub('00000' .. time[2], -6)
+end
+
+-- issue(fence, stored, now, proposal) takes the fence's key, what GET answered, the time in µs, and perhaps the number that is
+-- wanted (or ""). It gives the text of the new fence, which is below neither the time nor the proposal. For a key that
+-- holds no fence it gives nil and an error reply, so that a script can stop before its first write.
+local function issue(fence, stored, now, proposal)
+  local issued = now
   if proposal and #proposal == #issued and proposal > issued then
     issued = proposal
-    if string.sub(issued, 1, 10) - time[1] < 60 then
-      -- A minute more is enough, and cheaper than to compute the moment.
-      expires = '86460000'
-    else
-      option, expires = 'PXAT', string.format('%.0f', math.floor(tonumber(issued) / 1000) + 86400000)
-    end
   end
   if not stored or #stored == #issued and stored < issued and not string.find(stored, '%D') then
-    return issued, option, expires
+    return issued
   end
   if type(stored) ~= 'string' then
     return nil, stored
@@ -31,9 +26,27 @@ local function issue(fence, stored, time, proposal)
     return nil, redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
   end
   if floor < tonumber(issued) then
-    return issued, option, expires
+    return issued
   end
   -- The clock stands behind what was issued before. tostring would print 14 digits.
-  return string.format('%.0f', floor + 1), 'PXAT', string.format('%.0f', math.floor((floor + 1) / 1000) + 86400000)
+  return string.format('%.0f', floor + 1)
+end
+
+-- floor_expires(issued, now, memory) tells how to store a fence that was issued at this time: SET fence issued option expires.
+-- The floor is kept for its memory, in ms, after the fence's own time, or after now. Without memory it is kept until the
+-- clock has passed the fence, and nothing is stored, and nothing given, if it has.
+local function floor_expires(issued, now, memory)
+  if memory == '0' then
+    now = micros(redis.call('TIME'))
+    if #issued == #now and issued < now then
+      return nil
+    end
+  elseif issued == now then
+    return 'PX', memory
+  elseif string.sub(issued, 1, -7) - string.sub(now, 1, -7) < 60 then
+    -- A minute more is enough, and cheaper than to compute the moment.
+    return 'PX', memory + 60000
+  end
+  return 'PXAT', string.format('%.0f', math.floor(issued / 1000) + math.max(memory, 1))
 end
 

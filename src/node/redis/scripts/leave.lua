@@ -1,7 +1,7 @@
 -- Takes a token out of the queue, and parts with the lock if it is that token's: what a waiter that gives up sends. A
 -- lock that it finds free goes to the first of the queue too: the one who leaves may have been the one to look.
 --
--- Needs  issue.lua, may_vote.lua, promote.lua and pass_on.lua before it
+-- Needs  value.lua, issue.lua, may_vote.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token  2 channel of its process, whether or not it hears there
 --        and perhaps a witness of this server's uptime  3 run id   4 seconds
@@ -17,13 +17,8 @@ local is_empty = redis.pcall('ZCARD', queue) == 0
 -- The process has said something, so its other waiters may be granted the lock. The memo goes with the last waiter.
 redis.pcall('HDEL', wait, token, '!' .. process, is_empty and MEMO or token)
 
-local value = redis.pcall('GET', lock)
-if value == token then
-  return pass_on()
-elseif value == false then
+local denied = denial(redis.pcall('GET', lock), token)
+if denied == 0 then
   pass_on()
-  return 0
-elseif type(value) == 'string' or string.find(value.err, 'WRONGTYPE', 1, true) then
-  return -1
 end
-return value
+return denied or pass_on()

@@ -1,6 +1,6 @@
 -- Part of a script: parts with a lock that is known to be there.
 --
--- Needs  issue.lua, may_vote.lua and promote.lua before it
+-- Needs  value.lua, issue.lua, may_vote.lua and promote.lua before it
 --
 -- pass_on() grants it to the first of the queue who can be reached, and deletes it if there is nobody: so it is never
 -- free while somebody waits, unless this server was started too short a time ago to grant anything. It gives 1, and
@@ -13,9 +13,10 @@ local function pass_on()
   local outcome = 'nobody'
   local time = redis.pcall('TIME')
   if time[2] then
-    local issued, option, expires = issue(fence, redis.pcall('GET', fence), time)
+    local now = micros(time)
+    local issued = issue(fence, redis.pcall('GET', fence), now)
     if issued then
-      outcome = promote('', time[1] * 1000000 + time[2], issued, option, expires)
+      outcome = promote('', now, issued)
     end
   end
   if outcome == 'granted' then
@@ -26,7 +27,7 @@ local function pass_on()
     -- Somebody else goes on with the work by knocking. Among the last there may be one who is not dead as well.
     for _, token in ipairs(redis.pcall('ZRANGE', queue, -16, -1)) do
       local entry = redis.pcall('HGET', wait, token)
-      local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|([^~].*)$')
+      local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|%d+|([^~].*)$')
       if channel and redis.pcall('PUBLISH', channel, 'next 0 ' .. token) ~= 0 then
         break
       end

@@ -1,14 +1,14 @@
 -- Enters the queue of a lock, says that one still waits, takes the lock when it is one's turn, and confirms a grant.
 --
--- Needs  issue.lua, may_vote.lua and promote.lua before it
+-- Needs  value.lua, issue.lua, may_vote.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait for the
 --        token's confirmation  5 window in ms: how long a waiter that polls counts as alive, and half of what the
 --        queue outlives its last poll by  6 channel of the token's process, after a "~" if it does not hear there
---        7 "1" to enter the queue, "0" to only look  8 restart delay in s
---        and perhaps a witness of this server's uptime  9 run id  10 seconds
+--        7 "1" to enter the queue, "0" to only look  8 restart delay in s  9 fence memory in ms
+--        and perhaps a witness of this server's uptime  10 run id  11 seconds
 -- Reply  {1, fence}  the lock is the token's, for its TTL; and the run id, if the uptime was read
---        {0, PTTL in ms, value, fence, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: poll
+--        {0, PTTL in ms, value, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: poll
 --          again at once. value is nil for another type than a string; ticket is decimal text, "0" if it only looked;
 --          rank is how many wait before it; entered is 1 if it was not in the queue and the hash before, else 0
 --        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server up for too short a time
@@ -16,12 +16,13 @@
 --        or an error about a queue key that holds no queue, or a fence key that holds no fence
 --
 -- Atomic because between the look at the queue and the taking of the lock somebody else could do the same.
--- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence issued for it (rule 5). A
+-- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence that its value has (rule 5). A
 -- server that was started lately confirms it too: who still polls has not let go of what is there.
 -- Everything that can be refused is read before the first write, and that one is refused when memory is out.
 local token, ttl, channel, enters, delay = ARGV[1], ARGV[2], ARGV[6], ARGV[7] == '1', ARGV[8]
+local memory = ARGV[9]
 local process = process_of(channel)
-witness_run, witnessed = ARGV[9], ARGV[10]
+witness_run, witnessed = ARGV[10], ARGV[11]
 
 -- So many marks of processes that went silent may be in `wait` before somebody looks whether they are of any use, and at
 -- so many fields at a time.
@@ -41,10 +42,11 @@ local refusal = misplaced(queue, length) or misplaced(wait, fields)
 if refusal then
   return refusal
 end
-local stored, time = redis.pcall('GET', fence), redis.call('TIME')
-local issued, option, expires = issue(fence, stored, time)
+local now = micros(redis.call('TIME'))
+local issued
+issued, refusal = issue(fence, redis.pcall('GET', fence), now)
 if not issued then
-  return option
+  return refusal
 end
 local value = redis.pcall('GET', lock)
 if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
@@ -75,14 +77,14 @@ end
 
 -- Drops marks of processes that have gone: a killed one never takes its mark away. Within a window the mark of a process
 -- that polls keeps further grants from its waiters. A process that listens may be stopped, and is looked at once a window.
-local function drop_marks(now, window)
+local function drop_marks(window)
   local sample = redis.pcall('HRANDFIELD', wait, SAMPLE, 'WITHVALUES')
   for i = 1, #sample, 2 do
     local silent = string.match(sample[i], '^!(.*)$')
     if silent and math.abs(now - (tonumber(sample[i + 1]) or 0)) > window then
       local receivers = redis.pcall('PUBLISH', silent, '')
       if type(receivers) == 'number' and receivers > 0 then
-        redis.call('HSET', wait, '!' .. silent, string.format('%.0f', now))
+        redis.call('HSET', wait, '!' .. silent, now)
       else
         redis.call('HDEL', wait, '!' .. silent)
       end
@@ -90,18 +92,14 @@ local function drop_marks(now, window)
   end
 end
 
-if value == token then
+if type(value) == 'string' and is_of(value, token) then
   if redis.call('PTTL', lock) < tonumber(ttl) then
     redis.call('PEXPIRE', lock, ttl)
   end
   leave()
-  if not stored then
-    redis.call('SET', fence, issued, option, expires)
-  end
-  return {1, stored or issued}
+  return {1, fence_of(value)}
 end
 
-local now = time[1] * 1000000 + time[2]
 -- Nobody is before us: no need to enter what would be left at once.
 local entered, outcome = 0, free and length == 0 and 'nobody' or nil
 if not outcome then
@@ -110,7 +108,7 @@ if not outcome then
     if ticket == 0 then
       local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')
       -- A clock that went back puts nobody before those who came first.
-      ticket = math.max(now, (tonumber(last[2]) or 0) + 1)
+      ticket = math.max(tonumber(now), (tonumber(last[2]) or 0) + 1)
     end
     entered = redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), token)
     if entered == 1 then
@@ -118,26 +116,30 @@ if not outcome then
     end
     redis.call('HDEL', wait, '!' .. process)
     -- The hash alone may have been lost, and the entries of this process's other waiters with it.
-    local missing = redis.call('HSET', wait, token, ARGV[4] .. '|' .. alive_until .. '|' .. delay .. '|' .. channel)
+    local entry = table.concat({ARGV[4], alive_until, delay, memory, channel}, '|')
+    local missing = redis.call('HSET', wait, token, entry)
     entered = math.max(entered, missing)
     redis.call('PEXPIRE', queue, 2 * ARGV[5])
     redis.call('PEXPIRE', wait, 2 * ARGV[5])
     if fields - length > MARKS then
-      drop_marks(now, ARGV[5] * 1000)
+      drop_marks(ARGV[5] * 1000)
     end
   end
   if free then
-    outcome = promote(token, now, issued, option, expires)
+    outcome = promote(token, now, issued)
   end
 end
 
 if outcome == 'me' or outcome == 'nobody' then
-  redis.call('SET', fence, issued, option, expires)
-  redis.call('SET', lock, token, 'PX', ttl)
+  local option, expires = floor_expires(issued, now, memory)
+  if option then
+    redis.call('SET', fence, issued, option, expires)
+  end
+  redis.call('SET', lock, with_fence(token, issued), 'PX', ttl)
   leave()
   return run_id and {1, issued, run_id} or {1, issued}
 elseif outcome == 'granted' then
-  value, stored = redis.call('GET', lock), issued
+  value = redis.call('GET', lock)
 end
 
 local ticket, rank = '0', redis.call('ZCARD', queue)
@@ -151,4 +153,4 @@ end
 if type(value) ~= 'string' then
   value = false
 end
-return {0, redis.call('PTTL', lock), value, stored, ticket, rank, entered}
+return {0, redis.call('PTTL', lock), value, ticket, rank, entered}

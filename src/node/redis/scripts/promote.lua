@@ -1,15 +1,15 @@
 -- Part of a script: gives a lock to the first of its queue.
 --
--- Needs  issue.lua and may_vote.lua before it
+-- Needs  value.lua, issue.lua and may_vote.lua before it
 -- KEYS   1 lock   2 fence   3 queue, a sorted set: token -> ticket
 --        4 wait, a hash:
---          token -> "grant in ms|alive until, in µs|restart delay in s|channel". A process is known by its channel. A "~"
---            before the channel says that no notification arrives there, and the process polls
+--          token -> "grant in ms|alive until, in µs|restart delay in s|fence memory in ms|channel". A process is known by
+--            its channel. A "~" before the channel says that no notification arrives there, and the process polls
 --          "!" .. process -> when, in µs: a grant to that process since which it has not said anything
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
 --
--- promote(me, now, issued, option, expires) is for a lock that is free or about to be. `now` is the time in µs, the
--- rest what issue answered. It gives
+-- promote(me, now, issued) is for a lock that is free or about to be. `now` is the text of the time in µs, `issued` that of
+-- the next fence. It gives
 --   'me'       the head of the queue is `me`, and nothing is granted
 --   'nobody'   there is nobody to grant to, or not yet, or no right to do it
 --   'granted'  the lock is the old head's for its grant, with a fence, and it was called; so was who comes next
@@ -68,7 +68,7 @@ local function memo()
   end
 end
 
-local function promote(me, now, issued, option, expires)
+local function promote(me, now, issued)
   local is_marked, is_deaf = {}, {}
 
   local function reaches(alive_until, channel, message)
@@ -79,7 +79,7 @@ local function promote(me, now, issued, option, expires)
     if is_marked[process] or hears and is_deaf[process] then
       return false
     elseif not hears then
-      return tonumber(alive_until) > now
+      return tonumber(alive_until) > tonumber(now)
     end
     -- A killed process costs one message, however many of its waiters there are. An error, such as no right to the
     -- channel, says nothing about the process, which polls too.
@@ -90,7 +90,7 @@ local function promote(me, now, issued, option, expires)
   local function entry(token)
     local text = redis.pcall('HGET', wait, token)
     if type(text) == 'string' then
-      return string.match(text, '^(%d+)|(%d+)|(%d+)|(.*)$')
+      return string.match(text, '^(%d+)|(%d+)|(%d+)|(%d+)|(.*)$')
     end
   end
 
@@ -108,7 +108,7 @@ local function promote(me, now, issued, option, expires)
       end
       local is_over, last = #line < PAGE, nil
       for _, token in ipairs(line) do
-        local is_known, alive_until, _, channel = entry(token)
+        local is_known, alive_until, _, _, channel = entry(token)
         local is_same = is_known and process_of(channel) == granted_to
         if token == me then
           is_over = true
@@ -162,7 +162,7 @@ local function promote(me, now, issued, option, expires)
       redis.pcall('HDEL', wait, MEMO)
       return 'nobody'
     end
-    local grant, alive_until, delay, channel = entry(head)
+    local grant, alive_until, delay, memory, channel = entry(head)
     -- Not even what is being released here: the release may be the replay of one that this server has forgotten, with
     -- the grant that came after it.
     if grant and (recovers_for(delay) or 1) > 0 then
@@ -172,13 +172,15 @@ local function promote(me, now, issued, option, expires)
       return 'nobody'
     end
     if grant and reaches(alive_until, channel, 'granted ' .. #head .. ' ' .. head .. lock) then
-      -- The fence first: without a lock it is a gap, and a lock without it would be given the last holder's.
-      if redis.pcall('SET', fence, issued, option, expires).err or redis.pcall('SET', lock, head, 'PX', grant).err then
+      -- The floor first: without a lock it is a gap, and a lock without it may be followed by one with its fence.
+      local option, expires = floor_expires(issued, now, memory)
+      local floor = option and redis.pcall('SET', fence, issued, option, expires) or {}
+      if floor.err or redis.pcall('SET', lock, with_fence(head, issued), 'PX', grant).err then
         return 'nobody'
       end
       -- Before the entry goes: a hash that was empty in between would have lost its expiry.
       local process = process_of(channel)
-      redis.pcall('HSET', wait, '!' .. process, string.format('%.0f', now))
+      redis.pcall('HSET', wait, '!' .. process, now)
       redis.pcall('HDEL', wait, head)
       tell_next(grant, process)
       return 'granted'

@@ -1,7 +1,8 @@
 -- Extends leases that are still ours; never creates a key (rule 7).
 --
+-- Needs  value.lua before it
 -- KEYS   the locks
--- ARGV   for each lock: token, TTL in ms; then "watch" if the caller has asked to be told of changes
+-- ARGV   for each lock: token or value, TTL in ms; then "watch" if the caller has asked to be told of changes
 -- Reply  for each lock: 1 extended, 0 the key is gone, -1 it holds something else, or {-2, the text of an error}
 --
 -- Atomic per lock because between the compare and the extension the lock could change hands; the locks are in one
@@ -10,7 +11,7 @@
 -- All keys are read by one command: up to Redis 7.0 every read registers all keys of the script for tracking.
 local replies, unread = {}, {}
 for i, value in ipairs(redis.call('MGET', unpack(KEYS))) do
-  if value == ARGV[2 * i - 1] then
+  if value and is_of(value, ARGV[2 * i - 1]) then
     local extended = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i])
     replies[i] = type(extended) == 'number' and extended or {-2, extended.err}
   elseif value then
