@@ -13,6 +13,7 @@ pub struct Capabilities {
     pub(crate) calls: bool,
     pub(crate) watched_keys: Option<usize>,
     pub(crate) eviction: Option<String>,
+    pub(crate) floors: Option<u8>,
     pub(crate) append_only: Option<bool>,
     pub(crate) append_fsync: Option<String>,
     pub(crate) role: Option<String>,
@@ -58,10 +59,18 @@ impl Capabilities {
         self.watched_keys
     }
 
-    /// Its `maxmemory-policy`. Anything but `noeviction` may take a lock away.
+    /// Its `maxmemory-policy`. Anything but `noeviction` may take a lock away: `volatile-ttl` and the random ones do, when memory
+    /// is full. The page [`deployments`](crate::deployments) says which.
     #[must_use]
     pub fn eviction(&self) -> Option<&str> {
         self.eviction.as_deref()
+    }
+
+    /// How much of its memory the floors of fences take, in percent, by a sample of a thousand keys. A shorter
+    /// [`fence_memory`](crate::Builder::fence_memory) makes it less.
+    #[must_use]
+    pub fn floors_percent(&self) -> Option<u8> {
+        self.floors
     }
 
     /// Whether it keeps an append-only file, without which a restart forgets the locks.
@@ -88,8 +97,8 @@ impl Capabilities {
         self.replicas
     }
 
-    /// Reads what `INFO` says.
-    pub(crate) fn read(info: &str) -> Self {
+    /// Reads what `INFO` says. The floors take so many bytes, as far as that is known.
+    pub(crate) fn read(info: &str, floors: Option<u64>) -> Self {
         let field = |name: &str| {
             let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
             info.lines().find_map(value).filter(|value| !value.is_empty())
@@ -98,12 +107,17 @@ impl Capabilities {
         Self {
             server: valkey.or_else(|| field("redis_version").map(|version| format!("redis {version}"))),
             eviction: field("maxmemory_policy"),
+            floors: floors.zip(field("used_memory").and_then(|bytes| bytes.parse().ok())).map(percent),
             append_only: field("aof_enabled").map(|enabled| enabled == "1"),
             role: field("role"),
             replicas: field("connected_slaves").and_then(|number| number.parse().ok()),
             ..Self::default()
         }
     }
+}
+
+fn percent((part, whole): (u64, u64)) -> u8 {
+    u8::try_from(part.saturating_mul(100) / whole.max(1)).unwrap_or(100).min(100)
 }
 
 /// A line for each fact.
@@ -118,6 +132,7 @@ impl fmt::Display for Capabilities {
             None => writeln!(f, "watched keys: no bound")?,
         }
         writeln!(f, "eviction: {}", told(self.eviction()))?;
+        writeln!(f, "floors of fences: {}", told(self.floors.map(|share| format!("{share} % of memory")).as_deref()))?;
         writeln!(f, "append-only file: {}", told(self.append_only.map(|on| if on { "yes" } else { "no" })))?;
         writeln!(f, "appendfsync: {}", told(self.append_fsync()))?;
         writeln!(f, "role: {}", told(self.role()))?;
@@ -145,11 +160,17 @@ mod tests {
     fn what_info_says_is_read_and_what_it_keeps_is_not_made_up() {
         let info = "# Server\r\nredis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\naof_enabled:0\r\nrole:master\r\n\
                     connected_slaves:2\r\n";
-        let read = Capabilities::read(info);
+        let read = Capabilities::read(info, None);
         assert_eq!((read.server(), read.eviction()), (Some("redis 7.0.15"), Some("noeviction")));
         assert_eq!((read.append_only(), read.role(), read.replicas()), (Some(false), Some("master"), Some(2)));
-        assert_eq!(Capabilities::read("redis_version:7.2.4\nvalkey_version:9.1.2\n").server(), Some("valkey 9.1.2"));
-        assert_eq!(Capabilities::read(""), Capabilities::default());
+        assert_eq!(
+            Capabilities::read("redis_version:7.2.4\nvalkey_version:9.1.2\n", None).server(),
+            Some("valkey 9.1.2")
+        );
+        assert_eq!(Capabilities::read("", Some(1)), Capabilities::default());
+        for (used, share) in [("200", Some(50)), ("1", Some(100)), ("0", Some(100)), ("x", None)] {
+            assert_eq!(Capabilities::read(&format!("used_memory:{used}\n"), Some(100)).floors_percent(), share);
+        }
         assert!(Capabilities::default().to_string().contains("server: not told"));
     }
 
@@ -158,7 +179,7 @@ mod tests {
         fn no_answer_about_a_server_is_too_odd_to_be_told(
             info in "((role|aof_enabled|redis_version|valkey_version|maxmemory_policy|connected_slaves)?:?(-?[0-9]{0,25}|.{0,9})\r?\n)*",
         ) {
-            let facts = Capabilities::read(&info);
+            let facts = Capabilities::read(&info, None);
             prop_assert!(facts.to_string().lines().count() >= 8);
             prop_assert!(facts.role().is_none_or(|role| !role.is_empty() && info.contains(role)));
         }

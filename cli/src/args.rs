@@ -202,6 +202,10 @@ pub(crate) struct Run {
     /// First come, first served.
     #[arg(long)]
     pub(crate) fair: bool,
+    /// For how long the server keeps a key, beside the lock, by which fences grow though its clock is set back; 24h at most,
+    /// and if not given. With 0s a lock that was released leaves nothing.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) fence_memory: Option<Duration>,
     /// How others see us, instead of host:pid.
     #[arg(long)]
     pub(crate) label: Option<String>,
@@ -225,8 +229,14 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
+/// The longest that a server can be asked to keep a floor of fences.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 impl Run {
     fn check(&self) -> Result<(), Error> {
+        if let Some(memory) = self.fence_memory.filter(|memory| *memory > DAY) {
+            return Err(refused("run", &format!("--fence-memory {memory:?} is too long: {DAY:?} is the most")));
+        }
         match self.max_hold {
             Some(max_hold) if max_hold < self.ttl => Err(refused(
                 "run",
@@ -251,7 +261,7 @@ fn refused(task: &str, why: &str) -> Error {
 #[derive(Debug, Clone, Part)]
 #[command(
     after_help = "\
-The exit code is 0 if it is held, and 1 if it is free. The fence is not known of a lock that has been held for 24 hours.
+The exit code is 0 if it is held, and 1 if it is free.
 
 Examples:
   leasehold show nightly-report
@@ -271,8 +281,7 @@ pub(crate) struct Show {
 #[derive(Debug, Clone, Part)]
 #[command(after_help = "\
 A key that another library holds is not listed: see `leasehold show`. TTL is how long the key lives unless it is renewed;
-FENCE is not known of a lock that has been held for 24 hours; WAITING counts those in the fair queue, and is unknown over a
-quorum.
+WAITING counts those in the fair queue, and is unknown over a quorum.
 
 Examples:
   leasehold ls

@@ -18,6 +18,9 @@ use crate::{
 /// The oldest server that has what the scripts need.
 const OLDEST: (u32, u32) = (6, 2);
 
+/// From this share of the memory on floors of fences are worth a word, in percent.
+const MUCH: u8 = 50;
+
 /// By how much the clocks of a quorum may differ, in microseconds: what a lease of the usual TTL of 30 s allows for.
 const CLOCKS_DIFFER: u64 = 302_000;
 
@@ -181,15 +184,17 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
         version(server.server()),
         match server.eviction() {
             None => note("eviction", "it does not tell its maxmemory-policy", "see to it that it is noeviction"),
-            Some("noeviction") => ok("eviction", "maxmemory-policy noeviction"),
-            Some(policy) => problem(
-                "eviction",
-                format!("maxmemory-policy {policy}: it may evict a lock that is held"),
-                "CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE",
-            ),
+            Some(policy) => eviction(policy, is_quorum),
         },
         persistence(server.append_only(), server.append_fsync(), is_quorum, waits_after_restart),
     ];
+    if let Some(share @ MUCH..) = server.floors_percent() {
+        findings.push(note(
+            "floors",
+            format!("about {share} % of its memory are floors of fences, one for each name of the last 24 hours"),
+            "run --fence-memory 1h, or less: leasehold run --help",
+        ));
+    }
     match (server.role(), server.replicas()) {
         (Some("slave"), _) => {
             findings.push(problem("replicas", "it is a replica, and takes no writes", "name its primary"));
@@ -218,6 +223,24 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
         ));
     }
     findings
+}
+
+/// What becomes of locks when its memory is full.
+fn eviction(policy: &str, is_quorum: bool) -> Finding {
+    const ADVICE: &str = "CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE";
+    match policy {
+        "noeviction" => ok("eviction", "maxmemory-policy noeviction"),
+        "allkeys-lru" | "volatile-lru" | "allkeys-lfu" | "volatile-lfu" if !is_quorum => note(
+            "eviction",
+            format!("maxmemory-policy {policy}: floors of fences go first, and a lock that is held may go too"),
+            ADVICE,
+        ),
+        _ => problem(
+            "eviction",
+            format!("maxmemory-policy {policy}: when memory is full it evicts locks that are held"),
+            ADVICE,
+        ),
+    }
 }
 
 /// What a crash may make it forget.

@@ -158,6 +158,7 @@ impl Capabilities {
             calls: self.calls && other.calls,
             watched_keys: self.watched_keys.into_iter().chain(other.watched_keys).min(),
             eviction: same(self.eviction, other.eviction),
+            floors: self.floors.max(other.floors),
             append_only: same(self.append_only, other.append_only),
             append_fsync: same(self.append_fsync, other.append_fsync),
             role: same(self.role, other.role),

@@ -93,6 +93,9 @@ async fn under_a_lease(options: &Run, plan: Plan) -> Result<Outcome, Ended> {
     if let Some(label) = &options.label {
         builder = builder.label(label);
     }
+    if let Some(memory) = options.fence_memory {
+        builder = builder.fence_memory(memory);
+    }
     let leases = match unless_ended(&mut signals, builder.build()).await {
         Ok(built) => built?,
         Err(signal) => return Ok(Outcome::signal(signal)),

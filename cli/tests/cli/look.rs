@@ -8,7 +8,7 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-use support::{Proxy, Server, eventually};
+use support::{ClockShim, Proxy, Server, eventually};
 
 use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, ends_with, run, said, send, started, state_of, tool};
 
@@ -49,6 +49,37 @@ fn a_holder_is_shown_and_can_be_sent_away() {
     assert_eq!((&released["name"], &released["taken_from"]["label"]), (&NAME.into(), &"nightly".into()));
     ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
     ends_with(&tool(&server, &["show", NAME]).output().unwrap(), 1, &[]);
+}
+
+#[test]
+fn show_tells_the_fence_of_a_lease_of_25_hours_and_of_one_whose_floor_was_deleted() {
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let floor = format!("{{{NAME}}}:lh:fence");
+    let shown = || {
+        let shown = tool(&server, &["show", "--json", NAME]).output().unwrap();
+        let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+        shown["holder"]["fence"].as_u64()
+    };
+    runtime.block_on(async {
+        let leases = leasehold::Leases::builder().url(server.url()).ttl(24 * HOUR).build().await.unwrap();
+        let lease = leases.lock(NAME).acquire().await.unwrap();
+        let fence = u64::from(lease.fence());
+        server.wire().del(&floor);
+        assert_eq!(shown(), Some(fence), "its floor was deleted");
+        lease.release().await.unwrap();
+        let lease = leases.lock(NAME).acquire().await.unwrap();
+        assert!(u64::from(lease.fence()) > fence);
+        for _half in 0..2 {
+            clock.forward(25 * HOUR / 2);
+            lease.renew().await.unwrap();
+        }
+        assert!(!server.wire().exists(&floor), "the premise");
+        assert_eq!(shown(), Some(lease.fence().into()), "it is held for 25 hours");
+        lease.release().await.unwrap();
+    });
 }
 
 /// The answer is about the holder that was shown.
@@ -141,6 +172,27 @@ fn a_lock_that_cannot_be_read_hides_no_other() {
     assert!(drawn.contains("2 held") && drawn.contains("web-2"), "{drawn}");
     server.wire().must(&["ACL", "SETUSER", "default", "clearselectors", "+get"]);
     holders.into_iter().for_each(sent_away);
+}
+
+#[test]
+fn doctor_says_when_floors_of_fences_are_most_of_the_memory() {
+    let server = Server::start();
+    let floors = || {
+        let (_, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
+        findings.into_iter().find(|finding| finding["check"] == "floors")
+    };
+    assert_eq!(floors(), None, "of an empty server");
+    let script =
+        "for i = 1, 50000 do redis.call('SET', '{job:' .. i .. '}:lh:fence', '1795243932883512', 'PX', 86400000) end";
+    let used = || server.wire().info_field("memory", "used_memory").unwrap().parse::<u64>().unwrap();
+    let before = used();
+    server.wire().must(&["EVAL", script, "0"]);
+    let share = (used() - before) * 100 / used();
+    let found = floors().unwrap();
+    let said = found["what"].as_str().unwrap();
+    let percent: u64 = said.split_whitespace().find_map(|word| word.parse().ok()).unwrap();
+    assert!(share.abs_diff(percent) <= 5, "{percent} % are said, {share} % it is");
+    assert!(found["advice"].as_str().is_some_and(|advice| advice.contains("--fence-memory")), "{found}");
 }
 
 #[test]
@@ -327,10 +379,19 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
             .is_some_and(|what| what.contains("acquired, renewed and released")))
     );
 
-    wire().must(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    let text = tool(&server, &["doctor"]).output().unwrap();
-    ends_with(&text, 1, &[]);
-    assert!(printed(&text).contains("problem  maxmemory-policy allkeys-lru"), "{}", printed(&text));
+    for (policy, level, code) in [
+        ("allkeys-lru", "note", 0),
+        ("volatile-lfu", "note", 0),
+        ("volatile-ttl", "problem", 1),
+        ("allkeys-random", "problem", 1),
+    ] {
+        wire().must(&["CONFIG", "SET", "maxmemory-policy", policy]);
+        let text = tool(&server, &["doctor"]).output().unwrap();
+        ends_with(&text, code, &[]);
+        let said = printed(&text);
+        let line = said.lines().find(|line| line.contains(&format!("maxmemory-policy {policy}"))).unwrap();
+        assert!(line.trim_start().starts_with(level), "{line}");
+    }
     wire().must(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
 
     // A user who may not do all that locks need.

@@ -106,6 +106,7 @@ fn invalid_options_are_refused_before_anything_is_sent() {
             &["--keep-for", "31s"],
         ),
         (&["run", "--keep-for", "25h", NAME, "--", "true"], &["--keep-for", "a day"]),
+        (&["run", "--fence-memory", "25h", NAME, "--", "true"], &["--fence-memory", "86400s"]),
         (&["run", "--signal", "LOUD", NAME, "--", "true"], &["\"LOUD\"", "TERM"]),
         (&["run", "--url", "http://x", NAME, "--", "true"], &["redis://"]),
         // A lock that no other process sees.
@@ -676,6 +677,16 @@ fn a_loss_over_a_quorum_ends_the_command() {
     }
     ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
     eventually(HANGS, "no key is left", || servers.iter().all(|server| !server.wire().exists(NAME)));
+}
+
+#[test]
+fn without_fence_memory_a_command_leaves_no_key() {
+    let server = Server::start();
+    ends_with(&run(&server, &["--fence-memory", "0s"], "true").output().unwrap(), 0, &[]);
+    eventually(HANGS, "nothing is left", || server.wire().keys("*").is_empty());
+    ends_with(&run(&server, &["--fence-memory", "1h"], "true").output().unwrap(), 0, &[]);
+    let lives = server.wire().pttl(&format!("{{{NAME}}}:lh:fence"));
+    assert!((3_500_000..=3_600_000).contains(&lives), "{lives} ms");
 }
 
 #[test]

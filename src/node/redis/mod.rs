@@ -161,11 +161,11 @@ impl Node for Redis {
         let answer: Answer<Capabilities> = Box::pin(async move {
             // A server that keeps it to itself can be a good one.
             let fsync = keeper.setting("appendfsync", limit);
-            let (info, append_fsync) = tokio::join!(keeper.info(limit), fsync);
+            let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, Self::floors(&keeper, limit));
             let info = info?;
             let (push, calls, room) = push.settled(host.sleep(limit)).await;
             let watched_keys = Some(room).filter(|&room| room != usize::MAX);
-            Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info) })
+            Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info, floors) })
         });
         Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }

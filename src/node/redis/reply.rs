@@ -137,6 +137,13 @@ pub(super) fn page(reply: &Value) -> Option<Page> {
     Some((cursor.as_u64()?, locks.iter().filter_map(Value::as_string).collect()))
 }
 
+/// What all floors of fences take, from a sample of the keys.
+pub(super) fn floors(reply: &Value) -> Option<u64> {
+    let [looked_at, bytes, keys] = array(reply) else { return None };
+    let (looked_at, bytes, keys) = (looked_at.as_u64()?, bytes.as_u64()?, keys.as_u64()?);
+    bytes.checked_mul(keys).map(|bytes| bytes / looked_at.max(1))
+}
+
 /// What `CONFIG GET` of one setting says.
 pub(super) fn setting(reply: &Value) -> Option<String> {
     match array(reply) {

@@ -12,7 +12,7 @@ use leasehold_protocol::{
 
 use super::{
     Redis,
-    connection::Way,
+    connection::{Connection, Way},
     reply,
     script::{Script, scripts},
 };
@@ -34,7 +34,11 @@ scripts! {
     12 QUEUE = "queue";
     13 LOOK = "look";
     14 HELD = "held";
+    15 FLOORS = "floors";
 }
+
+/// How many keys the server looks at to say how much memory floors take, in a millisecond.
+const KEYS_OF_A_SAMPLE: i64 = 1_000;
 
 /// How many keys the server looks at for one page of what is held, in well under a millisecond.
 const KEYS_OF_A_PAGE: i64 = 500;
@@ -199,6 +203,13 @@ impl Redis {
             Ok(sign.into())
         });
         Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+    }
+
+    /// How many bytes the floors of fences take, about. Nothing if the server keeps it to itself.
+    pub(super) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
+        let arguments = |all: &mut Vec<Value>| all.push(KEYS_OF_A_SAMPLE.into());
+        let (reply, _) = connection.run(&FLOORS, 0, arguments, limit, || false).await.ok()?;
+        reply::floors(&reply)
     }
 
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.

@@ -1,6 +1,7 @@
 //! The rows of the fault table on one server. Each test is named after its row.
 
 mod clocks;
+mod floors;
 mod keys;
 mod lossy;
 mod network;
