@@ -31,11 +31,17 @@ pub enum SeededBug {
     DelayTooShort,
     /// Clocks gain and lose 1 % each, and a TTL allows for 1 % between two of them.
     ClocksTooFast,
+    /// A raise leaves the fence in the lock's value as it was.
+    RaiseLeavesValue,
+    /// A key is its token's only if the fence in its value is the one that the client knows.
+    WholeValueCompared,
+    /// An acquire that is replayed is granted with another fence.
+    ReplayDrawsAnew,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -49,6 +55,9 @@ impl SeededBug {
         Self::RepairOverwrites,
         Self::DelayTooShort,
         Self::ClocksTooFast,
+        Self::RaiseLeavesValue,
+        Self::WholeValueCompared,
+        Self::ReplayDrawsAnew,
     ];
 
     /// What scripts and pages call it.
@@ -68,6 +77,9 @@ impl SeededBug {
             Self::RepairOverwrites => "repair-overwrites",
             Self::DelayTooShort => "delay-too-short",
             Self::ClocksTooFast => "clocks-too-fast",
+            Self::RaiseLeavesValue => "raise-leaves-value",
+            Self::WholeValueCompared => "whole-value-compared",
+            Self::ReplayDrawsAnew => "replay-draws-anew",
         }
     }
 
@@ -87,7 +99,10 @@ impl SeededBug {
             | Self::AmnesiacVotes
             | Self::RepairOverwrites
             | Self::DelayTooShort
-            | Self::ClocksTooFast => None,
+            | Self::ClocksTooFast
+            | Self::RaiseLeavesValue
+            | Self::WholeValueCompared
+            | Self::ReplayDrawsAnew => None,
         }
     }
 }

@@ -19,7 +19,8 @@
 //! # What is checked
 //!
 //! In every state: no two clients believe at the same instant; fences grow in the order of the leases; and, whatever the
-//! clocks do, from every lease to every attempt that began after it. What is confirmed as released is free, what nobody
+//! clocks do, from every lease to every attempt that began after it; and it is the lease's fence that whoever asks the nodes
+//! sees. What is confirmed as released is free, what nobody
 //! uses is taken off, who asks for a free lock gets it, nothing is lost without a fault, what is over stays over, and at
 //! the end of every run nothing is left. And that what should be possible is.
 //!
@@ -27,7 +28,16 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{fence::Fence, key::Key, store::Store, tally::drift, time::Micros, token::Token};
+use leasehold_protocol::{
+    fence::Fence,
+    holder::{self, Holder},
+    key::Key,
+    plurality::Plurality,
+    store::Store,
+    tally::{drift, majority},
+    time::Micros,
+    token::Token,
+};
 use stateright::{Model, Property};
 use uuid::Uuid;
 
@@ -55,6 +65,7 @@ const ONE_HOLDER: &str = "one holder at a time";
 const FENCES_GROW: &str = "fences grow from lease to lease";
 const LATER_IS_LARGER: &str = "who begins later has a larger fence";
 const NOTHING_STAYS: &str = "what nobody uses is taken off";
+const SHOWN: &str = "who looks sees the lease's fence";
 const OUTLIVES: &str = "a lease outlives its TTL";
 const BROUGHT_BACK: &str = "a key is brought back";
 const INHERITED: &str = "the second has it though the first died";
@@ -118,6 +129,14 @@ impl Setup {
         if self.bug == Some(SeededBug::ReleaseUnchecked) { there.unwrap_or(owner) } else { owner }
     }
 
+    /// The fence that a node answers to a replayed acquire.
+    fn replayed(&self, fence: Fence) -> Fence {
+        if self.bug != Some(SeededBug::ReplayDrawsAnew) {
+            return fence;
+        }
+        Fence::try_from(u64::from(fence) + 1).unwrap_or(fence)
+    }
+
     fn proposal(&self, state: &State) -> Option<Fence> {
         let ahead = u64::try_from(self.proposes?.as_micros()).ok()?;
         let highest = (0..self.nodes.len()).map(|node| state.time_at(self, node)).max()?;
@@ -135,6 +154,7 @@ impl Model for Setup {
             stepped: 0,
             started,
             key: None,
+            shown: None,
             is_belated: false,
             released: Vec::new(),
         };
@@ -169,6 +189,7 @@ impl Model for Setup {
             Property::always(ONE_HOLDER, |setup, state: &State| state.believers(setup) <= 1),
             Property::always(FENCES_GROW, |_, state: &State| !state.broken.fence_fell),
             Property::always(LATER_IS_LARGER, |_, state: &State| !state.broken.fence_is_stale),
+            Property::always(SHOWN, |setup, state: &State| !state.shows_another_fence(setup)),
             Property::always("what is confirmed as released is free", |_, state: &State| !state.broken.release_did_not),
             Property::always(NOTHING_STAYS, |_, state: &State| !state.leaves_a_key()),
             Property::always("who asks for a free lock gets it", |_, state: &State| !state.broken.denied_for_nothing),
@@ -189,6 +210,19 @@ impl State {
         let now = setup.clients.shows(self.now);
         let sessions = self.clients.iter().flat_map(|client| &client.sessions);
         sessions.filter(|session| now < session.acquisition.valid_until()).count()
+    }
+
+    /// Who asks all nodes is certain of a fence that is not that of the lease.
+    fn shows_another_fence(&self, setup: &Setup) -> bool {
+        let shown = |server: &Server| Some(holder::of(Some(setup.token(server.key?.0).clone()), None, server.shown));
+        self.holders().any(|(client, session)| {
+            let token = &setup.tokens[client][usize::from(session.number)];
+            let held: Vec<Holder> = self.servers.iter().filter_map(shown).collect();
+            Plurality::largest(&held, majority(self.servers.len())).is_some_and(|Plurality { holder, .. }| {
+                let fence = holder.fence().filter(|_| holder::token(&holder) == Some(token));
+                fence.is_some() && fence != session.acquisition.fence()
+            })
+        })
     }
 
     /// A node has a key that nobody cares about any more, though it could have been taken off.

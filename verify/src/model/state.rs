@@ -105,6 +105,8 @@ pub(super) struct Server {
     pub(super) started: Option<Micros>,
     /// Whose key is there, and until when by its own clock.
     pub(super) key: Option<(Owner, Micros)>,
+    /// The fence in its value, as whoever looks sees it.
+    pub(super) shown: Option<Fence>,
     /// The key came when what put it there was not waited for any more, or after what would have taken it away.
     pub(super) is_belated: bool,
     /// The tokens that were released here.

@@ -218,6 +218,22 @@ fn a_release_without_the_compare_gives_two_holders() {
     breaks(&setup.with(SeededBug::ReleaseUnchecked).for_millis(2_000), ONE_HOLDER);
 }
 
+#[test]
+fn a_raise_that_does_not_rewrite_the_value_shows_another_fence() {
+    breaks(&three("a raise leaves the value", NO_FAULTS).with(SeededBug::RaiseLeavesValue).for_millis(100), SHOWN);
+}
+
+#[test]
+fn an_undo_that_compares_the_whole_value_leaves_a_key() {
+    breaks(&three("a whole value compared", NO_FAULTS).with(SeededBug::WholeValueCompared), NOTHING_STAYS);
+}
+
+#[test]
+fn a_replay_that_draws_anew_shows_another_fence() {
+    let faults = Faults { doubled: 1, pauses: 1, ..NO_FAULTS };
+    breaks(&one("a replay draws anew", faults).with(SeededBug::ReplayDrawsAnew), SHOWN);
+}
+
 /// Whatever clocks do, and so whoever holds it meanwhile: what is enough for the resource.
 #[test]
 fn who_begins_later_has_the_larger_fence_whatever_the_clocks_do() {

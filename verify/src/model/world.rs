@@ -4,8 +4,8 @@ use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
     fence::{self, Fence},
-    holder,
-    message::{AcquireRequest, Acquired, Claim, ReleaseMode, Repaired, Reply, Request, Vote, Voting, only},
+    holder::{self, Holder},
+    message::{AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Repaired, Reply, Request, Vote, Voting, only},
     store::{Process, Store},
     time::{Micros, Time},
 };
@@ -14,6 +14,8 @@ use super::{
     Setup, TTL,
     state::{Clock, Content, Kind, Message, Owner, Real, State, nanos},
 };
+use crate::seeded::SeededBug;
+
 /// A state on its way to the next one.
 pub(super) struct Run<'a> {
     pub(super) setup: &'a Setup,
@@ -98,12 +100,16 @@ impl Run<'_> {
         let now = self.state.time_at(self.setup, node);
         let server = &mut self.state.servers[node];
         let holder = server.store.holder(now, &self.setup.key);
+        let shown = holder.as_ref().and_then(Holder::fence);
         let key = holder.and_then(|holder| {
             let until = now + u64::try_from(holder.remaining()?.as_micros()).ok()?;
             Some((self.setup.owner(holder::token(&holder)?)?, until))
         });
         if key.map(|(owner, _)| owner) != server.key.map(|(owner, _)| owner) {
             server.is_belated = false;
+            server.shown = shown;
+        } else if self.setup.bug != Some(SeededBug::RaiseLeavesValue) {
+            server.shown = shown;
         }
         server.key = key;
     }
@@ -123,6 +129,11 @@ impl Run<'_> {
         let before = self.state.servers[node].key.map(|(owner, _)| owner);
         let server = &mut self.state.servers[node];
         let is_belated = !is_awaited || server.released.contains(&owner);
+        let is_known = session.is_some_and(|session| session.acquisition.fence() == server.shown);
+        let compares = matches!(kind, Kind::Raise | Kind::Renew | Kind::Release | Kind::Undo) && before == Some(owner);
+        if self.setup.bug == Some(SeededBug::WholeValueCompared) && compares && !is_known {
+            return Said::Owned(Err(Denial::Taken));
+        }
         let fence = fence.unwrap_or(fence::ZERO);
         let reply = match kind {
             Kind::Acquire => {
@@ -131,8 +142,12 @@ impl Run<'_> {
                 let voting = votes.then_some(Voting { restart_delay, proposal });
                 let request = AcquireRequest { claim: claim(owner), voting };
                 let vote: Vote = ask(&mut server.store, now, &Request::Acquire(request));
+                let acquired = match vote.acquired {
+                    Acquired::Granted(fence) if before == Some(owner) => Acquired::Granted(self.setup.replayed(fence)),
+                    acquired => acquired,
+                };
                 // On this network anything may overtake anything.
-                Said::Vote { acquired: vote.acquired, overtaken: true }
+                Said::Vote { acquired, overtaken: true }
             }
             Kind::Raise => {
                 let request = Request::Raise { claim: claim(owner), fence };

@@ -201,7 +201,7 @@ impl Client {
             _ => self.fence_proposal.at(session.acquisition.sent()),
         };
         let voting = Some(Voting { restart_delay, proposal });
-        AcquireRequest { claim: world.claim(&session.token, session.ttl), voting }
+        AcquireRequest { claim: world.claim(&session.token, session.ttl, session.acquisition.fence()), voting }
     }
 
     /// A seeded bug's: whoever is silent is asked again.
@@ -265,7 +265,7 @@ impl Client {
         let Actions { raise, renew, repair, release, release_again, undo, news, .. } = actions;
         let now = self.now(world);
         let remaining = session.acquisition.valid_until().since(now);
-        let claim = world.claim(&session.token, session.ttl);
+        let claim = world.claim(&session.token, session.ttl, session.acquisition.fence());
         if let Some((fence, on)) = raise {
             world.history.counts.raised += 1;
             self.raise(world, session, fence, on);
@@ -305,7 +305,10 @@ impl Client {
                 let actions = session.acquisition.on_reply(sent.at, sent, Ok(Said::Owned(Ok(()))));
                 self.carry_out(world, session, actions);
             } else {
-                let raise = Request::Raise { claim: world.claim(&session.token, session.ttl), fence };
+                let raise = Request::Raise {
+                    claim: world.claim(&session.token, session.ttl, session.acquisition.fence()),
+                    fence,
+                };
                 self.ask(world, session, (node, raise, About::Token(Ask::Raise)), session.limit(world));
             }
         }

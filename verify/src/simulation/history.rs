@@ -10,6 +10,8 @@ pub(super) enum Violation {
     TwoHolders { at: Real },
     /// A later holder had a fence that was not larger.
     FenceFell { at: Real },
+    /// Who looks is certain of a fence that is not the lease's.
+    AnotherFence { at: Real },
     /// A key stays on a node though nobody will use it, and nobody has asked the node to let go of it since.
     Abandoned { at: Real },
     /// A key was left when nobody had sent anything for longer than a TTL.
@@ -120,7 +122,11 @@ impl History {
 impl Violation {
     pub(super) fn at(&self) -> Real {
         match *self {
-            Self::TwoHolders { at } | Self::FenceFell { at } | Self::Abandoned { at } | Self::Immortal { at } => at,
+            Self::TwoHolders { at }
+            | Self::FenceFell { at }
+            | Self::AnotherFence { at }
+            | Self::Abandoned { at }
+            | Self::Immortal { at } => at,
         }
     }
 }

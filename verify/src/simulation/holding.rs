@@ -65,6 +65,7 @@ impl Client {
         let hint = dice.percent(30).then(|| dice.between(Duration::ZERO, session.ttl));
         let until = session.acquisition.valid_until();
         world.note(|| format!("client {} has {} with {fence:?} until {until:?}", self.me, session.id));
+        world.check_shown(&session.token, fence);
         let lease = world.history.acquired(world.now, fence);
         session.held = Some(Held { lease, seen: world.now, tick_at: None });
         world.stall(self.me);
@@ -130,7 +131,7 @@ impl Client {
     }
 
     pub(super) fn release(&mut self, world: &mut World, session: &mut Session, node: usize, ask: Ask) {
-        let claim = world.claim(&session.token, session.ttl);
+        let claim = world.claim(&session.token, session.ttl, session.acquisition.fence());
         let release = Request::Release { claim, mode: ReleaseMode::Delete };
         self.ask(world, session, (node, release, About::Token(ask)), world.command_timeout / 2);
     }
@@ -144,7 +145,7 @@ impl Client {
     }
 
     pub(super) fn undo_on(&mut self, world: &mut World, session: &mut Session, node: usize, mut undoing: Undoing) {
-        let claim = world.claim(&session.token, session.ttl);
+        let claim = world.claim(&session.token, session.ttl, session.acquisition.fence());
         let release = Request::Release { claim, mode: ReleaseMode::Delete };
         let (_route, limit) = undoing.ask(self.now(world), world.command_timeout);
         self.ask(world, session, (node, release, About::Undo(undoing)), limit);

@@ -159,6 +159,26 @@ fn a_deadline_that_counts_from_the_reply_gives_two_holders() {
 }
 
 #[test]
+fn a_raise_that_does_not_rewrite_the_value_shows_another_fence() {
+    let shows_another = |violation: &Violation| matches!(violation, Violation::AnotherFence { .. });
+    is_found(SeededBug::RaiseLeavesValue, (3, FaultProfile::Leaky), 100, shows_another);
+    is_found(SeededBug::RaiseLeavesValue, (5, FaultProfile::Leaky), 100, shows_another);
+}
+
+#[test]
+fn a_release_that_compares_the_whole_value_leaves_a_key() {
+    let left = |violation: &Violation| matches!(violation, Violation::Abandoned { .. });
+    is_found(SeededBug::WholeValueCompared, (1, FaultProfile::Leaky), 100, left);
+    is_found(SeededBug::WholeValueCompared, (3, FaultProfile::Leaky), 100, left);
+}
+
+#[test]
+fn a_replay_that_draws_anew_shows_another_fence() {
+    let shows_another = |violation: &Violation| matches!(violation, Violation::AnotherFence { .. });
+    is_found(SeededBug::ReplayDrawsAnew, (1, FaultProfile::Mixed), 300, shows_another);
+}
+
+#[test]
 fn clocks_that_differ_by_more_than_a_ttl_allows_for_give_two_holders() {
     is_found(SeededBug::ClocksTooFast, (1, FaultProfile::Pausing), 200, two_holders);
 }

@@ -4,11 +4,13 @@ use std::{collections::BTreeMap, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    fence,
+    fence::{self, Fence},
     holder::{self, Holder},
     key::Key,
-    message::{Acquired, Claim, ReleaseMode, Reply, Request, Vote},
+    message::{AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Reply, Request, Vote},
+    plurality::Plurality,
     store::{Process, Store},
+    tally::majority,
     time::Micros,
     token::Token,
 };
@@ -55,8 +57,10 @@ struct Server {
     clock: Skewed,
     store: Store,
     is_down: bool,
-    /// When the key got its present value.
+    /// When the key got its present token.
     appeared: Real,
+    /// The fence in its value, as whoever looks sees it.
+    shown: Option<Fence>,
 }
 
 #[derive(Debug, Clone)]
@@ -103,7 +107,7 @@ impl World {
         let command_timeout = if faults.is_sly { ttl } else { dice.between(ttl / 4, ttl * 2) };
         let server = |_| {
             let clock = faults.clock(&mut dice);
-            Server { clock, store: Store::default(), is_down: false, appeared: 0 }
+            Server { clock, store: Store::default(), is_down: false, appeared: 0, shown: None }
         };
         let servers = (0..nodes).map(server).collect();
         let mut world = Self {
@@ -228,8 +232,12 @@ impl World {
         self.last_arrival = self.now;
         let before = self.owner(node);
         let said = self.execute(node, &request);
-        if self.owner(node) != before {
+        let is_same = self.owner(node) == before;
+        if !is_same {
             self.servers[node].appeared = self.now;
+        }
+        if !is_same || self.bug != Some(SeededBug::RaiseLeavesValue) {
+            self.servers[node].shown = self.holder(node).and_then(|holder| holder.fence());
         }
         self.note(|| format!("node {node} has {} of client {client}: {}", name(&request), brief(&said)));
         if self.passes(client, node) {
@@ -246,17 +254,47 @@ impl World {
         let owner = self.owner(node);
         let (now, key) = (self.time_at(node), self.key.clone());
         let store = &mut self.servers[node].store;
-        if let (Request::Repair { .. }, Some(SeededBug::RepairOverwrites), Some(token)) = (request, self.bug, owner) {
+        if let (Request::Repair { .. }, Some(SeededBug::RepairOverwrites), Some(token)) =
+            (request, self.bug, owner.clone())
+        {
             let claim = Claim { key, token, ttl: Duration::ZERO, fence: None, fence_memory: fence::MEMORY };
             let _gone = apply(store, now, &Request::Release { claim, mode: ReleaseMode::Delete });
         }
-        apply(store, now, request)
+        let Server { store, shown, .. } = &mut self.servers[node];
+        let is_own = |claim: &Claim| owner.as_ref() == Some(&claim.token);
+        match (request, self.bug) {
+            (Request::Release { claim, .. }, Some(SeededBug::WholeValueCompared))
+                if is_own(claim) && claim.fence != *shown =>
+            {
+                Reply::Owned(Err(Denial::Taken))
+            }
+            (Request::Acquire(AcquireRequest { claim, .. }), Some(SeededBug::ReplayDrawsAnew)) if is_own(claim) => {
+                again(apply(store, now, request))
+            }
+            _ => apply(store, now, request),
+        }
     }
 
-    /// The lock, as a token wants it.
-    pub(super) fn claim(&self, token: &Token, ttl: Duration) -> Claim {
+    /// The lock, as a token wants it that has this fence.
+    pub(super) fn claim(&self, token: &Token, ttl: Duration, fence: Option<Fence>) -> Claim {
         let (key, token) = (self.key.clone(), token.clone());
-        Claim { key, token, ttl, fence: None, fence_memory: fence::MEMORY }
+        Claim { key, token, ttl, fence, fence_memory: fence::MEMORY }
+    }
+
+    /// Whoever asks all nodes is certain of the fence of this lease, or of none.
+    pub(super) fn check_shown(&mut self, token: &Token, fence: Fence) {
+        let mut held = Vec::new();
+        for node in 0..self.nodes() {
+            if let Some(there) = self.owner(node) {
+                held.push(holder::of(Some(there), None, self.servers[node].shown));
+            }
+        }
+        let seen = Plurality::largest(&held, majority(self.nodes()));
+        let shown = seen.filter(|seen| holder::token(&seen.holder) == Some(token)).and_then(|seen| seen.holder.fence());
+        if shown.is_some_and(|shown| shown != fence) {
+            let at = self.now;
+            self.history.saw(Violation::AnotherFence { at });
+        }
     }
 
     fn time_at(&self, node: usize) -> Micros {
@@ -290,6 +328,17 @@ impl World {
 /// What a node answers that nobody listens to.
 fn apply(store: &mut Store, now: Micros, request: &Request) -> Reply {
     store.apply(now, request, Process { name: "", hears: false }, &|_| false).reply.unwrap()
+}
+
+/// A replayed acquire that was granted with another fence.
+fn again(reply: Reply) -> Reply {
+    match reply {
+        Reply::Vote(Vote { acquired: Acquired::Granted(fence), sign, overtaken }) => {
+            let fence = Fence::try_from(u64::from(fence) + 1).unwrap_or(fence);
+            Reply::Vote(Vote { acquired: Acquired::Granted(fence), sign, overtaken })
+        }
+        other => other,
+    }
 }
 
 /// What is asked, for people.

@@ -15,45 +15,43 @@
 -- Everything that can be refused is read before the first write, so an error leaves nothing behind.
 local lock, fence, token, ttl, memory, delay = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-local now = micros(redis.call('TIME'))
-local function answer(reply)
-  return reply
-end
+local time, reply, run_id, missing, refused = redis.call('TIME')
 if delay then
-  local run_id, missing, refused = may_vote(delay, ARGV[6], ARGV[7])
+  run_id, missing, refused = may_vote(delay, ARGV[6], ARGV[7])
   if refused then
     return refused
-  end
-  function answer(reply)
-    reply[#reply + 1] = now
-    reply[#reply + 1] = run_id
-    return reply
-  end
-  if missing > 0 then
-    return answer({2, missing})
+  elseif missing > 0 then
+    reply = {2, missing}
   end
 end
 
-local issued, refused = issue(fence, redis.pcall('GET', fence), now, ARGV[5])
-if not issued then
-  return refused
+if not reply then
+  -- The time, or an error reply.
+  local issued, now = issue(fence, redis.pcall('GET', fence), time, ARGV[5])
+  if not issued then
+    return now
+  end
+  if redis.call('SET', lock, with_fence(token, issued), 'NX', 'PX', ttl) then
+    local option, expires = floor_expires(issued, now, memory)
+    if option then
+      redis.call('SET', fence, issued, option, expires)
+    end
+    reply = {1, issued}
+  else
+    local value, pttl = redis.pcall('GET', lock), redis.call('PTTL', lock)
+    if denial(value, token) then
+      reply = {0, pttl, type(value) == 'string' and value}
+    else
+      if pttl < tonumber(ttl) then
+        redis.call('PEXPIRE', lock, ttl)
+      end
+      reply = {1, fence_of(value)}
+    end
+  end
 end
 
-if redis.call('SET', lock, with_fence(token, issued), 'NX', 'PX', ttl) then
-  local option, expires = floor_expires(issued, now, memory)
-  if option then
-    redis.call('SET', fence, issued, option, expires)
-  end
-  return answer({1, issued})
+if delay then
+  reply[#reply + 1] = time[1] .. string.sub('00000' .. time[2], -6)
+  reply[#reply + 1] = run_id
 end
-
-local value, pttl = redis.pcall('GET', lock), redis.call('PTTL', lock)
-if type(value) ~= 'string' then
-  value = false
-elseif is_of(value, token) then
-  if pttl < tonumber(ttl) then
-    redis.call('PEXPIRE', lock, ttl)
-  end
-  return answer({1, fence_of(value)})
-end
-return answer({0, pttl, value})
+return reply

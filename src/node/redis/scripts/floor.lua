@@ -14,7 +14,8 @@ local function raise_floor(fence, to, memory)
     return redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
   end
   if floor < wanted then
-    local option, expires = floor_expires(to, micros(redis.call('TIME')), memory)
+    local time = redis.call('TIME')
+    local option, expires = floor_expires(to, time[1] .. string.sub('00000' .. time[2], -6), memory)
     if option then
       redis.call('SET', fence, to, option, expires)
     end

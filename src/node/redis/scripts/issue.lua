@@ -1,20 +1,17 @@
 -- Part of a script: the next fence of a lock, and for how long its floor is kept.
 
--- micros(time) gives what TIME answered as text: a number would be printed and parsed again, which costs more than the calls.
-local function micros(time)
-  return time[1] .. string.sub('00000' .. time[2], -6)
-end
-
--- issue(fence, stored, now, proposal) takes the fence's key, what GET answered, the time in µs, and perhaps the number that is
--- wanted (or ""). It gives the text of the new fence, which is below neither the time nor the proposal. For a key that
--- holds no fence it gives nil and an error reply, so that a script can stop before its first write.
-local function issue(fence, stored, now, proposal)
+-- issue(fence, stored, time, proposal) takes the fence's key, what GET and TIME answered, and perhaps the number that is
+-- wanted (or ""). It gives the text of the new fence, which is below neither the time nor the proposal, and the time in µs.
+-- For a key that holds no fence it gives nil and an error reply, so that a script can stop before its first write.
+local function issue(fence, stored, time, proposal)
+  -- Text all the way: a number would be printed and parsed again, which costs more than the calls.
+  local now = time[1] .. string.sub('00000' .. time[2], -6)
   local issued = now
   if proposal and #proposal == #issued and proposal > issued then
     issued = proposal
   end
   if not stored or #stored == #issued and stored < issued and not string.find(stored, '%D') then
-    return issued
+    return issued, now
   end
   if type(stored) ~= 'string' then
     return nil, stored
@@ -26,18 +23,19 @@ local function issue(fence, stored, now, proposal)
     return nil, redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
   end
   if floor < tonumber(issued) then
-    return issued
+    return issued, now
   end
   -- The clock stands behind what was issued before. tostring would print 14 digits.
-  return string.format('%.0f', floor + 1)
+  return string.format('%.0f', floor + 1), now
 end
 
--- floor_expires(issued, now, memory) tells how to store a fence that was issued at this time: SET fence issued option expires.
+-- floor_expires(issued, now, memory) tells how to store a fence: SET fence issued option expires. `now` is when it was issued.
 -- The floor is kept for its memory, in ms, after the fence's own time, or after now. Without memory it is kept until the
 -- clock has passed the fence, and nothing is stored, and nothing given, if it has.
 local function floor_expires(issued, now, memory)
   if memory == '0' then
-    now = micros(redis.call('TIME'))
+    local time = redis.call('TIME')
+    now = time[1] .. string.sub('00000' .. time[2], -6)
     if #issued == #now and issued < now then
       return nil
     end

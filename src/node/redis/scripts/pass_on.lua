@@ -13,8 +13,7 @@ local function pass_on()
   local outcome = 'nobody'
   local time = redis.pcall('TIME')
   if time[2] then
-    local now = micros(time)
-    local issued = issue(fence, redis.pcall('GET', fence), now)
+    local issued, now = issue(fence, redis.pcall('GET', fence), time)
     if issued then
       outcome = promote('', now, issued)
     end

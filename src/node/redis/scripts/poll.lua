@@ -42,11 +42,10 @@ local refusal = misplaced(queue, length) or misplaced(wait, fields)
 if refusal then
   return refusal
 end
-local now = micros(redis.call('TIME'))
-local issued
-issued, refusal = issue(fence, redis.pcall('GET', fence), now)
+-- The time, or an error reply.
+local issued, now = issue(fence, redis.pcall('GET', fence), redis.call('TIME'))
 if not issued then
-  return refusal
+  return now
 end
 local value = redis.pcall('GET', lock)
 if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
@@ -92,7 +91,7 @@ local function drop_marks(window)
   end
 end
 
-if type(value) == 'string' and is_of(value, token) then
+if not denial(value, token) then
   if redis.call('PTTL', lock) < tonumber(ttl) then
     redis.call('PEXPIRE', lock, ttl)
   end

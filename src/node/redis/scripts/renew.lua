@@ -11,14 +11,17 @@
 -- All keys are read by one command: up to Redis 7.0 every read registers all keys of the script for tracking.
 local replies, unread = {}, {}
 for i, value in ipairs(redis.call('MGET', unpack(KEYS))) do
-  if value and is_of(value, ARGV[2 * i - 1]) then
+  local known = ARGV[2 * i - 1]
+  -- Mostly the caller knows all of the value.
+  local denied = value ~= known and denial(value, known)
+  if not denied then
     local extended = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i])
     replies[i] = type(extended) == 'number' and extended or {-2, extended.err}
-  elseif value then
-    replies[i] = -1
   else
-    replies[i] = 0
-    unread[#unread + 1] = KEYS[i]
+    replies[i] = denied
+    if denied == 0 then
+      unread[#unread + 1] = KEYS[i]
+    end
   end
 end
 

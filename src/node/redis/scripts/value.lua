@@ -4,29 +4,24 @@
 -- acquire knows none. A token is the same without the fence. The places are fixed, so no label looks like an identity or like
 -- a fence.
 
--- with_fence(value, fence) gives the value of this one's acquisition, or of this token's, with this fence.
-local function with_fence(value, fence)
-  return string.sub(value, 1, 40) .. ':' .. fence .. (string.match(value, '@.*', 41) or '@')
-end
-
--- fence_of(value) gives the text of its fence, or nil if the value is none of ours.
-local function fence_of(value)
-  return string.sub(value, 1, 4) == 'lh1:' and string.match(value, '^:(%d+)@', 41) or nil
-end
-
--- is_of(value, token) tells whether a value is of this token's acquisition. Mostly the caller knows all of it.
-local function is_of(value, token)
-  return value == token or string.sub(value, 1, 40) == string.sub(token, 1, 40)
-end
-
 -- denial(value, token) takes what GET answered. It gives nothing if that is of this token's acquisition, else what a script
 -- replies: 0 the key is gone, -1 it holds something else, or an error.
 local function denial(value, token)
   if value == false then
     return 0
   elseif type(value) == 'string' then
-    return not is_of(value, token) and -1 or nil
+    return string.sub(value, 1, 40) ~= string.sub(token, 1, 40) and -1 or nil
   end
   return string.find(value.err, 'WRONGTYPE', 1, true) and -1 or value
+end
+
+-- with_fence(value, fence) gives the value of this one's acquisition, or of this token's, with this fence.
+local function with_fence(value, fence)
+  return string.sub(value, 1, 40) .. ':' .. fence .. (string.match(value, '@.*', 41) or '@')
+end
+
+-- fence_of(value) gives the text of the fence in a value of ours.
+local function fence_of(value)
+  return string.match(value, '^:(%d+)@', 41)
 end
 
