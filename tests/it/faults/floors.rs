@@ -175,9 +175,9 @@ async fn f98_the_clock_is_set_back_by_less_than_the_fence_memory() {
     let leases = remembering(server.url(), HOUR).await;
     let mut last = next_fence(&leases, "job").await;
     // While the floor is there, and after it has gone.
-    for ahead in [Duration::ZERO, HOUR + SECOND] {
+    for ahead in [30 * MINUTE, HOUR + SECOND] {
         clock.forward(ahead);
-        assert_eq!(server.wire().exists(FENCE), ahead.is_zero());
+        assert_eq!(server.wire().exists(FENCE), ahead < HOUR, "{ahead:?}");
         clock.back(59 * MINUTE);
         let next = next_fence(&leases, "job").await;
         assert!(next > last, "{next} after {last}, {ahead:?} ahead");
