@@ -84,7 +84,7 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) 
 return 0";
 
 /// A plain lock needs some value to compare with; drawing a random one is no round trip.
-const VALUE: &str = "lh1:00000000-0000-4000-8000-000000000000@the-host-name:12345";
+const VALUE: &str = "lh1:00000000-0000-4000-8000-000000000000:1795243932883512@the-host-name:12345";
 
 impl Contestant {
     /// All of them, in the order of the tables: ours, ours without a server, the rivals, the baseline.
