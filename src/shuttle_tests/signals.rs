@@ -104,7 +104,7 @@ fn hold() -> Arc<Hold> {
     let (route, jitter) = (Route::Home, Jitter::from_seed(1));
     let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
     let won = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO).expect("it is in time");
-    Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, won).0
+    Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, fence::MEMORY, won).0
 }
 
 #[test]
