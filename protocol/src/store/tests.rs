@@ -207,6 +207,18 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
 }
 
 #[test]
+fn those_who_wait_are_counted_and_the_first_are_listed_with_their_wait() {
+    let (mut store, key, one, two) = scene();
+    granted(&store.acquire(0, &request(&key, &Token::draw("holder"), TTL)).acquired);
+    send(&mut store, 10, &poll(&key, &one));
+    send(&mut store, 30, &poll(&key, &two));
+    let (waiting, first) = store.queue(50, &key, 1);
+    assert_eq!((waiting, first.len()), (2, 1));
+    let waited = [(one, Duration::from_micros(40)), (two, Duration::from_micros(20))];
+    assert_eq!(store.waiters(50, &key, 9), waited);
+}
+
+#[test]
 fn what_is_held_is_listed_until_it_expires() {
     let (mut store, key, one, _) = scene();
     granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
