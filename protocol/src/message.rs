@@ -322,3 +322,27 @@ pub enum ReleaseMode {
     /// The key stays for so long, under a value of its own, and nobody renews it.
     Retain(Duration, Token),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fence;
+
+    #[test]
+    fn a_request_for_one_token_has_its_claim() {
+        let claim = Claim {
+            key: Key::of_lock("job"),
+            token: Token::draw("host:7"),
+            ttl: Duration::from_secs(1),
+            fence: None,
+            fence_memory: Duration::ZERO,
+        };
+        let acquire = Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None });
+        let raise = Request::Raise { claim: claim.clone(), fence: fence::ZERO };
+        let release = Request::Release { claim: claim.clone(), mode: ReleaseMode::Delete };
+        for request in [acquire, raise, release] {
+            assert_eq!(request.claim().map(|of| &of.token), Some(&claim.token), "{request:?}");
+        }
+        assert!(Request::Holder(claim.key).claim().is_none());
+    }
+}

@@ -602,6 +602,20 @@ mod tests {
     }
 
     #[test]
+    fn a_fair_follower_whose_last_sleep_ends_a_moment_early_does_not_poll() {
+        let world = World::default();
+        let place = QueuePosition { ticket: Some(7), ahead: 3, called: true, recovers_for: None };
+        let mut wait = WaitLoop::new(true, 1, COMMAND, at(500), Jitter::from_seed(7));
+        wait.begins(held(false), false, &world.queued(0, &place));
+        let facts = |millis| Facts { leader_due: at(60_000), ..world.queued(millis, &place) };
+        assert_eq!(wait.next(&facts(0)), Action::Sleep(at(500)));
+        wait.slept();
+        assert_eq!(wait.next(&facts(499)), Action::Sleep(at(500)));
+        wait.slept();
+        assert_eq!(wait.next(&facts(500)), Action::End);
+    }
+
+    #[test]
     fn a_follower_sees_what_its_leader_saw() {
         let world = World::default();
         let mut wait = plain(at(5_000));

@@ -268,6 +268,25 @@ fn three_patiences_of_silence_make_the_connection_suspect() {
 }
 
 #[test]
+fn a_new_connection_has_three_patiences_as_well() {
+    for seed in 0..200 {
+        let mut tally = Tally::new(1);
+        tally.confirm(0, at(1_000));
+        // Its third is a little shorter than three patiences.
+        let config =
+            LeaseConfig { ttl: Duration::from_millis(8_700), max_hold: None, patience: Duration::from_secs(1) };
+        let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
+        let mut reconnected_at = Vec::new();
+        while let Some(look) = core.next_tick() {
+            if !core.tick(look).reconnect.is_empty() {
+                reconnected_at.push(look);
+            }
+        }
+        assert_eq!(reconnected_at.len(), 1, "it is over before that: {reconnected_at:?}");
+    }
+}
+
+#[test]
 fn invariant_8_an_outage_of_any_length_has_a_handful_of_rounds_under_way() {
     let mut core = core_with(Duration::from_secs(3_600), None, 1);
     let mut rounds = 0;

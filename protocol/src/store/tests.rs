@@ -63,6 +63,29 @@ fn who_was_started_lately_neither_votes_nor_is_healed() {
 }
 
 #[test]
+fn a_restarted_store_keeps_its_locks_and_does_not_vote_yet() {
+    let (mut store, key, one, two) = scene();
+    granted(&store.acquire(9_900_000, &request(&key, &one, TTL * 2)).acquired);
+    store.restarted(10_000_000);
+    assert_eq!(store.holder(10_000_000, &key).unwrap().token, Some(one));
+    let Vote { acquired, .. } = store.acquire(10_000_000, &vote(&key, &two, 0));
+    assert!(matches!(acquired, Acquired::Recovering(left) if left == TTL * 30), "{acquired:?}");
+}
+
+#[test]
+fn a_lock_changes_with_a_release_by_its_token_only() {
+    let (mut store, key, one, two) = scene();
+    granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
+    let mut changes = |token: &Token| {
+        let request = Request::Release { claim: claim(&key, token, TTL), mode: ReleaseMode::Delete };
+        let Applied { changed, told, .. } = store.apply(0, &request, Process { name: "", hears: false }, &|_| true);
+        assert!(told.is_empty());
+        changed.is_some()
+    };
+    assert!(!changes(&two) && changes(&one) && !changes(&one));
+}
+
+#[test]
 fn what_somebody_else_has_is_neither_raised_nor_healed() {
     let (mut store, key, one, two) = scene();
     granted(&store.acquire(1_000, &request(&key, &two, TTL)).acquired);
@@ -244,6 +267,18 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
 }
 
 #[test]
+fn those_who_wait_are_counted_and_the_first_are_listed_with_their_wait() {
+    let (mut store, key, one, two) = scene();
+    granted(&store.acquire(0, &request(&key, &Token::draw("holder"), TTL)).acquired);
+    send(&mut store, 10, &poll(&key, &one));
+    send(&mut store, 30, &poll(&key, &two));
+    let (waiting, first) = store.queue(50, &key, 1);
+    assert_eq!((waiting, first.len()), (2, 1));
+    let waited = [(one, Duration::from_micros(40)), (two, Duration::from_micros(20))];
+    assert_eq!(store.waiters(50, &key, 9), waited);
+}
+
+#[test]
 fn what_is_held_is_listed_until_it_expires() {
     let (mut store, key, one, _) = scene();
     granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
@@ -342,6 +377,8 @@ fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
         assert_eq!(raise(&mut store, now, &key, &one, fence), Ok(()));
         assert_eq!(store.floor(from + micros(DAY) - 1, &key), Some(fence));
     }
+    let same = Fence::try_from(now + 20).unwrap();
+    assert_eq!(raise(&mut store, now + 50, &key, &one, same), Ok(()), "it raises nothing");
     assert_eq!(store.floor(now + 20 + micros(DAY), &key), None);
     let old = Fence::try_from(5_u64).unwrap();
     assert_eq!(raise(&mut store, now, &key, &one, old), Ok(()));
