@@ -13,7 +13,7 @@ use crate::{
     error::{ReleaseError, RenewError},
     foreign::{Relay, relayed},
     lost::Lost,
-    owner::OwnerSlot,
+    reentry::OwnerSlot,
     random,
     status::{Signal, Status, StatusChanges},
     watchdog::{Hold, Leaving},

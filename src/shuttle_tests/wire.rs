@@ -13,6 +13,7 @@ use std::{
 
 use leasehold_protocol::{
     failure::Failure,
+    fence,
     holder::Holder,
     key::Key,
     message::{ReleaseMode, Reply, Request, Route},
@@ -244,6 +245,7 @@ impl Scene {
             label: "host:7".into(),
             command_timeout: Duration::from_secs(1),
             fair: false,
+            fence_memory: fence::MEMORY,
             grant_timeout: Duration::from_millis(900),
         };
         let wire = Wire::new();
