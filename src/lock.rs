@@ -77,8 +77,8 @@ impl Lock {
     ///
     /// It must be asked for both times. It is not the default because an owner is a *task*: all branches of `join!`, `select!`
     /// and `buffer_unordered`, a dispatcher that acquires and hands the leases to workers, and all requests of one HTTP/1.1
-    /// connection would be let in together. Where that may be, hand a [lease](Lease::handle) on instead, or give each an
-    /// [`Owner`] of its own.
+    /// connection would be let in together. Where that may be, [share](crate::LeaseHandle::share) the lease itself, or give each
+    /// an [`Owner`] of its own.
     ///
     /// Without it an acquire waits for whoever has the lock, its own task included, and a `wait` event warns of that.
     pub fn reentrant(mut self, reentrant: bool) -> Self {

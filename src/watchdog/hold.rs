@@ -212,6 +212,26 @@ impl Hold {
         (entry, reaction)
     }
 
+    /// Another lease on it, for whoever has one; an error once it has ended.
+    pub(crate) fn share(&self, now: Time) -> (Result<Arc<Signal>, Lost>, Reaction) {
+        let reaction = self.expire_if_due(now);
+        let mut state = self.state.lock();
+        let signal = match state.acquisition.phase() {
+            Some(phase @ (Phase::Held | Phase::AtRisk)) => {
+                let signal = Signal::new();
+                if phase == Phase::AtRisk {
+                    signal.note(Status::AtRisk);
+                }
+                state.leases.push(signal.clone());
+                Ok(signal)
+            }
+            Some(Phase::Over { .. }) | None => {
+                Err(state.end.clone().unwrap_or_else(|| self.lost(now, now, LossReason::Released)))
+            }
+        };
+        (signal, reaction)
+    }
+
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
     /// last (rule 8).
     pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Reaction) {

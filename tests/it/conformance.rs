@@ -159,6 +159,7 @@ conformance! {
     re_entry_shares_the_acquisition
     re_entry_must_be_asked_for_both_times
     re_entrant_acquires_under_way_share_what_one_of_them_wins
+    a_handle_shares_its_lease_by_value
     re_entry_after_a_loss_is_a_new_acquisition
     re_entry_lets_all_branches_of_a_join_in
     re_entry_lets_a_dispatcher_hand_out_many_leases
@@ -559,6 +560,24 @@ async fn re_entrant_acquires_under_way_share_what_one_of_them_wins(place: Place)
     let second = within(HANGS, "the second", lock.acquire()).await.unwrap();
     let first = within(HANGS, "the first", first).await.unwrap();
     assert_eq!(first.fence(), second.fence());
+}
+
+async fn a_handle_shares_its_lease_by_value(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let handle = lease.handle();
+    let shared = handle.share().unwrap();
+    assert_eq!((shared.fence(), shared.hold_count(), lease.hold_count()), (lease.fence(), 2, 2));
+    let lost = lease.lost();
+    lease.release().await.unwrap();
+    assert_eq!(lost.await.reason(), LossReason::Released);
+    shared.renew().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none(), "the other goes on");
+    assert_eq!(handle.share().unwrap_err().reason(), LossReason::Released, "its own lease has ended");
+    let handle = shared.handle();
+    shared.release().await.unwrap();
+    assert_eq!(handle.share().unwrap_err().reason(), LossReason::Released);
+    drop(two.lock("job").try_acquire().await.unwrap().unwrap());
 }
 
 async fn re_entry_after_a_loss_is_a_new_acquisition(place: Place) {
