@@ -26,10 +26,10 @@ async fn main() -> Result<(), Error> {
         outcome?;
     }
 
-    println!("without it, an answer instead of a deadlock:");
+    println!("without it, the task waits for itself, as for anybody else:");
     let lease = lock.acquire().await?;
-    match lock.acquire().await {
-        Err(error @ AcquireError::AlreadyHeld { .. }) => println!("  {error}"),
+    match lock.acquire_within(Duration::from_millis(200)).await {
+        Err(busy @ AcquireError::TimedOut { .. }) => println!("  {busy}"),
         Err(error) => return Err(error.into()),
         Ok(_second) => println!("  let in?"),
     }

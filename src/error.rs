@@ -20,8 +20,6 @@ pub enum ErrorKind {
     Closed,
     /// Somebody else held the lock for as long as we were willing to wait.
     TimedOut,
-    /// This very owner holds the lock, or is acquiring it.
-    AlreadyHeld,
     /// The lease was lost.
     Lost,
     /// Whether it happened is not known. Whatever is left on the server ends within one TTL.
@@ -118,19 +116,6 @@ pub enum AcquireError {
         waited: Duration,
         /// Who held it at the last look.
         holder: Box<Holder>,
-    },
-    /// This owner holds the lock already, or is still acquiring it: waiting would be waiting for oneself.
-    #[error(
-        "this owner already {} the lock {name:?}, so waiting for it would never end: acquire it with `reentrant(true)` \
-         both times to share the lease, or ask as somebody else with `owner(Owner::new())` or `owner(Owner::anonymous())`",
-        if *pending { "has an acquire under way for" } else { "holds" }
-    )]
-    #[non_exhaustive]
-    AlreadyHeld {
-        /// The lock's name.
-        name: String,
-        /// Whether the other acquire has not ended yet.
-        pending: bool,
     },
     /// [`Leases::close`](crate::Leases::close) was called.
     #[error("this Leases was closed: build a new one")]
@@ -234,7 +219,6 @@ impl From<AcquireError> for Error {
             AcquireError::Unavailable(error) | AcquireError::Refused(error) => error,
             AcquireError::Closed => Self::closed(),
             AcquireError::TimedOut { .. } => Self::wrap(ErrorKind::TimedOut, error),
-            AcquireError::AlreadyHeld { .. } => Self::wrap(ErrorKind::AlreadyHeld, error),
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::{
     error::{ReleaseError, RenewError},
     foreign::{Relay, relayed},
     lost::Lost,
-    owner::OwnerSlot,
     random,
+    reentry::OwnerSlot,
     status::{Signal, Status, StatusChanges},
     watchdog::{Hold, Leaving},
 };
@@ -192,6 +192,33 @@ impl fmt::Debug for Lease {
 }
 
 impl LeaseHandle {
+    /// One more lease on the same acquisition: re-entrancy by value, for a function or a task that needs the lock for itself.
+    /// It has the same fence, TTL and deadline. The key goes with the last of them, in whichever order they go.
+    ///
+    /// Nothing is sent, and no [`Owner`](crate::Owner) is asked.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lease = leases.lock("reports:nightly").acquire().await?;
+    /// let theirs = lease.handle().share()?;
+    /// let worker = tokio::spawn(async move { theirs.release().await });
+    /// lease.release().await?; // the lock is free once the worker has released it too
+    /// worker.await??;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The lease of this handle has ended.
+    pub fn share(&self) -> Result<Lease, Lost> {
+        self.check()?;
+        let Self { client, hold, .. } = self;
+        let (signal, reaction) = hold.share(client.now());
+        client.watchdog.execute(hold, reaction);
+        Ok(Lease::new(client.clone(), hold.clone(), signal?, None))
+    }
+
     fn view(&self) -> &Self {
         self
     }

@@ -17,6 +17,7 @@ mod node;
 mod owner;
 mod quorum;
 mod random;
+mod reentry;
 #[cfg(all(test, leasehold_shuttle))]
 mod shuttle_tests;
 mod status;

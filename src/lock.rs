@@ -75,10 +75,12 @@ impl Lock {
     /// Lets the same [`Owner`] in again while it holds the lock: another [`Lease`] on the same acquisition, with the same
     /// fence and TTL. The key goes with the last of them.
     ///
-    /// It must be asked for both times, and while the first acquire is still under way the second is
-    /// [`AlreadyHeld`](AcquireError::AlreadyHeld) all the same. It is not the default because an owner is a *task*: all branches of `join!`,
-    /// `select!` and `buffer_unordered`, and a dispatcher that acquires and hands the leases to workers, would be let in
-    /// together.
+    /// It must be asked for both times. It is not the default because an owner is a *task*: all branches of `join!`, `select!`
+    /// and `buffer_unordered`, a dispatcher that acquires and hands the leases to workers, and all requests of one HTTP/1.1
+    /// connection would be let in together. Where that may be, [share](crate::LeaseHandle::share) the lease itself, or give each
+    /// an [`Owner`] of its own.
+    ///
+    /// Without it an acquire waits for whoever has the lock, its own task included, and a `wait` event warns of that.
     pub fn reentrant(mut self, reentrant: bool) -> Self {
         self.reentrant = reentrant;
         self
@@ -134,7 +136,7 @@ impl Lock {
     /// # Errors
     ///
     /// [`AcquireError::Refused`] if it can never work (a bad name or option, a wrong password, a missing right),
-    /// [`AcquireError::AlreadyHeld`] instead of waiting for oneself, [`AcquireError::Closed`].
+    /// [`AcquireError::Closed`]. That somebody holds the lock, this task included, is none.
     ///
     /// # Cancel safety
     ///
@@ -219,7 +221,8 @@ impl Lock {
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
         let key = self.key()?;
         let asking = self.client.quorum.holder(&key, self.client.options.command_timeout);
-        Ok(relayed!(Relay::of_answers(), asking)?)
+        let holder = relayed!(Relay::of_answers(), asking)?;
+        Ok(holder.map(|holder| self.client.watchdog.recognize(&key, holder)))
     }
 
     /// Who waits for the lock in its [fair](Self::fair) queue, the first in line first; at most ten thousand of them.
@@ -290,7 +293,7 @@ impl Lock {
         let key = Key::new(&self.client.options.prefix, &self.name)
             .map_err(|invalid| AcquireError::Refused(invalid.into()))?;
         let Self { ttl, max_hold, fair, fence_memory, .. } = *self;
-        Ok(Wanted { key, ttl, max_hold, fair, fence_memory })
+        Ok(Wanted { key, ttl, max_hold, fair, fence_memory, owner: None })
     }
 }
 

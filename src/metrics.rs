@@ -149,10 +149,9 @@ mod deltas {
 
     pub(super) static GAUGES: [Gauge; 3] = [Gauge::new(HELD), Gauge::new(WAITING), Gauge::new(AT_RISK)];
 
-    pub(super) static COUNTS: [Count; 13] = [
+    pub(super) static COUNTS: [Count; 12] = [
         Count::acquires("acquired"),
         Count::acquires("timed_out"),
-        Count::acquires("already_held"),
         Count::acquires("unavailable"),
         Count::acquires("refused"),
         Count::acquires("closed"),
@@ -185,7 +184,6 @@ impl Acquiring {
         self.outcome = match outcome {
             Ok(_) => "acquired",
             Err(AcquireError::TimedOut { .. }) => "timed_out",
-            Err(AcquireError::AlreadyHeld { .. }) => "already_held",
             Err(AcquireError::Closed) => "closed",
             Err(AcquireError::Unavailable(_)) => "unavailable",
             Err(AcquireError::Refused(_)) => "refused",

@@ -34,6 +34,8 @@ async fn events_have_stable_names_and_never_show_the_token() {
     expect(log, "INFO wait", "holder=\"one\"").await;
     waiter.abort();
     let _cancelled = waiter.await;
+    assert!(lock.acquire_within(Duration::from_millis(50)).await.is_err());
+    expect(log, "WARN wait", "this task itself acquired it").await;
 
     server.stop();
     expect(log, "WARN at_risk", "lock=\"job\"").await;

@@ -13,6 +13,7 @@ pub struct Holder {
     pub(crate) token: Option<Token>,
     pub(crate) remaining: Option<Duration>,
     pub(crate) fence: Option<Fence>,
+    pub(crate) is_ours: bool,
 }
 
 impl Holder {
@@ -35,6 +36,12 @@ impl Holder {
         self.fence
     }
 
+    /// Whether it is a lease of the `Leases` that was asked.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
     /// What tells this acquisition from every other, and proves ownership: whoever has it can release the lock. It is never
     /// printed. The key's value begins with it.
     #[must_use]
@@ -45,14 +52,19 @@ impl Holder {
 
 /// A holder of these parts. This and the functions below are no methods, because a method is there for users too.
 pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Holder {
-    Holder { token, remaining, fence }
+    Holder { token, remaining, fence, is_ours: false }
 }
 
 /// Puts together what a node read: the key's value (`None` for another type than a string), and its PTTL in milliseconds
 /// (negative without a TTL).
 pub fn read(value: Option<&str>, pttl: i64) -> Holder {
     let (token, fence) = value.and_then(Token::read_value).unzip();
-    Holder { token, remaining: u64::try_from(pttl).ok().map(Duration::from_millis), fence }
+    of(token, u64::try_from(pttl).ok().map(Duration::from_millis), fence)
+}
+
+/// The same holder, which is a lease of ours.
+pub fn ours(holder: Holder) -> Holder {
+    Holder { is_ours: true, ..holder }
 }
 
 /// The token under the key, if that is one of ours.

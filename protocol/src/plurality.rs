@@ -34,7 +34,7 @@ mod tests {
     use crate::token::Token;
 
     fn held(token: Option<&Token>, fence: u64) -> Holder {
-        Holder { token: token.cloned(), remaining: None, fence: Fence::try_from(fence).ok() }
+        crate::holder::of(token.cloned(), None, Fence::try_from(fence).ok())
     }
 
     #[test]

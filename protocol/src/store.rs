@@ -10,7 +10,7 @@ use crate::{
     failure::Failure,
     fence::{self, Fence},
     glob,
-    holder::Holder,
+    holder::{self, Holder},
     key::Key,
     message::{
         AcquireRequest, Acquired, Claim, Denial, Guarding, Owned, Poll, Polled, ReleaseMode, Repaired, Reply, Request,
@@ -295,7 +295,7 @@ impl Store {
         }
         let Lock { token, fence, until } = self.lock(now, key)?;
         let remaining = Duration::from_micros(until.saturating_sub(now));
-        Some(Holder { token: Some(token.clone()), remaining: Some(remaining), fence: Some(*fence) })
+        Some(holder::of(Some(token.clone()), Some(remaining), Some(*fence)))
     }
 
     /// The locks that are held and match a pattern.

@@ -22,9 +22,9 @@ use crate::{
     error::AcquireError,
     lease::Lease,
     node::{Answer, Node},
-    owner::OwnerSlot,
     quorum::Undo,
     random,
+    reentry::OwnerSlot,
     wait::FairWaiter,
 };
 

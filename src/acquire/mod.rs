@@ -16,8 +16,9 @@ use crate::{
     client::{Client, Wanted, Won},
     error::AcquireError,
     lease::Lease,
-    owner::{Claim, Owner, OwnerSlot},
+    owner::Owner,
     random,
+    reentry::{Claim, OwnerSlot},
     wait::{CheckSlot, FairWaiter, Waiter},
     watchdog::{Entry, Hold},
 };
@@ -71,18 +72,22 @@ impl Acquire {
     }
 
     /// Runs it to its end. The owner is whoever polls this first.
-    pub(crate) async fn run(self) -> Result<Lease, AcquireError> {
+    pub(crate) async fn run(mut self) -> Result<Lease, AcquireError> {
+        self.wanted.owner = self.owner.resolve();
         let client = &self.client;
-        let Some(owner) = self.owner.resolve() else { return self.compete(None).await };
+        let Some(owner) = self.wanted.owner.filter(|_| self.reentrant) else { return self.compete(None).await };
         loop {
-            match client.owners.claim(owner, &self.wanted.key, self.reentrant, client.now()) {
-                Claim::Free(owner_slot) => return self.compete(Some(owner_slot)).await,
+            match client.owners.claim(owner, &self.wanted.key, client.now()) {
+                Claim::Free(owner_slot) => tokio::select! {
+                    biased;
+                    () = owner_slot.won() => {}
+                    outcome = self.compete(Some(owner_slot.clone())) => return outcome,
+                },
                 Claim::Held(hold, owner_slot) => {
                     if let Some(lease) = self.enter(hold, owner_slot).await? {
                         return Ok(lease);
                     }
                 }
-                Claim::Refused { pending } => return Err(self.already_held(pending)),
             }
         }
     }
@@ -353,22 +358,24 @@ impl Acquire {
             Check::Held { holder, .. } | Check::Split { holder, .. } => AcquireError::TimedOut {
                 name: self.name(),
                 waited: self.client.now().since(self.started),
-                holder: Box::new(holder),
+                holder: Box::new(self.client.watchdog.recognize(&self.wanted.key, holder)),
             },
         }
+    }
+
+    /// Whether the holder was acquired by whoever waits here.
+    fn waits_for_itself(&self, holder: &Holder) -> bool {
+        let hold = self.client.watchdog.newest(self.wanted.key.lock());
+        holder.is_ours() && self.wanted.owner.is_some() && hold.is_some_and(|hold| hold.owner == self.wanted.owner)
     }
 
     fn name(&self) -> String {
         self.wanted.key.name().into()
     }
 
-    fn already_held(&self, pending: bool) -> AcquireError {
-        AcquireError::AlreadyHeld { name: self.name(), pending }
-    }
-
     /// Tells the log and the program whom we wait for, when that is news.
     fn tell(&self, look: &Check, told: &mut Told) {
-        let lock = self.wanted.key.name();
+        let (client, lock) = (&self.client, self.wanted.key.name());
         match look {
             // Who it will be is not known yet.
             Check::NotYet | Check::Split { .. } => {}
@@ -377,9 +384,15 @@ impl Acquire {
             }
             Check::Held { holder, .. } if told.is(holder) => {}
             Check::Held { holder, .. } => {
-                tracing::info!(name: "wait", target: "leasehold", lock, holder = holder.label(), remaining = ?holder.remaining(), "waiting for {holder}");
+                let holder = client.watchdog.recognize(&self.wanted.key, holder.clone());
+                let (label, remaining) = (holder.label(), holder.remaining());
+                if self.waits_for_itself(&holder) {
+                    tracing::warn!(name: "wait", target: "leasehold", lock, holder = label, ?remaining, "waiting for {holder}: this task itself acquired it, and has not released it");
+                } else {
+                    tracing::info!(name: "wait", target: "leasehold", lock, holder = label, ?remaining, "waiting for {holder}");
+                }
                 if let Some(on_wait) = &self.on_wait {
-                    on_wait(holder);
+                    on_wait(&holder);
                 }
                 *told = Told(Some(holder.token().map(Into::into)));
             }

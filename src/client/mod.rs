@@ -27,9 +27,10 @@ use crate::{
     error::{AcquireError, Error},
     keeper::{Host, Stop},
     node::{Node, NodeListener},
-    owner::Owners,
+    owner::OwnerId,
     quorum::Quorum,
     random,
+    reentry::Owners,
     status::Signal,
     wait::{CheckSlots, FairWaiters, Lines},
     watchdog::{Hold, Watchdog},
@@ -95,6 +96,8 @@ pub(crate) struct Wanted {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) fair: bool,
     pub(crate) fence_memory: Duration,
+    /// For whom, once that is known.
+    pub(crate) owner: Option<OwnerId>,
 }
 
 impl Wanted {
@@ -194,8 +197,7 @@ impl Client {
         fence: Fence,
         acquisition: Acquisition,
     ) -> (Arc<Hold>, Arc<Signal>) {
-        let Wanted { key, ttl, fence_memory, .. } = wanted;
-        let (hold, signal) = Hold::new(key.clone(), token, fence, *ttl, *fence_memory, acquisition);
+        let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition);
         self.watchdog.guard(&hold);
         (hold, signal)
     }

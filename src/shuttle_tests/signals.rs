@@ -21,7 +21,6 @@ use super::{explore, wire::TTL};
 use crate::{
     LossReason, Owner, Status,
     lost::Lost,
-    owner::{Claim, Owners},
     random,
     status::{Signal, StatusChanges},
     wait::FairWaiters,
@@ -104,7 +103,8 @@ fn hold() -> Arc<Hold> {
     let (route, jitter) = (Route::Home, Jitter::from_seed(1));
     let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
     let won = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO).expect("it is in time");
-    Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, fence::MEMORY, won).0
+    let (key, token, fence_memory) = (Key::of_lock("job"), random::token("host:7"), fence::MEMORY);
+    Hold::new(Claim { key, token, ttl: TTL, fence: None, fence_memory }, fence::ZERO, None, won).0
 }
 
 #[test]
@@ -130,14 +130,14 @@ fn a_seat_that_is_given_up_elsewhere_is_in_nobodys_way() {
     explore(|| {
         let (owners, key) = (Arc::<Owners>::default(), Key::of_lock("job"));
         let id = Owner::new().resolve().unwrap();
-        let Claim::Free(owner_slot) = owners.claim(id, &key, false, Time::ZERO) else { panic!("nobody has it") };
+        let Claim::Free(owner_slot) = owners.claim(id, &key, Time::ZERO) else { panic!("nobody has it") };
         let hold = hold();
         owner_slot.hold(&hold);
         let long_after = Time::ZERO + TTL * 2;
         let leaving = thread::spawn(move || drop(owner_slot));
         let claiming = [(); 2].map(|()| {
             let (owners, key) = (owners.clone(), key.clone());
-            thread::spawn(move || drop(owners.claim(id, &key, false, long_after)))
+            thread::spawn(move || drop(owners.claim(id, &key, long_after)))
         });
         leaving.join().unwrap();
         for claimed in claiming {

@@ -19,6 +19,7 @@ use crate::{
     foreign::{self, Event},
     lost::Lost,
     metrics::{Holding, Turn},
+    owner::OwnerId,
     status::{Signal, Status},
     sync::{
         Mutex,
@@ -33,6 +34,8 @@ pub(crate) struct Hold {
     pub(crate) fence: Fence,
     pub(crate) ttl: Duration,
     fence_memory: Duration,
+    /// Who acquired it.
+    pub(crate) owner: Option<OwnerId>,
     /// When the winning attempt was sent.
     acquired: Time,
     /// A copy of the acquisition's answer, so that `check` is one load and one look at the clock.
@@ -102,21 +105,20 @@ pub(crate) enum Leaving {
 }
 
 impl Hold {
-    /// An acquisition that was won, with this fence.
+    /// An acquisition by this owner, which was won with this fence.
     pub(crate) fn new(
-        key: Key,
-        token: Token,
+        claim: Claim,
         fence: Fence,
-        ttl: Duration,
-        fence_memory: Duration,
+        owner: Option<OwnerId>,
         acquisition: Acquisition,
     ) -> (Arc<Self>, Arc<Signal>) {
+        let Claim { key, token, ttl, fence_memory, .. } = claim;
         let signal = Signal::new();
         let acquired = acquisition.sent();
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let state = Mutex::new(State { acquisition, leases: vec![signal.clone()], end: None });
         let measured = Holding::begins();
-        (Arc::new(Self { key, token, fence, ttl, fence_memory, acquired, valid_until, state, measured }), signal)
+        (Arc::new(Self { key, token, fence, ttl, fence_memory, owner, acquired, valid_until, state, measured }), signal)
     }
 
     pub(crate) fn claim(&self) -> Claim {
@@ -208,6 +210,26 @@ impl Hold {
             Some(Phase::Over { .. }) | None => Entry::Over,
         };
         (entry, reaction)
+    }
+
+    /// Another lease on it, for whoever has one; an error once it has ended.
+    pub(crate) fn share(&self, now: Time) -> (Result<Arc<Signal>, Lost>, Reaction) {
+        let reaction = self.expire_if_due(now);
+        let mut state = self.state.lock();
+        let signal = match state.acquisition.phase() {
+            Some(phase @ (Phase::Held | Phase::AtRisk)) => {
+                let signal = Signal::new();
+                if phase == Phase::AtRisk {
+                    signal.note(Status::AtRisk);
+                }
+                state.leases.push(signal.clone());
+                Ok(signal)
+            }
+            Some(Phase::Over { .. }) | None => {
+                Err(state.end.clone().unwrap_or_else(|| self.lost(now, now, LossReason::Released)))
+            }
+        };
+        (signal, reaction)
     }
 
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
@@ -325,7 +347,9 @@ mod tests {
         let Some(acquisition) = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO) else {
             panic!("it is granted in time")
         };
-        Hold::new(Key::of_lock("job"), random::token("host:7"), fence::ZERO, TTL, fence::MEMORY, acquisition)
+        let (key, fence_memory) = (Key::of_lock("job"), fence::MEMORY);
+        let claim = Claim { key, token: random::token("host:7"), ttl: TTL, fence: None, fence_memory };
+        Hold::new(claim, fence::ZERO, None, acquisition)
     }
 
     fn renewed(hold: &Hold, millis: u64, owned: Result<(), Denial>) -> Actions {

@@ -124,6 +124,13 @@ impl Watchdog {
         (!remaining.is_zero()).then(holder)
     }
 
+    /// The same holder, which knows whether its lease is one of ours.
+    pub(crate) fn recognize(&self, key: &Key, holder: Holder) -> Holder {
+        let hold = self.newest(key.lock());
+        let is_ours = hold.is_some_and(|hold| Some(&hold.token) == holder::token(&holder));
+        if is_ours { holder::ours(holder) } else { holder }
+    }
+
     /// Something may have happened to this key: asks about it at once. The answer decides, not the hint.
     pub(crate) fn hint(&self, key: &str) {
         let Some(hold) = self.newest(key) else { return };

@@ -153,11 +153,13 @@ conformance! {
     status_changes_end_with_the_last_status
     a_cancelled_child_cancels_nobody_else
     a_handle_outlives_its_lease_and_says_so
-    the_same_task_is_refused_instead_of_deadlocked
-    an_acquire_under_way_counts_as_held
+    busy_is_no_error_for_the_task_that_has_the_lock_either
+    an_acquire_under_way_is_in_nobodys_way
+    a_holder_knows_whether_it_is_one_of_ours
     re_entry_shares_the_acquisition
     re_entry_must_be_asked_for_both_times
-    re_entry_does_not_wait_for_an_acquire_under_way
+    re_entrant_acquires_under_way_share_what_one_of_them_wins
+    a_handle_shares_its_lease_by_value
     re_entry_after_a_loss_is_a_new_acquisition
     re_entry_lets_all_branches_of_a_join_in
     re_entry_lets_a_dispatcher_hand_out_many_leases
@@ -464,32 +466,44 @@ async fn a_handle_outlives_its_lease_and_says_so(place: Place) {
     assert_eq!((handle.status(), handle.remaining(), handle.hold_count()), (Status::Released, Duration::ZERO, 0));
 }
 
-async fn the_same_task_is_refused_instead_of_deadlocked(place: Place) {
+async fn busy_is_no_error_for_the_task_that_has_the_lock_either(place: Place) {
     let leases = place.program("one").await;
     let lock = leases.lock("job");
     let lease = lock.acquire().await.unwrap();
-    for refused in [lock.acquire().await.map(drop), lock.try_acquire().await.map(drop)] {
-        let error = refused.unwrap_err();
-        assert!(matches!(error, AcquireError::AlreadyHeld { pending: false, .. }), "{error}");
-        let text = error.to_string();
-        assert!(text.contains("reentrant(true)") && text.contains("Owner::anonymous()"), "names both ways out: {text}");
-        assert!(!error.is_transient());
-    }
-    lease.release().await.unwrap();
-    drop(lock.acquire().await.unwrap());
-}
-
-async fn an_acquire_under_way_counts_as_held(place: Place) {
-    let (one, two) = place.two_programs().await;
-    let held = one.lock("job").acquire().await.unwrap();
-    let lock = two.lock("job");
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    let AcquireError::TimedOut { holder, .. } = in_vain(&lock, Duration::from_millis(30)).await else {
+        panic!("it is held")
+    };
+    assert!(holder.is_ours() && holder.fence() == Some(lease.fence()), "{holder:?}");
     let mut waiting = Box::pin(lock.acquire());
     assert!(poll_once(&mut waiting).await.is_none());
-    let error = lock.try_acquire().await.unwrap_err();
-    assert!(matches!(error, AcquireError::AlreadyHeld { pending: true, .. }), "{error}");
-    drop(waiting);
-    assert!(lock.try_acquire().await.unwrap().is_none(), "a dropped acquire is no longer under way");
+    lease.release().await.unwrap();
+    drop(within(HANGS, "its turn", waiting).await.unwrap());
+}
+
+async fn an_acquire_under_way_is_in_nobodys_way(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let held = one.lock("job").acquire().await.unwrap();
+    for reentrant in [false, true] {
+        let lock = two.lock("job").reentrant(reentrant);
+        let mut waiting = Box::pin(lock.acquire());
+        assert!(poll_once(&mut waiting).await.is_none());
+        assert!(lock.try_acquire().await.unwrap().is_none(), "somebody else has it");
+        drop(waiting);
+        assert!(lock.try_acquire().await.unwrap().is_none());
+    }
     drop(held);
+}
+
+async fn a_holder_knows_whether_it_is_one_of_ours(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    for (leases, ours) in [(&one, true), (&two, false)] {
+        let holder = leases.lock("job").holder().await.unwrap().unwrap();
+        assert_eq!(holder.is_ours(), ours, "{holder:?}");
+        assert_eq!(holder.fence(), Some(lease.fence()));
+    }
+    lease.release().await.unwrap();
 }
 
 async fn re_entry_shares_the_acquisition(place: Place) {
@@ -518,24 +532,52 @@ async fn re_entry_must_be_asked_for_both_times(place: Place) {
     let leases = place.program("one").await;
     let (plain, reentrant) = (leases.lock("job"), leases.lock("job").reentrant(true));
     let held = plain.acquire().await.unwrap();
-    assert!(matches!(reentrant.acquire().await, Err(AcquireError::AlreadyHeld { .. })));
+    assert!(reentrant.try_acquire().await.unwrap().is_none());
     held.release().await.unwrap();
     let _held = reentrant.acquire().await.unwrap();
-    assert!(matches!(plain.acquire().await, Err(AcquireError::AlreadyHeld { .. })));
+    assert!(plain.try_acquire().await.unwrap().is_none());
 }
 
-async fn re_entry_does_not_wait_for_an_acquire_under_way(place: Place) {
+async fn re_entrant_acquires_under_way_share_what_one_of_them_wins(place: Place) {
     let (one, two) = place.two_programs().await;
-    let held = one.lock("job").acquire().await.unwrap();
     let lock = two.lock("job").reentrant(true);
+    for _ in 0..3 {
+        let held = one.lock("job").acquire().await.unwrap();
+        let (mut first, mut second) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
+        assert!(poll_once(&mut first).await.is_none() && poll_once(&mut second).await.is_none());
+        held.release().await.unwrap();
+        let (first, second) = within(HANGS, "both", async { tokio::join!(first, second) }).await;
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert_eq!((first.fence(), first.hold_count()), (second.fence(), 2));
+        first.release().await.unwrap();
+        second.release().await.unwrap();
+    }
+    // Where nobody polls the first, the second does not wait for it.
+    let held = one.lock("job").acquire().await.unwrap();
     let mut first = Box::pin(lock.acquire());
     assert!(poll_once(&mut first).await.is_none());
-    // Nobody polls the first while we wait for the second: waiting for it would never end.
-    let error = within(HANGS, "an answer", lock.acquire()).await.unwrap_err();
-    assert!(matches!(error, AcquireError::AlreadyHeld { pending: true, .. }), "{error}");
     held.release().await.unwrap();
+    let second = within(HANGS, "the second", lock.acquire()).await.unwrap();
     let first = within(HANGS, "the first", first).await.unwrap();
-    assert_eq!(lock.acquire().await.unwrap().fence(), first.fence());
+    assert_eq!(first.fence(), second.fence());
+}
+
+async fn a_handle_shares_its_lease_by_value(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").acquire().await.unwrap();
+    let handle = lease.handle();
+    let shared = handle.share().unwrap();
+    assert_eq!((shared.fence(), shared.hold_count(), lease.hold_count()), (lease.fence(), 2, 2));
+    let lost = lease.lost();
+    lease.release().await.unwrap();
+    assert_eq!(lost.await.reason(), LossReason::Released);
+    shared.renew().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none(), "the other goes on");
+    assert_eq!(handle.share().unwrap_err().reason(), LossReason::Released, "its own lease has ended");
+    let handle = shared.handle();
+    shared.release().await.unwrap();
+    assert_eq!(handle.share().unwrap_err().reason(), LossReason::Released);
+    drop(two.lock("job").try_acquire().await.unwrap().unwrap());
 }
 
 async fn re_entry_after_a_loss_is_a_new_acquisition(place: Place) {
@@ -581,7 +623,7 @@ async fn re_entry_lets_a_dispatcher_hand_out_many_leases(place: Place) {
     }
     let careful = leases.lock("another job");
     let lease = careful.acquire().await.unwrap();
-    assert!(matches!(careful.acquire().await, Err(AcquireError::AlreadyHeld { .. })), "unless it does not ask for it");
+    assert!(careful.try_acquire().await.unwrap().is_none(), "unless it does not ask for it");
     drop(lease);
     for worker in workers {
         worker.await.unwrap();
@@ -599,7 +641,8 @@ async fn the_owner_stays_when_the_lease_moves(place: Place) {
         drop(lease);
         busy
     });
-    assert!(matches!(lock.try_acquire().await, Err(AcquireError::AlreadyHeld { .. })), "the lease is still ours");
+    assert!(lock.holder().await.unwrap().is_some_and(|holder| holder.is_ours()), "the lease is still ours");
+    assert!(lock.clone().reentrant(true).try_acquire().await.unwrap().is_none(), "nor was it asked for the first time");
     done.0.send(()).unwrap();
     assert!(worker.await.unwrap(), "the task that has the lease is not its owner");
 }
@@ -631,19 +674,21 @@ async fn the_anonymous_wait_even_for_themselves(place: Place) {
 
 async fn outside_a_task_the_thread_is_the_owner(place: Place) {
     let leases = place.program("one").await;
-    let lock = leases.lock("job");
+    let lock = leases.lock("job").reentrant(true);
     let runtime = tokio::runtime::Handle::current();
     let there = lock.clone();
     let (first, second) = tokio::task::spawn_blocking(move || {
         let first = runtime.block_on(there.acquire());
-        let second = runtime.block_on(there.try_acquire());
-        (first, second.map(drop))
+        (first, runtime.block_on(there.try_acquire()))
     })
     .await
     .unwrap();
-    assert!(matches!(second, Err(AcquireError::AlreadyHeld { .. })), "{second:?}");
-    assert!(lock.try_acquire().await.unwrap().is_none(), "another owner is told that it is busy");
-    drop(first.unwrap());
+    assert_eq!(first.unwrap().fence(), second.unwrap().unwrap().fence(), "it is let in again");
+    let lease = lock.acquire().await.unwrap();
+    let there = lock.clone();
+    let other = tokio::task::spawn_blocking(move || tokio::runtime::Handle::current().block_on(there.try_acquire()));
+    assert!(other.await.unwrap().unwrap().is_none(), "another owner finds it busy");
+    drop(lease);
 }
 
 async fn one_at_a_time(place: Place) {

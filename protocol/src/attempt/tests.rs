@@ -1,5 +1,5 @@
 use super::*;
-use crate::token::Token;
+use crate::{holder, token::Token};
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -15,7 +15,7 @@ fn granted(number: u64) -> Result<Acquired, Failure> {
 #[allow(clippy::unnecessary_wraps, reason = "as above")]
 fn busy(token: &Token, remaining_ms: u64) -> Result<Acquired, Failure> {
     let remaining = Some(Duration::from_millis(remaining_ms));
-    let holder = Holder { token: Some(token.clone()), remaining, fence: Some(fence(7)) };
+    let holder = holder::of(Some(token.clone()), remaining, Some(fence(7)));
     Ok(Acquired::Busy { holder, tracked: true })
 }
 

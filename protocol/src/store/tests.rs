@@ -199,7 +199,7 @@ fn what_is_retained_keeps_the_holders_fence() {
     assert_eq!(retain(&mut store, 1_000, &key, &one, DAY, &two), Ok(()));
     assert_eq!(
         store.holder(2_000, &key).unwrap(),
-        Holder { token: Some(two), remaining: Some(Duration::from_micros(micros(DAY) - 1_000)), fence: Some(fence) }
+        holder::of(Some(two), Some(Duration::from_micros(micros(DAY) - 1_000)), Some(fence))
     );
 }
 

@@ -1,0 +1,135 @@
+//! Re-entrancy: what makes two acquires one owner's, and what such an owner finds.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use leasehold_protocol::{key::Key, time::Time};
+use tokio_util::sync::CancellationToken;
+
+use crate::{owner::OwnerId, sync::Mutex, watchdog::Hold};
+
+/// Which re-entrant owner holds, or is acquiring, which lock.
+#[derive(Debug, Default)]
+pub(crate) struct Owners {
+    table: Mutex<HashMap<(OwnerId, Key), Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    owner_slot: Weak<OwnerSlot>,
+    /// What was won; an acquire still under way has nothing yet.
+    hold: Option<Weak<Hold>>,
+}
+
+/// One owner's place at one lock, from the start of its acquire until the last of its leases has gone.
+#[derive(Debug)]
+pub(crate) struct OwnerSlot {
+    owners: Arc<Owners>,
+    at: (OwnerId, Key),
+    /// Cancelled when one of its acquires was won.
+    won: CancellationToken,
+}
+
+/// What an owner finds that wants a lock.
+pub(crate) enum Claim {
+    /// Nothing of its own, or other acquires that are under way: whichever wins, wins for all.
+    Free(Arc<OwnerSlot>),
+    /// It holds the lock.
+    Held(Arc<Hold>, Arc<OwnerSlot>),
+}
+
+impl Owners {
+    pub(crate) fn claim(self: &Arc<Self>, owner: OwnerId, key: &Key, now: Time) -> Claim {
+        let at = (owner, key.clone());
+        // Declared before the guard, so dropped after it: a seat's last reference locks the table.
+        let owner_slot;
+        let mut table = self.table.lock();
+        if let Some(entry) = table.get(&at) {
+            owner_slot = entry.owner_slot.upgrade();
+            // Lost, expired or being released: a new acquisition.
+            let live = |hold: &Arc<Hold>| !hold.remaining(now).is_zero();
+            match (&owner_slot, &entry.hold) {
+                // The seat is being given up on another thread.
+                (None, _) => {}
+                (Some(owner_slot), None) => return Claim::Free(owner_slot.clone()),
+                (Some(owner_slot), Some(hold)) => {
+                    if let Some(hold) = hold.upgrade().filter(live) {
+                        return Claim::Held(hold, owner_slot.clone());
+                    }
+                }
+            }
+        }
+        let owner_slot = Arc::new(OwnerSlot { owners: self.clone(), at: at.clone(), won: CancellationToken::new() });
+        table.insert(at, Entry { owner_slot: Arc::downgrade(&owner_slot), hold: None });
+        Claim::Free(owner_slot)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.lock().is_empty()
+    }
+}
+
+impl Entry {
+    /// Or of another seat, which has taken the place of a dying one.
+    fn is_of(&self, owner_slot: &OwnerSlot) -> bool {
+        std::ptr::eq(self.owner_slot.as_ptr(), owner_slot)
+    }
+}
+
+impl OwnerSlot {
+    /// Completes when an acquire of this owner was won.
+    pub(crate) async fn won(&self) {
+        self.won.cancelled().await;
+    }
+
+    /// An acquire was won.
+    pub(crate) fn hold(&self, hold: &Arc<Hold>) {
+        let mut table = self.owners.table.lock();
+        if let Some(entry) = table.get_mut(&self.at).filter(|entry| entry.is_of(self)) {
+            entry.hold = Some(Arc::downgrade(hold));
+        }
+        drop(table);
+        self.won.cancel();
+    }
+}
+
+impl Drop for OwnerSlot {
+    fn drop(&mut self) {
+        let mut table = self.owners.table.lock();
+        if table.get(&self.at).is_some_and(|entry| entry.is_of(self)) {
+            table.remove(&self.at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_seat_that_dies_elsewhere_during_a_claim_does_not_lock_the_table_twice() {
+        let (owners, key) = (Arc::<Owners>::default(), Key::new("", "job").unwrap());
+        let id = OwnerId::Identity(1);
+        let (done, all_done) = std::sync::mpsc::channel();
+        for _ in 0..3 {
+            let (owners, key, done) = (owners.clone(), key.clone(), done.clone());
+            std::thread::Builder::new()
+                .spawn(move || {
+                    for _ in 0..100_000 {
+                        drop(owners.claim(id, &key, Time::ZERO));
+                    }
+                    done.send(()).unwrap();
+                })
+                .unwrap();
+        }
+        for _ in 0..3 {
+            all_done.recv_timeout(Duration::from_secs(60)).expect("no thread is stuck in the table");
+        }
+        assert!(owners.is_empty());
+    }
+}
