@@ -41,7 +41,7 @@ local function floor_expires(issued, now, memory)
     end
   elseif issued == now then
     return 'PX', memory
-  elseif string.sub(issued, 1, -7) - string.sub(now, 1, -7) < 60 then
+  elseif issued - now < 60000000 then
     -- A minute more is enough, and cheaper than to compute the moment.
     return 'PX', memory + 60000
   end
