@@ -293,6 +293,28 @@ async fn a_fence_memory_is_the_locks_or_the_builders_and_at_most_a_day() {
     }
 }
 
+#[tokio::test]
+async fn a_share_of_floors_that_a_user_may_not_weigh_is_not_made_up() {
+    let server = Server::start();
+    let everybody = remembering(server.url(), DAY).await;
+    next_fence(&everybody, "job").await;
+    for (rights, is_told) in [
+        (["~*", "+@all"], true),
+        (["~*", "-scan"], false),
+        (["~*", "-dbsize"], false),
+        (["~*", "-memory"], false),
+        (["~other*", "+@all"], false),
+    ] {
+        let user = ["ACL", "SETUSER", "clerk", "reset", "on", ">secret", "&*", "+@all"];
+        server.wire().must(&[&user[..], &rights[..]].concat());
+        let clerk = Leases::connect(format!("redis://clerk:secret@127.0.0.1:{}", server.port())).await.unwrap();
+        let told = clerk.capabilities().await.unwrap();
+        assert_eq!(told.floors_percent().is_some(), is_told, "{rights:?}: {told}");
+    }
+    let denied = server.wire().must(&["ACL", "LOG"]).array().len();
+    assert!(denied <= 4, "one entry for each right that is missing, and not one for each key: {denied}");
+}
+
 /// A floor of the fair waiter's own memory, whoever releases the lock to it.
 #[tokio::test]
 async fn a_waiter_that_is_granted_the_lock_has_its_own_fence_memory() {
