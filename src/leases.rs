@@ -296,8 +296,8 @@ impl Builder {
     /// The floor is a small key beside the lock's, `{name}:lh:fence`, by which fences grow although the server's clock was set
     /// back (rule 9). What a shorter memory gives up: **the next fence may be smaller if the server's clock was set back by
     /// more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero keeps a floor only until the
-    /// server's clock has passed the fence, which on one server is at once: a name that was released leaves nothing. It is for
-    /// programs that lock millions of names; what those cost is on the page [`deployments`](crate::deployments).
+    /// server's clock has passed the fence, two milliseconds at most on one server: a name that was released leaves nothing.
+    /// It is for programs that lock millions of names; what those cost is on the page [`deployments`](crate::deployments).
     ///
     /// The fence of a lock that is held stands in the lock's own key, and does not depend on it.
     pub fn fence_memory(mut self, memory: Duration) -> Self {

@@ -174,6 +174,17 @@ fn a_raise_changes_the_floor_of_its_own_lock_only_and_never_lowers_it() {
 }
 
 #[test]
+fn a_fence_of_few_digits_is_raised_and_repaired_too() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    vote(&mut wire, "one", "0", "");
+    wire.del(FENCE);
+    assert_eq!((raise(&mut wire, "one", 7).int(), stored(&mut wire)), (1, 7));
+    wire.del(FENCE);
+    assert_eq!((repair(&mut wire, "one", 7, "0").array(), stored(&mut wire)), (&[Value::Int(1)][..], 7));
+}
+
+#[test]
 fn a_repair_restores_a_lost_key_and_its_floor_and_overwrites_nothing() {
     let server = Server::start();
     let mut wire = server.wire();
