@@ -226,8 +226,9 @@ fn survivors_of_the_command_are_killed_when_the_lease_is_lost_meanwhile() {
     let server = Server::start();
     let (directory, pid) = directory();
     let asked = directory.path().join("asked");
+    // Counted before it is there to be asked: `seq` is not deaf.
     let deaf = format!(
-        "trap 'echo > {}' TERM; echo $$ > {}; for at in $(seq 999); do sleep 0.02; done",
+        "trap 'echo > {}' TERM; turns=$(seq 999); echo $$ > {}; for turn in $turns; do sleep 0.02; done",
         asked.display(),
         pid.display()
     );
