@@ -5,7 +5,10 @@ use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        mpsc::{Receiver, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -85,6 +88,28 @@ pub(crate) fn state_of(pid: &Path) -> Option<char> {
 pub(crate) fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// What the runner said, and when it and its command had ended.
+///
+/// Their pipes tell when: a kernel under load may take seconds to bury a process that has ended.
+pub(crate) fn ended(mut runner: Child) -> (Output, Instant) {
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let mut errors = runner.stderr.take().unwrap();
+    let errors = thread::spawn(move || errors.read_to_end(&mut stderr).map(|_| stderr));
+    runner.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+    let stderr = errors.join().unwrap().unwrap();
+    let at = Instant::now();
+    (Output { status: runner.wait().unwrap(), stdout, stderr }, at)
+}
+
+/// When a command that writes to this pipe, which is made here, has ended: a kernel tells that before it buries it.
+pub(crate) fn end_of_writers(pipe: &Path) -> Receiver<Instant> {
+    assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
+    let (pipe, (tell, told)) = (pipe.to_owned(), channel());
+    // Until somebody writes, and until nobody does any more.
+    thread::spawn(move || fs::read(pipe).map(|_| tell.send(Instant::now())));
+    told
 }
 
 /// A terminal of 80 columns, and a shell's line that runs in a session of its own there.
