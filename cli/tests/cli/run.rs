@@ -18,7 +18,8 @@ use rustix::{
 use support::{Action, Lag, Match, Nodes, Proxy, Server, eventually, scripts::ACQUIRE};
 
 use crate::scene::{
-    HANGS, LEASEHOLD, NAME, directory, ends_with, is_held, is_there, run, said, send, started, state, state_of, tool,
+    HANGS, LEASEHOLD, NAME, directory, end_of_writers, ended, ends_with, is_held, is_there, run, said, send, started,
+    state, state_of, tool,
 };
 
 #[test]
@@ -151,8 +152,9 @@ fn a_lock_that_is_held_is_a_conflict() {
     ends_with(&conflict, 9, &[]);
     assert_eq!(said(&conflict), "", "cron would mail it");
     let (lag, asked) = (Lag::start(), Instant::now());
-    ends_with(&run(&server, &["-w", "300ms"], "true").output().unwrap(), 1, &["waited"]);
-    let took = asked.elapsed();
+    let (output, at) = ended(run(&server, &["-w", "300ms"], "true").spawn().unwrap());
+    ends_with(&output, 1, &["waited"]);
+    let took = at.duration_since(asked);
     assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(2) + lag.worst(), "{took:?}");
     send(&holder, Signal::TERM);
     assert_eq!(holder.wait().unwrap().code(), Some(143));
@@ -227,8 +229,9 @@ fn survivors_of_the_command_are_killed_when_the_lease_is_lost_meanwhile() {
     let server = Server::start();
     let (directory, pid) = directory();
     let asked = directory.path().join("asked");
+    // Counted before it is there to be asked: `seq` is not deaf.
     let deaf = format!(
-        "trap 'echo > {}' TERM; echo $$ > {}; for at in $(seq 999); do sleep 0.02; done",
+        "trap 'echo > {}' TERM; turns=$(seq 999); echo $$ > {}; for turn in $turns; do sleep 0.02; done",
         asked.display(),
         pid.display()
     );
@@ -248,9 +251,10 @@ fn a_zombie_is_not_waited_for() {
     let server = Server::start();
     let (lag, began) = (Lag::start(), Instant::now());
     let script = "(sleep 0.1 & exec setsid sleep 15) >/dev/null 2>&1 & sleep 0.5";
-    let output = run(&server, &["--grace", "8s"], script).output().unwrap();
+    let (output, at) = ended(run(&server, &["--grace", "8s"], script).spawn().unwrap());
     ends_with(&output, 0, &[]);
-    assert!(began.elapsed() < Duration::from_secs(4) + lag.worst(), "{:?}", began.elapsed());
+    let took = at.duration_since(began);
+    assert!(took < Duration::from_secs(4) + lag.worst(), "{took:?}");
 }
 
 #[test]
@@ -264,8 +268,9 @@ fn a_wait_limit_covers_connecting() {
     eventually(HANGS, "it connects", || proxy.connections() > 0);
     std::thread::sleep(Duration::from_secs(2).saturating_sub(began.elapsed()));
     proxy.freeze(false);
-    ends_with(&waiter.wait_with_output().unwrap(), 1, &["waited"]);
-    let took = began.elapsed();
+    let (output, at) = ended(waiter);
+    ends_with(&output, 1, &["waited"]);
+    let took = at.duration_since(began);
     assert!(took < Duration::from_secs(5) + lag.worst(), "{took:?}");
 }
 
@@ -317,12 +322,17 @@ fn the_reason_of_a_loss_is_printed() {
 #[test]
 fn a_command_is_stopped_before_it_was_held_for_too_long() {
     const MOST: Duration = Duration::from_secs(2);
-    let server = Server::start();
-    let (lag, started) = (Lag::start(), Instant::now());
-    let output = run(&server, &["--ttl", "2s", "--max-hold", "2s"], "sleep 60").output().unwrap();
-    let took = started.elapsed();
-    ends_with(&output, 75, &["--max-hold"]);
-    assert!(took < MOST + lag.worst(), "{took:?}");
+    let (server, lag, (_directory, pipe)) = (Server::start(), Lag::start(), directory());
+    let (proxy, stopped) = (Proxy::to(&server), end_of_writers(&pipe));
+    let options = ["--url", &proxy.url(), "--ttl", "2s", "--max-hold", "2s"];
+    let runner = run(&server, &options, &format!("exec >{}; sleep 60", pipe.display())).spawn().unwrap();
+    let stopped = stopped.recv_timeout(HANGS).expect("it is stopped");
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["--max-hold"]);
+    // The runner starts before the lock is held, and ends after it: that may take any time.
+    let (acquire, seen) = (Match::script(ACQUIRE), proxy.seen());
+    let asked = seen.iter().find(|seen| acquire.matches(&seen.args)).expect("it was acquired");
+    let held = stopped.duration_since(asked.at);
+    assert!(held < MOST + lag.worst(), "{held:?}");
 }
 
 #[test]
@@ -600,8 +610,9 @@ fn after_its_grace_a_loss_kills_all_that_a_command_has_started() {
         eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
         server.wire().del(NAME);
         let (lag, lost) = (Lag::start(), Instant::now());
-        ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
-        let took = lost.elapsed();
+        let (output, at) = ended(runner);
+        ends_with(&output, 75, &["the command is stopped"]);
+        let took = at.duration_since(lost);
         assert!(took >= Duration::from_millis(300), "{leaves:?}: {took:?}");
         assert!(took < Duration::from_secs(3) + lag.worst(), "{leaves:?}: {took:?}");
         assert!(!is_there(&sign), "{leaves:?}");
@@ -726,18 +737,20 @@ fn of_fifty_crons_with_a_quorum_one_runs() {
 #[test]
 fn a_runner_stopped_past_its_lease_kills_first() {
     let server = Server::start();
-    let (_directory, sign) = directory();
-    let script = format!("trap '' TERM; echo $$ > {}; while :; do sleep 0.05; done", sign.display());
+    let (directory, sign) = directory();
+    let pipe = directory.path().join("pipe");
+    let killed = end_of_writers(&pipe);
+    let (output, pid) = (pipe.display(), sign.display());
+    let script = format!("trap '' TERM; exec >{output}; echo $$ > {pid}; while :; do sleep 0.05; done");
     let runner = run(&server, &["--ttl", "1s"], &script).spawn().unwrap();
     started(&server, &sign);
     send(&runner, Signal::STOP);
     eventually(HANGS, "the lease is over", || !is_held(&server));
     let (lag, continued) = (Lag::start(), Instant::now());
     send(&runner, Signal::CONT);
-    let output = runner.wait_with_output().unwrap();
-    let took = continued.elapsed();
-    ends_with(&output, 75, &["the command is stopped"]);
+    let took = killed.recv_timeout(HANGS).expect("it is killed").duration_since(continued);
     assert!(took < Duration::from_millis(500) + lag.worst(), "{took:?}");
+    ends_with(&runner.wait_with_output().unwrap(), 75, &["the command is stopped"]);
     assert!(!is_there(&sign));
 }
 
@@ -860,11 +873,11 @@ fn a_server_that_goes_away_before_the_release_takes_nothing_from_the_command() {
     server.kill();
     let (lag, asked) = (Lag::start(), Instant::now());
     fs::write(&go, "").unwrap();
-    let output = runner.wait_with_output().unwrap();
+    let (output, at) = ended(runner);
     ends_with(&output, 7, &["leasehold:", "the release is not confirmed", "expires within its TTL"]);
     assert!(!said(&output).contains("background"), "who has ended does nothing there: {}", said(&output));
     // An answer is waited for, and then the connections' end.
-    let (took, most) = (asked.elapsed(), Duration::from_secs(3));
+    let (took, most) = (at.duration_since(asked), Duration::from_secs(3));
     assert!(took < most + lag.worst(), "{took:?}");
 }
 

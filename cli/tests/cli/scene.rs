@@ -1,14 +1,22 @@
 //! The built program, and what its tests look at.
 
 use std::{
-    fs,
-    io::Write,
+    fs::{self, File},
+    io::{Read, Write},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
+    sync::{
+        Arc, Mutex,
+        mpsc::{Receiver, channel},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    process::{Pid, Signal, kill_process},
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+};
 
 use support::{Server, TempDir, eventually};
 
@@ -82,35 +90,68 @@ pub(crate) fn state(pid: u32) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
+/// What the runner said, and when it and its command had ended.
+///
+/// Their pipes tell when: a kernel under load may take seconds to bury a process that has ended.
+pub(crate) fn ended(mut runner: Child) -> (Output, Instant) {
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let mut errors = runner.stderr.take().unwrap();
+    let errors = thread::spawn(move || errors.read_to_end(&mut stderr).map(|_| stderr));
+    runner.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+    let stderr = errors.join().unwrap().unwrap();
+    let at = Instant::now();
+    (Output { status: runner.wait().unwrap(), stdout, stderr }, at)
+}
+
+/// When a command that writes to this pipe, which is made here, has ended: a kernel tells that before it buries it.
+pub(crate) fn end_of_writers(pipe: &Path) -> Receiver<Instant> {
+    assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
+    let (pipe, (tell, told)) = (pipe.to_owned(), channel());
+    // Until somebody writes, and until nobody does any more.
+    thread::spawn(move || fs::read(pipe).map(|_| tell.send(Instant::now())));
+    told
+}
+
 /// A terminal of 80 columns, and a shell's line that runs in a session of its own there.
 pub(crate) struct Terminal {
-    script: Child,
-    input: ChildStdin,
-    log: PathBuf,
-    _directory: TempDir,
+    shell: Child,
+    /// Where its user sits.
+    keyboard: File,
+    /// Where its programs are.
+    device: File,
+    shown: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Terminal {
     pub(crate) fn running(server: &Server, line: &str) -> Self {
-        let (directory, log) = directory();
-        let line = format!("stty cols 80 rows 24; {line}");
-        // It gives what it runs a terminal, and writes down what that shows. Who runs tests in the background of a script has
-        // them ignore interrupts, and all that they start.
+        let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
+        grantpt(&keyboard).and_then(|()| unlockpt(&keyboard)).expect("it is ours");
+        let device = ptsname(&keyboard, Vec::new()).expect("it has a name").into_string().unwrap();
+        let device = File::options().read(true).write(true).open(device).unwrap();
+        let keyboard = File::from(keyboard);
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let (mut screen, showing) = (keyboard.try_clone().unwrap(), shown.clone());
+        thread::spawn(move || {
+            let mut some = [0; 4096];
+            while let Ok(read @ 1..) = screen.read(&mut some) {
+                showing.lock().unwrap().extend(&some[..read]);
+            }
+        });
+        // Who runs tests in the background of a script has them ignore interrupts, and all that they start.
         let mut command = Command::new("env");
         command
-            .args(["--default-signal=INT,QUIT", "script", "-qefc", &line])
-            .arg(&log)
+            .args(["--default-signal=INT,QUIT", "setsid", "--ctty", "sh", "-c"])
+            .arg(format!("stty cols 80 rows 24; {line}"))
             .env("REDIS_URL", server.url())
-            .env("SHELL", "/bin/sh");
-        let mut script = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("script is there");
-        let input = script.stdin.take().unwrap();
-        Self { script, input, log, _directory: directory }
+            .stdin(device.try_clone().unwrap())
+            .stdout(device.try_clone().unwrap())
+            .stderr(device.try_clone().unwrap());
+        Self { shell: command.spawn().expect("setsid is there"), keyboard, device, shown }
     }
 
-    /// All that it has shown. The first line of the log is about the line that runs.
+    /// All that it has shown.
     pub(crate) fn shown(&self) -> String {
-        let log = fs::read(&self.log).map(|shown| String::from_utf8_lossy(&shown).into_owned()).unwrap_or_default();
-        log.split_once('\n').map(|(_, shown)| shown.to_owned()).unwrap_or_default()
+        String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
     }
 
     #[track_caller]
@@ -118,30 +159,34 @@ impl Terminal {
         let began = Instant::now();
         while !self.shown().contains(text) {
             assert!(began.elapsed() < HANGS, "{text:?} is not shown: {}", self.shown());
-            std::thread::sleep(Duration::from_millis(2));
+            thread::sleep(Duration::from_millis(2));
         }
     }
 
     pub(crate) fn press(&mut self, keys: &str) {
-        self.input.write_all(keys.as_bytes()).unwrap();
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
     /// All that it has shown, when the line has ended.
     #[track_caller]
     pub(crate) fn ended(mut self) -> String {
+        const LAST: &str = "that was all";
         let began = Instant::now();
-        while self.script.try_wait().unwrap().is_none() {
+        while self.shell.try_wait().unwrap().is_none() {
             assert!(began.elapsed() < HANGS, "it does not end: {}", self.shown());
-            std::thread::sleep(Duration::from_millis(2));
+            thread::sleep(Duration::from_millis(2));
         }
-        self.shown()
+        // What was written before it is shown before it.
+        self.device.write_all(LAST.as_bytes()).unwrap();
+        self.shows(LAST);
+        self.shown().replace(LAST, "")
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The line that runs there loses its terminal, and ends.
-        let _gone = self.script.kill();
-        let _gone = self.script.wait();
+        // The line that runs there loses its leader, and ends.
+        let _gone = self.shell.kill();
+        let _gone = self.shell.wait();
     }
 }

@@ -173,20 +173,19 @@ async fn renewals_do_not_make_a_waiter_thrash() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_release_gives_one_of_ten_waiters_the_lock() {
     // In a round each waiter asks once, and what it was granted is raised or undone. They spread further with each round,
-    // and one has the lock within five (F42); then each looks once more. That is a matter of chance: so the median counts.
-    let most = u64::try_from(WAITERS * 3 * 6).expect("a few");
+    // and one has the lock within five (F42).
+    let most = u64::try_from(WAITERS * 3 * 5).expect("a few");
     let (lag, mut ran) = (Lag::start(), Vec::new());
     for _ in 0..5 {
         ran.push(scripts_of_one_release().await);
     }
-    ran.sort_unstable();
     println!("scripts run on the busiest node: {ran:?}");
-    assert!(ran[2] <= most, "{ran:?}, not {most}; the machine lagged {:?}", lag.worst());
+    assert!(ran.iter().all(|ran| *ran <= most), "{ran:?}, not {most}; the machine lagged {:?}", lag.worst());
 }
 
 const WAITERS: usize = 10;
 
-/// How many scripts the busiest node runs when ten wait and one lets go.
+/// How many scripts the busiest node runs when ten wait and one lets go, until another one has the lock.
 async fn scripts_of_one_release() -> u64 {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(LONG).await;
@@ -213,10 +212,20 @@ async fn scripts_of_one_release() -> u64 {
     let before = scripts_run(&mut wires);
     lease.release().await.expect("it was ours to the end");
     eventually_async(HANGS, "somebody has it", || inside.load(Ordering::SeqCst) == 1).await;
-    // The time for another one to get in, and for the others to settle.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    let after = scripts_run(&mut wires);
+    // The winner may lack a node. Then the others ask for that one, and it hears of each grant there, and renews; and they
+    // hear of each renewal. It ends when that node is the winner's too.
+    let (mut last, mut since) = (after.clone(), Instant::now());
+    eventually_async(HANGS, "the others are at rest", || {
+        let now = scripts_run(&mut wires);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        since.elapsed() >= Duration::from_millis(500)
+    })
+    .await;
     assert_eq!(inside.load(Ordering::SeqCst), 1);
-    let ran: Vec<u64> = scripts_run(&mut wires).iter().zip(before).map(|(after, before)| after - before).collect();
+    let ran: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
     may_go.add_permits(WAITERS);
     for waiter in waiters {
         within(HANGS * 2, "each has its turn", waiter).await.expect("one at a time");
@@ -260,19 +269,21 @@ async fn a_free_minority_is_not_acquired_and_undone_without_end() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_repaired() {
+    // A lease that a machine may stall under: its repair takes a good part of it.
+    const TTL: Duration = MEDIUM.saturating_mul(2);
     let scene = Scene::of(3).await;
-    let (lease, other) = (scene.acquire_everywhere(MEDIUM).await, scene.other().await);
+    let (lease, other) = (scene.acquire_everywhere(TTL).await, scene.other().await);
     let token = scene.is_everywhere(&lease, HANGS).await;
     let calm = Calm::of(&lease);
     let mut wires = scene.wires();
-    let waiter = tokio::spawn(other.lock(NAME).ttl(MEDIUM).acquire());
+    let waiter = tokio::spawn(other.lock(NAME).ttl(TTL).acquire());
     waiter_is_tracked(&mut wires, 3).await;
     for round in 0..9 {
         let deleted = Instant::now();
         wires[round % 3].del(NAME);
         // The waiter may have been granted it there for a moment, in which case it is a renewal that finds it gone.
         assert_eq!(scene.is_everywhere(&lease, HANGS).await, token, "it is the holder's");
-        let (took, limit) = (deleted.elapsed(), scene.allowed(MEDIUM * 2 / 3 + SIGNAL));
+        let (took, limit) = (deleted.elapsed(), scene.allowed(TTL * 2 / 3 + SIGNAL));
         assert!(took <= limit, "round {round}: repaired after {took:?}, not within {limit:?}");
         assert!(!waiter.is_finished());
         lease.check().expect("a majority has its key");
