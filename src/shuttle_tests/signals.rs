@@ -11,7 +11,7 @@ use leasehold_protocol::{
     fence,
     jitter::Jitter,
     key::Key,
-    message::Route,
+    message::{Claim, Route},
     renewal::LeaseConfig,
     time::Time,
 };
@@ -22,6 +22,7 @@ use crate::{
     LossReason, Owner, Status,
     lost::Lost,
     random,
+    reentry::{self, Owners},
     status::{Signal, StatusChanges},
     wait::FairWaiters,
     watchdog::{Entry, Hold},
@@ -130,7 +131,7 @@ fn a_seat_that_is_given_up_elsewhere_is_in_nobodys_way() {
     explore(|| {
         let (owners, key) = (Arc::<Owners>::default(), Key::of_lock("job"));
         let id = Owner::new().resolve().unwrap();
-        let Claim::Free(owner_slot) = owners.claim(id, &key, Time::ZERO) else { panic!("nobody has it") };
+        let reentry::Claim::Free(owner_slot) = owners.claim(id, &key, Time::ZERO) else { panic!("nobody has it") };
         let hold = hold();
         owner_slot.hold(&hold);
         let long_after = Time::ZERO + TTL * 2;
