@@ -153,8 +153,8 @@ async fn a_majority_is_enough_and_the_others_join_when_they_come() {
     let address = format!("127.0.0.1:{}", nodes[1].port());
     eventually_is(&leases, 1, "it joins", |state| *state == NodeState::Up).await;
     assert_eq!(leases.nodes()[1].address(), address);
-    let token = nodes[0].wire().get(NAME);
-    eventually_async(HANGS, "it is repaired", || nodes[1].wire().get(NAME) == token).await;
+    let token = nodes[0].wire().token(NAME);
+    eventually_async(HANGS, "it is repaired", || nodes[1].wire().token(NAME) == token).await;
     let told = || count(log, "node", &address) >= 2;
     eventually_async(HANGS, "both that it is missed and that it has come are told", told).await;
     lease.release().await.expect("it was ours");

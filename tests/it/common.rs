@@ -37,12 +37,6 @@ pub(crate) async fn program_with(url: impl Into<String>, ttl: Duration) -> Lease
     Leases::builder().url(url).ttl(ttl).build().await.expect("the server is there")
 }
 
-/// The token in a lock's value, which is the value without its fence.
-pub(crate) fn token_in(value: &str) -> String {
-    let (identity, rest) = value.split_at(40);
-    format!("{identity}{}", rest.find('@').map_or("", |at| &rest[at..]))
-}
-
 /// Runs of a script for a lease.
 pub(crate) fn requests(script: &str, lease: &Lease) -> Match {
     let key = lease.name().as_bytes().to_owned();

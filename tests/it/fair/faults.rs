@@ -10,7 +10,7 @@ use support::{
 };
 
 use super::line::{HEARTBEAT, History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key};
-use crate::common::{LONG, token_in};
+use crate::common::LONG;
 
 const GRANT: Duration = Duration::from_millis(200);
 
@@ -396,7 +396,7 @@ async fn f36_a_notification_that_comes_after_the_grant_does_not_pass_the_lock_on
     let leaves = |token: &str| proxy.count(Match::script(LEAVE).and(Match::containing(token)));
     eventually_async(SOON, "who has gone leaves", || leaves(&unknown) > 0).await;
     assert_eq!(leaves(&token), 0, "it holds the lock");
-    assert_eq!(token_in(&wire.get("job").unwrap()), token);
+    assert_eq!(wire.token("job").unwrap(), token);
     assert!(!next.is_finished(), "two holders");
     lease.check().unwrap();
 
@@ -404,7 +404,7 @@ async fn f36_a_notification_that_comes_after_the_grant_does_not_pass_the_lock_on
     let (release, before) = (proxy.on(Match::script(RELEASE), 1, Action::Hold), leaves(&unknown));
     let releasing = tokio::spawn(lease.release());
     within(SOON, "the release is under way", release.hit()).await;
-    assert_eq!(token_in(&wire.get("job").unwrap()), token);
+    assert_eq!(wire.token("job").unwrap(), token);
     for token in [&token, &unknown] {
         wire.must(&["PUBLISH", channel, &format!("granted {} {token}job", token.len())]);
     }

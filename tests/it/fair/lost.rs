@@ -10,7 +10,7 @@ use super::line::{
     HEARTBEAT, History, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place, queue_key,
     tokens, wait_key,
 };
-use crate::common::{LONG, program_with, token_in};
+use crate::common::{LONG, program_with};
 
 /// After the queue was lost, the first waiter to poll takes a free lock. Once all the others have polled too, they
 /// have their old places.
@@ -18,7 +18,7 @@ async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<W
     let (lag, began) = (Lag::start(), Instant::now());
     eventually_async(SOON, "somebody has it", || waiters.iter().any(Waiter::is_finished)).await;
     let first = waiters.iter().position(Waiter::is_finished).unwrap();
-    assert_eq!(line.remove(first), token_in(&wire.get(name).unwrap()));
+    assert_eq!(line.remove(first), wire.token(name).unwrap());
     let (mut lease, _) = had(waiters.remove(first)).await;
     let is_all = || tokens(wire, name).len() == line.len();
     eventually_but_for(&lag, HEARTBEAT + PROMPT, "all have polled", is_all).await;

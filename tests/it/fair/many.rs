@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::line::{
     HEARTBEAT, PROMPT, SOON, all_can_be_called, nothing_is_left, place, programs, queue_key, tokens, wait_key,
 };
-use crate::common::{program, token_in};
+use crate::common::program;
 
 /// The builder's default.
 const GRANT: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
     assert!(its >= 1 && all <= 1 + heartbeats, "{all} polls, {its} by the one who was called, {heartbeats} heartbeats");
     assert!(took <= PROMPT + lag.worst(), "{took:?}");
     assert_eq!(winner(), None, "a second holder");
-    assert_eq!(wire.get("job").map(|value| token_in(&value)), Some(first));
+    assert_eq!(wire.token("job"), Some(first));
     // It stays the only one, also when the one behind it has looked, a grant later.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     assert_eq!(winner(), None, "a second holder");
@@ -163,7 +163,9 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     eventually_async(SOON, "all have entered", || wire.must(&["ZCARD", &queue]).int() == 10_000).await;
     eventually_async(SOON, "all can be called", || wire.must(&["HLEN", &wait_key("job")]).int() >= 10_000).await;
     let entered = began.elapsed();
-    let listed = holder.lock("job").waiters().await.unwrap();
+    // The server may be busy with their heartbeats, and that is not what this is about.
+    let patient = Leases::builder().url(server.url()).command_timeout(SOON).build().await.unwrap();
+    let listed = patient.lock("job").waiters().await.unwrap();
     assert_eq!(listed.len(), WAITERS);
     assert!(listed.is_sorted_by(|a, b| a.waited() >= b.waited()));
     let line = tokens(&mut wire, "job");
@@ -175,7 +177,7 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
         took.push(released.elapsed());
         let at = waiters.iter().position(JoinHandle::is_finished).unwrap();
         lease = waiters.swap_remove(at).await.unwrap().unwrap();
-        assert_eq!(wire.get("job").map(|value| token_in(&value)).as_ref(), Some(next));
+        assert_eq!(wire.token("job").as_ref(), Some(next));
     }
     took.sort_unstable();
     println!("entered in {entered:?}, handed over within {took:?}");

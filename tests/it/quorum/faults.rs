@@ -163,7 +163,7 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     let lease = rig.acquire(NAME, TTL).await;
     rig.renewed(&lease, TTL).await;
     // Not before: an acquisition needs a majority, which may be the others.
-    let token = rig.nodes[there.start].wire().get(NAME);
+    let token = rig.nodes[there.start].wire().token(NAME);
     assert!(token.is_some(), "every node has the lease");
     let calm = Calm::of(&lease);
     rig.nodes[there.start].wire().set("contested", "somebody else's");
@@ -189,7 +189,7 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     minority.clone().for_each(|at| away.end(&rig, at));
     let back = Instant::now();
     eventually_async(HANGS, "the lease is repaired", || {
-        minority.clone().all(|at| rig.nodes[at].wire().get(NAME) == token)
+        minority.clone().all(|at| rig.nodes[at].wire().token(NAME) == token)
     })
     .await;
     let bound = rig.allowed(NOTICED + away.recovers_in());

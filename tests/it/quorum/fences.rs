@@ -347,7 +347,7 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
     let leases = client(nodes.urls(), LONG + TTL).await;
     let (lag, lease) = (Lag::start(), acquire(&leases).await);
     let (fence, calm) = (lease.fence(), Calm::of(&lease));
-    let token = nodes[1].wire().get(NAME);
+    let token = nodes[1].wire().token(NAME);
     nodes[0].wire().must(&["CONFIG", "RESETSTAT"]);
     eventually_async(HANGS, "its key has expired", || {
         // A renewal that is executed at that moment can save it.
@@ -357,7 +357,7 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
         wire.info_field("stats", "expired_keys").is_some_and(|expired| expired != "0")
     })
     .await;
-    eventually_async(HANGS, "it is repaired", || nodes[0].wire().get(NAME) == token).await;
+    eventually_async(HANGS, "it is repaired", || nodes[0].wire().token(NAME) == token).await;
     tokio::time::sleep(TTL).await;
     calm.lasted(&lag);
     lease.release().await.expect("it was held to the end");

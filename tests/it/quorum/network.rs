@@ -31,7 +31,7 @@ async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {
     let leases = built(builder(nodes.urls())).await;
     let lease =
         within(HANGS, "a free lock", leases.lock(NAME).ttl(MEDIUM).acquire()).await.expect("the nodes are well");
-    let tokens = || -> Vec<_> { nodes.iter().map(|server| server.wire().get(NAME)).collect() };
+    let tokens = || -> Vec<_> { nodes.iter().map(|server| server.wire().token(NAME)).collect() };
     let is_everywhere = || tokens().iter().all(Option::is_some);
     eventually_async(HANGS, "every node has it", is_everywhere).await;
     let before = tokens();

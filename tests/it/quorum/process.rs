@@ -82,7 +82,7 @@ async fn look_when_continued(part: &Part, ttl: Duration) {
 #[test]
 fn f25_job_blocks_the_only_thread() {
     let servers = [Server::start(), Server::start(), Server::start()];
-    let tokens = || servers.each_ref().map(|server| server.wire().get(NAME));
+    let tokens = || servers.each_ref().map(|server| server.wire().token(NAME));
     one_thread().block_on(async {
         let leases = built(builder(servers.each_ref().map(Server::url).to_vec()).ttl(TTL)).await;
         let lease = leases.lock(NAME).acquire().await.expect("it is free");
@@ -103,7 +103,7 @@ fn f27_wall_clock_steps() {
     }
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url).join(",");
-    let tokens = || servers.each_ref().map(|server| server.wire().get(NAME));
+    let tokens = || servers.each_ref().map(|server| server.wire().token(NAME));
     let clock = ClockShim::new();
     let mut holder = Child::start_by_clock(f27_wall_clock_steps, "hold", &urls, &clock);
     holder.says("ready");

@@ -125,7 +125,7 @@ impl Scene {
 
     /// What each node has under this name.
     pub(crate) fn tokens(&self, name: &str) -> Vec<Option<String>> {
-        self.nodes.iter().map(|node| node.server.wire().get(name)).collect()
+        self.nodes.iter().map(|node| node.server.wire().token(name)).collect()
     }
 
     /// Waits until every node has one and the same token under the lease's name. Answers it.
@@ -133,7 +133,7 @@ impl Scene {
         let mut wires = self.wires();
         let mut found = None;
         eventually_but_for(&self.lag, limit.min(HANGS), "every node has the key", || {
-            let tokens: Vec<_> = wires.iter_mut().map(|wire| wire.get(lease.name())).collect();
+            let tokens: Vec<_> = wires.iter_mut().map(|wire| wire.token(lease.name())).collect();
             found = tokens[0].clone().filter(|_| tokens.iter().all(|token| *token == tokens[0]));
             found.is_some()
         })

@@ -18,7 +18,7 @@ use tokio::{
     task::{JoinSet, spawn_blocking},
 };
 
-use crate::common::{COMMAND, Calm, FENCE, LONG, NAME, token_in};
+use crate::common::{COMMAND, Calm, FENCE, LONG, NAME};
 
 /// For leases that run out during their test.
 const TTL: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
     let (nodes, lag) = (servers(3), Lag::start());
     let lease = client(nodes.urls()).await.lock(NAME).acquire().await.expect("it is free");
     let (fence, calm) = (lease.fence().to_string(), Calm::of(&lease));
-    let token = token_in(&nodes[2].wire().get(NAME).expect("the lease's value"));
+    let token = nodes[2].wire().token(NAME).expect("the lease's token");
     let rival = client(nodes.urls()).await;
 
     let down = forget(&nodes, 0);
@@ -92,15 +92,14 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
     assert!(denied > 0, "the holder was never seen");
     assert!(down.elapsed() + SECOND >= DELAY, "its uptime is too long by more than a second");
     let left = (DELAY + SECOND + TTL / 3 + NOTICED).saturating_sub(up.elapsed());
-    eventually_but_for(&lag, left, "it is repaired", || wire.get(NAME).is_some_and(|value| token_in(&value) == token))
-        .await;
+    eventually_but_for(&lag, left, "it is repaired", || wire.token(NAME).as_ref() == Some(&token)).await;
     assert!(wire.get(FENCE) >= Some(fence), "the floor comes with the key");
     calm.lasted(&lag);
 
     nodes[1].stop();
     lease.release().await.expect("two of three held it");
     let lease = within(HANGS, "two of three grant it", rival.lock(NAME).acquire()).await.expect("they are there");
-    assert!(wire.get(NAME).is_some_and(|value| token_in(&value) != token), "it votes again");
+    assert!(wire.token(NAME).is_some_and(|other| other != token), "it votes again");
     lease.release().await.expect("it was ours");
     nodes[1].cont();
 }

@@ -18,6 +18,16 @@ pub struct Wire {
     unread: Vec<u8>,
 }
 
+/// The token in a lock's value: see [`Wire::token`].
+fn token_in(value: &str) -> String {
+    match value.split_at_checked(40) {
+        Some((identity, rest)) if value.starts_with("lh1:") && rest.starts_with(':') => {
+            format!("{identity}{}", rest.find('@').map_or("", |at| &rest[at..]))
+        }
+        _ => value.into(),
+    }
+}
+
 impl Wire {
     /// Connects to a server on this machine.
     #[track_caller]
@@ -87,6 +97,13 @@ impl Wire {
     pub fn get(&mut self, key: &str) -> Option<String> {
         let value = self.must(&["GET", key]);
         (!value.is_nil()).then(|| value.text())
+    }
+
+    /// The token in a lock's value, which is the same on every node: the value without its fence. What is no value of ours
+    /// is as it is.
+    #[track_caller]
+    pub fn token(&mut self, key: &str) -> Option<String> {
+        self.get(key).map(|value| token_in(&value))
     }
 
     /// Stores a string without an expiry.
