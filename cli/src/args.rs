@@ -8,7 +8,7 @@ use clap::{
     parser::ValueSource,
 };
 
-use crate::duration;
+use crate::duration::{self, A_DAY, written};
 
 /// Locks in Redis or Valkey for commands of any length: held while they run, and gone when they are.
 #[derive(Debug, Parser)]
@@ -229,20 +229,19 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
-/// The longest that a server can be asked to keep a floor of fences.
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
 impl Run {
     fn check(&self) -> Result<(), Error> {
-        if let Some(memory) = self.fence_memory.filter(|memory| *memory > DAY) {
-            return Err(refused("run", &format!("--fence-memory {memory:?} is too long: {DAY:?} is the most")));
+        if let Some(memory) = self.fence_memory.filter(|memory| *memory > A_DAY) {
+            let why = format!("--fence-memory {} is too long: {} is the most", written(memory), written(A_DAY));
+            return Err(refused("run", &why));
         }
         match self.max_hold {
             Some(max_hold) if max_hold < self.ttl => Err(refused(
                 "run",
                 &format!(
-                    "--max-hold {max_hold:?} is less than --ttl {:?}: give a shorter --ttl, or a longer --max-hold",
-                    self.ttl
+                    "--max-hold {} is less than --ttl {}: give a shorter --ttl, or a longer --max-hold",
+                    written(max_hold),
+                    written(self.ttl)
                 ),
             )),
             _ => Ok(()),

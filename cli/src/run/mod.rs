@@ -14,6 +14,7 @@ use self::{
 use crate::{
     args::Run,
     connect::block_on,
+    duration::{A_DAY, written},
     exit::{Ended, Exit},
     say::{self, tell},
     signals::{Signals, stop_here},
@@ -32,16 +33,13 @@ pub(crate) use exec::{exec, interrupted};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a release keeps a key for at most.
-const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
 /// A server of a quorum that is restarted remembers no key, and votes after its delay: no key is kept for longer.
 fn keeps_for_that_long(options: &Run) -> Result<(), Ended> {
     let Some(keep_for) = options.keep_for else { return Ok(()) };
     if keep_for > A_DAY {
         return Err(Ended::new(
             Exit::Usage,
-            format!("--keep-for {keep_for:?} is longer than a day, for which a lock is kept at most"),
+            format!("--keep-for {} is longer than a day, for which a lock is kept at most", written(keep_for)),
         ));
     }
     if options.servers.quorum.is_empty() {
@@ -51,8 +49,9 @@ fn keeps_for_that_long(options: &Run) -> Result<(), Ended> {
         return Ok(());
     };
     let why = format!(
-        "--keep-for {keep_for:?} is longer than --restart-delay, {delay:?}, for which a quorum can keep it: give every program \
-         a longer one"
+        "--keep-for {} is longer than --restart-delay, {}, for which a quorum can keep it: give every program a longer one",
+        written(keep_for),
+        written(delay)
     );
     Err(Ended::new(Exit::Usage, why))
 }

@@ -107,7 +107,7 @@ fn invalid_options_are_refused_before_anything_is_sent() {
             &["--keep-for", "31s"],
         ),
         (&["run", "--keep-for", "25h", NAME, "--", "true"], &["--keep-for", "a day"]),
-        (&["run", "--fence-memory", "25h", NAME, "--", "true"], &["--fence-memory", "86400s"]),
+        (&["run", "--fence-memory", "25h", NAME, "--", "true"], &["--fence-memory 1day1h", "1day is"]),
         (&["run", "--signal", "LOUD", NAME, "--", "true"], &["\"LOUD\"", "TERM"]),
         (&["run", "--url", "http://x", NAME, "--", "true"], &["redis://"]),
         // A lock that no other process sees.
