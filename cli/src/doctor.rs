@@ -62,6 +62,7 @@ struct Section {
 }
 
 pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
+    options.servers.tell_a_guess();
     let (sections, all_there) = block_on(examine(options))?;
     let levels = || sections.iter().flat_map(|section| &section.findings).map(|finding| finding.level);
     if options.json {
@@ -107,10 +108,10 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     let servers = &options.servers;
     let is_quorum = !servers.quorum.is_empty();
     let waits_after_restart = servers.delay().is_some_and(|delay| !delay.is_zero());
-    let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url.clone()] };
+    let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url().to_owned()] };
     let (mut sections, mut all_there) = (Vec::new(), true);
     for (at, url) in urls.into_iter().enumerate() {
-        let alone = Servers { url, quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
+        let alone = Servers { url: Some(url), quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
         let mut place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
         // Of a quorum, the others would make up for one that grants nothing, and then none is to spare.
         let findings = match look(&alone, is_quorum.then_some(&*options.name)).await {
@@ -123,11 +124,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
             Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
             Err(error) => {
                 all_there = false;
-                let advice = if error.is_transient() {
-                    "start it, or correct --url, --quorum or REDIS_URL"
-                } else {
-                    "correct --url, --quorum or REDIS_URL"
-                };
+                let advice = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
                 vec![problem("server", error.to_string(), advice)]
             }
         };

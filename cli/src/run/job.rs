@@ -252,7 +252,7 @@ impl<'a> Job<'a> {
                 rest.min(often)
             }
             Due::Ask => {
-                self.send(self.options.signal);
+                self.send(self.options.stopping.signal);
                 // Who stands still hears nothing.
                 self.send(Signal::CONT);
                 self.stage = Stage::Asked { until: now + self.plan.grace() };
@@ -278,7 +278,7 @@ impl<'a> Job<'a> {
     fn ask_strays(&mut self) {
         for stray in self.lost.then(|| self.group.strays()).into_iter().flatten() {
             if self.asked.insert(stray) {
-                let _gone = kill_process(stray, self.options.signal);
+                let _gone = kill_process(stray, self.options.stopping.signal);
                 let _gone = kill_process(stray, Signal::CONT);
             }
         }
@@ -299,6 +299,7 @@ impl<'a> Job<'a> {
         // It was reckoned from a moment before we had it.
         let by_order = self
             .options
+            .lease
             .max_hold
             .is_some_and(|most| now.max(self.deadline) + MARGIN >= self.acquired.saturating_add(most));
         if by_order {

@@ -35,7 +35,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A server of a quorum that is restarted remembers no key, and votes after its delay: no key is kept for longer.
 fn keeps_for_that_long(options: &Run) -> Result<(), Ended> {
-    let Some(keep_for) = options.keep_for else { return Ok(()) };
+    let Some(keep_for) = options.lease.keep_for else { return Ok(()) };
     if keep_for > A_DAY {
         return Err(Ended::new(
             Exit::Usage,
@@ -63,7 +63,7 @@ fn now() -> Duration {
 
 pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
     keeps_for_that_long(options)?;
-    let plan = Plan::new(options.grace, options.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
+    let plan = Plan::new(options.stopping.grace, options.lease.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
     find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
     say::prepare();
     trouble::is_told();
@@ -85,14 +85,15 @@ async fn under_a_lease(options: &Run, plan: Plan) -> Result<Outcome, Ended> {
             tell(why);
         }
     }
-    let mut builder = options.servers.builder().ttl(options.ttl).max_hold(options.max_hold).fair(options.fair);
-    if let Some(limit) = options.wait {
+    let mut builder =
+        options.servers.builder().ttl(options.lease.ttl).max_hold(options.lease.max_hold).fair(options.waiting.fair);
+    if let Some(limit) = options.waiting.wait {
         builder = builder.connect_timeout(options.servers.connect_timeout.min(limit.max(SECOND)));
     }
-    if let Some(label) = &options.label {
+    if let Some(label) = &options.lease.label {
         builder = builder.label(label);
     }
-    if let Some(memory) = options.fence_memory {
+    if let Some(memory) = options.lease.fence_memory {
         builder = builder.fence_memory(memory);
     }
     let leases = match unless_ended(&mut signals, builder.build()).await {
@@ -148,7 +149,7 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
     };
     let mut outcome = job.watch(&lease, signals).await;
     let held = now().saturating_sub(acquired);
-    let rest = options.keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
+    let rest = options.lease.keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
     let released = match rest {
         Some(rest) => lease.release_keeping(rest).await,
         None => lease.release().await,
@@ -190,7 +191,7 @@ async fn held(lock: &Lock) -> String {
 
 /// Within the time that was given, which has run since we began.
 async fn acquire(options: &Run, lock: &Lock, began: Duration) -> Result<Lease, Ended> {
-    let conflict = options.conflict_exit_code;
+    let conflict = options.waiting.conflict_exit_code;
     let lock = if options.verbose {
         let name = options.name.clone();
         lock.clone().on_wait(move |holder| tell(format_args!("{name:?} is held by {holder}; waiting")))
@@ -198,7 +199,7 @@ async fn acquire(options: &Run, lock: &Lock, began: Duration) -> Result<Lease, E
         lock.clone()
     };
     let asked = now();
-    let acquired = if options.nonblock {
+    let acquired = if options.waiting.nonblock {
         match lock.try_acquire().await {
             Ok(Some(lease)) => Ok(lease),
             // For who asks every hour that is no news: cron would mail it.
@@ -208,7 +209,7 @@ async fn acquire(options: &Run, lock: &Lock, began: Duration) -> Result<Lease, E
             }
             Err(error) => Err(error),
         }
-    } else if let Some(limit) = options.wait {
+    } else if let Some(limit) = options.waiting.wait {
         lock.acquire_within(limit.saturating_sub(asked.saturating_sub(began))).await
     } else {
         lock.acquire().await

@@ -489,7 +489,7 @@ fn a_doctor_advises_no_start_of_a_server_that_refuses_us() {
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
     let found = problems(&findings).concat();
     assert_eq!(code, Some(69), "{findings:?}");
-    assert!(found.contains("NOAUTH") && found.contains("correct --url") && !found.contains("start it"), "{found}");
+    assert!(found.contains("NOAUTH") && found.contains("correct its URL") && !found.contains("start it"), "{found}");
 }
 
 #[test]

@@ -46,11 +46,29 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
     let token = server.wire().get(NAME).unwrap();
     let output = runner.wait_with_output().unwrap();
     let seen = String::from_utf8_lossy(&output.stdout).into_owned() + &said(&output);
-    assert!(seen.contains("LEASEHOLD_FENCE=") && seen.contains("REDIS_URL="), "{seen}");
+    assert!(seen.contains("LEASEHOLD_FENCE=") && seen.contains("LEASEHOLD_URL="), "{seen}");
     assert!(!seen.contains(&token), "{token} in {seen}");
     assert!(said(&output).contains("\"job\" is ours after"), "{seen}");
     let by_signal = run(&server, &[], "kill -USR1 $$").output().unwrap();
     ends_with(&by_signal, 128 + Signal::USR1.as_raw(), &[]);
+}
+
+#[test]
+fn a_command_needs_no_dashes_before_it_and_its_options_are_its_own() {
+    let server = Server::start();
+    let ran = |args: &[&str]| {
+        let output = tool(&server, args).output().unwrap();
+        ends_with(&output, 0, &[]);
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (args, expected) in [
+        (&["run", NAME, "echo", "-n", "--wait", "word"][..], "--wait word"),
+        (&["run", "-n", NAME, "echo", "--", "--label", "a"], "-- --label a\n"),
+        (&["run", NAME, "--", "echo", "--", "-w"], "-- -w\n"),
+        (&["run", NAME, "-w", "9s", "echo", "--loud"], "--loud\n"),
+    ] {
+        assert_eq!(ran(args), expected, "{args:?}");
+    }
 }
 
 #[test]
@@ -114,9 +132,7 @@ fn invalid_options_are_refused_before_anything_is_sent() {
         (&["run", "--url", "memory://", NAME, "--", "true"], &["memory://", "one process", "redis://"]),
         (&["run", "--quorum", "memory://a,memory://b,memory://c", NAME, "--", "true"], &["--quorum", "one process"]),
         (&["run", "--max-hold", "1s", NAME, "--", "true"], &["--max-hold 1s", "--ttl 30s", "shorter --ttl"]),
-        (&["run", NAME], &["COMMAND", "Usage: leasehold run [OPTIONS] <NAME> -- <COMMAND>..."]),
-        (&["run", NAME, "./job"], &["'./job'", "`--` before the command"]),
-        (&["run", NAME, "./job", "--fast"], &["`--` before the command"]),
+        (&["run", NAME], &["COMMAND", "Usage: leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARGS]..."]),
         (&["show"], &["Usage: leasehold show [OPTIONS] <NAME>"]),
         (&["run", "-n", "-w", "1", NAME, "--", "true"], &["--wait"]),
     ] {
@@ -124,13 +140,14 @@ fn invalid_options_are_refused_before_anything_is_sent() {
         ends_with(&output, 64, words);
     }
     for options in [&["run", NAME, "--", "true"][..], &["ls"], &["doctor"]] {
-        let output = tool(&server, options).env("REDIS_URL", "memory://jobs").output().unwrap();
+        let output = tool(&server, options).env("LEASEHOLD_URL", "memory://jobs").output().unwrap();
         ends_with(&output, 64, &["memory://jobs", "one process"]);
     }
     // An option that is none is not taken for a command's.
     let unknown = tool(&server, &["run", "--no-such", NAME, "--", "true"]).output().unwrap();
     ends_with(&unknown, 64, &["--no-such"]);
-    assert!(!said(&unknown).contains("before the command"), "{}", said(&unknown));
+    let unknown = tool(&server, &["run", NAME, "--no-such", "true"]).output().unwrap();
+    ends_with(&unknown, 64, &["--no-such"]);
     assert_eq!(server.wire().keys("*"), Vec::<String>::new());
     let nobody =
         tool(&server, &["run", "--url", "redis://127.0.0.1:1", "--connect-timeout", "300ms", NAME, "--", "true"]);
@@ -346,7 +363,7 @@ fn closed_standard_streams_are_accepted() {
         // No terminal at all, as under cron.
         format!("setsid -w {LEASEHOLD} run {NAME} -- sh -c 'exit 5'; test $? = 5"),
     ] {
-        let output = Command::new("sh").args(["-c", &line]).env("REDIS_URL", server.url()).output().unwrap();
+        let output = Command::new("sh").args(["-c", &line]).env("LEASEHOLD_URL", server.url()).output().unwrap();
         ends_with(&output, 0, &[]);
         assert!(!said(&output).contains("panicked"), "{}", said(&output));
     }
@@ -422,7 +439,7 @@ fn signals_ignored_at_the_start_stay_ignored() {
     let script = format!("echo > {}; read end; exit 5", sign.display());
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", LEASEHOLD, "run", NAME, "--", "sh", "-c", &script]);
-    let mut runner = command.env("REDIS_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
+    let mut runner = command.env("LEASEHOLD_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
     // A wait for a child closes it, and the command would end by itself.
     let _input = runner.stdin.take();
     started(&server, &sign);
@@ -439,7 +456,7 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     for blocked in ["--block-signal=CHLD", "--block-signal"] {
         let mut command = Command::new("env");
         command.args([blocked, LEASEHOLD, "run", NAME, "--", "grep", "SigBlk", "/proc/self/status"]);
-        let mut runner = command.env("REDIS_URL", server.url()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut runner = command.env("LEASEHOLD_URL", server.url()).stdout(Stdio::piped()).spawn().unwrap();
         let is_blocked = |shown: &str| {
             let mask = u64::from_str_radix(shown.rsplit('\t').next().unwrap().trim(), 16).unwrap();
             mask & (1 << (Signal::CHILD.as_raw() - 1)) != 0
@@ -454,7 +471,7 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     let script = format!("echo > {}; exec sleep 60", sign.display());
     let mut command = Command::new("env");
     command.args(["--block-signal=TERM", LEASEHOLD, "run", "--grace", "0s", NAME, "--", "sh", "-c"]);
-    let mut runner = command.arg(script).env("REDIS_URL", server.url()).spawn().unwrap();
+    let mut runner = command.arg(script).env("LEASEHOLD_URL", server.url()).spawn().unwrap();
     started(&server, &sign);
     send(&runner, Signal::TERM);
     // The command blocks it, as it was told to: it is passed on, and waits there.
@@ -650,7 +667,7 @@ fn processes_older_than_the_command_are_left_alone() {
         sign.display()
     );
     let mut command = Command::new("sh");
-    command.args(["-c", &script]).env("REDIS_URL", server.url()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(["-c", &script]).env("LEASEHOLD_URL", server.url()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let runner = command.spawn().unwrap();
     started(&server, &sign);
     server.wire().del(NAME);

@@ -34,7 +34,8 @@ pub(crate) fn run(server: &Server, options: &[&str], script: &str) -> Command {
 pub(crate) fn tool(server: &Server, args: &[&str]) -> Command {
     let mut command = Command::new(LEASEHOLD);
     command
-        .env("REDIS_URL", server.url())
+        .env("LEASEHOLD_URL", server.url())
+        .env("LEASEHOLD_CONFIG", "/dev/null")
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -142,7 +143,8 @@ impl Terminal {
         command
             .args(["--default-signal=INT,QUIT", "setsid", "--ctty", "sh", "-c"])
             .arg(format!("stty cols 80 rows 24; {line}"))
-            .env("REDIS_URL", server.url())
+            .env("LEASEHOLD_URL", server.url())
+            .env("LEASEHOLD_CONFIG", "/dev/null")
             .stdin(device.try_clone().unwrap())
             .stdout(device.try_clone().unwrap())
             .stderr(device.try_clone().unwrap());
