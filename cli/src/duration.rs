@@ -1,6 +1,6 @@
 //! Durations on the command line.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use humantime::{format_duration, parse_duration};
 
@@ -28,6 +28,28 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
 /// A duration as it is written on the command line.
 pub(crate) fn written(duration: Duration) -> String {
     if duration.is_zero() { "0s".into() } else { format_duration(duration).to_string().replace(' ', "") }
+}
+
+/// A duration to read at a glance: of two units at most, the smaller rounded down.
+pub(crate) fn brief(duration: Duration) -> String {
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    let seconds = duration.as_secs();
+    let unit = match seconds {
+        0..HOUR => 1,
+        HOUR..DAY => MINUTE,
+        _ if seconds < 30 * DAY => HOUR,
+        _ => DAY,
+    };
+    written(Duration::from_secs(seconds - seconds % unit))
+}
+
+/// How long ago this was, by the machine's wall clock.
+#[allow(clippy::disallowed_methods, reason = "no lease is judged by it: it is shown")]
+pub(crate) fn ago(moment: SystemTime) -> Duration {
+    // The server's clock may be ahead of ours.
+    SystemTime::now().duration_since(moment).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -93,6 +115,21 @@ mod tests {
     fn a_duration_is_written_with_units() {
         for (millis, text) in [(0, "0s"), (500, "500ms"), (30_000, "30s"), (5_400_000, "1h30m"), (86_400_000, "1day")] {
             assert_eq!(written(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn a_brief_duration_has_two_units() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (200, "3m20s"),
+            (3 * 3_600 + 59, "3h"),
+            (7_384, "2h3m"),
+            (90_061, "1day1h"),
+            (9 * 86_400, "9days"),
+        ] {
+            assert_eq!(brief(Duration::from_secs(seconds)), text);
         }
     }
 }

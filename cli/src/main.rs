@@ -13,6 +13,7 @@ mod connect;
 mod doctor;
 mod duration;
 mod exit;
+mod keys;
 mod look;
 mod pages;
 mod run;

@@ -118,6 +118,7 @@ const LS: &[Section] = &[
     section(
         "Columns",
         Terms(&[
+            ("HELD", "How long the holder has held the lock, by the server's clock."),
             ("TTL", "How long the key lives unless the holder renews it."),
             ("WAITING", "Waiters in the fair queue. Unknown over a quorum."),
         ]),
