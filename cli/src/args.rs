@@ -61,12 +61,14 @@ impl CommandFactory for Args {
 impl FromArgMatches for Args {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let mut task = Line::from_arg_matches(matches)?.task;
-        let needs_server = matches!(task, Task::Run(_) | Task::Release(_));
+        let needs_server = matches!(task, Task::Run(_) | Task::Hold(_) | Task::Release(_));
         if let (Some(servers), Some((_, said))) = (task.servers_mut(), matches.subcommand()) {
             servers.settle(said, needs_server)?;
         }
-        if let Task::Run(run) = &task {
-            run.lease.check()?;
+        match &task {
+            Task::Run(run) => run.wanted.lease.check()?,
+            Task::Hold(hold) => hold.wanted.lease.check()?,
+            _ => {}
         }
         Ok(Self { task })
     }
@@ -89,6 +91,8 @@ pub(crate) fn url(text: &str) -> Result<String, String> {
 pub(crate) enum Task {
     /// Run a command under a lock, and stop it before the lock expires.
     Run(Box<Run>),
+    /// Hold a lock for a script, until standard input is closed.
+    Hold(Box<Hold>),
     /// Show who holds a lock, and who waits for it.
     Show(Show),
     /// List the held locks.
@@ -111,7 +115,8 @@ pub(crate) enum Task {
 impl Task {
     fn servers_mut(&mut self) -> Option<&mut Servers> {
         match self {
-            Self::Run(run) => Some(&mut run.servers),
+            Self::Run(run) => Some(&mut run.wanted.servers),
+            Self::Hold(hold) => Some(&mut hold.wanted.servers),
             Self::Show(show) => Some(&mut show.servers),
             Self::Ls(ls) => Some(&mut ls.servers),
             Self::Top(top) => Some(&mut top.servers),
@@ -249,28 +254,45 @@ impl Held {
     }
 }
 
+/// Which lock, and how it is acquired and held.
 #[derive(Debug, Clone, Part)]
-#[command(override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARGS]...")]
-pub(crate) struct Run {
+pub(crate) struct Wanted {
     /// The lock's name.
     pub(crate) name: String,
-    /// The command and its arguments. Options of leasehold come before it.
-    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
     /// Report what happens on standard error.
     #[arg(short, long)]
     pub(crate) verbose: bool,
-    /// Serve metrics for Prometheus under http://IP:PORT/metrics.
-    #[arg(long, value_name = "IP:PORT")]
-    pub(crate) metrics_addr: Option<std::net::SocketAddr>,
     #[command(flatten)]
     pub(crate) servers: Servers,
     #[command(flatten)]
     pub(crate) waiting: Waiting,
     #[command(flatten)]
     pub(crate) lease: Held,
+}
+
+#[derive(Debug, Clone, Part)]
+#[command(override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARGS]...")]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
     #[command(flatten)]
     pub(crate) stopping: Stopping,
+    /// Serve metrics for Prometheus under http://IP:PORT/metrics.
+    #[arg(long, value_name = "IP:PORT", help_heading = "Metrics")]
+    pub(crate) metrics_addr: Option<std::net::SocketAddr>,
+    /// Write the result to this file for the textfile collector of Prometheus.
+    #[arg(long, value_name = "FILE", help_heading = "Metrics")]
+    pub(crate) metrics_file: Option<PathBuf>,
+    /// The command and its arguments. Options of leasehold come before it.
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND", help_heading = None)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Part)]
+#[command(override_usage = "leasehold hold [OPTIONS] <NAME>")]
+pub(crate) struct Hold {
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
 }
 
 /// How the command is stopped when the lease is about to end.
@@ -331,6 +353,9 @@ pub(crate) struct Doctor {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Exit with 1 for notes too, not only for problems.
+    #[arg(long)]
+    pub(crate) strict: bool,
     /// A lock name that the user may use.
     #[arg(long, default_value = "leasehold")]
     pub(crate) name: String,

@@ -27,7 +27,7 @@ const CLOCKS_DIFFER: u64 = 302_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Ok,
-    /// Good to know.
+    /// A weaker promise, which may do: one holder at a time is not certain then.
     Note,
     /// Something has to be done.
     Problem,
@@ -80,7 +80,7 @@ pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
     }
     Ok(if !all_there {
         Exit::Unreachable.into()
-    } else if levels().any(|level| level == Level::Problem) {
+    } else if levels().any(|level| level == Level::Problem || options.strict && level == Level::Note) {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
@@ -272,7 +272,8 @@ fn persistence(
             "CONFIG SET appendfsync always, then CONFIG REWRITE, makes up for that; or --restart-delay 31s in every \
              program: a second more than the longest TTL",
         ),
-        (Some(false), _) => problem(
+        // What a server does unless it is told otherwise, and enough for a lock that only saves work.
+        (Some(false), _) => note(
             "persistence",
             "no append-only file: a restart forgets who holds what",
             "CONFIG SET appendonly yes, then CONFIG REWRITE (a restart with the setting alone starts empty); or \
@@ -430,8 +431,8 @@ mod tests {
             [(false, false), (false, true), (true, false), (true, true)]
                 .map(|(is_quorum, waits)| level(&persistence(append_only, fsync, is_quorum, waits)))
         };
-        assert_eq!(levels(Some(false), Some("everysec")), [Problem, Ok, Problem, Ok]);
-        assert_eq!(levels(Some(false), Some("always")), [Problem, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(false), Some("everysec")), [Note, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(false), Some("always")), [Note, Ok, Problem, Ok]);
         assert_eq!(levels(Some(true), Some("everysec")), [Note, Ok, Problem, Ok]);
         assert_eq!(levels(Some(true), None), [Note, Ok, Problem, Ok]);
         assert_eq!(levels(Some(true), Some("always")), [Ok; 4]);

@@ -58,6 +58,7 @@ fn answers(error: &clap::Error) -> Result<ExitCode, Ended> {
 fn does(task: Task) -> Result<ExitCode, Ended> {
     match task {
         Task::Run(options) => run::run(&options),
+        Task::Hold(options) => run::hold_for_a_script(&options),
         Task::Show(options) => look::show(&options),
         Task::Ls(options) => look::ls(&options),
         Task::Top(options) => top::top(&options),

@@ -106,6 +106,42 @@ const RUN: &[Section] = &[
     ),
 ];
 
+const HOLD: &[Section] = &[
+    section(
+        "Notes",
+        Text(
+            "One line, `held FENCE`, is printed once the lock is held. It is released when standard input is closed, or by a \
+             signal. Nobody stops the script when the lock is lost: it sees that hold has ended.",
+        ),
+    ),
+    DURATIONS,
+    section(
+        "Exit status",
+        Terms(&[
+            ("0", "Standard input was closed, and the lock was released."),
+            ("1", "The lock is held (-n), was held for all of --wait, or standard input was closed meanwhile. See -E."),
+            ("64", "The command line or the configuration is wrong."),
+            ("69", "The server is away, or refuses us."),
+            ("75", "The lock was lost, or --max-hold was over."),
+            ("128+N", "Signal N ended it, and the lock was released."),
+        ]),
+    ),
+    section(
+        "Examples",
+        Lines(&[
+            "leasehold hold nightly              # until Ctrl-D",
+            "",
+            "# In a script of bash:",
+            "coproc LOCK { exec leasehold hold -n nightly; }",
+            "lock=$LOCK_PID release=${LOCK[1]}",
+            "read -r held fence <&\"${LOCK[0]}\" || exit 0   # somebody else has it",
+            "./step-one && kill -0 \"$lock\" && ./step-two   # only while it is held",
+            "exec {release}>&-                             # releases it",
+            "wait \"$lock\"                                  # 75 if it was lost",
+        ]),
+    ),
+];
+
 const SHOW: &[Section] = &[
     section("Exit status", Terms(&[("0", "The lock is held."), ("1", "The lock is free.")])),
     section(
@@ -132,11 +168,19 @@ const TOP: &[Section] = &[section("Examples", Lines(&["leasehold top", "leasehol
 const DOCTOR: &[Section] = &[
     section(
         "Notes",
-        Text("The doctor acquires and releases a lock of its own, NAME:doctor, to try the rights of the user."),
+        Text(
+            "A problem has to be solved. A note is a weaker promise: it does where a lock only saves work, and matters where \
+             two holders at a time would do harm. The doctor acquires and releases a lock of its own, NAME:doctor, to try \
+             the rights of the user.",
+        ),
     ),
     section(
         "Exit status",
-        Terms(&[("0", "No problem was found."), ("1", "There is a problem."), ("69", "A server is away.")]),
+        Terms(&[
+            ("0", "No problem was found."),
+            ("1", "There is a problem; with --strict, or a note."),
+            ("69", "A server is away."),
+        ]),
     ),
     section("Examples", Lines(&["leasehold doctor", "leasehold doctor --json --quorum redis://a,redis://b,redis://c"])),
 ];
@@ -168,6 +212,7 @@ fn sections(command: &str) -> &'static [Section] {
     match command {
         "leasehold" => TOOL,
         "run" => RUN,
+        "hold" => HOLD,
         "show" => SHOW,
         "ls" => LS,
         "top" => TOP,

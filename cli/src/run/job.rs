@@ -83,6 +83,8 @@ pub(super) enum Interrupted {
 /// How a job ended.
 pub(super) struct Outcome {
     pub(super) exit: Exit,
+    /// How long it had the lock.
+    pub(super) ran: Duration,
     /// It was told that the lease was lost.
     pub(super) lost: bool,
     pub(super) interrupted: Interrupted,
@@ -92,7 +94,7 @@ impl Outcome {
     /// Of a job that was not begun.
     pub(super) fn signal(signal: Signal) -> Self {
         let interrupted = if signal == Signal::INT { Interrupted::Us } else { Interrupted::No };
-        Self { exit: Exit::Signal(signal.as_raw()), lost: false, interrupted }
+        Self { exit: Exit::Signal(signal.as_raw()), ran: Duration::ZERO, lost: false, interrupted }
     }
 }
 
@@ -108,7 +110,7 @@ impl<'a> Job<'a> {
         if !matches!(plan.running(lease.remaining()), Due::Wait(_)) {
             let why = format!(
                 "{:?} was acquired so slowly that it is nearly over; the command was not started",
-                options.name
+                options.wanted.name
             );
             return Err(Ended::new(Exit::Lost, why));
         }
@@ -158,9 +160,9 @@ impl<'a> Job<'a> {
                 _ = &mut lost, if held => held = false,
                 status = changes.next(), if news => {
                     news = status.is_some();
-                    if self.options.verbose && status == Some(Status::AtRisk) {
+                    if self.options.wanted.verbose && status == Some(Status::AtRisk) {
                         let why = trouble::of_renewals();
-                        tell(format_args!("{:?} is at risk: no renewal is confirmed{why}", self.options.name));
+                        tell(format_args!("{:?} is at risk: no renewal is confirmed{why}", self.options.wanted.name));
                     }
                 }
                 () = tokio::time::sleep(rest) => {}
@@ -186,7 +188,7 @@ impl<'a> Job<'a> {
         } else {
             Interrupted::No
         };
-        Outcome { exit: if self.lost { Exit::Lost } else { ended }, lost: self.lost, interrupted }
+        Outcome { exit: if self.lost { Exit::Lost } else { ended }, ran: Duration::ZERO, lost: self.lost, interrupted }
     }
 
     /// Once the command has ended: whether the lock has to be held for what it has left behind.
@@ -201,7 +203,10 @@ impl<'a> Job<'a> {
         if there && is_dead_for >= MARGIN && !self.told_immortal {
             self.told_immortal = true;
             let held = if lease.check().is_ok() { "is held meanwhile" } else { "is not held any more" };
-            tell(format_args!("what the command has left behind cannot be killed: {:?} {held}", self.options.name));
+            tell(format_args!(
+                "what the command has left behind cannot be killed: {:?} {held}",
+                self.options.wanted.name
+            ));
         }
         // Without a lease there is nothing to wait with.
         there && (is_dead_for < MARGIN || lease.check().is_ok())
@@ -295,10 +300,11 @@ impl<'a> Job<'a> {
 
     /// Why a lease that is held is about to be over.
     fn why(&self, now: Duration) -> String {
-        let name = &self.options.name;
+        let name = &self.options.wanted.name;
         // It was reckoned from a moment before we had it.
         let by_order = self
             .options
+            .wanted
             .lease
             .max_hold
             .is_some_and(|most| now.max(self.deadline) + MARGIN >= self.acquired.saturating_add(most));

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod help;
+mod hold;
 mod look;
 mod run;
 mod scene;

@@ -945,6 +945,54 @@ fn metrics_are_served_while_the_command_runs() {
 }
 
 #[test]
+fn the_end_of_a_run_is_written_to_a_file() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let file = directory.path().join("job.prom");
+    let option = ["--metrics-file", file.to_str().unwrap()];
+    let seen = |line: &str| {
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.lines().any(|found| found == format!("leasehold_run_{line}")), "{line} is not in {text}");
+        text
+    };
+    let value = |metric: &str| -> f64 {
+        let text = fs::read_to_string(&file).unwrap();
+        let value =
+            text.lines().find_map(|line| line.strip_prefix(&format!("leasehold_run_{metric}{{lock=\"job\"}} ")));
+        value.unwrap().parse().unwrap()
+    };
+    ends_with(&run(&server, &option, "sleep 0.3; exit 7").output().unwrap(), 7, &[]);
+    seen("exit_code{lock=\"job\"} 7");
+    seen("busy{lock=\"job\"} 0");
+    assert!(value("duration_seconds") >= 0.3);
+    let ago = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() - value("last_timestamp_seconds");
+    assert!((-1.0..HANGS.as_secs_f64()).contains(&ago), "{ago}");
+    // Skipped, lost, and not begun.
+    server.wire().set(NAME, "somebody else's");
+    ends_with(&run(&server, &[&option[..], &["-n", "-E", "0"]].concat(), "true").output().unwrap(), 0, &[]);
+    seen("busy{lock=\"job\"} 1");
+    seen("exit_code{lock=\"job\"} 0");
+    server.wire().del(NAME);
+    let runner = run(&server, &option, &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
+    started(&server, &sign);
+    server.wire().del(NAME);
+    ends_with(&runner.wait_with_output().unwrap(), 75, &[]);
+    seen("exit_code{lock=\"job\"} 75");
+    let all = seen("losses{lock=\"job\"} 1");
+    for line in all.lines().filter(|line| !line.starts_with('#')) {
+        let metric = line.split('{').next().unwrap();
+        assert!(all.contains(&format!("# TYPE {metric} gauge\n")), "{metric} has no type: {all}");
+    }
+    let absent = [&["run"], &option[..], &[NAME, "no-such-command"]].concat();
+    ends_with(&tool(&server, &absent).output().unwrap(), 127, &[]);
+    seen("exit_code{lock=\"job\"} 127");
+    // Nothing unfinished is left, and a file that cannot be written is no reason to fail.
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "the file and the sign");
+    let nowhere = run(&server, &["--metrics-file", "/no/such/directory/job.prom"], "exit 7").output().unwrap();
+    ends_with(&nowhere, 7, &["--metrics-file /no/such/directory/job.prom"]);
+}
+
+#[test]
 fn a_page_and_completions_are_printed() {
     let server = Server::start();
     for (args, word) in
