@@ -152,7 +152,7 @@ fn is_same(one: &Holder, other: &Holder) -> bool {
 
 fn confirmed(name: &str, holder: &Holder) -> Result<bool, Ended> {
     if !io::stdin().is_terminal() {
-        return Err(Ended::new(Exit::Usage, "there is nobody to ask: say --yes"));
+        return Err(Ended::new(Exit::Usage, "standard input is not a terminal: pass --yes to confirm"));
     }
     let _asked = write!(
         io::stderr(),
