@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use support::{Server, TempDir, eventually};
 
-use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, is_held, started, state_of};
+use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, is_held, started, state_of, state_of_parent};
 
 const ASKS_TWICE: &str = "sh -c 'read line; echo one; read line; echo two'";
 
@@ -67,6 +67,8 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
         terminal.press("\x1a");
         terminal.shows("the shell has 1");
         eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
+        // A shell in between stops before its runner does: who continues them by then would see the runner stop again.
+        eventually(HANGS, "its runner stands still", || state_of_parent(&sign) == Some('T'));
         terminal.press("go\n");
         eventually(HANGS, "the command goes on", || state_of(&sign) != Some('T'));
         fs::write(&over, "end\n").unwrap();
