@@ -60,6 +60,8 @@ pub(super) struct Job<'a> {
     deadline: Duration,
     /// The lease was lost, or as good as, while the command ran.
     lost: bool,
+    /// Why.
+    told: Option<String>,
     /// The command's own end. What it has left behind may be there still.
     exit: Option<Exit>,
     /// Those outside of the group who were asked to stop.
@@ -137,6 +139,7 @@ impl<'a> Job<'a> {
             acquired,
             deadline,
             lost: false,
+            told: None,
             exit: None,
             asked: HashSet::new(),
             told_immortal: false,
@@ -177,6 +180,10 @@ impl<'a> Job<'a> {
             // Who has had no time to tidy up may leave it without echo, and a shell looks after its own children only.
             if self.lost || matches!(ended, Exit::Signal(_)) {
                 let _gone = terminal.restore();
+            }
+            // An editor's screen has gone with it, and what was told there.
+            if let Some(why) = self.told.as_ref().filter(|_| io::stderr().is_terminal()) {
+                tell(format_args!("{why}; the command was stopped"));
             }
         }
         let interrupted = if self.lost || ended != Exit::Signal(Signal::INT.as_raw()) {
@@ -247,6 +254,7 @@ impl<'a> Job<'a> {
             self.lost = true;
             let why = definite.map_or_else(|| self.why(now), |lost| lost.to_string());
             tell(format_args!("{why}; the command is stopped"));
+            self.told = Some(why);
         }
         let often = if self.exit.is_some() && self.stage_is_new() { SURVIVORS } else { LOOK };
         match due {

@@ -196,3 +196,22 @@ fn the_terminal_is_taken_back_from_a_command_killed_by_a_loss() {
     let shown = terminal.ended();
     assert!(shown.contains("then again"), "{shown}");
 }
+
+/// What is said on the screen of an editor is gone with that.
+#[test]
+fn a_loss_is_told_again_when_a_command_has_given_the_terminal_back() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let script = directory.path().join("editor");
+    let (enters, leaves) = ("printf '\\033[?1049h'", "printf '\\033[?1049l'");
+    let text =
+        format!("trap \"{leaves}; exit\" TERM\n{enters}; echo > {}\nwhile :; do sleep 0.05; done", sign.display());
+    fs::write(&script, text).unwrap();
+    let terminal = Terminal::running(&server, &format!("{LEASEHOLD} run {NAME} sh {}", script.display()));
+    started(&server, &sign);
+    server.wire().del(NAME);
+    let shown = terminal.ended();
+    let (during, after) = shown.split_once("\u{1b}[?1049l").unwrap();
+    assert!(during.contains("its key is gone from the server; the command is stopped"), "{shown}");
+    assert!(after.contains("its key is gone from the server; the command was stopped"), "{shown}");
+}
