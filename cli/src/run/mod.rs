@@ -95,7 +95,7 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
         let mut signals = catch()?;
         if let Some(address) = options.metrics_addr {
             // Another run may be there already, and a job is worth more than its measurements.
-            if let Err(why) = metrics::serve(address) {
+            if let Err(why) = metrics::serve(address).await {
                 tell(why);
             }
         }

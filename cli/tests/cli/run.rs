@@ -944,6 +944,30 @@ fn metrics_are_served_while_the_command_runs() {
     ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
 }
 
+/// Each connection takes a descriptor, which the job's end may need.
+#[test]
+fn scrapes_that_ask_nothing_take_few_descriptors() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let options = ["--ttl", "1s", "--metrics-addr", &address];
+    let runner = run(&server, &options, &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
+    started(&server, &sign);
+    let _metrics = measured(&address);
+    let open = || fs::read_dir(format!("/proc/{}/fd", runner.id())).unwrap().count();
+    let before = open();
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    eventually(HANGS, "some of them are let in", || open() > before);
+    // Behind all of them, and answered though none of them has gone.
+    let _metrics = measured(&address);
+    assert!(open() <= before + 17, "{} of {} descriptors are new", open() - before, open());
+    drop(silent);
+    send(&runner, Signal::TERM);
+    ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
+}
+
 #[test]
 fn the_end_of_a_run_is_written_to_a_file() {
     let server = Server::start();
