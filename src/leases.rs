@@ -5,14 +5,15 @@ use std::{fmt, io, sync::Arc, time::Duration};
 use leasehold_protocol::{fence, glob, key::Key, node_status::NodeStatus};
 
 use crate::{
+    bounds::{check_fence_memory, check_times, fair_quorum},
     capabilities::Capabilities,
     client::{Client, Options},
     clock::{Clock, SystemClock},
-    error::{Error, ErrorKind},
+    error::Error,
     foreign::{Relay, relayed},
     guarded::Guarded,
     keeper::{Host, Keeper},
-    lock::{Lock, check_fence_memory, check_times, fair_quorum},
+    lock::Lock,
     metrics,
     node::{memory::Memory, redis::Limits},
     quorum::{ConnectConfig, NodeAddress, Quorum},
@@ -160,8 +161,44 @@ impl Leases {
         self.client.quorum.status()
     }
 
-    /// Ends everything that came from this and its clones: refuses new work, ends waiters with
-    /// [`Closed`](crate::AcquireError::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease that is
+    /// Waits for everybody who has a lease, for at most `limit`, and then closes this and its clones. For a program that is
+    /// asked to stop: nobody else gets a lock before the work under it is over.
+    ///
+    /// At once, new acquires and waiters end with [`Closed`](crate::Error::Closed), and every holder is asked to stop:
+    /// [`lost`](crate::Lease::lost) completes with [`Closing`](crate::LossReason::Closing), and cancellation tokens are
+    /// cancelled. The leases are renewed as before, and [`check`](crate::Lease::check) is `Ok`, until their holders release
+    /// or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
+    ///
+    /// Answers how many leases were still held at the limit: what they protect may be done elsewhere from then on.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lease = leases.lock("reports:nightly").acquire().await?;
+    /// let job = tokio::spawn(async move {
+    ///     lease.lost().await; // the shutdown asks for a stop
+    ///     lease.check()?; // the lease is held all the same: time to tidy up
+    ///     lease.release().await
+    /// });
+    /// assert_eq!(leases.shutdown(Duration::from_secs(10)).await, 0);
+    /// job.await.expect("it does not panic")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Acquires end and holders are asked from the first poll on. Dropped after that, it closes nothing; call it, or
+    /// [`close`](Self::close), again.
+    pub async fn shutdown(&self, limit: Duration) -> usize {
+        relayed!(Relay::of_answers(), self.client.shut_down(limit))
+    }
+
+    /// Ends everything **now** that came from this and its clones. A job that still runs is not protected any more: somebody
+    /// else may have its lock before it has stopped. To wait for jobs there is [`shutdown`](Self::shutdown).
+    ///
+    /// It refuses new work, ends waiters with
+    /// [`Closed`](crate::Error::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease that is
     /// held, and releases what any lease still has on a server. That includes the key of a lease that has reached its
     /// `max_hold`, or that a quorum has lost, and that was not dropped yet: nothing is left for its drop. Waits for the
     /// releases, at most a command time-out in all; what is not confirmed by then goes on in the background.
@@ -323,10 +360,10 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, but for what it
+    /// - [`Error::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, but for what it
     ///   takes to find that two servers of a quorum are one, or that one of them is part of a cluster.
-    /// - [`ErrorKind::Refused`]: the server turned us down, in its own words.
-    /// - [`ErrorKind::Unavailable`]: a thread could not be started; the text says so, and the next `build` tries again. Or
+    /// - [`Error::Refused`]: the server turned us down, in its own words.
+    /// - [`Error::Unavailable`]: a thread could not be started; the text says so, and the next `build` tries again. Or
     ///   the server could not be reached for `connect_timeout`. Of a quorum a majority is enough, and
     ///   the others are connected to as they come; [`Error::votes`] says what each was like.
     ///
@@ -433,7 +470,7 @@ fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error
 fn no_keeper(error: &io::Error) -> Error {
     let text =
         format!("the keeper's thread cannot be started: {error}. Is there a limit on threads, or too little memory?");
-    Error::new(ErrorKind::Unavailable, text)
+    Error::unavailable(text)
 }
 
 fn default_label() -> String {

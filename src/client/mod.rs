@@ -15,6 +15,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
+    loss::LossReason,
     message::{Claim, Route},
     renewal::LeaseConfig,
     time::Time,
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::{self, Clock},
-    error::{AcquireError, Error},
+    error::Error,
     keeper::{Host, Stop},
     node::{Node, NodeListener},
     owner::OwnerId,
@@ -37,11 +38,12 @@ use crate::{
 };
 
 mod late_replies;
+mod own_releases;
 mod release;
 mod round;
 
-use self::late_replies::LateReplies;
 pub(crate) use self::round::Won;
+use self::{late_replies::LateReplies, own_releases::OwnReleases};
 
 /// What `build` settled.
 #[derive(Debug, Clone)]
@@ -74,8 +76,9 @@ pub(crate) struct Client {
     /// would time out behind each other, be undone and be sent again, and the server would do nothing else.
     pub(crate) looks: CheckSlots,
     pub(crate) closed: CancellationToken,
-    /// No acquire goes on: this was closed, or the keeper's runtime has ended.
+    /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
+    pub(crate) own_releases: Arc<OwnReleases>,
     late_replies: Arc<LateReplies>,
     _listeners: Vec<Arc<Listener>>,
     _stop: Stop,
@@ -142,6 +145,7 @@ impl Client {
             looks: CheckSlots::new(CHECKS_AT_ONCE),
             closed: CancellationToken::new(),
             ended,
+            own_releases: Arc::default(),
             _listeners: listeners,
             _stop: stop,
         })
@@ -163,18 +167,18 @@ impl Client {
 
     /// An error once `close` was called, or the keeper's runtime has ended.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
-        if self.closed.is_cancelled() {
-            Err(Error::closed())
-        } else if self.ended.is_cancelled() {
-            Err(Error::keeper_ended())
-        } else {
-            Ok(())
-        }
+        if self.closed.is_cancelled() || self.host.over().is_cancelled() { Err(self.end()) } else { Ok(()) }
+    }
+
+    /// An error once no acquire goes on.
+    pub(crate) fn check_acquires(&self) -> Result<(), Error> {
+        if self.ended.is_cancelled() { Err(self.end()) } else { Ok(()) }
     }
 
     /// Why no acquire goes on, once `ended` is cancelled.
-    pub(crate) fn end(&self) -> AcquireError {
-        if self.closed.is_cancelled() { AcquireError::Closed } else { AcquireError::Unavailable(Error::keeper_ended()) }
+    pub(crate) fn end(&self) -> Error {
+        let by_keeper = self.host.over().is_cancelled() && !self.closed.is_cancelled();
+        if by_keeper { Error::keeper_ended() } else { Error::Closed }
     }
 
     /// What an acquisition goes by.
@@ -200,6 +204,26 @@ impl Client {
         let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition);
         self.watchdog.guard(&hold);
         (hold, signal)
+    }
+
+    /// Ends every wait, asks every holder to stop, and waits for them; then ends everything. How many leases were cut short.
+    pub(crate) async fn shut_down(self: &Arc<Self>, limit: Duration) -> usize {
+        self.ended.cancel();
+        let now = self.now();
+        for hold in self.watchdog.holds() {
+            hold.ask_to_stop(now, LossReason::Closing);
+        }
+        tokio::select! {
+            biased;
+            () = self.watchdog.emptied() => {}
+            () = self.closed.cancelled() => {}
+            () = self.host.sleep(limit) => {}
+        }
+        let now = self.now();
+        let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };
+        let cut_short = self.watchdog.holds().iter().map(held).sum();
+        self.close().await;
+        cut_short
     }
 
     /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all.

@@ -158,7 +158,7 @@ impl Quorum {
         config: &ConnectConfig,
     ) {
         let failed = outcomes.into_iter().enumerate().filter_map(|(at, error)| Some((at, None, error?)));
-        let silent = || Error::new(ErrorKind::Unavailable, "it does not answer");
+        let silent = || Error::unavailable("it does not answer");
         let coming = coming.take().into_iter().map(|(at, connecting)| (at, Some(connecting), silent()));
         for (at, connecting, error) in failed.chain(coming) {
             if let (Some(member), Some(place)) = (self.member(at), places.get(at)) {

@@ -92,6 +92,11 @@ impl Member {
         self.node.get()
     }
 
+    /// Whether its answers are there at the first poll.
+    pub(crate) fn answers_at_once(&self) -> bool {
+        self.node().is_some_and(|node| node.answers_at_once())
+    }
+
     pub(super) fn command_timeout(&self) -> Duration {
         self.command_timeout
     }

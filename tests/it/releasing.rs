@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{AcquireError, Leases, LossReason};
+use leasehold::{Error, Leases, LossReason};
 use support::{Action, HANGS, Match, Proxy, Server, eventually, eventually_async, within};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,7 +35,7 @@ async fn closing_in_the_middle_of_everything_leaves_no_key() {
         leases.close().await;
         for task in tasks {
             let error = within(HANGS, "the task's end", task).await.unwrap();
-            assert!(matches!(error, AcquireError::Closed), "{error}");
+            assert!(matches!(error, Error::Closed), "{error}");
         }
         assert_eq!(server.wire().keys("job:*"), Vec::<String>::new());
     }
