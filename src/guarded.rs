@@ -47,8 +47,8 @@ impl Guarded {
         &self.name
     }
 
-    fn key(&self) -> Result<Key, Error> {
-        self.client.check_open()?;
+    async fn key(&self) -> Result<Key, Error> {
+        self.client.ready().await?;
         Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
 
@@ -63,7 +63,7 @@ impl Guarded {
     ///
     /// Dropping it may or may not have written. Writing again with the same fence is harmless.
     pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), Error> {
-        let key = self.key()?;
+        let key = self.key().await?;
         let node = self.client.sole()?;
         let limit = self.client.options.command_timeout;
         let request = Request::GuardedSet { key: key.clone(), value: value.as_ref().into(), fence };
@@ -84,7 +84,7 @@ impl Guarded {
     ///
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
-        let key = self.key()?;
+        let key = self.key().await?;
         let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
         let asking = node.ask(node.route(), Request::GuardedGet(key), limit);
         Ok(relayed!(Relay::of_answers(), asking)?)

@@ -7,7 +7,7 @@ use leasehold_protocol::{fence, glob, key::Key, node_status::NodeStatus};
 use crate::{
     bounds::{check_fence_memory, check_times, fair_quorum},
     capabilities::Capabilities,
-    client::{Client, Options},
+    client::{Client, Options, Unconnected},
     clock::{Clock, SystemClock},
     error::Error,
     foreign::{Relay, relayed},
@@ -58,6 +58,15 @@ impl Leases {
         Self::builder().url(url).build().await
     }
 
+    /// As [`connect`](Self::connect), but connects at the first use: see [`Builder::build_lazy`].
+    ///
+    /// # Errors
+    ///
+    /// See [`Builder::build_lazy`].
+    pub fn connect_lazy(url: impl Into<String>) -> Result<Self, Error> {
+        Self::builder().url(url).build_lazy()
+    }
+
     /// The same behaviour without a server: for tests, demos and first tries. Nobody else sees these locks.
     ///
     /// # Panics
@@ -71,7 +80,7 @@ impl Leases {
         let Builder { options, clock, .. } = builder;
         metrics::describe();
         let quorum = Quorum::of_one(Memory::private(), &clock, &host, options.command_timeout);
-        Self { client: Client::new(options, clock, host, stop, quorum) }
+        Self { client: Client::new(options, clock, host, stop, quorum, None) }
     }
 
     /// Everything that can be set.
@@ -126,7 +135,7 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
-        self.client.check_open()?;
+        self.client.ready().await?;
         let Options { prefix, command_timeout, .. } = &self.client.options;
         let pattern = glob::literally(prefix) + pattern.as_ref();
         let locks = relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, *command_timeout))?;
@@ -150,9 +159,37 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn capabilities(&self) -> Result<Capabilities, Error> {
-        self.client.check_open()?;
+        self.client.ready().await?;
         let asking = self.client.quorum.capabilities(self.client.options.command_timeout);
         Ok(relayed!(Relay::of_answers(), asking)?)
+    }
+
+    /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a quorum,
+    /// answers, and none of those is known to give no vote yet ([`restart_delay`](Builder::restart_delay)). It takes at most
+    /// a command time-out.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let status = match leases.health().await {
+    ///     Ok(()) => (200, "ready".to_owned()),
+    ///     Err(error) => (503, error.to_string()),
+    /// };
+    /// # assert_eq!(status.0, 200); }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] or [`Error::Refused`]; over a quorum [`Error::votes`] says what each node said.
+    /// [`Error::Closed`] as soon as this is shut down, so that a load balancer turns away.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn health(&self) -> Result<(), Error> {
+        self.client.check_acquires()?;
+        self.client.ready().await?;
+        Ok(relayed!(Relay::of_answers(), self.client.quorum.health(self.client.options.command_timeout))?)
     }
 
     /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.
@@ -371,15 +408,32 @@ impl Builder {
     ///
     /// Dropping it closes what was opened.
     pub async fn build(self) -> Result<Leases, Error> {
+        let leases = self.build_lazy()?;
+        relayed!(Relay::of_answers(), leases.client.connect())?;
+        Ok(leases)
+    }
+
+    /// Checks every setting, and connects at the first use: for a program that must start while its server is away. Inside a
+    /// runtime or outside.
+    ///
+    /// The first call then takes the time to connect, at most the `connect_timeout`, beside its own limits;
+    /// [`acquire_within`](Lock::acquire_within) keeps to its limit, and [`acquire`](Lock::acquire) waits. What
+    /// [`build`](Self::build) fails with is then the error of that call, and the next call tries again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`]; [`Error::Unavailable`] if a thread could not be started.
+    pub fn build_lazy(self) -> Result<Leases, Error> {
         let places = self.check()?;
         let restart_delay = self.restarts_after();
         let Self { options, connect_timeout, keeper, clock, .. } = self;
         let (host, stop) = Host::start(keeper).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone() };
-        let quorum = relayed!(Relay::of_answers(), Quorum::connect(places, restart_delay, config))?;
+        let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
-        Ok(Leases { client: Client::new(options, clock, host, stop, quorum) })
+        let unconnected = Some(Unconnected::new(places, config));
+        Ok(Leases { client: Client::new(options, clock, host, stop, quorum, unconnected) })
     }
 
     fn restarts_after(&self) -> Duration {

@@ -318,7 +318,7 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
-        let key = self.key()?;
+        let key = self.key().await?;
         let asking = self.client.quorum.holder(&key, self.client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking)?;
         Ok(holder.map(|holder| self.client.watchdog.recognize(&key, holder)))
@@ -335,7 +335,7 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
-        let key = self.key()?;
+        let key = self.key().await?;
         let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
         let asking = node.ask(node.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
         let waiters: Waiters = relayed!(Relay::of_answers(), asking)?;
@@ -354,15 +354,15 @@ impl Lock {
     ///
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        let key = self.key()?;
+        let key = self.key().await?;
         let releasing = self.client.quorum.force_release(&key, self.client.options.command_timeout);
         let released = relayed!(Relay::of_answers(), releasing)?;
         self.client.freed(&key);
         Ok(released)
     }
 
-    fn key(&self) -> Result<Key, Error> {
-        self.client.check_open()?;
+    async fn key(&self) -> Result<Key, Error> {
+        self.client.ready().await?;
         Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
 
@@ -390,8 +390,8 @@ impl Lock {
         check_times(self.ttl, self.max_hold, self.client.quorum.restart_delay())?;
         check_fence_memory(self.fence_memory)?;
         check_keep("keep_for", self.keep_for, Duration::ZERO, self.client.quorum.longest_keep())?;
-        if self.fair {
-            self.client.sole().map_err(|_| fair_quorum())?;
+        if self.fair && !self.client.quorum.is_one() {
+            return Err(fair_quorum());
         }
         let key = Key::new(&self.client.options.prefix, &self.name)?;
         let Self { ttl, max_hold, fair, fence_memory, .. } = *self;

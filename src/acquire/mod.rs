@@ -73,8 +73,12 @@ impl Acquire {
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(mut self) -> Result<Lease, Error> {
         self.wanted.owner = self.owner.resolve();
-        self.follow_own_release().await;
         let client = &self.client;
+        if !client.is_connected() {
+            // Boxed, so that no other acquire pays for it.
+            Box::pin(self.connect()).await?;
+        }
+        self.follow_own_release().await;
         let Some(owner) = self.wanted.owner.filter(|_| self.reentrant) else { return self.compete(None).await };
         loop {
             match client.owners.claim(owner, &self.wanted.key, client.now()) {
@@ -88,6 +92,30 @@ impl Acquire {
                         return Ok(lease);
                     }
                 }
+            }
+        }
+    }
+
+    /// Makes the first connection, for as long as this waits.
+    async fn connect(&self) -> Result<(), Error> {
+        let client = &self.client;
+        let mut backoff = Backoff::new(random::jitter());
+        loop {
+            let left = self.until.since(client.now());
+            let outcome = tokio::select! {
+                biased;
+                () = client.ended.cancelled() => return Err(client.end()),
+                outcome = client.connect() => outcome,
+                () = client.host.sleep(left), if self.until != self.started && self.until != Time::NEVER => {
+                    return Err(Error::unavailable("the wait ended before the server could be reached"));
+                }
+            };
+            match outcome {
+                Err(Error::Unavailable(why)) if !self.is_over() => {
+                    tracing::warn!(name: "wait", target: "leasehold", lock = self.wanted.key.name(), failure = %why, "waiting for the server");
+                    self.pause(backoff.next(None)).await?;
+                }
+                outcome => return outcome,
             }
         }
     }

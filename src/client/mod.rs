@@ -21,15 +21,17 @@ use leasehold_protocol::{
     time::Time,
     token::Token,
 };
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::{self, Clock},
     error::Error,
+    foreign::{Relay, relayed},
     keeper::{Host, Stop},
     node::{Node, NodeListener},
     owner::OwnerId,
-    quorum::Quorum,
+    quorum::{ConnectConfig, NodeAddress, Quorum},
     random,
     reentry::Owners,
     status::Signal,
@@ -79,9 +81,25 @@ pub(crate) struct Client {
     /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
     pub(crate) own_releases: Arc<OwnReleases>,
+    /// What to connect to at the first use.
+    unconnected: Option<Unconnected>,
     late_replies: Arc<LateReplies>,
     _listeners: Vec<Arc<Listener>>,
     _stop: Stop,
+}
+
+/// The nodes of a `Leases` that connects at its first use.
+#[derive(Debug)]
+pub(crate) struct Unconnected {
+    places: Vec<NodeAddress>,
+    config: ConnectConfig,
+    done: OnceCell<()>,
+}
+
+impl Unconnected {
+    pub(crate) fn new(places: Vec<NodeAddress>, config: ConnectConfig) -> Self {
+        Self { places, config, done: OnceCell::new() }
+    }
 }
 
 /// Enough for a server that is a few milliseconds away.
@@ -112,7 +130,14 @@ impl Wanted {
 }
 
 impl Client {
-    pub(crate) fn new(options: Options, clock: Arc<dyn Clock>, host: Host, stop: Stop, quorum: Quorum) -> Arc<Self> {
+    pub(crate) fn new(
+        options: Options,
+        clock: Arc<dyn Clock>,
+        host: Host,
+        stop: Stop,
+        quorum: Quorum,
+        unconnected: Option<Unconnected>,
+    ) -> Arc<Self> {
         let quorum = Arc::new(quorum);
         let lines = || Arc::new(Lines::new(quorum.len()));
         let (lines, queues) = (lines(), lines());
@@ -146,6 +171,7 @@ impl Client {
             closed: CancellationToken::new(),
             ended,
             own_releases: Arc::default(),
+            unconnected,
             _listeners: listeners,
             _stop: stop,
         })
@@ -168,6 +194,27 @@ impl Client {
     /// An error once `close` was called, or the keeper's runtime has ended.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.closed.is_cancelled() || self.host.over().is_cancelled() { Err(self.end()) } else { Ok(()) }
+    }
+
+    /// Whether the first connection was made.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.unconnected.as_ref().is_none_or(|unconnected| unconnected.done.initialized())
+    }
+
+    /// Makes the first connection, if that is still to be done.
+    pub(crate) async fn connect(&self) -> Result<(), Error> {
+        let Some(Unconnected { places, config, done }) = &self.unconnected else { return Ok(()) };
+        done.get_or_try_init(|| self.quorum.connect(places, config)).await?;
+        Ok(())
+    }
+
+    /// Before a question: an error once this was closed.
+    pub(crate) async fn ready(&self) -> Result<(), Error> {
+        self.check_open()?;
+        if !self.is_connected() {
+            relayed!(Relay::of_answers(), Box::pin(self.connect()))?;
+        }
+        Ok(())
     }
 
     /// An error once no acquire goes on.
