@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod acquire;
+mod bounds;
 mod capabilities;
 mod client;
 mod clock;
@@ -66,7 +67,7 @@ pub use leasehold_protocol::{
 pub use crate::{
     capabilities::{Capabilities, Push},
     clock::{Clock, SystemClock},
-    error::{AcquireError, Error, ErrorKind, GuardError, ReleaseError, RenewError, RunError},
+    error::{Details, Error, ErrorKind},
     guarded::Guarded,
     keeper::Keeper,
     lease::{Lease, LeaseHandle},

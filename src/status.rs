@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold_protocol::loss::LossReason;
+use leasehold_protocol::loss::{self, LossReason};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -36,21 +36,33 @@ pub(crate) struct Signal {
 
 struct State {
     status: Status,
-    /// What `lost()` answers: set with the final status, for a release too.
-    end: Option<Lost>,
+    /// What `lost()` answers: set with the final status, for a release too; or before, when its holder is asked to stop.
+    lost: Option<Lost>,
     version: u64,
+}
+
+impl State {
+    fn end(&self) -> Option<&Lost> {
+        self.lost.as_ref().filter(|lost| loss::is_final(lost.reason()))
+    }
 }
 
 impl Signal {
     pub(crate) fn new() -> Arc<Self> {
-        let state = State { status: Status::Held, end: None, version: 0 };
+        Self::beside(None)
+    }
+
+    /// For one more lease on an acquisition: whoever has it is asked to stop as the others are.
+    pub(crate) fn beside(other: Option<&Self>) -> Arc<Self> {
+        let lost = other.and_then(|other| other.state.lock().lost.clone());
+        let state = State { status: Status::Held, lost, version: 0 };
         Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() })
     }
 
     /// The lease is held, surely or at risk. Ignored once it has ended. Wakes nobody: see [`wake`](Self::wake).
     pub(crate) fn note(&self, status: Status) {
         let mut state = self.state.lock();
-        if state.end.is_none() && state.status != status {
+        if state.end().is_none() && state.status != status {
             state.status = status;
             state.version += 1;
         }
@@ -59,12 +71,19 @@ impl Signal {
     /// The lease has ended. The first end stands. Wakes nobody: see [`wake`](Self::wake).
     pub(crate) fn note_end(&self, lost: &Lost) {
         let mut state = self.state.lock();
-        if state.end.is_none() {
+        if state.end().is_none() {
             let released = lost.reason() == LossReason::Released;
             state.status = if released { Status::Released } else { Status::Lost(lost.clone()) };
-            state.end = Some(lost.clone());
+            state.lost = Some(lost.clone());
             state.version += 1;
         }
+    }
+
+    /// Asks the holder to stop, while the lease goes on.
+    pub(crate) fn ask_to_stop(self: &Arc<Self>, why: &Lost) {
+        self.state.lock().lost.get_or_insert_with(|| why.clone());
+        self.wake();
+        self.cancel();
     }
 
     /// Wakes every waiter after a change. Runs no foreign code: the waiters' wakers are trusted, or relays.
@@ -72,9 +91,9 @@ impl Signal {
         let _woken = catching_panics(|| self.changed.notify_waiters());
     }
 
-    /// Cancels after the end. Runs foreign code: not on the keeper's thread, and what it panics with ends here.
+    /// Cancels after the end, or when the holder is to stop. Runs foreign code: not on the keeper's thread, and what it panics with ends here.
     pub(crate) fn cancel(self: &Arc<Self>) {
-        if self.cancel.get().is_none() || self.state.lock().end.is_none() {
+        if self.cancel.get().is_none() || self.state.lock().lost.is_none() {
             return;
         }
         let signal = self.clone();
@@ -97,15 +116,24 @@ impl Signal {
     }
 
     pub(crate) fn ended(&self) -> Option<Lost> {
-        self.state.lock().end.clone()
+        self.state.lock().end().cloned()
+    }
+
+    /// Completes when the lease ends, or its holder is asked to stop.
+    pub(crate) async fn lost(self: Arc<Self>) -> Lost {
+        self.until(|state| state.lost.clone()).await
     }
 
     /// Completes when the lease ends.
-    pub(crate) async fn lost(self: Arc<Self>) -> Lost {
+    pub(crate) async fn over(self: Arc<Self>) -> Lost {
+        self.until(|state| state.end().cloned()).await
+    }
+
+    async fn until(&self, what: impl Fn(&State) -> Option<Lost>) -> Lost {
         loop {
             // Made before the look, it hears of every change after it.
             let changed = self.changed.notified();
-            if let Some(lost) = self.ended() {
+            if let Some(lost) = what(&self.state.lock()) {
                 return lost;
             }
             changed.await;
@@ -115,7 +143,7 @@ impl Signal {
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
         let parent = self.cancel.get_or_init(CancellationToken::new);
         // An end that came between the look and the set has found no token to cancel.
-        if self.state.lock().end.is_some() {
+        if self.state.lock().lost.is_some() {
             parent.cancel();
         }
         parent.child_token()
@@ -162,7 +190,7 @@ impl StatusChanges {
                     self.seen = state.version;
                     return Some(state.status.clone());
                 }
-                if state.end.is_some() {
+                if state.end().is_some() {
                     return None;
                 }
             }

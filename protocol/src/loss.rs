@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a lease ended. Final: a lost lease never comes back, acquire a new one.
+/// Why a lease ended, or is to end. A lost lease never comes back: acquire a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
@@ -32,6 +32,15 @@ pub enum LossReason {
     ///
     /// [`release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.release
     Released,
+    /// Not a loss yet: [`Leases::shutdown`] asks the holder to stop. The lease is still held and renewed, until its holder
+    /// releases or drops it, or the time for that is over.
+    ///
+    /// [`Leases::shutdown`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.shutdown
+    Closing,
+    /// Not a loss yet: no renewal got through, and only the grace of [`Lock::run_with_grace`] is left of the lease.
+    ///
+    /// [`Lock::run_with_grace`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.run_with_grace
+    Expiring,
     /// [`Leases::close`] released every lease.
     ///
     /// [`Leases::close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
@@ -53,6 +62,8 @@ impl fmt::Display for LossReason {
             Self::Deleted => "its key is gone from the server",
             Self::MaxHold => "it reached its max_hold",
             Self::Released => "it was released",
+            Self::Closing => "its Leases is being shut down; it is held until it is released",
+            Self::Expiring => "no renewal was confirmed so far, and its deadline is near",
             Self::Closed => "its Leases was closed",
             Self::KeeperEnded => "the keeper that renewed it has ended",
         })
@@ -68,8 +79,13 @@ pub fn label(reason: LossReason) -> Option<&'static str> {
         LossReason::Deleted => Some("deleted"),
         LossReason::MaxHold => Some("max_hold"),
         LossReason::KeeperEnded => Some("keeper_ended"),
-        LossReason::Released | LossReason::Closed => None,
+        LossReason::Released | LossReason::Closing | LossReason::Expiring | LossReason::Closed => None,
     }
+}
+
+/// Whether the lease is over. Otherwise its holder is only asked to stop.
+pub fn is_final(reason: LossReason) -> bool {
+    !matches!(reason, LossReason::Closing | LossReason::Expiring)
 }
 
 #[cfg(test)]
@@ -85,12 +101,15 @@ mod tests {
             (LossReason::Deleted, Some("deleted"), "gone from the server"),
             (LossReason::MaxHold, Some("max_hold"), "max_hold"),
             (LossReason::Released, None, "was released"),
+            (LossReason::Closing, None, "shut down"),
+            (LossReason::Expiring, None, "deadline is near"),
             (LossReason::Closed, None, "was closed"),
             (LossReason::KeeperEnded, Some("keeper_ended"), "keeper"),
         ];
         for (reason, expected, words) in reasons {
             assert_eq!(label(reason), expected);
             assert!(reason.to_string().contains(words), "{reason}");
+            assert!(is_final(reason) || expected.is_none());
         }
     }
 }

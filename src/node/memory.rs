@@ -107,6 +107,10 @@ impl Node for Memory {
         usize::MAX
     }
 
+    fn answers_at_once(&self) -> bool {
+        true
+    }
+
     fn address(&self) -> &str {
         &self.address
     }

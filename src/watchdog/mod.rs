@@ -52,6 +52,7 @@ pub(crate) struct Watchdog {
     tracking: Tracking,
     table: Mutex<Table>,
     wake: Notify,
+    forgotten: Notify,
 }
 
 /// Ends every hold when it is dropped while somebody still needs the keeper.
@@ -84,9 +85,9 @@ impl Watchdog {
         queues: Arc<Lines>,
         command_timeout: Duration,
     ) -> Self {
-        let (table, wake) = (Mutex::default(), Notify::new());
+        let (table, wake, forgotten) = (Mutex::default(), Notify::new(), Notify::new());
         let tracking = Tracking::new(quorum.clone(), lines.clone(), queues);
-        Self { clock, host, quorum, command_timeout, lines, tracking, table, wake }
+        Self { clock, host, quorum, command_timeout, lines, tracking, table, wake, forgotten }
     }
 
     fn now(&self) -> Time {
@@ -109,6 +110,19 @@ impl Watchdog {
     /// The last lease of this hold has gone.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         let _dropped_unlocked = self.table.lock().remove(hold);
+        self.forgotten.notify_waiters();
+    }
+
+    /// Completes when nobody has a lease any more.
+    pub(crate) async fn emptied(&self) {
+        loop {
+            // Made before the look, it hears of every change after it.
+            let forgotten = self.forgotten.notified();
+            if self.is_empty() {
+                return;
+            }
+            forgotten.await;
+        }
     }
 
     /// The last acquisition of this lock that has not been forgotten yet.

@@ -360,7 +360,7 @@ fn f91_a_keeper_panic_ends_every_lease_and_later_ones_are_renewed() {
         for lease in [&one, &two] {
             let lost = within(TTL / 2, "it is told at once", lease.lost()).await;
             assert_eq!(format!("{:?}", lost.reason()), "KeeperEnded");
-            assert_eq!(lease.check(), Err(lost));
+            assert_eq!(lease.check(), Err(lost.into()));
         }
         clock.0.store(false, Ordering::SeqCst);
         let later = leases.lock("later").acquire().await.unwrap();

@@ -8,6 +8,7 @@
 
 mod common;
 mod conformance;
+mod connecting;
 mod fair;
 mod faults;
 mod fences;

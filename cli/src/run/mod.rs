@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, future::Future, os::unix::process::CommandExt, process::ExitCode, time::Duration};
 
-use leasehold::{AcquireError, Clock, Lease, Lock, LossReason, ReleaseError, SystemClock};
+use leasehold::{Clock, Error, Lease, Lock, LossReason, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
 
 use self::{
@@ -161,7 +161,7 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
         Err(error) => {
             match &error {
                 // Nothing goes on in the background of a process that ends.
-                ReleaseError::Unknown(why) => {
+                Error::Unknown(why) => {
                     let what = if rest.is_some() { "that the lock is kept" } else { "the release" };
                     tell(format_args!(
                         "the command has ended; {what} is not confirmed: {why}. The key expires within its TTL"
@@ -169,7 +169,7 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
                 }
                 other => tell(other),
             }
-            if let ReleaseError::Lost(lost) = error {
+            if let Error::Lost(lost) = error {
                 // Since when is not known.
                 if matches!(lost.reason(), LossReason::Deleted | LossReason::Taken) {
                     outcome.exit = Exit::Lost;
@@ -214,7 +214,7 @@ async fn acquire(options: &Run, lock: &Lock, began: Duration) -> Result<Lease, E
     } else {
         lock.acquire().await
     };
-    let lease = acquired.map_err(|error: AcquireError| Ended::waiting(&error, conflict))?;
+    let lease = acquired.map_err(|error: Error| Ended::waiting(&error, conflict))?;
     if options.verbose {
         let waited = now().saturating_sub(asked);
         tell(format_args!("{:?} is ours after {waited:.3?}, fence {}", options.name, lease.fence()));
