@@ -1,4 +1,6 @@
 #![doc = include_str!("../README.md")]
+// Shows which feature an item needs; docs.rs builds with a compiler that can.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
 mod bounds;
