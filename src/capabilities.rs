@@ -4,6 +4,18 @@ use std::fmt;
 
 /// What a server can do for waiters and holders, and some facts about it that matter to locks.
 ///
+/// ```
+/// # use leasehold::{Leases, Push};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = Leases::in_memory();
+/// let server = leases.capabilities().await?;
+/// if let Push::Refused(reason) = server.push() {
+///     eprintln!("waiters poll: {reason}");
+/// }
+/// println!("{server}"); // a line for each fact
+/// # Ok(()) }
+/// ```
+///
 /// Everything that the server keeps to itself, because the user lacks a right or a proxy stands between, is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -18,7 +18,6 @@ mod lock;
 mod lost;
 mod node;
 mod owner;
-mod quorum;
 mod random;
 mod reentry;
 #[cfg(all(test, leasehold_shuttle))]
@@ -28,6 +27,21 @@ mod sync;
 mod wait;
 mod waiter;
 mod watchdog;
+
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
+
+#[doc = include_str!("../docs/cookbook.md")]
+pub mod cookbook {}
+
+#[doc = include_str!("../docs/waiting.md")]
+pub mod waiting {}
+
+#[doc = include_str!("../docs/quorum.md")]
+pub mod quorum;
+
+#[doc = include_str!("../docs/operations.md")]
+pub mod operations {}
 
 #[doc = include_str!("../docs/cron.md")]
 pub mod cron {}

@@ -11,6 +11,19 @@ use leasehold_protocol::{fence::Fence, loss::LossReason};
 
 /// What [`lost`](crate::Lease::lost) completes with: which lease ended, why, and since when.
 ///
+/// ```
+/// # use leasehold::{Leases, LossReason};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = Leases::in_memory();
+/// let lock = leases.lock("reports:nightly");
+/// let lease = lock.acquire().await?;
+/// lock.force_release().await?; // an operator takes it away
+/// let lost = lease.lost().await;
+/// assert_eq!((lost.name(), lost.reason()), ("reports:nightly", LossReason::Deleted));
+/// println!("{lost}"); // a sentence for the log
+/// # Ok(()) }
+/// ```
+///
 /// Cheap to clone. As an error its text is a whole sentence for a log.
 #[derive(Clone)]
 pub struct Lost(Arc<Inner>);

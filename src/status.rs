@@ -159,7 +159,26 @@ impl Drop for Signal {
     }
 }
 
-/// The changes of one lease's [`Status`], the newest only: what lies between two looks is skipped.
+/// The changes of one lease's [`Status`]. You get the newest only: changes between two calls are skipped.
+///
+/// ```
+/// # use leasehold::{Leases, Status};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = Leases::in_memory();
+/// let lease = leases.lock("reports:nightly").acquire().await?;
+/// let mut changes = lease.status_changes();
+/// lease.release().await?;
+/// while let Some(status) = changes.next().await {
+///     match status {
+///         Status::AtRisk => println!("start nothing new"),
+///         Status::Lost(lost) => println!("stop: {lost}"),
+///         other => println!("{other:?}"),
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// It ends with the final status.
 #[must_use = "call `next` to hear of changes"]
 pub struct StatusChanges {
     signal: Arc<Signal>,
