@@ -176,6 +176,14 @@ impl Error {
     }
 
     /// What each node of a quorum said, when too few of them granted what was asked.
+    ///
+    /// ```
+    /// # fn tell(error: &leasehold::Error) {
+    /// for vote in error.votes().iter().flat_map(|votes| votes.nodes()) {
+    ///     eprintln!("{} {}", vote.address(), vote.answer());
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn votes(&self) -> Option<&Votes> {
         self.details()?.votes()

@@ -25,6 +25,20 @@ use crate::{
 /// Dropping it releases the lock in the background and never blocks, inside a runtime, outside one or during a panic;
 /// [`release`](Self::release) tells whether that worked. A process that exits right after a drop may leave the key for
 /// one TTL.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let lease = leases.lock("reports:nightly").acquire().await?;
+/// let report = std::future::ready("42 rows"); // the work
+/// tokio::select! {
+///     biased;
+///     lost = lease.lost() => return Err(lost.into()), // stop: somebody else may hold the lock
+///     rows = report => println!("{rows}, written with fence {}", lease.fence()),
+/// }
+/// lease.release().await?;
+/// # Ok(()) }
+/// ```
 #[must_use = "a lease that is dropped is released"]
 pub struct Lease {
     view: LeaseHandle,
@@ -348,7 +362,7 @@ macro_rules! view {
             /// log or its metrics exporter does.
             ///
             /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of the
-            /// keeper's (rule 2), or earlier when the server says that the key is gone or taken; it completes with
+            /// keeper's ([rule 2](crate::safety#rule-2)), or earlier when the server says that the key is gone or taken; it completes with
             /// [`LossReason::Released`](crate::LossReason::Released) when the release of this lease begins.
             ///
             /// # Cancel safety
@@ -361,6 +375,17 @@ macro_rules! view {
 
             /// Whether the lease holds right now: one look at the clock, so right even when the process was stopped
             /// and no timer has run yet.
+            ///
+            /// ```
+            /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+            /// # let leases = leasehold::Leases::in_memory();
+            /// # let lease = leases.lock("import").acquire().await?;
+            /// for row in 0..3 {
+            ///     lease.check()?; // before each step that only the holder may do
+            ///     println!("row {row}");
+            /// }
+            /// # Ok(()) }
+            /// ```
             ///
             /// # Errors
             ///

@@ -35,6 +35,15 @@ const LONGEST_PREFIX: usize = 256;
 ///
 /// It works from any runtime, and from none: a clone may be used on another Tokio runtime than the one that built it,
 /// or outside of all. Only a runtime that it is built on must have timers and I/O (`enable_all`). Dropping the last clone ends nothing while a lease lives.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let (one, same) = (leases.clone(), leases);
+/// let lease = one.lock("reports:nightly").acquire().await?;
+/// assert!(same.lock("reports:nightly").try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Leases {
     client: Arc<Client>,
@@ -193,6 +202,15 @@ impl Leases {
     }
 
     /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// for node in leases.nodes() {
+    ///     println!("{}: {:?}", node.address(), node.state());
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeStatus> {
         self.client.quorum.status()
@@ -261,6 +279,20 @@ impl fmt::Debug for Leases {
 }
 
 /// Settings of a [`Leases`]. [`build`](Self::build) checks them all.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::Leases;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// let leases = Leases::builder()
+///     .url("memory://") // or "redis://127.0.0.1:6379"
+///     .ttl(Duration::from_secs(20))
+///     .prefix("jobs:")
+///     .label("worker-1")
+///     .build()
+///     .await?;
+/// # leases.lock("a").acquire().await?.release().await }
+/// ```
 #[derive(Clone)]
 #[must_use = "nothing is connected before `build`"]
 pub struct Builder {
@@ -367,11 +399,12 @@ impl Builder {
     /// For how long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours, unless the
     /// lock [says otherwise](crate::Lock::fence_memory). Default 24 hours. Parts of a millisecond count as a whole one.
     ///
-    /// The floor is a small key beside the lock's, `{name}:lh:fence`, by which fences grow although the server's clock was set
-    /// back (rule 9). What a shorter memory gives up: **the next fence may be smaller if the server's clock was set back by
-    /// more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero keeps a floor only until the
-    /// server's clock has passed the fence, two milliseconds at most on one server: a name that was released leaves nothing.
-    /// It is for programs that lock millions of names; what those cost is on the page [`deployments`](crate::deployments).
+    /// The floor is a small key beside the lock's, `{name}:lh:fence`. Because of it fences grow although the server's clock
+    /// was set back ([rule 9](crate::safety#rule-9)). What a shorter memory gives up: **the next fence may be smaller if the
+    /// server's clock was set back by more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero
+    /// keeps a floor only until the server's clock has passed the fence, two milliseconds at most on one server: a name that
+    /// was released leaves nothing. It is for programs that lock millions of names; what those cost is on the page
+    /// [`deployments`](crate::deployments).
     ///
     /// The fence of a lock that is held stands in the lock's own key, and does not depend on it.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
