@@ -359,7 +359,9 @@ macro_rules! view {
     ($type:ident) => {
         impl $type {
             /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
-            /// log or its metrics exporter does.
+            /// log or its metrics exporter does. Or before, when its holder is asked to stop:
+            /// [`Closing`](crate::LossReason::Closing), [`Expiring`](crate::LossReason::Expiring). Then the lease is still
+            /// held, and [`check`](Self::check) is `Ok`.
             ///
             /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of the
             /// keeper's ([rule 2](crate::safety#rule-2)), or earlier when the server says that the key is gone or taken; it completes with
@@ -435,7 +437,8 @@ macro_rules! view {
                 StatusChanges::new(self.view().signal.clone())
             }
 
-            /// A token that is cancelled when the lease is lost or released: for work that knows such tokens already.
+            /// A token that is cancelled when the lease is lost or released, or its holder is asked to stop: for work that
+            /// knows such tokens already.
             /// Each call makes a child, so that cancelling it cancels nobody else's.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {

@@ -1,4 +1,4 @@
-//! The end of a lease.
+//! The end of a lease, or what comes before it.
 
 use std::{
     error::Error as StdError,
@@ -7,9 +7,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use leasehold_protocol::{fence::Fence, loss::LossReason};
+use leasehold_protocol::{
+    fence::Fence,
+    loss::{self, LossReason},
+};
 
-/// What [`lost`](crate::Lease::lost) completes with: which lease ended, why, and since when.
+/// What [`lost`](crate::Lease::lost) completes with: which lease ended or is to end, why, and since when.
 ///
 /// ```
 /// # use leasehold::{Leases, LossReason};
@@ -76,7 +79,8 @@ impl Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { name, fence, reason, held_for, .. } = &*self.0;
-        write!(f, "the lease on {name:?} (fence {fence}) ended {held_for:.3?} after it was acquired: {reason}")
+        let what = if loss::is_final(*reason) { "ended" } else { "is to end" };
+        write!(f, "the lease on {name:?} (fence {fence}) {what} {held_for:.3?} after it was acquired: {reason}")
     }
 }
 
@@ -116,5 +120,7 @@ mod tests {
             "the lease on \"job\" (fence 7) ended 12.345s after it was acquired: no renewal was confirmed before its \
              deadline"
         );
+        let asked = Lost::new("job", fence, LossReason::Closing, SystemTime::UNIX_EPOCH, Duration::from_secs(2));
+        assert!(asked.to_string().starts_with("the lease on \"job\" (fence 7) is to end 2.000s after"), "{asked}");
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     sync::{Mutex, Notify, OnceLock, catching_panics},
 };
 
-/// Where a lease stands.
+/// Where a lease stands. That its holder is asked to stop ([`Closing`](crate::LossReason::Closing)) changes nothing here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
