@@ -32,6 +32,10 @@ pub mod cron {}
 #[doc = include_str!("../docs/metrics.md")]
 pub mod metrics;
 
+#[cfg(feature = "testing")]
+#[doc = include_str!("../docs/testing.md")]
+pub mod testing;
+
 #[doc = include_str!("../docs/safety.md")]
 pub mod safety {}
 
@@ -51,7 +55,7 @@ pub use leasehold_protocol::{
 
 pub use crate::{
     capabilities::{Capabilities, Push},
-    clock::{Clock, SystemClock},
+    clock::{Clock, Jumps, SystemClock},
     error::{AcquireError, Error, ErrorKind, GuardError, ReleaseError, RenewError, RunError},
     guarded::Guarded,
     keeper::Keeper,

@@ -31,9 +31,9 @@ const TTL: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Dur
 #[derive(Clone)]
 #[must_use = "a lock holds nothing until it is acquired"]
 pub struct Lock {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
     name: Arc<str>,
-    ttl: Duration,
+    pub(crate) ttl: Duration,
     max_hold: Option<Duration>,
     reentrant: bool,
     fair: bool,
@@ -262,7 +262,7 @@ impl Lock {
         Ok(released)
     }
 
-    fn key(&self) -> Result<Key, Error> {
+    pub(crate) fn key(&self) -> Result<Key, Error> {
         self.client.check_open()?;
         Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
