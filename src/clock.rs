@@ -25,11 +25,11 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// ends ([`KeeperEnded`](crate::LossReason::KeeperEnded)).
     fn now(&self) -> Duration;
 
-    /// How this clock tells that it has jumped. Everything that sleeps until a moment then looks again at once. Asked once,
-    /// when the [`Leases`](crate::Leases) is built.
+    /// How this clock tells that it has jumped. Everything that sleeps until a moment then looks again at once. Asked
+    /// once, when the [`Leases`](crate::Leases) is built.
     ///
-    /// `None`, the default, is right for a real clock: nobody tells a program that its machine has slept, and a lease is
-    /// looked at every 250 ms.
+    /// `None`, the default, is right for a real clock: nobody tells a program that its machine has slept, and a lease
+    /// is looked at every 250 ms.
     fn jumps(&self) -> Option<Jumps> {
         None
     }

@@ -49,8 +49,8 @@ impl Leases {
     ///   `tls-native`)
     /// - `unix:///path[?db=…&user=…&password=…]`
     /// - `memory://` for a store of its own inside this process, `memory://name` for one shared by everybody in this
-    ///   process who says the same name, while any of them lives. It goes by the [clock](Builder::clock) of the `Leases` that
-    ///   made it
+    ///   process who says the same name, while any of them lives. It goes by the [clock](Builder::clock) of the
+    ///   `Leases` that made it
     ///
     /// For locks over several servers see [`Builder::quorum`].
     ///
@@ -318,8 +318,8 @@ impl Builder {
         self
     }
 
-    /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the machine is
-    /// suspended.
+    /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the
+    /// machine is suspended.
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
         self

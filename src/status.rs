@@ -168,8 +168,8 @@ impl Drop for Signal {
     }
 }
 
-/// The changes of one lease's [`Status`], the newest only: what lies between two looks is skipped. A [`Stream`], which ends
-/// after the final status.
+/// The changes of one lease's [`Status`], the newest only: what lies between two looks is skipped. A [`Stream`], which
+/// ends after the final status.
 #[must_use = "call `next` to hear of changes"]
 pub struct StatusChanges {
     signal: Arc<Signal>,

@@ -25,13 +25,14 @@ use crate::{
 
 /// A clock that stands still until a test advances it. Clones are the same clock.
 ///
-/// Give it to [`Builder::clock`](crate::Builder::clock). Keys in memory expire by it too. It wakes whatever sleeps in the
-/// library, so a test waits for nothing but the library's answer.
+/// Give it to [`Builder::clock`](crate::Builder::clock). Keys in memory expire by it too. It wakes whatever sleeps in
+/// the library, so a test waits for nothing but the library's answer.
 ///
 /// - [`advance`](Self::advance) jumps: the machine was suspended. A lease is lost if the jump is longer than it lasts.
 /// - [`pass`](Self::pass) lets time go by: the program runs, and its leases are renewed.
 ///
-/// While it stands still, a holder hears of a lost key at the next moment only, for it asks the server every 20 ms at most.
+/// While it stands still, a holder hears of a lost key at the next moment only, for it asks the server every 20 ms at
+/// most.
 #[derive(Debug, Clone)]
 pub struct ManualClock {
     /// In nanoseconds.
@@ -53,8 +54,12 @@ impl ManualClock {
         self.jumps.notify();
     }
 
-    /// Moves it forward from one moment at which these leases want something to the next, and has that done. What is due at
-    /// the end is done too.
+    /// Moves it forward from one moment at which these leases want something to the next, and has that done. What is
+    /// due at the end is done too.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves the clock where it is.
     pub async fn pass(&self, span: Duration, leases: &Leases) {
         let (client, end) = (&leases.client, clock::now(self) + span);
         loop {
@@ -98,7 +103,8 @@ fn nanos(span: Duration) -> u64 {
 #[must_use = "the nodes answer again when it is dropped"]
 pub struct Silence(Arc<Client>);
 
-/// An outage: from now on the nodes of this [`Leases`] give it no answer. Others with the same `memory://name` are answered.
+/// An outage: from now on the nodes of this [`Leases`] give it no answer. Others with the same `memory://name` are
+/// answered.
 ///
 /// Requests wait, for their limit at most, and are carried out when the silence ends. Its leases become
 /// [`AtRisk`](crate::Status::AtRisk) after a third of their TTL and a command time-out, and

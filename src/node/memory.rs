@@ -63,8 +63,8 @@ impl Memory {
         })
     }
 
-    /// The one that everybody in this process who says the same name sees, while anybody uses it. Its time is that of the
-    /// clock that it was made with.
+    /// The one that everybody in this process who says the same name sees, while anybody uses it. Its time is that of
+    /// the clock that it was made with.
     pub(crate) fn named(name: &str, clock: &Arc<dyn Clock>) -> Arc<Self> {
         static NAMED: OnceLock<Mutex<HashMap<String, Weak<Memory>>>> = OnceLock::new();
         let mut named = NAMED.get_or_init(Mutex::default).lock();
