@@ -16,6 +16,7 @@ use crate::{
     client::Client,
     clock::{self, Clock, Jumps, SystemClock, wall},
     error::{AcquireError, Error},
+    foreign::{Relay, relayed},
     leases::Leases,
     lock::Lock,
     lost::Lost,
@@ -61,6 +62,10 @@ impl ManualClock {
     ///
     /// Dropped, it leaves the clock where it is.
     pub async fn pass(&self, span: Duration, leases: &Leases) {
+        relayed!(Relay::of_answers(), self.step_through(span, leases));
+    }
+
+    async fn step_through(&self, span: Duration, leases: &Leases) {
         let (client, end) = (&leases.client, clock::now(self) + span);
         loop {
             let is_silent = gates(client).into_iter().flatten().any(Gate::is_closed);
