@@ -107,6 +107,22 @@ impl Eq for Lost {}
 
 impl StdError for Lost {}
 
+/// `name`, `fence`, `reason` (a word such as `no_quorum`), `since_unix_seconds` and `held_for_seconds`.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Lost {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        let since = self.since().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut lost = serializer.serialize_struct("Lost", 5)?;
+        lost.serialize_field("name", self.name())?;
+        lost.serialize_field("fence", &self.fence())?;
+        lost.serialize_field("reason", &self.reason())?;
+        lost.serialize_field("since_unix_seconds", &since.as_secs_f64())?;
+        lost.serialize_field("held_for_seconds", &self.held_for().as_secs_f64())?;
+        lost.end()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,5 +138,23 @@ mod tests {
         );
         let asked = Lost::new("job", fence, LossReason::Closing, SystemTime::UNIX_EPOCH, Duration::from_secs(2));
         assert!(asked.to_string().starts_with("the lease on \"job\" (fence 7) is to end 2.000s after"), "{asked}");
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_writes_what_why_and_when() {
+        let (fence, since) = (Fence::try_from(7_u64).unwrap(), SystemTime::UNIX_EPOCH + Duration::from_millis(2_500));
+        let lost = Lost::new("job", fence, LossReason::NoQuorum, since, Duration::from_millis(12_250));
+        let expected =
+            r#"{"name":"job","fence":7,"reason":"no_quorum","since_unix_seconds":2.5,"held_for_seconds":12.25}"#;
+        assert_eq!(serde_json::to_string(&lost).unwrap(), expected);
+        for (status, expected) in [
+            (crate::Status::Held, r#""held""#),
+            (crate::Status::AtRisk, r#""at_risk""#),
+            (crate::Status::Released, r#""released""#),
+            (crate::Status::Lost(lost), &format!(r#"{{"lost":{expected}}}"#)),
+        ] {
+            assert_eq!(serde_json::to_string(&status).unwrap(), expected);
+        }
     }
 }

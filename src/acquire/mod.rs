@@ -257,7 +257,7 @@ impl Acquire {
                 Ok(()) = looks.changed(), if !wait.leads() => {
                     wait.heard(looks.borrow_and_update().clone());
                 }
-                () = client.host.sleep(until.since(now)) => wait.slept(),
+                () = client.host.sleep_until(now, until) => wait.slept(),
             }
         }
     }
@@ -355,7 +355,7 @@ impl Acquire {
                 biased;
                 () = client.looks.freed() => {}
                 () = client.ended.cancelled() => {}
-                () = client.host.sleep(again.since(now)) => {}
+                () = client.host.sleep_until(now, again) => {}
             }
             now = client.now();
         }
