@@ -137,6 +137,7 @@ impl Drop for Silence {
 ///
 /// A node is not in memory, or the name is none.
 pub fn take_over(lock: &Lock) -> Result<(), Error> {
+    lock.client.check_open()?;
     let key = lock.key()?;
     for gate in gates(&lock.client)? {
         gate.take_over(&key, lock.ttl);

@@ -104,6 +104,11 @@ impl Node for Gate {
         self.memory.listen(listener);
     }
 
+    /// But while the gate is closed, when a first poll does no harm either.
+    fn answers_at_once(&self) -> bool {
+        self.memory.answers_at_once()
+    }
+
     fn tracking_capacity(&self) -> usize {
         self.memory.tracking_capacity()
     }
