@@ -8,22 +8,20 @@
 #![allow(clippy::disallowed_methods, reason = "an example may look at the clock; the library has one door for it")]
 
 use std::{
-    env,
-    error::Error,
-    fs, io,
+    env, error, fs, io,
     net::TcpListener,
     path::PathBuf,
     process::{self, Stdio},
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{AcquireError, Lease, Leases, Lost, NodeState};
+use leasehold::{Error, Lease, Leases, Lost, NodeState};
 use tokio::{
     process::{Child, Command},
     time::{sleep, timeout},
 };
 
-type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+type Result<T, E = Box<dyn error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 const NODES: usize = 5;
 /// How long the job is believed after its last renewal, at most.
@@ -55,7 +53,7 @@ async fn story() -> Result<()> {
     }
     let leases = builder.build().await?;
     let lease = match leases.lock("examples:quorum").acquire_within(Duration::from_secs(5)).await {
-        Err(AcquireError::Unavailable(error)) => {
+        Err(error @ Error::Unavailable(_)) => {
             for vote in error.votes().iter().flat_map(|votes| votes.nodes()) {
                 println!("  {} {}", vote.address(), vote.answer());
             }

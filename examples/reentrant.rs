@@ -7,7 +7,7 @@
 
 use std::{env, time::Duration};
 
-use leasehold::{AcquireError, Error, Leases, Lock};
+use leasehold::{Error, Leases, Lock};
 use tokio::task::JoinSet;
 
 #[tokio::main]
@@ -29,8 +29,8 @@ async fn main() -> Result<(), Error> {
     println!("without it, the task waits for itself, as for anybody else:");
     let lease = lock.acquire().await?;
     match lock.acquire_within(Duration::from_millis(200)).await {
-        Err(busy @ AcquireError::TimedOut { .. }) => println!("  {busy}"),
-        Err(error) => return Err(error.into()),
+        Err(busy @ Error::TimedOut { .. }) => println!("  {busy}"),
+        Err(error) => return Err(error),
         Ok(_second) => println!("  let in?"),
     }
     lease.release().await?;
@@ -47,7 +47,7 @@ async fn import(lock: Lock, task: &'static str) -> Result<(), Error> {
     }
     println!("  {task}: imported holds {}", lease.hold_count());
     // The last of them releases the key.
-    Ok(lease.release().await?)
+    lease.release().await
 }
 
 /// Needs the lock for its one row, whoever calls it.
@@ -55,5 +55,5 @@ async fn add(lock: &Lock, task: &str, row: u32) -> Result<(), Error> {
     let lease = lock.acquire().await?;
     println!("  {task}:   row {row}  holds {}, fence {}", lease.hold_count(), lease.fence());
     tokio::time::sleep(Duration::from_millis(100)).await;
-    Ok(lease.release().await?)
+    lease.release().await
 }

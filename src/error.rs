@@ -1,112 +1,58 @@
 //! What can go wrong, and what to do about it.
 
-use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use leasehold_protocol::{failure::Failure, fence::Fence, holder::Holder, key::InvalidName, votes::Votes};
 
 use crate::lost::Lost;
 
-/// What a caller can do about an [`Error`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// A setting or a name is wrong. The text names it, and the bound. Nothing was sent.
-    Config,
-    /// The server could not be reached, or did not answer in time. Try again later.
-    Unavailable,
-    /// The server answered no: wrong password, missing right, wrong type. The text has its own words.
-    Refused,
-    /// [`Leases::close`](crate::Leases::close) was called.
-    Closed,
-    /// Somebody else held the lock for as long as we were willing to wait.
-    TimedOut,
-    /// The lease was lost.
-    Lost,
-    /// Whether it happened is not known. Whatever is left on the server ends within one TTL.
-    Unknown,
-    /// The resource has seen a later holder's fence.
-    Stale,
-}
-
-/// Any error of this crate, so that a program's own error type needs one `#[from]`.
+/// Any error of this crate: every call that can fail returns it, so a program's own error type needs one `#[from]`.
 ///
-/// Its text says what to do; [`kind`](Self::kind) is for code.
-#[derive(Clone)]
-pub struct Error {
-    kind: ErrorKind,
-    text: Box<str>,
-    source: Option<Arc<dyn StdError + Send + Sync>>,
-    votes: Option<Arc<Votes>>,
-}
-
-/// With [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime).
-const KEEPER_ENDED: &str = "the runtime that kept the leases of this Leases has ended: build a new Leases, on \
-                                       a runtime that outlives its leases or with the default, Keeper::Thread";
-
-impl Error {
-    pub(crate) fn new(kind: ErrorKind, text: impl Into<Box<str>>) -> Self {
-        Self { kind, text: text.into(), source: None, votes: None }
-    }
-
-    pub(crate) fn config(text: impl Into<Box<str>>) -> Self {
-        Self::new(ErrorKind::Config, text)
-    }
-
-    pub(crate) fn closed() -> Self {
-        Self::new(ErrorKind::Closed, "this Leases was closed: build a new one")
-    }
-
-    pub(crate) fn keeper_ended() -> Self {
-        Self::new(ErrorKind::Unavailable, KEEPER_ENDED)
-    }
-
-    /// What each node of a quorum said, when too few of them granted what was asked.
-    #[must_use]
-    pub fn votes(&self) -> Option<&Votes> {
-        self.votes.as_deref()
-    }
-
-    /// What kind of trouble it is.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
-    }
-
-    /// Whether the same call may succeed later with nothing changed.
-    #[must_use]
-    pub fn is_transient(&self) -> bool {
-        matches!(self.kind, ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Unknown)
-    }
-
-    fn wrap(kind: ErrorKind, source: impl StdError + Send + Sync + 'static) -> Self {
-        Self { kind, text: source.to_string().into(), source: Some(Arc::new(source)), votes: None }
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({:?})", self.kind, self.text)
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        // Our text is the wrapped error's own: its source is the next link.
-        self.source.as_deref().and_then(StdError::source)
-    }
-}
-
-/// Why an acquire did not end in a lease.
-#[derive(Debug, Clone, thiserror::Error)]
+/// Its text is a sentence that says what to do. Match on the variants, or ask [`kind`](Self::kind) and the accessors.
+///
+/// ```
+/// use leasehold::{Error, Leases};
+///
+/// /// The error type of a program: one conversion serves every call.
+/// #[derive(Debug)]
+/// enum JobError {
+///     Lock(Error),
+/// }
+///
+/// impl From<Error> for JobError {
+///     fn from(error: Error) -> Self {
+///         Self::Lock(error)
+///     }
+/// }
+///
+/// async fn job(leases: &Leases) -> Result<(), JobError> {
+///     let lease = leases.lock("reports:nightly").acquire().await?;
+///     lease.check()?;
+///     lease.renew().await?;
+///     lease.release().await?;
+///     Ok(())
+/// }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), JobError> { job(&Leases::in_memory()).await }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum AcquireError {
-    /// Somebody else held the lock for all of the time given to `acquire_within`.
+pub enum Error {
+    /// A setting or a name is wrong. The text names it, and its bound. Nothing was sent.
+    #[error("{0}")]
+    Config(Details),
+    /// The server could not be reached, or did not answer in time: try again later. Without a connection nothing was sent.
+    /// Otherwise nothing stays there for longer than one TTL after the server is back. Over a quorum [`Error::votes`] says
+    /// what each node said.
+    #[error("{0}")]
+    Unavailable(Details),
+    /// The server answered no: wrong password, missing right, wrong type. The text has its own words.
+    #[error("{0}")]
+    Refused(Details),
+    /// [`Leases::close`](crate::Leases::close) was called.
+    #[error("this Leases was closed: build a new one")]
+    Closed,
+    /// Another holder had the lock for all of the time given to [`acquire_within`](crate::Lock::acquire_within).
     #[error("waited {waited:.3?} for the lock {name:?}, which is held by {holder}")]
     #[non_exhaustive]
     TimedOut {
@@ -114,72 +60,18 @@ pub enum AcquireError {
         name: String,
         /// How long we waited.
         waited: Duration,
-        /// Who held it at the last look.
+        /// Who held it at the last check.
         holder: Box<Holder>,
     },
-    /// [`Leases::close`](crate::Leases::close) was called.
-    #[error("this Leases was closed: build a new one")]
-    Closed,
-    /// The server could not be reached or gave no answer in time. If there was no connection, nothing was sent. Else
-    /// nothing is left there for longer than one TTL after the server is back. Over a quorum [`Error::votes`] says what each
-    /// node said.
-    #[error(transparent)]
-    Unavailable(Error),
-    /// It can never work as asked: a bad name or option, a wrong password, a missing right.
-    #[error(transparent)]
-    Refused(Error),
-}
-
-impl AcquireError {
-    /// Whether the same call may succeed later with nothing changed.
-    #[must_use]
-    pub fn is_transient(&self) -> bool {
-        matches!(self, Self::TimedOut { .. } | Self::Unavailable(_))
-    }
-}
-
-/// Why a release is not known to have freed the lock.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReleaseError {
-    /// The lease had ended before: what the job did after [`Lost::since`] was not protected.
+    /// The lease has ended: what the job did after [`Lost::since`] was not protected. (Or it is what
+    /// [`lost`](crate::Lease::lost) completed with.)
     #[error(transparent)]
     Lost(#[from] Lost),
-    /// The server did not confirm it in time. It is being retried in the background, and the key expires by itself.
-    #[error("the release is not confirmed: {0}. It goes on in the background, and the key expires within its TTL")]
-    Unknown(Error),
-}
-
-/// Why a renewal asked for by hand is not confirmed.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum RenewError {
-    /// The lease has ended.
-    #[error(transparent)]
-    Lost(#[from] Lost),
-    /// The server did not confirm it. The lease is valid for as long as [`remaining`](crate::Lease::remaining) says,
-    /// and the watchdog goes on.
-    #[error("the renewal is not confirmed: {0}")]
-    Unknown(Error),
-}
-
-/// Why [`Lock::run`](crate::Lock::run) has no result of the work.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// The lock was not acquired, and the work never started.
-    #[error(transparent)]
-    Acquire(#[from] AcquireError),
-    /// The lease was lost: the work was stopped, or it ended when the lease was gone already.
-    #[error(transparent)]
-    Lost(#[from] Lost),
-}
-
-/// Why a guarded write was not made.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum GuardError {
-    /// A later holder has written: this job is from the past, and must stop.
+    /// The server did not confirm it in time. A release goes on in the background, and the key expires within its TTL. After
+    /// a renewal the lease is valid for as long as [`remaining`](crate::Lease::remaining) says, and the watchdog goes on.
+    #[error("{before}{0}{after}", before = .0.0.around.0, after = .0.0.around.1)]
+    Unknown(Details),
+    /// A later holder has written the guarded value: this job is from the past, and must stop.
     #[error("the fence {fence} is older than {seen}, which {key:?} has seen: a later holder has written, so stop")]
     #[non_exhaustive]
     Stale {
@@ -190,9 +82,169 @@ pub enum GuardError {
         /// The largest fence written so far.
         seen: Fence,
     },
-    /// The server could not be asked, or said no.
-    #[error(transparent)]
-    Failed(Error),
+}
+
+/// Which [`Error`] it is, for code that does not need what the variants carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// [`Error::Config`]
+    Config,
+    /// [`Error::Unavailable`]
+    Unavailable,
+    /// [`Error::Refused`]
+    Refused,
+    /// [`Error::Closed`]
+    Closed,
+    /// [`Error::TimedOut`]
+    TimedOut,
+    /// [`Error::Lost`]
+    Lost,
+    /// [`Error::Unknown`]
+    Unknown,
+    /// [`Error::Stale`]
+    Stale,
+}
+
+/// What went wrong, in the words of the server, the system or this library; and what the nodes of a quorum said.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Details(Arc<Inner>);
+
+#[derive(PartialEq, Eq)]
+struct Inner {
+    text: Box<str>,
+    /// What the error says before and after the text.
+    around: (&'static str, &'static str),
+    votes: Option<Arc<Votes>>,
+    retry_after: Option<Duration>,
+}
+
+/// With [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime).
+const KEEPER_ENDED: &str = "the runtime that kept the leases of this Leases has ended: build a new Leases, on \
+                                       a runtime that outlives its leases or with the default, Keeper::Thread";
+
+impl Error {
+    pub(crate) fn config(text: impl Into<Box<str>>) -> Self {
+        Self::Config(Details::new(text))
+    }
+
+    pub(crate) fn unavailable(text: impl Into<Box<str>>) -> Self {
+        Self::Unavailable(Details::new(text))
+    }
+
+    pub(crate) fn keeper_ended() -> Self {
+        Self::unavailable(KEEPER_ENDED)
+    }
+
+    pub(crate) fn unknown_release(failure: &Failure) -> Self {
+        let goes_on = ". It goes on in the background, and the key expires within its TTL";
+        Self::Unknown(Details::of(failure, ("the release is not confirmed: ", goes_on)))
+    }
+
+    pub(crate) fn unknown_renewal(failure: &Failure) -> Self {
+        Self::Unknown(Details::of(failure, ("the renewal is not confirmed: ", "")))
+    }
+
+    /// Which error it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Config(_) => ErrorKind::Config,
+            Self::Unavailable(_) => ErrorKind::Unavailable,
+            Self::Refused(_) => ErrorKind::Refused,
+            Self::Closed => ErrorKind::Closed,
+            Self::TimedOut { .. } => ErrorKind::TimedOut,
+            Self::Lost(_) => ErrorKind::Lost,
+            Self::Unknown(_) => ErrorKind::Unknown,
+            Self::Stale { .. } => ErrorKind::Stale,
+        }
+    }
+
+    /// Whether the same call may succeed later with nothing changed.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::TimedOut { .. } | Self::Unknown(_))
+    }
+
+    /// When it makes sense to try again, where that is known: the key of the holder expires then unless it is renewed, or
+    /// enough servers have been up for the [`restart_delay`](crate::Builder::restart_delay).
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::TimedOut { holder, .. } => holder.remaining(),
+            _ => self.details()?.0.retry_after,
+        }
+    }
+
+    /// What each node of a quorum said, when too few of them granted what was asked.
+    ///
+    /// ```
+    /// # fn tell(error: &leasehold::Error) {
+    /// for vote in error.votes().iter().flat_map(|votes| votes.nodes()) {
+    ///     eprintln!("{} {}", vote.address(), vote.answer());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn votes(&self) -> Option<&Votes> {
+        self.details()?.votes()
+    }
+
+    /// How the lease ended, if that is the error.
+    #[must_use]
+    pub fn lost(&self) -> Option<&Lost> {
+        match self {
+            Self::Lost(lost) => Some(lost),
+            _ => None,
+        }
+    }
+
+    /// Who held the lock when the wait for it ended, if that is the error.
+    #[must_use]
+    pub fn timed_out(&self) -> Option<&Holder> {
+        match self {
+            Self::TimedOut { holder, .. } => Some(holder),
+            _ => None,
+        }
+    }
+
+    fn details(&self) -> Option<&Details> {
+        match self {
+            Self::Config(details) | Self::Unavailable(details) | Self::Refused(details) | Self::Unknown(details) => {
+                Some(details)
+            }
+            Self::Closed | Self::TimedOut { .. } | Self::Lost(_) | Self::Stale { .. } => None,
+        }
+    }
+}
+
+impl Details {
+    fn new(text: impl Into<Box<str>>) -> Self {
+        Self(Arc::new(Inner { text: text.into(), around: ("", ""), votes: None, retry_after: None }))
+    }
+
+    fn of(failure: &Failure, around: (&'static str, &'static str)) -> Self {
+        let (votes, retry_after) = (failure.votes().cloned(), failure.retry_after());
+        Self(Arc::new(Inner { text: failure.to_string().into(), around, votes, retry_after }))
+    }
+
+    /// What each node of a quorum said, when too few of them granted what was asked.
+    #[must_use]
+    pub fn votes(&self) -> Option<&Votes> {
+        self.0.votes.as_deref()
+    }
+}
+
+impl fmt::Display for Details {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.text)
+    }
+}
+
+impl fmt::Debug for Details {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0.text, f)
+    }
 }
 
 /// The runtime that the request needs has ended; the request may have gone out before.
@@ -202,65 +254,13 @@ pub(crate) fn keeper_ended() -> Failure {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        let kind = if failure.is_refusal() { ErrorKind::Refused } else { ErrorKind::Unavailable };
-        Self { votes: failure.votes().cloned(), ..Self::new(kind, failure.to_string()) }
+        let details = Details::of(&failure, ("", ""));
+        if failure.is_refusal() { Self::Refused(details) } else { Self::Unavailable(details) }
     }
 }
 
 impl From<InvalidName> for Error {
     fn from(invalid: InvalidName) -> Self {
         Self::config(invalid.to_string())
-    }
-}
-
-impl From<AcquireError> for Error {
-    fn from(error: AcquireError) -> Self {
-        match error {
-            AcquireError::Unavailable(error) | AcquireError::Refused(error) => error,
-            AcquireError::Closed => Self::closed(),
-            AcquireError::TimedOut { .. } => Self::wrap(ErrorKind::TimedOut, error),
-        }
-    }
-}
-
-impl From<Lost> for Error {
-    fn from(lost: Lost) -> Self {
-        Self::wrap(ErrorKind::Lost, lost)
-    }
-}
-
-impl From<ReleaseError> for Error {
-    fn from(error: ReleaseError) -> Self {
-        match error {
-            ReleaseError::Lost(lost) => lost.into(),
-            ReleaseError::Unknown(_) => Self::wrap(ErrorKind::Unknown, error),
-        }
-    }
-}
-
-impl From<RenewError> for Error {
-    fn from(error: RenewError) -> Self {
-        match error {
-            RenewError::Lost(lost) => lost.into(),
-            RenewError::Unknown(_) => Self::wrap(ErrorKind::Unknown, error),
-        }
-    }
-}
-
-impl From<RunError> for Error {
-    fn from(error: RunError) -> Self {
-        match error {
-            RunError::Acquire(error) => error.into(),
-            RunError::Lost(lost) => lost.into(),
-        }
-    }
-}
-
-impl From<GuardError> for Error {
-    fn from(error: GuardError) -> Self {
-        match error {
-            GuardError::Failed(error) => error,
-            GuardError::Stale { .. } => Self::wrap(ErrorKind::Stale, error),
-        }
     }
 }

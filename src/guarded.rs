@@ -10,7 +10,7 @@ use leasehold_protocol::{
 
 use crate::{
     client::Client,
-    error::{Error, GuardError},
+    error::Error,
     foreign::{Relay, relayed},
 };
 
@@ -47,8 +47,8 @@ impl Guarded {
         &self.name
     }
 
-    fn key(&self) -> Result<Key, Error> {
-        self.client.check_open()?;
+    async fn key(&self) -> Result<Key, Error> {
+        self.client.ready().await?;
         Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
 
@@ -56,21 +56,21 @@ impl Guarded {
     ///
     /// # Errors
     ///
-    /// [`GuardError::Stale`] if the fence is older than the newest seen: this job is from the past. Nothing was
-    /// written. [`GuardError::Failed`] if the server cannot be reached or says no.
+    /// [`Error::Stale`] if the fence is older than the newest seen: this job is from the past, and nothing was written.
+    /// Otherwise the server cannot be reached or says no.
     ///
     /// # Cancel safety
     ///
     /// Dropping it may or may not have written. Writing again with the same fence is harmless.
-    pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), GuardError> {
-        let key = self.key().map_err(GuardError::Failed)?;
-        let node = self.client.sole().map_err(|failure| GuardError::Failed(failure.into()))?;
+    pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), Error> {
+        let key = self.key().await?;
+        let node = self.client.sole()?;
         let limit = self.client.options.command_timeout;
         let request = Request::GuardedSet { key: key.clone(), value: value.as_ref().into(), fence };
         match relayed!(Relay::of_answers(), node.ask(node.route(), request, limit)) {
             Ok(Guarding::Written) => Ok(()),
-            Ok(Guarding::Stale { seen }) => Err(GuardError::Stale { key: key.lock().to_owned(), fence, seen }),
-            Err(failure) => Err(GuardError::Failed(failure.into())),
+            Ok(Guarding::Stale { seen }) => Err(Error::Stale { key: key.lock().to_owned(), fence, seen }),
+            Err(failure) => Err(failure.into()),
         }
     }
 
@@ -84,7 +84,7 @@ impl Guarded {
     ///
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
-        let key = self.key()?;
+        let key = self.key().await?;
         let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
         let asking = node.ask(node.route(), Request::GuardedGet(key), limit);
         Ok(relayed!(Relay::of_answers(), asking)?)

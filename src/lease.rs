@@ -2,18 +2,15 @@
 
 use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
-use leasehold_protocol::{
-    fence::Fence,
-    message::{ReleaseMode, Route},
-};
+use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    bounds::{check_grace, check_keep},
     client::Client,
-    error::{ReleaseError, RenewError},
+    error::Error,
     foreign::{Relay, relayed},
     lost::Lost,
-    random,
     reentry::OwnerSlot,
     status::{Signal, Status, StatusChanges},
     watchdog::{Hold, Leaving},
@@ -28,6 +25,33 @@ use crate::{
 /// Dropping it releases the lock in the background and never blocks, inside a runtime, outside one or during a panic;
 /// [`release`](Self::release) tells whether that worked. A process that exits right after a drop may leave the key for
 /// one TTL.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let lease = leases.lock("reports:nightly").acquire().await?;
+/// let report = std::future::ready("42 rows"); // the work
+/// tokio::select! {
+///     biased;
+///     lost = lease.lost() => return Err(lost.into()), // stop: somebody else may hold the lock
+///     rows = report => println!("{rows}, written with fence {}", lease.fence()),
+/// }
+/// lease.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// `let _ = lock.acquire().await?` drops it at once and holds nothing. Give it a name, and let rustc's lint
+/// `let_underscore_drop`, which is off by default, find the mistake:
+///
+/// ```
+/// #![deny(let_underscore_drop)]
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let lock = leases.lock("reports:nightly");
+/// let _lease = lock.acquire().await?; // held to the end of its scope
+/// assert!(lock.try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
 #[must_use = "a lease that is dropped is released"]
 pub struct Lease {
     view: LeaseHandle,
@@ -67,7 +91,13 @@ impl Lease {
         &self.view
     }
 
-    /// A handle on this lease for whoever needs to look, but not to release.
+    /// This lease for code that needs to look, but not to release: a function that takes `&LeaseHandle` serves both.
+    #[must_use]
+    pub fn as_handle(&self) -> &LeaseHandle {
+        &self.view
+    }
+
+    /// A handle on this lease that can be moved elsewhere.
     #[must_use]
     pub fn handle(&self) -> LeaseHandle {
         self.view.clone()
@@ -81,23 +111,22 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// - [`ReleaseError::Lost`]: the lease ended before. What the job did after [`Lost::since`] was not protected. After
+    /// - [`Error::Lost`]: the lease ended before. What the job did after [`Lost::since`] was not protected. After
     ///   [`LossReason::MaxHold`](crate::LossReason::MaxHold) the release is `Ok` all the same.
-    /// - [`ReleaseError::Unknown`]: the server did not confirm it. It goes on in the background, and the key expires
+    /// - [`Error::Unknown`]: the server did not confirm it. It goes on in the background, and the key expires
     ///   within its TTL.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future drops the lease: the release goes on in the background. Nothing is left in Redis for longer
     /// than one TTL.
-    pub async fn release(self) -> Result<(), ReleaseError> {
-        relayed!(Relay::of_answers(), self.part(ReleaseMode::Delete))
+    pub async fn release(self) -> Result<(), Error> {
+        relayed!(Relay::of_answers(), self.part(Duration::ZERO))
     }
 
-    /// As [`release`](Self::release), but the key stays for `keep` (1 ms to a day, else the nearer of them), so that
-    /// nobody acquires the lock before that; on a quorum for at most its restart delay. For a job that must not run again
-    /// too soon, such as a cron job that is started on many machines whose clocks differ. Others see `label (released)`
-    /// as its holder meanwhile.
+    /// As [`release`](Self::release), but the key stays for `keep`, so that nobody acquires the lock before that: 1 ms to 24
+    /// hours, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see `label (released)` as
+    /// its holder meanwhile. For a time that counts from the acquire there is [`Lock::keep_for`](crate::Lock::keep_for).
     ///
     /// Of several leases of a [re-entrant](crate::Lock::reentrant) owner the one that lets go last decides: before that
     /// this one ends, and nothing is kept.
@@ -105,33 +134,45 @@ impl Lease {
     /// # Errors
     ///
     /// As [`release`](Self::release); after an unknown outcome the key may also go after what was left of its TTL.
+    /// [`Error::Config`] if it cannot be kept for so long: the lease is dropped, and the key deleted.
     ///
     /// # Cancel safety
     ///
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
-    pub async fn release_keeping(self, keep: Duration) -> Result<(), ReleaseError> {
-        let bounds = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
-        let stays = random::token(&format!("{} (released)", self.label()));
-        let keep = self.view.client.quorum.bound(keep.clamp(bounds.0, bounds.1));
-        relayed!(Relay::of_answers(), self.part(ReleaseMode::Retain(keep, stays)))
+    pub async fn release_keeping(self, keep: Duration) -> Result<(), Error> {
+        check_keep("keep", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())?;
+        relayed!(Relay::of_answers(), self.part(keep))
     }
 
-    async fn part(self, parting: ReleaseMode) -> Result<(), ReleaseError> {
+    /// The key stays for so long from now on at least.
+    async fn part(self, keep: Duration) -> Result<(), Error> {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
         let _under_way = client.host.token();
+        let parting = hold.release_mode(client.now(), keep);
         match self.view.leave() {
-            Leaving::Nothing(outcome) => outcome.map_err(ReleaseError::Lost),
+            Leaving::Nothing(outcome) => outcome.map_err(Error::Lost),
             Leaving::Release { valid_until } => client.release(hold, parting, valid_until).await,
             Leaving::Forgiven => match client.release(hold, parting, client.now()).await {
-                Err(ReleaseError::Lost(_)) => Ok(()),
+                Err(Error::Lost(_)) => Ok(()),
                 outcome => outcome,
             },
         }
     }
 
+    /// The key stays for so long from now on at least, whenever it is released.
+    pub(crate) fn keep_for(&self, keep: Duration) {
+        if !keep.is_zero() {
+            let LeaseHandle { client, hold, .. } = &self.view;
+            hold.keep_for(client.now(), keep);
+        }
+    }
+
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then
     /// releases the lock.
+    ///
+    /// During a [`shutdown`](crate::Leases::shutdown) it goes on: the work hears of that from
+    /// [`lost`](LeaseHandle::lost) or its [`cancellation_token`](LeaseHandle::cancellation_token).
     ///
     /// The primitive behind [`Lock::run`](crate::Lock::run). Work that blocks its thread cannot be stopped from
     /// outside; let it ask [`check`](LeaseHandle::check) now and then.
@@ -144,25 +185,83 @@ impl Lease {
     /// # Cancel safety
     ///
     /// Dropping the future drops the work and then the lease, which is released in the background.
-    pub async fn run<F, Fut>(self, work: F) -> Result<Fut::Output, Lost>
+    pub async fn run<F, Fut>(self, work: F) -> Result<Fut::Output, Error>
+    where
+        F: FnOnce(LeaseHandle) -> Fut,
+        Fut: Future,
+    {
+        let signal = self.view.signal.clone();
+        self.run_until(work, async move { relayed!(Relay::of_signals(), signal.over()) }).await
+    }
+
+    /// As [`run`](Self::run), with time to tidy up. When no renewal gets through, the work is asked to stop `grace` before
+    /// the deadline, and is still protected; when the server says that the key is gone, it is asked at once, and is not.
+    /// [`lost`](LeaseHandle::lost) and [`cancellation_token`](LeaseHandle::cancellation_token) of its handle tell it, the
+    /// first with [`Expiring`](crate::LossReason::Expiring). From then on it is polled for `grace`, and for as long as the
+    /// lease holds after all; then it is dropped.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # async fn copy_everything() {}
+    /// # async fn delete_the_half_of_it() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lease = leases.lock("backup").acquire().await?;
+    /// let grace = Duration::from_secs(5);
+    /// lease
+    ///     .run_with_grace(grace, |lease| async move {
+    ///         tokio::select! {
+    ///             biased;
+    ///             _ = lease.lost() => delete_the_half_of_it().await,
+    ///             () = copy_everything() => {}
+    ///         }
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run): work that ended while the lease held is `Ok`, though it was asked to stop. [`Error::Config`] if
+    /// `grace` is more than half of the TTL: the lease is dropped.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_with_grace<F, Fut>(self, grace: Duration, work: F) -> Result<Fut::Output, Error>
+    where
+        F: FnOnce(LeaseHandle) -> Fut,
+        Fut: Future,
+    {
+        check_grace(grace, self.view.hold.ttl)?;
+        let stop = self.handle();
+        self.run_until(work, async move { relayed!(Relay::of_signals(), stop.out_of_grace(grace)) }).await
+    }
+
+    async fn run_until<F, Fut>(self, work: F, stop: impl Future<Output = Lost>) -> Result<Fut::Output, Error>
     where
         F: FnOnce(LeaseHandle) -> Fut,
         Fut: Future,
     {
         self.check()?;
         let output = {
-            let lost = pin!(self.lost());
-            let job = pin!(work(self.handle()));
+            let (stop, job) = (pin!(stop), pin!(work(self.handle())));
             tokio::select! {
                 biased;
-                lost = lost => return Err(lost),
+                lost = stop => return Err(lost.into()),
                 output = job => output,
             }
         };
         match self.release().await {
-            Err(ReleaseError::Lost(lost)) => Err(lost),
-            Ok(()) | Err(ReleaseError::Unknown(_)) => Ok(output),
+            Err(lost @ Error::Lost(_)) => Err(lost),
+            Ok(()) | Err(_) => Ok(output),
         }
+    }
+}
+
+impl AsRef<LeaseHandle> for Lease {
+    fn as_ref(&self) -> &LeaseHandle {
+        self.as_handle()
     }
 }
 
@@ -179,7 +278,7 @@ impl Drop for Lease {
         match leaving {
             Leaving::Nothing(_) => {}
             Leaving::Release { .. } | Leaving::Forgiven => {
-                self.view.client.release_in_background(&self.view.hold, ReleaseMode::Delete);
+                client.release_in_background(hold, hold.release_mode(client.now(), Duration::ZERO));
             }
         }
     }
@@ -211,7 +310,7 @@ impl LeaseHandle {
     /// # Errors
     ///
     /// The lease of this handle has ended.
-    pub fn share(&self) -> Result<Lease, Lost> {
+    pub fn share(&self) -> Result<Lease, Error> {
         self.check()?;
         let Self { client, hold, .. } = self;
         let (signal, reaction) = hold.share(client.now());
@@ -229,6 +328,26 @@ impl LeaseHandle {
         let (leaving, reaction) = self.hold.leave(now, &self.signal);
         self.client.watchdog.execute(&self.hold, reaction);
         leaving
+    }
+
+    /// Asks for a stop when nothing but the grace is left of the lease. Completes when that is over, and the lease too.
+    async fn out_of_grace(self, grace: Duration) -> Lost {
+        let Self { client, hold, signal } = &self;
+        loop {
+            let left = self.remaining().saturating_sub(grace);
+            if left.is_zero() {
+                break;
+            }
+            tokio::select! {
+                biased;
+                _lost = signal.clone().over() => break,
+                () = client.host.sleep(left) => {}
+            }
+        }
+        let now = client.now();
+        signal.ask_to_stop(&hold.lost(now, now, LossReason::Expiring));
+        client.host.sleep(grace).await;
+        signal.clone().over().await
     }
 
     fn show(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -253,10 +372,12 @@ macro_rules! view {
     ($type:ident) => {
         impl $type {
             /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
-            /// log or its metrics exporter does.
+            /// log or its metrics exporter does. Or before, when its holder is asked to stop:
+            /// [`Closing`](crate::LossReason::Closing), [`Expiring`](crate::LossReason::Expiring). Then the lease is still
+            /// held, and [`check`](Self::check) is `Ok`.
             ///
             /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of the
-            /// keeper's (rule 2), or earlier when the server says that the key is gone or taken; it completes with
+            /// keeper's ([rule 2](crate::safety#rule-2)), or earlier when the server says that the key is gone or taken; it completes with
             /// [`LossReason::Released`](crate::LossReason::Released) when the release of this lease begins.
             ///
             /// # Cancel safety
@@ -270,10 +391,21 @@ macro_rules! view {
             /// Whether the lease holds right now: one look at the clock, so right even when the process was stopped
             /// and no timer has run yet.
             ///
+            /// ```
+            /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+            /// # let leases = leasehold::Leases::in_memory();
+            /// # let lease = leases.lock("import").acquire().await?;
+            /// for row in 0..3 {
+            ///     lease.check()?; // before each step that only the holder may do
+            ///     println!("row {row}");
+            /// }
+            /// # Ok(()) }
+            /// ```
+            ///
             /// # Errors
             ///
             /// How the lease ended.
-            pub fn check(&self) -> Result<(), Lost> {
+            pub fn check(&self) -> Result<(), Error> {
                 let LeaseHandle { client, hold, signal } = self.view();
                 let now = client.now();
                 if hold.remaining(now).is_zero() {
@@ -287,7 +419,7 @@ macro_rules! view {
                 }
                 match signal.ended() {
                     None => Ok(()),
-                    Some(lost) => Err(lost),
+                    Some(lost) => Err(lost.into()),
                 }
             }
 
@@ -318,7 +450,8 @@ macro_rules! view {
                 StatusChanges::new(self.view().signal.clone())
             }
 
-            /// A token that is cancelled when the lease is lost or released: for work that knows such tokens already.
+            /// A token that is cancelled when the lease is lost or released, or its holder is asked to stop: for work that
+            /// knows such tokens already.
             /// Each call makes a child, so that cancelling it cancels nobody else's.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {
@@ -353,14 +486,14 @@ macro_rules! view {
             ///
             /// # Errors
             ///
-            /// [`RenewError::Lost`] if the lease has ended; [`RenewError::Unknown`] if the server did not confirm in
+            /// [`Error::Lost`] if the lease has ended; [`Error::Unknown`] if the server did not confirm in
             /// time, which leaves the lease as it was, at risk.
             ///
             /// # Cancel safety
             ///
             /// Dropping it may or may not have extended the key; the lease is believed as before. Nothing is left
             /// behind.
-            pub async fn renew(&self) -> Result<(), RenewError> {
+            pub async fn renew(&self) -> Result<(), Error> {
                 self.check()?;
                 let LeaseHandle { client, hold, .. } = self.view();
                 let sent = client.now();
@@ -368,7 +501,7 @@ macro_rules! view {
                 let renewing = client.watchdog.renew_now(hold, Route::Tracked, limit);
                 let renewed = relayed!(Relay::of_answers(), renewing);
                 self.check()?;
-                renewed.map_err(|failure| RenewError::Unknown(failure.into()))
+                renewed.map_err(|failure| Error::unknown_renewal(&failure))
             }
         }
     };

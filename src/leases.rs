@@ -5,16 +5,20 @@ use std::{fmt, io, sync::Arc, time::Duration};
 use leasehold_protocol::{fence, glob, key::Key, node_status::NodeStatus};
 
 use crate::{
+    bounds::{check_fence_memory, check_times, fair_quorum},
     capabilities::Capabilities,
-    client::{Client, Options},
+    client::{Client, Options, Unconnected},
     clock::{Clock, SystemClock},
-    error::{Error, ErrorKind},
+    error::Error,
     foreign::{Relay, relayed},
     guarded::Guarded,
     keeper::{Host, Keeper},
-    lock::{Lock, check_fence_memory, check_times, fair_quorum},
+    lock::Lock,
     metrics,
-    node::{memory::Memory, redis::Limits},
+    node::{
+        memory::{self, Memory},
+        redis::Limits,
+    },
     quorum::{ConnectConfig, NodeAddress, Quorum},
 };
 
@@ -34,9 +38,18 @@ const LONGEST_PREFIX: usize = 256;
 ///
 /// It works from any runtime, and from none: a clone may be used on another Tokio runtime than the one that built it,
 /// or outside of all. Only a runtime that it is built on must have timers and I/O (`enable_all`). Dropping the last clone ends nothing while a lease lives.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let (one, same) = (leases.clone(), leases);
+/// let lease = one.lock("reports:nightly").acquire().await?;
+/// assert!(same.lock("reports:nightly").try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Leases {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
 }
 
 impl Leases {
@@ -46,7 +59,8 @@ impl Leases {
     ///   `tls-native`)
     /// - `unix:///path[?db=…&user=…&password=…]`
     /// - `memory://` for a store of its own inside this process, `memory://name` for one shared by everybody in this
-    ///   process who says the same name
+    ///   process who says the same name, while any of them lives. It goes by the [clock](Builder::clock) of the
+    ///   `Leases` that made it
     ///
     /// For locks over several servers see [`Builder::quorum`].
     ///
@@ -55,6 +69,15 @@ impl Leases {
     /// See [`Builder::build`].
     pub async fn connect(url: impl Into<String>) -> Result<Self, Error> {
         Self::builder().url(url).build().await
+    }
+
+    /// As [`connect`](Self::connect), but connects at the first use: see [`Builder::build_lazy`].
+    ///
+    /// # Errors
+    ///
+    /// See [`Builder::build_lazy`].
+    pub fn connect_lazy(url: impl Into<String>) -> Result<Self, Error> {
+        Self::builder().url(url).build_lazy()
     }
 
     /// The same behaviour without a server: for tests, demos and first tries. Nobody else sees these locks.
@@ -66,11 +89,12 @@ impl Leases {
     #[allow(clippy::expect_used, reason = "as std::thread::spawn; `connect(\"memory://\")` gives an error instead")]
     pub fn in_memory() -> Self {
         let builder = Self::builder();
-        let (host, stop) = Host::start(builder.keeper).expect("the keeper's thread starts");
-        let Builder { options, clock, .. } = builder;
+        let Builder { options, clock, keeper, .. } = builder;
+        let (host, stop) = Host::start(keeper, &clock).expect("the keeper's thread starts");
         metrics::describe();
-        let quorum = Quorum::of_one(Memory::private(), &clock, &host, options.command_timeout);
-        Self { client: Client::new(options, clock, host, stop, quorum) }
+        let quorum =
+            Quorum::of_one(memory::node(Memory::private(&clock), &host), &clock, &host, options.command_timeout);
+        Self { client: Client::new(options, clock, host, stop, quorum, None) }
     }
 
     /// Everything that can be set.
@@ -125,7 +149,7 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
-        self.client.check_open()?;
+        self.client.ready().await?;
         let Options { prefix, command_timeout, .. } = &self.client.options;
         let pattern = glob::literally(prefix) + pattern.as_ref();
         let locks = relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, *command_timeout))?;
@@ -149,19 +173,92 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn capabilities(&self) -> Result<Capabilities, Error> {
-        self.client.check_open()?;
+        self.client.ready().await?;
         let asking = self.client.quorum.capabilities(self.client.options.command_timeout);
         Ok(relayed!(Relay::of_answers(), asking)?)
     }
 
+    /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a quorum,
+    /// answers, and none of those is known to give no vote yet ([`restart_delay`](Builder::restart_delay)). It takes at most
+    /// a command time-out.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let status = match leases.health().await {
+    ///     Ok(()) => (200, "ready".to_owned()),
+    ///     Err(error) => (503, error.to_string()),
+    /// };
+    /// # assert_eq!(status.0, 200); }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] or [`Error::Refused`]; over a quorum [`Error::votes`] says what each node said.
+    /// [`Error::Closed`] as soon as this is shut down, so that a load balancer turns away.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn health(&self) -> Result<(), Error> {
+        self.client.check_acquires()?;
+        self.client.ready().await?;
+        Ok(relayed!(Relay::of_answers(), self.client.quorum.health(self.client.options.command_timeout))?)
+    }
+
     /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// for node in leases.nodes() {
+    ///     println!("{}: {:?}", node.address(), node.state());
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeStatus> {
         self.client.quorum.status()
     }
 
-    /// Ends everything that came from this and its clones: refuses new work, ends waiters with
-    /// [`Closed`](crate::AcquireError::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease that is
+    /// Waits for everybody who has a lease, for at most `limit`, and then closes this and its clones. For a program that is
+    /// asked to stop: nobody else gets a lock before the work under it is over.
+    ///
+    /// At once, new acquires and waiters end with [`Closed`](crate::Error::Closed), and every holder is asked to stop:
+    /// [`lost`](crate::Lease::lost) completes with [`Closing`](crate::LossReason::Closing), and cancellation tokens are
+    /// cancelled. The leases are renewed as before, and [`check`](crate::Lease::check) is `Ok`, until their holders release
+    /// or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
+    ///
+    /// Answers how many leases were still held at the limit: what they protect may be done elsewhere from then on.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lease = leases.lock("reports:nightly").acquire().await?;
+    /// let job = tokio::spawn(async move {
+    ///     lease.lost().await; // the shutdown asks for a stop
+    ///     lease.check()?; // the lease is held all the same: time to tidy up
+    ///     lease.release().await
+    /// });
+    /// assert_eq!(leases.shutdown(Duration::from_secs(10)).await, 0);
+    /// job.await.expect("it does not panic")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Acquires end and holders are asked from the first poll on. Dropped after that, it closes nothing; call it, or
+    /// [`close`](Self::close), again.
+    pub async fn shutdown(&self, limit: Duration) -> usize {
+        relayed!(Relay::of_answers(), self.client.shut_down(limit))
+    }
+
+    /// Ends everything **now** that came from this and its clones. A job that still runs is not protected any more: somebody
+    /// else may have its lock before it has stopped. To wait for jobs there is [`shutdown`](Self::shutdown).
+    ///
+    /// It refuses new work, ends waiters with
+    /// [`Closed`](crate::Error::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease that is
     /// held, and releases what any lease still has on a server. That includes the key of a lease that has reached its
     /// `max_hold`, or that a quorum has lost, and that was not dropped yet: nothing is left for its drop. Waits for the
     /// releases, at most a command time-out in all; what is not confirmed by then goes on in the background.
@@ -187,6 +284,20 @@ impl fmt::Debug for Leases {
 }
 
 /// Settings of a [`Leases`]. [`build`](Self::build) checks them all.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::Leases;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// let leases = Leases::builder()
+///     .url("memory://") // or "redis://127.0.0.1:6379"
+///     .ttl(Duration::from_secs(20))
+///     .prefix("jobs:")
+///     .label("worker-1")
+///     .build()
+///     .await?;
+/// # leases.lock("a").acquire().await?.release().await }
+/// ```
 #[derive(Clone)]
 #[must_use = "nothing is connected before `build`"]
 pub struct Builder {
@@ -293,11 +404,12 @@ impl Builder {
     /// For how long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours, unless the
     /// lock [says otherwise](crate::Lock::fence_memory). Default 24 hours. Parts of a millisecond count as a whole one.
     ///
-    /// The floor is a small key beside the lock's, `{name}:lh:fence`, by which fences grow although the server's clock was set
-    /// back (rule 9). What a shorter memory gives up: **the next fence may be smaller if the server's clock was set back by
-    /// more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero keeps a floor only until the
-    /// server's clock has passed the fence, two milliseconds at most on one server: a name that was released leaves nothing.
-    /// It is for programs that lock millions of names; what those cost is on the page [`deployments`](crate::deployments).
+    /// The floor is a small key beside the lock's, `{name}:lh:fence`. Because of it fences grow although the server's clock
+    /// was set back ([rule 9](crate::safety#rule-9)). What a shorter memory gives up: **the next fence may be smaller if the
+    /// server's clock was set back by more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero
+    /// keeps a floor only until the server's clock has passed the fence, two milliseconds at most on one server: a name that
+    /// was released leaves nothing. It is for programs that lock millions of names; what those cost is on the page
+    /// [`deployments`](crate::deployments).
     ///
     /// The fence of a lock that is held stands in the lock's own key, and does not depend on it.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
@@ -313,7 +425,8 @@ impl Builder {
         self
     }
 
-    /// The clock that leases are judged by. For tests of what happens when the machine is suspended.
+    /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the
+    /// machine is suspended.
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
         self
@@ -323,10 +436,10 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, but for what it
+    /// - [`Error::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, but for what it
     ///   takes to find that two servers of a quorum are one, or that one of them is part of a cluster.
-    /// - [`ErrorKind::Refused`]: the server turned us down, in its own words.
-    /// - [`ErrorKind::Unavailable`]: a thread could not be started; the text says so, and the next `build` tries again. Or
+    /// - [`Error::Refused`]: the server turned us down, in its own words.
+    /// - [`Error::Unavailable`]: a thread could not be started; the text says so, and the next `build` tries again. Or
     ///   the server could not be reached for `connect_timeout`. Of a quorum a majority is enough, and
     ///   the others are connected to as they come; [`Error::votes`] says what each was like.
     ///
@@ -334,15 +447,32 @@ impl Builder {
     ///
     /// Dropping it closes what was opened.
     pub async fn build(self) -> Result<Leases, Error> {
+        let leases = self.build_lazy()?;
+        relayed!(Relay::of_answers(), leases.client.connect())?;
+        Ok(leases)
+    }
+
+    /// Checks every setting, and connects at the first use: for a program that must start while its server is away. Inside a
+    /// runtime or outside.
+    ///
+    /// The first call then takes the time to connect, at most the `connect_timeout`, beside its own limits;
+    /// [`acquire_within`](Lock::acquire_within) keeps to its limit, and [`acquire`](Lock::acquire) waits. What
+    /// [`build`](Self::build) fails with is then the error of that call, and the next call tries again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`]; [`Error::Unavailable`] if a thread could not be started.
+    pub fn build_lazy(self) -> Result<Leases, Error> {
         let places = self.check()?;
         let restart_delay = self.restarts_after();
         let Self { options, connect_timeout, keeper, clock, .. } = self;
-        let (host, stop) = Host::start(keeper).map_err(|error| no_keeper(&error))?;
+        let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone() };
-        let quorum = relayed!(Relay::of_answers(), Quorum::connect(places, restart_delay, config))?;
+        let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
-        Ok(Leases { client: Client::new(options, clock, host, stop, quorum) })
+        let unconnected = Some(Unconnected::new(places, config));
+        Ok(Leases { client: Client::new(options, clock, host, stop, quorum, unconnected) })
     }
 
     fn restarts_after(&self) -> Duration {
@@ -433,7 +563,7 @@ fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error
 fn no_keeper(error: &io::Error) -> Error {
     let text =
         format!("the keeper's thread cannot be started: {error}. Is there a limit on threads, or too little memory?");
-    Error::new(ErrorKind::Unavailable, text)
+    Error::unavailable(text)
 }
 
 fn default_label() -> String {

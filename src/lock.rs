@@ -3,7 +3,6 @@
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    fence,
     holder::Holder,
     key::Key,
     message::{Request, Waiters},
@@ -12,8 +11,9 @@ use tracing::Instrument as _;
 
 use crate::{
     acquire::{Acquire, OnWait, Patience},
+    bounds::{check_fence_memory, check_grace, check_keep, check_times, fair_quorum},
     client::{Client, Options, Wanted},
-    error::{AcquireError, Error, RunError},
+    error::Error,
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
     metrics::Acquiring,
@@ -21,23 +21,31 @@ use crate::{
     waiter::Waiter,
 };
 
-/// Shortest and longest TTL.
-const TTL: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
-
 /// A named lock with its options. It holds nothing yet: [`acquire`](Self::acquire) gives a [`Lease`].
 ///
 /// The setters consume and return it, and never fail: a bad value makes every acquire
-/// [`Refused`](AcquireError::Refused) before anything is sent. Cheap to clone and to keep.
+/// end with [`Error::Config`] before anything is sent. Cheap to clone and to keep.
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let nightly = leases.lock("reports:nightly").ttl(Duration::from_secs(5));
+/// let lease = nightly.acquire().await?;
+/// lease.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "a lock holds nothing until it is acquired"]
 pub struct Lock {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
     name: Arc<str>,
-    ttl: Duration,
+    pub(crate) ttl: Duration,
     max_hold: Option<Duration>,
     reentrant: bool,
     fair: bool,
     fence_memory: Duration,
+    keep_for: Duration,
     owner: Owner,
     on_wait: Option<OnWait>,
 }
@@ -45,8 +53,8 @@ pub struct Lock {
 impl Lock {
     pub(crate) fn new(client: Arc<Client>, name: &str) -> Self {
         let Options { ttl, max_hold, fair, fence_memory, .. } = client.options;
-        let (name, owner) = (name.into(), Owner::task());
-        Self { client, name, ttl, max_hold, reentrant: false, fair, fence_memory, owner, on_wait: None }
+        let (name, owner, keep_for) = (name.into(), Owner::task(), Duration::ZERO);
+        Self { client, name, ttl, max_hold, reentrant: false, fair, fence_memory, keep_for, owner, on_wait: None }
     }
 
     /// The lock's name, without the prefix.
@@ -81,6 +89,16 @@ impl Lock {
     /// an [`Owner`] of its own.
     ///
     /// Without it an acquire waits for whoever has the lock, its own task included, and a `wait` event warns of that.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let ledger = leases.lock("ledger").reentrant(true);
+    /// let outer = ledger.acquire().await?;
+    /// let inner = ledger.acquire().await?; // the same task: another lease on the same acquisition
+    /// assert_eq!((outer.fence(), inner.hold_count()), (inner.fence(), 2));
+    /// # Ok(()) }
+    /// ```
     pub fn reentrant(mut self, reentrant: bool) -> Self {
         self.reentrant = reentrant;
         self
@@ -102,7 +120,7 @@ impl Lock {
     ///   with the tickets that they had, one by one: the first to come back may be a later one.
     /// - While a server is too young for the [`restart_delay`](crate::Builder::restart_delay), they only queue: what is
     ///   released then is free until the delay is over.
-    /// - It works on one server; over a quorum the acquire is [`Refused`](crate::AcquireError::Refused).
+    /// - It works on one server; over a quorum the acquire ends with [`Error::Config`].
     pub fn fair(mut self, fair: bool) -> Self {
         self.fair = fair;
         self
@@ -116,6 +134,27 @@ impl Lock {
         self
     }
 
+    /// The key stays for at least so long after the acquire, whenever its lease is released or dropped: for work that must
+    /// not run again too soon, such as a task that every machine of a fleet starts once an hour. At most 24 hours, and over a
+    /// quorum at most the [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
+    ///
+    /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and a
+    /// lease that is lost leaves nothing: then the work has not been done.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let hourly = leases.lock("reports:hourly").keep_for(Duration::from_secs(59 * 60));
+    /// assert_eq!(hourly.try_run(|_| async { "done" }).await?, Some("done"));
+    /// assert_eq!(hourly.try_run(|_| async { "done twice" }).await?, None); // not within the hour
+    /// # Ok(()) }
+    /// ```
+    pub fn keep_for(mut self, keep: Duration) -> Self {
+        self.keep_for = keep;
+        self
+    }
+
     /// As whom to acquire; [`Owner::task`] unless set.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = owner;
@@ -126,6 +165,14 @@ impl Lock {
     /// in the caller's own task, so it should be quick: while it blocks, this acquire stands still, and those behind it in
     /// this process wait for up to two seconds and two command time-outs before they go on without it. A panic in it
     /// unwinds through the acquire, which is undone as if it had been dropped. Nobody else notices either.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lock = leases.lock("reports:nightly").on_wait(|holder| eprintln!("waiting for {holder}"));
+    /// lock.acquire().await?.release().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn on_wait(mut self, tell: impl Fn(&Holder) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
         self
@@ -133,10 +180,20 @@ impl Lock {
 
     /// Acquires the lock, waiting for as long as it takes: for other holders, and through outages of the server.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lease = leases.lock("reports:nightly").acquire().await?;
+    /// println!("ours, with fence {}", lease.fence());
+    /// lease.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// [`AcquireError::Refused`] if it can never work (a bad name or option, a wrong password, a missing right),
-    /// [`AcquireError::Closed`]. That somebody holds the lock, this task included, is none.
+    /// Only what waiting cannot mend: [`Error::Config`] (a bad name or option), [`Error::Refused`] (a wrong password, a
+    /// missing right), [`Error::Closed`]. A lock that is held is no error, whoever holds it, this task included. Neither is
+    /// an outage: the acquire goes on when the server is back, so no retry is needed around it.
     ///
     /// # Cancel safety
     ///
@@ -144,39 +201,62 @@ impl Lock {
     /// left in Redis after that. While the server is out of reach, a request that was sent already may be executed when it
     /// is back: its key then lives for one TTL at most. What was not sent by then is never sent. A place in the queue of a
     /// fair lock may stay for as long as others wait in it, if the server was out of reach for ten minutes.
-    pub fn acquire(&self) -> impl Future<Output = Result<Lease, AcquireError>> + Send + use<> {
+    pub fn acquire(&self) -> impl Future<Output = Result<Lease, Error>> + Send + use<> {
         self.clone().acquire_or_wait(Patience::Unlimited)
     }
 
     /// Acquires the lock, waiting for at most `limit`, exact to 20 ms, and to 35 ms while the server is silent. Zero is
     /// one try. Where hundreds of waits of a process end at the same moment, the last of their last looks may take longer.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// # let _held = leases.lock("reports:nightly").acquire().await?;
+    /// match leases.lock("reports:nightly").acquire_within(Duration::from_millis(20)).await {
+    ///     Ok(lease) => lease.release().await?,
+    ///     Err(error @ leasehold::Error::TimedOut { .. }) => println!("{error}; try again in {:?}", error.retry_after()),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`AcquireError::TimedOut`] with the holder if the lock was held at the last look
-    /// that there was time for an answer to, [`AcquireError::Unavailable`] if that one had none.
+    /// As [`acquire`](Self::acquire), and [`Error::TimedOut`] with the holder if the lock was held at the last look
+    /// that there was time for an answer to, [`Error::Unavailable`] if that one had none.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Result<Lease, AcquireError>> + Send + use<> {
+    pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Result<Lease, Error>> + Send + use<> {
         self.clone().acquire_or_wait(Patience::Within(limit))
     }
 
     /// Acquires the lock if it is free; `None` if somebody holds it. Never waits for longer than the command time-out.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// match leases.lock("reports:nightly").try_acquire().await? {
+    ///     Some(lease) => lease.release().await?,
+    ///     None => println!("somebody else is at it"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`AcquireError::Unavailable`] if the server gives no answer.
+    /// As [`acquire`](Self::acquire), and [`Error::Unavailable`] if the server gives no answer.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Lease>, AcquireError>> + Send + use<> {
+    pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Lease>, Error>> + Send + use<> {
         let acquire = self.clone().acquire_or_wait(Patience::None);
         async move {
             match acquire.await {
-                Err(AcquireError::TimedOut { .. }) => Ok(None),
+                Err(Error::TimedOut { .. }) => Ok(None),
                 outcome => outcome.map(Some),
             }
         }
@@ -193,23 +273,114 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the work never started; [`RunError::Lost`] if it was stopped, or ended when the lease was
-    /// gone already. Finished work whose release is merely unconfirmed is `Ok`.
+    /// As [`acquire`](Self::acquire), and then the work never started. [`Error::Lost`] if the work was stopped, or ended when
+    /// the lease was gone already. Finished work whose release is merely unconfirmed is `Ok`.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future drops the work, then releases in the background.
-    pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, RunError>> + use<F, Fut>
+    pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
     where
         F: FnOnce(LeaseHandle) -> Fut,
         Fut: Future,
     {
         let acquire = self.acquire();
-        async move { Ok(acquire.await?.run(work).await?) }
+        async move { acquire.await?.run(work).await }
+    }
+
+    /// As [`run`](Self::run), but waits for at most `limit` for the lock.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_within`](Self::acquire_within), and then the work never started. [`Error::Lost`] as in [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub fn run_within<F, Fut>(
+        &self,
+        limit: Duration,
+        work: F,
+    ) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnOnce(LeaseHandle) -> Fut,
+        Fut: Future,
+    {
+        let acquire = self.acquire_within(limit);
+        async move { acquire.await?.run(work).await }
+    }
+
+    /// As [`run`](Self::run), but skips the work if the lock is held: `None`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lock = leases.lock("reports:nightly");
+    /// let _lease = lock.acquire().await?;
+    /// assert_eq!(lock.try_run(|_| async { "done" }).await?, None); // it is busy: somebody else does it
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](Self::try_acquire), and then the work never started. [`Error::Lost`] as in [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub fn try_run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Option<Fut::Output>, Error>> + use<F, Fut>
+    where
+        F: FnOnce(LeaseHandle) -> Fut,
+        Fut: Future,
+    {
+        let acquire = self.try_acquire();
+        async move {
+            match acquire.await? {
+                Some(lease) => lease.run(work).await.map(Some),
+                None => Ok(None),
+            }
+        }
+    }
+
+    /// As [`run`](Self::run), with time to tidy up: see [`Lease::run_with_grace`].
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run). [`Error::Config`] if `grace` is more than half of the TTL.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub fn run_with_grace<F, Fut>(
+        &self,
+        grace: Duration,
+        work: F,
+    ) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnOnce(LeaseHandle) -> Fut,
+        Fut: Future,
+    {
+        let (acquire, in_bounds) = (self.acquire(), check_grace(grace, self.ttl));
+        async move {
+            in_bounds?;
+            acquire.await?.run_with_grace(grace, work).await
+        }
     }
 
     /// Who holds the lock now, ourselves included; `None` if nobody does. Over a quorum: who has its key on a majority of
     /// the nodes, or may have, as far as they answer.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// # let lock = leases.lock("reports:nightly");
+    /// # let _held = lock.acquire().await?;
+    /// if let Some(holder) = lock.holder().await? {
+    ///     println!("held by {holder}");
+    ///     # assert!(holder.is_ours());
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -219,6 +390,7 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
+        self.client.ready().await?;
         let key = self.key()?;
         let asking = self.client.quorum.holder(&key, self.client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking)?;
@@ -236,6 +408,7 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
+        self.client.ready().await?;
         let key = self.key()?;
         let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
         let asking = node.ask(node.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
@@ -255,6 +428,7 @@ impl Lock {
     ///
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
+        self.client.ready().await?;
         let key = self.key()?;
         let releasing = self.client.quorum.force_release(&key, self.client.options.command_timeout);
         let released = relayed!(Relay::of_answers(), releasing)?;
@@ -262,14 +436,13 @@ impl Lock {
         Ok(released)
     }
 
-    fn key(&self) -> Result<Key, Error> {
-        self.client.check_open()?;
+    pub(crate) fn key(&self) -> Result<Key, Error> {
         Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
 
-    async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, AcquireError> {
+    async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
-        let (client, began) = (self.client.clone(), self.client.now());
+        let (client, began, keep_for) = (self.client.clone(), self.client.now(), self.keep_for);
         let acquiring = Acquiring::begins();
         let outcome = match self.wanted() {
             Ok(wanted) => {
@@ -279,19 +452,22 @@ impl Lock {
             Err(refused) => Err(refused),
         };
         acquiring.ended(&outcome, client.now().since(began));
+        if let Ok(lease) = &outcome {
+            lease.keep_for(keep_for);
+        }
         outcome
     }
 
     /// Everything that can be refused without asking anybody.
-    fn wanted(&self) -> Result<Wanted, AcquireError> {
-        self.client.check_open().map_err(|_| self.client.end())?;
-        check_times(self.ttl, self.max_hold, self.client.quorum.restart_delay()).map_err(AcquireError::Refused)?;
-        check_fence_memory(self.fence_memory).map_err(AcquireError::Refused)?;
-        if self.fair {
-            self.client.sole().map_err(|_| AcquireError::Refused(fair_quorum()))?;
+    fn wanted(&self) -> Result<Wanted, Error> {
+        self.client.check_acquires()?;
+        check_times(self.ttl, self.max_hold, self.client.quorum.restart_delay())?;
+        check_fence_memory(self.fence_memory)?;
+        check_keep("keep_for", self.keep_for, Duration::ZERO, self.client.quorum.longest_keep())?;
+        if self.fair && !self.client.quorum.is_one() {
+            return Err(fair_quorum());
         }
-        let key = Key::new(&self.client.options.prefix, &self.name)
-            .map_err(|invalid| AcquireError::Refused(invalid.into()))?;
+        let key = self.key()?;
         let Self { ttl, max_hold, fair, fence_memory, .. } = *self;
         Ok(Wanted { key, ttl, max_hold, fair, fence_memory, owner: None })
     }
@@ -299,41 +475,6 @@ impl Lock {
 
 /// The most that [`Lock::waiters`] tells of.
 const MOST_WAITERS: usize = 10_000;
-
-pub(crate) fn fair_quorum() -> Error {
-    Error::config(
-        "fair is on, which works on one server only, not over a quorum: turn it off, or use the url of one server",
-    )
-}
-
-/// The bounds that hold for a lock as for the builder.
-pub(crate) fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
-    if !TTL.contains(&ttl) {
-        let (least, most) = (TTL.start(), TTL.end());
-        return Err(Error::config(format!("ttl is {ttl:?}: it must be from {least:?} to {most:?}")));
-    }
-    // A server counts its uptime in whole seconds, and up to one too many.
-    if !restart_delay.is_zero() && ttl + Duration::from_secs(1) > restart_delay {
-        return Err(Error::config(format!(
-            "ttl is {ttl:?}: it must be at least 1 s less than restart_delay, {restart_delay:?}, for which a server that \
-             was restarted gives no vote because it may have forgotten a lease"
-        )));
-    }
-    match max_hold {
-        Some(max_hold) if max_hold < ttl => {
-            Err(Error::config(format!("max_hold is {max_hold:?}: it must be at least the ttl, {ttl:?}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-pub(crate) fn check_fence_memory(memory: Duration) -> Result<(), Error> {
-    if memory > fence::MEMORY {
-        let most = fence::MEMORY;
-        return Err(Error::config(format!("fence_memory is {memory:?}: it must be at most {most:?}")));
-    }
-    Ok(())
-}
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -344,6 +485,7 @@ impl fmt::Debug for Lock {
             .field("reentrant", &self.reentrant)
             .field("fair", &self.fair)
             .field("fence_memory", &self.fence_memory)
+            .field("keep_for", &self.keep_for)
             .field("owner", &self.owner)
             .finish_non_exhaustive()
     }

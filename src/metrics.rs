@@ -14,7 +14,7 @@ use self::deltas::{COUNTS, GAUGES};
 #[cfg(feature = "metrics")]
 use crate::{foreign, sync::catching_panics};
 
-use crate::error::AcquireError;
+use crate::error::Error;
 
 const ACQUIRES: &str = "leasehold_acquires_total";
 const WAIT: &str = "leasehold_wait_seconds";
@@ -177,16 +177,16 @@ impl Acquiring {
         Self { outcome: "abandoned" }
     }
 
-    pub(crate) fn ended<T>(mut self, outcome: &Result<T, AcquireError>, waited: Duration) {
+    pub(crate) fn ended<T>(mut self, outcome: &Result<T, Error>, waited: Duration) {
         if outcome.is_ok() {
             record(WAIT, waited.as_secs_f64());
         }
         self.outcome = match outcome {
             Ok(_) => "acquired",
-            Err(AcquireError::TimedOut { .. }) => "timed_out",
-            Err(AcquireError::Closed) => "closed",
-            Err(AcquireError::Unavailable(_)) => "unavailable",
-            Err(AcquireError::Refused(_)) => "refused",
+            Err(Error::TimedOut { .. }) => "timed_out",
+            Err(Error::Closed) => "closed",
+            Err(Error::Unavailable(_)) => "unavailable",
+            Err(_) => "refused",
         };
     }
 }

@@ -1,8 +1,14 @@
 //! What one holder is told about its lease, and how it hears of changes.
 
-use std::sync::Arc;
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
-use leasehold_protocol::loss::LossReason;
+use futures_core::Stream;
+use leasehold_protocol::loss::{self, LossReason};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -11,7 +17,7 @@ use crate::{
     sync::{Mutex, Notify, OnceLock, catching_panics},
 };
 
-/// Where a lease stands.
+/// Where a lease stands. That its holder is asked to stop ([`Closing`](crate::LossReason::Closing)) changes nothing here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -25,6 +31,19 @@ pub enum Status {
     Released,
 }
 
+/// `"held"`, `"at_risk"` or `"released"`, or `{"lost":{…}}` with the [`Lost`].
+#[cfg(feature = "serde")]
+impl serde::Serialize for Status {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Held => serializer.serialize_unit_variant("Status", 0, "held"),
+            Self::AtRisk => serializer.serialize_unit_variant("Status", 1, "at_risk"),
+            Self::Lost(lost) => serializer.serialize_newtype_variant("Status", 2, "lost", lost),
+            Self::Released => serializer.serialize_unit_variant("Status", 3, "released"),
+        }
+    }
+}
+
 /// The signals of one [`Lease`](crate::Lease): its status, whoever waits for it to change, and its cancellation.
 ///
 /// Kept small: ten thousand leases have ten thousand of them.
@@ -36,21 +55,33 @@ pub(crate) struct Signal {
 
 struct State {
     status: Status,
-    /// What `lost()` answers: set with the final status, for a release too.
-    end: Option<Lost>,
+    /// What `lost()` answers: set with the final status, for a release too; or before, when its holder is asked to stop.
+    lost: Option<Lost>,
     version: u64,
+}
+
+impl State {
+    fn end(&self) -> Option<&Lost> {
+        self.lost.as_ref().filter(|lost| loss::is_final(lost.reason()))
+    }
 }
 
 impl Signal {
     pub(crate) fn new() -> Arc<Self> {
-        let state = State { status: Status::Held, end: None, version: 0 };
+        Self::beside(None)
+    }
+
+    /// For one more lease on an acquisition: whoever has it is asked to stop as the others are.
+    pub(crate) fn beside(other: Option<&Self>) -> Arc<Self> {
+        let lost = other.and_then(|other| other.state.lock().lost.clone());
+        let state = State { status: Status::Held, lost, version: 0 };
         Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() })
     }
 
     /// The lease is held, surely or at risk. Ignored once it has ended. Wakes nobody: see [`wake`](Self::wake).
     pub(crate) fn note(&self, status: Status) {
         let mut state = self.state.lock();
-        if state.end.is_none() && state.status != status {
+        if state.end().is_none() && state.status != status {
             state.status = status;
             state.version += 1;
         }
@@ -59,12 +90,19 @@ impl Signal {
     /// The lease has ended. The first end stands. Wakes nobody: see [`wake`](Self::wake).
     pub(crate) fn note_end(&self, lost: &Lost) {
         let mut state = self.state.lock();
-        if state.end.is_none() {
+        if state.end().is_none() {
             let released = lost.reason() == LossReason::Released;
             state.status = if released { Status::Released } else { Status::Lost(lost.clone()) };
-            state.end = Some(lost.clone());
+            state.lost = Some(lost.clone());
             state.version += 1;
         }
+    }
+
+    /// Asks the holder to stop, while the lease goes on.
+    pub(crate) fn ask_to_stop(self: &Arc<Self>, why: &Lost) {
+        self.state.lock().lost.get_or_insert_with(|| why.clone());
+        self.wake();
+        self.cancel();
     }
 
     /// Wakes every waiter after a change. Runs no foreign code: the waiters' wakers are trusted, or relays.
@@ -72,9 +110,9 @@ impl Signal {
         let _woken = catching_panics(|| self.changed.notify_waiters());
     }
 
-    /// Cancels after the end. Runs foreign code: not on the keeper's thread, and what it panics with ends here.
+    /// Cancels after the end, or when the holder is to stop. Runs foreign code: not on the keeper's thread, and what it panics with ends here.
     pub(crate) fn cancel(self: &Arc<Self>) {
-        if self.cancel.get().is_none() || self.state.lock().end.is_none() {
+        if self.cancel.get().is_none() || self.state.lock().lost.is_none() {
             return;
         }
         let signal = self.clone();
@@ -97,16 +135,43 @@ impl Signal {
     }
 
     pub(crate) fn ended(&self) -> Option<Lost> {
-        self.state.lock().end.clone()
+        self.state.lock().end().cloned()
+    }
+
+    /// Completes when the lease ends, or its holder is asked to stop.
+    pub(crate) async fn lost(self: Arc<Self>) -> Lost {
+        self.until(|state| state.lost.clone()).await
     }
 
     /// Completes when the lease ends.
-    pub(crate) async fn lost(self: Arc<Self>) -> Lost {
+    pub(crate) async fn over(self: Arc<Self>) -> Lost {
+        self.until(|state| state.end().cloned()).await
+    }
+
+    async fn until(&self, what: impl Fn(&State) -> Option<Lost>) -> Lost {
         loop {
             // Made before the look, it hears of every change after it.
             let changed = self.changed.notified();
-            if let Some(lost) = self.ended() {
+            if let Some(lost) = what(&self.state.lock()) {
                 return lost;
+            }
+            changed.await;
+        }
+    }
+
+    /// Completes with the change after the version `seen`; with `None` if that was the last one.
+    async fn changed(self: Arc<Self>, seen: u64) -> Option<Change> {
+        loop {
+            // As above.
+            let changed = self.changed.notified();
+            {
+                let state = self.state.lock();
+                if state.version != seen {
+                    return Some((state.status.clone(), state.version));
+                }
+                if state.end().is_some() {
+                    return None;
+                }
             }
             changed.await;
         }
@@ -115,7 +180,7 @@ impl Signal {
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
         let parent = self.cancel.get_or_init(CancellationToken::new);
         // An end that came between the look and the set has found no token to cancel.
-        if self.state.lock().end.is_some() {
+        if self.state.lock().lost.is_some() {
             parent.cancel();
         }
         parent.child_token()
@@ -131,17 +196,41 @@ impl Drop for Signal {
     }
 }
 
-/// The changes of one lease's [`Status`], the newest only: what lies between two looks is skipped.
+/// The changes of one lease's [`Status`]. You get the newest only: changes between two calls are skipped.
+///
+/// ```
+/// # use leasehold::{Leases, Status};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = Leases::in_memory();
+/// let lease = leases.lock("reports:nightly").acquire().await?;
+/// let mut changes = lease.status_changes();
+/// lease.release().await?;
+/// while let Some(status) = changes.next().await {
+///     match status {
+///         Status::AtRisk => println!("start nothing new"),
+///         Status::Lost(lost) => println!("stop: {lost}"),
+///         other => println!("{other:?}"),
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// It is a [`Stream`], which ends with the final status.
 #[must_use = "call `next` to hear of changes"]
 pub struct StatusChanges {
     signal: Arc<Signal>,
     seen: u64,
+    /// The wait for the next change, from its first poll on.
+    waiting: Option<Pin<Box<dyn Future<Output = Option<Change>> + Send + Sync>>>,
 }
+
+/// A status and its version.
+type Change = (Status, u64);
 
 impl StatusChanges {
     pub(crate) fn new(signal: Arc<Signal>) -> Self {
         let seen = signal.state.lock().version;
-        Self { signal, seen }
+        Self { signal, seen, waiting: None }
     }
 
     /// Waits for the next change. `None` after the final status was returned.
@@ -150,24 +239,25 @@ impl StatusChanges {
     ///
     /// A dropped call loses no change.
     pub async fn next(&mut self) -> Option<Status> {
-        relayed!(Relay::of_signals(), self.changed())
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
+}
 
-    async fn changed(&mut self) -> Option<Status> {
-        loop {
-            let changed = self.signal.changed.notified();
-            {
-                let state = self.signal.state.lock();
-                if state.version != self.seen {
-                    self.seen = state.version;
-                    return Some(state.status.clone());
-                }
-                if state.end.is_some() {
-                    return None;
-                }
-            }
-            changed.await;
-        }
+impl Stream for StatusChanges {
+    type Item = Status;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Status>> {
+        let Self { signal, seen, waiting } = &mut *self;
+        let waiting_for = || {
+            let changed = signal.clone().changed(*seen);
+            Box::pin(async move { relayed!(Relay::of_signals(), changed) }) as Pin<Box<_>>
+        };
+        let change = ready!(waiting.get_or_insert_with(waiting_for).as_mut().poll(context));
+        *waiting = None;
+        Poll::Ready(change.map(|(status, version)| {
+            *seen = version;
+            status
+        }))
     }
 }
 
@@ -182,12 +272,13 @@ mod tests {
     use std::{
         future::Future,
         pin::pin,
-        task::{Context, Wake, Waker},
+        sync::mpsc,
+        task::{Wake, Waker},
         time::{Duration, UNIX_EPOCH},
     };
 
     use super::*;
-    use leasehold_protocol::fence::Fence;
+    use leasehold_protocol::fence;
 
     struct Panics;
 
@@ -202,8 +293,58 @@ mod tests {
         let signal = Signal::new();
         let (token, mut lost) = (signal.cancellation_token(), pin!(signal.clone().lost()));
         assert!(lost.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
-        let fence = Fence::try_from(1_u64).unwrap();
-        signal.end(&Lost::new("job", fence, LossReason::Deleted, UNIX_EPOCH, Duration::ZERO));
+        ended(&signal);
         assert!(token.is_cancelled());
+    }
+    fn ended(signal: &Arc<Signal>) {
+        signal.end(&Lost::new("job", fence::ZERO, LossReason::Deleted, UNIX_EPOCH, Duration::ZERO));
+    }
+
+    struct Woken(mpsc::Sender<()>);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            let _nobody_listens = self.0.send(());
+        }
+    }
+
+    /// In the hands of a combinator, which is not known to us.
+    #[test]
+    fn a_stream_of_changes_has_the_newest_and_ends_with_the_last() {
+        let signal = Signal::new();
+        let mut changes: Pin<Box<dyn Stream<Item = Status> + Send + Sync>> =
+            Box::pin(StatusChanges::new(signal.clone()));
+        let mut poll = || changes.as_mut().poll_next(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(poll(), Poll::Pending);
+        signal.note(Status::AtRisk);
+        assert_eq!(poll(), Poll::Pending, "nobody was woken yet");
+        signal.wake();
+        assert_eq!(poll(), Poll::Ready(Some(Status::AtRisk)));
+        assert_eq!(poll(), Poll::Pending);
+        signal.note(Status::Held);
+        signal.note(Status::AtRisk);
+        ended(&signal);
+        assert!(matches!(poll(), Poll::Ready(Some(Status::Lost(_)))));
+        assert_eq!(poll(), Poll::Ready(None));
+        assert_eq!(poll(), Poll::Ready(None));
+    }
+
+    #[test]
+    fn a_dropped_wait_for_a_change_loses_none_and_the_next_one_is_woken() {
+        foreign::start().unwrap();
+        let signal = Signal::new();
+        let mut changes = StatusChanges::new(signal.clone());
+        assert!(pin!(changes.next()).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let (tell, woken) = mpsc::channel();
+        let waker = Waker::from(Arc::new(Woken(tell)));
+        {
+            let mut next = pin!(changes.next());
+            assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        signal.note(Status::AtRisk);
+        signal.wake();
+        woken.recv_timeout(Duration::from_secs(10)).unwrap();
+        let next = pin!(changes.next()).poll(&mut Context::from_waker(&waker));
+        assert_eq!(next, Poll::Ready(Some(Status::AtRisk)));
     }
 }

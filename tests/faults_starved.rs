@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, LeaseHandle, Leases, LossReason, ReleaseError};
+use leasehold::{Error, Lease, LeaseHandle, Leases, LossReason, Lost};
 use support::{
     Action, Lag, Match, Proxy, SIGNAL, Server, Stamped,
     scripts::{ACQUIRE, RENEW},
@@ -117,7 +117,7 @@ fn assert_never_beyond(good: &[Instant], requests: &[Instant]) {
 
 async fn end(lease: Lease) -> Option<LossReason> {
     match lease.release().await {
-        Err(ReleaseError::Lost(lost)) => Some(lost.reason()),
+        Err(Error::Lost(lost)) => Some(lost.reason()),
         _ => None,
     }
 }
@@ -139,7 +139,7 @@ async fn f26_the_keeper_is_starved() {
         assert_never_beyond(&good, &requests(&proxy, &[ACQUIRE, RENEW], &name));
         match lease.check() {
             Ok(()) => held += 1,
-            Err(lost) => assert_eq!(lost.reason(), LossReason::Expired),
+            Err(error) => assert_eq!(error.lost().map(Lost::reason), Some(LossReason::Expired)),
         }
         assert!(matches!(end(lease).await, None | Some(LossReason::Expired)));
         proxy.forget();

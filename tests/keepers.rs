@@ -18,9 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{
-    AcquireError, Error, ErrorKind, Keeper, Lease, Leases, LossReason, Owner, ReleaseError, RenewError, Status,
-};
+use leasehold::{Error, ErrorKind, Keeper, Lease, Leases, LossReason, Owner, Status};
 use support::{Child, HANGS, Lag, Part, SIGNAL, Server, eventually, on_no_runtime, one_thread, two_workers};
 use tokio::runtime::{Builder, Runtime};
 
@@ -160,7 +158,7 @@ fn every_call_fails(url: &str) {
             from.call("close", leases.close());
             assert!(start.elapsed() < HANGS);
             let closed = from.call("acquire, closed", leases.lock("free").acquire());
-            assert!(matches!(closed, Err(AcquireError::Closed)), "{closed:?}");
+            assert!(matches!(closed, Err(Error::Closed)), "{closed:?}");
             drop(lease);
         }
     }
@@ -187,14 +185,14 @@ fn the_lease_is_lost(url: &str) {
             let lost = from.call("lost", lease.lost());
             assert_eq!(lost.reason(), LossReason::KeeperEnded);
             assert!(lost.to_string().contains("keeper that renewed it has ended"), "{lost}");
-            assert_eq!(lease.check(), Err(lost.clone()));
+            assert_eq!(lease.check(), Err(lost.clone().into()));
             assert_eq!(lease.remaining(), Duration::ZERO);
             assert_eq!(lease.status(), Status::Lost(lost.clone()));
             assert!(lease.cancellation_token().is_cancelled());
             let renewed = from.call("renew", lease.renew());
-            assert!(matches!(&renewed, Err(RenewError::Lost(end)) if *end == lost), "{renewed:?}");
+            assert!(matches!(&renewed, Err(Error::Lost(end)) if *end == lost), "{renewed:?}");
             let released = from.call("release", lease.release());
-            assert!(matches!(&released, Err(ReleaseError::Lost(end)) if *end == lost), "{released:?}");
+            assert!(matches!(&released, Err(Error::Lost(end)) if *end == lost), "{released:?}");
 
             let (leases, lease) = left_behind(runtime(), url);
             from.call("a drop", async {
@@ -274,7 +272,7 @@ fn pending_calls_end_with_the_runtime() {
             let ended = Instant::now();
             for call in &waiting {
                 match ends_at_once("a waiting acquire", ended, &lag, call) {
-                    Err(AcquireError::Unavailable(error)) => assert_says_so("a waiting acquire", &error),
+                    Err(error @ Error::Unavailable(_)) => assert_says_so("a waiting acquire", &error),
                     other => panic!("{other:?}"),
                 }
             }
@@ -305,12 +303,12 @@ fn a_request_under_way_ends_with_the_runtime() {
                 "try_acquire",
                 under_way(from, "try_acquire", {
                     let free = free.clone();
-                    async move { free.try_acquire().await.map(drop).map_err(Error::from) }
+                    async move { free.try_acquire().await.map(drop) }
                 }),
             ),
             ("holder", under_way(from, "holder", async move { asked.holder().await.map(drop) })),
-            ("renew", under_way(from, "renew", async move { handle.renew().await.map_err(Error::from) })),
-            ("release", under_way(from, "release", async move { lease.release().await.map_err(Error::from) })),
+            ("renew", under_way(from, "renew", async move { handle.renew().await })),
+            ("release", under_way(from, "release", async move { lease.release().await })),
         ];
         let closing = {
             let leases = leases.clone();
@@ -349,7 +347,7 @@ fn calls_that_race_with_the_end_of_the_runtime_fail_and_do_not_panic() {
                     begun.fetch_add(1, Ordering::SeqCst);
                     match lock.acquire_within(LONG).await {
                         Ok(lease) => drop(lease.release().await),
-                        Err(error) => break Error::from(error),
+                        Err(error) => break error,
                     }
                 }
             })

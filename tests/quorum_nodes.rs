@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Builder, Error, ErrorKind, Leases, NodeAnswer, NodeState};
+use leasehold::{Builder, Error, ErrorKind, Leases, NodeAnswer, NodeState};
 use support::{
     AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, eventually_async,
     scripts::{RAISE, REPAIR},
@@ -104,7 +104,7 @@ async fn a_lock_is_refused_what_a_quorum_cannot_do() {
     let long = leases.lock(NAME).ttl(31 * SECOND);
     for (lock, words) in [(leases.lock(NAME).fair(true), ["fair", "one server"]), (long, ["ttl", "restart_delay"])] {
         match lock.try_acquire().await {
-            Err(AcquireError::Refused(error)) => names(&error.to_string(), &words),
+            Err(Error::Config(error)) => names(&error.to_string(), &words),
             other => panic!("it should be refused, and is {other:?}"),
         }
     }
@@ -178,7 +178,7 @@ async fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
 
     nodes[1].stop();
     match leases.lock(NAME).try_acquire().await {
-        Err(AcquireError::Unavailable(error)) => {
+        Err(Error::Unavailable(error)) => {
             let votes = error.votes().expect("it says what each node said");
             assert_eq!(votes.granted(), 1, "{error}");
             let NodeAnswer::Refused(why) = votes.nodes()[2].answer() else { panic!("{error}") };
@@ -217,7 +217,7 @@ async fn a_node_that_becomes_another_one_loses_its_vote() {
     while !found_out(&state(&leases, 2)) {
         assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
         let outcome = leases.lock(NAME).try_acquire().await;
-        assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "one server gave two votes: {outcome:?}");
+        assert!(matches!(outcome, Err(Error::Unavailable(_))), "one server gave two votes: {outcome:?}");
     }
     told_once(log, "same_server", &format!("127.0.0.1:{}", proxy.port())).await;
     nodes[1].cont();
@@ -243,7 +243,7 @@ async fn a_vote_of_a_server_that_has_one_already_is_undone() {
     while state(&leases, 2) != NodeState::SameServer(other.clone()) {
         assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
         let outcome = leases.lock(NAME).try_acquire().await;
-        assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "one of three is a majority: {outcome:?}");
+        assert!(matches!(outcome, Err(Error::Unavailable(_))), "one of three is a majority: {outcome:?}");
     }
     let granted = nodes[0].wire().info_field("commandstats", "cmdstat_set");
     assert!(granted.is_some(), "the premise");
@@ -362,7 +362,7 @@ async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
     let builder = builder(nodes.urls()).ttl(SECOND).restart_delay(DELAY);
     let leases = within(HANGS, "build", builder.build()).await.expect("all are there");
     match leases.lock(NAME).try_acquire().await {
-        Err(AcquireError::Unavailable(error)) => {
+        Err(Error::Unavailable(error)) => {
             let votes = error.votes().expect("it says what each node said");
             let is_recovering =
                 |answer: &NodeAnswer| matches!(answer, NodeAnswer::Recovering { remaining } if *remaining <= DELAY);
@@ -378,7 +378,7 @@ async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
     lease.release().await.expect("it was ours");
 }
 
-/// The least rights on one server, as the README has them.
+/// The least rights on one server, as docs/operations.md has them.
 const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
                          +pttl +time";
 
@@ -399,7 +399,7 @@ async fn f22_a_quorum_needs_the_right_to_info() {
     let refused = match builder(proxies.iter().map(url)).build().await {
         Err(error) => error,
         Ok(leases) => match leases.lock(NAME).try_acquire().await {
-            Err(AcquireError::Refused(error)) => error,
+            Err(error @ Error::Refused(_)) => error,
             other => panic!("no server may tell its uptime, and it says {other:?}"),
         },
     };

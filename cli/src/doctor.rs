@@ -2,10 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{
-    AcquireError, Capabilities, Clock, ErrorKind, Leases, NodeAnswer, Push, ReleaseError, RenewError, SystemClock,
-    Vote, Votes,
-};
+use leasehold::{Capabilities, Clock, Error, Leases, NodeAnswer, Push, SystemClock, Vote, Votes};
 use serde_json::{Value, json};
 
 use crate::{
@@ -121,7 +118,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
                 findings.extend(vote);
                 findings
             }
-            Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
+            Err(error @ Error::Config(_)) => return Err(error.into()),
             Err(error) => {
                 all_there = false;
                 let advice = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
@@ -139,7 +136,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
             leases.close().await;
             findings?
         }
-        Err(error) if error.kind() == ErrorKind::Config => return Err(error.into()),
+        Err(error @ Error::Config(_)) => return Err(error.into()),
         Err(error) => {
             all_there = false;
             let advice = if is_quorum { "a majority of the servers must be there" } else { "ask again" };
@@ -308,7 +305,7 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
             let held = format!("{:?} is held: another doctor is at work", lock.name());
             return Ok(vec![note("lock", held, "ask again")]);
         }
-        Err(AcquireError::Refused(error)) if error.kind() == ErrorKind::Config => return Err(error.into()),
+        Err(error @ Error::Config(_)) => return Err(error.into()),
         Err(error) => {
             let advice = if is_too_early(&error) { "wait for that long" } else { advice(error.is_transient()) };
             return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice)]);
@@ -316,10 +313,10 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
     };
     let listed = leases.list(lock.name()).await;
     let renewed = lease.renew().await.map_err(|error| {
-        problem("lock", format!("it cannot be renewed: {error}"), advice(matches!(error, RenewError::Lost(_))))
+        problem("lock", format!("it cannot be renewed: {error}"), advice(matches!(error, Error::Lost(_))))
     });
     let released = lease.release().await.map_err(|error| {
-        problem("lock", format!("it cannot be released: {error}"), advice(matches!(error, ReleaseError::Lost(_))))
+        problem("lock", format!("it cannot be released: {error}"), advice(matches!(error, Error::Lost(_))))
     });
     let mut findings: Vec<_> = [renewed, released].into_iter().filter_map(Result::err).collect();
     if findings.is_empty() {
@@ -360,8 +357,7 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
 }
 
 /// Whether servers have been started too lately to grant anything.
-fn is_too_early(error: &AcquireError) -> bool {
-    let AcquireError::Unavailable(error) = error else { return false };
+fn is_too_early(error: &Error) -> bool {
     let mut answers = error.votes().into_iter().flat_map(Votes::nodes).map(Vote::answer);
     answers.any(|answer| matches!(answer, NodeAnswer::Recovering { .. }))
 }

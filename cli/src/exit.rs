@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{AcquireError, Error, ErrorKind};
+use leasehold::Error;
 
 /// Why the tool ends otherwise than with its command's own code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,10 +68,10 @@ impl Ended {
     }
 
     /// Of a wait for a lock: `conflict` is the code for one that is held.
-    pub(crate) fn waiting(error: &AcquireError, conflict: u8) -> Self {
+    pub(crate) fn waiting(error: &Error, conflict: u8) -> Self {
         let exit = match error {
-            AcquireError::TimedOut { .. } => Exit::Conflict(conflict),
-            AcquireError::Refused(error) if error.kind() == ErrorKind::Config => Exit::Usage,
+            Error::TimedOut { .. } => Exit::Conflict(conflict),
+            Error::Config(_) => Exit::Usage,
             _ => Exit::Unreachable,
         };
         Self::new(exit, error.to_string())
@@ -80,7 +80,7 @@ impl Ended {
 
 impl From<Error> for Ended {
     fn from(error: Error) -> Self {
-        let exit = if error.kind() == ErrorKind::Config { Exit::Usage } else { Exit::Unreachable };
+        let exit = if matches!(error, Error::Config(_)) { Exit::Usage } else { Exit::Unreachable };
         Self::new(exit, error.to_string())
     }
 }

@@ -11,6 +11,8 @@ pub struct Failure {
     kind: FailureKind,
     /// Where it is the failure of many nodes: what each of them said.
     votes: Option<Arc<Votes>>,
+    /// When this node may serve, where it is known.
+    retry_after: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,42 +30,53 @@ enum FailureKind {
 }
 
 impl Failure {
+    fn of(kind: FailureKind, text: impl Into<String>) -> Self {
+        Self { text: text.into(), kind, votes: None, retry_after: None }
+    }
+
     /// The node cannot serve now, and did nothing.
     pub fn unavailable(text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind: FailureKind::Unavailable, votes: None }
+        Self::of(FailureKind::Unavailable, text)
     }
 
     /// The request was never sent, and never will be.
     pub fn unsent(text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind: FailureKind::Unsent, votes: None }
+        Self::of(FailureKind::Unsent, text)
     }
 
     /// The node will not serve this, and did nothing.
     pub fn refused(text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind: FailureKind::Refused, votes: None }
+        Self::of(FailureKind::Refused, text)
     }
 
     /// It may have happened, or may happen later (rule 6).
     pub fn unknown(text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind: FailureKind::Unknown, votes: None }
+        Self::of(FailureKind::Unknown, text)
     }
 
     /// Too few nodes granted it: what each, by its address, said. What may have happened on some is dealt with already.
     pub fn of_nodes(answers: impl IntoIterator<Item = (String, NodeAnswer)>) -> Self {
         let votes = Votes { votes: answers.into_iter().map(|(address, answer)| Vote { address, answer }).collect() };
         let kind = if votes.is_refusal() { FailureKind::Refused } else { FailureKind::Unavailable };
-        Self { text: votes.to_string(), kind, votes: Some(Arc::new(votes)) }
+        let (text, retry_after) = (votes.to_string(), votes.retry_after());
+        Self { votes: Some(Arc::new(votes)), retry_after, ..Self::of(kind, text) }
     }
 
     /// A node that may have forgotten.
     pub fn recovering(address: &str, left: Duration) -> Self {
         let answer = NodeAnswer::Recovering { remaining: left };
-        Self::unavailable(format!("the server at {address} {answer}"))
+        let text = format!("the server at {address} {answer}");
+        Self { retry_after: Some(left), ..Self::unavailable(text) }
     }
 
     /// What each node said, if it is the failure of many.
     pub fn votes(&self) -> Option<&Arc<Votes>> {
         self.votes.as_ref()
+    }
+
+    /// How long it is certain to last, where that is known.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// The same failure, from a step that may have done a part of its work.

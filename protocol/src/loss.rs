@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a lease ended. Final: a lost lease never comes back, acquire a new one.
+/// Why a lease ended, or is to end. A lost lease never comes back: acquire a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
@@ -32,6 +32,15 @@ pub enum LossReason {
     ///
     /// [`release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.release
     Released,
+    /// Not a loss yet: [`Leases::shutdown`] asks the holder to stop. The lease is still held and renewed, until its holder
+    /// releases or drops it, or the time for that is over.
+    ///
+    /// [`Leases::shutdown`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.shutdown
+    Closing,
+    /// Not a loss yet: no renewal got through, and only the grace of [`Lock::run_with_grace`] is left of the lease.
+    ///
+    /// [`Lock::run_with_grace`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.run_with_grace
+    Expiring,
     /// [`Leases::close`] released every lease.
     ///
     /// [`Leases::close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
@@ -53,6 +62,8 @@ impl fmt::Display for LossReason {
             Self::Deleted => "its key is gone from the server",
             Self::MaxHold => "it reached its max_hold",
             Self::Released => "it was released",
+            Self::Closing => "its Leases is being shut down; it is held until it is released",
+            Self::Expiring => "no renewal was confirmed so far, and its deadline is near",
             Self::Closed => "its Leases was closed",
             Self::KeeperEnded => "the keeper that renewed it has ended",
         })
@@ -62,14 +73,38 @@ impl fmt::Display for LossReason {
 /// What metrics call it; `None` if it is no loss.
 pub fn label(reason: LossReason) -> Option<&'static str> {
     match reason {
-        LossReason::Expired => Some("expired"),
-        LossReason::NoQuorum => Some("no_quorum"),
-        LossReason::Taken => Some("taken"),
-        LossReason::Deleted => Some("deleted"),
-        LossReason::MaxHold => Some("max_hold"),
-        LossReason::KeeperEnded => Some("keeper_ended"),
-        LossReason::Released | LossReason::Closed => None,
+        LossReason::Released | LossReason::Closing | LossReason::Expiring | LossReason::Closed => None,
+        loss => Some(word(loss)),
     }
+}
+
+/// What programs call it.
+fn word(reason: LossReason) -> &'static str {
+    match reason {
+        LossReason::Expired => "expired",
+        LossReason::NoQuorum => "no_quorum",
+        LossReason::Taken => "taken",
+        LossReason::Deleted => "deleted",
+        LossReason::MaxHold => "max_hold",
+        LossReason::Released => "released",
+        LossReason::Closing => "closing",
+        LossReason::Expiring => "expiring",
+        LossReason::Closed => "closed",
+        LossReason::KeeperEnded => "keeper_ended",
+    }
+}
+
+/// A word such as `no_quorum`, as in the metrics.
+#[cfg(feature = "serde")]
+impl serde::Serialize for LossReason {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(word(*self))
+    }
+}
+
+/// Whether the lease is over. Otherwise its holder is only asked to stop.
+pub fn is_final(reason: LossReason) -> bool {
+    !matches!(reason, LossReason::Closing | LossReason::Expiring)
 }
 
 #[cfg(test)]
@@ -79,18 +114,23 @@ mod tests {
     #[test]
     fn every_reason_has_words_of_its_own_and_every_loss_a_label() {
         let reasons = [
-            (LossReason::Expired, Some("expired"), "before its deadline"),
-            (LossReason::NoQuorum, Some("no_quorum"), "too few nodes"),
-            (LossReason::Taken, Some("taken"), "somebody else's"),
-            (LossReason::Deleted, Some("deleted"), "gone from the server"),
-            (LossReason::MaxHold, Some("max_hold"), "max_hold"),
-            (LossReason::Released, None, "was released"),
-            (LossReason::Closed, None, "was closed"),
-            (LossReason::KeeperEnded, Some("keeper_ended"), "keeper"),
+            (LossReason::Expired, "expired", true, "before its deadline"),
+            (LossReason::NoQuorum, "no_quorum", true, "too few nodes"),
+            (LossReason::Taken, "taken", true, "somebody else's"),
+            (LossReason::Deleted, "deleted", true, "gone from the server"),
+            (LossReason::MaxHold, "max_hold", true, "max_hold"),
+            (LossReason::Released, "released", false, "was released"),
+            (LossReason::Closing, "closing", false, "shut down"),
+            (LossReason::Expiring, "expiring", false, "deadline is near"),
+            (LossReason::Closed, "closed", false, "was closed"),
+            (LossReason::KeeperEnded, "keeper_ended", true, "keeper"),
         ];
-        for (reason, expected, words) in reasons {
-            assert_eq!(label(reason), expected);
+        for (reason, expected, is_loss, words) in reasons {
+            assert_eq!((word(reason), label(reason)), (expected, is_loss.then_some(expected)));
             assert!(reason.to_string().contains(words), "{reason}");
+            assert!(is_final(reason) || !is_loss);
+            #[cfg(feature = "serde")]
+            assert_eq!(serde_json::to_value(reason).unwrap(), expected);
         }
     }
 }

@@ -256,9 +256,9 @@ impl NodeHealth {
         Orders { tell: begins.then_some(News::Recovers { votes_in }), ..Orders::default() }
     }
 
-    /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
-    pub fn is_recovering(&self, now: Time) -> bool {
-        self.recovers_until.is_some_and(|until| now < until)
+    /// How long it is known to give no vote: asking it to bring a key back is pointless meanwhile.
+    pub fn recovers_in(&self, now: Time) -> Option<Duration> {
+        self.recovers_until.map(|until| until.since(now)).filter(|left| !left.is_zero())
     }
 
     /// Whether it is not to be asked (invariant 1).

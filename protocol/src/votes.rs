@@ -65,6 +65,19 @@ impl Votes {
         self.count(|answer| matches!(answer, NodeAnswer::Refused(_))) > self.votes.len() - self.needed()
     }
 
+    /// When a majority may grant it at the latest, if nobody renews and nobody fails: `None` where that is not known.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        let wait = |vote: &Vote| match &vote.answer {
+            NodeAnswer::Granted => Some(Duration::ZERO),
+            NodeAnswer::Recovering { remaining } => Some(*remaining),
+            NodeAnswer::HeldBy(holder) => holder.remaining(),
+            NodeAnswer::NotOurs | NodeAnswer::Refused(_) | NodeAnswer::Unreachable(_) => None,
+        };
+        let mut waits: Vec<_> = self.votes.iter().filter_map(wait).collect();
+        waits.sort_unstable();
+        waits.get(self.needed() - 1).copied().filter(|wait| !wait.is_zero())
+    }
+
     fn count(&self, which: impl Fn(&NodeAnswer) -> bool) -> usize {
         self.votes.iter().filter(|vote| which(&vote.answer)).count()
     }
@@ -150,6 +163,16 @@ mod tests {
         for part in ["; h:2 had nothing of ours", "votes in 7 s", "; h:5 refused: NOPERM", "; h:6 did not: no answer"] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn a_majority_votes_again_when_enough_nodes_have_recovered() {
+        let recovering = |seconds| NodeAnswer::Recovering { remaining: Duration::from_secs(seconds) };
+        let after = |answers: &[NodeAnswer]| votes(answers).retry_after().map(|wait| wait.as_secs());
+        assert_eq!(after(&[NodeAnswer::Granted, recovering(9), recovering(4)]), Some(4));
+        assert_eq!(after(&[unreachable(), recovering(9), recovering(4)]), Some(9));
+        assert_eq!(after(&[unreachable(), refused(), recovering(4)]), None);
+        assert_eq!(after(&[NodeAnswer::Granted, NodeAnswer::Granted, refused()]), None, "nothing stands in the way");
     }
 
     #[test]

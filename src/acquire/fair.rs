@@ -19,7 +19,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::{Acquire, in_owner_slot};
 use crate::{
     client::{Client, Wanted, Won},
-    error::AcquireError,
+    error::Error,
     lease::Lease,
     node::{Answer, Node},
     quorum::Undo,
@@ -30,9 +30,9 @@ use crate::{
 
 impl Acquire {
     /// Takes a place in the queue, and polls until the lock is ours.
-    pub(super) async fn queue_up(&self, owner_slot: Option<Arc<OwnerSlot>>) -> Result<Lease, AcquireError> {
+    pub(super) async fn queue_up(&self, owner_slot: Option<Arc<OwnerSlot>>) -> Result<Lease, Error> {
         let client = &self.client;
-        let node = client.sole().map_err(|failure| AcquireError::Refused(failure.into()))?;
+        let node = client.sole()?;
         let mut standing = Standing::new(client, node, &self.wanted);
         let one_try = self.until == self.started;
         let seen = match self.poll(&mut standing, client.quorum.route(), !one_try).await? {
@@ -51,7 +51,7 @@ impl Acquire {
         &self,
         standing: &mut Standing<'_>,
         route: Route,
-    ) -> Result<Result<Lease, Check>, AcquireError> {
+    ) -> Result<Result<Lease, Check>, Error> {
         let was_called = standing.called.is_granted();
         let outcome = self.poll(standing, route, true).await?;
         // A lock that became free otherwise than by a release: perhaps the queue is gone, and who only waits to be called
@@ -69,7 +69,7 @@ impl Acquire {
         standing: &mut Standing<'_>,
         route: Route,
         enter: bool,
-    ) -> Result<Result<Lease, Check>, AcquireError> {
+    ) -> Result<Result<Lease, Check>, Error> {
         // Who stands is under way.
         self.may_begin()?;
         let limit = self.limit(self.client.now());

@@ -5,7 +5,6 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use leasehold_protocol::{
     backoff::Backoff,
     check::Check,
-    failure::Failure,
     holder::{self, Holder},
     message::Route,
     time::Time,
@@ -14,7 +13,7 @@ use leasehold_protocol::{
 
 use crate::{
     client::{Client, Wanted, Won},
-    error::AcquireError,
+    error::Error,
     lease::Lease,
     owner::Owner,
     random,
@@ -72,9 +71,16 @@ impl Acquire {
     }
 
     /// Runs it to its end. The owner is whoever polls this first.
-    pub(crate) async fn run(mut self) -> Result<Lease, AcquireError> {
+    pub(crate) async fn run(mut self) -> Result<Lease, Error> {
         self.wanted.owner = self.owner.resolve();
         let client = &self.client;
+        // Boxed, so that no other acquire pays for these.
+        if !client.is_connected() {
+            Box::pin(self.connect()).await?;
+        }
+        if client.own_releases.is_any() {
+            Box::pin(self.follow_own_release()).await;
+        }
         let Some(owner) = self.wanted.owner.filter(|_| self.reentrant) else { return self.compete(None).await };
         loop {
             match client.owners.claim(owner, &self.wanted.key, client.now()) {
@@ -92,8 +98,44 @@ impl Acquire {
         }
     }
 
+    /// Makes the first connection, for as long as this waits.
+    async fn connect(&self) -> Result<(), Error> {
+        let client = &self.client;
+        let mut backoff = Backoff::new(random::jitter());
+        loop {
+            let left = self.until.since(client.now());
+            let outcome = tokio::select! {
+                biased;
+                () = client.ended.cancelled() => return Err(client.end()),
+                outcome = client.connect() => outcome,
+                () = client.host.sleep(left), if self.until != self.started && self.until != Time::NEVER => {
+                    return Err(Error::unavailable("the wait ended before the server could be reached"));
+                }
+            };
+            match outcome {
+                Err(Error::Unavailable(why)) if !self.is_over() => {
+                    tracing::warn!(name: "wait", target: "leasehold", lock = self.wanted.key.name(), failure = %why, "waiting for the server");
+                    self.pause(backoff.next(None)).await?;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// A lease that was dropped here may be on its way out: not to be found busy by the program's own next line.
+    async fn follow_own_release(&self) {
+        let client = &self.client;
+        let limit = self.limit(client.now());
+        tokio::select! {
+            biased;
+            () = client.own_releases.over(&self.wanted.key) => {}
+            () = client.ended.cancelled() => {}
+            () = client.host.sleep(limit) => {}
+        }
+    }
+
     /// Shares an acquisition of our own. `None`: it has ended, start over.
-    async fn enter(&self, hold: Arc<Hold>, owner_slot: Arc<OwnerSlot>) -> Result<Option<Lease>, AcquireError> {
+    async fn enter(&self, hold: Arc<Hold>, owner_slot: Arc<OwnerSlot>) -> Result<Option<Lease>, Error> {
         let client = &self.client;
         let mut backoff = Backoff::new(random::jitter());
         loop {
@@ -112,7 +154,7 @@ impl Acquire {
                 return Ok(None);
             }
             match renewed {
-                Err(failure) if self.is_over() => return Err(AcquireError::Unavailable(failure.into())),
+                Err(failure) if self.is_over() => return Err(failure.into()),
                 // Even a confirmation brings nothing while the clock stands still.
                 Err(_) | Ok(()) => self.pause(backoff.next(None)).await?,
             }
@@ -120,7 +162,7 @@ impl Acquire {
     }
 
     /// Competes with everybody else: asks at once unless others of this process wait already.
-    async fn compete(&self, owner_slot: Option<Arc<OwnerSlot>>) -> Result<Lease, AcquireError> {
+    async fn compete(&self, owner_slot: Option<Arc<OwnerSlot>>) -> Result<Lease, Error> {
         if self.wanted.fair {
             return self.queue_up(owner_slot).await;
         }
@@ -145,7 +187,7 @@ impl Acquire {
 
     /// The end of a try that has seen this. When several try at once and split the nodes' votes, nobody holds the lock: they
     /// go on until one does, for a command time-out in all. What stands in the way each time is none of these.
-    async fn settle(&self, mut seen: Check) -> Result<Lease, AcquireError> {
+    async fn settle(&self, mut seen: Check) -> Result<Lease, Error> {
         let client = &self.client;
         let (mut backoff, mut again) = (Backoff::new(random::jitter()), 0);
         loop {
@@ -174,12 +216,7 @@ impl Acquire {
     }
 
     /// Waits in the line until the lock is ours, and checks when [`WaitLoop`] says so. `seen` is what a first check has found.
-    async fn wait(
-        &self,
-        waiter: &Waiter<'_>,
-        seen: Check,
-        mut standing: Option<Standing<'_>>,
-    ) -> Result<Lease, AcquireError> {
+    async fn wait(&self, waiter: &Waiter<'_>, seen: Check, mut standing: Option<Standing<'_>>) -> Result<Lease, Error> {
         let client = &self.client;
         let (nodes, command_timeout) = (client.quorum.len(), client.options.command_timeout);
         let mut wait = WaitLoop::new(standing.is_some(), nodes, command_timeout, self.until, random::jitter());
@@ -220,7 +257,7 @@ impl Acquire {
                 Ok(()) = looks.changed(), if !wait.leads() => {
                     wait.heard(looks.borrow_and_update().clone());
                 }
-                () = client.host.sleep(until.since(now)) => wait.slept(),
+                () = client.host.sleep_until(now, until) => wait.slept(),
             }
         }
     }
@@ -232,7 +269,7 @@ impl Acquire {
         route: Route,
         waiter: &Waiter<'_>,
         mut standing: Option<&mut Standing<'_>>,
-    ) -> Result<Option<Lease>, AcquireError> {
+    ) -> Result<Option<Lease>, Error> {
         let client = &self.client;
         let leads = wait.leads();
         let _slot = self.slot(leads.then_some(waiter)).await;
@@ -259,7 +296,7 @@ impl Acquire {
     }
 
     /// One attempt. The inner error is what it saw instead of a lease; the outer one ends the acquire.
-    async fn try_once(&self, route: Route) -> Result<Result<Lease, Check>, AcquireError> {
+    async fn try_once(&self, route: Route) -> Result<Result<Lease, Check>, Error> {
         let client = &self.client;
         // `close` waits for what is under way, and for its undoing.
         let _under_way = client.host.token();
@@ -275,11 +312,11 @@ impl Acquire {
 
     /// `close` waits for what was under way before it was called; it may be done waiting. To be asked by who counts as under
     /// way.
-    fn may_begin(&self) -> Result<(), AcquireError> {
+    fn may_begin(&self) -> Result<(), Error> {
         if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
 
-    fn conclude(&self, outcome: Result<Won, Check>) -> Result<Result<Lease, Check>, AcquireError> {
+    fn conclude(&self, outcome: Result<Won, Check>) -> Result<Result<Lease, Check>, Error> {
         match outcome {
             Ok((hold, signal)) => {
                 // From here on somebody owns the hold, whatever panics or is dropped.
@@ -292,7 +329,7 @@ impl Acquire {
                 Ok(Ok(lease))
             }
             Err(Check::Failed(_)) if self.client.ended.is_cancelled() => Err(self.client.end()),
-            Err(Check::Failed(failure)) if failure.is_refusal() => Err(AcquireError::Refused(failure.into())),
+            Err(Check::Failed(failure)) if failure.is_refusal() => Err(failure.into()),
             Err(check) => Ok(Err(check)),
         }
     }
@@ -318,14 +355,14 @@ impl Acquire {
                 biased;
                 () = client.looks.freed() => {}
                 () = client.ended.cancelled() => {}
-                () = client.host.sleep(again.since(now)) => {}
+                () = client.host.sleep_until(now, again) => {}
             }
             now = client.now();
         }
     }
 
     /// Leaves the server alone for a while, not beyond our time; an error if the acquire ends meanwhile.
-    async fn pause(&self, pause: Duration) -> Result<(), AcquireError> {
+    async fn pause(&self, pause: Duration) -> Result<(), Error> {
         let client = &self.client;
         let pause = pause.min(self.until.since(client.now()));
         tokio::select! {
@@ -349,13 +386,11 @@ impl Acquire {
     }
 
     /// The end of a wait, from its last look.
-    fn over(&self, look: Check) -> AcquireError {
+    fn over(&self, look: Check) -> Error {
         match look {
-            Check::Failed(failure) => AcquireError::Unavailable(failure.into()),
-            Check::NotYet => {
-                AcquireError::Unavailable(Failure::unavailable("the wait ended before the server had answered").into())
-            }
-            Check::Held { holder, .. } | Check::Split { holder, .. } => AcquireError::TimedOut {
+            Check::Failed(failure) => failure.into(),
+            Check::NotYet => Error::unavailable("the wait ended before the server had answered"),
+            Check::Held { holder, .. } | Check::Split { holder, .. } => Error::TimedOut {
                 name: self.name(),
                 waited: self.client.now().since(self.started),
                 holder: Box::new(self.client.watchdog.recognize(&self.wanted.key, holder)),

@@ -15,20 +15,23 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
+    loss::LossReason,
     message::{Claim, Route},
     renewal::LeaseConfig,
     time::Time,
     token::Token,
 };
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::{self, Clock},
-    error::{AcquireError, Error},
+    error::Error,
+    foreign::{Relay, relayed},
     keeper::{Host, Stop},
     node::{Node, NodeListener},
     owner::OwnerId,
-    quorum::Quorum,
+    quorum::{ConnectConfig, NodeAddress, Quorum},
     random,
     reentry::Owners,
     status::Signal,
@@ -37,11 +40,12 @@ use crate::{
 };
 
 mod late_replies;
+mod own_releases;
 mod release;
 mod round;
 
-use self::late_replies::LateReplies;
 pub(crate) use self::round::Won;
+use self::{late_replies::LateReplies, own_releases::OwnReleases};
 
 /// What `build` settled.
 #[derive(Debug, Clone)]
@@ -74,11 +78,28 @@ pub(crate) struct Client {
     /// would time out behind each other, be undone and be sent again, and the server would do nothing else.
     pub(crate) looks: CheckSlots,
     pub(crate) closed: CancellationToken,
-    /// No acquire goes on: this was closed, or the keeper's runtime has ended.
+    /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
+    pub(crate) own_releases: Arc<OwnReleases>,
+    /// What to connect to at the first use.
+    unconnected: Option<Unconnected>,
     late_replies: Arc<LateReplies>,
     _listeners: Vec<Arc<Listener>>,
     _stop: Stop,
+}
+
+/// The nodes of a `Leases` that connects at its first use.
+#[derive(Debug)]
+pub(crate) struct Unconnected {
+    places: Vec<NodeAddress>,
+    config: ConnectConfig,
+    done: OnceCell<()>,
+}
+
+impl Unconnected {
+    pub(crate) fn new(places: Vec<NodeAddress>, config: ConnectConfig) -> Self {
+        Self { places, config, done: OnceCell::new() }
+    }
 }
 
 /// Enough for a server that is a few milliseconds away.
@@ -109,7 +130,14 @@ impl Wanted {
 }
 
 impl Client {
-    pub(crate) fn new(options: Options, clock: Arc<dyn Clock>, host: Host, stop: Stop, quorum: Quorum) -> Arc<Self> {
+    pub(crate) fn new(
+        options: Options,
+        clock: Arc<dyn Clock>,
+        host: Host,
+        stop: Stop,
+        quorum: Quorum,
+        unconnected: Option<Unconnected>,
+    ) -> Arc<Self> {
         let quorum = Arc::new(quorum);
         let lines = || Arc::new(Lines::new(quorum.len()));
         let (lines, queues) = (lines(), lines());
@@ -142,6 +170,8 @@ impl Client {
             looks: CheckSlots::new(CHECKS_AT_ONCE),
             closed: CancellationToken::new(),
             ended,
+            own_releases: Arc::default(),
+            unconnected,
             _listeners: listeners,
             _stop: stop,
         })
@@ -163,18 +193,39 @@ impl Client {
 
     /// An error once `close` was called, or the keeper's runtime has ended.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
-        if self.closed.is_cancelled() {
-            Err(Error::closed())
-        } else if self.ended.is_cancelled() {
-            Err(Error::keeper_ended())
-        } else {
-            Ok(())
+        if self.closed.is_cancelled() || self.host.over().is_cancelled() { Err(self.end()) } else { Ok(()) }
+    }
+
+    /// Whether the first connection was made.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.unconnected.as_ref().is_none_or(|unconnected| unconnected.done.initialized())
+    }
+
+    /// Makes the first connection, if that is still to be done.
+    pub(crate) async fn connect(&self) -> Result<(), Error> {
+        let Some(Unconnected { places, config, done }) = &self.unconnected else { return Ok(()) };
+        done.get_or_try_init(|| self.quorum.connect(places, config)).await?;
+        Ok(())
+    }
+
+    /// Before a question: an error once this was closed.
+    pub(crate) async fn ready(&self) -> Result<(), Error> {
+        self.check_open()?;
+        if !self.is_connected() {
+            relayed!(Relay::of_answers(), Box::pin(self.connect()))?;
         }
+        Ok(())
+    }
+
+    /// An error once no acquire goes on.
+    pub(crate) fn check_acquires(&self) -> Result<(), Error> {
+        if self.ended.is_cancelled() { Err(self.end()) } else { Ok(()) }
     }
 
     /// Why no acquire goes on, once `ended` is cancelled.
-    pub(crate) fn end(&self) -> AcquireError {
-        if self.closed.is_cancelled() { AcquireError::Closed } else { AcquireError::Unavailable(Error::keeper_ended()) }
+    pub(crate) fn end(&self) -> Error {
+        let by_keeper = self.host.over().is_cancelled() && !self.closed.is_cancelled();
+        if by_keeper { Error::keeper_ended() } else { Error::Closed }
     }
 
     /// What an acquisition goes by.
@@ -200,6 +251,26 @@ impl Client {
         let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition);
         self.watchdog.guard(&hold);
         (hold, signal)
+    }
+
+    /// Ends every wait, asks every holder to stop, and waits for them; then ends everything. How many leases were cut short.
+    pub(crate) async fn shut_down(self: &Arc<Self>, limit: Duration) -> usize {
+        self.ended.cancel();
+        let now = self.now();
+        for hold in self.watchdog.holds() {
+            hold.ask_to_stop(now, LossReason::Closing);
+        }
+        tokio::select! {
+            biased;
+            () = self.watchdog.emptied() => {}
+            () = self.closed.cancelled() => {}
+            () = self.host.sleep(limit) => {}
+        }
+        let now = self.now();
+        let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };
+        let cut_short = self.watchdog.holds().iter().map(held).sum();
+        self.close().await;
+        cut_short
     }
 
     /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all.

@@ -1,6 +1,11 @@
 //! Releasing a hold on every node (rule 8).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use leasehold_protocol::{
     acquisition::{Ask, News, ReleaseAgain, Said, Sent},
@@ -15,9 +20,10 @@ use leasehold_protocol::{
 
 use super::Client;
 use crate::{
-    error::ReleaseError,
+    error::Error,
     node::Answer,
     quorum::{FanOut, Undo},
+    sync::catching_panics,
     watchdog::Hold,
 };
 
@@ -31,7 +37,7 @@ impl Client {
         hold: &Arc<Hold>,
         mode: ReleaseMode,
         valid_until: Time,
-    ) -> Result<(), ReleaseError> {
+    ) -> Result<(), Error> {
         // `close` must not take the connection away from under it.
         let _under_way = self.host.token();
         let mut background = Dropped { client: self, hold, mode: Some(mode.clone()) };
@@ -44,7 +50,7 @@ impl Client {
             tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "not confirmed");
             // It may be free all the same; and what was deleted on our own connection is not told.
             self.released(&hold.key, &mode);
-            return Err(ReleaseError::Unknown(failure.into()));
+            return Err(Error::unknown_release(&failure));
         }
         tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = matches!(end, End::Released));
         self.released(&hold.key, &mode);
@@ -52,7 +58,7 @@ impl Client {
             End::Lost(reason) => {
                 let now = self.now();
                 let since = if reason == LossReason::Expired { valid_until } else { now };
-                Err(ReleaseError::Lost(hold.lost(now, since, reason)))
+                Err(Error::Lost(hold.lost(now, since, reason)))
             }
             End::Released | End::Unknown(_) => Ok(()),
         }
@@ -170,17 +176,28 @@ impl Client {
         }
     }
 
-    /// Releases a hold without anybody waiting for it.
+    /// Releases a hold without anybody waiting for it; but the next acquire of it here does.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
         let Some(undo) = hold.abandon(mode) else { return };
+        let own_release = self.own_releases.begin(&hold.key, self.quorum.majority());
         for node in undo.nodes.iter() {
             let undoing = self.watchdog.undoing(node, Undo::new(&undo, hold.claim()));
             // With this the connections stay until it is done.
             let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
-            self.host.spawn(async move {
+            let own_release = own_release.clone();
+            let mut releasing = Box::pin(async move {
                 undoing.await;
                 client.notify_of_retained(&hold.key, &mode);
+                own_release.answered();
             });
+            // A node in memory answers at once, so the lock is free before the next line of the program runs.
+            let at_once = self.quorum.member(node).is_some_and(|member| member.answers_at_once());
+            let mut poll = || releasing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            // One that panicked must not be polled again.
+            let is_over = at_once && catching_panics(&mut poll).unwrap_or(true);
+            if !is_over {
+                self.host.spawn(releasing);
+            }
         }
     }
 }

@@ -57,6 +57,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// How many keys may be watched at a time; zero when the node has turned watching down.
     fn tracking_capacity(&self) -> usize;
 
+    /// Whether its answers are there at the first poll.
+    fn answers_at_once(&self) -> bool {
+        false
+    }
+
     /// Where it is, without who we are there.
     fn address(&self) -> &str;
 
@@ -72,6 +77,12 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 
     /// Closes the connections. Ends within `limit`.
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+    /// What tests can do to it, if it is in memory.
+    #[cfg(feature = "testing")]
+    fn gate(&self) -> Option<&memory::Gate> {
+        None
+    }
 }
 
 impl dyn Node {

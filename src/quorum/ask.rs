@@ -6,7 +6,7 @@ use leasehold_protocol::{
     failure::Failure,
     holder::{self, Holder},
     key::Key,
-    message::{Page, Reply, Request, Route},
+    message::{Page, Reply, Request, Route, ServerIdentity},
     plurality::Plurality,
     tally::Nodes,
     votes::NodeAnswer,
@@ -99,6 +99,20 @@ impl Quorum {
         let said = self.everybody(self.members().map(|(at, member)| (at, member.capabilities(limit))).collect()).await;
         let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
         common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
+    }
+
+    /// Whether a majority answers and may vote, as far as that is known.
+    pub(crate) async fn health(&self, limit: Duration) -> Result<(), Failure> {
+        let said = self.everybody(self.ask_all::<ServerIdentity>(&Request::Probe, limit)).await;
+        let answers = self.members().zip(said).map(|((_, member), said)| said.map(|_| member.recovers_in()));
+        let said: Vec<Result<Option<Duration>, Failure>> = answers.collect();
+        if said.iter().filter(|said| matches!(said, Ok(None))).count() < self.majority() {
+            let vote = |left: &Option<Duration>| {
+                left.map_or(NodeAnswer::Granted, |remaining| NodeAnswer::Recovering { remaining })
+            };
+            return Err(self.failure(&said, vote));
+        }
+        Ok(())
     }
 
     /// Gives connections up for dead.

@@ -21,7 +21,7 @@ use crate::{
     keeper::Host,
     node::{
         Node,
-        memory::Memory,
+        memory::{self, Memory},
         redis::{Limits, Redis, Target},
     },
 };
@@ -68,7 +68,7 @@ impl NodeAddress {
 }
 
 /// What connections are made with.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct ConnectConfig {
     pub(crate) limits: Limits,
     pub(crate) host: Host,
@@ -84,8 +84,9 @@ impl ConnectConfig {
     fn connect(&self, place: &NodeAddress) -> Connecting<Arc<dyn Node>> {
         match place {
             NodeAddress::Memory(name) => {
-                let node: Arc<dyn Node> = if name.is_empty() { Memory::private() } else { Memory::named(name) };
-                Box::pin(ready(Ok(node)))
+                let clock = &self.clock;
+                let memory = if name.is_empty() { Memory::private(clock) } else { Memory::named(name, clock) };
+                Box::pin(ready(Ok(memory::node(memory, &self.host))))
             }
             NodeAddress::Redis(target) => {
                 let connecting = Redis::connect(target.clone(), self.limits, self.host.clone(), self.clock.clone());
@@ -105,22 +106,27 @@ impl ConnectConfig {
 }
 
 impl Quorum {
-    /// Connects to every node at once, and is there as soon as a majority is. The others follow in the background.
-    pub(crate) async fn connect(
-        places: Vec<NodeAddress>,
-        restart_delay: Duration,
-        config: ConnectConfig,
-    ) -> Result<Self, Error> {
+    /// The nodes at these places, to none of which is a connection.
+    pub(crate) fn at(places: &[NodeAddress], restart_delay: Duration, config: &ConnectConfig) -> Self {
         let addresses: Vec<String> = places.iter().map(NodeAddress::address).collect();
-        let ConnectConfig { limits, host, clock } = &config;
-        let quorum = Self::new(&addresses, restart_delay, clock, host, limits.command);
-        if let [place] = &*places {
+        let ConnectConfig { limits, host, clock } = config;
+        Self::new(&addresses, restart_delay, clock, host, limits.command)
+    }
+
+    /// Connects to every node at once, and is there as soon as a majority is. The others follow in the background. After a
+    /// failure it may be called again.
+    pub(crate) async fn connect(&self, places: &[NodeAddress], config: &ConnectConfig) -> Result<(), Error> {
+        let quorum = self;
+        let ConnectConfig { limits, host, .. } = config;
+        if let [place] = places {
             quorum.install(0, config.connect(place).await?);
-            return Ok(quorum);
+            return Ok(());
         }
-        let mut coming: FanOut<Arrival, Error> = places.iter().map(|place| config.arrive(place)).enumerate().collect();
+        let absent = |at: &usize| quorum.member(*at).is_some_and(|member| member.node().is_none());
+        let arriving = places.iter().map(|place| config.arrive(place)).enumerate().filter(|(at, _)| absent(at));
+        let mut coming: FanOut<Arrival, Error> = arriving.collect();
         let mut outcomes: Vec<Option<Error>> = places.iter().map(|_| None).collect();
-        let mut connected = 0;
+        let mut connected = quorum.members().filter(|(_, member)| member.node().is_some()).count();
         let mut grace = std::pin::pin!(host.sleep(limits.connect + GRACE));
         let mut is_waiting = false;
         while !coming.is_empty() {
@@ -143,10 +149,10 @@ impl Quorum {
             }
         }
         if connected < quorum.majority() {
-            return Err(too_few(&quorum, &outcomes));
+            return Err(too_few(quorum, &outcomes));
         }
-        quorum.await_absent(&places, outcomes, coming, &config);
-        Ok(quorum)
+        quorum.await_absent(places, outcomes, coming, config);
+        Ok(())
     }
 
     /// The nodes that are not there yet are connected to in the background.
@@ -158,7 +164,7 @@ impl Quorum {
         config: &ConnectConfig,
     ) {
         let failed = outcomes.into_iter().enumerate().filter_map(|(at, error)| Some((at, None, error?)));
-        let silent = || Error::new(ErrorKind::Unavailable, "it does not answer");
+        let silent = || Error::unavailable("it does not answer");
         let coming = coming.take().into_iter().map(|(at, connecting)| (at, Some(connecting), silent()));
         for (at, connecting, error) in failed.chain(coming) {
             if let (Some(member), Some(place)) = (self.member(at), places.get(at)) {

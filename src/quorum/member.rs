@@ -92,6 +92,11 @@ impl Member {
         self.node.get()
     }
 
+    /// Whether its answers are there at the first poll.
+    pub(crate) fn answers_at_once(&self) -> bool {
+        self.node().is_some_and(|node| node.answers_at_once())
+    }
+
     pub(super) fn command_timeout(&self) -> Duration {
         self.command_timeout
     }
@@ -294,7 +299,11 @@ impl Member {
 
     /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
     pub(crate) fn is_recovering(&self) -> bool {
-        self.health.lock().is_recovering(self.now())
+        self.recovers_in().is_some()
+    }
+
+    pub(super) fn recovers_in(&self) -> Option<Duration> {
+        self.health.lock().recovers_in(self.now())
     }
 
     pub(crate) fn note_recovery(self: &Arc<Self>, left: Duration) {

@@ -1,4 +1,5 @@
-//! The nodes together. One node is a quorum of one: what is asked of many is asked of it in the same way.
+// The nodes together. One node is a quorum of one: what is asked of many is asked of it in the same way. The page
+// docs/quorum.md is this module's documentation.
 
 use std::{
     sync::{
@@ -121,9 +122,10 @@ impl Quorum {
         self.restart_delay
     }
 
-    /// How a key may be kept without a lease: a node that is restarted remembers no key, and votes after this.
-    pub(crate) fn bound(&self, keep: Duration) -> Duration {
-        if self.is_one() || self.restart_delay.is_zero() { keep } else { keep.min(self.restart_delay) }
+    /// The longest that a key may be kept without a lease, if that is bounded: a node that is restarted remembers no key, and
+    /// votes after this.
+    pub(crate) fn longest_keep(&self) -> Option<Duration> {
+        (!self.is_one() && !self.restart_delay.is_zero()).then_some(self.restart_delay)
     }
 
     /// The route that fits the caller's place, on every node.

@@ -3,7 +3,7 @@
 use shuttle::{future::block_on, thread};
 
 use super::{explore, linger, time, wire::Scene};
-use crate::{AcquireError, LossReason};
+use crate::{Error, LossReason};
 
 #[test]
 fn who_wins_while_close_is_called_is_told() {
@@ -12,7 +12,7 @@ fn who_wins_while_close_is_called_is_told() {
         let lock = scene.lock();
         let acquiring = thread::spawn(move || match block_on(lock.acquire()) {
             Ok(lease) => assert_eq!(block_on(lease.lost()).reason(), LossReason::Closed),
-            Err(error) => assert!(matches!(error, AcquireError::Closed), "{error}"),
+            Err(error) => assert!(matches!(error, Error::Closed), "{error}"),
         });
         linger(60);
         block_on(scene.client.close());
@@ -36,7 +36,7 @@ fn close_ends_every_lease_and_every_acquire() {
         block_on(scene.client.close());
         match waiting.join().unwrap() {
             Ok(reason) => assert_eq!(reason, LossReason::Closed),
-            Err(error) => assert!(matches!(error, AcquireError::Closed), "{error}"),
+            Err(error) => assert!(matches!(error, Error::Closed), "{error}"),
         }
         letting_go.join().unwrap();
         passing.join().unwrap();

@@ -9,7 +9,7 @@ use super::{
     explore, time,
     wire::{Asked, Scene, TTL},
 };
-use crate::{Lease, LossReason, Owner, RenewError, Status};
+use crate::{Error, Lease, LossReason, Owner, Status};
 
 fn acquired(scene: &Scene) -> (Lease, Token) {
     let lease = block_on(scene.lock().try_acquire()).unwrap().unwrap();
@@ -66,7 +66,7 @@ fn a_renewal_by_hand_is_not_sent_after_the_release() {
         assert!(block_on(lease.release()).is_ok());
         match renewing.join().unwrap() {
             Ok(()) => {}
-            Err(RenewError::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Released),
+            Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Released),
             Err(unknown) => panic!("its outcome is known: {unknown}"),
         }
         scene.settle();
@@ -112,8 +112,8 @@ fn lost_while_it_is_dropped(lose: fn(&Scene), reason: LossReason) {
     losing.join().unwrap();
     let end = hearing.join().unwrap();
     assert!([reason, LossReason::Released].contains(&end.reason()), "{end}");
-    assert_eq!(handle.check(), Err(end.clone()));
-    assert!(checking.join().unwrap().iter().all(|other| *other == end), "one end only");
+    assert_eq!(handle.check(), Err(end.clone().into()));
+    assert!(checking.join().unwrap().iter().all(|other| *other == end.clone().into()), "one end only");
     let seen = watching.join().unwrap();
     let last = if end.reason() == reason { Status::Lost(end) } else { Status::Released };
     assert_eq!(seen.last(), Some(&last));

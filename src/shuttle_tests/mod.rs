@@ -108,11 +108,6 @@ impl<T> OnceLock<T> {
         self.0.get()
     }
 
-    pub(crate) fn set(&self, value: T) -> Result<(), T> {
-        step();
-        self.0.set(value)
-    }
-
     pub(crate) fn take(&mut self) -> Option<T> {
         self.0.take()
     }
@@ -123,7 +118,7 @@ impl<T> OnceLock<T> {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Notify(tokio::sync::Notify);
 
 impl Notify {

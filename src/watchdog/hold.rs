@@ -20,12 +20,16 @@ use crate::{
     lost::Lost,
     metrics::{Holding, Turn},
     owner::OwnerId,
+    random,
     status::{Signal, Status},
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
+
+/// A server counts in whole milliseconds.
+const SHORTEST_KEEP: Duration = Duration::from_millis(1);
 
 /// One acquisition, held by one or more leases of one owner.
 pub(crate) struct Hold {
@@ -40,6 +44,8 @@ pub(crate) struct Hold {
     acquired: Time,
     /// A copy of the acquisition's answer, so that `check` is one load and one look at the clock.
     valid_until: AtomicU64,
+    /// The key stays until then, whenever it is released: nanoseconds on our clock, zero for no longer than it is held.
+    keep_until: AtomicU64,
     state: Mutex<State>,
     measured: Holding,
 }
@@ -116,9 +122,27 @@ impl Hold {
         let signal = Signal::new();
         let acquired = acquisition.sent();
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
+        let keep_until = AtomicU64::new(0);
         let state = Mutex::new(State { acquisition, leases: vec![signal.clone()], end: None });
         let measured = Holding::begins();
-        (Arc::new(Self { key, token, fence, ttl, fence_memory, owner, acquired, valid_until, state, measured }), signal)
+        let hold =
+            Self { key, token, fence, ttl, fence_memory, owner, acquired, valid_until, keep_until, state, measured };
+        (Arc::new(hold), signal)
+    }
+
+    /// The key stays for at least so long after the acquire, or until what was said before.
+    pub(crate) fn keep_for(&self, now: Time, keep: Duration) {
+        self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
+    }
+
+    /// What a release makes of the key, which is to be kept for so long from now on at least.
+    pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
+        let rest = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now).max(keep);
+        if rest.is_zero() {
+            return ReleaseMode::Delete;
+        }
+        let stays = random::token(&format!("{} (released)", self.token.label()));
+        ReleaseMode::Retain(rest.max(SHORTEST_KEEP), stays)
     }
 
     pub(crate) fn claim(&self) -> Claim {
@@ -188,7 +212,19 @@ impl Hold {
 
     /// `Leases::close`: every lease ends, and what is left on the nodes is released.
     pub(crate) fn close(&self, now: Time) -> Reaction {
-        self.feed(now, |acquisition| acquisition.close(now))
+        let mut reaction = self.feed(now, |acquisition| acquisition.close(now));
+        if let Some(undo) = &mut reaction.actions.undo {
+            undo.mode = self.release_mode(now, Duration::ZERO);
+        }
+        reaction
+    }
+
+    /// Asks every holder to stop, while the lease goes on.
+    pub(crate) fn ask_to_stop(&self, now: Time, reason: LossReason) {
+        let (why, leases) = (self.lost(now, now, reason), self.state.lock().leases.clone());
+        for lease in leases {
+            lease.ask_to_stop(&why);
+        }
     }
 
     /// Every lease ends, for a reason that no node has given.
@@ -202,7 +238,7 @@ impl Hold {
         let mut state = self.state.lock();
         let entry = match state.acquisition.phase() {
             Some(Phase::Held) => {
-                let signal = Signal::new();
+                let signal = Signal::beside(state.leases.first().map(|lease| &**lease));
                 state.leases.push(signal.clone());
                 Entry::Shared(signal)
             }
@@ -218,7 +254,7 @@ impl Hold {
         let mut state = self.state.lock();
         let signal = match state.acquisition.phase() {
             Some(phase @ (Phase::Held | Phase::AtRisk)) => {
-                let signal = Signal::new();
+                let signal = Signal::beside(state.leases.first().map(|lease| &**lease));
                 if phase == Phase::AtRisk {
                     signal.note(Status::AtRisk);
                 }
@@ -332,7 +368,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::random;
 
     const TTL: Duration = Duration::from_secs(3);
 

@@ -192,9 +192,9 @@ fn f91_every_keeper_event_is_tested_and_documented() {
         names.into_iter().filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_')).collect();
     let scenes: BTreeSet<&str> = SCENES.iter().copied().chain(OF_CALLERS).collect();
     assert_eq!(names, scenes);
-    let readme = include_str!("../../README.md");
+    let page = include_str!("../../docs/operations.md");
     for name in names {
-        assert!(readme.contains(&format!("`{name}`")), "the README names {name}");
+        assert!(page.contains(&format!("`{name}`")), "docs/operations.md names {name}");
     }
 }
 
@@ -360,7 +360,7 @@ fn f91_a_keeper_panic_ends_every_lease_and_later_ones_are_renewed() {
         for lease in [&one, &two] {
             let lost = within(TTL / 2, "it is told at once", lease.lost()).await;
             assert_eq!(format!("{:?}", lost.reason()), "KeeperEnded");
-            assert_eq!(lease.check(), Err(lost));
+            assert_eq!(lease.check(), Err(lost.into()));
         }
         clock.0.store(false, Ordering::SeqCst);
         let later = leases.lock("later").acquire().await.unwrap();

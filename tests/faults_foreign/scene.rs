@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, RunError, Status};
+use leasehold::{Builder, Error, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, Status};
 use tokio::sync::oneshot;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -278,7 +278,7 @@ pub(crate) struct Others {
     leases: Vec<Lease>,
     lost: Vec<oneshot::Receiver<Stamped<Lost>>>,
     cancelled: oneshot::Receiver<Stamped<()>>,
-    run: oneshot::Receiver<Stamped<Result<(), RunError>>>,
+    run: oneshot::Receiver<Stamped<Result<(), Error>>>,
     running: LeaseHandle,
 }
 
@@ -343,7 +343,7 @@ impl Others {
         let cancelled = within(HANGS, "the token", self.cancelled).await.expect("it is cancelled");
         on_time("the cancellation", cancelled.woken, deadlines[0]);
         let Stamped { output, woken, .. } = within(HANGS, "run stops its work", self.run).await.expect("it stops");
-        assert!(matches!(output, Err(RunError::Lost(_))), "{output:?}");
+        assert!(matches!(output, Err(Error::Lost(_))), "{output:?}");
         on_time("the stop of run", woken, deadlines[3]);
     }
 }

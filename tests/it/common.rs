@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{AcquireError, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, ReleaseError, RenewError, Status};
+use leasehold::{Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Status};
 use support::{HANGS, Lag, Match, seen, within};
 
 pub(crate) const NAME: &str = "job";
@@ -44,9 +44,16 @@ pub(crate) fn requests(script: &str, lease: &Lease) -> Match {
 }
 
 #[track_caller]
-pub(crate) fn assert_says_lost(outcome: Result<(), ReleaseError>, reason: LossReason) {
+pub(crate) fn ending<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Lost {
     match outcome {
-        Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), reason),
+        Err(Error::Lost(lost)) => lost,
+        outcome => panic!("the lease has not ended: {outcome:?}"),
+    }
+}
+
+pub(crate) fn assert_says_lost(outcome: Result<(), Error>, reason: LossReason) {
+    match outcome {
+        Err(Error::Lost(lost)) => assert_eq!(lost.reason(), reason),
         other => panic!("the release of a lost lease says {other:?}"),
     }
 }
@@ -56,7 +63,7 @@ pub(crate) async fn is_ours(lease: &Lease) {
     let renewed = async {
         loop {
             match lease.renew().await {
-                Err(RenewError::Unknown(_)) => {}
+                Err(Error::Unknown(_)) => {}
                 definite => return definite,
             }
         }
@@ -66,11 +73,11 @@ pub(crate) async fn is_ours(lease: &Lease) {
 
 /// Waits in vain for the lock. A busy machine may leave the last look, which is a short one, without an answer: then once
 /// more.
-pub(crate) async fn in_vain(lock: &Lock, limit: Duration) -> AcquireError {
+pub(crate) async fn in_vain(lock: &Lock, limit: Duration) -> Error {
     let waits = async {
         loop {
             match lock.acquire_within(limit).await {
-                Err(AcquireError::Unavailable(_)) => {}
+                Err(Error::Unavailable(_)) => {}
                 Err(error) => return error,
                 Ok(lease) => panic!("somebody holds it, and we have {lease:?}"),
             }
@@ -106,7 +113,7 @@ impl Calm {
     fn watch(lease: &LeaseHandle, over: &AtomicBool) -> Seen {
         let (mut seen, mut changes) = (Seen::default(), lease.status_changes());
         while !over.load(Ordering::SeqCst) && seen.lost.is_none() {
-            seen.lost = lease.check().err();
+            seen.lost = lease.check().err().and_then(|error| error.lost().cloned());
             let change = pin!(changes.next()).poll(&mut Context::from_waker(Waker::noop()));
             if let Poll::Ready(change) = change {
                 seen.changed = seen.changed.or(change);

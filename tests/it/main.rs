@@ -8,9 +8,11 @@
 
 mod common;
 mod conformance;
+mod connecting;
 mod fair;
 mod faults;
 mod fences;
+mod grace;
 mod pages;
 mod push;
 mod quorum;

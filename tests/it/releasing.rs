@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{AcquireError, Leases, LossReason};
-use support::{Action, HANGS, Match, Proxy, Server, eventually, eventually_async, within};
+use leasehold::{Clock, Error, Leases, LossReason, SystemClock};
+use support::{Action, Child, HANGS, Match, Part, Proxy, Server, eventually, eventually_async, two_workers, within};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_in_the_middle_of_everything_leaves_no_key() {
@@ -35,7 +35,7 @@ async fn closing_in_the_middle_of_everything_leaves_no_key() {
         leases.close().await;
         for task in tasks {
             let error = within(HANGS, "the task's end", task).await.unwrap();
-            assert!(matches!(error, AcquireError::Closed), "{error}");
+            assert!(matches!(error, Error::Closed), "{error}");
         }
         assert_eq!(server.wire().keys("job:*"), Vec::<String>::new());
     }
@@ -87,4 +87,50 @@ fn a_runtime_that_cannot_connect_is_named_as_the_cause() {
     let bare = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let error = bare.block_on(Leases::connect(server.url())).unwrap_err();
     assert!(error.to_string().contains("enable_all()"), "{error}");
+}
+
+/// The clock of all processes on this machine.
+fn moment() -> Duration {
+    SystemClock.now()
+}
+
+#[test]
+fn a_shutdown_hands_the_lock_to_another_process_when_the_job_is_over() {
+    const TIDIES_UP_FOR: Duration = Duration::from_millis(500);
+    const TTL: Duration = Duration::from_millis(400);
+    let leases = async |url: &str| Leases::builder().url(url).ttl(TTL).build().await.unwrap();
+    if let Some(part) = Part::mine() {
+        return two_workers().block_on(async {
+            let lock = leases(&part.url).await.lock("job");
+            part.say("waits");
+            let lease = lock.acquire().await.unwrap();
+            part.say(moment().as_nanos());
+            lease.release().await.unwrap();
+        });
+    }
+    let server = Server::start();
+    two_workers().block_on(async {
+        let leases = leases(&server.url()).await;
+        let lease = leases.lock("job").acquire().await.unwrap();
+        let next =
+            Child::start(a_shutdown_hands_the_lock_to_another_process_when_the_job_is_over, "next", &server.url());
+        next.says("waits");
+        let job = tokio::spawn(async move {
+            assert_eq!(lease.lost().await.reason(), LossReason::Closing);
+            let (began, mut believed) = (moment(), moment());
+            while believed < began + TIDIES_UP_FOR {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                let now = moment();
+                lease.check().unwrap();
+                believed = now;
+            }
+            lease.release().await.unwrap();
+            believed
+        });
+        assert_eq!(within(HANGS, "the shutdown", leases.shutdown(HANGS)).await, 0);
+        let believed = within(HANGS, "the job", job).await.unwrap();
+        let acquired = Duration::from_nanos(next.says("").trim().parse().unwrap());
+        assert!(acquired > believed, "both believed, from {acquired:?} to {believed:?}");
+        next.ends();
+    });
 }

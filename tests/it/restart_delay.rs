@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireError, Builder, Error, Leases, LossReason, NodeState};
+use leasehold::{Builder, Error, Leases, LossReason, NodeState};
 use support::{ClockShim, HANGS, Proxy, Server, within};
 
 use crate::fair::line::{had, place};
@@ -37,7 +37,7 @@ async fn refused(leases: &Leases, fair: bool) -> Error {
     loop {
         // The connection may not have been noticed to be dead yet.
         match leases.lock("job").fair(fair).try_acquire().await {
-            Err(AcquireError::Unavailable(error)) if error.to_string().contains("recovering") => return error,
+            Err(error @ Error::Unavailable(_)) if error.to_string().contains("recovering") => return error,
             Ok(Some(_)) => panic!("granted after {:?}", tried.elapsed()),
             _ => assert!(tried.elapsed() < HANGS),
         }
@@ -112,7 +112,7 @@ async fn a_ttl_longer_than_the_restart_delay_is_refused() {
     assert!(error.contains("ttl is 2s") && error.contains("restart_delay"), "{error}");
     let leases = builder(&server, "one").build().await.unwrap();
     let error = leases.lock("job").ttl(Duration::from_millis(1_001)).try_acquire().await.unwrap_err();
-    assert!(matches!(&error, AcquireError::Refused(error) if error.to_string().contains("1.001s")), "{error}");
+    assert!(matches!(&error, Error::Config(error) if error.to_string().contains("1.001s")), "{error}");
     let error = builder(&server, "one").restart_delay(Duration::from_secs(90_000)).build().await.unwrap_err();
     assert!(error.to_string().contains("restart_delay is 90000s"), "{error}");
 }

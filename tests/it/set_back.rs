@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireError, Builder, Lease, Leases, NodeState};
+use leasehold::{Builder, Error, Lease, Leases, NodeState};
 use support::{ClockShim, Lag, Nodes, Server, eventually_async, within};
 
 use crate::fair::line::{HEARTBEAT, all_can_be_called, had, place};
@@ -29,7 +29,7 @@ fn newborn() -> (Server, ClockShim) {
 async fn tries(leases: &Leases, fair: bool) -> Result<Lease, String> {
     match leases.lock("job").fair(fair).try_acquire().await {
         Ok(lease) => Ok(lease.expect("nobody holds it")),
-        Err(AcquireError::Unavailable(error)) => Err(error.to_string()),
+        Err(Error::Unavailable(error)) => Err(error.to_string()),
         Err(other) => panic!("{other}"),
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Lease, Leases, Owner};
+use leasehold::{Error, Lease, Leases, Owner};
 use support::{Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, within};
 use tokio::sync::mpsc;
 
@@ -106,7 +106,7 @@ async fn every_waiter_keeps_its_own_deadline() {
     let mut ends = Vec::new();
     for (limit, waiter) in patience.iter().zip(waiters) {
         let error = within(HANGS, "its deadline", waiter).await.unwrap().unwrap_err();
-        let AcquireError::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
+        let Error::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
         // The end of the pause and that of a last look without an answer are two timers, each of which may be late.
         let most = *limit + Duration::from_millis(20) + LAST_LOOK + 2 * lag.worst();
         assert!(waited >= *limit && waited <= most, "{waited:?} of {limit:?}");
@@ -158,7 +158,7 @@ async fn a_waiter_that_nobody_polls_does_not_stop_the_others() {
 }
 
 /// An acquire that is not polled any more.
-type Unpolled = Pin<Box<dyn Future<Output = Result<Lease, AcquireError>> + Send>>;
+type Unpolled = Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send>>;
 
 /// As many acquires of one task as have more looks to make than a process makes at a time: each is polled twice, and then
 /// never again. The locks are held elsewhere, so that each is in its first look as a waiter, or waits for that.
@@ -266,7 +266,7 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
     // One of the two checks first and has it; the server notified the other.
     match lock.acquire_within(Duration::ZERO).await {
         Ok(lease) => lease.release().await.unwrap(),
-        Err(AcquireError::TimedOut { holder, .. }) => assert!(holder.label().is_some(), "the waiter's: {holder:?}"),
+        Err(Error::TimedOut { holder, .. }) => assert!(holder.label().is_some(), "the waiter's: {holder:?}"),
         Err(error) => panic!("{error}"),
     }
     within(HANGS, "the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
@@ -288,7 +288,7 @@ async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
     for (leases, name, fair) in [(&lone, "job", false), (&lone, "queued", true), (&quorum, "job", false)] {
         let lock = leases.lock(name).fair(fair).owner(Owner::anonymous());
         match within(HANGS, name, lock.acquire_within(limit)).await {
-            Err(AcquireError::TimedOut { waited, .. }) => assert!(waited >= limit, "{name}: {waited:?}"),
+            Err(Error::TimedOut { waited, .. }) => assert!(waited >= limit, "{name}: {waited:?}"),
             other => panic!("{name}: {other:?}"),
         }
     }

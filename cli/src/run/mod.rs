@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, future::Future, os::unix::process::CommandExt, process::ExitCode, time::Duration};
 
-use leasehold::{AcquireError, Clock, Lease, Lock, LossReason, ReleaseError, SystemClock};
+use leasehold::{Clock, Error, Lease, Lock, LossReason, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
 
 use self::{
@@ -215,7 +215,7 @@ async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_
         Err(error) => {
             match &error {
                 // Nothing goes on in the background of a process that ends.
-                ReleaseError::Unknown(why) => {
+                Error::Unknown(why) => {
                     let what = if rest.is_some() { "that the lock is kept" } else { "the release" };
                     tell(format_args!(
                         "the command has ended; {what} is not confirmed: {why}. The key expires within its TTL"
@@ -223,7 +223,7 @@ async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_
                 }
                 other => tell(other),
             }
-            if let ReleaseError::Lost(lost) = error {
+            if let Error::Lost(lost) = error {
                 // Since when is not known.
                 if matches!(lost.reason(), LossReason::Deleted | LossReason::Taken) {
                     return Released::WasLost;
@@ -268,7 +268,7 @@ async fn acquire(options: &Wanted, lock: &Lock, began: Duration) -> Result<Lease
     } else {
         lock.acquire().await
     };
-    let lease = acquired.map_err(|error: AcquireError| Ended::waiting(&error, conflict))?;
+    let lease = acquired.map_err(|error: Error| Ended::waiting(&error, conflict))?;
     if options.verbose {
         let waited = now().saturating_sub(asked);
         tell(format_args!("{:?} is ours after {waited:.3?}, fence {}", options.name, lease.fence()));

@@ -319,9 +319,9 @@ mod votes {
         let (_, orders) = health.voted(at(2_000), at(2_010), &sign("run2"), millis(500), &mut peers);
         assert_eq!(orders.tell, Some(News::Recovers { votes_in: millis(500) }));
         assert_eq!(voted(&mut health, &mut peers, 1_999, &sign("run2")), Ok(()));
-        assert!(health.is_recovering(at(2_100)));
+        assert!(health.recovers_in(at(2_100)).is_some());
         assert_eq!(voted(&mut health, &mut peers, 2_001, &sign("run2")), Ok(()));
-        assert!(!health.is_recovering(at(2_100)));
+        assert!(health.recovers_in(at(2_100)).is_none());
     }
 
     #[test]
@@ -331,7 +331,7 @@ mod votes {
         let failure = outcome.unwrap_err();
         assert!(failure.is_refusal() && failure.may_have_happened(), "{failure}");
         assert_eq!(orders.tell, Some(News::SameServer { other: OTHER.into() }));
-        assert!(orders.probe.is_some() && !health.is_recovering(at(2)));
+        assert!(orders.probe.is_some() && health.recovers_in(at(2)).is_none());
     }
 }
 
@@ -342,13 +342,13 @@ mod recovery {
     fn a_recovery_is_told_when_it_begins() {
         let mut health = health();
         assert_eq!(health.recovering(Duration::ZERO, at(1_000)), NOTHING);
-        assert!(!health.is_recovering(at(1_000)));
+        assert!(health.recovers_in(at(1_000)).is_none());
         let orders = health.recovering(millis(500), at(1_000));
         assert_eq!(orders, Orders { tell: Some(News::Recovers { votes_in: millis(500) }), ..NOTHING });
         assert_eq!(health.recovering(millis(300), at(1_200)), NOTHING, "told once");
-        assert!(health.is_recovering(at(1_499)) && !health.is_recovering(at(1_500)));
+        assert!(health.recovers_in(at(1_499)).is_some() && health.recovers_in(at(1_500)).is_none());
         assert_eq!(health.recovering(Duration::ZERO, at(1_300)), NOTHING);
-        assert!(!health.is_recovering(at(1_300)), "it votes");
+        assert!(health.recovers_in(at(1_300)).is_none(), "it votes");
         assert!(health.recovering(millis(500), at(2_000)).tell.is_some(), "another recovery");
     }
 

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     clock::{self, Clock},
-    error::{Error, ErrorKind},
+    error::Error,
     foreign::{self, Event},
 };
 
@@ -423,5 +423,5 @@ pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Erro
     let text = format!(
         "cannot reach redis at {target} within {connect:?}: {reason}. Is the server running there, and is the url right?"
     );
-    Error::new(ErrorKind::Unavailable, text)
+    Error::unavailable(text)
 }

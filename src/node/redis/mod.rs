@@ -18,7 +18,7 @@ use super::{Answer, Node, NodeListener};
 use crate::{
     capabilities::Capabilities,
     clock::Clock,
-    error::{Error, ErrorKind, keeper_ended},
+    error::{Error, keeper_ended},
     keeper::Host,
 };
 
@@ -93,7 +93,7 @@ impl Redis {
 }
 
 fn no_thread(error: &io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("the thread for connections cannot be started: {error}"))
+    Error::unavailable(format!("the thread for connections cannot be started: {error}"))
 }
 
 /// Opens a connection that lives on `runtime`, in a task that nobody cancels: a connection that comes too late is
@@ -120,7 +120,7 @@ async fn open(
             Err(error) if error.is_panic() => Err(Error::config(
                 "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
             )),
-            Err(_ended) => Err(Error::new(ErrorKind::Unavailable, "the runtime of the connection has ended")),
+            Err(_ended) => Err(Error::unavailable("the runtime of the connection has ended")),
         },
         () = too_late => Err(connection::unreachable(&target, limits, &reason.lock())),
     }

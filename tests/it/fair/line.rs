@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Lease, Leases, Lock, Owner};
+use leasehold::{Error, Lease, Leases, Lock, Owner};
 use tokio::{sync::Notify, task::JoinHandle};
 
 use support::{Server, Value, Wire, eventually_async, within};
@@ -21,7 +21,7 @@ pub(crate) const PROMPT: Duration = Duration::from_millis(50);
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// A waiter with a place; what became of it, and when.
-pub(crate) type Waiter = JoinHandle<(Result<Lease, AcquireError>, Instant)>;
+pub(crate) type Waiter = JoinHandle<(Result<Lease, Error>, Instant)>;
 
 /// Several programs on one server.
 pub(crate) async fn programs<const N: usize>(server: &Server) -> [Leases; N] {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireError, Leases, LossReason, ReleaseError};
+use leasehold::{Error, Leases, LossReason};
 use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, seen, within};
 
 use super::line::{
@@ -116,12 +116,12 @@ async fn f17_a_queue_key_of_another_type_is_refused_and_stops_no_holder() {
         all_can_be_called(&mut wire, "job", 1).await;
         wire.set(&key, "something else");
         let outcome = all[2].lock("job").fair(true).try_acquire().await;
-        let Err(AcquireError::Refused(error)) = outcome else { panic!("{outcome:?}") };
+        let Err(Error::Refused(error)) = outcome else { panic!("{outcome:?}") };
         assert!(error.to_string().contains(&key) && error.to_string().contains("another type"), "{error}");
         let (lag, released) = (Lag::start(), Instant::now());
         lease.release().await.unwrap();
         let (outcome, at) = within(SOON, "the waiter's end", waiter).await.unwrap();
-        assert!(matches!(outcome, Err(AcquireError::Refused(_))), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::Refused(_))), "{outcome:?}");
         assert!(at.duration_since(released) <= PROMPT + lag.worst(), "{:?}", at.duration_since(released));
         assert!(!wire.exists("job"));
         // It does not concern waiters outside the queue.
@@ -191,7 +191,7 @@ async fn f19_connections_that_end_while_a_fair_queue_waits() {
             let released = Instant::now();
             let outcome = lease.release().await;
             // With its connections it may have lost the answer; then it goes on in the background.
-            let is_unknown = matches!(outcome, Err(ReleaseError::Unknown(_)));
+            let is_unknown = matches!(outcome, Err(Error::Unknown(_)));
             assert!(outcome.is_ok() || (at_once && is_unknown), "{outcome:?}");
             eventually_async(SOON, "the next one", || waiters.iter().any(Waiter::is_finished)).await;
             let took = released.elapsed();

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Leases, LossReason, Owner};
+use leasehold::{Error, Leases, LossReason, Owner};
 use support::{Dropped, Lag, Polls, Server, eventually_async, within};
 use tokio::sync::Notify;
 
@@ -70,7 +70,7 @@ async fn nobody_overtakes_the_queue() {
     let fair = barger.lock("job").fair(true).owner(Owner::anonymous());
     assert!(fair.try_acquire().await.unwrap().is_none());
     let outcome = fair.acquire_within(Duration::ZERO).await;
-    assert!(matches!(outcome, Err(AcquireError::TimedOut { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
     assert_eq!(tokens(&mut wire, "job"), line, "one try takes no place");
 
     let (over, tries) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -215,7 +215,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
                 Instant::now()
             }
             // Where the machine had its own affairs for 15 ms, the last look was not answered in its time.
-            Err(AcquireError::TimedOut { .. } | AcquireError::Unavailable(_)) => {
+            Err(Error::TimedOut { .. } | Error::Unavailable(_)) => {
                 over += 1;
                 at.max(released)
             }
@@ -247,7 +247,7 @@ async fn f34_close_takes_fair_waiters_out_of_the_queue() {
     within(SOON, "the end", closed.close()).await;
     for waiter in waiters {
         let (outcome, _) = within(SOON, "the waiter's end", waiter).await.unwrap();
-        assert!(matches!(outcome, Err(AcquireError::Closed)), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     }
     assert_eq!(tokens(&mut wire, "job").len(), 1, "close waits until they have left");
     let (lag, released) = (Lag::start(), Instant::now());

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases, ReleaseError, Status};
+use leasehold::{Error, Lease, Leases, Status};
 use support::{
     Action, HANGS, Lag, Match, Proxy, RuleHandle, Server, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
@@ -49,7 +49,7 @@ async fn f11_a_link_that_is_slow_each_way() {
     let other = within(HANGS, "a free lock", leases.lock("other").acquire()).await.unwrap();
     other.release().await.expect("it was ours");
     match lease.release().await {
-        Err(ReleaseError::Lost(_)) if is_too_slow(&lag) => {}
+        Err(Error::Lost(_)) if is_too_slow(&lag) => {}
         outcome => outcome.expect("it was ours to the end"),
     }
     assert_eq!(server.wire().keys("job"), Vec::<String>::new());
@@ -76,10 +76,10 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(100) * n).await;
                 match lock.acquire().await?.release().await {
-                    Err(ReleaseError::Unknown(_)) if lag.worst() >= SPARE => {}
+                    Err(Error::Unknown(_)) if lag.worst() >= SPARE => {}
                     outcome => outcome.expect("every answer is in time"),
                 }
-                Ok::<_, leasehold::AcquireError>(())
+                Ok::<_, leasehold::Error>(())
             })
         });
         for other in others.collect::<Vec<_>>() {
@@ -131,7 +131,7 @@ fn lose_renewals(proxy: &Proxy, many: u64) -> RuleHandle {
 async fn is_released(lease: Lease, server: &Server, lag: &Lag) {
     let (name, mut wire) = (lease.name().to_owned(), server.wire());
     let released = lease.release().await;
-    assert!(matches!(released, Ok(()) | Err(ReleaseError::Unknown(_))), "{released:?}");
+    assert!(matches!(released, Ok(()) | Err(Error::Unknown(_))), "{released:?}");
     eventually_but_for(lag, TTL / 2, "the key is gone", || !wire.exists(&name)).await;
 }
 
@@ -191,7 +191,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64, turns: usize) {
                 inside.fetch_sub(1, Ordering::SeqCst);
                 // Without an answer it is unknown, and goes on in the background.
                 let released = lease.release().await;
-                assert!(matches!(released, Ok(()) | Err(ReleaseError::Unknown(_))), "{released:?}");
+                assert!(matches!(released, Ok(()) | Err(Error::Unknown(_))), "{released:?}");
             }
         }));
     }

@@ -11,9 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{
-    AcquireError, ErrorKind, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, ReleaseError, Status, StatusChanges,
-};
+use leasehold::{Error, ErrorKind, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, Status, StatusChanges};
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, SIGNAL, Server, Stamped, eventually, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
@@ -316,7 +314,7 @@ async fn f8_link_reset_in_the_middle_of_an_acquire() {
         let cut = rig.on(ACQUIRE, action);
         match rig.lock(LONG).try_acquire().await {
             Ok(Some(lease)) => lease.release().await.expect("it was ours to the end"),
-            Err(AcquireError::Unavailable(_)) => {}
+            Err(Error::Unavailable(_)) => {}
             other => panic!("{action:?}: {other:?}"),
         }
         has_happened(&cut).await;
@@ -360,7 +358,7 @@ async fn f8_link_reset_in_the_middle_of_every_release() {
     let lease = rig.acquire(LONG).await;
     let cut = rig.proxy.on_each(Match::script(RELEASE), Action::CutBefore);
     match lease.release().await {
-        Err(ReleaseError::Unknown(_)) => {}
+        Err(Error::Unknown(_)) => {}
         other => panic!("nothing was released, and it says {other:?}"),
     }
     assert!(rig.server.wire().exists(NAME), "nothing can have released it");
@@ -380,7 +378,7 @@ async fn f9_reply_of_an_acquire_swallowed() {
 
     let swallowed = rig.on(ACQUIRE, Action::SwallowReply);
     match rig.lock(LONG).try_acquire().await {
-        Err(AcquireError::Unavailable(_)) => {}
+        Err(Error::Unavailable(_)) => {}
         other => panic!("there was no answer, and it says {other:?}"),
     }
     has_happened(&swallowed).await;
@@ -395,7 +393,7 @@ async fn f9_acquire_that_arrives_after_its_undo() {
     rig.on(RELEASE, Action::DropRequest);
     let undone = rig.proxy.on(Match::script(RELEASE), 2, Action::HoldReply);
     match rig.lock(SHORT).try_acquire().await {
-        Err(AcquireError::Unavailable(_)) => {}
+        Err(Error::Unavailable(_)) => {}
         other => panic!("there was no answer, and it says {other:?}"),
     }
     has_happened(&undone).await;
@@ -519,12 +517,12 @@ async fn f20_slow_script_longer_than_the_lease() {
 /// What F22 asks of a server that answers and will not serve: its own word for it, and no "somebody has it".
 async fn says_why(rig: &Rig, word: &str) {
     match rig.lock(LONG).try_acquire().await {
-        Err(AcquireError::Unavailable(error)) => assert!(error.to_string().contains(word), "{word}: {error}"),
+        Err(Error::Unavailable(error)) => assert!(error.to_string().contains(word), "{word}: {error}"),
         other => panic!("the server said {word}, and we say {other:?}"),
     }
     match rig.lock(LONG).acquire_within(COMMAND).await {
         // Its last look may have been too short for an answer.
-        Err(AcquireError::Unavailable(_)) => {}
+        Err(Error::Unavailable(_)) => {}
         other => panic!("the server said {word}, and we say {other:?}"),
     }
 }
@@ -675,9 +673,9 @@ async fn acquire_within_of_a_server_that_is_away_ends_when_its_time_is_over() {
 }
 
 #[track_caller]
-fn assert_is_unavailable(away: Away, outcome: Result<(), AcquireError>) {
+fn assert_is_unavailable(away: Away, outcome: Result<(), Error>) {
     match outcome {
-        Err(AcquireError::Unavailable(error)) => assert_eq!(error.kind(), ErrorKind::Unavailable),
+        Err(error @ Error::Unavailable(_)) => assert_eq!(error.kind(), ErrorKind::Unavailable),
         other => panic!("{away:?}: {other:?}"),
     }
 }
@@ -738,7 +736,7 @@ async fn f9_acquire_that_a_stopped_server_executes_when_it_goes_on() {
     let leases = builder.build().await.expect("the server is there");
     rig.server.stop();
     let outcome = within(HANGS, "the try ends", leases.lock(NAME).ttl(TTL).try_acquire()).await;
-    assert!(matches!(outcome, Err(AcquireError::Unavailable(_))), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
     // Its undo lasts for a TTL.
     tokio::time::sleep(TTL + 2 * COMMAND).await;
     rig.server.cont();

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Leases};
+use leasehold::{Error, Leases};
 use support::{Child, Lag, Part, Proxy, Server, eventually, seen};
 use tokio::time::MissedTickBehavior;
 
@@ -183,7 +183,7 @@ async fn try_again_and_again(leases: Leases, away: Arc<AtomicBool>, failed: Arc<
         let (lock, failed) = (leases.lock("tried"), failed.clone());
         tries.spawn(async move {
             match lock.try_acquire().await {
-                Err(AcquireError::Unavailable(_)) => failed.fetch_add(1, Ordering::Relaxed),
+                Err(Error::Unavailable(_)) => failed.fetch_add(1, Ordering::Relaxed),
                 Err(other) => panic!("{other}"),
                 // It is back, or not away yet.
                 Ok(_) => 0,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireError, Error, ErrorKind, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
+use leasehold::{Error, ErrorKind, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
 use support::{Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
 
 use crate::common::{COMMAND, Calm, LONG, MEDIUM, NAME};
@@ -19,10 +19,8 @@ async fn connect(url: String) -> Leases {
 
 /// The error of an acquire that the server turned down for now; panics unless it has all of these words.
 #[track_caller]
-fn unavailable<T: std::fmt::Debug>(outcome: Result<T, AcquireError>, words: &[&str]) -> Error {
-    let Err(AcquireError::Unavailable(error)) = outcome else {
-        panic!("nobody can be served, and it says {outcome:?}")
-    };
+fn unavailable<T: std::fmt::Debug>(outcome: Result<T, Error>, words: &[&str]) -> Error {
+    let Err(error @ Error::Unavailable(_)) = outcome else { panic!("nobody can be served, and it says {outcome:?}") };
     for word in words {
         assert!(error.to_string().contains(word), "{word:?} is not in: {error}");
     }
@@ -249,7 +247,7 @@ async fn the_next_one_is_later(leases: &Leases, wire: &mut Wire, lease: Lease) {
     let fence = lease.fence();
     let released = lease.release().await;
     let lost = released.expect_err("it was lost");
-    assert!(matches!(&lost, leasehold::ReleaseError::Lost(lost) if lost.reason() == LossReason::Deleted), "{lost:?}");
+    assert!(matches!(&lost, leasehold::Error::Lost(lost) if lost.reason() == LossReason::Deleted), "{lost:?}");
     // The fence's floor was evicted as well.
     let next = leases.lock("job").ttl(LONG).acquire().await.unwrap();
     assert!(next.fence() > fence);
@@ -267,7 +265,7 @@ async fn f24_the_key_is_evicted() {
         let lost = within(HANGS, "the signal of a loss", lease.lost()).await;
         let took = began.elapsed();
         assert_eq!(lost.reason(), LossReason::Deleted, "{policy}");
-        assert_eq!(lease.check().as_ref(), Err(&lost));
+        assert_eq!(lease.check(), Err(lost.clone().into()));
         seen::took("signal after the eviction", took, SIGNAL, &lag);
         assert!(took <= SIGNAL + lag.worst(), "{policy}: {took:?}");
         the_next_one_is_later(&leases, &mut wire, lease).await;

@@ -13,17 +13,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{
-    AcquireError, Clock, ErrorKind, Fence, GuardError, Keeper, Lease, Leases, Lock, LossReason, Owner, ReleaseError,
-    RenewError, Status, SystemClock,
-};
+use leasehold::{Clock, Error, ErrorKind, Fence, Keeper, Lease, Leases, Lock, LossReason, Owner, Status, SystemClock};
 use support::{
     Child, ClockShim, Dropped, HANGS, Lag, Nodes, Part, Polls, Server, Wire, eventually, eventually_async, one_thread,
     seen, two_workers, within,
 };
 use tokio::{runtime::Runtime, sync::Notify};
 
-use crate::common::{COMMAND, Calm, program_with};
+use crate::common::{COMMAND, Calm, ending, program_with};
 
 /// So long that nothing here ends by expiring: a key that goes was released.
 const LONG: Duration = Duration::from_secs(60);
@@ -119,11 +116,11 @@ fn f2_holder_stopped_and_continued() {
             part.hear();
             let first_look = held.each_ref().map(Lease::check);
             for (lease, look) in held.iter().zip(first_look) {
-                assert_eq!(look.expect_err("stopped for 2 TTL").reason(), LossReason::Expired, "{lease:?}");
+                assert_eq!(ending(look).reason(), LossReason::Expired, "{lease:?}");
                 let lost = within(HANGS, "the signal", lease.lost()).await;
                 assert_eq!(lost.reason(), LossReason::Expired);
                 let outcome = leases.guarded("result").set("from the past", lease.fence()).await;
-                assert!(matches!(outcome, Err(GuardError::Stale { .. })), "{outcome:?}");
+                assert!(matches!(outcome, Err(Error::Stale { .. })), "{outcome:?}");
             }
             part.say("refused");
         });
@@ -229,7 +226,7 @@ fn f27_wall_clock_steps() {
                     let waited = Instant::now();
                     let others = store.lock("job").owner(Owner::anonymous()).acquire_within(TTL / 10).await;
                     // `Unavailable` where a loaded machine leaves the last look without an answer.
-                    assert!(others.as_ref().is_err_and(AcquireError::is_transient), "{others:?}");
+                    assert!(others.as_ref().is_err_and(Error::is_transient), "{others:?}");
                     assert!((TTL / 10..HANGS).contains(&waited.elapsed()), "{:?}", waited.elapsed());
                     store.lock("another job").acquire().await.unwrap().release().await.unwrap();
                 }
@@ -313,7 +310,7 @@ fn f30_machine_suspends() {
 
             clock.sleep(2 * TTL);
             let (first_look, resumed) = (looked_at.check(), Instant::now());
-            assert_eq!(first_look.expect_err("asleep for 2 TTL").reason(), LossReason::Expired);
+            assert_eq!(ending(first_look).reason(), LossReason::Expired);
             assert!(!looked_at.is_held());
             assert_eq!(looked_at.remaining(), Duration::ZERO);
 
@@ -326,7 +323,7 @@ fn f30_machine_suspends() {
             assert_eq!(lost.reason(), LossReason::Expired);
             for lease in [looked_at, awaited] {
                 match lease.release().await {
-                    Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Expired),
+                    Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Expired),
                     other => panic!("the release said {other:?}"),
                 }
             }
@@ -345,7 +342,7 @@ enum Call {
 }
 
 impl Call {
-    fn on(self, lock: &Lock) -> Pin<Box<dyn Future<Output = Result<Lease, AcquireError>> + Send>> {
+    fn on(self, lock: &Lock) -> Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send>> {
         match self {
             Self::Acquire => Box::pin(lock.acquire()),
             Self::AcquireWithin => Box::pin(lock.acquire_within(HANGS)),
@@ -717,7 +714,7 @@ async fn close_ends_everything(url: &str) {
     }
     for waiter in waiters {
         let outcome = within(HANGS, "a waiter ends", waiter).await.unwrap();
-        assert!(matches!(outcome, Err(AcquireError::Closed)), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     }
     for signal in signals {
         let lost = within(HANGS, "a lease is signalled", signal).await.unwrap();
@@ -727,26 +724,23 @@ async fn close_ends_everything(url: &str) {
     assert_eq!(theirs.check(), Ok(()), "what others hold is not ours to close");
 
     for lock in [leases.lock("ours"), leases.lock("new"), ours] {
-        assert!(matches!(lock.acquire().await, Err(AcquireError::Closed)));
-        assert!(matches!(lock.acquire_within(LONG).await, Err(AcquireError::Closed)));
-        assert!(matches!(lock.try_acquire().await, Err(AcquireError::Closed)));
+        assert!(matches!(lock.acquire().await, Err(Error::Closed)));
+        assert!(matches!(lock.acquire_within(LONG).await, Err(Error::Closed)));
+        assert!(matches!(lock.try_acquire().await, Err(Error::Closed)));
         assert_eq!(lock.holder().await.expect_err("closed").kind(), ErrorKind::Closed);
         assert_eq!(lock.force_release().await.expect_err("closed").kind(), ErrorKind::Closed);
     }
     let guarded = leases.guarded("result");
     let written = within(HANGS, "a guarded write", guarded.set("late", held[0].fence())).await;
-    assert!(matches!(&written, Err(GuardError::Failed(error)) if error.kind() == ErrorKind::Closed), "{written:?}");
+    assert!(matches!(&written, Err(error) if error.kind() == ErrorKind::Closed), "{written:?}");
     let read = within(HANGS, "a guarded read", guarded.get()).await;
     assert!(matches!(&read, Err(error) if error.kind() == ErrorKind::Closed), "{read:?}");
     for lease in held {
-        assert_eq!(lease.check().expect_err("closed").reason(), LossReason::Closed);
+        assert_eq!(ending(lease.check()).reason(), LossReason::Closed);
         let renewed = lease.renew().await;
-        assert!(matches!(&renewed, Err(RenewError::Lost(lost)) if lost.reason() == LossReason::Closed), "{renewed:?}");
+        assert!(matches!(&renewed, Err(Error::Lost(lost)) if lost.reason() == LossReason::Closed), "{renewed:?}");
         let released = lease.release().await;
-        assert!(
-            matches!(&released, Err(ReleaseError::Lost(lost)) if lost.reason() == LossReason::Closed),
-            "{released:?}"
-        );
+        assert!(matches!(&released, Err(Error::Lost(lost)) if lost.reason() == LossReason::Closed), "{released:?}");
     }
     within(COMMAND + lag.worst(), "closing again", leases.close()).await;
     theirs.release().await.unwrap();
@@ -775,7 +769,7 @@ fn f34_close_while_the_server_is_stopped() {
         server.cont();
         assert!(closed.is_ok() && took <= limit, "close took {took:?}, not {limit:?}, with a stopped server");
         let outcome = within(HANGS, "the waiter ends", waiter).await.unwrap();
-        assert!(matches!(outcome, Err(AcquireError::Closed)), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
         let lost = within(HANGS, "the lease is signalled", held.lost()).await;
         assert_eq!(lost.reason(), LossReason::Closed);
         theirs.release().await.unwrap();

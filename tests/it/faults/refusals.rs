@@ -6,9 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{
-    AcquireError, Builder, Error, ErrorKind, GuardError, Keeper, Leases, LossReason, ReleaseError, RenewError,
-};
+use leasehold::{Builder, Error, ErrorKind, Keeper, Leases, LossReason};
 use support::{HANGS, Lag, Match, Proxy, Server, Value, Wire, eventually_async, within};
 
 /// No error and no `Debug` may contain these.
@@ -66,12 +64,12 @@ fn url_of(user: &str, password: &str, port: u16) -> String {
 
 /// The error of an acquire that a server turned down for now.
 #[track_caller]
-fn unavailable<T: Debug>(outcome: Result<T, AcquireError>) -> Error {
+fn unavailable<T: Debug>(outcome: Result<T, Error>) -> Error {
     match outcome {
-        Err(error @ AcquireError::Unavailable(_)) => {
+        Err(error @ Error::Unavailable(_)) => {
             assert!(error.is_transient());
             said(&error);
-            error.into()
+            error
         }
         other => panic!("the server can serve nobody now, and we got {other:?}"),
     }
@@ -79,12 +77,12 @@ fn unavailable<T: Debug>(outcome: Result<T, AcquireError>) -> Error {
 
 /// The error of an acquire that a server turned down for good.
 #[track_caller]
-fn refused<T: Debug>(outcome: Result<T, AcquireError>) -> Error {
+fn refused<T: Debug>(outcome: Result<T, Error>) -> Error {
     match outcome {
-        Err(error @ AcquireError::Refused(_)) => {
+        Err(error @ Error::Refused(_)) => {
             assert!(!error.is_transient());
             said(&error);
-            error.into()
+            error
         }
         other => panic!("the server turned us down, and we got {other:?}"),
     }
@@ -122,16 +120,16 @@ async fn f22_readonly_replica() {
     names(&said(&error), &words);
     assert!(leases.lock("held").holder().await.unwrap().is_some(), "reading goes on");
     match leases.guarded("result").set("value", lease.fence()).await {
-        Err(GuardError::Failed(error)) => names(&said(&error), &words),
+        Err(error) => names(&said(&error), &words),
         other => panic!("a replica took a write: {other:?}"),
     }
     match lease.renew().await {
-        Err(RenewError::Unknown(error)) => names(&said(&error), &words),
+        Err(Error::Unknown(error)) => names(&said(&error), &words),
         other => panic!("a replica renewed: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
     match lease.release().await {
-        Err(ReleaseError::Unknown(error)) => names(&said(&error), &words),
+        Err(Error::Unknown(error)) => names(&said(&error), &words),
         other => panic!("a replica released: {other:?}"),
     }
 
@@ -159,7 +157,7 @@ async fn f22_masterdown() {
     let error = leases.lock("held").force_release().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     match lease.renew().await {
-        Err(RenewError::Unknown(error)) => names(&said(&error), &words),
+        Err(Error::Unknown(error)) => names(&said(&error), &words),
         other => panic!("a stale replica renewed: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
@@ -195,7 +193,7 @@ async fn f22_loading() {
         names(&said(&error), &words);
     }
     match lease.renew().await {
-        Err(RenewError::Unknown(error)) => names(&said(&error), &words),
+        Err(Error::Unknown(error)) => names(&said(&error), &words),
         other => panic!("a loading server renewed: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
@@ -252,7 +250,7 @@ async fn f22_password_rotated_while_connected() {
     let error = loop {
         assert!(start.elapsed() < HANGS, "nobody was told the reason: {last}");
         match within(HANGS, "try_acquire", lock.try_acquire()).await {
-            Err(AcquireError::Unavailable(error)) => last = said(&error),
+            Err(Error::Unavailable(error)) => last = said(&error),
             outcome => break refused(outcome),
         }
     };
@@ -262,7 +260,7 @@ async fn f22_password_rotated_while_connected() {
     let error = refused(within(HANGS, "acquire", lock.acquire()).await);
     names(&said(&error), &["WRONGPASS"]);
     match within(HANGS, "renew", lease.renew()).await {
-        Err(RenewError::Unknown(error)) => names(&said(&error), &["WRONGPASS"]),
+        Err(Error::Unknown(error)) => names(&said(&error), &["WRONGPASS"]),
         other => panic!("renewed without a password: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
@@ -289,7 +287,7 @@ async fn f22_password_introduced_while_connected() {
     let error = loop {
         assert!(start.elapsed() < HANGS, "nobody was told the reason: {last}");
         match within(HANGS, "try_acquire", lock.try_acquire()).await {
-            Err(AcquireError::Unavailable(error)) => last = said(&error),
+            Err(Error::Unavailable(error)) => last = said(&error),
             outcome => break refused(outcome),
         }
     };
@@ -298,17 +296,17 @@ async fn f22_password_introduced_while_connected() {
 
 /// All that the library needs on a server: a user of the key prefix `app:` with no right beyond this line. A companion
 /// key begins with a brace unless the name has a hash tag of its own.
-const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
+pub(crate) const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
                          +pttl +time +hget +hset +hmget";
 /// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
-const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \
+pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \
                         &__redis__:invalidate &leasehold:*";
 /// For fair locks.
-const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";
+pub(crate) const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";
 /// Asked by the client library on connecting, and by a release whether there is a queue; both go on without an answer.
-const FOR_A_QUIET_LOG: &str = "+info +zcard";
+pub(crate) const FOR_A_QUIET_LOG: &str = "+info +zcard";
 /// For a URL with a database number.
-const FOR_A_DATABASE: &str = "+select";
+pub(crate) const FOR_A_DATABASE: &str = "+select";
 
 /// How servers say that the user lacks a right; inside a script it depends on their version.
 const NO_RIGHT: [&str; 3] = ["NOPERM", "The user executing the script can't", "ACL failure in script"];
@@ -342,7 +340,7 @@ async fn do_everything(server: &Server) -> Result<(), Error> {
         let left = lock.try_acquire().await?.expect("it is free again");
         assert!(lock.force_release().await?);
         match left.renew().await {
-            Err(RenewError::Lost(lost)) => assert_eq!(lost.reason(), leasehold::LossReason::Deleted),
+            Err(Error::Lost(lost)) => assert_eq!(lost.reason(), leasehold::LossReason::Deleted),
             outcome => outcome?,
         }
     }
@@ -422,10 +420,10 @@ async fn queue_up(server: &Server) -> Result<(), Error> {
         while mine.waiters().await?.is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        lease.release().await.map_err(Error::from)
+        lease.release().await
     });
     released?;
-    Ok(waiter?.release().await?)
+    waiter?.release().await
 }
 
 #[tokio::test]
@@ -518,7 +516,7 @@ async fn f22_rights_taken_away_put_a_lease_at_risk_and_are_named() {
     let lease = leases.lock("job").acquire().await.unwrap();
     wire.must(&["ACL", "SETUSER", "worker", "-pexpire"]);
     match lease.renew().await {
-        Err(RenewError::Unknown(error)) => {
+        Err(Error::Unknown(error)) => {
             let text = said(&error);
             assert!(NO_RIGHT.iter().any(|words| text.contains(words)), "{text}");
             names(&text, &["give the user the rights"]);
@@ -529,7 +527,7 @@ async fn f22_rights_taken_away_put_a_lease_at_risk_and_are_named() {
     wire.must(&["ACL", "SETUSER", "worker", "+pexpire", "-del"]);
     lease.renew().await.unwrap();
     match lease.release().await {
-        Err(ReleaseError::Unknown(error)) => names(&said(&error), &["give the user the rights"]),
+        Err(Error::Unknown(error)) => names(&said(&error), &["give the user the rights"]),
         other => panic!("released without the right to: {other:?}"),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Leases, LossReason, ReleaseError};
+use leasehold::{Error, Leases, LossReason};
 use support::{HANGS, Lag, SIGNAL, Server, seen, within};
 
 const TTL: Duration = Duration::from_millis(900);
@@ -27,7 +27,7 @@ async fn is_told_by_the_next_renewal(faults: &[&[&[&str]]], reason: LossReason) 
         seen::took("signal after the fault, without push", took, TTL / 3 + SIGNAL, &lag);
         assert!(took <= TTL / 3 + SIGNAL + lag.worst(), "{commands:?}: {took:?}");
         let released = lease.release().await;
-        assert!(matches!(&released, Err(ReleaseError::Lost(lost)) if lost.reason() == reason), "{released:?}");
+        assert!(matches!(&released, Err(Error::Lost(lost)) if lost.reason() == reason), "{released:?}");
         assert_eq!(wire.exists("job"), reason == LossReason::Taken, "what is another's is left alone");
         wire.must(&["FLUSHALL"]);
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireError, Leases, LossReason, Owner, Status};
+use leasehold::{Error, Leases, LossReason, Owner, Status};
 use support::{
     Action, ClockShim, HANGS, Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, eventually_but_for,
     start_anew, timed, waiter_is_tracked, within,
@@ -275,7 +275,7 @@ async fn a_wait_that_ends_as_the_lock_is_released_ends_one_way() {
                 assert!(!wire.exists("job"));
             }
             // A look that the machine left without an answer for the whole of the wait knows of no holder.
-            Err(AcquireError::TimedOut { .. } | AcquireError::Unavailable(_)) => {
+            Err(Error::TimedOut { .. } | Error::Unavailable(_)) => {
                 eventually_async(HANGS, "no key is left", || !wire.exists("job")).await;
             }
             Err(error) => panic!("{error}"),

@@ -156,7 +156,7 @@ async fn a_release_of_unknown_outcome_wakes_a_waiter_of_the_same_client() {
     scene.nodes[1].proxy.on_each(Match::script(REPAIR), Action::Mangle);
     scene.nodes[1].server.wire().del(NAME);
     let released = lease.release().await;
-    assert!(matches!(released, Err(leasehold::ReleaseError::Unknown(_))), "{released:?}");
+    assert!(matches!(released, Err(leasehold::Error::Unknown(_))), "{released:?}");
     let next = support::within(Duration::from_secs(10), "the waiter has it", waiter).await;
     drop(next.expect("it does not panic").expect("two of three are free"));
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Lease, LeaseHandle, Leases, LossReason, NodeState, ReleaseError, Status, StatusChanges};
+use leasehold::{Error, Lease, LeaseHandle, Leases, LossReason, NodeState, Status, StatusChanges};
 use rustix::{
     io::Errno,
     net::{AddressFamily, SocketType, bind, socket},
@@ -151,7 +151,7 @@ async fn contest(rig: &Rig) -> Duration {
     let started = Instant::now();
     let outcome = rig.leases.lock("contested").ttl(TTL).try_acquire().await;
     // A machine that is busy enough has a node answer too late: that is counted as a wait.
-    let is_denied = matches!(outcome, Ok(None) | Err(AcquireError::Unavailable(_)));
+    let is_denied = matches!(outcome, Ok(None) | Err(Error::Unavailable(_)));
     assert!(is_denied, "nobody has a majority: {outcome:?}");
     started.elapsed()
 }
@@ -344,7 +344,7 @@ async fn is_told_by_the_deadline(away: Away) {
         other => panic!("a lost lease is {other:?}"),
     }
     match rig.leases.lock("else").try_acquire().await {
-        Err(AcquireError::Unavailable(error)) => {
+        Err(Error::Unavailable(error)) => {
             let votes = error.votes().expect("it says what each node said");
             assert_eq!((votes.granted(), votes.needed()), (1, 2), "{error}");
         }
@@ -357,7 +357,7 @@ async fn is_told_by_the_deadline(away: Away) {
     assert!(acquired > last_ok, "two held the lock at the same time");
     assert!(successor.fence() > lease.fence());
     match lease.release().await {
-        Err(ReleaseError::Lost(lost)) => assert_eq!(lost.reason(), LossReason::NoQuorum),
+        Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::NoQuorum),
         other => panic!("the release of a lost lease says {other:?}"),
     }
     successor.renew().await.expect("the successor holds the lock");

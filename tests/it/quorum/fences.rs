@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireError, Fence, Lease, Leases, LossReason};
+use leasehold::{Error, Fence, Lease, Leases, LossReason};
 use support::{
     Action, HANGS, Lag, Match, Nodes, Proxy, RuleHandle, eventually_async,
     scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
@@ -121,7 +121,7 @@ async fn a_raise_that_fails(nodes: &Nodes, action: Action, fault: impl FnOnce())
     fault();
     raise.release();
     match within(HANGS, "the attempt ends", attempt).await.expect("it does not panic") {
-        Err(AcquireError::Unavailable(error)) => {
+        Err(Error::Unavailable(error)) => {
             let votes = error.votes().expect("it says what each node said");
             assert_eq!((votes.granted(), votes.needed()), (1, 2), "{error}");
             // The links go on living for as long as the client.

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::AcquireError;
+use leasehold::Error;
 use support::{SIGNAL, Wire, eventually_async, within};
 
 use super::scene::{HANGS, Scene, builder, built};
@@ -56,7 +56,7 @@ async fn a_classic_holder_keeps_us_out_until_it_releases() {
 
         assert!(scene.leases.lock(NAME).ttl(LONG).try_acquire().await.expect("the nodes are well").is_none());
         let error = in_vain(&scene.leases.lock(NAME), Duration::from_millis(100)).await;
-        let AcquireError::TimedOut { holder, .. } = error else { panic!("{error}") };
+        let Error::TimedOut { holder, .. } = error else { panic!("{error}") };
         assert_eq!((holder.label(), holder.fence()), (None, None));
         assert!(holder.remaining().is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");
         let holder = scene.leases.lock(NAME).holder().await.expect("the nodes are well").expect("somebody holds it");
@@ -132,7 +132,7 @@ async fn a_classic_majority_is_enough_and_our_minority_is_undone() {
         assert!(scene.leases.lock(NAME).ttl(LONG).try_acquire().await.expect("the nodes are well").is_none());
     }
     let error = in_vain(&scene.leases.lock(NAME).ttl(LONG), Duration::from_millis(100)).await;
-    let AcquireError::TimedOut { holder, .. } = error else { panic!("{error}") };
+    let Error::TimedOut { holder, .. } = error else { panic!("{error}") };
     assert_eq!(holder.label(), None);
     let theirs = Some("classic".to_owned());
     eventually_async(HANGS, "what was granted is undone", || {

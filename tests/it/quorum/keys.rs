@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Lease, Leases, LossReason, Lost, NodeAnswer, ReleaseError, Vote};
+use leasehold::{Error, Lease, Leases, LossReason, Lost, NodeAnswer, Vote};
 use support::{Action, Match, SIGNAL, eventually_async, scripts::REPAIR, seen, timed, within};
 use tokio::task::JoinHandle;
 
@@ -327,7 +327,7 @@ async fn an_unconfirmed_release_reports_each_nodes_answer() {
     }
     scene.nodes[0].server.wire().del(NAME);
     let error = match within(HANGS, "the release", lease.release()).await {
-        Err(ReleaseError::Unknown(error)) => error,
+        Err(Error::Unknown(error)) => error,
         other => panic!("two of five released it: {other:?}"),
     };
     let votes = error.votes().expect("it was put to five nodes");

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, LossReason, ReleaseError, Status};
+use leasehold::{Error, LossReason, Status};
 use support::{
     Action, Lag, Match, Nodes, RuleHandle, SIGNAL, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RAISE, RELEASE, RENEW},
@@ -20,7 +20,7 @@ use support::{
 use tokio::task::spawn_blocking;
 
 use super::scene::{HANGS, Node, Scene, Share, all_hit, builder, built, floors_apart, on_each, on_first, renewals};
-use crate::common::{COMMAND, Calm, FENCE, LONG, MEDIUM, NAME, SHORT, assert_says_lost, is_ours};
+use crate::common::{COMMAND, Calm, FENCE, LONG, MEDIUM, NAME, SHORT, assert_says_lost, ending, is_ours};
 
 /// How a link is reset in the middle of a command.
 const CUTS: [Action; 2] = [Action::CutBefore, Action::CutAfter];
@@ -177,7 +177,7 @@ async fn f7_majority_black_holed_just_before_a_renewal_and_for_ever() {
     seen::took("quorum: signal after the deadline", at.saturating_duration_since(quiet_deadline), SIGNAL, &scene.lag);
     assert!(at <= quiet_deadline + scene.allowed(SIGNAL), "lost() came {:?} late", at - quiet_deadline);
     assert_eq!(lost.reason(), LossReason::NoQuorum);
-    assert_eq!(lease.check().expect_err("it is over").reason(), LossReason::NoQuorum);
+    assert_eq!(ending(lease.check()).reason(), LossReason::NoQuorum);
 
     let (successor, acquired) = within(HANGS, "the rival gets the lock", rival).await.expect("it does not panic");
     assert!(acquired > last_ok, "two held the lock at the same time");
@@ -206,7 +206,7 @@ async fn f8_links_reset_in_the_middle_of_an_acquire() {
         let cuts = on_first(scene.faulty(share), ACQUIRE, action);
         match scene.leases.lock("tried").ttl(LONG).try_acquire().await {
             Ok(Some(lease)) => lease.release().await.expect("it was ours to the end"),
-            Err(AcquireError::Unavailable(_)) if share == Share::Majority => {}
+            Err(Error::Unavailable(_)) if share == Share::Majority => {}
             other => panic!("{share:?}, {action:?}: {other:?}"),
         }
         all_hit(&cuts, "the links are reset").await;
@@ -311,7 +311,7 @@ async fn f8_links_reset_in_the_middle_of_every_release() {
         let lease = scene.acquire_everywhere(LONG).await;
         let cuts = on_each(scene.faulty(share), RELEASE, Action::CutBefore);
         match (share, lease.release().await) {
-            (Share::Minority, Ok(())) | (Share::Majority, Err(ReleaseError::Unknown(_))) => {}
+            (Share::Minority, Ok(())) | (Share::Majority, Err(Error::Unknown(_))) => {}
             (share, other) => panic!("{share:?} released nothing, and it says {other:?}"),
         }
         let left = scene.tokens(NAME).iter().flatten().count();
@@ -340,7 +340,7 @@ async fn f9_replies_of_an_acquire_swallowed() {
         let swallowed = on_first(scene.faulty(share), ACQUIRE, Action::SwallowReply);
         match (share, scene.leases.lock(NAME).ttl(LONG).try_acquire().await) {
             (Share::Minority, Ok(Some(lease))) => lease.release().await.expect("a majority released it"),
-            (Share::Majority, Err(AcquireError::Unavailable(_))) => {}
+            (Share::Majority, Err(Error::Unavailable(_))) => {}
             (share, other) => panic!("{share:?} did not answer, and it says {other:?}"),
         }
         all_hit(&swallowed, "the replies are swallowed").await;
@@ -444,7 +444,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64) {
                 fences.push(lease.fence());
                 // Without an answer of a majority it is unknown, and goes on in the background.
                 let released = lease.release().await;
-                assert!(matches!(released, Ok(()) | Err(ReleaseError::Unknown(_))), "{released:?}");
+                assert!(matches!(released, Ok(()) | Err(Error::Unknown(_))), "{released:?}");
             }
             fences
         }));
@@ -467,7 +467,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64) {
     eventually_async(HANGS, "it is well", || lease.status() == Status::Held).await;
     // Connections whose reply was lost last may not have been made anew yet.
     let released = lease.release().await;
-    assert!(matches!(released, Ok(()) | Err(ReleaseError::Unknown(_))), "{released:?}");
+    assert!(matches!(released, Ok(()) | Err(Error::Unknown(_))), "{released:?}");
     scene.is_taken_away("held").await;
 }
 

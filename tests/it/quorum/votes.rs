@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Builder, Error, Leases, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
+use leasehold::{Builder, Error, Leases, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
 use support::{
     Action, HANGS, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
@@ -78,7 +78,7 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
         match rival.lock(NAME).try_acquire().await {
             Ok(None) => denied += 1,
             // A machine that is busy enough has a node answer too late.
-            Err(AcquireError::Unavailable(_)) => {}
+            Err(Error::Unavailable(_)) => {}
             asked => panic!("one of three forgot, and the lock is free: {asked:?}"),
         }
         let held = wire.get(NAME);
@@ -151,7 +151,7 @@ async fn f40_an_acquire_that_fails_for_nodes_that_forgot_says_so() {
 
     let error = loop {
         match leases.lock(NAME).try_acquire().await {
-            Err(AcquireError::Unavailable(error)) => {
+            Err(Error::Unavailable(error)) => {
                 let recovering = |answer: &NodeAnswer| matches!(answer, NodeAnswer::Recovering { .. });
                 let votes = error.votes().expect("it says what each node said");
                 // The connections may still be on their way.
@@ -181,7 +181,7 @@ async fn f40_an_acquire_that_fails_for_nodes_that_forgot_says_so() {
     for words in ["0 of 3 nodes agreed, 2 are needed", "is recovering", "restart_delay"] {
         assert!(error.to_string().contains(words), "{words:?} is not in {error}");
     }
-    assert!(Error::from(AcquireError::Unavailable(error)).is_transient());
+    assert!(Error::Unavailable(error).is_transient());
 
     wire.del(NAME);
     let lease = within(HANGS, "they vote again", leases.lock(NAME).acquire()).await.expect("it waits for them");
@@ -226,7 +226,7 @@ async fn f41_grants_that_arrive_after_a_timeout_are_undone() {
     let late = Late::start().await;
     let held = late.each(Action::HoldReply);
     match late.leases.lock(NAME).acquire_within(COMMAND).await {
-        Err(AcquireError::Unavailable(error)) => {
+        Err(Error::Unavailable(error)) => {
             assert_eq!(error.votes().map(leasehold::Votes::granted), Some(1), "{error}");
         }
         other => panic!("one of three granted it, and it says {other:?}"),
@@ -241,7 +241,7 @@ async fn f41_grants_over_links_that_are_slower_than_the_timeout_are_undone() {
     let late = Late::start().await;
     late.proxies[1..].iter().for_each(|proxy| proxy.delay(COMMAND));
     match late.leases.lock(NAME).try_acquire().await {
-        Err(AcquireError::Unavailable(_)) => {}
+        Err(Error::Unavailable(_)) => {}
         other => panic!("one of three granted it, and it says {other:?}"),
     }
     late.granted(&[0, 1, 2]).await;

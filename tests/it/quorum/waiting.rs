@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{AcquireError, Lease, Leases};
+use leasehold::{Error, Lease, Leases};
 use support::{Child, Lag, Part, SIGNAL, Wire, eventually_async, seen, start_anew, timed, waiter_is_tracked, within};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
@@ -28,7 +28,7 @@ async fn handed_over(scene: &Scene, holder: &Leases, waiter: &Leases, watching: 
     (at.saturating_duration_since(released), next.expect("it was released"))
 }
 
-async fn has_it(waiter: JoinHandle<Result<Lease, AcquireError>>) {
+async fn has_it(waiter: JoinHandle<Result<Lease, Error>>) {
     let lease = within(HANGS, "the waiter has it", waiter).await.expect("it does not panic");
     lease.expect("it was released").release().await.expect("it was ours to the end");
 }
@@ -373,7 +373,7 @@ async fn a_wait_that_times_out_names_the_holder() {
         for limit in [Duration::ZERO, Duration::from_millis(120)] {
             let error = in_vain(&scene.leases.lock(NAME), limit).await;
             assert!(error.to_string().contains("the-holder:7"), "{error}");
-            let AcquireError::TimedOut { name, waited, holder, .. } = error else { panic!("{error}") };
+            let Error::TimedOut { name, waited, holder, .. } = error else { panic!("{error}") };
             assert_eq!((&*name, holder.label()), (NAME, Some("the-holder:7")));
             assert_eq!(holder.fence(), Some(lease.fence()));
             assert!(holder.remaining().is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{AcquireError, Builder, GuardError, Guarded, Lease, Leases, Lock, ReleaseError};
+use leasehold::{Builder, Error, Guarded, Lease, Leases, Lock};
 
 use crate::{
     chance::Chance,
@@ -198,8 +198,8 @@ impl Job {
         let start = now();
         match acquired {
             Ok(lease) => self.hold(lease, ttl, invoked, start).await,
-            Err(AcquireError::TimedOut { .. }) => say([Line::Counted(Outcome::TimedOut)]),
-            Err(AcquireError::Unavailable(_)) => {
+            Err(Error::TimedOut { .. }) => say([Line::Counted(Outcome::TimedOut)]),
+            Err(Error::Unavailable(_)) => {
                 say([Line::Counted(Outcome::Unavailable)]);
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -312,7 +312,7 @@ impl Job {
         let from = now();
         let written = match self.guarded.set(held.id.to_string(), held.lease.fence()).await {
             Ok(()) => Written::Accepted,
-            Err(GuardError::Stale { .. }) => Written::Refused,
+            Err(Error::Stale { .. }) => Written::Refused,
             Err(_) => Written::Unknown,
         };
         say([Line::Wrote { lease: held.id, from, to: now(), written }]);
@@ -331,7 +331,7 @@ impl Job {
         let Some(released) = release.await else { return };
         say([match released {
             Ok(()) => Line::Counted(Outcome::Released),
-            Err(ReleaseError::Lost(_)) => Line::ReleaseLost { lease, at: now() },
+            Err(Error::Lost(_)) => Line::ReleaseLost { lease, at: now() },
             Err(_) => Line::Counted(Outcome::ReleaseUnknown),
         }]);
     }
@@ -354,13 +354,13 @@ impl Held {
         self.until
     }
 
-    pub async fn release(self) -> Result<(), ReleaseError> {
+    pub async fn release(self) -> Result<(), Error> {
         self.lease.release().await
     }
 
     pub fn check(&mut self) -> Result<(), Ending> {
         let at = now();
-        self.lease.check().map_err(|lost| Ending::of(lost.reason()))?;
+        self.lease.check().map_err(|error| error.lost().map_or(Ending::OtherLoss, |lost| Ending::of(lost.reason())))?;
         // What remains was reckoned from a later moment, so the deadline is not before this.
         let remaining = u64::try_from(self.lease.remaining().as_nanos()).unwrap_or(0);
         self.at = at;

@@ -1,6 +1,6 @@
 -- Part of a script: raises a lock's floor, so that every later fence is larger than this one (rule 10).
 --
--- Needs  issue.lua before it
+-- Needs  issue.lua and value.lua before it
 --
 -- raise_floor(fence, to, memory) takes the fence's key, the text of a fence, and for how long the floor is kept, in ms. It gives
 -- nothing, or an error reply if the key holds no fence. What is there already and larger stays.

@@ -5,6 +5,7 @@
 --
 -- One call, so that not every key travels to be looked at. A floor that this user may not read is an error: without it the sum
 -- would be too small, and a look at each of the others would fill the ACL log. Writes nothing.
+
 -- What MEMORY USAGE leaves out of a key: its places in the tables of keys and of expiries.
 local PLACES = 60
 

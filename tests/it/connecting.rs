@@ -1,0 +1,139 @@
+//! A `Leases` that connects at its first use, and what a readiness probe is told.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Builder, Error, ErrorKind, Leases};
+use support::{HANGS, Lag, Proxy, Server, on_no_runtime, one_thread, within};
+
+const SOON: Duration = Duration::from_millis(200);
+
+fn lazy(urls: &[String]) -> Builder {
+    let builder = Leases::builder().connect_timeout(SOON);
+    match urls {
+        [url] => builder.url(url),
+        // The servers of a test were all started just now.
+        urls => builder.quorum(urls).restart_delay(Duration::ZERO),
+    }
+}
+
+fn refuse(proxies: &[Proxy], on: bool) {
+    for proxy in proxies {
+        proxy.refuse(on);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_connects_at_the_first_use_and_again_after_a_failure() {
+    for nodes in [1, 3] {
+        let servers: Vec<Server> = (0..nodes).map(|_| Server::start()).collect();
+        let proxies: Vec<Proxy> = servers.iter().map(Proxy::to).collect();
+        let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
+        let leases = lazy(&urls).build_lazy().unwrap();
+        assert!(proxies.iter().all(|proxy| proxy.connections() == 0), "nothing was used yet");
+        refuse(&proxies, true);
+        let (lock, guarded) = (leases.lock("job"), leases.guarded("report"));
+        let errors = [
+            lock.try_acquire().await.map(drop).unwrap_err(),
+            lock.holder().await.map(drop).unwrap_err(),
+            leases.list("*").await.map(drop).unwrap_err(),
+            leases.capabilities().await.map(drop).unwrap_err(),
+            leases.health().await.unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().contains("127.0.0.1"), "{error}");
+        }
+        if nodes == 1 {
+            assert_eq!(guarded.get().await.unwrap_err().kind(), ErrorKind::Unavailable);
+        }
+        refuse(&proxies, false);
+        let lease = within(HANGS, "the lock", lock.try_acquire()).await.unwrap().expect("it is free");
+        leases.health().await.unwrap();
+        lease.renew().await.unwrap();
+        lease.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_waits_for_the_first_connection_and_ends_on_time() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.refuse(true);
+    let leases = Leases::connect_lazy(proxy.url()).unwrap();
+    let (limit, lag) = (Duration::from_millis(100), Lag::start());
+    let began = Instant::now();
+    let error = leases.lock("job").acquire_within(limit).await.unwrap_err();
+    let took = began.elapsed();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(took >= limit && took < limit + Duration::from_millis(35) + lag.worst(), "{took:?}");
+
+    let leases = lazy(&[proxy.url()]).build_lazy().unwrap();
+    let waiting = [leases.lock("job"), leases.lock("turn").fair(true)].map(|lock| tokio::spawn(lock.acquire()));
+    // The length of the outage is the fault: several times what one try to connect may take.
+    tokio::time::sleep(SOON * 3).await;
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+    proxy.refuse(false);
+    for waiting in waiting {
+        within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
+    }
+    // Closing ends who waits for it.
+    proxy.refuse(true);
+    let leases = Leases::connect_lazy(proxy.url()).unwrap();
+    let waiting = leases.lock("job").acquire();
+    let (outcome, ()) = within(HANGS, "the waiter's end", async { tokio::join!(waiting, leases.close()) }).await;
+    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+}
+
+#[test]
+fn a_lazy_one_can_be_made_and_used_without_a_runtime() {
+    let server = Server::start();
+    let leases = Leases::connect_lazy(server.url()).unwrap();
+    let lease = on_no_runtime("the lock", leases.lock("job").acquire()).unwrap();
+    assert!(server.wire().exists("job"));
+    on_no_runtime("the release", lease.release()).unwrap();
+    // On a runtime of somebody's own as well.
+    one_thread().block_on(async { leases.lock("job").acquire().await.unwrap().release().await.unwrap() });
+}
+
+#[tokio::test]
+async fn what_no_time_mends_is_told_at_once() {
+    for url in ["", "http://127.0.0.1", "redis://"] {
+        assert_eq!(Leases::connect_lazy(url).unwrap_err().kind(), ErrorKind::Config, "{url}");
+    }
+    let server = Server::builder().arg("--requirepass", "secret").start();
+    let leases = Leases::connect_lazy(format!("redis://127.0.0.1:{}", server.port())).unwrap();
+    let error = within(HANGS, "acquire", leases.lock("job").acquire()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    assert_eq!(leases.health().await.unwrap_err().kind(), ErrorKind::Refused);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_health_is_that_of_a_majority() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let proxies: Vec<Proxy> = servers.iter().map(Proxy::to).collect();
+    let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
+    let leases = lazy(&urls).command_timeout(SOON).build().await.unwrap();
+    leases.health().await.unwrap();
+    proxies[0].black_hole(true);
+    leases.health().await.unwrap();
+    proxies[1].black_hole(true);
+    let (began, lag) = (Instant::now(), Lag::start());
+    let error = leases.health().await.unwrap_err();
+    let took = began.elapsed();
+    assert!(took < SOON * 2 + lag.worst(), "{took:?}");
+    assert_eq!(error.votes().map(|votes| (votes.granted(), votes.needed())), Some((1, 2)), "{error}");
+    leases.shutdown(SOON).await;
+    assert_eq!(leases.health().await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[tokio::test]
+async fn a_server_that_may_have_forgotten_is_not_ready_and_says_when() {
+    const DELAY: Duration = Duration::from_secs(20);
+    let server = Server::start();
+    let leases = Leases::builder().url(server.url()).ttl(SOON).restart_delay(DELAY).build().await.unwrap();
+    let refused = leases.lock("job").try_acquire().await.unwrap_err();
+    for error in [refused, leases.health().await.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.retry_after().is_some_and(|wait| wait <= DELAY && wait > DELAY / 2), "{error}");
+    }
+}
