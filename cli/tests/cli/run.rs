@@ -1003,8 +1003,10 @@ fn the_end_of_a_run_is_written_to_a_file() {
     ends_with(&runner.wait_with_output().unwrap(), 75, &[]);
     seen("exit_code{lock=\"job\"} 75");
     let all = seen("losses{lock=\"job\"} 1");
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cron.md")).unwrap();
     for line in all.lines().filter(|line| !line.starts_with('#')) {
         let metric = line.split('{').next().unwrap();
+        assert!(page.contains(&format!("\n| `{metric}` |")), "the page does not know {metric}");
         assert!(all.contains(&format!("# TYPE {metric} gauge\n")), "{metric} has no type: {all}");
     }
     let absent = [&["run"], &option[..], &[NAME, "no-such-command"]].concat();
