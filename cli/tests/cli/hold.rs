@@ -111,7 +111,7 @@ fn a_script_of_bash_holds_a_lock() {
     assert!(!server.wire().exists("nightly"));
     // The lock is taken away while the first step runs: there is no second.
     let _unused = fs::remove_file(&sign);
-    let until_it_has_ended = "while [ -e /proc/$lock/exe ]; do sleep 0.01; done";
+    let until_it_has_ended = "while [ -e /proc/$lock ]; do sleep 0.01; done";
     step("step-one", &format!("{LEASEHOLD} release --force --yes nightly; {until_it_has_ended}"));
     let output = run("echo code $?");
     let script_saw = String::from_utf8_lossy(&output.stdout).into_owned();

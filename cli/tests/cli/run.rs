@@ -414,7 +414,8 @@ fn signals_are_the_commands() {
 fn a_command_is_stopped_and_continued() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    let script = format!("echo $$ > {}; trap 'exit 33' USR1; while :; do sleep 0.05; done", sign.display());
+    // A shell that is stopped while it starts another waits for that, and does not stand still: this one starts nobody.
+    let script = format!("trap 'exit 33' USR1; echo $$ > {}; while :; do :; done", sign.display());
     let runner = run(&server, &["--ttl", "2s", "--grace", "100ms"], &script).spawn().unwrap();
     started(&server, &sign);
     // It may have made the file, and not written it.
