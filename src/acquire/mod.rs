@@ -42,6 +42,13 @@ pub(crate) enum Patience {
     Unlimited,
 }
 
+impl Patience {
+    /// Whether it is for one try, which does not wait.
+    pub(crate) fn is_one_try(self) -> bool {
+        matches!(self, Self::None | Self::Within(Duration::ZERO))
+    }
+}
+
 /// One acquire under way.
 pub(crate) struct Acquire {
     client: Arc<Client>,

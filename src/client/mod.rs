@@ -26,6 +26,7 @@ use crate::{
     clock::{self, Clock},
     error::{AcquireError, Error},
     keeper::{Host, Stop},
+    metrics::Group,
     node::{Node, NodeListener},
     owner::OwnerId,
     quorum::Quorum,
@@ -55,6 +56,7 @@ pub(crate) struct Options {
     pub(crate) fence_memory: Duration,
     /// How long a fair waiter has to take what was granted to it.
     pub(crate) grant_timeout: Duration,
+    pub(crate) metrics_group: Group,
 }
 
 /// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
@@ -98,6 +100,7 @@ pub(crate) struct Wanted {
     pub(crate) fence_memory: Duration,
     /// For whom, once that is known.
     pub(crate) owner: Option<OwnerId>,
+    pub(crate) metrics_group: Group,
 }
 
 impl Wanted {
@@ -197,7 +200,7 @@ impl Client {
         fence: Fence,
         acquisition: Acquisition,
     ) -> (Arc<Hold>, Arc<Signal>) {
-        let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition);
+        let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition, wanted.metrics_group);
         self.watchdog.guard(&hold);
         (hold, signal)
     }
