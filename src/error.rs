@@ -2,7 +2,9 @@
 
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
-use leasehold_protocol::{failure::Failure, fence::Fence, holder::Holder, key::InvalidName, votes::Votes};
+use leasehold_protocol::{
+    failure::Failure, fence::Fence, holder::Holder, key::InvalidName, rounded::Rounded, votes::Votes,
+};
 
 use crate::lost::Lost;
 
@@ -107,7 +109,7 @@ impl StdError for Error {
 #[non_exhaustive]
 pub enum AcquireError {
     /// Somebody else held the lock for all of the time given to `acquire_within`.
-    #[error("waited {waited:.3?} for the lock {name:?}, which is held by {holder}")]
+    #[error("waited {} for the lock {name:?}, which is held by {holder}", Rounded(*waited))]
     #[non_exhaustive]
     TimedOut {
         /// The lock's name.

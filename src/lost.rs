@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use leasehold_protocol::{fence::Fence, loss::LossReason};
+use leasehold_protocol::{fence::Fence, loss::LossReason, rounded::Rounded};
 
 /// What [`lost`](crate::Lease::lost) completes with: which lease ended, why, and since when.
 ///
@@ -63,7 +63,8 @@ impl Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { name, fence, reason, held_for, .. } = &*self.0;
-        write!(f, "the lease on {name:?} (fence {fence}) ended {held_for:.3?} after it was acquired: {reason}")
+        let held_for = Rounded(*held_for);
+        write!(f, "the lease on {name:?} (fence {fence}) ended {held_for} after it was acquired: {reason}")
     }
 }
 
@@ -100,7 +101,7 @@ mod tests {
         let lost = Lost::new("job", fence, LossReason::Expired, SystemTime::UNIX_EPOCH, Duration::from_millis(12_345));
         assert_eq!(
             lost.to_string(),
-            "the lease on \"job\" (fence 7) ended 12.345s after it was acquired: no renewal was confirmed before its \
+            "the lease on \"job\" (fence 7) ended 12.3 s after it was acquired: no renewal was confirmed before its \
              deadline"
         );
     }

@@ -8,6 +8,7 @@ use leasehold_protocol::{
     failure::Failure,
     holder::{self, Holder},
     message::Route,
+    rounded::Rounded,
     time::Time,
     wait_loop::{Action, Facts, SHORTEST_CHECK, Surroundings, WaitLoop},
 };
@@ -392,11 +393,12 @@ impl Acquire {
             Check::Held { holder, .. } if told.is(holder) => {}
             Check::Held { holder, .. } => {
                 let holder = client.watchdog.recognize(&self.wanted.key, holder.clone());
-                let (label, remaining) = (holder.label(), holder.remaining());
+                let remaining = holder.remaining().map(|remaining| tracing::field::display(Rounded(remaining)));
+                let label = holder.label();
                 if self.waits_for_itself(&holder) {
-                    tracing::warn!(name: "wait", target: "leasehold", lock, holder = label, ?remaining, "waiting for {holder}: this task itself acquired it, and has not released it");
+                    tracing::warn!(name: "wait", target: "leasehold", lock, holder = label, remaining, "waiting for {holder}: this task itself acquired it, and has not released it");
                 } else {
-                    tracing::info!(name: "wait", target: "leasehold", lock, holder = label, ?remaining, "waiting for {holder}");
+                    tracing::info!(name: "wait", target: "leasehold", lock, holder = label, remaining, "waiting for {holder}");
                 }
                 if let Some(on_wait) = &self.on_wait {
                     on_wait(&holder);
@@ -443,6 +445,6 @@ impl Told {
 fn in_owner_slot(mut lease: Lease, owner_slot: Option<Arc<OwnerSlot>>) -> Lease {
     lease.sit(owner_slot);
     let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
-    tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence);
+    tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence, "acquired");
     lease
 }

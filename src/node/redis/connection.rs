@@ -12,7 +12,7 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::Value,
 };
-use leasehold_protocol::{failure::Failure, time::Time};
+use leasehold_protocol::{failure::Failure, rounded::Rounded, time::Time};
 use parking_lot::Mutex;
 use tokio::{sync::watch, task::AbortHandle};
 
@@ -424,9 +424,9 @@ fn unknown_script(error: &FredError) -> bool {
 }
 
 pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
-    let Limits { connect, .. } = limits;
+    let connect = Rounded(limits.connect);
     let text = format!(
-        "cannot reach redis at {target} within {connect:?}: {reason}. Is the server running there, and is the url right?"
+        "cannot reach redis at {target} within {connect}: {reason}. Is the server running there, and is the url right?"
     );
     Error::new(ErrorKind::Unavailable, text)
 }
