@@ -318,4 +318,15 @@ mod tests {
         assert_eq!((group("one more"), group("another")), (Some(OTHERS), Some(OTHERS)));
         assert_eq!(group("nightly"), Some("nightly"), "what had its name keeps it");
     }
+
+    #[test]
+    fn a_least_ratio_is_told_for_one_window_and_all_of_the_next() {
+        let (mut telling, group) = (Telling::default(), Group::named("waning"));
+        let series = group.series().unwrap();
+        group.note_remaining(Duration::from_secs(1), Duration::from_secs(2));
+        for (at, wanes) in [(0, true), (59, true), (60, true), (119, true), (120, false)] {
+            telling.tell_least(Duration::from_secs(at), false);
+            assert_eq!(series.least.wanes(), wanes, "after {at} s");
+        }
+    }
 }
