@@ -41,7 +41,10 @@ impl Client {
         if let End::Unknown(said) = end {
             let failure =
                 self.quorum.failure(&said, |did| if did.is_ok() { NodeAnswer::Granted } else { NodeAnswer::NotOurs });
-            tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "the release is not confirmed: the key expires within its TTL");
+            tracing::warn!(
+                name: "release", target: "leasehold", lock, label, %failure,
+                "the release is not confirmed: the key expires within its TTL"
+            );
             // It may be free all the same; and what was deleted on our own connection is not told.
             self.released(&hold.key, &mode);
             return Err(ReleaseError::Unknown(failure.into()));

@@ -234,13 +234,13 @@ impl Event {
                 tracing::debug!(name: "connection", target: TARGET, error, "the connection is lost, or cannot be made");
             }
             Self::Undone { lock, label, was_ours } => {
-                tracing::debug!(name: "undo", target: TARGET, lock, label, was_ours, "undone: nothing is left of it");
+                tracing::debug!(name: "undo", target: TARGET, lock, label, was_ours, "taken back: nothing is left of it");
             }
             Self::UndoLeft { lock, label, failure } => {
-                tracing::warn!(name: "undo", target: TARGET, lock, label, %failure, "not undone: the key is left to expire");
+                tracing::warn!(name: "undo", target: TARGET, lock, label, %failure, "not taken back: the key is left to expire");
             }
             Self::UndoFailed { lock, label, failure } => {
-                tracing::debug!(name: "undo", target: TARGET, lock, label, %failure, "not undone yet: it is tried again");
+                tracing::debug!(name: "undo", target: TARGET, lock, label, %failure, "not taken back yet: it is tried again");
             }
             Self::UndosFull { node } => {
                 tracing::warn!(
