@@ -13,7 +13,7 @@
 
 use std::{env, future::pending, time::Duration};
 
-use leasehold::{Error, Leases, LossReason, Lost};
+use leasehold::{Error, LeaseHandle, Leases, LossReason};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::sleep,
@@ -21,23 +21,6 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 const LIMIT: Duration = Duration::from_secs(1);
-
-/// Starts jobs as they come, until it is stopped.
-async fn dispatch(
-    leases: Leases,
-    mut jobs: UnboundedReceiver<Job>,
-    begun: UnboundedSender<Job>,
-    stop: CancellationToken,
-    tracker: TaskTracker,
-) {
-    loop {
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            Some(job) = jobs.recv() => drop(tracker.spawn(do_job(leases.clone(), job, begun.clone()))),
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Job {
@@ -51,33 +34,44 @@ enum Job {
     Waiting,
 }
 
-async fn do_job(leases: Leases, job: Job, begun: UnboundedSender<Job>) {
+/// What a job tells: `None` when it begins, and how it ended. `Ok(true)`: under its lock from beginning to end.
+type Told = (Job, Option<Result<bool, Error>>);
+
+/// Starts jobs as they come, until it is stopped.
+async fn dispatch(
+    leases: Leases,
+    mut jobs: UnboundedReceiver<Job>,
+    tell: UnboundedSender<Told>,
+    stop: CancellationToken,
+    tracker: TaskTracker,
+) {
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            Some(job) = jobs.recv() => drop(tracker.spawn(do_job(leases.clone(), job, tell.clone()))),
+        }
+    }
+}
+
+async fn do_job(leases: Leases, job: Job, tell: UnboundedSender<Told>) {
     let name = if job == Job::Waiting { Job::Endless } else { job };
-    let lock = leases.lock(format!("examples:graceful_shutdown:{name:?}"));
-    let outcome = lock.run(async |lease| {
-        let _begun = begun.send(job);
+    let work = async |lease: LeaseHandle| {
+        let _told = tell.send((job, None));
         match job {
-            Job::Short => sleep(LIMIT / 3).await,
+            Job::Deaf => pending().await,
             Job::Endless => {
                 lease.cancellation_token().cancelled().await;
-                println!("Endless: asked to stop; saves while the lock is still held: {}", lease.is_held());
+                println!("Endless: asked to stop, and saves");
                 sleep(LIMIT / 5).await;
-                assert!(lease.is_held());
             }
-            Job::Deaf => pending().await,
-            Job::Waiting => unreachable!("the lock is never free before the shutdown"),
+            Job::Short | Job::Waiting => sleep(LIMIT / 3).await,
         }
-    });
-    let outcome = outcome.await;
-    println!("{job:?}: {outcome:?}");
-    match job {
-        Job::Short | Job::Endless => assert_eq!(outcome, Ok(())),
-        Job::Deaf => {
-            let lost = outcome.as_ref().err().and_then(Error::lost);
-            assert_eq!(lost.map(Lost::reason), Some(LossReason::Closed));
-        }
-        Job::Waiting => assert_eq!(outcome, Err(Error::Closed)),
-    }
+        lease.is_held()
+    };
+    let ended = leases.lock(format!("examples:graceful_shutdown:{name:?}")).run(work).await;
+    println!("{job:?}: {ended:?}");
+    let _told = tell.send((job, Some(ended)));
 }
 
 #[tokio::main]
@@ -86,7 +80,7 @@ async fn main() -> Result<(), Error> {
     let leases = Leases::connect(url).await?;
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let (jobs, queue) = unbounded_channel();
-    let (tell, mut begun) = unbounded_channel();
+    let (tell, mut told) = unbounded_channel();
     tracker.spawn(dispatch(leases.clone(), queue, tell, stop.clone(), tracker.clone()));
 
     let wanted = [Job::Endless, Job::Short, Job::Deaf];
@@ -96,7 +90,12 @@ async fn main() -> Result<(), Error> {
     tokio::select! {
         () = terminated() => {}
         // Nobody has to press ^C here: the example stops itself when all jobs have begun.
-        () = async { for _ in wanted { begun.recv().await; } } => {}
+        () = async {
+            let mut begun = 0;
+            while begun < wanted.len() {
+                begun += usize::from(matches!(told.recv().await, Some((_, None))));
+            }
+        } => {}
     }
     let _sent = jobs.send(Job::Waiting);
     sleep(LIMIT / 10).await;
@@ -108,7 +107,15 @@ async fn main() -> Result<(), Error> {
     // The locks are released. What the tasks do after that is awaited too.
     tracker.wait().await;
     println!("{cut_short} job was cut short");
+
     assert_eq!(cut_short, 1);
+    while let Some((job, ended)) = told.recv().await {
+        match (job, ended) {
+            (Job::Short | Job::Endless, Some(Ok(true))) | (Job::Waiting, Some(Err(Error::Closed))) => {}
+            (Job::Deaf, Some(Err(Error::Lost(lost)))) => assert_eq!(lost.reason(), LossReason::Closed),
+            unexpected => panic!("{unexpected:?}"),
+        }
+    }
     Ok(())
 }
 

@@ -13,21 +13,19 @@
 //! ```
 #![allow(clippy::disallowed_methods, reason = "an example may look at the clock; the library has one door for it")]
 
-use std::{
-    env,
-    time::{Duration, Instant},
-};
+use std::{env, time::Duration};
 
 use leasehold::{Error, LeaseHandle, Leases};
 use tokio::{
     task::JoinSet,
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval_at},
 };
 
 /// An hour, in a hurry.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Here both sides have a second to be late.
 const KEEP: Duration = Duration::from_secs(1);
+/// How far the timers of the machines are apart.
+const APART: Duration = Duration::from_millis(200);
 const ROUNDS: u32 = 2;
 
 #[tokio::main]
@@ -35,9 +33,11 @@ async fn main() -> Result<(), Error> {
     // A name after `memory://`, so that all machines see the same locks.
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://once_an_interval".into());
     let mut fleet = JoinSet::new();
+    let mut start = Instant::now();
     for machine in ["one", "two", "three"] {
         let leases = Leases::builder().url(&url).label(machine).build().await?;
-        fleet.spawn(machine_loop(leases));
+        fleet.spawn(machine_loop(leases, start));
+        start += APART;
     }
     let mut runs = Vec::new();
     for machine in fleet.join_all().await {
@@ -56,9 +56,9 @@ async fn main() -> Result<(), Error> {
 }
 
 /// A machine's timer and what it does at each tick.
-async fn machine_loop(leases: Leases) -> Result<Vec<Run>, Error> {
+async fn machine_loop(leases: Leases, start: Instant) -> Result<Vec<Run>, Error> {
     let lock = leases.lock("examples:once_an_interval").keep_for(KEEP);
-    let (mut timer, mut runs) = (interval(INTERVAL), Vec::new());
+    let (mut timer, mut runs) = (interval_at(start, INTERVAL), Vec::new());
     timer.set_missed_tick_behavior(MissedTickBehavior::Skip);
     for _ in 0..ROUNDS {
         timer.tick().await;

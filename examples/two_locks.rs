@@ -12,7 +12,7 @@
 
 use std::{
     env,
-    future::{Future, pending},
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering::Relaxed},
