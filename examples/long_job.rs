@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{LeaseHandle, Leases};
 
 /// Much shorter than the job: it is how long the others wait if this process dies.
@@ -33,34 +32,25 @@ async fn main() -> Result<(), Box<dyn Error>> {
     leases.close().await;
 
     match outcome {
-        Some(outcome) => println!("done after {} steps, released", outcome??),
+        Some(outcome) => println!("done after {} steps, released", outcome?),
         None => println!("interrupted, released"),
     }
     Ok(())
 }
 
 /// Four to eight seconds of work in small steps.
-async fn job(lease: LeaseHandle) -> Result<u64, Box<dyn Error>> {
+async fn job(lease: LeaseHandle) -> u64 {
     println!("acquired as {}, fence {}, for {TTL:?} at a time", lease.label(), lease.fence());
     let steps = 80 + RandomState::new().hash_one("length") % 81;
-    let bar = ProgressBar::new(steps).with_style(ProgressStyle::with_template("{bar:40} {percent:>3} %  {msg}")?);
-
-    let (mut before, mut renewals) = (lease.remaining(), 0);
+    let mut before = lease.remaining();
     for step in 1..=steps {
         tokio::time::sleep(Duration::from_millis(50)).await;
 
         let remaining = lease.remaining();
         if remaining > before {
-            renewals += 1;
-            // Not a terminal: a line now and then instead of a bar.
-            if bar.is_hidden() {
-                println!("{:>3} %  renewed, good for another {remaining:.2?}", step * 100 / steps);
-            }
+            println!("{:>3} %  renewed, good for another {remaining:.2?}", step * 100 / steps);
         }
         before = remaining;
-        bar.set_message(format!("good for {remaining:<8.2?} renewed {renewals} times"));
-        bar.set_position(step);
     }
-    bar.finish();
-    Ok(steps)
+    steps
 }

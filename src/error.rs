@@ -63,7 +63,8 @@ pub enum Error {
         /// Who held it at the last check.
         holder: Box<Holder>,
     },
-    /// The lease has ended: what the job did after [`Lost::since`] was not protected.
+    /// The lease has ended: what the job did after [`Lost::since`] was not protected. (Or it is what
+    /// [`lost`](crate::Lease::lost) completed with.)
     #[error(transparent)]
     Lost(#[from] Lost),
     /// The server did not confirm it in time. A release goes on in the background, and the key expires within its TTL. After
@@ -176,6 +177,14 @@ impl Error {
     }
 
     /// What each node of a quorum said, when too few of them granted what was asked.
+    ///
+    /// ```
+    /// # fn tell(error: &leasehold::Error) {
+    /// for vote in error.votes().iter().flat_map(|votes| votes.nodes()) {
+    ///     eprintln!("{} {}", vote.address(), vote.answer());
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn votes(&self) -> Option<&Votes> {
         self.details()?.votes()

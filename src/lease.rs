@@ -25,6 +25,33 @@ use crate::{
 /// Dropping it releases the lock in the background and never blocks, inside a runtime, outside one or during a panic;
 /// [`release`](Self::release) tells whether that worked. A process that exits right after a drop may leave the key for
 /// one TTL.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let lease = leases.lock("reports:nightly").acquire().await?;
+/// let report = std::future::ready("42 rows"); // the work
+/// tokio::select! {
+///     biased;
+///     lost = lease.lost() => return Err(lost.into()), // stop: somebody else may hold the lock
+///     rows = report => println!("{rows}, written with fence {}", lease.fence()),
+/// }
+/// lease.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// `let _ = lock.acquire().await?` drops it at once and holds nothing. Give it a name, and let rustc's lint
+/// `let_underscore_drop`, which is off by default, find the mistake:
+///
+/// ```
+/// #![deny(let_underscore_drop)]
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let lock = leases.lock("reports:nightly");
+/// let _lease = lock.acquire().await?; // held to the end of its scope
+/// assert!(lock.try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
 #[must_use = "a lease that is dropped is released"]
 pub struct Lease {
     view: LeaseHandle,
@@ -345,10 +372,12 @@ macro_rules! view {
     ($type:ident) => {
         impl $type {
             /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
-            /// log or its metrics exporter does.
+            /// log or its metrics exporter does. Or before, when its holder is asked to stop:
+            /// [`Closing`](crate::LossReason::Closing), [`Expiring`](crate::LossReason::Expiring). Then the lease is still
+            /// held, and [`check`](Self::check) is `Ok`.
             ///
             /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of the
-            /// keeper's (rule 2), or earlier when the server says that the key is gone or taken; it completes with
+            /// keeper's ([rule 2](crate::safety#rule-2)), or earlier when the server says that the key is gone or taken; it completes with
             /// [`LossReason::Released`](crate::LossReason::Released) when the release of this lease begins.
             ///
             /// # Cancel safety
@@ -361,6 +390,17 @@ macro_rules! view {
 
             /// Whether the lease holds right now: one look at the clock, so right even when the process was stopped
             /// and no timer has run yet.
+            ///
+            /// ```
+            /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+            /// # let leases = leasehold::Leases::in_memory();
+            /// # let lease = leases.lock("import").acquire().await?;
+            /// for row in 0..3 {
+            ///     lease.check()?; // before each step that only the holder may do
+            ///     println!("row {row}");
+            /// }
+            /// # Ok(()) }
+            /// ```
             ///
             /// # Errors
             ///
@@ -410,7 +450,8 @@ macro_rules! view {
                 StatusChanges::new(self.view().signal.clone())
             }
 
-            /// A token that is cancelled when the lease is lost or released: for work that knows such tokens already.
+            /// A token that is cancelled when the lease is lost or released, or its holder is asked to stop: for work that
+            /// knows such tokens already.
             /// Each call makes a child, so that cancelling it cancels nobody else's.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {

@@ -15,7 +15,10 @@ use crate::{
     keeper::{Host, Keeper},
     lock::Lock,
     metrics,
-    node::{memory::Memory, redis::Limits},
+    node::{
+        memory::{self, Memory},
+        redis::Limits,
+    },
     quorum::{ConnectConfig, NodeAddress, Quorum},
 };
 
@@ -35,9 +38,18 @@ const LONGEST_PREFIX: usize = 256;
 ///
 /// It works from any runtime, and from none: a clone may be used on another Tokio runtime than the one that built it,
 /// or outside of all. Only a runtime that it is built on must have timers and I/O (`enable_all`). Dropping the last clone ends nothing while a lease lives.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let (one, same) = (leases.clone(), leases);
+/// let lease = one.lock("reports:nightly").acquire().await?;
+/// assert!(same.lock("reports:nightly").try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Leases {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
 }
 
 impl Leases {
@@ -47,7 +59,8 @@ impl Leases {
     ///   `tls-native`)
     /// - `unix:///path[?db=…&user=…&password=…]`
     /// - `memory://` for a store of its own inside this process, `memory://name` for one shared by everybody in this
-    ///   process who says the same name
+    ///   process who says the same name, while any of them lives. It goes by the [clock](Builder::clock) of the
+    ///   `Leases` that made it
     ///
     /// For locks over several servers see [`Builder::quorum`].
     ///
@@ -76,10 +89,11 @@ impl Leases {
     #[allow(clippy::expect_used, reason = "as std::thread::spawn; `connect(\"memory://\")` gives an error instead")]
     pub fn in_memory() -> Self {
         let builder = Self::builder();
-        let (host, stop) = Host::start(builder.keeper).expect("the keeper's thread starts");
-        let Builder { options, clock, .. } = builder;
+        let Builder { options, clock, keeper, .. } = builder;
+        let (host, stop) = Host::start(keeper, &clock).expect("the keeper's thread starts");
         metrics::describe();
-        let quorum = Quorum::of_one(Memory::private(), &clock, &host, options.command_timeout);
+        let quorum =
+            Quorum::of_one(memory::node(Memory::private(&clock), &host), &clock, &host, options.command_timeout);
         Self { client: Client::new(options, clock, host, stop, quorum, None) }
     }
 
@@ -193,6 +207,15 @@ impl Leases {
     }
 
     /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// for node in leases.nodes() {
+    ///     println!("{}: {:?}", node.address(), node.state());
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeStatus> {
         self.client.quorum.status()
@@ -261,6 +284,20 @@ impl fmt::Debug for Leases {
 }
 
 /// Settings of a [`Leases`]. [`build`](Self::build) checks them all.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::Leases;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// let leases = Leases::builder()
+///     .url("memory://") // or "redis://127.0.0.1:6379"
+///     .ttl(Duration::from_secs(20))
+///     .prefix("jobs:")
+///     .label("worker-1")
+///     .build()
+///     .await?;
+/// # leases.lock("a").acquire().await?.release().await }
+/// ```
 #[derive(Clone)]
 #[must_use = "nothing is connected before `build`"]
 pub struct Builder {
@@ -367,11 +404,12 @@ impl Builder {
     /// For how long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours, unless the
     /// lock [says otherwise](crate::Lock::fence_memory). Default 24 hours. Parts of a millisecond count as a whole one.
     ///
-    /// The floor is a small key beside the lock's, `{name}:lh:fence`, by which fences grow although the server's clock was set
-    /// back (rule 9). What a shorter memory gives up: **the next fence may be smaller if the server's clock was set back by
-    /// more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero keeps a floor only until the
-    /// server's clock has passed the fence, two milliseconds at most on one server: a name that was released leaves nothing.
-    /// It is for programs that lock millions of names; what those cost is on the page [`deployments`](crate::deployments).
+    /// The floor is a small key beside the lock's, `{name}:lh:fence`. Because of it fences grow although the server's clock
+    /// was set back ([rule 9](crate::safety#rule-9)). What a shorter memory gives up: **the next fence may be smaller if the
+    /// server's clock was set back by more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero
+    /// keeps a floor only until the server's clock has passed the fence, two milliseconds at most on one server: a name that
+    /// was released leaves nothing. It is for programs that lock millions of names; what those cost is on the page
+    /// [`deployments`](crate::deployments).
     ///
     /// The fence of a lock that is held stands in the lock's own key, and does not depend on it.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
@@ -387,7 +425,8 @@ impl Builder {
         self
     }
 
-    /// The clock that leases are judged by. For tests of what happens when the machine is suspended.
+    /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the
+    /// machine is suspended.
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
         self
@@ -427,7 +466,7 @@ impl Builder {
         let places = self.check()?;
         let restart_delay = self.restarts_after();
         let Self { options, connect_timeout, keeper, clock, .. } = self;
-        let (host, stop) = Host::start(keeper).map_err(|error| no_keeper(&error))?;
+        let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone() };
         let quorum = Quorum::at(&places, restart_delay, &config);

@@ -1,4 +1,6 @@
 #![doc = include_str!("../README.md")]
+// Shows which feature an item needs; docs.rs builds with a compiler that can.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
 mod bounds;
@@ -16,7 +18,6 @@ mod lock;
 mod lost;
 mod node;
 mod owner;
-mod quorum;
 mod random;
 mod reentry;
 #[cfg(all(test, leasehold_shuttle))]
@@ -27,11 +28,30 @@ mod wait;
 mod waiter;
 mod watchdog;
 
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
+
+#[doc = include_str!("../docs/cookbook.md")]
+pub mod cookbook {}
+
+#[doc = include_str!("../docs/waiting.md")]
+pub mod waiting {}
+
+#[doc = include_str!("../docs/quorum.md")]
+pub mod quorum;
+
+#[doc = include_str!("../docs/operations.md")]
+pub mod operations {}
+
 #[doc = include_str!("../docs/cron.md")]
 pub mod cron {}
 
 #[doc = include_str!("../docs/metrics.md")]
 pub mod metrics;
+
+#[cfg(feature = "testing")]
+#[doc = include_str!("../docs/testing.md")]
+pub mod testing;
 
 #[doc = include_str!("../docs/safety.md")]
 pub mod safety {}
@@ -52,7 +72,7 @@ pub use leasehold_protocol::{
 
 pub use crate::{
     capabilities::{Capabilities, Push},
-    clock::{Clock, SystemClock},
+    clock::{Clock, Jumps, SystemClock},
     error::{Details, Error, ErrorKind},
     guarded::Guarded,
     keeper::Keeper,

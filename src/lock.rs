@@ -25,12 +25,22 @@ use crate::{
 ///
 /// The setters consume and return it, and never fail: a bad value makes every acquire
 /// end with [`Error::Config`] before anything is sent. Cheap to clone and to keep.
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let nightly = leases.lock("reports:nightly").ttl(Duration::from_secs(5));
+/// let lease = nightly.acquire().await?;
+/// lease.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "a lock holds nothing until it is acquired"]
 pub struct Lock {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
     name: Arc<str>,
-    ttl: Duration,
+    pub(crate) ttl: Duration,
     max_hold: Option<Duration>,
     reentrant: bool,
     fair: bool,
@@ -79,6 +89,16 @@ impl Lock {
     /// an [`Owner`] of its own.
     ///
     /// Without it an acquire waits for whoever has the lock, its own task included, and a `wait` event warns of that.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let ledger = leases.lock("ledger").reentrant(true);
+    /// let outer = ledger.acquire().await?;
+    /// let inner = ledger.acquire().await?; // the same task: another lease on the same acquisition
+    /// assert_eq!((outer.fence(), inner.hold_count()), (inner.fence(), 2));
+    /// # Ok(()) }
+    /// ```
     pub fn reentrant(mut self, reentrant: bool) -> Self {
         self.reentrant = reentrant;
         self
@@ -145,12 +165,29 @@ impl Lock {
     /// in the caller's own task, so it should be quick: while it blocks, this acquire stands still, and those behind it in
     /// this process wait for up to two seconds and two command time-outs before they go on without it. A panic in it
     /// unwinds through the acquire, which is undone as if it had been dropped. Nobody else notices either.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lock = leases.lock("reports:nightly").on_wait(|holder| eprintln!("waiting for {holder}"));
+    /// lock.acquire().await?.release().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn on_wait(mut self, tell: impl Fn(&Holder) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
         self
     }
 
     /// Acquires the lock, waiting for as long as it takes: for other holders, and through outages of the server.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lease = leases.lock("reports:nightly").acquire().await?;
+    /// println!("ours, with fence {}", lease.fence());
+    /// lease.release().await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -171,6 +208,19 @@ impl Lock {
     /// Acquires the lock, waiting for at most `limit`, exact to 20 ms, and to 35 ms while the server is silent. Zero is
     /// one try. Where hundreds of waits of a process end at the same moment, the last of their last looks may take longer.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// # let _held = leases.lock("reports:nightly").acquire().await?;
+    /// match leases.lock("reports:nightly").acquire_within(Duration::from_millis(20)).await {
+    ///     Ok(lease) => lease.release().await?,
+    ///     Err(error @ leasehold::Error::TimedOut { .. }) => println!("{error}; try again in {:?}", error.retry_after()),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`acquire`](Self::acquire), and [`Error::TimedOut`] with the holder if the lock was held at the last look
@@ -184,6 +234,16 @@ impl Lock {
     }
 
     /// Acquires the lock if it is free; `None` if somebody holds it. Never waits for longer than the command time-out.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// match leases.lock("reports:nightly").try_acquire().await? {
+    ///     Some(lease) => lease.release().await?,
+    ///     None => println!("somebody else is at it"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -310,6 +370,18 @@ impl Lock {
     /// Who holds the lock now, ourselves included; `None` if nobody does. Over a quorum: who has its key on a majority of
     /// the nodes, or may have, as far as they answer.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// # let lock = leases.lock("reports:nightly");
+    /// # let _held = lock.acquire().await?;
+    /// if let Some(holder) = lock.holder().await? {
+    ///     println!("held by {holder}");
+    ///     # assert!(holder.is_ours());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// The server cannot be reached or says no, or the name is none.
@@ -318,7 +390,8 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
-        let key = self.key().await?;
+        self.client.ready().await?;
+        let key = self.key()?;
         let asking = self.client.quorum.holder(&key, self.client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking)?;
         Ok(holder.map(|holder| self.client.watchdog.recognize(&key, holder)))
@@ -335,7 +408,8 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
-        let key = self.key().await?;
+        self.client.ready().await?;
+        let key = self.key()?;
         let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
         let asking = node.ask(node.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
         let waiters: Waiters = relayed!(Relay::of_answers(), asking)?;
@@ -354,15 +428,15 @@ impl Lock {
     ///
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        let key = self.key().await?;
+        self.client.ready().await?;
+        let key = self.key()?;
         let releasing = self.client.quorum.force_release(&key, self.client.options.command_timeout);
         let released = relayed!(Relay::of_answers(), releasing)?;
         self.client.freed(&key);
         Ok(released)
     }
 
-    async fn key(&self) -> Result<Key, Error> {
-        self.client.ready().await?;
+    pub(crate) fn key(&self) -> Result<Key, Error> {
         Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
 
@@ -393,7 +467,7 @@ impl Lock {
         if self.fair && !self.client.quorum.is_one() {
             return Err(fair_quorum());
         }
-        let key = Key::new(&self.client.options.prefix, &self.name)?;
+        let key = self.key()?;
         let Self { ttl, max_hold, fair, fence_memory, .. } = *self;
         Ok(Wanted { key, ttl, max_hold, fair, fence_memory, owner: None })
     }

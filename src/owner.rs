@@ -10,6 +10,18 @@ use tokio::task;
 /// Who acquires. It matters to [re-entrancy](crate::Lock::reentrant) only, and to the warning of an acquire that waits for its
 /// own owner.
 ///
+/// ```
+/// # use leasehold::{Leases, Owner};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = Leases::in_memory();
+/// let (import, lock) = (Owner::new(), leases.lock("ledger").reentrant(true));
+/// let first = lock.clone().owner(import.clone()).acquire().await?;
+/// let again = lock.clone().owner(import).acquire().await?; // the same owner, in whatever task
+/// assert_eq!(first.fence(), again.fence());
+/// assert!(lock.owner(Owner::new()).try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
+///
 /// Ownership is known within one [`Leases`](crate::Leases) and its clones only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner(Kind);

@@ -378,7 +378,7 @@ async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
     lease.release().await.expect("it was ours");
 }
 
-/// The least rights on one server, as the README has them.
+/// The least rights on one server, as docs/operations.md has them.
 const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
                          +pttl +time";
 

@@ -6,12 +6,23 @@ use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 ///
 /// Hand it to whatever the lease protects, and let that refuse a number smaller than the largest it has seen. Then a
 /// job that was paused past its lease can do no harm, however late it wakes up (Kleppmann, *How to do distributed
-/// locking*, 2016). See [`Guarded`] for a value kept in Redis, and the crate page for SQL.
+/// locking*, 2016). See [`Guarded`] for a value kept in Redis, and the [guide] for SQL.
 ///
-/// It is drawn in the same atomic step as the lock (rule 9), grows even across a server that forgot everything, and
-/// is never above [`i64::MAX`], so that it fits a `BIGINT`. The numbers have gaps; only their order means anything.
+/// It is issued in the same atomic step as the lock ([rule 9]). It grows across restarts, and across a server that forgot
+/// everything while its clock does not go back. It is never above [`i64::MAX`], so that it fits a `BIGINT`. The numbers have
+/// gaps; only their order means anything.
+///
+/// ```
+/// # use leasehold_protocol::fence::Fence;
+/// let (old, new) = (Fence::try_from(7_i64)?, "8".parse::<Fence>()?);
+/// assert!(old < new);
+/// assert_eq!((i64::from(new), u64::from(new)), (8, 8)); // for a `BIGINT`, and for the rest
+/// # Ok::<(), leasehold_protocol::fence::ParseFenceError>(())
+/// ```
 ///
 /// [`Guarded`]: https://docs.rs/leasehold/latest/leasehold/struct.Guarded.html
+/// [guide]: https://docs.rs/leasehold/latest/leasehold/guide/#fence-what-you-write
+/// [rule 9]: https://docs.rs/leasehold/latest/leasehold/safety/#rule-9
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 

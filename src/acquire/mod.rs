@@ -74,11 +74,13 @@ impl Acquire {
     pub(crate) async fn run(mut self) -> Result<Lease, Error> {
         self.wanted.owner = self.owner.resolve();
         let client = &self.client;
+        // Boxed, so that no other acquire pays for these.
         if !client.is_connected() {
-            // Boxed, so that no other acquire pays for it.
             Box::pin(self.connect()).await?;
         }
-        self.follow_own_release().await;
+        if client.own_releases.is_any() {
+            Box::pin(self.follow_own_release()).await;
+        }
         let Some(owner) = self.wanted.owner.filter(|_| self.reentrant) else { return self.compete(None).await };
         loop {
             match client.owners.claim(owner, &self.wanted.key, client.now()) {
@@ -123,14 +125,12 @@ impl Acquire {
     /// A lease that was dropped here may be on its way out: not to be found busy by the program's own next line.
     async fn follow_own_release(&self) {
         let client = &self.client;
-        if client.own_releases.is_any() {
-            let limit = self.limit(client.now());
-            tokio::select! {
-                biased;
-                () = client.own_releases.over(&self.wanted.key) => {}
-                () = client.ended.cancelled() => {}
-                () = client.host.sleep(limit) => {}
-            }
+        let limit = self.limit(client.now());
+        tokio::select! {
+            biased;
+            () = client.own_releases.over(&self.wanted.key) => {}
+            () = client.ended.cancelled() => {}
+            () = client.host.sleep(limit) => {}
         }
     }
 
@@ -257,7 +257,7 @@ impl Acquire {
                 Ok(()) = looks.changed(), if !wait.leads() => {
                     wait.heard(looks.borrow_and_update().clone());
                 }
-                () = client.host.sleep(until.since(now)) => wait.slept(),
+                () = client.host.sleep_until(now, until) => wait.slept(),
             }
         }
     }
@@ -355,7 +355,7 @@ impl Acquire {
                 biased;
                 () = client.looks.freed() => {}
                 () = client.ended.cancelled() => {}
-                () = client.host.sleep(again.since(now)) => {}
+                () = client.host.sleep_until(now, again) => {}
             }
             now = client.now();
         }

@@ -1,4 +1,5 @@
-//! The nodes together. One node is a quorum of one: what is asked of many is asked of it in the same way.
+// The nodes together. One node is a quorum of one: what is asked of many is asked of it in the same way. The page
+// docs/quorum.md is this module's documentation.
 
 use std::{
     sync::{

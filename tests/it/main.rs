@@ -12,6 +12,7 @@ mod connecting;
 mod fair;
 mod faults;
 mod fences;
+mod grace;
 mod pages;
 mod push;
 mod quorum;

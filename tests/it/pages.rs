@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use crate::faults::refusals::{FOR_A_DATABASE, FOR_A_QUIET_LOG, FOR_FAIR, FOR_PUSH, LEAST_ACL};
+
 /// The names of all functions in the Rust files below a directory.
 fn functions(directory: &Path, names: &mut BTreeSet<String>) {
     for entry in fs::read_dir(directory).unwrap() {
@@ -29,4 +31,18 @@ fn every_test_that_the_safety_page_names_is_there() {
     assert!(named.len() >= 40, "{} names were read", named.len());
     let missing: Vec<_> = named.into_iter().filter(|name| !known.contains(*name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn the_operations_page_lists_the_rights_that_are_enough() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
+    // In a table, a bar within code is escaped.
+    let page = page.replace("\\|", "|");
+    let listed: BTreeSet<_> = page.split(|c: char| c.is_whitespace() || c == '`').collect();
+    for rights in [LEAST_ACL, FOR_PUSH, FOR_FAIR, FOR_A_QUIET_LOG, FOR_A_DATABASE] {
+        // The tests' prefix of names is another.
+        let missing: Vec<_> =
+            rights.split_whitespace().filter(|right| !right.starts_with('~') && !listed.contains(right)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 }

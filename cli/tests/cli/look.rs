@@ -319,7 +319,10 @@ fn top_shows_every_error() {
     top.press("q");
     let drawn = top.ended();
     let whole = drawn.replace("\r\n\u{1b}[2K", "");
-    assert!(whole.contains("give the user the rights that https://docs.rs/leasehold lists (least rights)"), "{drawn}");
+    assert!(
+        whole.contains("give the user the rights that https://docs.rs/leasehold/latest/leasehold/operations/"),
+        "{drawn}"
+    );
     let refused = drawn.split("\u{1b}[H").find(|frame| frame.contains("can't run")).unwrap();
     assert!(!refused.contains("\u{1b}[1m"), "that is no head: {refused}");
 }

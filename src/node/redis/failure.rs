@@ -111,7 +111,7 @@ pub(super) fn not_extended(details: &str) -> Failure {
 fn advice(word: &str, details: &str) -> &'static str {
     match word {
         _ if lacks_a_right(word, details) => {
-            ": give the user the rights that https://docs.rs/leasehold lists (least rights)"
+            ": give the user the rights that https://docs.rs/leasehold/latest/leasehold/operations/#least-rights lists"
         }
         "NOAUTH" => ": give the url a password",
         "WRONGPASS" => ": check the user and password in the url",

@@ -9,5 +9,5 @@ mod outage;
 mod pressure;
 mod process;
 mod queued;
-mod refusals;
+pub(crate) mod refusals;
 mod unpushed;

@@ -296,17 +296,17 @@ async fn f22_password_introduced_while_connected() {
 
 /// All that the library needs on a server: a user of the key prefix `app:` with no right beyond this line. A companion
 /// key begins with a brace unless the name has a hash tag of its own.
-const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
+pub(crate) const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
                          +pttl +time +hget +hset +hmget";
 /// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
-const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \
+pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \
                         &__redis__:invalidate &leasehold:*";
 /// For fair locks.
-const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";
+pub(crate) const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";
 /// Asked by the client library on connecting, and by a release whether there is a queue; both go on without an answer.
-const FOR_A_QUIET_LOG: &str = "+info +zcard";
+pub(crate) const FOR_A_QUIET_LOG: &str = "+info +zcard";
 /// For a URL with a database number.
-const FOR_A_DATABASE: &str = "+select";
+pub(crate) const FOR_A_DATABASE: &str = "+select";
 
 /// How servers say that the user lacks a right; inside a script it depends on their version.
 const NO_RIGHT: [&str; 3] = ["NOPERM", "The user executing the script can't", "ACL failure in script"];
