@@ -28,13 +28,13 @@ enum Job {
     Short,
     /// Has no end: it saves what it has when it is asked to stop.
     Endless,
-    /// Hears nothing.
+    /// Ignores that it is asked to stop.
     Deaf,
     /// Wants the lock of the endless one.
     Waiting,
 }
 
-/// What a job tells: `None` when it begins, and how it ended. `Ok(true)`: under its lock from beginning to end.
+/// What a job reports: `None` when it begins, and how it ended. `Ok(true)`: under its lock from beginning to end.
 type Told = (Job, Option<Result<bool, Error>>);
 
 /// Starts jobs as they come, until it is stopped.

@@ -33,7 +33,7 @@ async fn stand_for_election(
         let lease = tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            // Waits through outages of the server too. Its errors are those that a new try would not mend.
+            // Waits through outages of the server too. A new try would not mend the errors that are left.
             lease = lock.acquire() => lease?,
         };
         is_leader.send_replace(true);

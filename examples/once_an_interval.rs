@@ -1,10 +1,12 @@
 //! Once an hour in a fleet: every machine has the same timer, and one of them does the work.
 //!
 //! The trap: a lock that is released when the work is done does not help. A machine whose timer is a little late finds
-//! it free, and does the work again. `keep_for` keeps the key from the acquire on. Make it longer than the timers of
-//! the machines are apart, and shorter than the interval by more than a tick can be late: 55 minutes for an hour.
+//! it free, and does the work again. `keep_for` keeps the key from the acquire on.
 //!
-//! It also keeps the key when the work fails. To let another machine try again, acquire without `keep_for`, and call
+//! `keep_for` must be longer than the timers of the machines are apart. It must also be a little shorter than the
+//! interval, or a late tick makes the next one find the lock busy. For an hour, 55 minutes do.
+//!
+//! `keep_for` also keeps the key when the work fails. To let another machine try again, acquire without it, and call
 //! `lease.release_keeping(…)` after success only.
 //!
 //! ```text

@@ -1,8 +1,8 @@
 //! A worker pool over many names: two processes share a list of jobs, and each does a few at a time.
 //!
 //! Two traps. A lock says that nobody else does the job *now*, not that nobody has done it: look again under the lock.
-//! And the lease moves into the task of its job. (A dispatcher is one task, so with `reentrant(true)` it would be let
-//! in a second time to a job that it has handed out.)
+//! And the lease moves into the task of its job. (A dispatcher is one task: with `reentrant(true)` it could enter the
+//! lock of a job again that it has handed out.)
 //!
 //! ```text
 //! cargo run --example workers

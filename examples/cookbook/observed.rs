@@ -1,9 +1,9 @@
 //! Logs and metrics of a lease, as they are set up in a program.
 //!
-//! Three traps. The steps of a lease (acquired, renewed, released) are told at level DEBUG: without the filter line you
-//! see trouble only. Install the exporter before the first `Leases`, or it knows no descriptions. And without buckets
-//! the exporter renders summaries, whose quantiles cannot be added up over machines; a renewal takes milliseconds and a
-//! job hours, so each histogram needs buckets of its own.
+//! Three traps. The library logs the steps of a lease (acquired, renewed, released) at level DEBUG: without the filter
+//! line you see trouble only. Install the exporter before the first `Leases`, or it knows no descriptions. And without
+//! buckets the exporter renders summaries, whose quantiles you cannot add up over machines. A renewal takes milliseconds
+//! and a job takes hours, so each histogram needs buckets of its own.
 //!
 //! ```text
 //! cargo run -p leasehold-cookbook --example observed
@@ -74,7 +74,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         r#"leasehold_hold_seconds_bucket{le="36000"} 2"#,
         "leasehold_held 0",
     ];
-    // An exporter is told in the background, so that one that blocks delays no lease.
+    // The library updates the exporter in the background, so that an exporter that blocks delays no lease.
     let text = timeout(Duration::from_secs(10), async {
         loop {
             let text = metrics.render();

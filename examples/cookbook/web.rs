@@ -1,7 +1,7 @@
 //! A web service that starts jobs: 202 when a job begins, 409 with `Retry-After` while it runs, 503 without a server.
 //!
 //! Three traps. The lease moves into the task of the job: a lease in the handler is released when the handler answers.
-//! (Not `reentrant(true)`: all requests of one keep-alive connection are one task, and would be let in together.) A busy
+//! (Not `reentrant(true)`: all requests of one keep-alive connection are one task, so all of them would enter.) A busy
 //! lock is no error of the server: 409, not 500. And the process must not end before the jobs: `shutdown` waits for them.
 //!
 //! It serves on 127.0.0.1, and is its own client: one keep-alive connection, then two connections.
@@ -113,7 +113,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(request(&mut one, "GET /readyz").await?.status, 200);
     assert_eq!(request(&mut one, "POST /jobs/a").await?.status, 202);
     let again = request(&mut one, "POST /jobs/a").await?;
-    assert_eq!(again.status, 409, "the same connection is let in once");
+    assert_eq!(again.status, 409, "the same connection enters once");
     assert!(again.retry_after.is_some_and(|after| (1..=31).contains(&after)), "the TTL is 30 s");
 
     let mut other = TcpStream::connect(address).await?;
