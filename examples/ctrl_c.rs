@@ -1,8 +1,8 @@
 //! ^C in development: the next start has the lock at once.
 //!
 //! The trap: a process that ^C kills leaves its key. The next start waits in silence until the key has expired, 30 s
-//! unless you set a TTL. So while you develop, set a short `ttl`, and an `on_wait` that says what the program waits for.
-//! And give ^C a branch that ends in `shutdown` (or `close`), which waits for the release.
+//! unless you set a TTL. So while you develop, set a short `ttl`, and an `on_wait` that says what the program waits
+//! for. And give ^C a branch that ends in `shutdown` (or `close`), which waits for the release.
 //!
 //! This example starts itself: a first time to interrupt it, a second time to kill it, and each time once more.
 //!
@@ -43,7 +43,7 @@ async fn program(url: String) -> Result<()> {
         outcome = lock.run(|_| work()) => outcome?,
         interrupted = ctrl_c() => interrupted?,
     }
-    // The work is dropped, and its lock is being released in the background. A process that just ends may leave the key.
+    // The work is dropped, and its lock is released in the background. A process that just ends may leave the key.
     leases.shutdown(TTL).await;
     Ok(())
 }

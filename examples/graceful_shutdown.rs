@@ -1,8 +1,8 @@
 //! A service that is asked to stop: it takes no new work, finishes or saves the old, releases every lock, and ends.
 //!
-//! Three traps. `leases.close()` is "now": a job that still runs is not protected any more. `tracker.wait()` alone never
-//! ends while a task waits for a lock: `shutdown` ends that wait. And `lost()` with `LossReason::Closing` is a request,
-//! not a loss: the lease is held and renewed until its job releases it, so there is time to save.
+//! Three traps. `leases.close()` is "now": a job that still runs is not protected any more. `tracker.wait()` alone
+//! never ends while a task waits for a lock: `shutdown` ends that wait. And `lost()` with `LossReason::Closing` is a
+//! request, not a loss: the lease is held and renewed until its job releases it, so there is time to save.
 //!
 //! The limit must be shorter than the time until your supervisor kills the process (Kubernetes: 30 s).
 //!

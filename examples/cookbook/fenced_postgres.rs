@@ -1,8 +1,8 @@
 //! The fence in Postgres: a write of a job that has lost its lock, and does not know it, is refused.
 //!
 //! Three traps. Compare and write in one statement, or something comes between them. Bind the fence as `i64`, for a
-//! `BIGINT`: a `u64` does not bind, and every fence fits. And look at the number of rows: a refused write is no error of
-//! the database, it changes nothing.
+//! `BIGINT`: a `u64` does not bind, and every fence fits. And look at the number of rows: a refused write is no error
+//! of the database, it changes nothing.
 //!
 //! ```text
 //! DATABASE_URL=postgres://user:password@localhost/db cargo run -p leasehold-cookbook --example fenced_postgres

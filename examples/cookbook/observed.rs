@@ -2,8 +2,8 @@
 //!
 //! Three traps. The library logs the steps of a lease (acquired, renewed, released) at level DEBUG: without the filter
 //! line you see trouble only. Install the exporter before the first `Leases`, or it knows no descriptions. And without
-//! buckets the exporter renders summaries, whose quantiles you cannot add up over machines. A renewal takes milliseconds
-//! and a job takes hours, so each histogram needs buckets of its own.
+//! buckets the exporter renders summaries, whose quantiles you cannot add up over machines. A renewal takes
+//! milliseconds and a job takes hours, so each histogram needs buckets of its own.
 //!
 //! ```text
 //! cargo run -p leasehold-cookbook --example observed

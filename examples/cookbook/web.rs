@@ -2,7 +2,8 @@
 //!
 //! Three traps. The lease moves into the task of the job: a lease in the handler is released when the handler answers.
 //! (Not `reentrant(true)`: all requests of one keep-alive connection are one task, so all of them would enter.) A busy
-//! lock is no error of the server: 409, not 500. And the process must not end before the jobs: `shutdown` waits for them.
+//! lock is no error of the server: 409, not 500. And the process must not end before the jobs: `shutdown` waits for
+//! them.
 //!
 //! It serves on 127.0.0.1, and is its own client: one keep-alive connection, then two connections.
 //!
