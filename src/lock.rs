@@ -141,7 +141,9 @@ impl Lock {
     /// quorum at most the [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
     ///
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and a
-    /// lease that is lost leaves nothing: then the work has not been done.
+    /// lease that is lost leaves nothing: then the work has not been done. Work that fails keeps the key as well. To keep it
+    /// after success only, take a lease and end it with [`release_keeping`](Lease::release_keeping) or
+    /// [`release`](Lease::release).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -247,6 +249,9 @@ impl Lock {
     }
 
     /// Acquires the lock if it is free; `None` if somebody holds it. Never waits for longer than the command time-out.
+    ///
+    /// To learn who holds it, as for a `Retry-After`, call [`acquire_within`](Self::acquire_within) with zero: it is one try
+    /// too, and its error has the holder.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
