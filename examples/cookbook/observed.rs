@@ -68,7 +68,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
 
     let expected = [
         r#"leasehold_acquires_total{outcome="acquired"} 2"#,
-        r#"leasehold_acquires_total{outcome="timed_out"} 1"#,
+        r#"leasehold_acquires_total{outcome="busy"} 1"#,
         r#"leasehold_losses_total{reason="deleted"} 1"#,
         r#"leasehold_renewal_seconds_bucket{le="2"} "#,
         r#"leasehold_hold_seconds_bucket{le="36000"} 2"#,
