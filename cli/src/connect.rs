@@ -7,6 +7,7 @@ use leasehold::{Builder, Keeper, Leases};
 use crate::{
     args::Servers,
     exit::{Ended, Exit},
+    say::{self, tell},
 };
 
 /// The TTL where none is asked for, and the shortest that there is.
@@ -16,6 +17,9 @@ const SHORTEST_TTL: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 /// The restart delay of a quorum where none is asked for.
 const QUORUM_DELAY: Duration = Duration::from_secs(31);
+
+/// The server that is asked where none is named.
+const LOCAL: &str = "redis://127.0.0.1:6379";
 
 /// Runs this to its end, on this thread.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Result<T, Ended> {
@@ -32,6 +36,7 @@ pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
     servers: &Servers,
     act: impl FnOnce(Leases) -> F,
 ) -> Result<T, Ended> {
+    servers.tell_a_guess();
     block_on(async {
         let leases = servers.builder().build().await?;
         let outcome = act(leases.clone()).await;
@@ -41,6 +46,20 @@ pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
 }
 
 impl Servers {
+    /// The server, unless it is a quorum.
+    pub(crate) fn url(&self) -> &str {
+        self.url.as_deref().unwrap_or(LOCAL)
+    }
+
+    /// Whoever has named no server is told which one answers.
+    pub(crate) fn tell_a_guess(&self) {
+        if !self.is_named() {
+            tell(format_args!("asking {LOCAL}: neither --url nor LEASEHOLD_URL names a server"));
+            // Before anything is drawn.
+            say::finish();
+        }
+    }
+
     /// For how long a server grants nothing after its start.
     pub(crate) fn delay(&self) -> Option<Duration> {
         self.restart_delay.or_else(|| (!self.quorum.is_empty()).then_some(QUORUM_DELAY))
@@ -59,6 +78,6 @@ impl Servers {
                 builder.ttl(USUAL_TTL.min(delay.saturating_sub(SECOND)).max(SHORTEST_TTL)).restart_delay(delay)
             }
         };
-        if self.quorum.is_empty() { builder.url(&self.url) } else { builder.quorum(&self.quorum) }
+        if self.quorum.is_empty() { builder.url(self.url()) } else { builder.quorum(&self.quorum) }
     }
 }

@@ -24,7 +24,7 @@ const CLOCKS_DIFFER: u64 = 302_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Ok,
-    /// Good to know.
+    /// A weaker promise, which may do: one holder at a time is not certain then.
     Note,
     /// Something has to be done.
     Problem,
@@ -59,6 +59,7 @@ struct Section {
 }
 
 pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
+    options.servers.tell_a_guess();
     let (sections, all_there) = block_on(examine(options))?;
     let levels = || sections.iter().flat_map(|section| &section.findings).map(|finding| finding.level);
     if options.json {
@@ -76,7 +77,7 @@ pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
     }
     Ok(if !all_there {
         Exit::Unreachable.into()
-    } else if levels().any(|level| level == Level::Problem) {
+    } else if levels().any(|level| level == Level::Problem || options.strict && level == Level::Note) {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
@@ -104,10 +105,10 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     let servers = &options.servers;
     let is_quorum = !servers.quorum.is_empty();
     let waits_after_restart = servers.delay().is_some_and(|delay| !delay.is_zero());
-    let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url.clone()] };
+    let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url().to_owned()] };
     let (mut sections, mut all_there) = (Vec::new(), true);
     for (at, url) in urls.into_iter().enumerate() {
-        let alone = Servers { url, quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
+        let alone = Servers { url: Some(url), quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
         let mut place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
         // Of a quorum, the others would make up for one that grants nothing, and then none is to spare.
         let findings = match look(&alone, is_quorum.then_some(&*options.name)).await {
@@ -120,11 +121,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
             Err(error @ Error::Config(_)) => return Err(error.into()),
             Err(error) => {
                 all_there = false;
-                let advice = if error.is_transient() {
-                    "start it, or correct --url, --quorum or REDIS_URL"
-                } else {
-                    "correct --url, --quorum or REDIS_URL"
-                };
+                let advice = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
                 vec![problem("server", error.to_string(), advice)]
             }
         };
@@ -272,7 +269,8 @@ fn persistence(
             "CONFIG SET appendfsync always, then CONFIG REWRITE, makes up for that; or --restart-delay 31s in every \
              program: a second more than the longest TTL",
         ),
-        (Some(false), _) => problem(
+        // What a server does unless it is told otherwise, and enough for a lock that only saves work.
+        (Some(false), _) => note(
             "persistence",
             "no append-only file: a restart forgets who holds what",
             "CONFIG SET appendonly yes, then CONFIG REWRITE (a restart with the setting alone starts empty); or \
@@ -429,8 +427,8 @@ mod tests {
             [(false, false), (false, true), (true, false), (true, true)]
                 .map(|(is_quorum, waits)| level(&persistence(append_only, fsync, is_quorum, waits)))
         };
-        assert_eq!(levels(Some(false), Some("everysec")), [Problem, Ok, Problem, Ok]);
-        assert_eq!(levels(Some(false), Some("always")), [Problem, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(false), Some("everysec")), [Note, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(false), Some("always")), [Note, Ok, Problem, Ok]);
         assert_eq!(levels(Some(true), Some("everysec")), [Note, Ok, Problem, Ok]);
         assert_eq!(levels(Some(true), None), [Note, Ok, Problem, Ok]);
         assert_eq!(levels(Some(true), Some("always")), [Ok; 4]);

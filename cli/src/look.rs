@@ -1,16 +1,20 @@
 //! `leasehold show`, `ls` and `release`: who has which lock, and an end to it.
 
 use std::{
+    fmt::Write as _,
     io::{self, BufRead, IsTerminal, Write},
     process::ExitCode,
+    time::{Duration, SystemTime},
 };
 
+use humantime::format_rfc3339_millis;
 use leasehold::{Holder, Waiter};
 use serde_json::{Value, json};
 
 use crate::{
     args::{Ls, Release, Show},
     connect::with,
+    duration::{ago, brief},
     exit::{Ended, Exit},
     say::{bold, print, shown, tell},
     table::{self, Row},
@@ -35,7 +39,12 @@ pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
         )?;
     } else {
         match &holder {
-            Some(holder) => print(&format!("{:?} is held by {}", options.name, shown(&holder.to_string())))?,
+            Some(holder) => {
+                print(&format!("{:?} is held by {}", options.name, shown(&holder.to_string())))?;
+                if let Some((since, held)) = holder.since().and_then(|since| Some((moment(since)?, ago(since)))) {
+                    print(&format!("  since {since}, for {}", brief(held)))?;
+                }
+            }
             None => print(&format!("{:?} is free", options.name))?,
         }
         for waiting in waiters.iter().flatten() {
@@ -48,12 +57,20 @@ pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
 fn as_json(holder: &Holder) -> Value {
     json!({
         "label": holder.label(),
+        "since": holder.since().and_then(moment),
+        "held_ms": holder.since().map(ago).map(millis),
         "remaining_ms": holder.remaining().map(millis),
         "fence": holder.fence().map(u64::from),
     })
 }
 
-fn millis(duration: std::time::Duration) -> u64 {
+/// `None` for a moment that no calendar has: anybody may write a key's value.
+fn moment(moment: SystemTime) -> Option<String> {
+    let mut text = String::new();
+    write!(text, "{}", format_rfc3339_millis(moment)).ok().map(|()| text)
+}
+
+fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -74,6 +91,8 @@ fn list(rows: &[Row], json: bool) -> Result<(), Ended> {
                 json!({
                     "name": row.name,
                     "label": row.label,
+                    "since": row.since.and_then(moment),
+                    "held_ms": row.since.map(ago).map(millis),
                     "remaining_ms": row.remaining.map(millis),
                     "fence": row.fence.map(u64::from),
                     "waiters": row.waiters,
@@ -133,7 +152,7 @@ fn is_same(one: &Holder, other: &Holder) -> bool {
 
 fn confirmed(name: &str, holder: &Holder) -> Result<bool, Ended> {
     if !io::stdin().is_terminal() {
-        return Err(Ended::new(Exit::Usage, "there is nobody to ask: say --yes"));
+        return Err(Ended::new(Exit::Usage, "standard input is not a terminal: pass --yes to confirm"));
     }
     let _asked = write!(
         io::stderr(),

@@ -13,14 +13,17 @@ mod connect;
 mod doctor;
 mod duration;
 mod exit;
+mod keys;
 mod look;
+mod pages;
 mod run;
 mod say;
+mod settings;
 mod signals;
 mod table;
 mod top;
 
-use args::{Args, Own, Task};
+use args::{Args, Man, Own, Task};
 use exit::{Ended, Exit};
 
 fn main() -> ExitCode {
@@ -55,6 +58,7 @@ fn answers(error: &clap::Error) -> Result<ExitCode, Ended> {
 fn does(task: Task) -> Result<ExitCode, Ended> {
     match task {
         Task::Run(options) => run::run(&options),
+        Task::Hold(options) => run::hold_for_a_script(&options),
         Task::Show(options) => look::show(&options),
         Task::Ls(options) => look::ls(&options),
         Task::Top(options) => top::top(&options),
@@ -65,19 +69,24 @@ fn does(task: Task) -> Result<ExitCode, Ended> {
             clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut script);
             say::write(&script).map(|()| ExitCode::SUCCESS)
         }
-        Task::Man => man().map(|()| ExitCode::SUCCESS),
+        Task::Man(options) => man(&options).map(|()| ExitCode::SUCCESS),
     }
 }
 
-/// The pages of all commands, one after the other.
-fn man() -> Result<(), Ended> {
+fn man(options: &Man) -> Result<(), Ended> {
     let mut tool = Args::command();
     tool.build();
-    let commands = tool.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
-    let mut page = Vec::new();
-    for command in std::iter::once(tool.clone()).chain(commands) {
-        let rendered = clap_mangen::Man::new(command).render(&mut page);
-        rendered.map_err(|error| Ended::new(Exit::Io, format!("no page: {error}")))?;
+    if let Some(directory) = &options.out_dir {
+        let failed = |error| Ended::new(Exit::Io, format!("cannot write to {}: {error}", directory.display()));
+        return pages::write_all(&tool, directory).map_err(failed);
     }
+    let command = match &options.command {
+        None => &tool,
+        Some(name) => tool
+            .find_subcommand(name)
+            .ok_or_else(|| Ended::new(Exit::Usage, format!("there is no command {name:?}: see leasehold --help")))?,
+    };
+    let mut page = Vec::new();
+    pages::page(&tool, command, &mut page).map_err(|error| Ended::new(Exit::Io, format!("no page: {error}")))?;
     say::write(&page)
 }

@@ -1,6 +1,6 @@
 //! The signals that come for us, and for a command as much as for us.
 
-use std::io;
+use std::{io, str::FromStr};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::process::{self, Signal};
@@ -114,19 +114,10 @@ fn ignored() -> u64 {
 /// A signal by its name, with or without `SIG`, or by its number.
 pub(crate) fn parse(text: &str) -> Result<Signal, String> {
     let name = text.to_ascii_uppercase();
-    let signal = match name.strip_prefix("SIG").unwrap_or(&name) {
-        "HUP" => Some(Signal::HUP),
-        "INT" => Some(Signal::INT),
-        "QUIT" => Some(Signal::QUIT),
-        "KILL" => Some(Signal::KILL),
-        "USR1" => Some(Signal::USR1),
-        "USR2" => Some(Signal::USR2),
-        "ALRM" => Some(Signal::ALARM),
-        "TERM" => Some(Signal::TERM),
-        number => number.parse().ok().and_then(Signal::from_named_raw),
-    };
-    signal
-        .ok_or_else(|| format!("{text:?} is no signal: write TERM, INT, HUP, QUIT, USR1, USR2, ALRM, KILL or a number"))
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let named = nix::sys::signal::Signal::from_str(&format!("SIG{name}")).ok().map(|signal| signal as i32);
+    let signal = named.or_else(|| name.parse().ok()).and_then(Signal::from_named_raw);
+    signal.ok_or_else(|| format!("{text:?} is no signal: write a name such as TERM, INT or USR1, or a number"))
 }
 
 #[cfg(test)]
@@ -147,7 +138,10 @@ mod tests {
         for text in ["TERM", "SIGTERM", "term", "15"] {
             assert_eq!(parse(text), Ok(Signal::TERM), "{text}");
         }
-        for text in ["", "SIG", "TERMINATE", "0", "-1", "9999"] {
+        for (text, signal) in [("SIGUSR1", Signal::USR1), ("WINCH", Signal::WINCH), ("sigpipe", Signal::PIPE)] {
+            assert_eq!(parse(text), Ok(signal), "{text}");
+        }
+        for text in ["", "SIG", "SIGSIGTERM", "TERMINATE", "0", "-1", "9999"] {
             assert!(parse(text).is_err_and(|error| error.contains("is no signal")), "{text}");
         }
     }

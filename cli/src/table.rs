@@ -1,12 +1,16 @@
 //! What is held, as a table: for `ls` and `top`.
 
-use std::time::Duration;
+use std::{
+    cmp::Ordering,
+    time::{Duration, SystemTime},
+};
 
 use leasehold::{Error, Fence, Leases, Lock, Waiter};
 use tokio::task::JoinSet;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::{
+    duration::{ago, brief},
     exit::{Ended, Exit},
     say::shown,
 };
@@ -19,10 +23,60 @@ const AT_ONCE: usize = 64;
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) label: Option<String>,
+    /// When it was acquired.
+    pub(crate) since: Option<SystemTime>,
     pub(crate) remaining: Option<Duration>,
     pub(crate) fence: Option<Fence>,
     /// How many wait in its fair queue, if that is known: nobody does over a quorum.
     pub(crate) waiters: Option<usize>,
+}
+
+/// By what rows are sorted; equal ones are sorted by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Name,
+    /// The oldest holder first.
+    Held,
+    /// The key that expires soonest first.
+    Expiry,
+    Holder,
+}
+
+impl Order {
+    /// The next of them, and the first after the last.
+    pub(crate) fn next(self) -> Self {
+        match self {
+            Self::Name => Self::Held,
+            Self::Held => Self::Expiry,
+            Self::Expiry => Self::Holder,
+            Self::Holder => Self::Name,
+        }
+    }
+
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Held => "time held",
+            Self::Expiry => "expiry",
+            Self::Holder => "holder",
+        }
+    }
+
+    /// Rows that do not tell come last.
+    pub(crate) fn sort(self, rows: &mut [Row]) {
+        rows.sort_by(|one, other| {
+            let by = match self {
+                Self::Name => Ordering::Equal,
+                Self::Held => one.since.is_none().cmp(&other.since.is_none()).then(one.since.cmp(&other.since)),
+                Self::Expiry => {
+                    let lives = |row: &Row| row.remaining.unwrap_or(Duration::MAX);
+                    lives(one).cmp(&lives(other))
+                }
+                Self::Holder => one.label.is_none().cmp(&other.label.is_none()).then(one.label.cmp(&other.label)),
+            };
+            by.then_with(|| one.name.cmp(&other.name))
+        });
+    }
 }
 
 /// What there is to be seen.
@@ -48,7 +102,7 @@ pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Table, Ended>
             }
         }
     }
-    rows.sort_by(|one: &Row, other| one.name.cmp(&other.name));
+    Order::Name.sort(&mut rows);
     unread.sort();
     Ok(Table { rows, unread })
 }
@@ -60,6 +114,7 @@ async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     Ok(Some(Row {
         name: lock.name().into(),
         label: holder.label().map(ToOwned::to_owned),
+        since: holder.since(),
         remaining: holder.remaining(),
         fence: holder.fence(),
         waiters: waiters.map(|waiters| waiters.len()),
@@ -74,22 +129,23 @@ pub(crate) async fn waiting(lock: &Lock) -> Result<Result<Vec<Waiter>, Error>, E
     }
 }
 
-const HEADS: [&str; 5] = ["NAME", "HOLDER", "TTL", "FENCE", "WAITING"];
+const HEADS: [&str; 6] = ["NAME", "HOLDER", "HELD", "TTL", "FENCE", "WAITING"];
 
 /// The table with its head; no line is wider than `width`, if there is one. Names and labels are cut first.
 pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
-    let mut cells: Vec<[String; 5]> = vec![HEADS.map(ToOwned::to_owned)];
+    let mut cells: Vec<[String; 6]> = vec![HEADS.map(ToOwned::to_owned)];
     cells.extend(rows.iter().map(|row| {
         let number = |number: Option<String>| number.unwrap_or_else(|| "-".into());
         [
             shown(&row.name),
             shown(row.label.as_deref().unwrap_or("?")),
+            number(row.since.map(|since| brief(ago(since)))),
             number(row.remaining.map(|remaining| format!("{:.1}s", remaining.as_secs_f64()))),
             number(row.fence.map(|fence| fence.to_string())),
             number(row.waiters.map(|waiters| waiters.to_string())),
         ]
     }));
-    let mut widths = [0; 5];
+    let mut widths = [0; 6];
     for line in &cells {
         for (width, cell) in widths.iter_mut().zip(line) {
             *width = cell.width().max(*width);
@@ -98,11 +154,11 @@ pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
     if let Some(width) = width {
         narrow(&mut widths, width);
     }
-    let line = |line: &[String; 5]| {
-        let [name, label, ttl, fence, waiting] = widths;
-        let [of, by, left, drawn, behind] = line;
+    let line = |line: &[String; 6]| {
+        let [name, label, held, ttl, fence, waiting] = widths;
+        let [of, by, since, left, issued, behind] = line;
         let (of, by) = (fit(of, name), fit(by, label));
-        let whole = format!("{of}  {by}  {left:>ttl$}  {drawn:>fence$}  {behind:>waiting$}");
+        let whole = format!("{of}  {by}  {since:>held$}  {left:>ttl$}  {issued:>fence$}  {behind:>waiting$}");
         match width {
             Some(width) => cut(&whole, width),
             None => whole,
@@ -112,9 +168,9 @@ pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
 }
 
 /// The numbers are whole, and the two texts share what is left: the shorter one gives nothing that it needs.
-fn narrow(widths: &mut [usize; 5], width: usize) {
-    let [name, label, ttl, fence, waiting] = widths;
-    let room = width.saturating_sub(*ttl + *fence + *waiting + 4 * 2);
+fn narrow(widths: &mut [usize; 6], width: usize) {
+    let [name, label, held, ttl, fence, waiting] = widths;
+    let room = width.saturating_sub(*held + *ttl + *fence + *waiting + 5 * 2);
     if *name + *label > room {
         let half = room / 2;
         if *name <= half {
@@ -171,10 +227,16 @@ pub(crate) fn folded(text: &str, columns: usize) -> Vec<String> {
 mod tests {
     use super::*;
 
+    #[allow(clippy::disallowed_methods)]
+    fn before(ago: Duration) -> SystemTime {
+        SystemTime::now() - ago
+    }
+
     fn row(name: &str, label: &str) -> Row {
         Row {
             name: name.into(),
             label: Some(label.into()),
+            since: Some(before(Duration::from_millis(200_500))),
             remaining: Some(Duration::from_millis(21_449)),
             fence: Fence::try_from(1_795_301_966_972_697_u64).ok(),
             waiters: Some(3),
@@ -183,15 +245,34 @@ mod tests {
 
     #[test]
     fn a_table_has_its_columns_under_each_other() {
-        let foreign = Row { label: None, remaining: None, fence: None, waiters: None, ..row("other", "") };
+        let foreign = Row { label: None, since: None, remaining: None, fence: None, waiters: None, ..row("other", "") };
         assert_eq!(
             lines(&[row("hourly-report", "web-3:4711"), foreign], None),
             [
-                "NAME           HOLDER        TTL             FENCE  WAITING",
-                "hourly-report  web-3:4711  21.4s  1795301966972697        3",
-                "other          ?               -                 -        -",
+                "NAME           HOLDER       HELD    TTL             FENCE  WAITING",
+                "hourly-report  web-3:4711  3m20s  21.4s  1795301966972697        3",
+                "other          ?               -      -                 -        -",
             ]
         );
+    }
+
+    #[test]
+    fn rows_are_sorted_and_those_that_do_not_tell_come_last() {
+        let (young, old) = (before(Duration::from_secs(1)), before(Duration::from_secs(99)));
+        let of = |name, label, since, remaining| Row {
+            since,
+            remaining: Some(Duration::from_secs(remaining)),
+            ..row(name, label)
+        };
+        let foreign = Row { label: None, since: None, remaining: None, ..row("b", "") };
+        let mut rows = [of("c", "x", Some(old), 9), foreign, of("a", "z", Some(young), 5), of("d", "x", Some(old), 7)];
+        let mut order = Order::Name;
+        for expected in ["abcd", "cdab", "adcb", "cdab", "abcd"] {
+            order.sort(&mut rows);
+            let names: String = rows.iter().map(|row| &*row.name).collect();
+            assert_eq!(names, expected, "{order:?}");
+            order = order.next();
+        }
     }
 
     #[test]

@@ -16,10 +16,12 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     args::Top,
     connect::with,
+    duration::written,
     exit::{Ended, Exit},
+    keys::{Key, Keys},
     say::{self, bold},
     signals::{Signals, stop_here, unstopped},
-    table::{self, Table},
+    table::{self, Order, Table},
 };
 
 pub(crate) fn top(options: &Top) -> Result<ExitCode, Ended> {
@@ -34,7 +36,7 @@ pub(crate) fn top(options: &Top) -> Result<ExitCode, Ended> {
 
 async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
     let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
-    let mut keys = keys();
+    let (mut keys, mut view) = (keys(), View::new());
     let mut screen = Screen::enter();
     let interval = options.interval.max(SHORTEST);
     let mut seen = looks(leases.clone(), options.pattern.clone(), interval);
@@ -43,8 +45,10 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
             Ok(()) = seen.changed() => {}
             // The terminal may have another size by then, or somebody have written to it.
             () = tokio::time::sleep(REDRAW) => {}
-            key = keys.recv() => if matches!(key, Some(b'q' | b'Q' | 4)) {
-                return Ok(ExitCode::SUCCESS);
+            key = keys.recv() => match key {
+                Some(Key::Byte(b'q' | b'Q' | 4)) => return Ok(ExitCode::SUCCESS),
+                Some(key) => view.press(key),
+                None => {}
             },
             signal = signals.next() => match signal {
                 Signal::TSTP => {
@@ -67,7 +71,8 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
         let (width, height) = size.map_or((0, 0), |size| (size.ws_col.into(), size.ws_row.into()));
         let (width, height) = (if width == 0 { 80 } else { width }, if height == 0 { 24 } else { height });
         let seen = seen.borrow_and_update().clone();
-        draw(&frame(leases, interval, &seen, width, height), seen.is_ok())?;
+        let is_table = seen.is_ok() && !view.explains;
+        draw(&view.frame(leases, interval, seen, width, height), is_table)?;
     }
 }
 
@@ -96,55 +101,120 @@ fn looks(leases: Leases, pattern: String, interval: Duration) -> watch::Receiver
     receiver
 }
 
-/// A picture of so many columns and lines at most: what it is about, and the table or what went wrong.
-fn frame(
-    leases: &Leases,
-    interval: Duration,
-    seen: &Result<Table, String>,
-    width: usize,
-    height: usize,
-) -> Vec<String> {
-    let nodes = leases.nodes();
-    let up = nodes.iter().filter(|node| matches!(node.state(), NodeState::Up | NodeState::Unknown)).count();
-    let place = match &nodes[..] {
-        [one] => one.address().to_owned(),
-        nodes => format!("{up} of {} nodes", nodes.len()),
-    };
-    let mut lines = match seen {
-        Ok(Table { rows, unread }) => {
-            let waiting: usize = rows.iter().filter_map(|row| row.waiters).sum();
-            let head = format!("leasehold: {} held, {waiting} in line, at {place}; ", rows.len() + unread.len());
-            let mut lines = vec![head + &format!("every {interval:?}, q ends"), String::new()];
-            lines.extend(table::lines(rows, Some(width)));
-            lines.extend(unread.iter().flat_map(|why| table::folded(&say::shown(why), width)));
-            lines
-        }
-        Err(error) => {
-            let mut lines = vec![format!("leasehold: {place}; q ends"), String::new()];
-            lines.extend(table::folded(&say::shown(error), width));
-            lines
-        }
-    };
-    if lines.len() > height {
-        let hidden = lines.len() - height.saturating_sub(1);
-        lines.truncate(height.saturating_sub(1));
-        // Of what went wrong, one thing may have many lines.
-        let all_are_locks = seen.as_ref().is_ok_and(|seen| seen.unread.is_empty());
-        let hidden = if all_are_locks { format!("{hidden} ") } else { String::new() };
-        lines.push(format!("and {hidden}more: see `leasehold ls`"));
-    }
-    lines.iter().map(|line| table::cut(line, width)).collect()
+const EXPLAINED: [&str; 5] = [
+    "s            sort by name, time held, expiry, holder",
+    "arrows       scroll by a line (also j and k)",
+    "PgUp, PgDn   scroll by a page (also b and space)",
+    "?            show or hide these keys",
+    "q            quit",
+];
+
+/// What is shown of the table.
+struct View {
+    order: Order,
+    /// The first line of the table that is shown.
+    first: usize,
+    /// How many lines there was room for.
+    page: usize,
+    /// It shows what the keys do.
+    explains: bool,
 }
 
-/// What is typed; nothing any more when the input ends.
+impl View {
+    fn new() -> Self {
+        Self { order: Order::Name, first: 0, page: 1, explains: false }
+    }
+
+    /// What lies behind the last page is left out when the picture is made.
+    fn press(&mut self, key: Key) {
+        match key {
+            Key::Up | Key::Byte(b'k') => self.first = self.first.saturating_sub(1),
+            Key::Down | Key::Byte(b'j') => self.first = self.first.saturating_add(1),
+            Key::PageUp | Key::Byte(b'b') => self.first = self.first.saturating_sub(self.page),
+            Key::PageDown | Key::Byte(b' ') => self.first = self.first.saturating_add(self.page),
+            Key::Home => self.first = 0,
+            Key::End => self.first = usize::MAX,
+            Key::Byte(b's') => self.order = self.order.next(),
+            Key::Byte(b'?') => self.explains = !self.explains,
+            Key::Byte(_) => {}
+        }
+    }
+
+    /// A picture of so many columns and lines at most: what it is about, and the table or what went wrong.
+    fn frame(
+        &mut self,
+        leases: &Leases,
+        interval: Duration,
+        seen: Result<Table, String>,
+        width: usize,
+        height: usize,
+    ) -> Vec<String> {
+        let nodes = leases.nodes();
+        let up = nodes.iter().filter(|node| matches!(node.state(), NodeState::Up | NodeState::Unknown)).count();
+        let place = match &nodes[..] {
+            [one] => one.address().to_owned(),
+            nodes => format!("{up} of {} nodes", nodes.len()),
+        };
+        let mut lines = match seen {
+            _ if self.explains => {
+                let mut lines = vec![format!("leasehold: {place}; q ends"), String::new()];
+                lines.extend(EXPLAINED.map(ToOwned::to_owned));
+                lines
+            }
+            Ok(Table { mut rows, unread }) => {
+                let waiting: usize = rows.iter().filter_map(|row| row.waiters).sum();
+                let held = rows.len() + unread.len();
+                let every = written(interval);
+                self.order.sort(&mut rows);
+                let mut lines = vec![
+                    format!("leasehold: {held} held, {waiting} in line, at {place}; every {every}, q ends"),
+                    format!("by {} (s); ? explains the keys", self.order.word()),
+                ];
+                let mut table = table::lines(&rows, Some(width)).into_iter();
+                lines.extend(table.next());
+                let unread = unread.iter().flat_map(|why| table::folded(&say::shown(why), width));
+                let body: Vec<_> = table.chain(unread).collect();
+                lines.extend(self.page_of(body, height.saturating_sub(lines.len())));
+                lines
+            }
+            Err(error) => {
+                let mut lines = vec![format!("leasehold: {place}; q ends"), String::new()];
+                lines.extend(table::folded(&say::shown(&error), width));
+                lines
+            }
+        };
+        lines.truncate(height);
+        lines.iter().map(|line| table::cut(line, width)).collect()
+    }
+
+    /// As many lines as there is room for. Where that is not all of them, the last says which they are.
+    fn page_of(&mut self, body: Vec<String>, room: usize) -> Vec<String> {
+        let all = body.len();
+        if all <= room {
+            (self.first, self.page) = (0, room.max(1));
+            return body;
+        }
+        self.page = room.saturating_sub(1).max(1);
+        self.first = self.first.min(all.saturating_sub(self.page));
+        let mut lines: Vec<_> = body.into_iter().skip(self.first).take(self.page).collect();
+        lines.push(format!(
+            "{} to {} of {all} lines: scroll with the arrows",
+            self.first + 1,
+            self.first + lines.len()
+        ));
+        lines
+    }
+}
+
+/// The keys that are pressed; none any more when the input ends.
 #[allow(clippy::disallowed_methods, reason = "nothing else can wait for a key, and it ends with the program")]
-fn keys() -> mpsc::UnboundedReceiver<u8> {
+fn keys() -> mpsc::UnboundedReceiver<Key> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
-        let (mut input, mut key) = (io::stdin(), [0]);
-        while let Ok(1) = input.read(&mut key) {
-            let [key] = key;
-            if sender.send(key).is_err() {
+        let (mut input, mut byte, mut keys) = (io::stdin(), [0], Keys::default());
+        while let Ok(1) = input.read(&mut byte) {
+            let [byte] = byte;
+            if keys.push(byte).is_some_and(|key| sender.send(key).is_err()) {
                 return;
             }
         }
@@ -192,5 +262,39 @@ impl Drop for Screen {
         if let Some(before) = &self.before {
             let _as_it_is = unstopped(|| tcsetattr(io::stdin(), OptionalActions::Now, before));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(view: &mut View, all: usize, room: usize) -> Vec<String> {
+        view.page_of((0..all).map(|line| line.to_string()).collect(), room)
+    }
+
+    #[test]
+    fn what_does_not_fit_is_scrolled() {
+        let mut view = View::new();
+        assert_eq!(lines(&mut view, 3, 3), ["0", "1", "2"]);
+        assert_eq!(lines(&mut view, 9, 3), ["0", "1", "1 to 2 of 9 lines: scroll with the arrows"]);
+        for (key, first) in [
+            (Key::Down, "1"),
+            (Key::PageDown, "3"),
+            (Key::Up, "2"),
+            (Key::End, "7"),
+            (Key::PageDown, "7"),
+            (Key::PageUp, "5"),
+            (Key::Home, "0"),
+            (Key::Up, "0"),
+        ] {
+            view.press(key);
+            assert_eq!(lines(&mut view, 9, 3)[0], first, "{key:?}");
+        }
+        // Fewer than before, and a terminal that has no room at all.
+        view.press(Key::End);
+        assert_eq!(lines(&mut view, 4, 3)[0], "2");
+        let _no_panic = lines(&mut view, 4, 0);
+        assert_eq!(lines(&mut view, 2, 3), ["0", "1"]);
     }
 }

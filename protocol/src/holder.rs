@@ -1,6 +1,9 @@
 //! Who holds a lock, as far as its key tells.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use crate::{fence::Fence, rounded::Rounded, token::Token};
 
@@ -34,6 +37,16 @@ impl Holder {
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence
+    }
+
+    /// When this holder acquired the lock, by the server's clock. `None` where [`fence`](Self::fence) is `None`.
+    ///
+    /// The fence tells it: a server issues its time in microseconds. After its clock was set back it issues the last fence
+    /// plus one, until the clock has caught up: the moment is then later than the acquire. Over a quorum it is the latest
+    /// of several clocks.
+    #[must_use]
+    pub fn since(&self) -> Option<SystemTime> {
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(self.fence?.into()))
     }
 
     /// Whether it is a lease of the `Leases` that was asked.
@@ -133,6 +146,16 @@ mod tests {
         let holder = read(Some("someone-else"), -1);
         assert_eq!((holder.label(), holder.fence(), holder.token()), (None, None, None));
         assert!(holder.to_string().contains("no TTL"), "{holder}");
+    }
+
+    #[test]
+    fn a_fence_tells_when_its_holder_acquired() {
+        let fence = Fence::try_from(1_795_301_966_972_697_u64).unwrap();
+        let since = of(None, None, Some(fence)).since().unwrap();
+        assert_eq!(since.duration_since(SystemTime::UNIX_EPOCH).unwrap(), Duration::from_micros(fence.into()));
+        assert_eq!(read(Some("someone-else"), -1).since(), None);
+        // The largest fence there is.
+        assert!(of(None, None, Fence::try_from(i64::MAX).ok()).since().is_some());
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Group {
         let child = command
             .arg("--")
             .args(&options.command)
-            .env("LEASEHOLD_NAME", &options.name)
+            .env("LEASEHOLD_NAME", &options.wanted.name)
             .env("LEASEHOLD_FENCE", fence.to_string())
             .env("LEASEHOLD_LABEL", label)
             .process_group(0)

@@ -60,6 +60,8 @@ pub(super) struct Job<'a> {
     deadline: Duration,
     /// The lease was lost, or as good as, while the command ran.
     lost: bool,
+    /// Why.
+    told: Option<String>,
     /// The command's own end. What it has left behind may be there still.
     exit: Option<Exit>,
     /// Those outside of the group who were asked to stop.
@@ -83,6 +85,8 @@ pub(super) enum Interrupted {
 /// How a job ended.
 pub(super) struct Outcome {
     pub(super) exit: Exit,
+    /// How long it had the lock.
+    pub(super) ran: Duration,
     /// It was told that the lease was lost.
     pub(super) lost: bool,
     pub(super) interrupted: Interrupted,
@@ -92,7 +96,7 @@ impl Outcome {
     /// Of a job that was not begun.
     pub(super) fn signal(signal: Signal) -> Self {
         let interrupted = if signal == Signal::INT { Interrupted::Us } else { Interrupted::No };
-        Self { exit: Exit::Signal(signal.as_raw()), lost: false, interrupted }
+        Self { exit: Exit::Signal(signal.as_raw()), ran: Duration::ZERO, lost: false, interrupted }
     }
 }
 
@@ -108,7 +112,7 @@ impl<'a> Job<'a> {
         if !matches!(plan.running(lease.remaining()), Due::Wait(_)) {
             let why = format!(
                 "{:?} was acquired so slowly that it is nearly over; the command was not started",
-                options.name
+                options.wanted.name
             );
             return Err(Ended::new(Exit::Lost, why));
         }
@@ -135,6 +139,7 @@ impl<'a> Job<'a> {
             acquired,
             deadline,
             lost: false,
+            told: None,
             exit: None,
             asked: HashSet::new(),
             told_immortal: false,
@@ -158,9 +163,9 @@ impl<'a> Job<'a> {
                 _ = &mut lost, if held => held = false,
                 status = changes.next(), if news => {
                     news = status.is_some();
-                    if self.options.verbose && status == Some(Status::AtRisk) {
+                    if self.options.wanted.verbose && status == Some(Status::AtRisk) {
                         let why = trouble::of_renewals();
-                        tell(format_args!("{:?} is at risk: no renewal is confirmed{why}", self.options.name));
+                        tell(format_args!("{:?} is at risk: no renewal is confirmed{why}", self.options.wanted.name));
                     }
                 }
                 () = tokio::time::sleep(rest) => {}
@@ -176,6 +181,10 @@ impl<'a> Job<'a> {
             if self.lost || matches!(ended, Exit::Signal(_)) {
                 let _gone = terminal.restore();
             }
+            // An editor's screen has gone with it, and what was told there.
+            if let Some(why) = self.told.as_ref().filter(|_| io::stderr().is_terminal()) {
+                tell(format_args!("{why}; the command was stopped"));
+            }
         }
         let interrupted = if self.lost || ended != Exit::Signal(Signal::INT.as_raw()) {
             Interrupted::No
@@ -186,7 +195,7 @@ impl<'a> Job<'a> {
         } else {
             Interrupted::No
         };
-        Outcome { exit: if self.lost { Exit::Lost } else { ended }, lost: self.lost, interrupted }
+        Outcome { exit: if self.lost { Exit::Lost } else { ended }, ran: Duration::ZERO, lost: self.lost, interrupted }
     }
 
     /// Once the command has ended: whether the lock has to be held for what it has left behind.
@@ -201,7 +210,10 @@ impl<'a> Job<'a> {
         if there && is_dead_for >= MARGIN && !self.told_immortal {
             self.told_immortal = true;
             let held = if lease.check().is_ok() { "is held meanwhile" } else { "is not held any more" };
-            tell(format_args!("what the command has left behind cannot be killed: {:?} {held}", self.options.name));
+            tell(format_args!(
+                "what the command has left behind cannot be killed: {:?} {held}",
+                self.options.wanted.name
+            ));
         }
         // Without a lease there is nothing to wait with.
         there && (is_dead_for < MARGIN || lease.check().is_ok())
@@ -242,6 +254,7 @@ impl<'a> Job<'a> {
             self.lost = true;
             let why = definite.map_or_else(|| self.why(now), |lost| lost.to_string());
             tell(format_args!("{why}; the command is stopped"));
+            self.told = Some(why);
         }
         let often = if self.exit.is_some() && self.stage_is_new() { SURVIVORS } else { LOOK };
         match due {
@@ -252,7 +265,7 @@ impl<'a> Job<'a> {
                 rest.min(often)
             }
             Due::Ask => {
-                self.send(self.options.signal);
+                self.send(self.options.stopping.signal);
                 // Who stands still hears nothing.
                 self.send(Signal::CONT);
                 self.stage = Stage::Asked { until: now + self.plan.grace() };
@@ -278,7 +291,7 @@ impl<'a> Job<'a> {
     fn ask_strays(&mut self) {
         for stray in self.lost.then(|| self.group.strays()).into_iter().flatten() {
             if self.asked.insert(stray) {
-                let _gone = kill_process(stray, self.options.signal);
+                let _gone = kill_process(stray, self.options.stopping.signal);
                 let _gone = kill_process(stray, Signal::CONT);
             }
         }
@@ -295,10 +308,12 @@ impl<'a> Job<'a> {
 
     /// Why a lease that is held is about to be over.
     fn why(&self, now: Duration) -> String {
-        let name = &self.options.name;
+        let name = &self.options.wanted.name;
         // It was reckoned from a moment before we had it.
         let by_order = self
             .options
+            .wanted
+            .lease
             .max_hold
             .is_some_and(|most| now.max(self.deadline) + MARGIN >= self.acquired.saturating_add(most));
         if by_order {

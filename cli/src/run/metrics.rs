@@ -1,23 +1,137 @@
-//! Measurements for whoever asks over HTTP.
+//! Measurements: for whoever asks over HTTP while a command runs, and in a file when it has ended.
 
-use std::net::SocketAddr;
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::Path,
+    process,
+    time::{Duration, SystemTime},
+};
 
-use metrics_exporter_prometheus::PrometheusBuilder;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::timeout,
+};
+
+use crate::exit::Exit;
 
 /// The smallest and the largest too: one tells of losses to come, the other how long a job took.
 const QUANTILES: [f64; 5] = [0.0, 0.5, 0.9, 0.99, 1.0];
 
+/// So many are answered at a time: each takes a descriptor, and the job's end may need some.
+const AT_ONCE: usize = 16;
+
+/// For how long one may take to ask, and to read.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often values of histograms are taken in, though nobody asks.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// The longest question.
+const LONGEST: usize = 8 * 1_024;
+
 /// Serves them from now on, on this runtime.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
-pub(super) fn serve(address: SocketAddr) -> Result<(), String> {
+pub(super) async fn serve(address: SocketAddr) -> Result<(), String> {
     let failed = |why: String| format!("--metrics-addr {address}: {why}");
-    let exporter = PrometheusBuilder::new().with_http_listener(address).set_quantiles(&QUANTILES);
-    let (recorder, serving) = exporter.and_then(PrometheusBuilder::build).map_err(|error| failed(error.to_string()))?;
+    let listener = TcpListener::bind(address).await.map_err(|error| failed(error.to_string()))?;
+    let exporter = PrometheusBuilder::new().set_quantiles(&QUANTILES).map_err(|error| failed(error.to_string()))?;
+    let recorder = exporter.build_recorder();
+    let metrics = recorder.handle();
     metrics::set_global_recorder(recorder).map_err(|error| failed(error.to_string()))?;
-    tokio::spawn(async move {
-        if let Err(error) = serving.await {
-            crate::say::tell(format_args!("no measurements any more: {error:?}"));
-        }
-    });
+    tokio::spawn(answer_all(listener, metrics));
     Ok(())
+}
+
+async fn answer_all(listener: TcpListener, metrics: PrometheusHandle) {
+    let (mut answers, mut upkeep) = (JoinSet::new(), tokio::time::interval(UPKEEP));
+    loop {
+        tokio::select! {
+            Some(_) = answers.join_next() => {}
+            accepted = listener.accept(), if answers.len() < AT_ONCE => match accepted {
+                Ok((scraper, _)) => {
+                    let metrics = metrics.clone();
+                    answers.spawn(async move { timeout(PATIENCE, answer(scraper, &metrics)).await });
+                }
+                // There may be a descriptor again by then.
+                Err(_) => tokio::time::sleep(PATIENCE).await,
+            },
+            _ = upkeep.tick() => metrics.run_upkeep(),
+        }
+    }
+}
+
+/// Whatever is asked, the answer is the metrics.
+async fn answer(mut scraper: TcpStream, metrics: &PrometheusHandle) -> io::Result<()> {
+    let (mut asked, mut some) = (Vec::<u8>::new(), [0; 1_024]);
+    while !asked.windows(4).any(|end| end == b"\r\n\r\n") {
+        match scraper.read(&mut some).await? {
+            read @ 1.. if asked.len() < LONGEST => asked.extend(some.iter().take(read)),
+            _ => return Ok(()),
+        }
+    }
+    let text = metrics.render();
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nConnection: close\r\n";
+    scraper.write_all(format!("{head}Content-Length: {}\r\n\r\n{text}", text.len()).as_bytes()).await?;
+    scraper.shutdown().await
+}
+
+/// Writes how a run has ended, for the node exporter's textfile collector: all of it, or nothing.
+pub(super) fn write(file: &Path, lock: &str, exit: Exit, ran: Duration) -> io::Result<()> {
+    let mut unfinished = file.file_name().unwrap_or_default().to_owned();
+    // The collector reads names that end in `.prom`.
+    unfinished.push(format!(".{}.tmp", process::id()));
+    let unfinished = file.with_file_name(unfinished);
+    let written =
+        fs::write(&unfinished, text(lock, exit, ran, wall_clock())).and_then(|()| fs::rename(&unfinished, file));
+    if written.is_err() {
+        let _was_never_there = fs::remove_file(&unfinished);
+    }
+    written
+}
+
+#[allow(clippy::disallowed_methods, reason = "no lease is judged by it: it is told to Prometheus")]
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// By the format of Prometheus.
+fn text(lock: &str, exit: Exit, ran: Duration, now: Duration) -> String {
+    let lock = lock.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n");
+    let seconds = |duration: Duration| format!("{:.3}", duration.as_secs_f64());
+    let is = |what: bool| u8::from(what).to_string();
+    [
+        ("last_timestamp_seconds", "When the last run ended.", seconds(now)),
+        ("duration_seconds", "How long the last run held the lock.", seconds(ran)),
+        ("exit_code", "The exit code of the last run.", exit.code().to_string()),
+        ("busy", "Whether the lock was held, so that the command did not run.", is(matches!(exit, Exit::Conflict(_)))),
+        ("losses", "Whether the lock was lost, or --max-hold was over.", is(exit == Exit::Lost)),
+    ]
+    .map(|(metric, help, value)| {
+        let name = format!("leasehold_run_{metric}");
+        format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{lock=\"{lock}\"}} {value}\n")
+    })
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_is_escaped() {
+        let text = text("a\\b\"c\nd", Exit::Conflict(0), Duration::from_millis(1_500), Duration::from_secs(7));
+        for line in [
+            r#"leasehold_run_last_timestamp_seconds{lock="a\\b\"c\nd"} 7.000"#,
+            r#"leasehold_run_duration_seconds{lock="a\\b\"c\nd"} 1.500"#,
+            r#"leasehold_run_exit_code{lock="a\\b\"c\nd"} 0"#,
+            r#"leasehold_run_busy{lock="a\\b\"c\nd"} 1"#,
+            r#"leasehold_run_losses{lock="a\\b\"c\nd"} 0"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in {text}");
+        }
+    }
 }

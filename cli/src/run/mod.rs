@@ -12,8 +12,9 @@ use self::{
     plan::Plan,
 };
 use crate::{
-    args::Run,
+    args::{Run, Wanted},
     connect::block_on,
+    duration::{A_DAY, written},
     exit::{Ended, Exit},
     say::{self, tell},
     signals::{Signals, stop_here},
@@ -21,6 +22,7 @@ use crate::{
 
 mod exec;
 mod group;
+mod hold;
 mod job;
 mod metrics;
 mod plan;
@@ -29,19 +31,17 @@ mod terminal;
 mod trouble;
 
 pub(crate) use exec::{exec, interrupted};
+pub(crate) use hold::hold as hold_for_a_script;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a release keeps a key for at most.
-const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
 /// A server of a quorum that is restarted remembers no key, and votes after its delay: no key is kept for longer.
-fn keeps_for_that_long(options: &Run) -> Result<(), Ended> {
-    let Some(keep_for) = options.keep_for else { return Ok(()) };
+fn keeps_for_that_long(options: &Wanted) -> Result<(), Ended> {
+    let Some(keep_for) = options.lease.keep_for else { return Ok(()) };
     if keep_for > A_DAY {
         return Err(Ended::new(
             Exit::Usage,
-            format!("--keep-for {keep_for:?} is longer than a day, for which a lock is kept at most"),
+            format!("--keep-for {} is longer than a day, for which a lock is kept at most", written(keep_for)),
         ));
     }
     if options.servers.quorum.is_empty() {
@@ -51,8 +51,9 @@ fn keeps_for_that_long(options: &Run) -> Result<(), Ended> {
         return Ok(());
     };
     let why = format!(
-        "--keep-for {keep_for:?} is longer than --restart-delay, {delay:?}, for which a quorum can keep it: give every program \
-         a longer one"
+        "--keep-for {} is longer than --restart-delay, {}, for which a quorum can keep it: give every program a longer one",
+        written(keep_for),
+        written(delay)
     );
     Err(Ended::new(Exit::Usage, why))
 }
@@ -63,13 +64,18 @@ fn now() -> Duration {
 }
 
 pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
-    keeps_for_that_long(options)?;
-    let plan = Plan::new(options.grace, options.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
-    find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
-    say::prepare();
-    trouble::is_told();
-    // All of it on the main thread: the command dies with the thread that started it.
-    let outcome = block_on(under_a_lease(options, plan))?;
+    let outcome = outcome(options);
+    if let Some(file) = &options.metrics_file {
+        let (exit, ran) = match &outcome {
+            Ok(outcome) => (outcome.exit, outcome.ran),
+            Err(ended) => (ended.exit, Duration::ZERO),
+        };
+        // A job is worth more than its measurements.
+        if let Err(error) = metrics::write(file, &options.wanted.name, exit, ran) {
+            tell(format_args!("--metrics-file {}: {error}", file.display()));
+        }
+    }
+    let outcome = outcome?;
     if outcome.interrupted != Interrupted::No && outcome.exit == Exit::Signal(Signal::INT.as_raw()) {
         say::finish();
         die_interrupted(outcome.interrupted);
@@ -77,33 +83,65 @@ pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
     Ok(outcome.exit.into())
 }
 
-async fn under_a_lease(options: &Run, plan: Plan) -> Result<Outcome, Ended> {
-    let began = now();
-    let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
-    if let Some(address) = options.metrics_addr {
-        // Another run may be there already, and a job is worth more than its measurements.
-        if let Err(why) = metrics::serve(address) {
-            tell(why);
+fn outcome(options: &Run) -> Result<Outcome, Ended> {
+    keeps_for_that_long(&options.wanted)?;
+    let plan =
+        Plan::new(options.stopping.grace, options.wanted.lease.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
+    find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
+    say::prepare();
+    trouble::is_told();
+    // All of it on the main thread: the command dies with the thread that started it.
+    block_on(async {
+        let mut signals = catch()?;
+        if let Some(address) = options.metrics_addr {
+            // Another run may be there already, and a job is worth more than its measurements.
+            if let Err(why) = metrics::serve(address).await {
+                tell(why);
+            }
         }
-    }
-    let mut builder = options.servers.builder().ttl(options.ttl).max_hold(options.max_hold).fair(options.fair);
-    if let Some(limit) = options.wait {
+        let work = async |lease, signals: &mut Signals| hold(options, plan, lease, signals).await;
+        under_a_lease(&options.wanted, &mut signals, std::future::pending(), work)
+            .await?
+            .or_else(|signal| Ok(Outcome::signal(signal)))
+    })
+}
+
+fn catch() -> Result<Signals, Ended> {
+    Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))
+}
+
+/// Acquires the lock, and does the work; or tells the signal that came before it. The wait ends when its caller gives up.
+async fn under_a_lease<T>(
+    options: &Wanted,
+    signals: &mut Signals,
+    gives_up: impl Future<Output = Ended>,
+    work: impl AsyncFnOnce(Lease, &mut Signals) -> Result<T, Ended>,
+) -> Result<Result<T, Signal>, Ended> {
+    let began = now();
+    let lease = &options.lease;
+    let mut builder = options.servers.builder().ttl(lease.ttl).max_hold(lease.max_hold).fair(options.waiting.fair);
+    if let Some(limit) = options.waiting.wait {
         builder = builder.connect_timeout(options.servers.connect_timeout.min(limit.max(SECOND)));
     }
-    if let Some(label) = &options.label {
+    if let Some(label) = &lease.label {
         builder = builder.label(label);
     }
-    if let Some(memory) = options.fence_memory {
+    if let Some(memory) = lease.fence_memory {
         builder = builder.fence_memory(memory);
     }
-    let leases = match unless_ended(&mut signals, builder.build()).await {
+    let leases = match unless_ended(signals, builder.build()).await {
         Ok(built) => built?,
-        Err(signal) => return Ok(Outcome::signal(signal)),
+        Err(signal) => return Ok(Err(signal)),
     };
-    let outcome = match unless_ended(&mut signals, acquire(options, &leases.lock(&options.name), began)).await {
-        Ok(Ok(lease)) => hold(options, plan, lease, &mut signals).await,
+    let lock = leases.lock(&options.name);
+    let acquired = tokio::select! {
+        ended = gives_up => Ok(Err(ended)),
+        acquired = unless_ended(signals, acquire(options, &lock, began)) => acquired,
+    };
+    let outcome = match acquired {
+        Ok(Ok(lease)) => work(lease, signals).await.map(Ok),
         Ok(Err(ended)) => Err(ended),
-        Err(signal) => Ok(Outcome::signal(signal)),
+        Err(signal) => Ok(Err(signal)),
     };
     // Also takes a waiter out of its queue.
     leases.close().await;
@@ -148,15 +186,31 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
         }
     };
     let mut outcome = job.watch(&lease, signals).await;
-    let held = now().saturating_sub(acquired);
-    let rest = options.keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
+    outcome.ran = now().saturating_sub(acquired);
+    if release(lease, options.wanted.lease.keep_for, outcome.ran, outcome.lost).await == Released::WasLost {
+        outcome.exit = Exit::Lost;
+    }
+    Ok(outcome)
+}
+
+/// What a release has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Released {
+    AsFarAsIsKnown,
+    /// Somebody had taken the lock away, and nobody had noticed.
+    WasLost,
+}
+
+/// Frees a lock that was held for so long, or keeps it for as long as was asked.
+async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_was_told: bool) -> Released {
+    let rest = keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
     let released = match rest {
         Some(rest) => lease.release_keeping(rest).await,
         None => lease.release().await,
     };
     match released {
         // What became of it was told when it was lost.
-        Err(_) if outcome.lost => {}
+        Err(_) if loss_was_told => {}
         // What else goes wrong is no reason to fail: the command has done its work, under the lock.
         Err(error) => {
             match &error {
@@ -172,13 +226,13 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
             if let Error::Lost(lost) = error {
                 // Since when is not known.
                 if matches!(lost.reason(), LossReason::Deleted | LossReason::Taken) {
-                    outcome.exit = Exit::Lost;
+                    return Released::WasLost;
                 }
             }
         }
         Ok(()) => {}
     }
-    Ok(outcome)
+    Released::AsFarAsIsKnown
 }
 
 /// Who has a lock that was not to be had, if that can still be told.
@@ -190,8 +244,8 @@ async fn held(lock: &Lock) -> String {
 }
 
 /// Within the time that was given, which has run since we began.
-async fn acquire(options: &Run, lock: &Lock, began: Duration) -> Result<Lease, Ended> {
-    let conflict = options.conflict_exit_code;
+async fn acquire(options: &Wanted, lock: &Lock, began: Duration) -> Result<Lease, Ended> {
+    let conflict = options.waiting.conflict_exit_code;
     let lock = if options.verbose {
         let name = options.name.clone();
         lock.clone().on_wait(move |holder| tell(format_args!("{name:?} is held by {holder}; waiting")))
@@ -199,7 +253,7 @@ async fn acquire(options: &Run, lock: &Lock, began: Duration) -> Result<Lease, E
         lock.clone()
     };
     let asked = now();
-    let acquired = if options.nonblock {
+    let acquired = if options.waiting.nonblock {
         match lock.try_acquire().await {
             Ok(Some(lease)) => Ok(lease),
             // For who asks every hour that is no news: cron would mail it.
@@ -209,7 +263,7 @@ async fn acquire(options: &Run, lock: &Lock, began: Duration) -> Result<Lease, E
             }
             Err(error) => Err(error),
         }
-    } else if let Some(limit) = options.wait {
+    } else if let Some(limit) = options.waiting.wait {
         lock.acquire_within(limit.saturating_sub(asked.saturating_sub(began))).await
     } else {
         lock.acquire().await

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::duration::written;
+
 /// What killing takes at most, from the signal to the last instruction: kept free before the deadline.
 pub(super) const MARGIN: Duration = Duration::from_millis(250);
 
@@ -28,7 +30,9 @@ impl Plan {
         let most = (ttl / 2).saturating_sub(MARGIN);
         if most.is_zero() {
             return Err(format!(
-                "--ttl {ttl:?} is too short: half of it must be longer than the {MARGIN:?} that a kill may take"
+                "--ttl {} is too short: half of it must be longer than the {} that a kill may take",
+                written(ttl),
+                written(MARGIN)
             ));
         }
         let grace = grace.unwrap_or_else(|| (ttl / 3).min(Duration::from_secs(10)).min(most));
@@ -36,8 +40,11 @@ impl Plan {
             return Ok(Self { grace });
         }
         Err(format!(
-            "--grace {grace:?} and the {MARGIN:?} that a kill may take do not fit into half of --ttl {ttl:?}: \
-             make the TTL longer, or the grace shorter"
+            "--grace {} and the {} that a kill may take do not fit into half of --ttl {}: \
+             make the TTL longer, or the grace shorter",
+            written(grace),
+            written(MARGIN),
+            written(ttl)
         ))
     }
 

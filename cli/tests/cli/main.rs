@@ -5,7 +5,10 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+mod help;
+mod hold;
 mod look;
 mod run;
 mod scene;
+mod settings;
 mod terminal;

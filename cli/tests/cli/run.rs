@@ -46,11 +46,29 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
     let token = server.wire().get(NAME).unwrap();
     let output = runner.wait_with_output().unwrap();
     let seen = String::from_utf8_lossy(&output.stdout).into_owned() + &said(&output);
-    assert!(seen.contains("LEASEHOLD_FENCE=") && seen.contains("REDIS_URL="), "{seen}");
+    assert!(seen.contains("LEASEHOLD_FENCE=") && seen.contains("LEASEHOLD_URL="), "{seen}");
     assert!(!seen.contains(&token), "{token} in {seen}");
     assert!(said(&output).contains("\"job\" is ours after"), "{seen}");
     let by_signal = run(&server, &[], "kill -USR1 $$").output().unwrap();
     ends_with(&by_signal, 128 + Signal::USR1.as_raw(), &[]);
+}
+
+#[test]
+fn a_command_needs_no_dashes_before_it_and_its_options_are_its_own() {
+    let server = Server::start();
+    let ran = |args: &[&str]| {
+        let output = tool(&server, args).output().unwrap();
+        ends_with(&output, 0, &[]);
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (args, expected) in [
+        (&["run", NAME, "echo", "-n", "--wait", "word"][..], "--wait word"),
+        (&["run", "-n", NAME, "echo", "--", "--label", "a"], "-- --label a\n"),
+        (&["run", NAME, "--", "echo", "--", "-w"], "-- -w\n"),
+        (&["run", NAME, "-w", "9s", "echo", "--loud"], "--loud\n"),
+    ] {
+        assert_eq!(ran(args), expected, "{args:?}");
+    }
 }
 
 #[test]
@@ -107,16 +125,14 @@ fn invalid_options_are_refused_before_anything_is_sent() {
             &["--keep-for", "31s"],
         ),
         (&["run", "--keep-for", "25h", NAME, "--", "true"], &["--keep-for", "a day"]),
-        (&["run", "--fence-memory", "25h", NAME, "--", "true"], &["--fence-memory", "86400s"]),
+        (&["run", "--fence-memory", "25h", NAME, "--", "true"], &["--fence-memory 1day1h", "1day is"]),
         (&["run", "--signal", "LOUD", NAME, "--", "true"], &["\"LOUD\"", "TERM"]),
         (&["run", "--url", "http://x", NAME, "--", "true"], &["redis://"]),
         // A lock that no other process sees.
         (&["run", "--url", "memory://", NAME, "--", "true"], &["memory://", "one process", "redis://"]),
         (&["run", "--quorum", "memory://a,memory://b,memory://c", NAME, "--", "true"], &["--quorum", "one process"]),
         (&["run", "--max-hold", "1s", NAME, "--", "true"], &["--max-hold 1s", "--ttl 30s", "shorter --ttl"]),
-        (&["run", NAME], &["COMMAND", "Usage: leasehold run [OPTIONS] <NAME> -- <COMMAND>..."]),
-        (&["run", NAME, "./job"], &["'./job'", "`--` before the command"]),
-        (&["run", NAME, "./job", "--fast"], &["`--` before the command"]),
+        (&["run", NAME], &["COMMAND", "Usage: leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARGS]..."]),
         (&["show"], &["Usage: leasehold show [OPTIONS] <NAME>"]),
         (&["run", "-n", "-w", "1", NAME, "--", "true"], &["--wait"]),
     ] {
@@ -124,13 +140,14 @@ fn invalid_options_are_refused_before_anything_is_sent() {
         ends_with(&output, 64, words);
     }
     for options in [&["run", NAME, "--", "true"][..], &["ls"], &["doctor"]] {
-        let output = tool(&server, options).env("REDIS_URL", "memory://jobs").output().unwrap();
+        let output = tool(&server, options).env("LEASEHOLD_URL", "memory://jobs").output().unwrap();
         ends_with(&output, 64, &["memory://jobs", "one process"]);
     }
     // An option that is none is not taken for a command's.
     let unknown = tool(&server, &["run", "--no-such", NAME, "--", "true"]).output().unwrap();
     ends_with(&unknown, 64, &["--no-such"]);
-    assert!(!said(&unknown).contains("before the command"), "{}", said(&unknown));
+    let unknown = tool(&server, &["run", NAME, "--no-such", "true"]).output().unwrap();
+    ends_with(&unknown, 64, &["--no-such"]);
     assert_eq!(server.wire().keys("*"), Vec::<String>::new());
     let nobody =
         tool(&server, &["run", "--url", "redis://127.0.0.1:1", "--connect-timeout", "300ms", NAME, "--", "true"]);
@@ -346,7 +363,7 @@ fn closed_standard_streams_are_accepted() {
         // No terminal at all, as under cron.
         format!("setsid -w {LEASEHOLD} run {NAME} -- sh -c 'exit 5'; test $? = 5"),
     ] {
-        let output = Command::new("sh").args(["-c", &line]).env("REDIS_URL", server.url()).output().unwrap();
+        let output = Command::new("sh").args(["-c", &line]).env("LEASEHOLD_URL", server.url()).output().unwrap();
         ends_with(&output, 0, &[]);
         assert!(!said(&output).contains("panicked"), "{}", said(&output));
     }
@@ -397,7 +414,8 @@ fn signals_are_the_commands() {
 fn a_command_is_stopped_and_continued() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    let script = format!("echo $$ > {}; trap 'exit 33' USR1; while :; do sleep 0.05; done", sign.display());
+    // A shell that is stopped while it starts another waits for that, and does not stand still: this one starts nobody.
+    let script = format!("trap 'exit 33' USR1; echo $$ > {}; while :; do :; done", sign.display());
     let runner = run(&server, &["--ttl", "2s", "--grace", "100ms"], &script).spawn().unwrap();
     started(&server, &sign);
     // It may have made the file, and not written it.
@@ -422,7 +440,7 @@ fn signals_ignored_at_the_start_stay_ignored() {
     let script = format!("echo > {}; read end; exit 5", sign.display());
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", LEASEHOLD, "run", NAME, "--", "sh", "-c", &script]);
-    let mut runner = command.env("REDIS_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
+    let mut runner = command.env("LEASEHOLD_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
     // A wait for a child closes it, and the command would end by itself.
     let _input = runner.stdin.take();
     started(&server, &sign);
@@ -439,7 +457,7 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     for blocked in ["--block-signal=CHLD", "--block-signal"] {
         let mut command = Command::new("env");
         command.args([blocked, LEASEHOLD, "run", NAME, "--", "grep", "SigBlk", "/proc/self/status"]);
-        let mut runner = command.env("REDIS_URL", server.url()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut runner = command.env("LEASEHOLD_URL", server.url()).stdout(Stdio::piped()).spawn().unwrap();
         let is_blocked = |shown: &str| {
             let mask = u64::from_str_radix(shown.rsplit('\t').next().unwrap().trim(), 16).unwrap();
             mask & (1 << (Signal::CHILD.as_raw() - 1)) != 0
@@ -454,7 +472,7 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     let script = format!("echo > {}; exec sleep 60", sign.display());
     let mut command = Command::new("env");
     command.args(["--block-signal=TERM", LEASEHOLD, "run", "--grace", "0s", NAME, "--", "sh", "-c"]);
-    let mut runner = command.arg(script).env("REDIS_URL", server.url()).spawn().unwrap();
+    let mut runner = command.arg(script).env("LEASEHOLD_URL", server.url()).spawn().unwrap();
     started(&server, &sign);
     send(&runner, Signal::TERM);
     // The command blocks it, as it was told to: it is passed on, and waits there.
@@ -650,7 +668,7 @@ fn processes_older_than_the_command_are_left_alone() {
         sign.display()
     );
     let mut command = Command::new("sh");
-    command.args(["-c", &script]).env("REDIS_URL", server.url()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(["-c", &script]).env("LEASEHOLD_URL", server.url()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let runner = command.spawn().unwrap();
     started(&server, &sign);
     server.wire().del(NAME);
@@ -925,6 +943,80 @@ fn metrics_are_served_while_the_command_runs() {
     }
     send(&runner, Signal::TERM);
     ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
+}
+
+/// Each connection takes a descriptor, which the job's end may need.
+#[test]
+fn scrapes_that_ask_nothing_take_few_descriptors() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let options = ["--ttl", "1s", "--metrics-addr", &address];
+    let runner = run(&server, &options, &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
+    started(&server, &sign);
+    let _metrics = measured(&address);
+    let open = || fs::read_dir(format!("/proc/{}/fd", runner.id())).unwrap().count();
+    let before = open();
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    eventually(HANGS, "some of them are let in", || open() > before);
+    // Behind all of them, and answered though none of them has gone.
+    let _metrics = measured(&address);
+    assert!(open() <= before + 17, "{} of {} descriptors are new", open() - before, open());
+    drop(silent);
+    send(&runner, Signal::TERM);
+    ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
+}
+
+#[test]
+fn the_end_of_a_run_is_written_to_a_file() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let file = directory.path().join("job.prom");
+    let option = ["--metrics-file", file.to_str().unwrap()];
+    let seen = |line: &str| {
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.lines().any(|found| found == format!("leasehold_run_{line}")), "{line} is not in {text}");
+        text
+    };
+    let value = |metric: &str| -> f64 {
+        let text = fs::read_to_string(&file).unwrap();
+        let value =
+            text.lines().find_map(|line| line.strip_prefix(&format!("leasehold_run_{metric}{{lock=\"job\"}} ")));
+        value.unwrap().parse().unwrap()
+    };
+    ends_with(&run(&server, &option, "sleep 0.3; exit 7").output().unwrap(), 7, &[]);
+    seen("exit_code{lock=\"job\"} 7");
+    seen("busy{lock=\"job\"} 0");
+    assert!(value("duration_seconds") >= 0.3);
+    let ago = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() - value("last_timestamp_seconds");
+    assert!((-1.0..HANGS.as_secs_f64()).contains(&ago), "{ago}");
+    // Skipped, lost, and not begun.
+    server.wire().set(NAME, "somebody else's");
+    ends_with(&run(&server, &[&option[..], &["-n", "-E", "0"]].concat(), "true").output().unwrap(), 0, &[]);
+    seen("busy{lock=\"job\"} 1");
+    seen("exit_code{lock=\"job\"} 0");
+    server.wire().del(NAME);
+    let runner = run(&server, &option, &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
+    started(&server, &sign);
+    server.wire().del(NAME);
+    ends_with(&runner.wait_with_output().unwrap(), 75, &[]);
+    seen("exit_code{lock=\"job\"} 75");
+    let all = seen("losses{lock=\"job\"} 1");
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cron.md")).unwrap();
+    for line in all.lines().filter(|line| !line.starts_with('#')) {
+        let metric = line.split('{').next().unwrap();
+        assert!(page.contains(&format!("\n| `{metric}` |")), "the page does not know {metric}");
+        assert!(all.contains(&format!("# TYPE {metric} gauge\n")), "{metric} has no type: {all}");
+    }
+    let absent = [&["run"], &option[..], &[NAME, "no-such-command"]].concat();
+    ends_with(&tool(&server, &absent).output().unwrap(), 127, &[]);
+    seen("exit_code{lock=\"job\"} 127");
+    // Nothing unfinished is left, and a file that cannot be written is no reason to fail.
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "the file and the sign");
+    let nowhere = run(&server, &["--metrics-file", "/no/such/directory/job.prom"], "exit 7").output().unwrap();
+    ends_with(&nowhere, 7, &["--metrics-file /no/such/directory/job.prom"]);
 }
 
 #[test]

@@ -34,7 +34,8 @@ pub(crate) fn run(server: &Server, options: &[&str], script: &str) -> Command {
 pub(crate) fn tool(server: &Server, args: &[&str]) -> Command {
     let mut command = Command::new(LEASEHOLD);
     command
-        .env("REDIS_URL", server.url())
+        .env("LEASEHOLD_URL", server.url())
+        .env("LEASEHOLD_CONFIG", "/dev/null")
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -86,8 +87,19 @@ pub(crate) fn state_of(pid: &Path) -> Option<char> {
 
 /// Running, sleeping, stopped, dead.
 pub(crate) fn state(pid: u32) -> Option<char> {
+    stat(pid)?.chars().next()
+}
+
+/// The state of the parent of the process whose number is in this file.
+pub(crate) fn state_of_parent(pid: &Path) -> Option<char> {
+    let pid = fs::read_to_string(pid).ok()?.trim().parse().ok()?;
+    state(stat(pid)?.split(' ').nth(1)?.parse().ok()?)
+}
+
+/// What the system says of a process, from its state on.
+fn stat(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.chars().next()
+    Some(stat.rsplit_once(") ")?.1.to_owned())
 }
 
 /// What the runner said, and when it and its command had ended.
@@ -142,7 +154,8 @@ impl Terminal {
         command
             .args(["--default-signal=INT,QUIT", "setsid", "--ctty", "sh", "-c"])
             .arg(format!("stty cols 80 rows 24; {line}"))
-            .env("REDIS_URL", server.url())
+            .env("LEASEHOLD_URL", server.url())
+            .env("LEASEHOLD_CONFIG", "/dev/null")
             .stdin(device.try_clone().unwrap())
             .stdout(device.try_clone().unwrap())
             .stderr(device.try_clone().unwrap());

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use support::{Server, TempDir, eventually};
 
-use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, is_held, started, state_of};
+use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, is_held, started, state_of, state_of_parent};
 
 const ASKS_TWICE: &str = "sh -c 'read line; echo one; read line; echo two'";
 
@@ -67,6 +67,8 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
         terminal.press("\x1a");
         terminal.shows("the shell has 1");
         eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
+        // A shell in between stops before its runner does: who continues them by then would see the runner stop again.
+        eventually(HANGS, "its runner stands still", || state_of_parent(&sign) == Some('T'));
         terminal.press("go\n");
         eventually(HANGS, "the command goes on", || state_of(&sign) != Some('T'));
         fs::write(&over, "end\n").unwrap();
@@ -193,4 +195,24 @@ fn the_terminal_is_taken_back_from_a_command_killed_by_a_loss() {
     terminal.press("again\n");
     let shown = terminal.ended();
     assert!(shown.contains("then again"), "{shown}");
+}
+
+/// What is said on the screen of an editor is gone with that.
+#[test]
+fn a_loss_is_told_again_when_a_command_has_given_the_terminal_back() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let script = directory.path().join("editor");
+    let (enters, leaves) = ("printf '\\033[?1049h'", "printf '\\033[?1049l'");
+    let text =
+        format!("trap \"{leaves}; exit\" TERM\n{enters}; echo > {}\nwhile :; do sleep 0.05; done", sign.display());
+    fs::write(&script, text).unwrap();
+    let terminal = Terminal::running(&server, &format!("{LEASEHOLD} run {NAME} sh {}", script.display()));
+    started(&server, &sign);
+    server.wire().del(NAME);
+    let shown = terminal.ended();
+    // The first line is told in its own time, and may come late.
+    let (_, after) = shown.split_once("\u{1b}[?1049l").unwrap();
+    assert!(shown.contains("its key is gone from the server; the command is stopped"), "{shown}");
+    assert!(after.contains("its key is gone from the server; the command was stopped"), "{shown}");
 }

@@ -83,6 +83,12 @@ fn own_words(details: &str) -> &str {
     inner.and_then(|(_, text)| text.split_once(": ")).map_or(details, |(_line, said)| said.trim_start_matches('-'))
 }
 
+/// What a user can do something with: not the hash of the script, nor its line.
+fn spoken(details: &str) -> &str {
+    let own = own_words(details);
+    own.split_once(" script: ").filter(|(_, place)| place.contains("@user_script")).map_or(own, |(said, _)| said)
+}
+
 const WRAPPED: &str = "ERR Error running script";
 
 fn full(details: &str) -> bool {
@@ -117,7 +123,7 @@ fn advice(word: &str, details: &str) -> &'static str {
 
 fn server_said(server: &str, word: &str, details: &str) -> Failure {
     let advice = advice(word, details);
-    let text = format!("redis at {server} said \"{details}\"{advice}");
+    let text = format!("redis at {server} said \"{}\"{advice}", spoken(details));
     let failure =
         if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };
     // Such a reply names the line of the script that failed: the lines before it were executed.
@@ -163,6 +169,8 @@ mod tests {
     fn an_error_from_inside_a_script_may_have_done_a_part() {
         let failure = of(ErrorKind::Unknown, "OOM command not allowed script: ab12, on @user_script:20.");
         assert!(failure.may_have_happened() && !failure.is_refusal());
+        // Where it stands in the script is nothing for a user.
+        assert!(failure.to_string().contains("said \"OOM command not allowed\""), "{failure}");
         let failure = of(ErrorKind::Unknown, "ERR The user executing the script can't run this command or subcommand");
         assert!(failure.may_have_happened() && failure.is_refusal());
         // Redis 6.2
@@ -173,6 +181,7 @@ mod tests {
         );
         assert!(failure.may_have_happened() && failure.is_refusal(), "{failure}");
         assert!(failure.to_string().contains("give the user the rights"), "{failure}");
+        assert!(failure.to_string().contains("said \"The user executing the script can't"), "{failure}");
     }
 
     #[test]

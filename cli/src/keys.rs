@@ -1,0 +1,81 @@
+//! What the bytes of a terminal's input mean.
+
+/// A key that was pressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Key {
+    Up,
+    Down,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+    /// Any other byte.
+    Byte(u8),
+}
+
+/// How far a key of several bytes has come.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) enum Keys {
+    #[default]
+    Between,
+    Escape,
+    /// Behind `ESC [` or `ESC O`, with a number of one digit; of more, with none that matters.
+    Sequence(Option<u8>),
+}
+
+impl Keys {
+    /// The key that ends with this byte, if one does.
+    pub(crate) fn push(&mut self, byte: u8) -> Option<Key> {
+        let before = std::mem::take(self);
+        match (before, byte) {
+            (_, 0x1b) => *self = Self::Escape,
+            (Self::Escape, b'[' | b'O') => *self = Self::Sequence(None),
+            (Self::Sequence(None), b'0'..=b'9') => *self = Self::Sequence(Some(byte)),
+            (Self::Sequence(_), b'0'..=b'9' | b';') => *self = Self::Sequence(Some(b' ')),
+            (Self::Sequence(number), _) => return sequence(number, byte),
+            (Self::Between | Self::Escape, _) => return Some(Key::Byte(byte)),
+        }
+        None
+    }
+}
+
+/// As xterm and the console of Linux send them.
+fn sequence(number: Option<u8>, last: u8) -> Option<Key> {
+    match (number, last) {
+        (_, b'A') => Some(Key::Up),
+        (_, b'B') => Some(Key::Down),
+        (_, b'H') | (Some(b'1' | b'7'), b'~') => Some(Key::Home),
+        (_, b'F') | (Some(b'4' | b'8'), b'~') => Some(Key::End),
+        (Some(b'5'), b'~') => Some(Key::PageUp),
+        (Some(b'6'), b'~') => Some(Key::PageDown),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pressed(bytes: &str) -> Vec<Key> {
+        let mut keys = Keys::default();
+        bytes.bytes().filter_map(|byte| keys.push(byte)).collect()
+    }
+
+    #[test]
+    fn keys_of_several_bytes_are_one_key() {
+        use Key::{Byte, Down, End, Home, PageDown, PageUp, Up};
+        for (bytes, keys) in [
+            ("sq", &[Byte(b's'), Byte(b'q')][..]),
+            ("\x1b[A\x1b[B\x1bOA\x1bOB", &[Up, Down, Up, Down]),
+            ("\x1b[5~\x1b[6~", &[PageUp, PageDown]),
+            ("\x1b[H\x1b[F\x1b[1~\x1b[4~", &[Home, End, Home, End]),
+            // With a modifier.
+            ("\x1b[1;5Aq", &[Up, Byte(b'q')]),
+            // An unknown one, and the key Escape itself.
+            ("\x1b[15~q", &[Byte(b'q')]),
+            ("\x1bq\x1b\x1b[Aq", &[Byte(b'q'), Up, Byte(b'q')]),
+        ] {
+            assert_eq!(pressed(bytes), keys, "{bytes:?}");
+        }
+    }
+}

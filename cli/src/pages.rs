@@ -1,0 +1,346 @@
+//! What the help and the manual say about each command, beyond its options.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::Path,
+};
+
+use clap::Command;
+use clap_mangen::{
+    Man,
+    roff::{Roff, bold, roman},
+};
+
+/// Help fits into a terminal of so many columns.
+pub(crate) const WIDTH: usize = 80;
+
+/// A part with a heading.
+struct Section {
+    title: &'static str,
+    body: Body,
+}
+
+enum Body {
+    Text(&'static str),
+    /// Words, and what each of them means.
+    Terms(&'static [(&'static str, &'static str)]),
+    /// Lines to type.
+    Lines(&'static [&'static str]),
+}
+
+use Body::{Lines, Terms, Text};
+
+const fn section(title: &'static str, body: Body) -> Section {
+    Section { title, body }
+}
+
+const DURATIONS: Section =
+    section("Durations", Text("Seconds, or numbers with units: 30, 2.5s, 500ms, 10m, 1h30m, 1day, 1w."));
+
+const TOOL: &[Section] = &[
+    section(
+        "Environment",
+        Terms(&[
+            ("LEASEHOLD_URL", "The server (--url)."),
+            ("LEASEHOLD_URL_FILE", "A file with the server's URL (--url-file)."),
+            ("LEASEHOLD_QUORUM", "Three or more servers (--quorum)."),
+            ("LEASEHOLD_PREFIX", "Prefix of all lock names (--prefix)."),
+            ("LEASEHOLD_CONNECT_TIMEOUT", "Longest time to connect (--connect-timeout)."),
+            ("LEASEHOLD_RESTART_DELAY", "How long a restarted server is ignored (--restart-delay)."),
+            ("LEASEHOLD_TTL", "Lock expiry (--ttl)."),
+            ("LEASEHOLD_CONFIG", "The configuration file (--config)."),
+            ("REDIS_URL", "The server, if neither an option, LEASEHOLD_* nor the file names one."),
+            ("NO_COLOR", "Print nothing in bold."),
+        ]),
+    ),
+    section(
+        "Files",
+        Terms(&[(
+            "/etc/leasehold.conf",
+            "Lines such as `url = redis://10.0.0.5`: every option that has an environment variable, by its long name. \
+             An option goes before the environment, and the environment before the file.",
+        )]),
+    ),
+    section(
+        "Examples",
+        Lines(&["leasehold run nightly-report ./report.sh", "leasehold ls", "leasehold doctor --url redis://10.0.0.5"]),
+    ),
+];
+
+const RUN: &[Section] = &[
+    DURATIONS,
+    section(
+        "Exit status",
+        Terms(&[
+            ("1", "The lock is held (-n), or was held for all of --wait. See -E."),
+            ("64", "The command line or the configuration is wrong. Nothing was done."),
+            ("69", "The server is away, or refuses us."),
+            ("74", "A process could not be started."),
+            (
+                "75",
+                "The lock was lost, or --max-hold was over. The command was stopped, not started, or had just ended.",
+            ),
+            ("126", "The command cannot be executed."),
+            ("127", "The command was not found."),
+            ("128+N", "Signal N ended the command."),
+            ("other", "The command's own."),
+        ]),
+    ),
+    section(
+        "Environment of the command",
+        Terms(&[
+            ("LEASEHOLD_NAME", "The lock's name."),
+            ("LEASEHOLD_FENCE", "The fencing token."),
+            ("LEASEHOLD_LABEL", "The holder name."),
+        ]),
+    ),
+    section(
+        "Examples",
+        Lines(&[
+            "leasehold run nightly-report ./report.sh",
+            "leasehold run -n backup pg_dump app           # skip if it runs elsewhere",
+            "leasehold run -n --keep-for 50s hourly ./job  # once per hour in a fleet",
+            "leasehold run --wait 10m migrate -- ./migrate up",
+        ]),
+    ),
+];
+
+const HOLD: &[Section] = &[
+    section(
+        "Notes",
+        Text(
+            "One line, `held FENCE`, is printed once the lock is held. It is released when standard input is closed, or by a \
+             signal. Nobody stops the script when the lock is lost: it sees that hold has ended.",
+        ),
+    ),
+    DURATIONS,
+    section(
+        "Exit status",
+        Terms(&[
+            ("0", "Standard input was closed, and the lock was released."),
+            ("1", "The lock is held (-n), was held for all of --wait, or standard input was closed meanwhile. See -E."),
+            ("64", "The command line or the configuration is wrong."),
+            ("69", "The server is away, or refuses us."),
+            ("75", "The lock was lost, or --max-hold was over."),
+            ("128+N", "Signal N ended it, and the lock was released."),
+        ]),
+    ),
+    section(
+        "Examples",
+        Lines(&[
+            "leasehold hold nightly              # until Ctrl-D",
+            "",
+            "# In a script of bash:",
+            "coproc LOCK { exec leasehold hold -n nightly; }",
+            "lock=$LOCK_PID release=${LOCK[1]}",
+            "read -r held fence <&\"${LOCK[0]}\" || exit 0   # somebody else has it",
+            "./step-one && kill -0 \"$lock\" && ./step-two   # only while it is held",
+            "exec {release}>&-                             # releases it",
+            "wait \"$lock\"                                  # 75 if it was lost",
+        ]),
+    ),
+];
+
+const SHOW: &[Section] = &[
+    section("Exit status", Terms(&[("0", "The lock is held."), ("1", "The lock is free.")])),
+    section(
+        "Examples",
+        Lines(&["leasehold show nightly-report", "leasehold show --json nightly-report | jq .holder.label"]),
+    ),
+];
+
+const LS: &[Section] = &[
+    section(
+        "Columns",
+        Terms(&[
+            ("HELD", "How long the holder has held the lock, by the server's clock."),
+            ("TTL", "How long the key lives unless the holder renews it."),
+            ("WAITING", "Waiters in the fair queue. Unknown over a quorum."),
+        ]),
+    ),
+    section("Notes", Text("A key that another library wrote is not listed: see `leasehold show`.")),
+    section("Examples", Lines(&["leasehold ls", "leasehold ls 'reports:*'", "leasehold ls --json | jq -r '.[].name'"])),
+];
+
+const TOP: &[Section] = &[section("Examples", Lines(&["leasehold top", "leasehold top --interval 5s 'reports:*'"]))];
+
+const DOCTOR: &[Section] = &[
+    section(
+        "Notes",
+        Text(
+            "A problem has to be solved. A note is a weaker promise: it does where a lock only saves work, and matters where \
+             two holders at a time would do harm. The doctor acquires and releases a lock of its own, NAME:doctor, to try \
+             the rights of the user.",
+        ),
+    ),
+    section(
+        "Exit status",
+        Terms(&[
+            ("0", "No problem was found."),
+            ("1", "There is a problem; with --strict, or a note."),
+            ("69", "A server is away."),
+        ]),
+    ),
+    section("Examples", Lines(&["leasehold doctor", "leasehold doctor --json --quorum redis://a,redis://b,redis://c"])),
+];
+
+const RELEASE: &[Section] = &[
+    section(
+        "Notes",
+        Text(
+            "The holder is notified and must stop. Until it has stopped, two may run: see `leasehold show` first. \
+             A question is asked unless --yes is given.",
+        ),
+    ),
+    section(
+        "Examples",
+        Lines(&["leasehold release --force nightly-report", "leasehold release --force --yes nightly-report"]),
+    ),
+];
+
+const COMPLETIONS: &[Section] =
+    &[section("Examples", Lines(&["leasehold completions bash >/etc/bash_completion.d/leasehold"]))];
+
+const MAN: &[Section] = &[section(
+    "Examples",
+    Lines(&["leasehold man run | man -l -", "leasehold man --out-dir /usr/local/share/man/man1"]),
+)];
+
+/// By the name of a command, or of the tool.
+fn sections(command: &str) -> &'static [Section] {
+    match command {
+        "leasehold" => TOOL,
+        "run" => RUN,
+        "hold" => HOLD,
+        "show" => SHOW,
+        "ls" => LS,
+        "top" => TOP,
+        "doctor" => DOCTOR,
+        "release" => RELEASE,
+        "completions" => COMPLETIONS,
+        "man" => MAN,
+        _ => &[],
+    }
+}
+
+/// The help below a command's options.
+pub(crate) fn help(command: &str) -> String {
+    let section = |section: &Section| {
+        let lines = match section.body {
+            Text(text) => wrapped("", text),
+            Terms(terms) => {
+                let width = terms.iter().map(|(term, _)| term.len()).max().unwrap_or(0);
+                terms.iter().flat_map(|(term, meaning)| wrapped(&format!("{term:width$}  "), meaning)).collect()
+            }
+            Lines(lines) => lines.iter().map(|line| (*line).to_owned()).collect(),
+        };
+        format!("{}:\n  {}", section.title, lines.join("\n  "))
+    };
+    sections(command).iter().map(section).collect::<Vec<_>>().join("\n\n")
+}
+
+/// The text in lines that leave room for an indent of two, each beginning behind the term.
+fn wrapped(term: &str, text: &str) -> Vec<String> {
+    let mut lines = vec![term.to_owned()];
+    let mut begins = true;
+    for word in text.split(' ') {
+        let line = lines.last().map_or(0, String::len);
+        if !begins && line + 1 + word.len() > WIDTH - 2 {
+            lines.push(" ".repeat(term.len()));
+            begins = true;
+        }
+        if let Some(line) = lines.last_mut() {
+            if !begins {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        begins = false;
+    }
+    lines
+}
+
+/// The page of a command of the built tool, or of the tool itself.
+pub(crate) fn page(tool: &Command, command: &Command, to: &mut dyn Write) -> io::Result<()> {
+    // Its sections come one by one, with headings of their own.
+    let man = Man::new(command.clone()).manual("leasehold").source(format!("leasehold {}", env!("CARGO_PKG_VERSION")));
+    man.render_title(to)?;
+    man.render_name_section(to)?;
+    man.render_synopsis_section(to)?;
+    man.render_description_section(to)?;
+    man.render_options_section(to)?;
+    let is_tool = command.get_name() == tool.get_name();
+    if is_tool {
+        man.render_subcommands_section(to)?;
+    }
+    let own = sections(command.get_name());
+    for section in own {
+        render(section, to)?;
+    }
+    if command.get_arguments().any(|option| option.get_long() == Some("config")) {
+        for section in TOOL.iter().filter(|section| ["Environment", "Files"].contains(&section.title)) {
+            render(section, to)?;
+        }
+    }
+    let others = tool.get_subcommands().map(Command::get_name).filter(|&name| name != command.get_name());
+    let mut pages: Vec<_> = others.filter(|&name| name != "help").map(|name| format!("leasehold-{name}(1)")).collect();
+    if !is_tool {
+        pages.insert(0, "leasehold(1)".to_owned());
+    }
+    let mut roff = Roff::new();
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([roman(pages.join(", "))]);
+    roff.to_writer(to)
+}
+
+fn render(section: &Section, to: &mut dyn Write) -> io::Result<()> {
+    let mut roff = Roff::new();
+    roff.control("SH", [section.title.to_uppercase().as_str()]);
+    match section.body {
+        Text(text) => {
+            roff.text([roman(text)]);
+        }
+        Terms(terms) => {
+            for (term, meaning) in terms {
+                roff.control("TP", []);
+                roff.text([bold(*term)]);
+                roff.text([roman(*meaning)]);
+            }
+        }
+        Lines(lines) => {
+            roff.control("nf", []);
+            for line in lines {
+                roff.text([roman(*line)]);
+            }
+            roff.control("fi", []);
+        }
+    }
+    roff.to_writer(to)
+}
+
+/// Writes a page for each command of the built tool, and one for the tool itself.
+pub(crate) fn write_all(tool: &Command, directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    let commands = tool.get_subcommands().filter(|command| command.get_name() != "help");
+    for command in std::iter::once(tool).chain(commands) {
+        let name = command.get_display_name().unwrap_or(command.get_name());
+        let mut text = Vec::new();
+        page(tool, command, &mut text)?;
+        fs::write(directory.join(format!("{name}.1")), text)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_wrapped_behind_its_term() {
+        let lines = wrapped("term  ", &"word ".repeat(40));
+        assert!(lines.len() > 2 && lines.iter().all(|line| line.len() <= WIDTH - 2), "{lines:?}");
+        assert!(lines[0].starts_with("term  word") && lines[1].starts_with("      word"), "{lines:?}");
+        assert_eq!(wrapped("", "a word"), ["a word"]);
+    }
+}

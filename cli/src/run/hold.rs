@@ -1,0 +1,98 @@
+//! `leasehold hold`: a lease for a script, for as long as it keeps our standard input open.
+
+use std::{
+    io::{self, Read},
+    process::ExitCode,
+    thread,
+};
+
+use leasehold::Lease;
+use rustix::process::Signal;
+use tokio::sync::watch;
+
+use super::{Released, catch, keeps_for_that_long, now, release, trouble, under_a_lease};
+use crate::{
+    args::{Hold, Wanted},
+    connect::block_on,
+    exit::{Ended, Exit},
+    say::{self, print},
+    signals::{Signals, stop_here},
+};
+
+pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
+    let options = &options.wanted;
+    keeps_for_that_long(options)?;
+    say::prepare();
+    trouble::is_told();
+    let exit = block_on(async {
+        let mut signals = catch()?;
+        let input = Input::read();
+        let conflict = options.waiting.conflict_exit_code;
+        let gives_up = async {
+            input.closed().await;
+            let why = format!("standard input was closed before {:?} was ours", options.name);
+            Ended::new(Exit::Conflict(conflict), why)
+        };
+        let work = async |lease, signals: &mut Signals| until_closed(options, lease, &input, signals).await;
+        let held = under_a_lease(options, &mut signals, gives_up, work).await?;
+        Ok(held.unwrap_or_else(|signal| Exit::Signal(signal.as_raw())))
+    })?;
+    Ok(exit.into())
+}
+
+async fn until_closed(options: &Wanted, lease: Lease, input: &Input, signals: &mut Signals) -> Result<Exit, Ended> {
+    let acquired = now();
+    print(&format!("held {}", lease.fence()))?;
+    let exit = tokio::select! {
+        biased;
+        lost = lease.lost() => return Err(Ended::new(Exit::Lost, lost.to_string())),
+        () = input.closed() => Exit::Command(0),
+        signal = ending(signals) => Exit::Signal(signal.as_raw()),
+    };
+    let released = release(lease, options.lease.keep_for, now().saturating_sub(acquired), false).await;
+    Ok(if released == Released::WasLost { Exit::Lost } else { exit })
+}
+
+/// The next signal that ends us.
+async fn ending(signals: &mut Signals) -> Signal {
+    loop {
+        match signals.next().await {
+            Signal::CHILD | Signal::CONT => {}
+            Signal::TSTP => stop_here(),
+            ending => return ending,
+        }
+    }
+}
+
+/// Whether anybody may write to us still.
+struct Input(watch::Receiver<()>);
+
+impl Input {
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "nothing else can wait for standard input, and it ends with the program"
+    )]
+    fn read() -> Self {
+        let (open, input) = watch::channel(());
+        thread::spawn(move || {
+            let (mut input, mut unread) = (io::stdin(), [0; 1_024]);
+            loop {
+                match input.read(&mut unread) {
+                    Ok(1..) => {}
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    _ => break,
+                }
+            }
+            drop(open);
+        });
+        Self(input)
+    }
+
+    /// # Cancel safety
+    ///
+    /// It is answered as often as it is asked.
+    async fn closed(&self) {
+        let mut input = self.0.clone();
+        while input.changed().await.is_ok() {}
+    }
+}

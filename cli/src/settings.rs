@@ -1,0 +1,156 @@
+//! Settings beside the command line: the environment, and a file for all programs of a machine.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    error::Error as _,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use clap::{Arg, ArgMatches, Command, Error, builder::Resettable, parser::ValueSource};
+
+use crate::args::{Servers, refused, url};
+
+/// The file that is read, if it exists, unless another is named.
+const FILE: &str = "/etc/leasehold.conf";
+
+/// The tool, which takes no notice of an empty variable.
+pub(crate) fn without_empty_variables(tool: Command) -> Command {
+    let is_empty = |option: &Arg| option.get_env().and_then(env::var_os).is_some_and(|value| value.is_empty());
+    for_each_option(tool, |option| if is_empty(&option) { option.env(Resettable::Reset) } else { option })
+}
+
+/// The tool with the values of the configuration file as defaults, by what the line says of that file.
+pub(crate) fn with_file(tool: Command, said: &ArgMatches) -> Result<Command, Error> {
+    let Some(named) = said.subcommand().and_then(|(_, said)| said.try_get_one::<PathBuf>("config").ok()) else {
+        return Ok(tool);
+    };
+    let file = named.map_or(Path::new(FILE), PathBuf::as_path);
+    let text = match fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if named.is_none() && error.kind() == io::ErrorKind::NotFound => return Ok(tool),
+        Err(error) => return Err(refused(format_args!("cannot read {}: {error}", file.display()))),
+    };
+    let settings =
+        read(&tool, &text).map_err(|(line, why)| refused(format_args!("{}, line {line}: {why}", file.display())))?;
+    Ok(for_each_option(tool, |option| match option.get_long().and_then(|name| settings.get(name)) {
+        Some(value) => option.default_value(value.clone()),
+        None => option,
+    }))
+}
+
+fn for_each_option(tool: Command, change: impl Fn(Arg) -> Arg) -> Command {
+    tool.mut_subcommands(|task| task.mut_args(&change))
+}
+
+/// The lines `name = value`, or the first that is wrong, and why. A name is that of an option that has a variable.
+fn read(tool: &Command, text: &str) -> Result<BTreeMap<String, String>, (usize, String)> {
+    let options = || tool.get_subcommands().flat_map(Command::get_arguments).filter(|option| is_setting(option));
+    let mut settings = BTreeMap::new();
+    for (line, text) in (1..).zip(text.lines()) {
+        let text = text.trim();
+        if text.is_empty() || text.starts_with('#') {
+            continue;
+        }
+        let (name, value) =
+            text.split_once('=').ok_or_else(|| (line, "write a setting as `name = value`".to_owned()))?;
+        let (name, value) = (name.trim(), unquoted(value.trim()));
+        let option = options().find(|option| option.get_long() == Some(name)).ok_or_else(|| {
+            let mut names: Vec<_> = options().filter_map(Arg::get_long).collect();
+            names.sort_unstable();
+            names.dedup();
+            (line, format!("there is no setting {name:?}: the settings are {}", names.join(", ")))
+        })?;
+        accepts(option, value).map_err(|why| (line, format!("{name}: {why}")))?;
+        if settings.insert(name.to_owned(), value.to_owned()).is_some() {
+            return Err((line, format!("{name} is set twice")));
+        }
+    }
+    Ok(settings)
+}
+
+fn is_setting(option: &Arg) -> bool {
+    option.get_env().is_some() && option.get_long() != Some("config")
+}
+
+/// The text between quotation marks; else the text before a comment.
+fn unquoted(value: &str) -> &str {
+    for mark in ['"', '\''] {
+        if let Some((quoted, _comment)) = value.strip_prefix(mark).and_then(|value| value.split_once(mark)) {
+            return quoted;
+        }
+    }
+    value.split_once(" #").map_or(value, |(value, _comment)| value.trim_end())
+}
+
+/// Whether the option takes this value, as it does on the command line.
+fn accepts(option: &Arg, value: &str) -> Result<(), String> {
+    let line = Command::new("leasehold").no_binary_name(true).arg(option.clone().env(Resettable::Reset));
+    let option = option.get_long().unwrap_or_default();
+    let parsed = line.try_get_matches_from([format!("--{option}={value}")]);
+    parsed.map(drop).map_err(|error| error.source().map_or_else(|| error.kind().to_string(), ToString::to_string))
+}
+
+/// Where a value comes from; the later goes before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    File,
+    Environment,
+    Line,
+}
+
+impl Servers {
+    /// Decides which servers are meant: what the line says goes before the environment, and that before the file.
+    pub(crate) fn settle(&mut self, said: &ArgMatches, needs_server: bool) -> Result<(), Error> {
+        let origin = |option| match said.value_source(option) {
+            Some(ValueSource::CommandLine) => Some(Origin::Line),
+            Some(ValueSource::EnvVariable) => Some(Origin::Environment),
+            Some(_) => Some(Origin::File),
+            None => None,
+        };
+        let origins = ["url", "url_file", "quorum"].map(origin);
+        let highest = origins.into_iter().max().flatten();
+        let [by_url, by_file, by_quorum] = origins.map(|origin| origin.is_some() && origin == highest);
+        if [by_url, by_file, by_quorum].into_iter().filter(|&is_meant| is_meant).count() > 1 {
+            return Err(refused("--url, --url-file and --quorum name different servers: give one of them"));
+        }
+        if !by_url {
+            self.url = None;
+        }
+        if !by_quorum {
+            self.quorum.clear();
+        }
+        if let Some(file) = self.url_file.take().filter(|_| by_file) {
+            self.url =
+                Some(first_line(&file).map_err(|why| refused(format_args!("--url-file {}: {why}", file.display())))?);
+        }
+        if highest.is_none() {
+            self.url = fallback()?;
+        }
+        if needs_server && !self.is_named() {
+            return Err(refused(format_args!(
+                "no server is named: give --url, or set LEASEHOLD_URL, or write `url = redis://HOST` to {FILE}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether anybody has said which servers are meant.
+    pub(crate) fn is_named(&self) -> bool {
+        self.url.is_some() || !self.quorum.is_empty()
+    }
+}
+
+fn first_line(file: &Path) -> Result<String, String> {
+    let text = fs::read_to_string(file).map_err(|error| error.to_string())?;
+    let line = text.lines().next().unwrap_or_default().trim();
+    if line.is_empty() { Err("its first line is empty".into()) } else { url(line) }
+}
+
+/// The server of other programs, where nobody has named one for this tool.
+fn fallback() -> Result<Option<String>, Error> {
+    let Some(value) = env::var_os("REDIS_URL").filter(|value| !value.is_empty()) else { return Ok(None) };
+    let value = value.into_string().map_err(|_| refused("REDIS_URL is not UTF-8"))?;
+    url(&value).map(Some).map_err(|why| refused(format_args!("REDIS_URL is {value:?}: {why}")))
+}

@@ -1,0 +1,119 @@
+//! `leasehold hold`: a lock for a script.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Output, Stdio},
+};
+
+use rustix::process::Signal;
+
+use support::{Server, eventually};
+
+use crate::scene::{HANGS, LEASEHOLD, NAME, directory, ended, ends_with, is_held, said, send, tool};
+
+/// With its input open, and what it said first.
+fn hold(server: &Server, options: &[&str]) -> (Child, String) {
+    let mut command = tool(server, &["hold", NAME]);
+    let mut holder = command.args(options).stdin(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(holder.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    (holder, line)
+}
+
+/// What it said, once its input is closed.
+fn closed(mut holder: Child) -> Output {
+    drop(holder.stdin.take());
+    holder.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_lock_is_held_until_the_input_is_closed_or_a_signal_comes() {
+    let server = Server::start();
+    let (holder, line) = hold(&server, &["--label", "script"]);
+    let fence = server.wire().get(&format!("{{{NAME}}}:lh:fence")).unwrap();
+    assert_eq!(line, format!("held {fence}\n"));
+    assert!(is_held(&server));
+    ends_with(&tool(&server, &["hold", "-n", NAME]).stdin(Stdio::piped()).output().unwrap(), 1, &[]);
+    let output = closed(holder);
+    ends_with(&output, 0, &[]);
+    assert_eq!(said(&output), "");
+    assert!(!is_held(&server));
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let (mut holder, _) = hold(&server, &[]);
+        let _open = holder.stdin.take();
+        send(&holder, signal);
+        ends_with(&holder.wait_with_output().unwrap(), code, &[]);
+        assert!(!is_held(&server));
+    }
+    let (holder, _) = hold(&server, &["--keep-for", "30s"]);
+    ends_with(&closed(holder), 0, &[]);
+    assert!(is_held(&server), "it is kept");
+}
+
+#[test]
+fn a_wait_ends_when_the_input_is_closed() {
+    let server = Server::start();
+    let (holder, _) = hold(&server, &[]);
+    let mut waiter = tool(&server, &["hold", "-v", NAME]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    BufReader::new(waiter.stderr.as_mut().unwrap()).read_line(&mut told).unwrap();
+    assert!(told.contains("is held by"), "{told}");
+    let output = closed(waiter);
+    ends_with(&output, 1, &["standard input was closed before \"job\" was ours"]);
+    assert!(output.stdout.is_empty(), "{output:?}");
+    ends_with(&closed(holder), 0, &[]);
+}
+
+#[test]
+fn a_lost_lock_ends_hold() {
+    let server = Server::start();
+    let (mut holder, _) = hold(&server, &[]);
+    let _open = holder.stdin.take();
+    server.wire().del(NAME);
+    ends_with(&ended(holder).0, 75, &["\"job\"", "its key is gone from the server"]);
+    let (mut holder, _) = hold(&server, &["--ttl", "1s", "--max-hold", "1s"]);
+    let _open = holder.stdin.take();
+    ends_with(&ended(holder).0, 75, &["\"job\""]);
+    eventually(HANGS, "it is free", || !is_held(&server));
+}
+
+/// As the help shows it.
+#[test]
+fn a_script_of_bash_holds_a_lock() {
+    let help = Command::new(LEASEHOLD).args(["hold", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (_, script) = help.split_once("# In a script of bash:\n").unwrap();
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let path = directory.path();
+    let step = |name: &str, script: &str| {
+        fs::write(path.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
+        assert!(Command::new("chmod").arg("+x").arg(path.join(name)).status().unwrap().success());
+    };
+    let run = |after: &str| {
+        let script = script
+            .replace("exec leasehold", &format!("exec {LEASEHOLD}"))
+            .replace("\n  read ", "\n  export lock; read ");
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &format!("{script}{after}")]).current_dir(path);
+        bash.env("LEASEHOLD_URL", server.url()).env("LEASEHOLD_CONFIG", "/dev/null").output().unwrap()
+    };
+    let show = format!("{LEASEHOLD} show nightly >> {}", sign.display());
+    step("step-one", &show);
+    step("step-two", &show);
+    let output = run("echo code $? fence $fence");
+    ends_with(&output, 0, &[]);
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let fence = server.wire().get("{nightly}:lh:fence").unwrap();
+    assert_eq!(printed, format!("code 0 fence {fence}\n"), "{}", said(&output));
+    assert_eq!(fs::read_to_string(&sign).unwrap().matches("is held by").count(), 2);
+    assert!(!server.wire().exists("nightly"));
+    // The lock is taken away while the first step runs: there is no second.
+    let _unused = fs::remove_file(&sign);
+    let until_it_has_ended = "while [ -e /proc/$lock ]; do sleep 0.01; done";
+    step("step-one", &format!("{LEASEHOLD} release --force --yes nightly; {until_it_has_ended}"));
+    let output = run("echo code $?");
+    let script_saw = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(script_saw.contains("code 75") && !sign.exists(), "{script_saw} {}", said(&output));
+}

@@ -1,0 +1,136 @@
+//! Where the tool has its settings from: options, the environment, a file.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use rustix::process::Signal;
+
+use support::{Server, TempDir, eventually};
+
+use crate::scene::{HANGS, LEASEHOLD, NAME, ends_with, said, send};
+
+/// The tool with a configuration file of these lines, and nothing else.
+struct Scene {
+    directory: TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { directory: TempDir::new("settings") }
+    }
+
+    fn file(&self, name: &str, text: &str) -> PathBuf {
+        let file = self.directory.path().join(name);
+        fs::write(&file, text).unwrap();
+        file
+    }
+
+    fn tool(&self, configuration: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(LEASEHOLD);
+        for variable in ["URL", "URL_FILE", "QUORUM", "PREFIX", "CONNECT_TIMEOUT", "RESTART_DELAY", "TTL"] {
+            command.env_remove(format!("LEASEHOLD_{variable}"));
+        }
+        command.env_remove("REDIS_URL").args(args);
+        command.env("LEASEHOLD_CONFIG", self.file("leasehold.conf", configuration));
+        command
+    }
+}
+
+/// Shows whether this name is held: it is on one server only.
+fn finds(command: &mut Command) -> bool {
+    let output = command.output().unwrap();
+    assert_eq!(said(&output), "");
+    match output.status.code() {
+        Some(0) => true,
+        Some(1) => false,
+        _ => panic!("{output:?}"),
+    }
+}
+
+#[test]
+fn an_option_goes_before_the_environment_and_that_before_the_file() {
+    let (scene, meant, other) = (Scene::new(), Server::start(), Server::start());
+    meant.wire().set(NAME, "somebody's");
+    let (meant, other) = (meant.url(), other.url());
+    let in_file = |url: &str| format!("# servers\n\nurl = {url} # the one\nttl = \"20s\"\n");
+    let show = ["show", NAME];
+    assert!(finds(&mut scene.tool(&in_file(&meant), &show)));
+    assert!(!finds(&mut scene.tool(&in_file(&other), &show)), "the premise");
+    assert!(finds(scene.tool(&in_file(&other), &show).env("LEASEHOLD_URL", &meant)));
+    assert!(finds(scene.tool(&in_file(&other), &["show", "--url", &meant, NAME]).env("LEASEHOLD_URL", &other)));
+    // Another program's server is for want of a better one.
+    assert!(finds(scene.tool("", &show).env("REDIS_URL", &meant)));
+    assert!(finds(scene.tool(&in_file(&meant), &show).env("REDIS_URL", &other)));
+    // An empty variable says nothing.
+    assert!(finds(scene.tool(&in_file(&meant), &show).env("LEASEHOLD_URL", "").env("LEASEHOLD_QUORUM", "")));
+    // Each way to name servers takes the place of the others.
+    let file = scene.file("url", &format!("{meant}\nanother line\n"));
+    assert!(finds(scene.tool(&in_file(&other), &show).env("LEASEHOLD_URL_FILE", &file)));
+    let by_file = ["show", "--url-file", file.to_str().unwrap(), NAME];
+    assert!(finds(scene.tool("", &by_file).env("LEASEHOLD_QUORUM", format!("{other},{other},{other}"))));
+}
+
+#[test]
+fn every_setting_may_stand_in_the_environment_and_in_the_file() {
+    let (scene, servers) = (Scene::new(), [Server::start(), Server::start(), Server::start()]);
+    let urls = servers.each_ref().map(Server::url).join(",");
+    let key = format!("jobs:{NAME}");
+    let holds = |mut command: Command| {
+        let runner = command.args(["run", NAME, "sleep", "60"]).stderr(Stdio::piped()).spawn().unwrap();
+        eventually(HANGS, "it is held", || servers.iter().all(|server| server.wire().exists(&key)));
+        for server in &servers {
+            let lives = server.wire().pttl(&key);
+            assert!((5_000..=10_000).contains(&lives), "{lives} ms");
+        }
+        send(&runner, Signal::TERM);
+        ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
+    };
+    let file = format!("quorum = {urls}\nprefix = jobs:\nrestart-delay = 0\nttl = 10s\nconnect-timeout = 3s\n");
+    holds(scene.tool(&file, &[]));
+    let mut by_environment = scene.tool("ttl = 1m\n", &[]);
+    let variables = [("QUORUM", &*urls), ("PREFIX", "jobs:"), ("RESTART_DELAY", "0"), ("TTL", "10")];
+    by_environment.envs(variables.map(|(name, value)| (format!("LEASEHOLD_{name}"), value)));
+    holds(by_environment);
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_by_file_and_line() {
+    let scene = Scene::new();
+    let show = ["show", NAME];
+    for (text, words) in [
+        ("ttl = 10s\n\n# more\nttl = soon\n", &["leasehold.conf, line 4: ttl: \"soon\" is no duration"][..]),
+        ("url redis://a\n", &["line 1: write a setting as `name = value`"]),
+        ("colour = red\n", &["line 1: there is no setting \"colour\"", "quorum, restart-delay"]),
+        ("config = /etc/other\n", &["line 1: there is no setting \"config\""]),
+        ("label = me\n", &["line 1: there is no setting \"label\""]),
+        ("ttl = 1s\nttl = 2s\n", &["line 2: ttl is set twice"]),
+        ("url = memory://\n", &["line 1: url: such a lock is there for one process only"]),
+        ("url = redis://a\nquorum = redis://a,redis://b,redis://c\n", &["give one of them"]),
+        ("url-file = /no/such/file\n", &["--url-file /no/such/file: No such file"]),
+        ("url-file = /dev/null\n", &["--url-file /dev/null: its first line is empty"]),
+    ] {
+        ends_with(&scene.tool(text, &show).output().unwrap(), 64, words);
+    }
+    let absent = scene.tool("", &["ls", "--config", "/no/such/file"]).output().unwrap();
+    ends_with(&absent, 64, &["cannot read /no/such/file"]);
+    let both = scene.tool("", &show).env("LEASEHOLD_URL", "redis://a").env("LEASEHOLD_URL_FILE", "/a").output();
+    ends_with(&both.unwrap(), 64, &["give one of them"]);
+    // A page needs no server.
+    ends_with(&scene.tool("colour = red\n", &["man"]).output().unwrap(), 0, &[]);
+}
+
+#[test]
+fn a_run_needs_a_server_that_is_named() {
+    let scene = Scene::new();
+    for args in [&["run", NAME, "true"][..], &["release", "--force", NAME]] {
+        ends_with(&scene.tool("", args).output().unwrap(), 64, &["no server is named", "--url", "LEASEHOLD_URL"]);
+    }
+    for args in [&["ls"][..], &["show", NAME], &["doctor"]] {
+        let output = scene.tool("connect-timeout = 300ms\n", args).output().unwrap();
+        let said = said(&output);
+        assert!(said.contains("asking redis://127.0.0.1:6379: neither --url nor LEASEHOLD_URL"), "{said}");
+    }
+}
