@@ -257,8 +257,14 @@ impl Client {
     pub(crate) async fn shut_down(self: &Arc<Self>, limit: Duration) -> usize {
         self.ended.cancel();
         let now = self.now();
-        for hold in self.watchdog.holds() {
-            hold.ask_to_stop(now, LossReason::Closing);
+        let noted = |hold: &Arc<Hold>| hold.note_stop(now, LossReason::Closing);
+        let asked: Vec<_> = self.watchdog.holds().iter().flat_map(noted).collect();
+        // Every lease is woken before any is cancelled: that runs foreign code, and may take its time.
+        for lease in &asked {
+            lease.wake();
+        }
+        for lease in &asked {
+            lease.cancel();
         }
         tokio::select! {
             biased;

@@ -219,12 +219,15 @@ impl Hold {
         reaction
     }
 
-    /// Asks every holder to stop, while the lease goes on.
-    pub(crate) fn ask_to_stop(&self, now: Time, reason: LossReason) {
-        let (why, leases) = (self.lost(now, now, reason), self.state.lock().leases.clone());
-        for lease in leases {
-            lease.ask_to_stop(&why);
+    /// Every holder is to stop, while the lease goes on: who has to be woken for that, and cancelled.
+    pub(crate) fn note_stop(&self, now: Time, reason: LossReason) -> Vec<Arc<Signal>> {
+        let why = self.lost(now, now, reason);
+        let state = self.state.lock();
+        // Noted under the lock, so that a lease which joins them later hears of it from them.
+        for lease in &state.leases {
+            lease.note_stop(&why);
         }
+        state.leases.clone()
     }
 
     /// Every lease ends, for a reason that no node has given.
