@@ -73,11 +73,17 @@ impl Acquire {
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(mut self) -> Result<Lease, Error> {
         self.wanted.owner = self.owner.resolve();
-        let client = &self.client;
-        if !client.is_connected() {
+        if !self.client.is_connected() {
+            let is_try = self.until == self.started;
             // Boxed, so that no other acquire pays for it.
             Box::pin(self.connect()).await?;
+            if is_try {
+                // It has all its time for the lock.
+                self.started = self.client.now();
+                self.until = self.started;
+            }
         }
+        let client = &self.client;
         self.follow_own_release().await;
         let Some(owner) = self.wanted.owner.filter(|_| self.reentrant) else { return self.compete(None).await };
         loop {

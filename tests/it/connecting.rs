@@ -137,3 +137,19 @@ async fn a_server_that_may_have_forgotten_is_not_ready_and_says_when() {
         assert!(error.retry_after().is_some_and(|wait| wait <= DELAY && wait > DELAY / 2), "{error}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_try_has_its_own_time_beside_that_of_the_connection() {
+    const COMMAND: Duration = Duration::from_millis(400);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    // A connection takes several round trips, so longer than a command may.
+    proxy.delay(COMMAND / 5);
+    for fair in [false, true] {
+        let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build_lazy().unwrap();
+        let began = Instant::now();
+        let lease = within(HANGS, "the lock", leases.lock("job").fair(fair).try_acquire()).await;
+        assert!(began.elapsed() > COMMAND, "the premise: {:?}", began.elapsed());
+        lease.unwrap().expect("it is free").release().await.unwrap();
+    }
+}
