@@ -35,6 +35,7 @@ use crate::{
     random,
     reentry::Owners,
     status::Signal,
+    sync::Mutex,
     wait::{CheckSlots, FairWaiters, Lines},
     watchdog::{Hold, Watchdog},
 };
@@ -94,11 +95,36 @@ pub(crate) struct Unconnected {
     places: Vec<NodeAddress>,
     config: ConnectConfig,
     done: OnceCell<()>,
+    /// How many tries have failed, and the last of them.
+    failed: Mutex<(u64, Option<Error>)>,
 }
 
 impl Unconnected {
     pub(crate) fn new(places: Vec<NodeAddress>, config: ConnectConfig) -> Self {
-        Self { places, config, done: OnceCell::new() }
+        Self { places, config, done: OnceCell::new(), failed: Mutex::default() }
+    }
+
+    /// Connects, unless that is done. Callers who come during a try share its outcome: if each made its own after it, the
+    /// last of many would wait for all.
+    async fn connect(&self, quorum: &Quorum) -> Result<(), Error> {
+        let before = self.failed.lock().0;
+        let connecting = async {
+            if let Some(error) = self.failed_after(before) {
+                return Err(error);
+            }
+            let outcome = quorum.connect(&self.places, &self.config).await;
+            if let Err(error) = &outcome {
+                let mut failed = self.failed.lock();
+                *failed = (failed.0 + 1, Some(error.clone()));
+            }
+            outcome
+        };
+        self.done.get_or_try_init(|| connecting).await.copied()
+    }
+
+    fn failed_after(&self, tries: u64) -> Option<Error> {
+        let failed = self.failed.lock();
+        failed.1.clone().filter(|_| failed.0 > tries)
     }
 }
 
@@ -203,9 +229,8 @@ impl Client {
 
     /// Makes the first connection, if that is still to be done.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
-        let Some(Unconnected { places, config, done }) = &self.unconnected else { return Ok(()) };
-        done.get_or_try_init(|| self.quorum.connect(places, config)).await?;
-        Ok(())
+        let Some(unconnected) = &self.unconnected else { return Ok(()) };
+        unconnected.connect(&self.quorum).await
     }
 
     /// Before a question: an error once this was closed.

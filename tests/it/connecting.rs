@@ -153,3 +153,26 @@ async fn the_first_try_has_its_own_time_beside_that_of_the_connection() {
         lease.unwrap().expect("it is free").release().await.unwrap();
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_come_during_one_try_to_connect_do_not_wait_for_one_try_each() {
+    const MANY: u32 = 10;
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.black_hole(true);
+    let leases = lazy(&[proxy.url()]).command_timeout(SOON).build_lazy().unwrap();
+    let (began, lag) = (Instant::now(), Lag::start());
+    let tries: Vec<_> = (0..MANY).map(|n| tokio::spawn(leases.lock(format!("job:{n}")).try_acquire())).collect();
+    let waiting: Vec<_> = (0..MANY).map(|n| tokio::spawn(leases.lock(format!("turn:{n}")).acquire())).collect();
+    for tried in tries {
+        let error = within(HANGS, "the try", tried).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    assert_eq!(leases.health().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let took = began.elapsed();
+    assert!(took < SOON * 4 + lag.worst(), "{took:?}");
+    proxy.black_hole(false);
+    for waiting in waiting {
+        within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
