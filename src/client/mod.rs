@@ -237,9 +237,18 @@ impl Client {
     pub(crate) async fn ready(&self) -> Result<(), Error> {
         self.check_open()?;
         if !self.is_connected() {
-            relayed!(Relay::of_answers(), Box::pin(self.connect()))?;
+            relayed!(Relay::of_answers(), Box::pin(self.connect_unless_closed()))?;
         }
         Ok(())
+    }
+
+    /// `close` leaves no connection behind.
+    async fn connect_unless_closed(&self) -> Result<(), Error> {
+        tokio::select! {
+            biased;
+            () = self.closed.cancelled() => Err(self.end()),
+            outcome = self.connect() => outcome,
+        }
     }
 
     /// An error once no acquire goes on.

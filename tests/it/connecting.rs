@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Error, ErrorKind, Leases};
-use support::{HANGS, Lag, Proxy, Server, on_no_runtime, one_thread, within};
+use support::{HANGS, Lag, Proxy, Server, eventually_async, on_no_runtime, one_thread, within};
 
 const SOON: Duration = Duration::from_millis(200);
 
@@ -175,4 +175,21 @@ async fn many_who_come_during_one_try_to_connect_do_not_wait_for_one_try_each() 
     for waiting in waiting {
         within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_ends_a_first_question_and_leaves_no_connection() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.freeze(true);
+    let leases = Leases::connect_lazy(proxy.url()).unwrap();
+    let asking = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.health().await }
+    });
+    eventually_async(HANGS, "a connection", || proxy.connections() > 0).await;
+    leases.close().await;
+    assert!(matches!(within(HANGS, "the question's end", asking).await.unwrap(), Err(Error::Closed)));
+    proxy.freeze(false);
+    eventually_async(HANGS, "the connections to be closed", || proxy.connections() == 0).await;
 }
