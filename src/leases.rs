@@ -224,7 +224,8 @@ impl Leases {
     /// cancelled. The leases are renewed as before, and [`check`](crate::Lease::check) is `Ok`, until their holders release
     /// or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
     ///
-    /// Answers how many leases were still held at the limit: what they protect may be done elsewhere from then on.
+    /// Answers how many leases were still held at the limit: what they protect may be done elsewhere from then on. If another
+    /// call has closed this before, so does that one's number.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -264,7 +265,7 @@ impl Leases {
     ///
     /// New work is refused and leases are signalled from the first poll on; the releases go on in the background.
     pub async fn close(&self) {
-        relayed!(Relay::of_answers(), self.client.close());
+        let _cut_short = relayed!(Relay::of_answers(), self.client.close());
     }
 }
 

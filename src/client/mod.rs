@@ -35,7 +35,7 @@ use crate::{
     random,
     reentry::Owners,
     status::Signal,
-    sync::Mutex,
+    sync::{Mutex, OnceLock},
     wait::{CheckSlots, FairWaiters, Lines},
     watchdog::{Hold, Watchdog},
 };
@@ -82,6 +82,8 @@ pub(crate) struct Client {
     /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
     pub(crate) own_releases: Arc<OwnReleases>,
+    /// How many leases were held when this was closed.
+    cut_short: OnceLock<usize>,
     /// What to connect to at the first use.
     unconnected: Option<Unconnected>,
     late_replies: Arc<LateReplies>,
@@ -197,6 +199,7 @@ impl Client {
             closed: CancellationToken::new(),
             ended,
             own_releases: Arc::default(),
+            cut_short: OnceLock::new(),
             unconnected,
             _listeners: listeners,
             _stop: stop,
@@ -306,18 +309,18 @@ impl Client {
             () = self.closed.cancelled() => {}
             () = self.host.sleep(limit) => {}
         }
-        let now = self.now();
-        let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };
-        let cut_short = self.watchdog.holds().iter().map(held).sum();
-        self.close().await;
-        cut_short
+        self.close().await
     }
 
-    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all.
-    pub(crate) async fn close(self: &Arc<Self>) {
-        self.closed.cancel();
+    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all. How many leases the first
+    /// close has cut short.
+    pub(crate) async fn close(self: &Arc<Self>) -> usize {
         self.ended.cancel();
         let now = self.now();
+        let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };
+        // Before a shutdown hears of the close, which answers with it.
+        let cut_short = *self.cut_short.get_or_init(|| self.watchdog.holds().iter().map(held).sum());
+        self.closed.cancel();
         for hold in self.watchdog.holds() {
             self.watchdog.execute(&hold, hold.close(now));
         }
@@ -330,6 +333,7 @@ impl Client {
             () = ended => {}
             () = self.host.sleep(limit) => {}
         }
+        cut_short
     }
 }
 

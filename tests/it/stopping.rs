@@ -109,3 +109,22 @@ async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
     let shutdown = within(HANGS, "the run", run).await.unwrap();
     assert_eq!(within(HANGS, "the shutdown", shutdown).await.unwrap(), 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_shutdown_tells_how_many_leases_were_cut_short_whoever_did_it() {
+    const LIMIT: Duration = Duration::from_millis(100);
+    let leases = Leases::in_memory();
+    let kept = held(&leases, 2).await;
+    let _shared = kept[0].as_handle().share().unwrap();
+    let (first, second) = tokio::join!(leases.shutdown(LIMIT), leases.shutdown(HANGS));
+    assert_eq!((first, second), (3, 3), "both were asked, and both must not say that all went well");
+    assert_eq!(within(HANGS, "one more", leases.shutdown(HANGS)).await, 3);
+
+    let leases = Leases::in_memory();
+    let _kept = held(&leases, 1).await;
+    let closing = async {
+        tokio::time::sleep(LIMIT).await;
+        leases.close().await;
+    };
+    assert_eq!(tokio::join!(leases.shutdown(HANGS), closing).0, 1, "closed by somebody else");
+}
