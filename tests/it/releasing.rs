@@ -1,15 +1,19 @@
 //! What a release and a close leave behind.
 
 use std::{
+    cell::RefCell,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
     time::Duration,
 };
 
-use leasehold::{Clock, Error, Leases, LossReason, SystemClock};
-use support::{Action, Child, HANGS, Match, Part, Proxy, Server, eventually, eventually_async, two_workers, within};
+use leasehold::{Clock, Error, Lease, Leases, LossReason, SystemClock};
+use support::{
+    Action, Child, HANGS, Match, Part, Proxy, Server, eventually, eventually_async, one_thread, two_workers, within,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_in_the_middle_of_everything_leaves_no_key() {
@@ -133,4 +137,25 @@ fn a_shutdown_hands_the_lock_to_another_process_when_the_job_is_over() {
         assert!(acquired > believed, "both believed, from {acquired:?} to {believed:?}");
         next.ends();
     });
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Lease>> = const { RefCell::new(None) };
+}
+
+/// Tokio's own locals may be gone by then.
+#[test]
+fn a_lease_that_is_dropped_by_the_end_of_its_thread_is_released() {
+    let server = Server::start();
+    for url in ["memory://".to_owned(), server.url()] {
+        let leases = one_thread().block_on(Leases::connect(&url)).unwrap();
+        let lease = one_thread().block_on(leases.lock("job").acquire()).unwrap();
+        let owner = thread::spawn(move || {
+            KEPT.set(Some(lease));
+            // Made after ours, they go before it.
+            one_thread().block_on(async {});
+        });
+        owner.join().unwrap();
+        drop(one_thread().block_on(leases.lock("job").acquire_within(HANGS)).expect("it was released"));
+    }
 }
