@@ -126,11 +126,12 @@ impl Acquire {
         }
     }
 
-    /// A lease that was dropped here may be on its way out: not to be found busy by the program's own next line.
+    /// A lease that was dropped here may be on its way out: not to be found busy by the program's own next line. If that
+    /// gets no answer, the lock may be free all the same: half of the time is left to look.
     async fn follow_own_release(&self) {
         let client = &self.client;
         if client.own_releases.is_any() {
-            let limit = self.limit(client.now());
+            let limit = self.limit(client.now()) / 2;
             tokio::select! {
                 biased;
                 () = client.own_releases.over(&self.wanted.key) => {}

@@ -159,3 +159,25 @@ fn a_lease_that_is_dropped_by_the_end_of_its_thread_is_released() {
         drop(one_thread().block_on(leases.lock("job").acquire_within(HANGS)).expect("it was released"));
     }
 }
+
+/// The next line waits for the release of the one before. If its reply is lost, the lock is free all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_reply_to_the_release_of_a_dropped_lease_leaves_time_to_acquire_again() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    // More than the shortest look takes.
+    proxy.delay(Duration::from_millis(20));
+    let leases = Leases::connect(proxy.url()).await.unwrap();
+    for limit in [None, Some(Duration::from_millis(500))] {
+        let lock = leases.lock("job");
+        let lease = lock.acquire().await.unwrap();
+        let lost = proxy.on(Match::script(support::scripts::RELEASE), 1, Action::SwallowReply);
+        drop(lease);
+        let again = match limit {
+            None => lock.try_acquire().await.unwrap(),
+            Some(limit) => Some(lock.acquire_within(limit).await.unwrap()),
+        };
+        assert!(lost.wait_hit(HANGS), "the premise");
+        again.expect("it is free").release().await.unwrap();
+    }
+}
