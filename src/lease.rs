@@ -136,8 +136,9 @@ impl Lease {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
         let _under_way = client.host.token();
+        let leaving = self.view.leave();
         let parting = hold.release_mode(client.now(), keep);
-        match self.view.leave() {
+        match leaving {
             Leaving::Nothing(outcome) => outcome.map_err(Error::Lost),
             Leaving::Release { valid_until } => client.release(hold, parting, valid_until).await,
             Leaving::Forgiven => match client.release(hold, parting, client.now()).await {

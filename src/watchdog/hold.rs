@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    loss::LossReason,
+    loss::{self, LossReason},
     message::{Claim, ReleaseMode, Route},
     renewal::Phase,
     time::Time,
@@ -135,9 +135,12 @@ impl Hold {
         self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
     }
 
-    /// What a release makes of the key, which is to be kept for so long from now on at least.
+    /// What a release makes of the key, which is to be kept for so long from now on at least. A lost lease keeps nothing
+    /// unasked: its work has not been done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
-        let rest = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now).max(keep);
+        let is_lost = self.end().is_some_and(|end| loss::label(end.reason()).is_some());
+        let until = if is_lost { Time::ZERO } else { Time::from_nanos(self.keep_until.load(Ordering::Acquire)) };
+        let rest = until.since(now).max(keep);
         if rest.is_zero() {
             return ReleaseMode::Delete;
         }

@@ -181,3 +181,27 @@ async fn a_lost_reply_to_the_release_of_a_dropped_lease_leaves_time_to_acquire_a
         again.expect("it is free").release().await.unwrap();
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_was_lost_to_its_max_hold_keeps_nothing() {
+    const TTL: Duration = Duration::from_secs(1);
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let server = Server::start();
+    for how in ["release", "drop", "close", "release_keeping"] {
+        let leases = Leases::connect(server.url()).await.unwrap();
+        let lease = leases.lock(how).ttl(TTL).max_hold(TTL).keep_for(HOUR).acquire().await.unwrap();
+        assert_eq!(within(HANGS, "max_hold", lease.lost()).await.reason(), LossReason::MaxHold);
+        match how {
+            "release" => lease.release().await.unwrap(),
+            "drop" => drop(lease),
+            "close" => leases.close().await,
+            // This one is asked for.
+            _ => lease.release_keeping(HOUR).await.unwrap(),
+        }
+        if how == "release_keeping" {
+            assert!(server.wire().pttl(how) > 3_000_000, "{how}");
+        } else {
+            eventually_async(TTL / 2, how, || !server.wire().exists(how)).await;
+        }
+    }
+}
