@@ -135,8 +135,12 @@ impl Error {
         Self::unavailable(KEEPER_ENDED)
     }
 
-    pub(crate) fn unknown_release(failure: &Failure) -> Self {
-        let goes_on = ". It goes on in the background, and the key expires within its TTL";
+    pub(crate) fn unknown_release(failure: &Failure, is_kept: bool) -> Self {
+        let goes_on = if is_kept {
+            ". It goes on in the background, and the key expires within its TTL, or after the time for which it is kept"
+        } else {
+            ". It goes on in the background, and the key expires within its TTL"
+        };
         Self::Unknown(Details::of(failure, ("the release is not confirmed: ", goes_on)))
     }
 

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use leasehold_protocol::{fence::Fence, loss::LossReason};
+use leasehold_protocol::{
+    fence::Fence,
+    loss::{self, LossReason},
+};
 
 /// What [`lost`](crate::Lease::lost) completes with: which lease ended, why, and since when.
 ///
@@ -76,7 +79,8 @@ impl Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { name, fence, reason, held_for, .. } = &*self.0;
-        write!(f, "the lease on {name:?} (fence {fence}) ended {held_for:.3?} after it was acquired: {reason}")
+        let ended = if loss::is_final(*reason) { "ended" } else { "is asked to stop" };
+        write!(f, "the lease on {name:?} (fence {fence}) {ended} {held_for:.3?} after it was acquired: {reason}")
     }
 }
 
@@ -115,6 +119,12 @@ mod tests {
             lost.to_string(),
             "the lease on \"job\" (fence 7) ended 12.345s after it was acquired: no renewal was confirmed before its \
              deadline"
+        );
+        let asked = Lost::new("job", fence, LossReason::Closing, SystemTime::UNIX_EPOCH, Duration::from_secs(1));
+        assert_eq!(
+            asked.to_string(),
+            "the lease on \"job\" (fence 7) is asked to stop 1.000s after it was acquired: its Leases is being shut down; it \
+             is held until it is released"
         );
     }
 }

@@ -50,7 +50,7 @@ impl Client {
             tracing::warn!(name: "release", target: "leasehold", lock, label, %failure, "not confirmed");
             // It may be free all the same; and what was deleted on our own connection is not told.
             self.released(&hold.key, &mode);
-            return Err(Error::unknown_release(&failure));
+            return Err(Error::unknown_release(&failure, matches!(mode, ReleaseMode::Retain(..))));
         }
         tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours = matches!(end, End::Released));
         self.released(&hold.key, &mode);

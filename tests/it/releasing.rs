@@ -205,3 +205,22 @@ async fn a_lease_that_was_lost_to_its_max_hold_keeps_nothing() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unconfirmed_release_says_that_its_key_may_stay() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let command = Duration::from_millis(200);
+    let leases = Leases::builder().url(proxy.url()).command_timeout(command).build().await.unwrap();
+    for (script, words) in
+        [(support::scripts::RELEASE, "within its TTL"), (support::scripts::KEEP, "for which it is kept")]
+    {
+        let lease = leases.lock("job").acquire().await.unwrap();
+        let lost = proxy.on_each(Match::script(script), Action::SwallowReply);
+        let keeps = script == support::scripts::KEEP;
+        let released = if keeps { lease.release_keeping(command).await } else { lease.release().await };
+        let text = released.unwrap_err().to_string();
+        assert!(text.ends_with(words), "{text}");
+        lost.disarm();
+    }
+}
