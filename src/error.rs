@@ -49,8 +49,8 @@ pub enum Error {
     /// The server answered no: wrong password, missing right, wrong type. The text has its own words.
     #[error("{0}")]
     Refused(Details),
-    /// [`Leases::close`](crate::Leases::close) was called.
-    #[error("this Leases was closed: build a new one")]
+    /// [`Leases::close`](crate::Leases::close) or [`Leases::shutdown`](crate::Leases::shutdown) was called.
+    #[error("this Leases was closed or is shut down: build a new one")]
     Closed,
     /// Another holder had the lock for all of the time given to [`acquire_within`](crate::Lock::acquire_within).
     #[error("waited {waited:.3?} for the lock {name:?}, which is held by {holder}")]

@@ -175,7 +175,9 @@ impl Leases {
 
     /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a quorum,
     /// answers, and none of those is known to give no vote yet ([`restart_delay`](Builder::restart_delay)). It takes at most
-    /// a command time-out.
+    /// a command time-out; before the [first connection](Builder::build_lazy) also the time for that.
+    ///
+    /// It writes nothing, so it does not see what only a write meets: a replica, a full memory, a missing right.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
