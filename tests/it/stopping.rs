@@ -85,6 +85,7 @@ async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).ttl(Duration::from_secs(1)).build().await.unwrap();
     let lock = leases.lock("job").reentrant(true).owner(Owner::new());
+    let mut shutdown = None;
     let work = async |lease: leasehold::LeaseHandle| {
         proxy.freeze(true);
         assert_eq!(within(HANGS, "the signal", lease.lost()).await.reason(), LossReason::Expiring);
@@ -96,18 +97,17 @@ async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
         let mut lost = pin!(other.lost());
         assert!(lost.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         // A shutdown is for both, and for who joins them then.
-        let shutdown = tokio::spawn({
+        shutdown = Some(tokio::spawn({
             let leases = leases.clone();
             async move { leases.shutdown(HANGS).await }
-        });
+        }));
         assert_eq!(within(HANGS, "the shutdown's signal", lost).await.reason(), LossReason::Closing);
         let third = lease.share().unwrap();
         assert_eq!(within(HANGS, "the same", third.lost()).await.reason(), LossReason::Closing);
-        shutdown
     };
-    let run = lock.run_with_grace(Duration::from_millis(400), work);
-    let shutdown = within(HANGS, "the run", run).await.unwrap();
-    assert_eq!(within(HANGS, "the shutdown", shutdown).await.unwrap(), 0);
+    let run = Box::pin(lock.run_with_grace(Duration::from_millis(400), work));
+    within(HANGS, "the run", run).await.unwrap();
+    assert_eq!(within(HANGS, "the shutdown", shutdown.expect("it began")).await.unwrap(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
