@@ -162,6 +162,38 @@ impl fmt::Display for Push {
     }
 }
 
+/// A field for each question that can be asked, `null` for what was not told.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Capabilities {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        let mut capabilities = serializer.serialize_struct("Capabilities", 10)?;
+        capabilities.serialize_field("server", &self.server)?;
+        capabilities.serialize_field("push", &self.push)?;
+        capabilities.serialize_field("calls_waiters", &self.calls)?;
+        capabilities.serialize_field("watched_keys", &self.watched_keys)?;
+        capabilities.serialize_field("eviction", &self.eviction)?;
+        capabilities.serialize_field("floors_percent", &self.floors)?;
+        capabilities.serialize_field("append_only", &self.append_only)?;
+        capabilities.serialize_field("append_fsync", &self.append_fsync)?;
+        capabilities.serialize_field("role", &self.role)?;
+        capabilities.serialize_field("replicas", &self.replicas)?;
+        capabilities.end()
+    }
+}
+
+/// `"on"` or `"unknown"`, or `{"refused":"…"}` with the reason.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Push {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::On => serializer.serialize_unit_variant("Push", 0, "on"),
+            Self::Refused(reason) => serializer.serialize_newtype_variant("Push", 1, "refused", reason),
+            Self::Unknown => serializer.serialize_unit_variant("Push", 2, "unknown"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -194,6 +226,21 @@ mod tests {
             let facts = Capabilities::read(&info, None);
             prop_assert!(facts.to_string().lines().count() >= 8);
             prop_assert!(facts.role().is_none_or(|role| !role.is_empty() && info.contains(role)));
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_writes_what_can_be_asked() {
+        let info =
+            "redis_version:7.0.15\nmaxmemory_policy:noeviction\naof_enabled:1\nrole:master\nconnected_slaves:2\n";
+        let told = Capabilities { push: Push::Refused("no right".into()), ..Capabilities::read(info, None) };
+        let expected = r#"{"server":"redis 7.0.15","push":{"refused":"no right"},"calls_waiters":false,"#.to_owned()
+            + r#""watched_keys":null,"eviction":"noeviction","floors_percent":null,"append_only":true,"#
+            + r#""append_fsync":null,"role":"master","replicas":2}"#;
+        assert_eq!(serde_json::to_string(&told).unwrap(), expected);
+        for (push, expected) in [(Push::On, r#""on""#), (Push::Unknown, r#""unknown""#)] {
+            assert_eq!(serde_json::to_string(&push).unwrap(), expected);
         }
     }
 }

@@ -6,10 +6,14 @@
 
 use std::{
     fmt,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use leasehold_protocol::time::Time;
+use tokio::sync::Notify;
+
+use crate::sync::catching_panics;
 
 /// Where [`Leases`](crate::Leases) reads the time; [`SystemClock`] unless a test says otherwise.
 ///
@@ -20,6 +24,44 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// thread of the library asks it, the keeper's too: it must neither block nor panic. If it panics there, every lease
     /// ends ([`KeeperEnded`](crate::LossReason::KeeperEnded)).
     fn now(&self) -> Duration;
+
+    /// How this clock tells that it has jumped. Everything that sleeps until a moment then looks again at once. Asked
+    /// once, when the [`Leases`](crate::Leases) is built.
+    ///
+    /// `None`, the default, is right for a real clock: nobody tells a program that its machine has slept, and a lease
+    /// is looked at every 250 ms.
+    fn jumps(&self) -> Option<Jumps> {
+        None
+    }
+}
+
+/// How a [`Clock`] of your own tells its jumps. Clones tell the same sleepers.
+#[derive(Debug, Clone, Default)]
+pub struct Jumps(Arc<Notify>);
+
+impl Jumps {
+    /// Nobody sleeps by it yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Wakes everything that sleeps by the clock. Call it after the jump.
+    pub fn notify(&self) {
+        self.0.notify_waiters();
+    }
+
+    /// Completes when the clock shows this moment because it has jumped there. A clock that panics never does.
+    pub(crate) async fn reach(self, clock: Arc<dyn Clock>, moment: Time) {
+        loop {
+            // Made before the look, it hears of every jump after it.
+            let jumped = self.0.notified();
+            if catching_panics(|| now(&*clock)).is_some_and(|now| now >= moment) {
+                return;
+            }
+            jumped.await;
+        }
+    }
 }
 
 /// The machine's clock that counts suspend: `CLOCK_BOOTTIME` on Linux, the nearest that the platform has elsewhere.

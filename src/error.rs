@@ -63,7 +63,8 @@ pub enum Error {
         /// Who held it at the last check.
         holder: Box<Holder>,
     },
-    /// The lease has ended: what the job did after [`Lost::since`] was not protected.
+    /// The lease has ended: what the job did after [`Lost::since`] was not protected. (Or it is what
+    /// [`lost`](crate::Lease::lost) completed with.)
     #[error(transparent)]
     Lost(#[from] Lost),
     /// The server did not confirm it in time. A release goes on in the background, and the key expires within its TTL. After

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use leasehold_protocol::time::Time;
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     runtime::{Builder, Handle, Runtime},
@@ -26,7 +27,11 @@ use tokio_util::{
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
-use crate::{foreign, sync::catching_panics};
+use crate::{
+    clock::{self, Clock, Jumps},
+    foreign,
+    sync::catching_panics,
+};
 
 /// What keeps leases alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,6 +74,23 @@ pub(crate) struct Host {
     stop: CancellationToken,
     life: Arc<Life>,
     transport: Arc<Transport>,
+    jumping: Option<Jumping>,
+}
+
+/// A clock that tells its jumps.
+#[derive(Debug, Clone)]
+struct Jumping {
+    clock: Arc<dyn Clock>,
+    jumps: Jumps,
+}
+
+/// Completes with a jump.
+type Jump = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Jumping {
+    fn to(&self, moment: Time) -> Jump {
+        Box::pin(self.jumps.clone().reach(self.clock.clone(), moment))
+    }
 }
 
 /// The thread on which connections of the keeper live. The transport logs on it, and a logger is foreign code: if it blocks
@@ -142,19 +164,20 @@ impl Drop for Stop {
 
 impl Host {
     /// Starts the keeper that the program asked for. Outside a runtime there is only the thread.
-    pub(crate) fn start(keeper: Keeper) -> io::Result<(Self, Stop)> {
+    pub(crate) fn start(keeper: Keeper, clock: &Arc<dyn Clock>) -> io::Result<(Self, Stop)> {
+        let jumping = clock.jumps().map(|jumps| Jumping { clock: clock.clone(), jumps });
         let host = match (keeper, Handle::try_current()) {
-            (Keeper::CurrentRuntime, Ok(runtime)) => Self::on(runtime, false),
-            _ => Self::thread()?,
+            (Keeper::CurrentRuntime, Ok(runtime)) => Self::on(runtime, false, jumping),
+            _ => Self::thread(jumping)?,
         };
         let stop = Stop(host.stop.clone());
         foreign::start()?;
         Ok((host, stop))
     }
 
-    fn on(runtime: Handle, own_thread: bool) -> Self {
+    fn on(runtime: Handle, own_thread: bool, jumping: Option<Jumping>) -> Self {
         let (tasks, stop, life) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
-        let host = Self { runtime, own_thread, tasks, stop, life, transport: Arc::default() };
+        let host = Self { runtime, own_thread, tasks, stop, life, transport: Arc::default(), jumping };
         host.set_sentinel();
         host
     }
@@ -170,9 +193,9 @@ impl Host {
     }
 
     /// Nobody waits for the thread's end: a process may exit at any time.
-    fn thread() -> io::Result<Self> {
+    fn thread(jumping: Option<Jumping>) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
-        let host = Self::on(runtime.handle().clone(), true);
+        let host = Self::on(runtime.handle().clone(), true, jumping);
         host.run_on_thread("leasehold-keeper", runtime)?;
         Ok(host)
     }
@@ -321,7 +344,20 @@ impl Host {
     /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it. Without a thread of
     /// its own the keeper may have ended before the caller, whose own runtime then serves; where the caller has none, the
     /// timer is over with the keeper's runtime.
+    ///
+    /// It is over early if the clock jumps that far.
     pub(crate) fn sleep(&self, span: Duration) -> impl Future<Output = ()> + Send + use<> {
+        let jump = self.jumping.as_ref().map(|jumping| jumping.to(clock::now(&*jumping.clock) + span));
+        self.timer(span, jump)
+    }
+
+    /// The same until a moment, by who has looked at the clock at `now`: a jump since then is not missed.
+    pub(crate) fn sleep_until(&self, now: Time, moment: Time) -> impl Future<Output = ()> + Send + use<> {
+        let jump = self.jumping.as_ref().map(|jumping| jumping.to(moment));
+        self.timer(moment.since(now), jump)
+    }
+
+    fn timer(&self, span: Duration, mut jump: Option<Jump>) -> impl Future<Output = ()> + Send + use<> {
         let here = if self.own_thread { None } else { Handle::try_current().ok() };
         let timer = {
             let _context = here.as_ref().unwrap_or(&self.runtime).enter();
@@ -331,6 +367,9 @@ impl Host {
         async move {
             let (mut timer, mut has_yielded) = (pin!(timer), false);
             poll_fn(|context| {
+                if jump.as_mut().is_some_and(|jump| jump.as_mut().poll(context).is_ready()) {
+                    return Poll::Ready(());
+                }
                 life.step(|| timer.as_mut().poll(context)).unwrap_or_else(|| {
                     // A loop around this, in a task of the runtime that ends, must let go of its thread to be dropped.
                     if replace(&mut has_yielded, true) {
@@ -380,7 +419,8 @@ mod tests {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let (host, _stop) = {
             let _here = runtime.enter();
-            Host::start(Keeper::CurrentRuntime).unwrap()
+            let clock: Arc<dyn Clock> = Arc::new(clock::SystemClock);
+            Host::start(Keeper::CurrentRuntime, &clock).unwrap()
         };
         let (tell, told) = mpsc::channel();
         let waiting = host.keep_time(pending::<bool>(), || true);

@@ -39,6 +39,19 @@ use crate::{
 /// lease.release().await?;
 /// # Ok(()) }
 /// ```
+///
+/// `let _ = lock.acquire().await?` drops it at once and holds nothing. Give it a name, and let rustc's lint
+/// `let_underscore_drop`, which is off by default, find the mistake:
+///
+/// ```
+/// #![deny(let_underscore_drop)]
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let lock = leases.lock("reports:nightly");
+/// let _lease = lock.acquire().await?; // held to the end of its scope
+/// assert!(lock.try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
 #[must_use = "a lease that is dropped is released"]
 pub struct Lease {
     view: LeaseHandle,

@@ -15,7 +15,10 @@ use crate::{
     keeper::{Host, Keeper},
     lock::Lock,
     metrics,
-    node::{memory::Memory, redis::Limits},
+    node::{
+        memory::{self, Memory},
+        redis::Limits,
+    },
     quorum::{ConnectConfig, NodeAddress, Quorum},
 };
 
@@ -46,7 +49,7 @@ const LONGEST_PREFIX: usize = 256;
 /// ```
 #[derive(Clone)]
 pub struct Leases {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
 }
 
 impl Leases {
@@ -56,7 +59,8 @@ impl Leases {
     ///   `tls-native`)
     /// - `unix:///path[?db=…&user=…&password=…]`
     /// - `memory://` for a store of its own inside this process, `memory://name` for one shared by everybody in this
-    ///   process who says the same name
+    ///   process who says the same name, while any of them lives. It goes by the [clock](Builder::clock) of the
+    ///   `Leases` that made it
     ///
     /// For locks over several servers see [`Builder::quorum`].
     ///
@@ -85,10 +89,11 @@ impl Leases {
     #[allow(clippy::expect_used, reason = "as std::thread::spawn; `connect(\"memory://\")` gives an error instead")]
     pub fn in_memory() -> Self {
         let builder = Self::builder();
-        let (host, stop) = Host::start(builder.keeper).expect("the keeper's thread starts");
-        let Builder { options, clock, .. } = builder;
+        let Builder { options, clock, keeper, .. } = builder;
+        let (host, stop) = Host::start(keeper, &clock).expect("the keeper's thread starts");
         metrics::describe();
-        let quorum = Quorum::of_one(Memory::private(), &clock, &host, options.command_timeout);
+        let quorum =
+            Quorum::of_one(memory::node(Memory::private(&clock), &host), &clock, &host, options.command_timeout);
         Self { client: Client::new(options, clock, host, stop, quorum, None) }
     }
 
@@ -423,7 +428,8 @@ impl Builder {
         self
     }
 
-    /// The clock that leases are judged by. For tests of what happens when the machine is suspended.
+    /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the
+    /// machine is suspended.
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
         self
@@ -463,7 +469,7 @@ impl Builder {
         let places = self.check()?;
         let restart_delay = self.restarts_after();
         let Self { options, connect_timeout, keeper, clock, .. } = self;
-        let (host, stop) = Host::start(keeper).map_err(|error| no_keeper(&error))?;
+        let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone() };
         let quorum = Quorum::at(&places, restart_delay, &config);

@@ -49,6 +49,10 @@ pub mod cron {}
 #[doc = include_str!("../docs/metrics.md")]
 pub mod metrics;
 
+#[cfg(feature = "testing")]
+#[doc = include_str!("../docs/testing.md")]
+pub mod testing;
+
 #[doc = include_str!("../docs/safety.md")]
 pub mod safety {}
 
@@ -68,7 +72,7 @@ pub use leasehold_protocol::{
 
 pub use crate::{
     capabilities::{Capabilities, Push},
-    clock::{Clock, SystemClock},
+    clock::{Clock, Jumps, SystemClock},
     error::{Details, Error, ErrorKind},
     guarded::Guarded,
     keeper::Keeper,

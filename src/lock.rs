@@ -38,9 +38,9 @@ use crate::{
 #[derive(Clone)]
 #[must_use = "a lock holds nothing until it is acquired"]
 pub struct Lock {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
     name: Arc<str>,
-    ttl: Duration,
+    pub(crate) ttl: Duration,
     max_hold: Option<Duration>,
     reentrant: bool,
     fair: bool,
@@ -390,7 +390,8 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
-        let key = self.key().await?;
+        self.client.ready().await?;
+        let key = self.key()?;
         let asking = self.client.quorum.holder(&key, self.client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking)?;
         Ok(holder.map(|holder| self.client.watchdog.recognize(&key, holder)))
@@ -407,7 +408,8 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
-        let key = self.key().await?;
+        self.client.ready().await?;
+        let key = self.key()?;
         let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
         let asking = node.ask(node.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
         let waiters: Waiters = relayed!(Relay::of_answers(), asking)?;
@@ -426,15 +428,15 @@ impl Lock {
     ///
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        let key = self.key().await?;
+        self.client.ready().await?;
+        let key = self.key()?;
         let releasing = self.client.quorum.force_release(&key, self.client.options.command_timeout);
         let released = relayed!(Relay::of_answers(), releasing)?;
         self.client.freed(&key);
         Ok(released)
     }
 
-    async fn key(&self) -> Result<Key, Error> {
-        self.client.ready().await?;
+    pub(crate) fn key(&self) -> Result<Key, Error> {
         Ok(Key::new(&self.client.options.prefix, &self.name)?)
     }
 
@@ -465,7 +467,7 @@ impl Lock {
         if self.fair && !self.client.quorum.is_one() {
             return Err(fair_quorum());
         }
-        let key = Key::new(&self.client.options.prefix, &self.name)?;
+        let key = self.key()?;
         let Self { ttl, max_hold, fair, fence_memory, .. } = *self;
         Ok(Wanted { key, ttl, max_hold, fair, fence_memory, owner: None })
     }

@@ -1,4 +1,4 @@
-//! The end of a lease.
+//! The end of a lease, or what comes before it.
 
 use std::{
     error::Error as StdError,
@@ -12,7 +12,7 @@ use leasehold_protocol::{
     loss::{self, LossReason},
 };
 
-/// What [`lost`](crate::Lease::lost) completes with: which lease ended, why, and since when.
+/// What [`lost`](crate::Lease::lost) completes with: which lease ended or is to end, why, and since when.
 ///
 /// ```
 /// # use leasehold::{Leases, LossReason};
@@ -79,8 +79,8 @@ impl Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { name, fence, reason, held_for, .. } = &*self.0;
-        let ended = if loss::is_final(*reason) { "ended" } else { "is asked to stop" };
-        write!(f, "the lease on {name:?} (fence {fence}) {ended} {held_for:.3?} after it was acquired: {reason}")
+        let what = if loss::is_final(*reason) { "ended" } else { "is to end" };
+        write!(f, "the lease on {name:?} (fence {fence}) {what} {held_for:.3?} after it was acquired: {reason}")
     }
 }
 
@@ -107,6 +107,22 @@ impl Eq for Lost {}
 
 impl StdError for Lost {}
 
+/// `name`, `fence`, `reason` (a word such as `no_quorum`), `since_unix_seconds` and `held_for_seconds`.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Lost {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        let since = self.since().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut lost = serializer.serialize_struct("Lost", 5)?;
+        lost.serialize_field("name", self.name())?;
+        lost.serialize_field("fence", &self.fence())?;
+        lost.serialize_field("reason", &self.reason())?;
+        lost.serialize_field("since_unix_seconds", &since.as_secs_f64())?;
+        lost.serialize_field("held_for_seconds", &self.held_for().as_secs_f64())?;
+        lost.end()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,11 +136,25 @@ mod tests {
             "the lease on \"job\" (fence 7) ended 12.345s after it was acquired: no renewal was confirmed before its \
              deadline"
         );
-        let asked = Lost::new("job", fence, LossReason::Closing, SystemTime::UNIX_EPOCH, Duration::from_secs(1));
-        assert_eq!(
-            asked.to_string(),
-            "the lease on \"job\" (fence 7) is asked to stop 1.000s after it was acquired: its Leases is being shut down; it \
-             is held until it is released"
-        );
+        let asked = Lost::new("job", fence, LossReason::Closing, SystemTime::UNIX_EPOCH, Duration::from_secs(2));
+        assert!(asked.to_string().starts_with("the lease on \"job\" (fence 7) is to end 2.000s after"), "{asked}");
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_writes_what_why_and_when() {
+        let (fence, since) = (Fence::try_from(7_u64).unwrap(), SystemTime::UNIX_EPOCH + Duration::from_millis(2_500));
+        let lost = Lost::new("job", fence, LossReason::NoQuorum, since, Duration::from_millis(12_250));
+        let expected =
+            r#"{"name":"job","fence":7,"reason":"no_quorum","since_unix_seconds":2.5,"held_for_seconds":12.25}"#;
+        assert_eq!(serde_json::to_string(&lost).unwrap(), expected);
+        for (status, expected) in [
+            (crate::Status::Held, r#""held""#),
+            (crate::Status::AtRisk, r#""at_risk""#),
+            (crate::Status::Released, r#""released""#),
+            (crate::Status::Lost(lost), &format!(r#"{{"lost":{expected}}}"#)),
+        ] {
+            assert_eq!(serde_json::to_string(&status).unwrap(), expected);
+        }
     }
 }

@@ -1,7 +1,13 @@
 //! What one holder is told about its lease, and how it hears of changes.
 
-use std::sync::Arc;
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
+use futures_core::Stream;
 use leasehold_protocol::loss::{self, LossReason};
 use tokio_util::sync::CancellationToken;
 
@@ -11,7 +17,7 @@ use crate::{
     sync::{Mutex, Notify, OnceLock, catching_panics},
 };
 
-/// Where a lease stands.
+/// Where a lease stands. That its holder is asked to stop ([`Closing`](crate::LossReason::Closing)) changes nothing here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -23,6 +29,19 @@ pub enum Status {
     Lost(Lost),
     /// Released or dropped by its holder. Final.
     Released,
+}
+
+/// `"held"`, `"at_risk"` or `"released"`, or `{"lost":{…}}` with the [`Lost`].
+#[cfg(feature = "serde")]
+impl serde::Serialize for Status {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Held => serializer.serialize_unit_variant("Status", 0, "held"),
+            Self::AtRisk => serializer.serialize_unit_variant("Status", 1, "at_risk"),
+            Self::Lost(lost) => serializer.serialize_newtype_variant("Status", 2, "lost", lost),
+            Self::Released => serializer.serialize_unit_variant("Status", 3, "released"),
+        }
+    }
 }
 
 /// The signals of one [`Lease`](crate::Lease): its status, whoever waits for it to change, and its cancellation.
@@ -151,6 +170,24 @@ impl Signal {
         }
     }
 
+    /// Completes with the change after the version `seen`; with `None` if that was the last one.
+    async fn changed(self: Arc<Self>, seen: u64) -> Option<Change> {
+        loop {
+            // As above.
+            let changed = self.changed.notified();
+            {
+                let state = self.state.lock();
+                if state.version != seen {
+                    return Some((state.status.clone(), state.version));
+                }
+                if state.end().is_some() {
+                    return None;
+                }
+            }
+            changed.await;
+        }
+    }
+
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
         let parent = self.cancel.get_or_init(CancellationToken::new);
         // An end that came between the look and the set has found no token to cancel.
@@ -189,17 +226,22 @@ impl Drop for Signal {
 /// # Ok(()) }
 /// ```
 ///
-/// It ends with the final status.
+/// It is a [`Stream`], which ends with the final status.
 #[must_use = "call `next` to hear of changes"]
 pub struct StatusChanges {
     signal: Arc<Signal>,
     seen: u64,
+    /// The wait for the next change, from its first poll on.
+    waiting: Option<Pin<Box<dyn Future<Output = Option<Change>> + Send + Sync>>>,
 }
+
+/// A status and its version.
+type Change = (Status, u64);
 
 impl StatusChanges {
     pub(crate) fn new(signal: Arc<Signal>) -> Self {
         let seen = signal.state.lock().version;
-        Self { signal, seen }
+        Self { signal, seen, waiting: None }
     }
 
     /// Waits for the next change. `None` after the final status was returned.
@@ -208,24 +250,25 @@ impl StatusChanges {
     ///
     /// A dropped call loses no change.
     pub async fn next(&mut self) -> Option<Status> {
-        relayed!(Relay::of_signals(), self.changed())
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
+}
 
-    async fn changed(&mut self) -> Option<Status> {
-        loop {
-            let changed = self.signal.changed.notified();
-            {
-                let state = self.signal.state.lock();
-                if state.version != self.seen {
-                    self.seen = state.version;
-                    return Some(state.status.clone());
-                }
-                if state.end().is_some() {
-                    return None;
-                }
-            }
-            changed.await;
-        }
+impl Stream for StatusChanges {
+    type Item = Status;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Status>> {
+        let Self { signal, seen, waiting } = &mut *self;
+        let waiting_for = || {
+            let changed = signal.clone().changed(*seen);
+            Box::pin(async move { relayed!(Relay::of_signals(), changed) }) as Pin<Box<_>>
+        };
+        let change = ready!(waiting.get_or_insert_with(waiting_for).as_mut().poll(context));
+        *waiting = None;
+        Poll::Ready(change.map(|(status, version)| {
+            *seen = version;
+            status
+        }))
     }
 }
 
@@ -240,12 +283,13 @@ mod tests {
     use std::{
         future::Future,
         pin::pin,
-        task::{Context, Wake, Waker},
+        sync::mpsc,
+        task::{Wake, Waker},
         time::{Duration, UNIX_EPOCH},
     };
 
     use super::*;
-    use leasehold_protocol::fence::Fence;
+    use leasehold_protocol::fence;
 
     struct Panics;
 
@@ -260,8 +304,58 @@ mod tests {
         let signal = Signal::new();
         let (token, mut lost) = (signal.cancellation_token(), pin!(signal.clone().lost()));
         assert!(lost.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
-        let fence = Fence::try_from(1_u64).unwrap();
-        signal.end(&Lost::new("job", fence, LossReason::Deleted, UNIX_EPOCH, Duration::ZERO));
+        ended(&signal);
         assert!(token.is_cancelled());
+    }
+    fn ended(signal: &Arc<Signal>) {
+        signal.end(&Lost::new("job", fence::ZERO, LossReason::Deleted, UNIX_EPOCH, Duration::ZERO));
+    }
+
+    struct Woken(mpsc::Sender<()>);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            let _nobody_listens = self.0.send(());
+        }
+    }
+
+    /// In the hands of a combinator, which is not known to us.
+    #[test]
+    fn a_stream_of_changes_has_the_newest_and_ends_with_the_last() {
+        let signal = Signal::new();
+        let mut changes: Pin<Box<dyn Stream<Item = Status> + Send + Sync>> =
+            Box::pin(StatusChanges::new(signal.clone()));
+        let mut poll = || changes.as_mut().poll_next(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(poll(), Poll::Pending);
+        signal.note(Status::AtRisk);
+        assert_eq!(poll(), Poll::Pending, "nobody was woken yet");
+        signal.wake();
+        assert_eq!(poll(), Poll::Ready(Some(Status::AtRisk)));
+        assert_eq!(poll(), Poll::Pending);
+        signal.note(Status::Held);
+        signal.note(Status::AtRisk);
+        ended(&signal);
+        assert!(matches!(poll(), Poll::Ready(Some(Status::Lost(_)))));
+        assert_eq!(poll(), Poll::Ready(None));
+        assert_eq!(poll(), Poll::Ready(None));
+    }
+
+    #[test]
+    fn a_dropped_wait_for_a_change_loses_none_and_the_next_one_is_woken() {
+        foreign::start().unwrap();
+        let signal = Signal::new();
+        let mut changes = StatusChanges::new(signal.clone());
+        assert!(pin!(changes.next()).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let (tell, woken) = mpsc::channel();
+        let waker = Waker::from(Arc::new(Woken(tell)));
+        {
+            let mut next = pin!(changes.next());
+            assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        signal.note(Status::AtRisk);
+        signal.wake();
+        woken.recv_timeout(Duration::from_secs(10)).unwrap();
+        let next = pin!(changes.next()).poll(&mut Context::from_waker(&waker));
+        assert_eq!(next, Poll::Ready(Some(Status::AtRisk)));
     }
 }

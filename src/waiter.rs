@@ -30,3 +30,27 @@ impl fmt::Debug for Waiter {
         f.debug_struct("Waiter").field("label", &self.label()).field("waited", &self.waited).finish_non_exhaustive()
     }
 }
+
+/// `label` and `waited_seconds`; never the token.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Waiter {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        let mut waiter = serializer.serialize_struct("Waiter", 2)?;
+        waiter.serialize_field("label", self.label())?;
+        waiter.serialize_field("waited_seconds", &self.waited.as_secs_f64())?;
+        waiter.end()
+    }
+}
+
+#[cfg(all(test, feature = "serde", not(leasehold_shuttle)))]
+mod tests {
+    use super::*;
+    use crate::random;
+
+    #[test]
+    fn serde_writes_everything_but_the_token() {
+        let waiter = Waiter { token: random::token("host:7"), waited: Duration::from_millis(1_500) };
+        assert_eq!(serde_json::to_string(&waiter).unwrap(), r#"{"label":"host:7","waited_seconds":1.5}"#);
+    }
+}

@@ -109,6 +109,20 @@ impl fmt::Debug for Holder {
     }
 }
 
+/// `label`, `remaining_seconds`, `fence`, each `null` if it is not known, and `is_ours`; never the token.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Holder {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        let mut holder = serializer.serialize_struct("Holder", 4)?;
+        holder.serialize_field("label", &self.label())?;
+        holder.serialize_field("remaining_seconds", &self.remaining.map(|remaining| remaining.as_secs_f64()))?;
+        holder.serialize_field("fence", &self.fence)?;
+        holder.serialize_field("is_ours", &self.is_ours)?;
+        holder.end()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,5 +163,16 @@ mod tests {
         let at = |token: &Token, millis| read(Some(&token.value(fence::ZERO)), millis);
         assert!(is_same(&at(&one, 1_500), &at(&one, 300)));
         assert!(!is_same(&at(&one, 1_500), &at(&other, 1_500)));
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_writes_everything_but_the_token() {
+        let (token, fence) = (Token::draw("host:7"), Fence::try_from(7_u64).unwrap());
+        let json = |holder: &Holder| serde_json::to_string(holder).unwrap();
+        let held = json(&ours(read(Some(&token.value(fence)), 1_500)));
+        assert_eq!(held, r#"{"label":"host:7","remaining_seconds":1.5,"fence":7,"is_ours":true}"#);
+        let foreign = json(&read(Some("someone-else"), -1));
+        assert_eq!(foreign, r#"{"label":null,"remaining_seconds":null,"fence":null,"is_ours":false}"#);
     }
 }

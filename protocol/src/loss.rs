@@ -73,13 +73,32 @@ impl fmt::Display for LossReason {
 /// What metrics call it; `None` if it is no loss.
 pub fn label(reason: LossReason) -> Option<&'static str> {
     match reason {
-        LossReason::Expired => Some("expired"),
-        LossReason::NoQuorum => Some("no_quorum"),
-        LossReason::Taken => Some("taken"),
-        LossReason::Deleted => Some("deleted"),
-        LossReason::MaxHold => Some("max_hold"),
-        LossReason::KeeperEnded => Some("keeper_ended"),
         LossReason::Released | LossReason::Closing | LossReason::Expiring | LossReason::Closed => None,
+        loss => Some(word(loss)),
+    }
+}
+
+/// What programs call it.
+fn word(reason: LossReason) -> &'static str {
+    match reason {
+        LossReason::Expired => "expired",
+        LossReason::NoQuorum => "no_quorum",
+        LossReason::Taken => "taken",
+        LossReason::Deleted => "deleted",
+        LossReason::MaxHold => "max_hold",
+        LossReason::Released => "released",
+        LossReason::Closing => "closing",
+        LossReason::Expiring => "expiring",
+        LossReason::Closed => "closed",
+        LossReason::KeeperEnded => "keeper_ended",
+    }
+}
+
+/// A word such as `no_quorum`, as in the metrics.
+#[cfg(feature = "serde")]
+impl serde::Serialize for LossReason {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(word(*self))
     }
 }
 
@@ -95,21 +114,23 @@ mod tests {
     #[test]
     fn every_reason_has_words_of_its_own_and_every_loss_a_label() {
         let reasons = [
-            (LossReason::Expired, Some("expired"), "before its deadline"),
-            (LossReason::NoQuorum, Some("no_quorum"), "too few nodes"),
-            (LossReason::Taken, Some("taken"), "somebody else's"),
-            (LossReason::Deleted, Some("deleted"), "gone from the server"),
-            (LossReason::MaxHold, Some("max_hold"), "max_hold"),
-            (LossReason::Released, None, "was released"),
-            (LossReason::Closing, None, "shut down"),
-            (LossReason::Expiring, None, "deadline is near"),
-            (LossReason::Closed, None, "was closed"),
-            (LossReason::KeeperEnded, Some("keeper_ended"), "keeper"),
+            (LossReason::Expired, "expired", true, "before its deadline"),
+            (LossReason::NoQuorum, "no_quorum", true, "too few nodes"),
+            (LossReason::Taken, "taken", true, "somebody else's"),
+            (LossReason::Deleted, "deleted", true, "gone from the server"),
+            (LossReason::MaxHold, "max_hold", true, "max_hold"),
+            (LossReason::Released, "released", false, "was released"),
+            (LossReason::Closing, "closing", false, "shut down"),
+            (LossReason::Expiring, "expiring", false, "deadline is near"),
+            (LossReason::Closed, "closed", false, "was closed"),
+            (LossReason::KeeperEnded, "keeper_ended", true, "keeper"),
         ];
-        for (reason, expected, words) in reasons {
-            assert_eq!(label(reason), expected);
+        for (reason, expected, is_loss, words) in reasons {
+            assert_eq!((word(reason), label(reason)), (expected, is_loss.then_some(expected)));
             assert!(reason.to_string().contains(words), "{reason}");
-            assert!(is_final(reason) || expected.is_none());
+            assert!(is_final(reason) || !is_loss);
+            #[cfg(feature = "serde")]
+            assert_eq!(serde_json::to_value(reason).unwrap(), expected);
         }
     }
 }

@@ -68,3 +68,64 @@ pub fn of(
 ) -> NodeStatus {
     NodeStatus { address, state, last_answer, clock_offset_micros }
 }
+
+/// `address`, `state`, `last_answer_seconds` and `clock_offset_micros`; the last two are `null` if they are not known.
+#[cfg(feature = "serde")]
+impl serde::Serialize for NodeStatus {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        let mut status = serializer.serialize_struct("NodeStatus", 4)?;
+        status.serialize_field("address", &self.address)?;
+        status.serialize_field("state", &self.state)?;
+        status.serialize_field("last_answer_seconds", &self.last_answer.map(|ago| ago.as_secs_f64()))?;
+        status.serialize_field("clock_offset_micros", &self.clock_offset_micros)?;
+        status.end()
+    }
+}
+
+/// `"unknown"` or `"up"`, or one of these with what belongs to it: `{"recovering":{"remaining_seconds":12.5}}`,
+/// `{"refused":"…"}`, `{"unreachable":"…"}`, `{"same_server":"…"}`.
+#[cfg(feature = "serde")]
+impl serde::Serialize for NodeState {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStructVariant as _;
+        const NAME: &str = "NodeState";
+        match self {
+            Self::Unknown => serializer.serialize_unit_variant(NAME, 0, "unknown"),
+            Self::Up => serializer.serialize_unit_variant(NAME, 1, "up"),
+            Self::Recovering { remaining } => {
+                let mut recovering = serializer.serialize_struct_variant(NAME, 2, "recovering", 1)?;
+                recovering.serialize_field("remaining_seconds", &remaining.as_secs_f64())?;
+                recovering.end()
+            }
+            Self::Refused(reason) => serializer.serialize_newtype_variant(NAME, 3, "refused", reason),
+            Self::Unreachable(reason) => serializer.serialize_newtype_variant(NAME, 4, "unreachable", reason),
+            Self::SameServer(other) => serializer.serialize_newtype_variant(NAME, 5, "same_server", other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_writes_every_state() {
+        let json = |state: &NodeState| serde_json::to_string(state).unwrap();
+        let recovering = NodeState::Recovering { remaining: Duration::from_millis(12_500) };
+        for (state, expected) in [
+            (NodeState::Unknown, r#""unknown""#),
+            (NodeState::Up, r#""up""#),
+            (recovering, r#"{"recovering":{"remaining_seconds":12.5}}"#),
+            (NodeState::Refused("no".into()), r#"{"refused":"no"}"#),
+            (NodeState::Unreachable("gone".into()), r#"{"unreachable":"gone"}"#),
+            (NodeState::SameServer("a:1".into()), r#"{"same_server":"a:1"}"#),
+        ] {
+            assert_eq!(json(&state), expected);
+        }
+        let status = of("a:1".into(), NodeState::Up, Some(Duration::from_millis(250)), None);
+        let expected = r#"{"address":"a:1","state":"up","last_answer_seconds":0.25,"clock_offset_micros":null}"#;
+        assert_eq!(serde_json::to_string(&status).unwrap(), expected);
+    }
+}

@@ -73,9 +73,9 @@ impl Acquire {
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(mut self) -> Result<Lease, Error> {
         self.wanted.owner = self.owner.resolve();
+        // Boxed, so that no other acquire pays for these.
         if !self.client.is_connected() {
             let is_try = self.until == self.started;
-            // Boxed, so that no other acquire pays for it.
             Box::pin(self.connect()).await?;
             if is_try {
                 // It has all its time for the lock.
@@ -84,7 +84,9 @@ impl Acquire {
             }
         }
         let client = &self.client;
-        self.follow_own_release().await;
+        if client.own_releases.is_any() {
+            Box::pin(self.follow_own_release()).await;
+        }
         let Some(owner) = self.wanted.owner.filter(|_| self.reentrant) else { return self.compete(None).await };
         loop {
             match client.owners.claim(owner, &self.wanted.key, client.now()) {
@@ -130,14 +132,12 @@ impl Acquire {
     /// gets no answer, the lock may be free all the same: half of the time is left to look.
     async fn follow_own_release(&self) {
         let client = &self.client;
-        if client.own_releases.is_any() {
-            let limit = self.limit(client.now()) / 2;
-            tokio::select! {
-                biased;
-                () = client.own_releases.over(&self.wanted.key) => {}
-                () = client.ended.cancelled() => {}
-                () = client.host.sleep(limit) => {}
-            }
+        let limit = self.limit(client.now()) / 2;
+        tokio::select! {
+            biased;
+            () = client.own_releases.over(&self.wanted.key) => {}
+            () = client.ended.cancelled() => {}
+            () = client.host.sleep(limit) => {}
         }
     }
 
@@ -264,7 +264,7 @@ impl Acquire {
                 Ok(()) = looks.changed(), if !wait.leads() => {
                     wait.heard(looks.borrow_and_update().clone());
                 }
-                () = client.host.sleep(until.since(now)) => wait.slept(),
+                () = client.host.sleep_until(now, until) => wait.slept(),
             }
         }
     }
@@ -362,7 +362,7 @@ impl Acquire {
                 biased;
                 () = client.looks.freed() => {}
                 () = client.ended.cancelled() => {}
-                () = client.host.sleep(again.since(now)) => {}
+                () = client.host.sleep_until(now, again) => {}
             }
             now = client.now();
         }

@@ -23,50 +23,84 @@ use leasehold_protocol::{
 use super::{Answer, Node, NodeListener};
 use crate::{
     capabilities::{Capabilities, Push},
-    clock::{Clock, SystemClock, wall},
+    clock::{Clock, wall},
+    keeper::Host,
     sync::Mutex,
 };
 
+#[cfg(feature = "testing")]
+mod gate;
 #[cfg(test)]
 mod tests;
+
+#[cfg(feature = "testing")]
+pub(crate) use self::gate::Gate;
 
 /// The store with its lock and its clock.
 pub(crate) struct Memory {
     store: Mutex<Store>,
     listeners: Mutex<Vec<Weak<dyn NodeListener>>>,
-    /// What the store's clock showed when the machine's clock showed zero.
+    clock: Arc<dyn Clock>,
+    /// The store's time when that clock showed zero.
     epoch: Duration,
     address: String,
 }
 
 impl Memory {
     /// One that nobody else sees.
-    pub(crate) fn private() -> Arc<Self> {
-        Self::at("")
+    pub(crate) fn private(clock: &Arc<dyn Clock>) -> Arc<Self> {
+        Self::at("", clock)
     }
 
-    fn at(name: &str) -> Arc<Self> {
+    fn at(name: &str, clock: &Arc<dyn Clock>) -> Arc<Self> {
         let since_1970 = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
             store: Mutex::default(),
             listeners: Mutex::default(),
-            epoch: since_1970.saturating_sub(SystemClock.now()),
+            clock: clock.clone(),
+            epoch: since_1970.saturating_sub(clock.now()),
             address: format!("memory://{name}"),
         })
     }
 
-    /// The one that everybody in this process who says the same name sees, while anybody uses it.
-    pub(crate) fn named(name: &str) -> Arc<Self> {
+    /// The one that everybody in this process who says the same name sees, while anybody uses it. Its time is that of
+    /// the clock that it was made with.
+    pub(crate) fn named(name: &str, clock: &Arc<dyn Clock>) -> Arc<Self> {
         static NAMED: OnceLock<Mutex<HashMap<String, Weak<Memory>>>> = OnceLock::new();
         let mut named = NAMED.get_or_init(Mutex::default).lock();
         named.retain(|_, memory| memory.strong_count() > 0);
         if let Some(memory) = named.get(name).and_then(Weak::upgrade) {
             return memory;
         }
-        let memory = Self::at(name);
+        let memory = Self::at(name, clock);
         named.insert(name.into(), Arc::downgrade(&memory));
         memory
     }
+}
+
+/// The node for one `Leases`.
+#[cfg_attr(not(feature = "testing"), allow(unused_variables, reason = "only tests keep an answer back"))]
+pub(crate) fn node(memory: Arc<Memory>, host: &Host) -> Arc<dyn Node> {
+    #[cfg(feature = "testing")]
+    let memory = Arc::new(Gate::new(memory, host.clone()));
+    memory
+}
+
+impl Memory {
+    fn listeners(&self) -> Vec<Arc<dyn NodeListener>> {
+        self.listeners.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn apply<'a>(&self, store: &mut Store, request: &'a Request, reached: &dyn Fn(&str) -> bool) -> Applied<'a> {
+        // Every waiter is a process of its own, and reached while it is there.
+        let name = request.claim().map_or("", |claim| claim.token.as_str());
+        let now = micros(self.epoch + self.clock.now());
+        store.apply(now, request, Process { name, hears: true }, reached)
+    }
+}
+
+fn has_waiter(listeners: &[Arc<dyn NodeListener>], token: &str) -> bool {
+    listeners.iter().any(|listener| listener.has_waiter(token))
 }
 
 /// Everybody hears of the change, and each waiter that it concerns.
@@ -119,15 +153,9 @@ impl Node for Memory {
         // Upgraded once, if at all, and let go of last: the end of a listener runs foreign code, as what it is told does.
         // No lock of ours is held then.
         let upgraded = OnceCell::new();
-        let upgrade = || self.listeners.lock().iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
-        let listeners = || upgraded.get_or_init(upgrade);
-        // Every waiter is a process of its own, and reached while it is there.
-        let name = request.claim().map_or("", |claim| claim.token.as_str());
-        let reached = |token: &str| listeners().iter().any(|listener| listener.has_waiter(token));
-        let mut store = self.store.lock();
-        let now = micros(self.epoch + SystemClock.now());
-        let Applied { reply, changed, told } = store.apply(now, &request, Process { name, hears: true }, &reached);
-        drop(store);
+        let listeners = || upgraded.get_or_init(|| self.listeners());
+        let reached = |token: &str| has_waiter(listeners(), token);
+        let Applied { reply, changed, told } = self.apply(&mut self.store.lock(), &request, &reached);
         if let Some(key) = changed {
             notify(listeners(), key, &told);
         }

@@ -77,6 +77,12 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 
     /// Closes the connections. Ends within `limit`.
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+    /// What tests can do to it, if it is in memory.
+    #[cfg(feature = "testing")]
+    fn gate(&self) -> Option<&memory::Gate> {
+        None
+    }
 }
 
 impl dyn Node {

@@ -21,7 +21,7 @@ use crate::{
     keeper::Host,
     node::{
         Node,
-        memory::Memory,
+        memory::{self, Memory},
         redis::{Limits, Redis, Target},
     },
 };
@@ -84,8 +84,9 @@ impl ConnectConfig {
     fn connect(&self, place: &NodeAddress) -> Connecting<Arc<dyn Node>> {
         match place {
             NodeAddress::Memory(name) => {
-                let node: Arc<dyn Node> = if name.is_empty() { Memory::private() } else { Memory::named(name) };
-                Box::pin(ready(Ok(node)))
+                let clock = &self.clock;
+                let memory = if name.is_empty() { Memory::private(clock) } else { Memory::named(name, clock) };
+                Box::pin(ready(Ok(memory::node(memory, &self.host))))
             }
             NodeAddress::Redis(target) => {
                 let connecting = Redis::connect(target.clone(), self.limits, self.host.clone(), self.clock.clone());

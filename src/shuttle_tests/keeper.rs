@@ -1,14 +1,18 @@
 //! The keeper as tasks of shuttle's, in place of `src/keeper.rs`.
 
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, io, sync::Arc, time::Duration};
 
+use leasehold_protocol::time::Time;
 use tokio::runtime::Handle;
 use tokio_util::{
     sync::CancellationToken,
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
-use crate::shuttle_tests::time::{Sleep, sleep};
+use crate::{
+    clock::Clock,
+    shuttle_tests::time::{Sleep, sleep},
+};
 
 /// See `src/keeper.rs`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,7 +43,7 @@ impl Drop for Stop {
 
 impl Host {
     #[allow(clippy::unnecessary_wraps, reason = "as the real one")]
-    pub(crate) fn start(_: Keeper) -> io::Result<(Self, Stop)> {
+    pub(crate) fn start(_: Keeper, _: &Arc<dyn Clock>) -> io::Result<(Self, Stop)> {
         let host = Self { tasks: TaskTracker::new(), stop: CancellationToken::new(), over: CancellationToken::new() };
         let stop = Stop(host.stop.clone());
         Ok((host, stop))
@@ -100,5 +104,9 @@ impl Host {
 
     pub(crate) fn sleep(&self, span: Duration) -> Sleep {
         sleep(span)
+    }
+
+    pub(crate) fn sleep_until(&self, now: Time, moment: Time) -> Sleep {
+        sleep(moment.since(now))
     }
 }

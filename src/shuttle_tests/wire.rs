@@ -63,9 +63,9 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    fn new() -> Arc<Self> {
+    fn new(clock: &Arc<dyn Clock>) -> Arc<Self> {
         let (home, keeper, sent) = (Way::default(), Way::default(), Arc::default());
-        Arc::new(Self { memory: Memory::private(), home, keeper, sent, couriers: Mutex::default() })
+        Arc::new(Self { memory: Memory::private(clock), home, keeper, sent, couriers: Mutex::default() })
     }
 
     /// What was asked for this token, in the order of sending.
@@ -237,7 +237,7 @@ pub(super) const TTL: Duration = Duration::from_secs(3);
 impl Scene {
     pub(super) fn new() -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let (host, stop) = Host::start(Keeper::Thread).unwrap();
+        let (host, stop) = Host::start(Keeper::Thread, &clock).unwrap();
         let options = Options {
             ttl: TTL,
             max_hold: None,
@@ -248,7 +248,7 @@ impl Scene {
             fence_memory: fence::MEMORY,
             grant_timeout: Duration::from_millis(900),
         };
-        let wire = Wire::new();
+        let wire = Wire::new(&clock);
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);
         Self { client: Client::new(options, clock, host, stop, quorum), wire }
     }

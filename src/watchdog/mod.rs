@@ -30,6 +30,8 @@ use crate::{
 mod hold;
 mod orders;
 mod renewal;
+#[cfg(feature = "testing")]
+mod settling;
 mod table;
 mod tracking;
 
@@ -53,6 +55,8 @@ pub(crate) struct Watchdog {
     table: Mutex<Table>,
     wake: Notify,
     forgotten: Notify,
+    #[cfg(feature = "testing")]
+    settling: settling::Settling,
 }
 
 /// Ends every hold when it is dropped while somebody still needs the keeper.
@@ -87,7 +91,19 @@ impl Watchdog {
     ) -> Self {
         let (table, wake, forgotten) = (Mutex::default(), Notify::new(), Notify::new());
         let tracking = Tracking::new(quorum.clone(), lines.clone(), queues);
-        Self { clock, host, quorum, command_timeout, lines, tracking, table, wake, forgotten }
+        Self {
+            clock,
+            host,
+            quorum,
+            command_timeout,
+            lines,
+            tracking,
+            table,
+            wake,
+            forgotten,
+            #[cfg(feature = "testing")]
+            settling: settling::Settling::default(),
+        }
     }
 
     fn now(&self) -> Time {
@@ -180,19 +196,22 @@ impl Watchdog {
             let planned = catching_panics(|| {
                 now = self.now();
                 self.look(now);
+                #[cfg(feature = "testing")]
+                self.settling.has_looked(now);
                 let planned = self.table.lock().plan(self.now());
-                (planned != Time::NEVER).then(|| planned.since(self.now()))
+                now = self.now();
+                (planned != Time::NEVER).then_some(planned)
             });
-            let pause = planned.unwrap_or_else(|| {
+            let until = planned.unwrap_or_else(|| {
                 for hold in self.holds() {
                     self.give_up(&hold, now);
                 }
-                Some(LOOK_EVERY)
+                Some(now + LOOK_EVERY)
             });
-            match pause {
+            match until {
                 None => self.wake.notified().await,
-                Some(pause) => tokio::select! {
-                    () = self.host.sleep(pause) => {}
+                Some(until) => tokio::select! {
+                    () = self.host.sleep_until(now, until) => {}
                     () = self.wake.notified() => {}
                 },
             }

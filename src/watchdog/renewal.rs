@@ -30,7 +30,10 @@ impl Watchdog {
     }
 
     fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, route: Route, sent: Time, batch: Arc<Vec<Arc<Hold>>>) {
-        self.host.spawn_until_stopped(self.clone().renew_on(at, member.clone(), route, sent, batch));
+        let renewing = self.clone().renew_on(at, member.clone(), route, sent, batch);
+        #[cfg(feature = "testing")]
+        let renewing = self.settling.track(renewing);
+        self.host.spawn_until_stopped(renewing);
     }
 
     /// The answers are awaited until the last deadline among them (rule 7).

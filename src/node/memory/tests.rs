@@ -3,7 +3,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use leasehold_protocol::message::{AcquireRequest, Claim, ReleaseMode};
 
 use super::*;
-use crate::random;
+use crate::{clock::SystemClock, random};
+
+fn named(name: &str) -> Arc<Memory> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    Memory::named(name, &clock)
+}
 
 /// How often somebody was told.
 #[derive(Default)]
@@ -43,7 +48,7 @@ impl NodeListener for Told {
 
 #[test]
 fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
-    let (memory, limit) = (Memory::named("everybody is told"), Duration::from_secs(1));
+    let (memory, limit) = (named("everybody is told"), Duration::from_secs(1));
     let both = [Arc::new(Told::default()), Arc::new(Told::default())];
     for told in &both {
         let listener: Arc<dyn NodeListener> = told.clone();
@@ -69,14 +74,14 @@ fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
 
 #[test]
 fn it_says_which_it_is_and_watches_any_number_of_keys() {
-    let memory = Memory::named("which it is");
+    let memory = named("which it is");
     assert_eq!((memory.address(), memory.tracking_capacity()), ("memory://which it is", usize::MAX));
 }
 
 #[test]
 fn a_name_is_one_store_for_as_long_as_anybody_uses_it() {
-    let (one, other) = (Memory::named("a name of this test"), Memory::named("another of this test"));
-    assert!(Arc::ptr_eq(&one, &Memory::named("a name of this test")) && !Arc::ptr_eq(&one, &other));
+    let (one, other) = (named("a name of this test"), named("another of this test"));
+    assert!(Arc::ptr_eq(&one, &named("a name of this test")) && !Arc::ptr_eq(&one, &other));
     let gone = Arc::downgrade(&one);
     drop(one);
     assert!(gone.upgrade().is_none(), "nobody keeps it for its name");

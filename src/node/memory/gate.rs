@@ -1,0 +1,139 @@
+//! What tests can do to a memory node: the feature `testing`.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use leasehold_protocol::{
+    failure::Failure,
+    fence,
+    key::Key,
+    message::{AcquireRequest, Claim, Reply, Request, Route},
+};
+use tokio::sync::watch;
+
+use super::{Memory, has_waiter, notify};
+use crate::{
+    capabilities::Capabilities,
+    keeper::Host,
+    node::{Answer, Node, NodeListener},
+    random,
+};
+
+/// The way of one `Leases` to a memory node, which can be closed.
+pub(crate) struct Gate {
+    memory: Arc<Memory>,
+    host: Host,
+    /// How often it is closed. It is open at zero.
+    closed: watch::Sender<usize>,
+}
+
+impl Gate {
+    pub(super) fn new(memory: Arc<Memory>, host: Host) -> Self {
+        Self { memory, host, closed: watch::Sender::new(0) }
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.send_modify(|closed| *closed += 1);
+    }
+
+    pub(crate) fn open(&self) {
+        self.closed.send_modify(|closed| *closed = closed.saturating_sub(1));
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.closed.borrow() > 0
+    }
+
+    /// Somebody else has this lock from now on, whoever had it before.
+    pub(crate) fn take_over(&self, key: &Key, ttl: Duration) {
+        self.memory.take_over(key, ttl);
+    }
+
+    /// Asks when the gate is open, within the limit. What was given up before that is never asked.
+    fn ask<T: 'static>(&self, limit: Duration, ask: impl FnOnce(&Memory) -> Answer<T> + Send + 'static) -> Answer<T> {
+        if !self.is_closed() {
+            return ask(&self.memory);
+        }
+        let (memory, mut closed, too_late) = (self.memory.clone(), self.closed.subscribe(), self.host.sleep(limit));
+        Box::pin(async move {
+            // No gate, no bar.
+            let open = async { drop(closed.wait_for(|closed| *closed == 0).await) };
+            tokio::select! {
+                biased;
+                () = open => {}
+                () = too_late => return Err(Failure::unknown("the test keeps this node silent")),
+            }
+            ask(&memory).await
+        })
+    }
+}
+
+impl Memory {
+    /// In one step: its holder must not find the key gone.
+    fn take_over(&self, key: &Key, ttl: Duration) {
+        let token = random::token("somebody else");
+        let claim = Claim { key: key.clone(), token, ttl, fence: None, fence_memory: fence::MEMORY };
+        let steps = [Request::ForceRelease(key.clone()), Request::Acquire(AcquireRequest { claim, voting: None })];
+        let (listeners, mut told) = (self.listeners(), Vec::new());
+        let mut store = self.store.lock();
+        for step in &steps {
+            told.extend(self.apply(&mut store, step, &|token| has_waiter(&listeners, token)).told);
+        }
+        drop(store);
+        notify(&listeners, key, &told);
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("memory", &self.memory).field("closed", &self.closed).finish_non_exhaustive()
+    }
+}
+
+impl Node for Gate {
+    fn route(&self) -> Route {
+        self.memory.route()
+    }
+
+    fn listen(&self, listener: Weak<dyn NodeListener>) {
+        self.memory.listen(listener);
+    }
+
+    /// But while the gate is closed, when a first poll does no harm either.
+    fn answers_at_once(&self) -> bool {
+        self.memory.answers_at_once()
+    }
+
+    fn tracking_capacity(&self) -> usize {
+        self.memory.tracking_capacity()
+    }
+
+    fn address(&self) -> &str {
+        self.memory.address()
+    }
+
+    fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
+        self.ask(limit, move |memory| memory.send(route, request, limit))
+    }
+
+    fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
+        self.ask(limit, move |memory| memory.capabilities(limit))
+    }
+
+    fn reconnect(&self, route: Route) {
+        self.memory.reconnect(route);
+    }
+
+    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.memory.close(limit)
+    }
+
+    fn gate(&self) -> Option<&Gate> {
+        Some(self)
+    }
+}

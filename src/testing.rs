@@ -1,0 +1,173 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold_protocol::{
+    fence::Fence,
+    holder::{self, Holder},
+    loss::LossReason,
+};
+
+use crate::{
+    client::Client,
+    clock::{self, Clock, Jumps, SystemClock, wall},
+    error::Error,
+    foreign::{Relay, relayed},
+    leases::Leases,
+    lock::Lock,
+    lost::Lost,
+    node::memory::Gate,
+    random,
+};
+
+/// A clock that stands still until a test advances it. Clones are the same clock.
+///
+/// Give it to [`Builder::clock`](crate::Builder::clock). Keys in memory expire by it too. It wakes whatever sleeps in
+/// the library, so a test waits for nothing but the library's answer.
+///
+/// - [`advance`](Self::advance) jumps: the machine was suspended. A lease is lost if the jump is longer than it lasts.
+/// - [`pass`](Self::pass) lets time go by: the program runs, and its leases are renewed.
+///
+/// While it stands still, a holder hears of a lost key at the next moment only, for it asks the server every 20 ms at
+/// most.
+#[derive(Debug, Clone)]
+pub struct ManualClock {
+    /// In nanoseconds.
+    now: Arc<AtomicU64>,
+    jumps: Jumps,
+}
+
+impl ManualClock {
+    /// Shows what the machine's clock shows now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { now: Arc::new(nanos(SystemClock.now()).into()), jumps: Jumps::new() }
+    }
+
+    /// Moves it forward, and wakes everything that sleeps by it.
+    pub fn advance(&self, by: Duration) {
+        let later = |now: u64| Some(now.saturating_add(nanos(by)));
+        let _always_moves = self.now.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
+        self.jumps.notify();
+    }
+
+    /// Moves it forward from one moment at which these leases want something to the next, and has that done. What is
+    /// due at the end is done too.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves the clock where it is.
+    pub async fn pass(&self, span: Duration, leases: &Leases) {
+        relayed!(Relay::of_answers(), self.step_through(span, leases));
+    }
+
+    async fn step_through(&self, span: Duration, leases: &Leases) {
+        let (client, end) = (&leases.client, clock::now(self) + span);
+        loop {
+            let is_silent = gates(client).into_iter().flatten().any(Gate::is_closed);
+            client.watchdog.settled(is_silent).await;
+            let now = clock::now(self);
+            if now >= end {
+                return;
+            }
+            let next = client.watchdog.next_tick().max(now + SHORTEST_STEP);
+            self.advance(next.min(end).since(now));
+        }
+    }
+}
+
+/// However often a lease wants to be looked at, time goes on.
+const SHORTEST_STEP: Duration = Duration::from_millis(1);
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.now.load(Ordering::SeqCst))
+    }
+
+    fn jumps(&self) -> Option<Jumps> {
+        Some(self.jumps.clone())
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Keeps the nodes of a [`Leases`] in memory from answering it, until this is dropped: [`silence`].
+#[derive(Debug)]
+#[must_use = "the nodes answer again when it is dropped"]
+pub struct Silence(Arc<Client>);
+
+/// An outage: from now on the nodes of this [`Leases`] give it no answer. Others with the same `memory://name` are
+/// answered.
+///
+/// Requests wait, for their limit at most, and are carried out when the silence ends. Its leases become
+/// [`AtRisk`](crate::Status::AtRisk) after a third of their TTL and a command time-out, and
+/// [expire](LossReason::Expired) at their deadline.
+///
+/// # Errors
+///
+/// A node is not in memory.
+pub fn silence(leases: &Leases) -> Result<Silence, Error> {
+    gates(&leases.client)?.into_iter().for_each(Gate::close);
+    Ok(Silence(leases.client.clone()))
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        gates(&self.0).into_iter().flatten().for_each(Gate::open);
+    }
+}
+
+/// Somebody else has the lock from now on, for its TTL, whoever held it: the holder's lease is
+/// [`Taken`](LossReason::Taken). For [`Deleted`](LossReason::Deleted) there is
+/// [`Lock::force_release`](crate::Lock::force_release).
+///
+/// # Errors
+///
+/// A node is not in memory, or the name is none.
+pub fn take_over(lock: &Lock) -> Result<(), Error> {
+    lock.client.check_open()?;
+    let key = lock.key()?;
+    for gate in gates(&lock.client)? {
+        gate.take_over(&key, lock.ttl);
+    }
+    Ok(())
+}
+
+fn gates(client: &Client) -> Result<Vec<&Gate>, Error> {
+    let gates = client.quorum.members().map(|(_, member)| member.node()?.gate());
+    let elsewhere = || Error::config("this is for locks in memory: use a url such as memory://, or Leases::in_memory");
+    gates.collect::<Option<_>>().ok_or_else(elsewhere)
+}
+
+/// The loss of a lease that lasted no time and ended now, for a fake of your own.
+#[must_use]
+pub fn lost(name: &str, fence: Fence, reason: LossReason) -> Lost {
+    Lost::new(name, fence, reason, wall(), Duration::ZERO)
+}
+
+/// A holder with this label, for a fake of your own. Two of them are never equal: they hold two locks.
+#[must_use]
+pub fn holder(label: &str, remaining: Duration, fence: Fence) -> Holder {
+    holder::of(Some(random::token(label)), Some(remaining), Some(fence))
+}
+
+/// The end of an [`acquire_within`](crate::Lock::acquire_within) that found the lock held, for a fake of your own.
+#[must_use]
+pub fn timed_out(name: &str, waited: Duration, holder: Holder) -> Error {
+    Error::TimedOut { name: name.into(), waited, holder: Box::new(holder) }
+}
+
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod tests;
