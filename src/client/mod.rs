@@ -6,6 +6,8 @@
 //! is taken alone. None is held while anything is awaited, or while a program's own code runs.
 
 use std::{
+    future::Future,
+    pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -21,7 +23,10 @@ use leasehold_protocol::{
     time::Time,
     token::Token,
 };
-use tokio::sync::OnceCell;
+use tokio::{
+    runtime::{Handle, Id},
+    sync::OnceCell,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -97,24 +102,45 @@ pub(crate) struct Unconnected {
     places: Vec<NodeAddress>,
     config: ConnectConfig,
     done: OnceCell<()>,
+    /// What goes on when a caller who was at it has given up. Locked by whoever has the turn of `done`, and by `close`.
+    trying: tokio::sync::Mutex<Option<Trying>>,
     /// How many tries have failed, and the last of them.
     failed: Mutex<(u64, Option<Error>)>,
 }
 
+/// A try to connect, which goes on in the hands of the next caller. Its timers and its connection may be those of the
+/// runtime that it was begun on, so only there; and not when its time is over, for what it says may be out of date.
+struct Trying {
+    on: Option<Id>,
+    until: Time,
+    connecting: Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>,
+}
+
+impl std::fmt::Debug for Trying {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trying").field("on", &self.on).finish_non_exhaustive()
+    }
+}
+
 impl Unconnected {
     pub(crate) fn new(places: Vec<NodeAddress>, config: ConnectConfig) -> Self {
-        Self { places, config, done: OnceCell::new(), failed: Mutex::default() }
+        let trying = tokio::sync::Mutex::default();
+        Self { places, config, done: OnceCell::new(), trying, failed: Mutex::default() }
     }
 
     /// Connects, unless that is done. Callers who come during a try share its outcome: if each made its own after it, the
     /// last of many would wait for all.
-    async fn connect(&self, quorum: &Quorum) -> Result<(), Error> {
+    async fn connect(&self, quorum: &Arc<Quorum>) -> Result<(), Error> {
         let before = self.failed.lock().0;
         let connecting = async {
             if let Some(error) = self.failed_after(before) {
                 return Err(error);
             }
-            let outcome = quorum.connect(&self.places, &self.config).await;
+            let (on, mut trying) = (Handle::try_current().ok().map(|here| here.id()), self.trying.lock().await);
+            let now = clock::now(&*self.config.clock);
+            let begun = trying.take().filter(|begun| begun.on == on && now < begun.until);
+            let outcome = trying.insert(begun.unwrap_or_else(|| self.begin(on, now, quorum))).connecting.as_mut().await;
+            *trying = None;
             if let Err(error) = &outcome {
                 let mut failed = self.failed.lock();
                 *failed = (failed.0 + 1, Some(error.clone()));
@@ -122,6 +148,12 @@ impl Unconnected {
             outcome
         };
         self.done.get_or_try_init(|| connecting).await.copied()
+    }
+
+    fn begin(&self, on: Option<Id>, now: Time, quorum: &Arc<Quorum>) -> Trying {
+        let (quorum, places, config) = (quorum.clone(), self.places.clone(), self.config.clone());
+        let connecting = Box::pin(async move { quorum.connect(&places, &config).await });
+        Trying { on, until: now + self.config.limits.connect, connecting }
     }
 
     fn failed_after(&self, tries: u64) -> Option<Error> {
@@ -326,6 +358,9 @@ impl Client {
         }
         let limit = self.options.command_timeout;
         let ended = async {
+            if let Some(unconnected) = &self.unconnected {
+                let _given_up = unconnected.trying.lock().await.take();
+            }
             self.host.finished().await;
             self.quorum.close(limit).await;
         };

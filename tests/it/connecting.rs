@@ -178,6 +178,30 @@ async fn many_who_come_during_one_try_to_connect_do_not_wait_for_one_try_each() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_who_all_give_up_too_early_connect_together() {
+    for nodes in [1, 3] {
+        let servers: Vec<Server> = (0..nodes).map(|_| Server::start()).collect();
+        let proxies: Vec<Proxy> = servers.iter().map(Proxy::to).collect();
+        for proxy in &proxies {
+            proxy.delay(SOON / 8);
+        }
+        let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
+        let leases = lazy(&urls).connect_timeout(HANGS).build_lazy().unwrap();
+        let (lock, mut gave_up) = (leases.lock("job"), 0);
+        // None of them waits for as long as a connection takes.
+        let lease = loop {
+            match within(HANGS, "the try", lock.acquire_within(SOON / 2)).await {
+                // Or what the one before has left is not taken back yet.
+                Err(Error::Unavailable(_) | Error::TimedOut { .. }) if gave_up < 20 => gave_up += 1,
+                outcome => break outcome,
+            }
+        };
+        lease.unwrap().release().await.unwrap();
+        assert!(gave_up > 0, "the premise");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_ends_a_first_question_and_leaves_no_connection() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
