@@ -167,7 +167,12 @@ impl Error {
     /// Whether the same call may succeed later with nothing changed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::TimedOut { .. } | Self::Unknown(_))
+        match self {
+            // That runtime does not come back.
+            Self::Unavailable(details) => &*details.0.text != KEEPER_ENDED,
+            Self::TimedOut { .. } | Self::Unknown(_) => true,
+            Self::Config(_) | Self::Refused(_) | Self::Closed | Self::Lost(_) | Self::Stale { .. } => false,
+        }
     }
 
     /// When it makes sense to try again, where that is known: the key of the holder expires then unless it is renewed, or
@@ -266,5 +271,15 @@ impl From<Failure> for Error {
 impl From<InvalidName> for Error {
     fn from(invalid: InvalidName) -> Self {
         Self::config(invalid.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_brings_a_runtime_back() {
+        assert!(!Error::keeper_ended().is_transient() && Error::unavailable("no answer").is_transient());
     }
 }

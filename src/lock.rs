@@ -139,7 +139,8 @@ impl Lock {
     /// quorum at most the [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
     ///
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and a
-    /// lease that is lost leaves nothing: then the work has not been done.
+    /// lease that is lost leaves nothing: then the work has not been done. Neither does a release that does not reach the
+    /// server before the key has expired.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -192,7 +193,8 @@ impl Lock {
     /// # Errors
     ///
     /// Only what waiting cannot mend: [`Error::Config`] (a bad name or option), [`Error::Refused`] (a wrong password, a
-    /// missing right), [`Error::Closed`]. A lock that is held is no error, whoever holds it, this task included. Neither is
+    /// missing right), [`Error::Closed`]; [`Error::Unavailable`] once the runtime of a
+    /// [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime) has ended. A lock that is held is no error, whoever holds it, this task included. Neither is
     /// an outage: the acquire goes on when the server is back, so no retry is needed around it.
     ///
     /// # Cancel safety
