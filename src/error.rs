@@ -2,7 +2,9 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use leasehold_protocol::{failure::Failure, fence::Fence, holder::Holder, key::InvalidName, votes::Votes};
+use leasehold_protocol::{
+    failure::Failure, fence::Fence, holder::Holder, key::InvalidName, rounded::Rounded, votes::Votes,
+};
 
 use crate::lost::Lost;
 
@@ -53,7 +55,7 @@ pub enum Error {
     #[error("this Leases was closed or is shut down: build a new one")]
     Closed,
     /// Another holder had the lock for all of the time given to [`acquire_within`](crate::Lock::acquire_within).
-    #[error("waited {waited:.3?} for the lock {name:?}, which is held by {holder}")]
+    #[error("waited {} for the lock {name:?}, which is held by {holder}", Rounded(*waited))]
     #[non_exhaustive]
     TimedOut {
         /// The lock's name.

@@ -108,6 +108,7 @@ impl Leases {
             fair: false,
             fence_memory: fence::MEMORY,
             grant_timeout: DEFAULT_GRANT,
+            metrics_group: metrics::Group::default(),
         };
         let clock = Arc::new(SystemClock);
         Builder {
@@ -420,6 +421,13 @@ impl Builder {
         self
     }
 
+    /// Counts all locks in a group of this name, unless the lock [says otherwise](crate::Lock::metrics_group). Default none.
+    #[cfg(feature = "metrics")]
+    pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
+        self.options.metrics_group = metrics::Group::named(name.as_ref());
+        self
+    }
+
     /// Where leases are kept alive. Default: a thread of its own ([`Keeper::Thread`]).
     ///
     /// With either keeper the first `build` of a process starts three more threads, one for events and two for wakers.
@@ -484,7 +492,7 @@ impl Builder {
     }
 
     fn check(&self) -> Result<Vec<NodeAddress>, Error> {
-        let Options { ttl, max_hold, prefix, label, command_timeout, grant_timeout, fair, fence_memory } =
+        let Options { ttl, max_hold, prefix, label, command_timeout, grant_timeout, fair, fence_memory, .. } =
             &self.options;
         let restart_delay = self.restarts_after();
         if restart_delay > LONGEST_RESTART_DELAY {

@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
-    metrics::Acquiring,
+    metrics::{Acquiring, Group},
     owner::Owner,
     waiter::Waiter,
 };
@@ -48,13 +48,15 @@ pub struct Lock {
     keep_for: Duration,
     owner: Owner,
     on_wait: Option<OnWait>,
+    metrics_group: Group,
 }
 
 impl Lock {
     pub(crate) fn new(client: Arc<Client>, name: &str) -> Self {
-        let Options { ttl, max_hold, fair, fence_memory, .. } = client.options;
+        let Options { ttl, max_hold, fair, fence_memory, metrics_group, .. } = client.options;
         let (name, owner, keep_for) = (name.into(), Owner::task(), Duration::ZERO);
-        Self { client, name, ttl, max_hold, reentrant: false, fair, fence_memory, keep_for, owner, on_wait: None }
+        let (reentrant, on_wait) = (false, None);
+        Self { client, name, ttl, max_hold, reentrant, fair, fence_memory, keep_for, owner, on_wait, metrics_group }
     }
 
     /// The lock's name, without the prefix.
@@ -140,7 +142,8 @@ impl Lock {
     ///
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and a
     /// lease that is lost leaves nothing: then the work has not been done. Neither does a release that does not reach the
-    /// server before the key has expired.
+    /// server before the key has expired. Work that fails keeps the key as well. To keep it after success only, take a
+    /// lease and end it with [`release_keeping`](Lease::release_keeping) or [`release`](Lease::release).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -176,6 +179,17 @@ impl Lock {
     /// ```
     pub fn on_wait(mut self, tell: impl Fn(&Holder) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
+        self
+    }
+
+    /// Counts this lock in a group of this name: its series have the label `lock="name"`. The builder's, none, unless set
+    /// here; an empty name is none.
+    ///
+    /// Name kinds of jobs, and not each of a thousand locks: every group has some eighty series in every process. A process
+    /// has at most 100 groups, and counts further ones as `other`. See the page [`metrics`](crate::metrics).
+    #[cfg(feature = "metrics")]
+    pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
+        self.metrics_group = Group::named(name.as_ref());
         self
     }
 
@@ -236,6 +250,9 @@ impl Lock {
     }
 
     /// Acquires the lock if it is free; `None` if somebody holds it. Never waits for longer than the command time-out.
+    ///
+    /// To learn who holds it, as for a `Retry-After`, call [`acquire_within`](Self::acquire_within) with zero: it is one try
+    /// too, and its error has the holder.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -445,7 +462,7 @@ impl Lock {
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let (client, began, keep_for) = (self.client.clone(), self.client.now(), self.keep_for);
-        let acquiring = Acquiring::begins();
+        let acquiring = Acquiring::begins(self.metrics_group);
         let outcome = match self.wanted() {
             Ok(wanted) => {
                 let acquire = Acquire::new(self.client, wanted, self.owner, self.reentrant, patience, self.on_wait);
@@ -453,7 +470,7 @@ impl Lock {
             }
             Err(refused) => Err(refused),
         };
-        acquiring.ended(&outcome, client.now().since(began));
+        acquiring.ended(&outcome, patience.is_one_try(), client.now().since(began));
         if let Ok(lease) = &outcome {
             lease.keep_for(keep_for);
         }
@@ -470,8 +487,8 @@ impl Lock {
             return Err(fair_quorum());
         }
         let key = self.key()?;
-        let Self { ttl, max_hold, fair, fence_memory, .. } = *self;
-        Ok(Wanted { key, ttl, max_hold, fair, fence_memory, owner: None })
+        let Self { ttl, max_hold, fair, fence_memory, metrics_group, .. } = *self;
+        Ok(Wanted { key, ttl, max_hold, fair, fence_memory, owner: None, metrics_group })
     }
 }
 

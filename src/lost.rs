@@ -10,6 +10,7 @@ use std::{
 use leasehold_protocol::{
     fence::Fence,
     loss::{self, LossReason},
+    rounded::Rounded,
 };
 
 /// What [`lost`](crate::Lease::lost) completes with: which lease ended or is to end, why, and since when.
@@ -80,7 +81,8 @@ impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { name, fence, reason, held_for, .. } = &*self.0;
         let what = if loss::is_final(*reason) { "ended" } else { "is to end" };
-        write!(f, "the lease on {name:?} (fence {fence}) {what} {held_for:.3?} after it was acquired: {reason}")
+        let held_for = Rounded(*held_for);
+        write!(f, "the lease on {name:?} (fence {fence}) {what} {held_for} after it was acquired: {reason}")
     }
 }
 
@@ -133,11 +135,11 @@ mod tests {
         let lost = Lost::new("job", fence, LossReason::Expired, SystemTime::UNIX_EPOCH, Duration::from_millis(12_345));
         assert_eq!(
             lost.to_string(),
-            "the lease on \"job\" (fence 7) ended 12.345s after it was acquired: no renewal was confirmed before its \
+            "the lease on \"job\" (fence 7) ended 12.3 s after it was acquired: no renewal was confirmed before its \
              deadline"
         );
         let asked = Lost::new("job", fence, LossReason::Closing, SystemTime::UNIX_EPOCH, Duration::from_secs(2));
-        assert!(asked.to_string().starts_with("the lease on \"job\" (fence 7) is to end 2.000s after"), "{asked}");
+        assert!(asked.to_string().starts_with("the lease on \"job\" (fence 7) is to end 2 s after"), "{asked}");
     }
 
     #[cfg(feature = "serde")]

@@ -1,188 +1,99 @@
 // What is measured, with the crate feature `metrics`: see the page `docs/metrics.md`. Without it nothing is.
-//
-// A recorder is foreign code (`crate::foreign`). On the keeper's thread changes of counters and gauges are added up here,
-// and values for histograms are queued; the thread for events tells both.
 
-#[cfg(feature = "metrics")]
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use leasehold_protocol::loss::{self, LossReason};
 
-#[cfg(feature = "metrics")]
-use self::deltas::{COUNTS, GAUGES};
-#[cfg(feature = "metrics")]
-use crate::{foreign, sync::catching_panics};
-
 use crate::error::Error;
+#[cfg(feature = "metrics")]
+use crate::sync::catching_panics;
+
+#[cfg(feature = "metrics")]
+mod least;
+mod nodes;
+mod series;
+
+#[cfg(feature = "metrics")]
+pub(crate) use self::series::Telling;
+pub(crate) use self::{
+    nodes::{NodeMetrics, have_news, undo_is_unconfirmed},
+    series::Group,
+};
 
 const ACQUIRES: &str = "leasehold_acquires_total";
 const WAIT: &str = "leasehold_wait_seconds";
 const HOLD: &str = "leasehold_hold_seconds";
+const RENEWALS: &str = "leasehold_renewals_total";
 const RENEWAL: &str = "leasehold_renewal_seconds";
 const REMAINING: &str = "leasehold_renewal_remaining_ratio";
+#[cfg(feature = "metrics")]
+const LEAST: &str = "leasehold_least_remaining_ratio";
 const LOSSES: &str = "leasehold_losses_total";
 const HELD: &str = "leasehold_held";
 const WAITING: &str = "leasehold_waiting";
 const AT_RISK: &str = "leasehold_at_risk";
+#[cfg(feature = "metrics")]
+const NODE_UP: &str = "leasehold_node_up";
+#[cfg(feature = "metrics")]
+const CLOCK_OFFSET: &str = "leasehold_node_clock_offset_seconds";
+#[cfg(feature = "metrics")]
+const PUSH_ACTIVE: &str = "leasehold_push_active";
+#[cfg(feature = "metrics")]
+const RECONNECTS: &str = "leasehold_reconnects_total";
+#[cfg(feature = "metrics")]
+const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 
-/// Tells an exporter what each of them is.
+/// A renewal is late if less than this is left of the TTL when it is confirmed. A good one leaves some two thirds.
+const LATE: f64 = 0.4;
+
+/// Tells an exporter what each of them is, and that nothing was counted so far.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
         use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
         let _described = catching_panics(|| {
-            // What is counted for the first time would look like what was always so: from nought on, it is an increase.
-            for count in &COUNTS {
-                count.tell(0);
-            }
             describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome.");
             describe_histogram!(WAIT, Unit::Seconds, "From the call of an acquire to its lease.");
             describe_histogram!(HOLD, Unit::Seconds, "From the acquire of a lock to its end.");
+            describe_counter!(RENEWALS, Unit::Count, "Renewals, by outcome; retries are not counted.");
             describe_histogram!(RENEWAL, Unit::Seconds, "From a renewal's sending to its confirmation.");
-            describe_histogram!(REMAINING, "What was left of the TTL when a renewal was confirmed: 0 is a loss.");
+            describe_histogram!(REMAINING, "What was left of the TTL when a renewal was confirmed.");
+            describe_gauge!(LEAST, "The least that was left of any lease's TTL in the last one or two minutes.");
             describe_counter!(LOSSES, Unit::Count, "Leases that ended otherwise than by a release, by reason.");
             describe_gauge!(HELD, Unit::Count, "Locks that are held.");
             describe_gauge!(WAITING, Unit::Count, "Acquires under way.");
             describe_gauge!(AT_RISK, Unit::Count, "Locks that are held, and whose last renewal is not confirmed.");
+            describe_gauge!(NODE_UP, "Whether the node answers: 1 or 0.");
+            describe_gauge!(CLOCK_OFFSET, Unit::Seconds, "By how much the node's clock is ahead of this machine's.");
+            describe_gauge!(PUSH_ACTIVE, "Whether the node notifies of changes: 1 or 0.");
+            describe_counter!(RECONNECTS, Unit::Count, "Connections to the node that replaced a lost one.");
+            describe_counter!(UNDOS, Unit::Count, "Undos that no node confirmed: a key may stay for its TTL.");
+            series::begin();
         });
     }
-}
-
-fn count(name: &'static str, label: &'static str, value: &'static str) {
-    #[cfg(feature = "metrics")]
-    if !foreign::on_keeper() {
-        let _told = catching_panics(|| ::metrics::counter!(name, label => value).increment(1));
-    } else if let Some(count) = COUNTS.iter().find(|count| count.name == name && count.value == value) {
-        count.more.fetch_add(1, Ordering::AcqRel);
-        foreign::deltas_are_due();
-    }
-    #[cfg(not(feature = "metrics"))]
-    let _ = (name, label, value);
-}
-
-fn change(name: &'static str, by: i32) {
-    #[cfg(feature = "metrics")]
-    if !foreign::on_keeper() {
-        let _told = catching_panics(|| ::metrics::gauge!(name).increment(by));
-    } else if let Some(gauge) = GAUGES.iter().find(|gauge| gauge.name == name) {
-        gauge.more.fetch_add(by, Ordering::AcqRel);
-        foreign::deltas_are_due();
-    }
-    #[cfg(not(feature = "metrics"))]
-    let _ = (name, by);
-}
-
-fn record(name: &'static str, value: f64) {
-    #[cfg(feature = "metrics")]
-    if foreign::on_keeper() {
-        foreign::sample(name, value);
-    } else {
-        tell_sample(name, value);
-    }
-    #[cfg(not(feature = "metrics"))]
-    let _ = (name, value);
-}
-
-/// Runs foreign code.
-#[cfg(feature = "metrics")]
-pub(crate) fn tell_sample(name: &'static str, value: f64) {
-    let _told = catching_panics(|| ::metrics::histogram!(name).record(value));
-}
-
-/// Tells what counters and gauges have changed by on the keeper. Runs foreign code.
-#[cfg(feature = "metrics")]
-pub(crate) fn tell_deltas() {
-    for gauge in &GAUGES {
-        let by = gauge.more.swap(0, Ordering::AcqRel);
-        if by != 0 {
-            let _told = catching_panics(|| ::metrics::gauge!(gauge.name).increment(by));
-        }
-    }
-    for count in &COUNTS {
-        let by = count.more.swap(0, Ordering::AcqRel);
-        if by != 0 {
-            let _told = catching_panics(|| count.tell(by));
-        }
-    }
-}
-
-/// What the keeper has not told yet.
-#[cfg(feature = "metrics")]
-mod deltas {
-    use std::sync::atomic::{AtomicI32, AtomicU64};
-
-    use super::{ACQUIRES, AT_RISK, HELD, LOSSES, WAITING};
-
-    pub(super) struct Gauge {
-        pub(super) name: &'static str,
-        pub(super) more: AtomicI32,
-    }
-
-    pub(super) struct Count {
-        pub(super) name: &'static str,
-        label: &'static str,
-        pub(super) value: &'static str,
-        pub(super) more: AtomicU64,
-    }
-
-    impl Gauge {
-        const fn new(name: &'static str) -> Self {
-            Self { name, more: AtomicI32::new(0) }
-        }
-    }
-
-    impl Count {
-        const fn acquires(outcome: &'static str) -> Self {
-            Self { name: ACQUIRES, label: "outcome", value: outcome, more: AtomicU64::new(0) }
-        }
-
-        const fn losses(reason: &'static str) -> Self {
-            Self { name: LOSSES, label: "reason", value: reason, more: AtomicU64::new(0) }
-        }
-
-        /// Runs foreign code.
-        pub(super) fn tell(&self, more: u64) {
-            ::metrics::counter!(self.name, self.label => self.value).increment(more);
-        }
-    }
-
-    pub(super) static GAUGES: [Gauge; 3] = [Gauge::new(HELD), Gauge::new(WAITING), Gauge::new(AT_RISK)];
-
-    pub(super) static COUNTS: [Count; 12] = [
-        Count::acquires("acquired"),
-        Count::acquires("timed_out"),
-        Count::acquires("unavailable"),
-        Count::acquires("refused"),
-        Count::acquires("closed"),
-        Count::acquires("abandoned"),
-        Count::losses("expired"),
-        Count::losses("no_quorum"),
-        Count::losses("taken"),
-        Count::losses("deleted"),
-        Count::losses("max_hold"),
-        Count::losses("keeper_ended"),
-    ];
 }
 
 /// An acquire under way; abandoned unless it is said how it ended.
 #[derive(Debug)]
 pub(crate) struct Acquiring {
+    group: Group,
     outcome: &'static str,
 }
 
 impl Acquiring {
-    pub(crate) fn begins() -> Self {
-        change(WAITING, 1);
-        Self { outcome: "abandoned" }
+    pub(crate) fn begins(group: Group) -> Self {
+        group.change(WAITING, 1);
+        Self { group, outcome: "abandoned" }
     }
 
-    pub(crate) fn ended<T>(mut self, outcome: &Result<T, Error>, waited: Duration) {
+    /// Whether it was one try, which does not wait: that a lock is held is no failure then.
+    pub(crate) fn ended<T>(mut self, outcome: &Result<T, Error>, is_try: bool, waited: Duration) {
         if outcome.is_ok() {
-            record(WAIT, waited.as_secs_f64());
+            self.group.record(WAIT, waited.as_secs_f64());
         }
         self.outcome = match outcome {
             Ok(_) => "acquired",
+            Err(Error::TimedOut { .. }) if is_try => "busy",
             Err(Error::TimedOut { .. }) => "timed_out",
             Err(Error::Closed) => "closed",
             Err(Error::Unavailable(_)) => "unavailable",
@@ -193,14 +104,15 @@ impl Acquiring {
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        count(ACQUIRES, "outcome", self.outcome);
-        change(WAITING, -1);
+        self.group.count(ACQUIRES, self.outcome);
+        self.group.change(WAITING, -1);
     }
 }
 
 /// A lock that is held, for as long as it counts as such. Without the feature it is nothing.
 #[derive(Debug)]
 pub(crate) struct Holding {
+    group: Group,
     #[cfg(feature = "metrics")]
     stage: std::sync::atomic::AtomicU8,
 }
@@ -218,6 +130,7 @@ enum Stage {
 #[derive(Debug, Clone, Copy)]
 #[must_use = "it is told to nobody yet"]
 pub(crate) struct Turn {
+    group: Group,
     from: Stage,
     to: Stage,
 }
@@ -225,22 +138,32 @@ pub(crate) struct Turn {
 impl Turn {
     /// Held or at risk.
     pub(crate) fn tell(self) {
-        for (stage, by) in [(self.from, -1), (self.to, 1)] {
-            if stage == Stage::AtRisk && self.from != self.to {
-                change(AT_RISK, by);
+        let Self { group, from, to } = self;
+        if from == to {
+            return;
+        }
+        for (stage, by) in [(from, -1), (to, 1)] {
+            if stage == Stage::AtRisk {
+                group.change(AT_RISK, by);
             }
         }
-        if self.from != Stage::Over && self.to == Stage::Over {
-            change(HELD, -1);
+        if (from, to) == (Stage::Safe, Stage::AtRisk) {
+            group.count(RENEWALS, "failed");
+        }
+        if to == Stage::Over {
+            group.change(HELD, -1);
         }
     }
 
     /// Over.
     pub(crate) fn tell_end(self, reason: LossReason, held_for: Duration) {
         if self.from != Stage::Over {
-            record(HOLD, held_for.as_secs_f64());
-            if let Some(reason) = loss::label(reason) {
-                count(LOSSES, "reason", reason);
+            self.group.record(HOLD, held_for.as_secs_f64());
+            if let Some(label) = loss::label(reason) {
+                self.group.count(LOSSES, label);
+            }
+            if matches!(reason, LossReason::Expired | LossReason::NoQuorum) {
+                self.group.note_remaining(Duration::ZERO, Duration::MAX);
             }
         }
         self.tell();
@@ -248,11 +171,10 @@ impl Turn {
 }
 
 impl Holding {
-    pub(crate) fn begins() -> Self {
-        change(HELD, 1);
-        // An exporter knows what was told once.
-        change(AT_RISK, 0);
+    pub(crate) fn begins(group: Group) -> Self {
+        group.change(HELD, 1);
         Self {
+            group,
             #[cfg(feature = "metrics")]
             stage: (Stage::Safe as u8).into(),
         }
@@ -277,7 +199,21 @@ impl Holding {
         };
         #[cfg(not(feature = "metrics"))]
         let from = to;
-        Turn { from, to }
+        Turn { group: self.group, from, to }
+    }
+
+    /// A renewal is sent when this is left of the TTL.
+    pub(crate) fn is_renewed(&self, left: Duration, ttl: Duration) {
+        self.group.note_remaining(left, ttl);
+    }
+
+    /// A renewal was confirmed: how long that took, and what was left by then of a TTL.
+    pub(crate) fn was_renewed(&self, took: Duration, left: Duration, ttl: Duration) {
+        let ratio = left.div_duration_f64(ttl);
+        self.group.record(RENEWAL, took.as_secs_f64());
+        self.group.record(REMAINING, ratio);
+        self.group.count(RENEWALS, if ratio < LATE { "late" } else { "ok" });
+        self.group.note_remaining(left, ttl);
     }
 }
 
@@ -287,19 +223,30 @@ impl Drop for Holding {
     }
 }
 
-/// A renewal was confirmed: how long that took, and what was left by then of a TTL.
-pub(crate) fn renewed(took: Duration, left: Duration, ttl: Duration) {
-    record(RENEWAL, took.as_secs_f64());
-    record(REMAINING, left.as_secs_f64() / ttl.as_secs_f64());
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "metrics"))]
 mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
 
-    const ALL: [&str; 9] = [ACQUIRES, WAIT, HOLD, RENEWAL, REMAINING, LOSSES, HELD, WAITING, AT_RISK];
+    const ALL: [&str; 16] = [
+        ACQUIRES,
+        WAIT,
+        HOLD,
+        RENEWALS,
+        RENEWAL,
+        REMAINING,
+        LEAST,
+        LOSSES,
+        HELD,
+        WAITING,
+        AT_RISK,
+        NODE_UP,
+        CLOCK_OFFSET,
+        PUSH_ACTIVE,
+        RECONNECTS,
+        UNDOS,
+    ];
 
     /// Every word that looks like one of ours, without what an exporter adds to it.
     fn named(text: &str) -> BTreeSet<&str> {
@@ -309,15 +256,40 @@ mod tests {
             .collect()
     }
 
+    const PAGE: &str = include_str!("../docs/metrics.md");
+    const ALERTS: &str = include_str!("../docs/metrics/alerts.yml");
+    const ALERTS_TEST: &str = include_str!("../docs/metrics/alerts.test.yml");
+    const DASHBOARD: &str = include_str!("../docs/metrics/dashboard.json");
+
     #[test]
     fn pages_dashboard_and_alerts_know_what_is_measured_and_nothing_else() {
         let all: BTreeSet<&str> = ALL.into();
-        let dashboard = include_str!("../docs/metrics/dashboard.json");
-        assert_eq!(named(include_str!("../docs/metrics.md")), all);
-        assert_eq!(named(dashboard), all);
-        let alerts = named(include_str!("../docs/metrics/alerts.yml"));
-        assert!(alerts.len() >= 4 && alerts.is_subset(&all), "{alerts:?}");
-        let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
-        assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() >= 6));
+        assert_eq!(named(PAGE), all);
+        assert_eq!(named(DASHBOARD), all);
+        let alerts = named(ALERTS);
+        assert!(alerts.len() >= 7 && alerts.is_subset(&all), "{alerts:?}");
+        assert_eq!(named(ALERTS_TEST), alerts);
+        let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+        assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() >= 12));
+    }
+
+    /// With buckets there are no quantiles, and a panel of them would be empty.
+    #[test]
+    fn dashboard_and_alerts_do_with_buckets_and_without() {
+        for text in [DASHBOARD, ALERTS] {
+            assert!(!text.contains("quantile="), "a quantile is read");
+        }
+    }
+
+    #[test]
+    fn every_alert_has_a_test_and_a_section_of_the_page() {
+        let alerts: Vec<_> = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+        assert!(alerts.len() >= 10, "{alerts:?}");
+        for alert in alerts {
+            let link = format!("leasehold/metrics/index.html#{}\n", alert.to_lowercase());
+            assert!(ALERTS.contains(&link), "{alert} does not say what to do");
+            assert!(PAGE.contains(&format!("\n### `{alert}`\n")), "{alert} has no section");
+            assert!(ALERTS_TEST.contains(alert), "{alert} has no test");
+        }
     }
 }

@@ -27,11 +27,17 @@ async fn events_have_stable_names_and_never_show_the_token() {
     let token = lock.holder().await.unwrap().unwrap().token().unwrap().to_owned();
     expect(log, "span acquire", "lock=\"job\"").await;
     expect(log, "DEBUG acquired", "label=\"one\"").await;
+    expect(log, "DEBUG acquired", "message=acquired").await;
     expect(log, "DEBUG renew", "lock=\"job\" label=\"one\"").await;
+    expect(log, "DEBUG renew", "message=renewed").await;
 
     let other = lock.clone().owner(Owner::anonymous());
     let waiter = tokio::spawn(other.acquire());
     expect(log, "INFO wait", "holder=\"one\"").await;
+    let lines = log.lines();
+    let wait = lines.iter().find(|line| line.starts_with("INFO wait")).unwrap();
+    let remaining = wait.split_once("remaining=").and_then(|(_, rest)| rest.split_once(" s")).unwrap().0;
+    assert!(remaining.len() <= 4 && wait.contains(&format!("lives {remaining} s more")), "{wait}");
     waiter.abort();
     let _cancelled = waiter.await;
     assert!(lock.acquire_within(Duration::from_millis(50)).await.is_err());
@@ -44,6 +50,7 @@ async fn events_have_stable_names_and_never_show_the_token() {
 
     lease.release().await.unwrap();
     expect(log, "DEBUG release", "lock=\"job\" label=\"one\"").await;
+    expect(log, "DEBUG release", "message=released").await;
 
     let lease = lock.acquire().await.unwrap();
     let second = lock.holder().await.unwrap().unwrap().token().unwrap().to_owned();

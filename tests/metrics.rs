@@ -13,59 +13,162 @@ use support::{HANGS, Server, eventually_async, within};
 
 const TTL: Duration = Duration::from_secs(4);
 
-/// What stands there behind this name, with its label if it has one.
-fn told(exporter: &PrometheusHandle, name: &str) -> Option<f64> {
-    let text = exporter.render();
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+/// What there is to scrape.
+struct Exporter(PrometheusHandle);
+
+impl Exporter {
+    /// The value of this series: a name, with its labels if it has any.
+    fn value(&self, series: &str) -> Option<f64> {
+        let text = self.0.render();
+        text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// What the keeper has to tell comes a little later.
+    async fn tells(&self, series: &str, expected: impl Fn(f64) -> bool) {
+        let is_told = || self.value(series).is_some_and(&expected);
+        eventually_async(HANGS, &format!("{series} is {:?}", self.value(series)), is_told).await;
+    }
+
+    async fn counts(&self, series: &str, expected: u32) {
+        self.tells(series, |value| (value - f64::from(expected)).abs() < 0.5).await;
+    }
+
+    fn gauges(&self) -> [Option<f64>; 3] {
+        ["leasehold_held", "leasehold_waiting", "leasehold_at_risk"].map(|name| self.value(name))
+    }
 }
 
 /// One for all: a recorder is the whole process's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_and_their_faults_are_counted() {
     let recorder = PrometheusBuilder::new().build_recorder();
-    let exporter = recorder.handle();
+    let exporter = Exporter(recorder.handle());
     metrics::set_global_recorder(recorder).expect("it is the first");
-    let told = |name: &str| told(&exporter, name);
-    let gauges = || ["leasehold_held", "leasehold_waiting", "leasehold_at_risk"].map(&told);
+    a_life_of_a_lease(&exporter).await;
+    a_group_has_series_of_its_own(&exporter).await;
+    nodes_are_told_by_their_addresses(&exporter).await;
+    assert!(exporter.0.render().contains("# HELP leasehold_held "), "an exporter is told what it is");
+}
+
+async fn a_life_of_a_lease(exporter: &Exporter) {
     let server = Server::start();
     let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.expect("it is there");
+    for series in ["acquires_total{outcome=\"busy\"}", "losses_total{reason=\"expired\"}", "undos_unconfirmed_total"] {
+        exporter.counts(&format!("leasehold_{series}"), 0).await;
+    }
     let lock = leases.lock("job").owner(Owner::anonymous());
 
     let lease = lock.acquire().await.expect("it is free");
-    assert_eq!(gauges(), [Some(1.0), Some(0.0), Some(0.0)]);
+    assert_eq!(exporter.gauges(), [Some(1.0), Some(0.0), Some(0.0)]);
     let waiter = tokio::spawn(lock.acquire());
-    eventually_async(HANGS, "one waits", || gauges() == [Some(1.0), Some(1.0), Some(0.0)]).await;
+    eventually_async(HANGS, "one waits", || exporter.gauges() == [Some(1.0), Some(1.0), Some(0.0)]).await;
     waiter.abort();
-    eventually_async(HANGS, "nobody waits", || gauges() == [Some(1.0), Some(0.0), Some(0.0)]).await;
-    assert_eq!(told("leasehold_acquires_total{outcome=\"abandoned\"}"), Some(1.0));
+    eventually_async(HANGS, "nobody waits", || exporter.gauges() == [Some(1.0), Some(0.0), Some(0.0)]).await;
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"abandoned\"}"), Some(1.0));
     assert!(lock.try_acquire().await.expect("the server is well").is_none());
-    assert_eq!(told("leasehold_acquires_total{outcome=\"timed_out\"}"), Some(1.0));
+    assert!(lock.acquire_within(Duration::ZERO).await.is_err());
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"busy\"}"), Some(2.0), "neither has waited");
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"timed_out\"}"), Some(0.0));
+    assert!(lock.acquire_within(Duration::from_millis(50)).await.is_err());
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"timed_out\"}"), Some(1.0));
 
     lease.renew().await.expect("the server is well");
-    for quantile in ["0", "1"] {
-        let ratio = told(&format!("leasehold_renewal_remaining_ratio{{quantile=\"{quantile}\"}}"));
-        assert!(ratio.is_some_and(|ratio| ratio > 0.0 && ratio <= 1.0), "{ratio:?}");
+    assert!(exporter.value("leasehold_renewals_total{outcome=\"ok\"}").is_some_and(|renewals| renewals >= 1.0));
+    assert_eq!(exporter.value("leasehold_renewals_total{outcome=\"failed\"}"), Some(0.0));
+    for sum in ["leasehold_renewal_remaining_ratio_sum", "leasehold_renewal_seconds_count"] {
+        assert!(exporter.value(sum).is_some_and(|sum| sum > 0.0), "{sum}");
     }
-    assert!(told("leasehold_renewal_seconds_count").is_some_and(|renewals| renewals >= 1.0));
+    exporter.tells("leasehold_least_remaining_ratio", |least| least > 0.4 && least < 1.0).await;
 
     server.stop();
     let mut changes = lease.status_changes();
     assert_eq!(within(HANGS, "it is at risk", changes.next()).await, Some(Status::AtRisk));
-    eventually_async(HANGS, "it is told", || gauges() == [Some(1.0), Some(0.0), Some(1.0)]).await;
+    eventually_async(HANGS, "it is told", || exporter.gauges() == [Some(1.0), Some(0.0), Some(1.0)]).await;
+    exporter.counts("leasehold_renewals_total{outcome=\"failed\"}", 1).await;
+    // With every try the least gets less.
+    exporter.tells("leasehold_least_remaining_ratio", |least| least < 0.38).await;
     server.cont();
     assert_eq!(within(HANGS, "it is well", changes.next()).await, Some(Status::Held));
-    eventually_async(HANGS, "it is told", || gauges() == [Some(1.0), Some(0.0), Some(0.0)]).await;
+    eventually_async(HANGS, "it is told", || exporter.gauges() == [Some(1.0), Some(0.0), Some(0.0)]).await;
+    exporter.tells("leasehold_renewals_total{outcome=\"late\"}", |late| late >= 1.0).await;
 
     server.wire().del("job");
     assert_eq!(within(HANGS, "it is lost", lease.lost()).await.reason(), LossReason::Deleted);
-    eventually_async(HANGS, "it is told", || gauges() == [Some(0.0), Some(0.0), Some(0.0)]).await;
-    assert_eq!(told("leasehold_losses_total{reason=\"deleted\"}"), Some(1.0));
+    eventually_async(HANGS, "it is told", || exporter.gauges() == [Some(0.0), Some(0.0), Some(0.0)]).await;
+    assert_eq!(exporter.value("leasehold_losses_total{reason=\"deleted\"}"), Some(1.0));
     drop(lease);
 
     let next = lock.acquire().await.expect("it is free");
     next.release().await.expect("it was ours");
-    assert_eq!(gauges(), [Some(0.0), Some(0.0), Some(0.0)]);
-    assert_eq!(told("leasehold_hold_seconds_count"), Some(2.0));
-    assert_eq!(told("leasehold_wait_seconds_count"), Some(2.0), "of those that had it");
-    assert!(exporter.render().contains("# HELP leasehold_held "), "an exporter is told what it is");
+    assert_eq!(exporter.gauges(), [Some(0.0), Some(0.0), Some(0.0)]);
+    assert_eq!(exporter.value("leasehold_hold_seconds_count"), Some(2.0));
+    assert_eq!(exporter.value("leasehold_wait_seconds_count"), Some(2.0), "of those that had it");
+
+    // What cannot be taken back while it lives is left to expire.
+    let short = leases.lock("short").ttl(Duration::from_millis(200)).acquire().await.expect("it is free");
+    server.stop();
+    drop(short);
+    exporter.counts("leasehold_undos_unconfirmed_total", 1).await;
+    server.cont();
+}
+
+async fn a_group_has_series_of_its_own(exporter: &Exporter) {
+    let server = Server::start();
+    let builder = Leases::builder().url(server.url()).ttl(TTL).metrics_group("nightly");
+    let leases = builder.build().await.expect("it is there");
+    let others = exporter.value("leasehold_acquires_total{outcome=\"acquired\"}");
+    let nightly = leases.lock("report:1").acquire().await.expect("it is free");
+    assert_eq!(exporter.value("leasehold_held{lock=\"nightly\"}"), Some(1.0));
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"acquired\",lock=\"nightly\"}"), Some(1.0));
+    assert_eq!(exporter.value("leasehold_wait_seconds_count{lock=\"nightly\"}"), Some(1.0));
+    let hourly = leases.lock("report:2").metrics_group("hourly");
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"busy\",lock=\"hourly\"}"), Some(0.0));
+    let lease = hourly.acquire().await.expect("it is free");
+    assert_eq!(exporter.value("leasehold_held{lock=\"nightly\"}"), Some(1.0));
+    assert_eq!(exporter.value("leasehold_held{lock=\"hourly\"}"), Some(1.0));
+    exporter.tells("leasehold_renewals_total{outcome=\"ok\",lock=\"hourly\"}", |renewals| renewals >= 1.0).await;
+    exporter.tells("leasehold_renewal_seconds_count{lock=\"hourly\"}", |renewals| renewals >= 1.0).await;
+    exporter.tells("leasehold_least_remaining_ratio{lock=\"hourly\"}", |least| least < 1.0).await;
+
+    server.wire().del("report:2");
+    within(HANGS, "it is lost", lease.lost()).await;
+    exporter.counts("leasehold_losses_total{reason=\"deleted\",lock=\"hourly\"}", 1).await;
+    exporter.counts("leasehold_held{lock=\"hourly\"}", 0).await;
+    assert_eq!(exporter.value("leasehold_losses_total{reason=\"deleted\",lock=\"nightly\"}"), Some(0.0));
+
+    let none = leases.lock("report:3").metrics_group("").acquire().await.expect("it is free");
+    assert_eq!(exporter.gauges().first(), Some(&Some(1.0)));
+    let now = exporter.value("leasehold_acquires_total{outcome=\"acquired\"}");
+    assert_eq!(now, others.map(|others| others + 1.0), "what has a group counts there only");
+    drop((nightly, none));
+}
+
+async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
+    let server = Server::builder().arg("--requirepass", "swordfish").start();
+    let url = server.url().replace("redis://", "redis://:swordfish@");
+    let leases = Leases::builder().url(&url).ttl(TTL).build().await.expect("it is there");
+    let address = leases.nodes().first().expect("there is one").address().to_owned();
+    let of_node = |name: &str| format!("leasehold_{name}{{node=\"{address}\"}}");
+    let lease = leases.lock("job").acquire().await.expect("it is free");
+    exporter.counts(&of_node("node_up"), 1).await;
+    exporter.counts(&of_node("push_active"), 1).await;
+    exporter.counts(&of_node("reconnects_total"), 0).await;
+    // A program that asks for nothing sees it by its connection.
+    lease.release().await.expect("it was ours");
+    server.kill();
+    exporter.counts(&of_node("node_up"), 0).await;
+    exporter.counts(&of_node("push_active"), 0).await;
+    server.restart();
+    exporter.counts(&of_node("node_up"), 1).await;
+    exporter.tells(&of_node("reconnects_total"), |reconnects| reconnects >= 1.0).await;
+    assert!(!exporter.0.render().contains("swordfish"), "an address is told, and not who we are there");
+
+    let urls = ["memory://one", "memory://two", "memory://three"];
+    let quorum = Leases::builder().quorum(urls).ttl(TTL).build().await.expect("it is here");
+    let _lease = quorum.lock("job").acquire().await.expect("it is free");
+    for node in urls {
+        exporter.counts(&format!("leasehold_node_up{{node=\"{node}\"}}"), 1).await;
+        let offset = format!("leasehold_node_clock_offset_seconds{{node=\"{node}\"}}");
+        exporter.tells(&offset, |seconds| seconds.abs() < 1.0).await;
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{fence::Fence, token::Token};
+use crate::{fence::Fence, rounded::Rounded, token::Token};
 
 /// Who holds a lock, read from its key at one moment.
 ///
@@ -93,7 +93,7 @@ impl fmt::Display for Holder {
             write!(f, " (fence {fence})")?;
         }
         match self.remaining {
-            Some(remaining) => write!(f, ", whose key lives {remaining:?} more unless renewed"),
+            Some(remaining) => write!(f, ", whose key lives {} more unless renewed", Rounded(remaining)),
             None => f.write_str(", whose key has no TTL"),
         }
     }
@@ -141,9 +141,9 @@ mod tests {
         let holder = read(Some(&token.value(fence::ZERO)), 1_500);
         assert_eq!(holder.token(), Some(token.identity()));
         let uuid = &token.identity()[4..];
-        for shown in [format!("{holder:?}"), holder.to_string()] {
+        for (shown, remaining) in [(format!("{holder:?}"), "1.5s"), (holder.to_string(), "lives 1.5 s more")] {
             assert!(!shown.contains(uuid), "{shown}");
-            assert!(shown.contains("host:7") && shown.contains("1.5s"), "{shown}");
+            assert!(shown.contains("host:7") && shown.contains(remaining), "{shown}");
         }
     }
 

@@ -18,7 +18,8 @@
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are what these speak in: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`], [`failure`],
-//! [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`] and [`glob`].
+//! [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`], [`rounded`] and
+//! [`glob`].
 
 // A pure function whose result is not used does nothing: nobody needs to be told at each.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
@@ -44,6 +45,7 @@ pub mod plurality;
 pub mod queue_position;
 pub mod release_tally;
 pub mod renewal;
+pub mod rounded;
 pub mod store;
 pub mod tally;
 pub mod time;

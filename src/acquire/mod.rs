@@ -7,6 +7,7 @@ use leasehold_protocol::{
     check::Check,
     holder::{self, Holder},
     message::Route,
+    rounded::Rounded,
     time::Time,
     wait_loop::{Action, Facts, SHORTEST_CHECK, Surroundings, WaitLoop},
 };
@@ -39,6 +40,13 @@ pub(crate) enum Patience {
     None,
     Within(Duration),
     Unlimited,
+}
+
+impl Patience {
+    /// Whether it is for one try, which does not wait.
+    pub(crate) fn is_one_try(self) -> bool {
+        matches!(self, Self::None | Self::Within(Duration::ZERO))
+    }
 }
 
 /// One acquire under way.
@@ -427,11 +435,12 @@ impl Acquire {
             Check::Held { holder, .. } if told.is(holder) => {}
             Check::Held { holder, .. } => {
                 let holder = client.watchdog.recognize(&self.wanted.key, holder.clone());
-                let (label, remaining) = (holder.label(), holder.remaining());
+                let remaining = holder.remaining().map(|remaining| tracing::field::display(Rounded(remaining)));
+                let label = holder.label();
                 if self.waits_for_itself(&holder) {
-                    tracing::warn!(name: "wait", target: "leasehold", lock, holder = label, ?remaining, "waiting for {holder}: this task itself acquired it, and has not released it");
+                    tracing::warn!(name: "wait", target: "leasehold", lock, holder = label, remaining, "waiting for {holder}: this task itself acquired it, and has not released it");
                 } else {
-                    tracing::info!(name: "wait", target: "leasehold", lock, holder = label, ?remaining, "waiting for {holder}");
+                    tracing::info!(name: "wait", target: "leasehold", lock, holder = label, remaining, "waiting for {holder}");
                 }
                 if let Some(on_wait) = &self.on_wait {
                     on_wait(&holder);
@@ -478,6 +487,6 @@ impl Told {
 fn in_owner_slot(mut lease: Lease, owner_slot: Option<Arc<OwnerSlot>>) -> Lease {
     lease.sit(owner_slot);
     let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
-    tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence);
+    tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence, "acquired");
     lease
 }

@@ -34,6 +34,7 @@ use crate::{
     error::Error,
     foreign::{Relay, relayed},
     keeper::{Host, Stop},
+    metrics::Group,
     node::{Node, NodeListener},
     owner::OwnerId,
     quorum::{ConnectConfig, NodeAddress, Quorum},
@@ -65,6 +66,7 @@ pub(crate) struct Options {
     pub(crate) fence_memory: Duration,
     /// How long a fair waiter has to take what was granted to it.
     pub(crate) grant_timeout: Duration,
+    pub(crate) metrics_group: Group,
 }
 
 /// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
@@ -179,6 +181,7 @@ pub(crate) struct Wanted {
     pub(crate) fence_memory: Duration,
     /// For whom, once that is known.
     pub(crate) owner: Option<OwnerId>,
+    pub(crate) metrics_group: Group,
 }
 
 impl Wanted {
@@ -317,7 +320,7 @@ impl Client {
         fence: Fence,
         acquisition: Acquisition,
     ) -> (Arc<Hold>, Arc<Signal>) {
-        let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition);
+        let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition, wanted.metrics_group);
         self.watchdog.guard(&hold);
         (hold, signal)
     }

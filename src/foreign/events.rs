@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{failure::Failure, renewal::Answer};
+use leasehold_protocol::{failure::Failure, message::Denial, renewal::Answer, rounded::Rounded};
 use tracing::{
     Level,
     dispatcher::has_been_set,
@@ -179,16 +179,16 @@ impl Event {
             }
             Self::Renewal { lock, label, node, answer, took } => {
                 let node = node.as_deref();
-                tracing::debug!(name: "renew", target: TARGET, lock, label, node, ?answer, ?took);
+                tracing::debug!(name: "renew", target: TARGET, lock, label, node, ?answer, took = %Rounded(*took), "{}", renewed(*answer));
             }
             Self::RenewalFailed { lock, node, failure } => {
-                tracing::debug!(name: "renew", target: TARGET, lock, node, %failure);
+                tracing::debug!(name: "renew", target: TARGET, lock, node, %failure, "a node has not renewed");
             }
             Self::Repair { lock, label, node, repaired } => {
-                tracing::debug!(name: "repair", target: TARGET, lock, label, node, %repaired);
+                tracing::debug!(name: "repair", target: TARGET, lock, label, node, %repaired, "the key was lost on a node: it was to be brought back");
             }
             Self::Reconnect { lock } => {
-                tracing::debug!(name: "reconnect", target: TARGET, lock, "renewals go unanswered");
+                tracing::debug!(name: "reconnect", target: TARGET, lock, "renewals go unanswered: there will be a new connection");
             }
             Self::Crowded { held, awaited, queued, room } => {
                 tracing::warn!(
@@ -198,15 +198,15 @@ impl Event {
                 );
             }
             Self::NodeAnswers { node } => {
-                tracing::info!(name: "node", target: TARGET, node, "it answers again");
+                tracing::info!(name: "node", target: TARGET, node, "the node answers again");
             }
             Self::NodeSilent { node, reason } => {
-                tracing::warn!(name: "node", target: TARGET, node, reason, "it is not asked until it answers");
+                tracing::warn!(name: "node", target: TARGET, node, reason, "the node does not answer: it is not asked until it does");
             }
             Self::NodeRecovers { node, votes_in } => {
                 tracing::warn!(
-                    name: "node", target: TARGET, node, ?votes_in,
-                    "it was started lately, or its clock was set back, and it may have forgotten leases: it gives no vote"
+                    name: "node", target: TARGET, node, votes_in = %Rounded(*votes_in),
+                    "the node was started lately, or its clock was set back, and it may have forgotten leases: it gives no vote"
                 );
             }
             Self::SameServer { node, other } => {
@@ -217,7 +217,7 @@ impl Event {
             }
             Self::ClocksDiffer { node, other, by } => {
                 tracing::warn!(
-                    name: "clocks", target: TARGET, node, other, ?by,
+                    name: "clocks", target: TARGET, node, other, by = %Rounded(*by),
                     "the nodes' clocks differ by more than leases allow for: have them synchronised"
                 );
             }
@@ -231,16 +231,16 @@ impl Event {
                 );
             }
             Self::Connection { error } => {
-                tracing::debug!(name: "connection", target: TARGET, error);
+                tracing::debug!(name: "connection", target: TARGET, error, "the connection is lost, or cannot be made");
             }
             Self::Undone { lock, label, was_ours } => {
-                tracing::debug!(name: "undo", target: TARGET, lock, label, was_ours);
+                tracing::debug!(name: "undo", target: TARGET, lock, label, was_ours, "taken back: nothing is left of it");
             }
             Self::UndoLeft { lock, label, failure } => {
-                tracing::warn!(name: "undo", target: TARGET, lock, label, %failure, "left to expire");
+                tracing::warn!(name: "undo", target: TARGET, lock, label, %failure, "not taken back: the key is left to expire");
             }
             Self::UndoFailed { lock, label, failure } => {
-                tracing::debug!(name: "undo", target: TARGET, lock, label, %failure);
+                tracing::debug!(name: "undo", target: TARGET, lock, label, %failure, "not taken back yet: it is tried again");
             }
             Self::UndosFull { node } => {
                 tracing::warn!(
@@ -258,26 +258,50 @@ impl Event {
     }
 }
 
+/// What came of a renewal.
+fn renewed(answer: Answer) -> &'static str {
+    match answer {
+        Answer::Confirmed => "renewed",
+        Answer::Denied(Denial::Gone) => "not renewed: the key is gone",
+        Answer::Denied(Denial::Taken) => "not renewed: the key holds somebody else's value",
+        Answer::Unclear => "not renewed: no answer, or none that says how it is",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
         collections::BTreeSet,
-        fs,
+        fmt, fs,
         path::{Path, PathBuf},
         sync::{Arc, Mutex},
         time::SystemTime,
     };
 
-    use tracing::{Metadata, Subscriber, span};
+    use tracing::{
+        Metadata, Subscriber,
+        field::{Field, Visit},
+        span,
+    };
 
     use leasehold_protocol::fence;
 
     use super::*;
     use crate::LossReason;
 
-    /// Keeps the level of the last event.
+    /// Keeps the level and the text of the last event.
     #[derive(Clone, Default)]
-    struct Last(Arc<Mutex<Option<Level>>>);
+    struct Last(Arc<Mutex<Option<(Level, String)>>>);
+
+    struct Message(String);
+
+    impl Visit for Message {
+        fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+            if field.name() == "message" {
+                self.0 = format!("{value:?}");
+            }
+        }
+    }
 
     impl Subscriber for Last {
         fn enabled(&self, _: &Metadata<'_>) -> bool {
@@ -293,7 +317,9 @@ mod tests {
         fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
         fn event(&self, event: &tracing::Event<'_>) {
-            *self.0.lock().unwrap() = Some(*event.metadata().level());
+            let mut message = Message(String::new());
+            event.record(&mut message);
+            *self.0.lock().unwrap() = Some((*event.metadata().level(), message.0));
         }
 
         fn enter(&self, _: &span::Id) {}
@@ -366,19 +392,21 @@ mod tests {
                 let before = heard.0.lock().unwrap().take();
                 crate::foreign::this_thread_is_the_keepers();
                 tell();
-                (before, heard.0.lock().unwrap().take())
+                (before.map(|(level, _)| level), heard.0.lock().unwrap().take())
             })
         });
         assert_eq!(keeper.unwrap().join().unwrap(), (Some(Level::DEBUG), None));
     }
 
     #[test]
-    fn an_event_has_the_level_by_which_it_is_wanted() {
+    fn an_event_has_a_text_and_the_level_by_which_it_is_wanted() {
         let last = Last::default();
         tracing::subscriber::with_default(last.clone(), || {
             for event in all() {
                 event.emit();
-                assert_eq!(last.0.lock().unwrap().take(), Some(event.level()), "{event:?}");
+                let (level, text) = last.0.lock().unwrap().take().unwrap();
+                assert_eq!(level, event.level(), "{event:?}");
+                assert!(!text.is_empty() && text.len() < 200, "{event:?}: {text:?}");
             }
         });
     }

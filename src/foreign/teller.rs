@@ -5,6 +5,8 @@ use std::{collections::VecDeque, io, sync::OnceLock, thread};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Event, relay};
+#[cfg(feature = "metrics")]
+use crate::metrics;
 use crate::sync::catching_panics;
 
 /// The most that waits to be told. An event takes some 150 bytes and its texts, at most a name of a KiB, a label, an
@@ -16,6 +18,7 @@ enum Item {
     Event(Event),
     #[cfg(feature = "metrics")]
     Sample {
+        group: metrics::Group,
         name: &'static str,
         value: f64,
     },
@@ -64,11 +67,11 @@ pub(super) fn queue(event: Event) {
 
 /// Has a value recorded by a histogram; or counts it, if too much waits.
 #[cfg(feature = "metrics")]
-pub(crate) fn sample(name: &'static str, value: f64) {
-    put(Item::Sample { name, value });
+pub(crate) fn sample(group: metrics::Group, name: &'static str, value: f64) {
+    put(Item::Sample { group, name, value });
 }
 
-/// Counters or gauges have changed: see `metrics`.
+/// There are numbers to tell: see `metrics`.
 #[cfg(feature = "metrics")]
 pub(crate) fn deltas_are_due() {
     if let Some(teller) = TELLER.get() {
@@ -106,23 +109,31 @@ impl Queue {
 
 impl Teller {
     fn run(&self) -> ! {
+        #[cfg(feature = "metrics")]
+        let mut telling = metrics::Telling::default();
         let mut queue = self.queue.lock();
         loop {
             let (item, dropped) = (queue.items.pop_front(), queue.dropped());
             let deltas_are_due = std::mem::take(&mut queue.deltas_are_due);
             if item.is_none() && dropped.is_none() && !deltas_are_due {
+                #[cfg(feature = "metrics")]
+                if let Some(pause) = telling.next_in() {
+                    let waited = self.news.wait_for(&mut queue, pause);
+                    queue.deltas_are_due |= waited.timed_out();
+                    continue;
+                }
                 self.news.wait(&mut queue);
                 continue;
             }
             parking_lot::MutexGuard::unlocked(&mut queue, || {
                 #[cfg(feature = "metrics")]
                 if deltas_are_due {
-                    crate::metrics::tell_deltas();
+                    telling.tell();
                 }
                 match item {
                     Some(Item::Event(event)) => event.emit(),
                     #[cfg(feature = "metrics")]
-                    Some(Item::Sample { name, value }) => crate::metrics::tell_sample(name, value),
+                    Some(Item::Sample { group, name, value }) => group.tell_sample(name, value),
                     None => {}
                 }
                 if let Some(Dropped { events, samples }) = dropped {

@@ -171,7 +171,7 @@ impl Quorum {
                 member.not_there(&error);
                 let trying = keep_trying(at, member.clone(), connecting, place.clone(), config.clone());
                 config.host.spawn_until_stopped(trying);
-                tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "it is not there yet");
+                tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "the node is not there yet: it is connected to in the background");
             }
         }
     }

@@ -33,6 +33,7 @@ use crate::{
     error::{Error, ErrorKind},
     foreign::{self, Event},
     keeper::Host,
+    metrics::{self, NodeMetrics},
     node::{Answer, Node, NodeListener},
 };
 
@@ -55,6 +56,7 @@ pub(crate) struct Member {
     is_troubled: AtomicBool,
     health: Mutex<NodeHealth>,
     back: Notify,
+    metrics: NodeMetrics,
 }
 
 impl Member {
@@ -81,6 +83,7 @@ impl Member {
             is_troubled: AtomicBool::new(false),
             health: Mutex::new(NodeHealth::new(at, is_only)),
             back: Notify::new(),
+            metrics: NodeMetrics::of(address),
         })
     }
 
@@ -104,6 +107,7 @@ impl Member {
     /// It is connected for the first time.
     pub(super) fn install(&self, node: Arc<dyn Node>) {
         let node = self.node.get_or_init(|| node);
+        self.metrics.note_up(true);
         if let Some(listener) = self.listener.get() {
             node.listen(listener.clone());
         }
@@ -220,8 +224,13 @@ impl Member {
     fn update<T>(self: &Arc<Self>, event: impl FnOnce(&mut NodeHealth, Time) -> (T, Orders)) -> T {
         let mut health = self.health();
         let (outcome, orders) = event(&mut health, self.now());
-        self.is_troubled.store(health.is_troubled(), Ordering::Release);
+        let is_troubled = health.is_troubled();
+        self.is_troubled.store(is_troubled, Ordering::Release);
+        let is_news = self.metrics.set_up(!is_troubled);
         drop(health);
+        if is_news {
+            metrics::have_news();
+        }
         self.carry_out(orders);
         outcome
     }
@@ -326,6 +335,13 @@ impl Member {
 
     pub(super) fn clock_offset(&self) -> Option<ClockOffset> {
         self.health.lock().clock_offset()
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(super) fn measure_clock(&self) {
+        if let Some(micros) = self.status().clock_offset_micros() {
+            self.metrics.note_clock_offset(micros);
+        }
     }
 
     pub(crate) fn status(&self) -> NodeStatus {

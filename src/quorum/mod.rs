@@ -183,10 +183,12 @@ impl Quorum {
     /// Warns when the nodes' clocks differ by more than leases of this TTL allow for; looks now and then.
     pub(crate) fn compare_clocks(&self, now: Time, ttl: Duration) {
         let compared = self.compared.load(Ordering::Relaxed);
-        if self.is_one() || now.since(Time::from_nanos(compared)) < COMPARE_EVERY {
+        if now.since(Time::from_nanos(compared)) < COMPARE_EVERY {
             return;
         }
         self.compared.store(now.as_nanos(), Ordering::Relaxed);
+        #[cfg(feature = "metrics")]
+        self.members.iter().for_each(|member| member.measure_clock());
         let pairs = self.members().flat_map(|(at, one)| self.members.iter().take(at).map(move |other| (one, other)));
         let by = |one: &Member, other: &Member| Some(one.clock_offset()?.differs_from(other.clock_offset()?));
         let differing = pairs.filter_map(|(one, other)| Some((by(one, other)?, one, other)));

@@ -31,6 +31,7 @@ use crate::{
     clock::{self, Clock},
     foreign::{self, Event},
     keeper::Host,
+    metrics,
 };
 
 /// The most tries that are under way at a time on one node: thousands at once would time out behind each other.
@@ -107,6 +108,9 @@ impl Reservation {
         let weight =
             if undo.is_attempt { EACH + undo.claim.key.lock().len() + undo.claim.token.as_str().len() } else { 0 };
         let has_room = member.undos.enter(weight);
+        if !has_room {
+            metrics::undo_is_unconfirmed();
+        }
         let was_full = member.undos.is_full.swap(!has_room, Ordering::Relaxed);
         if !has_room && !was_full {
             foreign::tell(Event::UndosFull { node: member.address().into() });
@@ -221,6 +225,7 @@ impl Undo {
     }
 
     fn is_left(&self, failure: Failure) {
+        metrics::undo_is_unconfirmed();
         let (lock, label) = self.names();
         foreign::tell(Event::UndoLeft { lock, label, failure });
     }

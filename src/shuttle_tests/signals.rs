@@ -21,6 +21,7 @@ use super::{explore, wire::TTL};
 use crate::{
     LossReason, Owner, Status,
     lost::Lost,
+    metrics::Group,
     random,
     reentry::{self, Owners},
     status::{Signal, StatusChanges},
@@ -105,7 +106,7 @@ fn hold() -> Arc<Hold> {
     let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
     let won = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO).expect("it is in time");
     let (key, token, fence_memory) = (Key::of_lock("job"), random::token("host:7"), fence::MEMORY);
-    Hold::new(Claim { key, token, ttl: TTL, fence: None, fence_memory }, fence::ZERO, None, won).0
+    Hold::new(Claim { key, token, ttl: TTL, fence: None, fence_memory }, fence::ZERO, None, won, Group::default()).0
 }
 
 #[test]

@@ -30,6 +30,7 @@ use crate::{
     clock::{Clock, SystemClock},
     keeper::{Host, Keeper},
     lock::Lock,
+    metrics::Group,
     node::{Answer, Node, NodeListener, memory::Memory},
     quorum::Quorum,
 };
@@ -247,6 +248,7 @@ impl Scene {
             fair: false,
             fence_memory: fence::MEMORY,
             grant_timeout: Duration::from_millis(900),
+            metrics_group: Group::default(),
         };
         let wire = Wire::new(&clock);
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);

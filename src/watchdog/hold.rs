@@ -18,7 +18,7 @@ use crate::{
     clock::wall,
     foreign::{self, Event},
     lost::Lost,
-    metrics::{Holding, Turn},
+    metrics::{Group, Holding, Turn},
     owner::OwnerId,
     random,
     status::{Signal, Status},
@@ -47,7 +47,7 @@ pub(crate) struct Hold {
     /// The key stays until then, whenever it is released: nanoseconds on our clock, zero for no longer than it is held.
     keep_until: AtomicU64,
     state: Mutex<State>,
-    measured: Holding,
+    pub(super) measured: Holding,
 }
 
 struct State {
@@ -111,12 +111,13 @@ pub(crate) enum Leaving {
 }
 
 impl Hold {
-    /// An acquisition by this owner, which was won with this fence.
+    /// An acquisition by this owner, which was won with this fence, and is counted in this group.
     pub(crate) fn new(
         claim: Claim,
         fence: Fence,
         owner: Option<OwnerId>,
         acquisition: Acquisition,
+        group: Group,
     ) -> (Arc<Self>, Arc<Signal>) {
         let Claim { key, token, ttl, fence_memory, .. } = claim;
         let signal = Signal::new();
@@ -124,7 +125,7 @@ impl Hold {
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let keep_until = AtomicU64::new(0);
         let state = Mutex::new(State { acquisition, leases: vec![signal.clone()], end: None });
-        let measured = Holding::begins();
+        let measured = Holding::begins(group);
         let hold =
             Self { key, token, fence, ttl, fence_memory, owner, acquired, valid_until, keep_until, state, measured };
         (Arc::new(hold), signal)
@@ -390,7 +391,7 @@ mod tests {
         };
         let (key, fence_memory) = (Key::of_lock("job"), fence::MEMORY);
         let claim = Claim { key, token: random::token("host:7"), ttl: TTL, fence: None, fence_memory };
-        Hold::new(claim, fence::ZERO, None, acquisition)
+        Hold::new(claim, fence::ZERO, None, acquisition, Group::default())
     }
 
     fn renewed(hold: &Hold, millis: u64, owned: Result<(), Denial>) -> Actions {

@@ -250,6 +250,7 @@ impl Watchdog {
             }
             self.table.lock().schedule(&hold);
             if renew == Some(true) {
+                hold.measured.is_renewed(hold.remaining(now), hold.ttl);
                 batch.push(hold);
             }
         }

@@ -15,7 +15,6 @@ use leasehold_protocol::{
 use super::{Watchdog, hold::Hold};
 use crate::{
     foreign::{self, Event},
-    metrics,
     node::Answer as Answered,
     quorum::{FanOut, Member},
 };
@@ -173,7 +172,7 @@ impl Watchdog {
         self.reschedule(hold);
         self.execute(hold, reaction);
         if is_extended {
-            metrics::renewed(now.since(sent.at), left, hold.ttl);
+            hold.measured.was_renewed(now.since(sent.at), left, hold.ttl);
         }
         if sent.ask != Ask::Renew && answer == Answer::Unclear {
             return raise;

@@ -12,7 +12,7 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::Value,
 };
-use leasehold_protocol::{failure::Failure, time::Time};
+use leasehold_protocol::{failure::Failure, rounded::Rounded, time::Time};
 use parking_lot::Mutex;
 use tokio::{sync::watch, task::AbortHandle};
 
@@ -29,6 +29,7 @@ use crate::{
     clock::{self, Clock},
     error::Error,
     foreign::{self, Event},
+    metrics::NodeMetrics,
 };
 
 /// What an answer has at least: zero is fred's "for ever".
@@ -53,6 +54,7 @@ pub(super) struct Connection {
 
 struct Inner {
     server: Arc<str>,
+    metrics: NodeMetrics,
     limits: Limits,
     clock: Arc<dyn Clock>,
     state: watch::Sender<State>,
@@ -124,8 +126,9 @@ impl Connection {
     ) -> Result<Self, Error> {
         let mut opening = Opening::new(place, target, limits, clock)?;
         let (link, ending) = Self::first_link(target, limits, clock, &mut opening, last_reason).await?;
-        let (server, state) = (target.to_string().into(), watch::Sender::new(State::Up(Arc::new(link))));
-        let inner = Arc::new(Inner { server, limits, clock: clock.clone(), state });
+        let (server, state): (Arc<str>, _) = (target.to_string().into(), watch::Sender::new(State::Up(Arc::new(link))));
+        let metrics = NodeMetrics::of(&server);
+        let inner = Arc::new(Inner { server, metrics, limits, clock: clock.clone(), state });
         let maintenance = tokio::task::spawn(inner.clone().maintain(ending, opening)).abort_handle();
         Ok(Self { inner, maintenance })
     }
@@ -361,6 +364,7 @@ impl Inner {
 
     /// The link has ended, if it was not given up before.
     fn lost(&self, reason: Option<&FredError>) {
+        self.metrics.note_up(false);
         if let Some(error) = reason {
             foreign::tell_debug(|| Event::Connection { error: words(error).into() });
         }
@@ -383,6 +387,7 @@ impl Inner {
             match opening.next().await {
                 Ok((link, ending)) => {
                     self.replace_down(State::Up(Arc::new(link)), true);
+                    self.metrics.note_reconnect();
                     return ending;
                 }
                 Err(error) => {
@@ -419,9 +424,9 @@ fn unknown_script(error: &FredError) -> bool {
 }
 
 pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
-    let Limits { connect, .. } = limits;
+    let connect = Rounded(limits.connect);
     let text = format!(
-        "cannot reach redis at {target} within {connect:?}: {reason}. Is the server running there, and is the url right?"
+        "cannot reach redis at {target} within {connect}: {reason}. Is the server running there, and is the url right?"
     );
     Error::unavailable(text)
 }

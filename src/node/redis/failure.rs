@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fred::error::{Error, ErrorKind};
-use leasehold_protocol::failure::Failure;
+use leasehold_protocol::{failure::Failure, rounded::Rounded};
 
 /// Server replies, by their first word, that mean "not now".
 const NOT_NOW: [&str; 11] = [
@@ -35,17 +35,10 @@ pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure 
         return server_said(server, word, details);
     }
     match error.kind() {
-        ErrorKind::Timeout => Failure::unknown(format!("redis at {server} gave no answer within {:?}", rounded(limit))),
+        ErrorKind::Timeout => Failure::unknown(format!("redis at {server} gave no answer within {}", Rounded(limit))),
         _ if is_unsent(error) => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
-}
-
-/// A limit as it was asked for: what is left of it when it is passed on is some microseconds less.
-fn rounded(limit: Duration) -> Duration {
-    const HALF_A_MILLI: Duration = Duration::from_micros(500);
-    let millis = limit.saturating_add(HALF_A_MILLI).as_millis();
-    u64::try_from(millis).ok().filter(|&millis| millis > 0).map_or(limit, Duration::from_millis)
 }
 
 /// Whether the request was never sent, and never will be.
@@ -202,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_told_as_it_was_asked_for() {
-        for (limit, told) in [(999_974_122, "1s"), (250_000_000, "250ms"), (400_000, "400µs"), (0, "0ns")] {
+        for (limit, told) in [(999_974_122, "1 s"), (250_000_000, "250 ms"), (400_000, "400 µs"), (0, "0 s")] {
             let late = Error::new(ErrorKind::Timeout, "Request timed out.");
             let failure = classify("h:1", &late, Duration::from_nanos(limit));
             assert!(failure.to_string().ends_with(&format!(" within {told}")), "{failure}");

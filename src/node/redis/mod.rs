@@ -20,6 +20,7 @@ use crate::{
     clock::Clock,
     error::{Error, keeper_ended},
     keeper::Host,
+    metrics::NodeMetrics,
 };
 
 mod connection;
@@ -77,7 +78,7 @@ impl Redis {
             }
             None => (None, at_the_keeper().await?),
         };
-        let push = Push::new();
+        let push = Push::new(NodeMetrics::of(&target.to_string()));
         let serving = push.clone().serve(target.clone(), limits, keeper.clone(), host.clone());
         host.spawn_until_stopped_on(&transport, serving);
         let witness = Witness::new(clock);

@@ -16,7 +16,7 @@ use super::{
     call::Call,
     session::room_of,
 };
-use crate::node::NodeListener;
+use crate::{metrics::NodeMetrics, node::NodeListener};
 
 /// What came through.
 #[derive(Default)]
@@ -72,7 +72,7 @@ fn message() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn no_message_makes_the_ear_panic(value in message()) {
-        let (push, listener) = (Push::new(), Arc::new(Heard::default()));
+        let (push, listener) = (Push::new(NodeMetrics::of("here")), Arc::new(Heard::default()));
         let listening: Arc<dyn NodeListener> = listener.clone();
         push.listen(Arc::downgrade(&listening));
         let (channel, kind) = ("leasehold:1".into(), MessageKind::Message);

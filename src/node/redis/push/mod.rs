@@ -39,6 +39,7 @@ use crate::{
     capabilities,
     foreign::{self, Event},
     keeper::Host,
+    metrics::NodeMetrics,
     node::NodeListener,
     random,
 };
@@ -83,6 +84,7 @@ pub(super) struct Push {
     known: Notify,
     listener: OnceLock<Weak<dyn NodeListener>>,
     closed: CancellationToken,
+    metrics: NodeMetrics,
 }
 
 /// How a session ended.
@@ -94,7 +96,7 @@ enum End {
 }
 
 impl Push {
-    pub(super) fn new() -> Arc<Self> {
+    pub(super) fn new(metrics: NodeMetrics) -> Arc<Self> {
         Arc::new(Self {
             channel: format!("leasehold:{:016x}", random::number()),
             called: AtomicBool::new(false),
@@ -106,6 +108,7 @@ impl Push {
             known: Notify::new(),
             listener: OnceLock::new(),
             closed: CancellationToken::new(),
+            metrics,
         })
     }
 
@@ -183,6 +186,7 @@ impl Push {
 
     /// Whether anything had been on.
     fn off(&self) -> bool {
+        self.metrics.note_push(false);
         let (on, called) = (self.on.swap(false, Ordering::AcqRel), self.called.swap(false, Ordering::AcqRel));
         on || called
     }
@@ -356,6 +360,7 @@ impl Push {
                     self.room.store(session::tracking_capacity(keeper, limits).await, Ordering::Relaxed);
                     *self.refused.lock() = None;
                     self.on.store(true, Ordering::Release);
+                    self.metrics.note_push(true);
                 }
                 Err(End::Refused(reason)) if called && self.has_callers() => self.refuse(&reason),
                 Err(end) => return Err(end),

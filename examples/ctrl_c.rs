@@ -1,0 +1,127 @@
+//! ^C in development: the next start has the lock at once.
+//!
+//! The trap: a process that ^C kills leaves its key. The next start waits in silence until the key has expired, 30 s
+//! unless you set a TTL. So while you develop, set a short `ttl`, and an `on_wait` that says what the program waits
+//! for. And give ^C a branch that ends in `shutdown` (or `close`), which waits for the release.
+//!
+//! This example starts itself: a first time to interrupt it, a second time to kill it, and each time once more.
+//!
+//! ```text
+//! cargo run --example ctrl_c      # starts a redis-server of its own
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example ctrl_c
+//! ```
+#![allow(clippy::disallowed_methods, reason = "an example may look at the clock; the library has one door for it")]
+
+use std::{
+    env,
+    error::Error,
+    net::TcpListener,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use leasehold::Leases;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    process::{Child, Command},
+    signal::ctrl_c,
+    time::sleep,
+};
+
+type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
+
+const LOCK: &str = "examples:ctrl_c";
+/// How long the next start waits after a crash. Default 30 s.
+const TTL: Duration = Duration::from_secs(5);
+const WORKING: &str = "working";
+
+/// The recipe.
+async fn program(url: String) -> Result<()> {
+    let leases = Leases::builder().url(url).ttl(TTL).build().await?;
+    let lock = leases.lock(LOCK).on_wait(|holder| println!("waiting for {holder}"));
+    tokio::select! {
+        outcome = lock.run(|_| work()) => outcome?,
+        interrupted = ctrl_c() => interrupted?,
+    }
+    // The work is dropped, and its lock is released in the background. A process that just ends may leave the key.
+    leases.shutdown(TTL).await;
+    Ok(())
+}
+
+async fn work() {
+    println!("{WORKING}");
+    sleep(Duration::from_secs(60)).await;
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let (url, _server) = server()?;
+    if env::args().nth(1).as_deref() == Some("program") {
+        return program(url).await;
+    }
+    let leases = Leases::connect(&url).await?;
+    let lock = leases.lock(LOCK);
+
+    let (mut first, _) = start(&url).await?;
+    interrupt(&first).await?;
+    assert!(first.wait().await?.success(), "it ends by itself");
+    assert_eq!(lock.holder().await?, None, "and leaves nothing");
+    let (mut second, took) = start(&url).await?;
+    println!("after ^C the next start has the lock after {took:.1?}");
+    assert!(took < TTL / 2);
+
+    second.kill().await?;
+    assert!(lock.holder().await?.is_some(), "nobody has released it");
+    let (third, took) = start(&url).await?;
+    println!("after a kill the next start has the lock after {took:.1?}: the TTL is {TTL:?}");
+    assert!(took < 3 * TTL);
+
+    interrupt(&third).await?;
+    third.wait_with_output().await?;
+    leases.close().await;
+    Ok(())
+}
+
+/// Starts the program, and waits until it works. Answers how long that took.
+async fn start(url: &str) -> Result<(Child, Duration)> {
+    let started = Instant::now();
+    let mut program = Command::new(env::current_exe()?)
+        .arg("program")
+        .env("REDIS_URL", url)
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(program.stdout.take().ok_or("its output is not ours")?).lines();
+    while let Some(line) = lines.next_line().await? {
+        println!("  program: {line}");
+        if line == WORKING {
+            return Ok((program, started.elapsed()));
+        }
+    }
+    Err("the program ended".into())
+}
+
+/// What the terminal does at ^C.
+async fn interrupt(program: &Child) -> Result<()> {
+    let pid = program.id().ok_or("it has ended")?;
+    Command::new("kill").args(["-INT", &pid.to_string()]).status().await?;
+    Ok(())
+}
+
+/// Where the locks are: a server that is there, or one of our own, which ends when it is dropped.
+fn server() -> Result<(String, Option<Child>)> {
+    if let Ok(url) = env::var("REDIS_URL") {
+        if url.starts_with("memory:") {
+            return Err("two processes share no memory: REDIS_URL must name a server".into());
+        }
+        return Ok((url, None));
+    }
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let server = Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| format!("redis-server cannot be started ({error}): install it, or set REDIS_URL"))?;
+    Ok((format!("redis://127.0.0.1:{port}"), Some(server)))
+}

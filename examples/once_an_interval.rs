@@ -1,0 +1,88 @@
+//! Once an hour in a fleet: every machine has the same timer, and one of them does the work.
+//!
+//! The trap: a lock that is released when the work is done does not help. A machine whose timer is a little late finds
+//! it free, and does the work again. `keep_for` keeps the key from the acquire on.
+//!
+//! `keep_for` must be longer than the timers of the machines are apart. It must also be a little shorter than the
+//! interval, or a late tick makes the next one find the lock busy. For an hour, 55 minutes do.
+//!
+//! `keep_for` also keeps the key when the work fails. To let another machine try again, acquire without it, and call
+//! `lease.release_keeping(…)` after success only.
+//!
+//! ```text
+//! cargo run --example once_an_interval
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example once_an_interval
+//! ```
+#![allow(clippy::disallowed_methods, reason = "an example may look at the clock; the library has one door for it")]
+
+use std::{env, time::Duration};
+
+use leasehold::{Error, LeaseHandle, Leases};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval_at},
+};
+
+/// An hour, in a hurry.
+const INTERVAL: Duration = Duration::from_secs(2);
+const KEEP: Duration = Duration::from_secs(1);
+/// How far the timers of the machines are apart.
+const APART: Duration = Duration::from_millis(200);
+const ROUNDS: u32 = 2;
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    // A name after `memory://`, so that all machines see the same locks.
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://once_an_interval".into());
+    let mut fleet = JoinSet::new();
+    let mut start = Instant::now();
+    for machine in ["one", "two", "three"] {
+        let leases = Leases::builder().url(&url).label(machine).build().await?;
+        fleet.spawn(machine_loop(leases, start));
+        start += APART;
+    }
+    let mut runs = Vec::new();
+    for machine in fleet.join_all().await {
+        runs.extend(machine?);
+    }
+    runs.sort_unstable_by_key(|run: &Run| run.started);
+
+    let ticks = 3 * ROUNDS;
+    println!("{ticks} ticks, {} runs", runs.len());
+    assert_eq!(runs.len(), ROUNDS as usize, "one machine a round");
+    for (run, next) in runs.iter().zip(runs.iter().skip(1)) {
+        // The acquires lie between these two, so they are even further apart than the key was kept.
+        assert!(next.started.saturating_duration_since(run.asked) >= KEEP);
+    }
+    Ok(())
+}
+
+/// A machine's timer and what it does at each tick.
+async fn machine_loop(leases: Leases, start: Instant) -> Result<Vec<Run>, Error> {
+    let lock = leases.lock("examples:once_an_interval").keep_for(KEEP);
+    let (mut timer, mut runs) = (interval_at(start, INTERVAL), Vec::new());
+    timer.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    for _ in 0..ROUNDS {
+        timer.tick().await;
+        let asked = Instant::now();
+        // `None`: another machine does it, or has done it in this interval.
+        if let Some(started) = lock.try_run(report).await? {
+            runs.push(Run { asked, started });
+        }
+    }
+    leases.close().await;
+    Ok(runs)
+}
+
+/// The work: much quicker than the interval.
+async fn report(lease: LeaseHandle) -> Instant {
+    let started = Instant::now();
+    println!("machine {}: writes the report, fence {}", lease.label(), lease.fence());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    started
+}
+
+struct Run {
+    asked: Instant,
+    started: Instant,
+}

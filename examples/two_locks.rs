@@ -1,0 +1,101 @@
+//! Two locks at once, without deadlock: a transfer needs both accounts.
+//!
+//! Three traps. Two programs that lock `a, b` and `b, a` wait for each other for ever: sort the names. A limit for each
+//! lock adds up: give all of them one budget. And the loss of *either* lock must stop the work: nested `run`s do that,
+//! and release in reverse order. (The same name twice would wait for itself: that is no transfer.)
+//!
+//! ```text
+//! cargo run --example two_locks
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example two_locks
+//! ```
+#![allow(clippy::disallowed_methods, reason = "an example may look at the clock; the library has one door for it")]
+
+use std::{
+    env,
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use leasehold::{Error, LeaseHandle, Leases, LossReason};
+use tokio::{task::JoinSet, time::sleep};
+
+const ALICE: &str = "examples:account:alice";
+const BOB: &str = "examples:account:bob";
+
+/// Runs `work` while both locks are held. `budget` is for the wait for both.
+async fn with_both<T, Fut: Future<Output = T>>(
+    leases: &Leases,
+    mut names: [&str; 2],
+    budget: Duration,
+    work: impl FnOnce([LeaseHandle; 2]) -> Fut,
+) -> Result<T, Error> {
+    names.sort_unstable();
+    let [first, second] = names.map(|name| leases.lock(name));
+    let began = Instant::now();
+    let first = first.acquire_within(budget).await?;
+    // If this fails, `?` drops the first lease, which releases it.
+    let second = second.acquire_within(budget.saturating_sub(began.elapsed())).await?;
+    // The loss of the first drops the inner `run`, and the work with it; the loss of the second ends both.
+    first.run(|first| second.run(|second| work([first, second]))).await?
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
+    let leases = Leases::connect(url).await?;
+
+    // Both ways at once, ten times each. Nothing but the locks keeps these reads and writes together.
+    let balances = Arc::new([AtomicI64::new(100), AtomicI64::new(100)]);
+    let mut transfers = JoinSet::new();
+    for transfer in 0..20 {
+        let (leases, balances) = (leases.clone(), balances.clone());
+        transfers.spawn(async move {
+            let (names, by) = if transfer % 2 == 0 { ([ALICE, BOB], 7) } else { ([BOB, ALICE], -2) };
+            let work = async |_: [LeaseHandle; 2]| {
+                let [alice, bob] = &*balances;
+                let (from, to) = (alice.load(Relaxed), bob.load(Relaxed));
+                sleep(Duration::from_millis(10)).await;
+                alice.store(from - by, Relaxed);
+                bob.store(to + by, Relaxed);
+            };
+            with_both(&leases, names, Duration::from_secs(30), work).await
+        });
+    }
+    for outcome in transfers.join_all().await {
+        outcome?;
+    }
+    let balances = balances.each_ref().map(|balance| balance.load(Relaxed));
+    println!("20 transfers: {balances:?}");
+    assert_eq!(balances, [50, 150]);
+
+    // The second lock is busy: the budget ends, and the first is free again.
+    let busy = leases.lock(BOB).acquire().await?;
+    let outcome = with_both(&leases, [BOB, ALICE], Duration::from_millis(200), async |_| ()).await;
+    println!("budget: {outcome:?}");
+    assert!(matches!(outcome, Err(Error::TimedOut { ref name, .. }) if name == BOB));
+    let free = leases.lock(ALICE).try_acquire().await?;
+    assert!(free.is_some());
+    drop((busy, free));
+
+    // An operator deletes one of the two keys: the work stops, and the other lock is released.
+    for taken in [ALICE, BOB] {
+        let operator = leases.lock(taken);
+        let work = async |_: [LeaseHandle; 2]| {
+            assert_eq!(operator.force_release().await, Ok(true));
+            pending::<()>().await;
+        };
+        let outcome = with_both(&leases, [ALICE, BOB], Duration::from_secs(5), work).await;
+        println!("loss: {outcome:?}");
+        let lost = outcome.as_ref().err().and_then(Error::lost).map(|lost| (lost.name(), lost.reason()));
+        assert_eq!(lost, Some((taken, LossReason::Deleted)));
+        for name in [ALICE, BOB] {
+            assert!(leases.lock(name).try_acquire().await?.is_some(), "{name} is free");
+        }
+    }
+    leases.close().await;
+    Ok(())
+}

@@ -1,0 +1,332 @@
+//! The series of one group of locks. Without a group they have no label `lock`.
+//!
+//! # Invariants
+//!
+//! 1. A recorder is foreign code (`crate::foreign`). On the keeper's thread changes of counters and gauges are added up
+//!    here, and values for histograms are queued; the thread for events tells both. Elsewhere they are told at once.
+//! 2. There are at most [`MOST_GROUPS`] named groups in a process, whatever names a program makes up. Further names count
+//!    as [`OTHERS`]: neither this table nor an exporter's grows without bound.
+//! 3. A gauge that is *set* is told by the thread for events only, so that an older value never follows a newer one.
+
+use std::time::Duration;
+#[cfg(feature = "metrics")]
+use std::{
+    array::from_fn,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
+    },
+};
+
+#[cfg(feature = "metrics")]
+use ::metrics::{Label, counter, gauge, histogram};
+
+#[cfg(feature = "metrics")]
+use super::{ACQUIRES, AT_RISK, HELD, LEAST, LOSSES, RENEWALS, WAITING, least::Least, nodes};
+#[cfg(feature = "metrics")]
+use crate::{
+    clock::{Clock as _, SystemClock},
+    foreign,
+    sync::catching_panics,
+};
+
+/// The most groups with a name of their own.
+#[cfg(feature = "metrics")]
+const MOST_GROUPS: usize = 100;
+
+/// The name of all further groups.
+#[cfg(feature = "metrics")]
+const OTHERS: &str = "other";
+
+/// How long a least ratio is told: it is the least of this window and of the one before.
+#[cfg(feature = "metrics")]
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Where the locks without a group are counted, then those of each group, then those of all further groups.
+#[cfg(feature = "metrics")]
+static GROUPS: [OnceLock<Series>; MOST_GROUPS + 2] = [const { OnceLock::new() }; MOST_GROUPS + 2];
+
+/// All that is set has to be told once more: there may be another recorder.
+#[cfg(feature = "metrics")]
+static TELL_ALL: AtomicBool = AtomicBool::new(false);
+
+/// A counter: its name, its label, and the label's value.
+#[cfg(feature = "metrics")]
+type Counter = (&'static str, &'static str, &'static str);
+
+#[cfg(feature = "metrics")]
+const COUNTERS: [Counter; 16] = [
+    (ACQUIRES, "outcome", "acquired"),
+    (ACQUIRES, "outcome", "busy"),
+    (ACQUIRES, "outcome", "timed_out"),
+    (ACQUIRES, "outcome", "unavailable"),
+    (ACQUIRES, "outcome", "refused"),
+    (ACQUIRES, "outcome", "closed"),
+    (ACQUIRES, "outcome", "abandoned"),
+    (RENEWALS, "outcome", "ok"),
+    (RENEWALS, "outcome", "late"),
+    (RENEWALS, "outcome", "failed"),
+    (LOSSES, "reason", "expired"),
+    (LOSSES, "reason", "no_quorum"),
+    (LOSSES, "reason", "taken"),
+    (LOSSES, "reason", "deleted"),
+    (LOSSES, "reason", "max_hold"),
+    (LOSSES, "reason", "keeper_ended"),
+];
+
+#[cfg(feature = "metrics")]
+const GAUGES: [&str; 3] = [HELD, WAITING, AT_RISK];
+
+/// Which series a lock is counted in: one byte, so that a lease is no larger for it. Without the feature it is nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Group(#[cfg(feature = "metrics")] u8);
+
+/// What a group has to tell.
+#[cfg(feature = "metrics")]
+#[derive(Debug)]
+struct Series {
+    /// The value of the label `lock`.
+    group: Option<String>,
+    /// What the keeper has not told yet.
+    counts: [AtomicU64; COUNTERS.len()],
+    gauges: [AtomicI32; GAUGES.len()],
+    least: Least,
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(clippy::unused_self, reason = "without the feature it is nothing"))]
+impl Group {
+    /// The group of this name; none if it is empty.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn named(name: &str) -> Self {
+        if name.is_empty() {
+            return Self::default();
+        }
+        let last = GROUPS.len() - 1;
+        for (index, slot) in GROUPS.iter().enumerate().skip(1) {
+            let (name, mut is_new) = (if index == last { OTHERS } else { name }, false);
+            let series = slot.get_or_init(|| {
+                is_new = true;
+                Series::new(Some(name.to_owned()))
+            });
+            if is_new {
+                let _told = catching_panics(|| series.tell_zeros());
+                tell_all();
+            }
+            if series.group.as_deref() == Some(name) {
+                return Self(u8::try_from(index).unwrap_or_default());
+            }
+        }
+        Self::default()
+    }
+
+    #[cfg(feature = "metrics")]
+    fn series(self) -> Option<&'static Series> {
+        let slot = GROUPS.get(usize::from(self.0))?;
+        if self == Self::default() { Some(slot.get_or_init(|| Series::new(None))) } else { slot.get() }
+    }
+
+    pub(super) fn count(self, name: &'static str, value: &'static str) {
+        #[cfg(feature = "metrics")]
+        if let Some(series) = self.series() {
+            series.count(name, value);
+        }
+        #[cfg(not(feature = "metrics"))]
+        let _ = (name, value);
+    }
+
+    pub(super) fn change(self, name: &'static str, by: i32) {
+        #[cfg(feature = "metrics")]
+        if let Some(series) = self.series() {
+            series.change(name, by);
+        }
+        #[cfg(not(feature = "metrics"))]
+        let _ = (name, by);
+    }
+
+    pub(super) fn record(self, name: &'static str, value: f64) {
+        #[cfg(feature = "metrics")]
+        if foreign::on_keeper() {
+            foreign::sample(self, name, value);
+        } else {
+            self.tell_sample(name, value);
+        }
+        #[cfg(not(feature = "metrics"))]
+        let _ = (name, value);
+    }
+
+    /// A lease has this left of its TTL.
+    pub(super) fn note_remaining(self, left: Duration, ttl: Duration) {
+        #[cfg(feature = "metrics")]
+        if self.series().is_some_and(|series| series.least.note(left.div_duration_f64(ttl))) {
+            foreign::deltas_are_due();
+        }
+        #[cfg(not(feature = "metrics"))]
+        let _ = (left, ttl);
+    }
+
+    /// Runs foreign code.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn tell_sample(self, name: &'static str, value: f64) {
+        if let Some(series) = self.series() {
+            let _told = catching_panics(|| histogram!(name, series.labels(None)).record(value));
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Series {
+    fn new(group: Option<String>) -> Self {
+        let (counts, gauges) = (from_fn(|_| AtomicU64::new(0)), from_fn(|_| AtomicI32::new(0)));
+        Self { group, counts, gauges, least: Least::default() }
+    }
+
+    /// Only what was registered: an empty label would be another series for some exporters.
+    fn labels(&self, own: Option<(&'static str, &'static str)>) -> Vec<Label> {
+        let own = own.map(|(label, value)| Label::from_static_parts(label, value));
+        let group = self.group.as_ref().map(|group| Label::new("lock", group.clone()));
+        own.into_iter().chain(group).collect()
+    }
+
+    fn count(&self, name: &'static str, value: &'static str) {
+        if !foreign::on_keeper() {
+            let Some(counter) = COUNTERS.iter().find(|counter| (counter.0, counter.2) == (name, value)) else { return };
+            let _told = catching_panics(|| self.tell_count(counter, 1));
+        } else if let Some(at) = COUNTERS.iter().position(|counter| (counter.0, counter.2) == (name, value)) {
+            if let Some(count) = self.counts.get(at) {
+                count.fetch_add(1, Ordering::AcqRel);
+            }
+            foreign::deltas_are_due();
+        }
+    }
+
+    fn change(&self, name: &'static str, by: i32) {
+        if !foreign::on_keeper() {
+            let _told = catching_panics(|| self.tell_change(name, by));
+        } else if let Some(at) = GAUGES.iter().position(|gauge| *gauge == name) {
+            if let Some(gauge) = self.gauges.get(at) {
+                gauge.fetch_add(by, Ordering::AcqRel);
+            }
+            foreign::deltas_are_due();
+        }
+    }
+
+    /// Runs foreign code, as all that follows.
+    fn tell_count(&self, (name, label, value): &Counter, by: u64) {
+        counter!(*name, self.labels(Some((label, value)))).increment(by);
+    }
+
+    fn tell_change(&self, name: &'static str, by: i32) {
+        gauge!(name, self.labels(None)).increment(by);
+    }
+
+    /// What is counted for the first time would look like what was always so: from nought on, it is an increase.
+    fn tell_zeros(&self) {
+        for counter in &COUNTERS {
+            self.tell_count(counter, 0);
+        }
+        for gauge in GAUGES {
+            self.tell_change(gauge, 0);
+        }
+    }
+
+    fn tell_deltas(&self) {
+        for (counter, count) in COUNTERS.iter().zip(&self.counts) {
+            let by = count.swap(0, Ordering::AcqRel);
+            if by != 0 {
+                let _told = catching_panics(|| self.tell_count(counter, by));
+            }
+        }
+        for (gauge, change) in GAUGES.iter().zip(&self.gauges) {
+            let by = change.swap(0, Ordering::AcqRel);
+            if by != 0 {
+                let _told = catching_panics(|| self.tell_change(gauge, by));
+            }
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn groups() -> impl Iterator<Item = &'static Series> {
+    GROUPS.iter().filter_map(OnceLock::get)
+}
+
+/// There may be a recorder that knows nothing yet. Runs foreign code.
+#[cfg(feature = "metrics")]
+pub(super) fn begin() {
+    let _without_group = Group::default().series();
+    groups().for_each(Series::tell_zeros);
+    tell_all();
+}
+
+#[cfg(feature = "metrics")]
+fn tell_all() {
+    TELL_ALL.store(true, Ordering::Release);
+    foreign::deltas_are_due();
+}
+
+/// The thread for events: what it tells, and when it has to look by itself.
+#[cfg(feature = "metrics")]
+#[derive(Debug, Default)]
+pub(crate) struct Telling {
+    window_ends: Option<Duration>,
+}
+
+#[cfg(feature = "metrics")]
+impl Telling {
+    /// When there is something to tell though nothing has happened.
+    pub(crate) fn next_in(&self) -> Option<Duration> {
+        self.window_ends.map(|end| end.saturating_sub(SystemClock.now()))
+    }
+
+    /// Tells what has changed. Runs foreign code.
+    pub(crate) fn tell(&mut self) {
+        let all = TELL_ALL.swap(false, Ordering::AcqRel);
+        groups().for_each(Series::tell_deltas);
+        self.tell_least(SystemClock.now(), all);
+        nodes::tell(all);
+    }
+
+    fn tell_least(&mut self, now: Duration, all: bool) {
+        if self.window_ends.is_some_and(|end| now >= end) {
+            self.window_ends = None;
+            groups().for_each(|series| series.least.begin_window());
+        }
+        for series in groups() {
+            if let Some(least) = series.least.news(all) {
+                let _told = catching_panics(|| gauge!(LEAST, series.labels(None)).set(least));
+            }
+            if series.least.wanes() {
+                self.window_ends.get_or_insert(now + WINDOW);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_group_and_names_without_end_are_one_too() {
+        assert_eq!((Group::named(""), Group::named("nightly")), (Group::default(), Group::named("nightly")));
+        assert_ne!(Group::named("nightly"), Group::named("hourly"));
+        let group = |name| Group::named(name).series().and_then(|series| series.group.as_deref());
+        assert_eq!((group("nightly"), group("")), (Some("nightly"), None));
+        for number in 0..=MOST_GROUPS {
+            Group::named(&number.to_string());
+        }
+        assert_eq!((group("one more"), group("another")), (Some(OTHERS), Some(OTHERS)));
+        assert_eq!(group("nightly"), Some("nightly"), "what had its name keeps it");
+    }
+
+    #[test]
+    fn a_least_ratio_is_told_for_one_window_and_all_of_the_next() {
+        let (mut telling, group) = (Telling::default(), Group::named("waning"));
+        let series = group.series().unwrap();
+        group.note_remaining(Duration::from_secs(1), Duration::from_secs(2));
+        for (at, wanes) in [(0, true), (59, true), (60, true), (119, true), (120, false)] {
+            telling.tell_least(Duration::from_secs(at), false);
+            assert_eq!(series.least.wanes(), wanes, "after {at} s");
+        }
+    }
+}
