@@ -51,8 +51,8 @@ pub enum Error {
     /// The server answered no: wrong password, missing right, wrong type. The text has its own words.
     #[error("{0}")]
     Refused(Details),
-    /// [`Leases::close`](crate::Leases::close) was called.
-    #[error("this Leases was closed: build a new one")]
+    /// [`Leases::close`](crate::Leases::close) or [`Leases::shutdown`](crate::Leases::shutdown) was called.
+    #[error("this Leases was closed or is shut down: build a new one")]
     Closed,
     /// Another holder had the lock for all of the time given to [`acquire_within`](crate::Lock::acquire_within).
     #[error("waited {} for the lock {name:?}, which is held by {holder}", Rounded(*waited))]
@@ -138,8 +138,12 @@ impl Error {
         Self::unavailable(KEEPER_ENDED)
     }
 
-    pub(crate) fn unknown_release(failure: &Failure) -> Self {
-        let goes_on = ". It goes on in the background, and the key expires within its TTL";
+    pub(crate) fn unknown_release(failure: &Failure, is_kept: bool) -> Self {
+        let goes_on = if is_kept {
+            ". It goes on in the background, and the key expires within its TTL, or after the time for which it is kept"
+        } else {
+            ". It goes on in the background, and the key expires within its TTL"
+        };
         Self::Unknown(Details::of(failure, ("the release is not confirmed: ", goes_on)))
     }
 
@@ -165,7 +169,12 @@ impl Error {
     /// Whether the same call may succeed later with nothing changed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::TimedOut { .. } | Self::Unknown(_))
+        match self {
+            // That runtime does not come back.
+            Self::Unavailable(details) => &*details.0.text != KEEPER_ENDED,
+            Self::TimedOut { .. } | Self::Unknown(_) => true,
+            Self::Config(_) | Self::Refused(_) | Self::Closed | Self::Lost(_) | Self::Stale { .. } => false,
+        }
     }
 
     /// When it makes sense to try again, where that is known: the key of the holder expires then unless it is renewed, or
@@ -264,5 +273,15 @@ impl From<Failure> for Error {
 impl From<InvalidName> for Error {
     fn from(invalid: InvalidName) -> Self {
         Self::config(invalid.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_brings_a_runtime_back() {
+        assert!(!Error::keeper_ended().is_transient() && Error::unavailable("no answer").is_transient());
     }
 }

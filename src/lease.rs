@@ -134,7 +134,7 @@ impl Lease {
     /// # Errors
     ///
     /// As [`release`](Self::release); after an unknown outcome the key may also go after what was left of its TTL.
-    /// [`Error::Config`] if it cannot be kept for so long: the lease is dropped, and the key deleted.
+    /// [`Error::Config`] if it cannot be kept for so long: the lease is dropped.
     ///
     /// # Cancel safety
     ///
@@ -149,8 +149,9 @@ impl Lease {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
         let _under_way = client.host.token();
+        let leaving = self.view.leave();
         let parting = hold.release_mode(client.now(), keep);
-        match self.view.leave() {
+        match leaving {
             Leaving::Nothing(outcome) => outcome.map_err(Error::Lost),
             Leaving::Release { valid_until } => client.release(hold, parting, valid_until).await,
             Leaving::Forgiven => match client.release(hold, parting, client.now()).await {
@@ -198,7 +199,8 @@ impl Lease {
     /// the deadline, and is still protected; when the server says that the key is gone, it is asked at once, and is not.
     /// [`lost`](LeaseHandle::lost) and [`cancellation_token`](LeaseHandle::cancellation_token) of its handle tell it, the
     /// first with [`Expiring`](crate::LossReason::Expiring). From then on it is polled for `grace`, and for as long as the
-    /// lease holds after all; then it is dropped.
+    /// lease holds after all; then it is dropped. If less than `grace` is left when the work begins, or when a process
+    /// that stood still goes on, only that much of it is protected: [`check`](LeaseHandle::check) tells.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -372,9 +374,10 @@ macro_rules! view {
     ($type:ident) => {
         impl $type {
             /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
-            /// log or its metrics exporter does. Or before, when its holder is asked to stop:
-            /// [`Closing`](crate::LossReason::Closing), [`Expiring`](crate::LossReason::Expiring). Then the lease is still
-            /// held, and [`check`](Self::check) is `Ok`.
+            /// log or its metrics exporter does. Completes before, while the lease is still held, when its holder is asked
+            /// to stop: with [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Leases::shutdown), with
+            /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::run_with_grace). From then on
+            /// [`check`](Self::check) and [`status_changes`](Self::status_changes) tell of its end.
             ///
             /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of the
             /// keeper's ([rule 2](crate::safety#rule-2)), or earlier when the server says that the key is gone or taken; it completes with
@@ -450,9 +453,9 @@ macro_rules! view {
                 StatusChanges::new(self.view().signal.clone())
             }
 
-            /// A token that is cancelled when the lease is lost or released, or its holder is asked to stop: for work that
-            /// knows such tokens already.
-            /// Each call makes a child, so that cancelling it cancels nobody else's.
+            /// A token that is cancelled when [`lost`](Self::lost) completes: the lease is lost or released, or its holder is
+            /// asked to stop. For work that knows such tokens already. Each call makes a child, so that cancelling it
+            /// cancels nobody else's.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {
                 self.view().signal.cancellation_token()

@@ -181,7 +181,9 @@ impl Leases {
 
     /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a quorum,
     /// answers, and none of those is known to give no vote yet ([`restart_delay`](Builder::restart_delay)). It takes at most
-    /// a command time-out.
+    /// a command time-out; before the [first connection](Builder::build_lazy) also the time for that.
+    ///
+    /// It writes nothing, so it does not see what only a write meets: a replica, a full memory, a missing right.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -230,7 +232,8 @@ impl Leases {
     /// cancelled. The leases are renewed as before, and [`check`](crate::Lease::check) is `Ok`, until their holders release
     /// or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
     ///
-    /// Answers how many leases were still held at the limit: what they protect may be done elsewhere from then on.
+    /// Answers how many leases were still held at the limit: what they protect may be done elsewhere from then on. If another
+    /// call has closed this before, so does that one's number.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -270,7 +273,7 @@ impl Leases {
     ///
     /// New work is refused and leases are signalled from the first poll on; the releases go on in the background.
     pub async fn close(&self) {
-        relayed!(Relay::of_answers(), self.client.close());
+        let _cut_short = relayed!(Relay::of_answers(), self.client.close());
     }
 }
 

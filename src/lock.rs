@@ -141,9 +141,9 @@ impl Lock {
     /// quorum at most the [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
     ///
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and a
-    /// lease that is lost leaves nothing: then the work has not been done. Work that fails keeps the key as well. To keep it
-    /// after success only, take a lease and end it with [`release_keeping`](Lease::release_keeping) or
-    /// [`release`](Lease::release).
+    /// lease that is lost leaves nothing: then the work has not been done. Neither does a release that does not reach the
+    /// server before the key has expired. Work that fails keeps the key as well. To keep it after success only, take a
+    /// lease and end it with [`release_keeping`](Lease::release_keeping) or [`release`](Lease::release).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -207,7 +207,8 @@ impl Lock {
     /// # Errors
     ///
     /// Only what waiting cannot mend: [`Error::Config`] (a bad name or option), [`Error::Refused`] (a wrong password, a
-    /// missing right), [`Error::Closed`]. A lock that is held is no error, whoever holds it, this task included. Neither is
+    /// missing right), [`Error::Closed`]; [`Error::Unavailable`] once the runtime of a
+    /// [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime) has ended. A lock that is held is no error, whoever holds it, this task included. Neither is
     /// an outage: the acquire goes on when the server is back, so no retry is needed around it.
     ///
     /// # Cancel safety

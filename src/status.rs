@@ -71,9 +71,11 @@ impl Signal {
         Self::beside(None)
     }
 
-    /// For one more lease on an acquisition: whoever has it is asked to stop as the others are.
+    /// For one more lease on an acquisition: a shutdown asks whoever has it to stop, as it has asked the others. What only
+    /// one of them was asked for is its own affair.
     pub(crate) fn beside(other: Option<&Self>) -> Arc<Self> {
-        let lost = other.and_then(|other| other.state.lock().lost.clone());
+        let asked = other.and_then(|other| other.state.lock().lost.clone());
+        let lost = asked.filter(|lost| lost.reason() == LossReason::Closing);
         let state = State { status: Status::Held, lost, version: 0 };
         Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() })
     }
@@ -98,9 +100,18 @@ impl Signal {
         }
     }
 
+    /// The holder is to stop, while the lease goes on. A shutdown counts for more than a deadline that is near: the next
+    /// lease beside this one hears of it from here. Wakes nobody: see [`wake`](Self::wake).
+    pub(crate) fn note_stop(&self, why: &Lost) {
+        let mut state = self.state.lock();
+        if state.lost.is_none() || state.end().is_none() && why.reason() == LossReason::Closing {
+            state.lost = Some(why.clone());
+        }
+    }
+
     /// Asks the holder to stop, while the lease goes on.
     pub(crate) fn ask_to_stop(self: &Arc<Self>, why: &Lost) {
-        self.state.lock().lost.get_or_insert_with(|| why.clone());
+        self.note_stop(why);
         self.wake();
         self.cancel();
     }

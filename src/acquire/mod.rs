@@ -81,11 +81,17 @@ impl Acquire {
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(mut self) -> Result<Lease, Error> {
         self.wanted.owner = self.owner.resolve();
-        let client = &self.client;
         // Boxed, so that no other acquire pays for these.
-        if !client.is_connected() {
+        if !self.client.is_connected() {
+            let is_try = self.until == self.started;
             Box::pin(self.connect()).await?;
+            if is_try {
+                // It has all its time for the lock.
+                self.started = self.client.now();
+                self.until = self.started;
+            }
         }
+        let client = &self.client;
         if client.own_releases.is_any() {
             Box::pin(self.follow_own_release()).await;
         }
@@ -130,10 +136,11 @@ impl Acquire {
         }
     }
 
-    /// A lease that was dropped here may be on its way out: not to be found busy by the program's own next line.
+    /// A lease that was dropped here may be on its way out: not to be found busy by the program's own next line. If that
+    /// gets no answer, the lock may be free all the same: half of the time is left to look.
     async fn follow_own_release(&self) {
         let client = &self.client;
-        let limit = self.limit(client.now());
+        let limit = self.limit(client.now()) / 2;
         tokio::select! {
             biased;
             () = client.own_releases.over(&self.wanted.key) => {}

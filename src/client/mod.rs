@@ -6,6 +6,8 @@
 //! is taken alone. None is held while anything is awaited, or while a program's own code runs.
 
 use std::{
+    future::Future,
+    pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -21,7 +23,10 @@ use leasehold_protocol::{
     time::Time,
     token::Token,
 };
-use tokio::sync::OnceCell;
+use tokio::{
+    runtime::{Handle, Id},
+    sync::OnceCell,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -36,6 +41,7 @@ use crate::{
     random,
     reentry::Owners,
     status::Signal,
+    sync::{Mutex, OnceLock},
     wait::{CheckSlots, FairWaiters, Lines},
     watchdog::{Hold, Watchdog},
 };
@@ -83,6 +89,8 @@ pub(crate) struct Client {
     /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
     pub(crate) own_releases: Arc<OwnReleases>,
+    /// How many leases were held when this was closed.
+    cut_short: OnceLock<usize>,
     /// What to connect to at the first use.
     unconnected: Option<Unconnected>,
     late_replies: Arc<LateReplies>,
@@ -96,11 +104,63 @@ pub(crate) struct Unconnected {
     places: Vec<NodeAddress>,
     config: ConnectConfig,
     done: OnceCell<()>,
+    /// What goes on when a caller who was at it has given up. Locked by whoever has the turn of `done`, and by `close`.
+    trying: tokio::sync::Mutex<Option<Trying>>,
+    /// How many tries have failed, and the last of them.
+    failed: Mutex<(u64, Option<Error>)>,
+}
+
+/// A try to connect, which goes on in the hands of the next caller. Its timers and its connection may be those of the
+/// runtime that it was begun on, so only there; and not when its time is over, for what it says may be out of date.
+struct Trying {
+    on: Option<Id>,
+    until: Time,
+    connecting: Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>,
+}
+
+impl std::fmt::Debug for Trying {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trying").field("on", &self.on).finish_non_exhaustive()
+    }
 }
 
 impl Unconnected {
     pub(crate) fn new(places: Vec<NodeAddress>, config: ConnectConfig) -> Self {
-        Self { places, config, done: OnceCell::new() }
+        let trying = tokio::sync::Mutex::default();
+        Self { places, config, done: OnceCell::new(), trying, failed: Mutex::default() }
+    }
+
+    /// Connects, unless that is done. Callers who come during a try share its outcome: if each made its own after it, the
+    /// last of many would wait for all.
+    async fn connect(&self, quorum: &Arc<Quorum>) -> Result<(), Error> {
+        let before = self.failed.lock().0;
+        let connecting = async {
+            if let Some(error) = self.failed_after(before) {
+                return Err(error);
+            }
+            let (on, mut trying) = (Handle::try_current().ok().map(|here| here.id()), self.trying.lock().await);
+            let now = clock::now(&*self.config.clock);
+            let begun = trying.take().filter(|begun| begun.on == on && now < begun.until);
+            let outcome = trying.insert(begun.unwrap_or_else(|| self.begin(on, now, quorum))).connecting.as_mut().await;
+            *trying = None;
+            if let Err(error) = &outcome {
+                let mut failed = self.failed.lock();
+                *failed = (failed.0 + 1, Some(error.clone()));
+            }
+            outcome
+        };
+        self.done.get_or_try_init(|| connecting).await.copied()
+    }
+
+    fn begin(&self, on: Option<Id>, now: Time, quorum: &Arc<Quorum>) -> Trying {
+        let (quorum, places, config) = (quorum.clone(), self.places.clone(), self.config.clone());
+        let connecting = Box::pin(async move { quorum.connect(&places, &config).await });
+        Trying { on, until: now + self.config.limits.connect, connecting }
+    }
+
+    fn failed_after(&self, tries: u64) -> Option<Error> {
+        let failed = self.failed.lock();
+        failed.1.clone().filter(|_| failed.0 > tries)
     }
 }
 
@@ -174,6 +234,7 @@ impl Client {
             closed: CancellationToken::new(),
             ended,
             own_releases: Arc::default(),
+            cut_short: OnceLock::new(),
             unconnected,
             _listeners: listeners,
             _stop: stop,
@@ -206,18 +267,26 @@ impl Client {
 
     /// Makes the first connection, if that is still to be done.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
-        let Some(Unconnected { places, config, done }) = &self.unconnected else { return Ok(()) };
-        done.get_or_try_init(|| self.quorum.connect(places, config)).await?;
-        Ok(())
+        let Some(unconnected) = &self.unconnected else { return Ok(()) };
+        unconnected.connect(&self.quorum).await
     }
 
     /// Before a question: an error once this was closed.
     pub(crate) async fn ready(&self) -> Result<(), Error> {
         self.check_open()?;
         if !self.is_connected() {
-            relayed!(Relay::of_answers(), Box::pin(self.connect()))?;
+            relayed!(Relay::of_answers(), Box::pin(self.connect_unless_closed()))?;
         }
         Ok(())
+    }
+
+    /// `close` leaves no connection behind.
+    async fn connect_unless_closed(&self) -> Result<(), Error> {
+        tokio::select! {
+            biased;
+            () = self.closed.cancelled() => Err(self.end()),
+            outcome = self.connect() => outcome,
+        }
     }
 
     /// An error once no acquire goes on.
@@ -260,8 +329,14 @@ impl Client {
     pub(crate) async fn shut_down(self: &Arc<Self>, limit: Duration) -> usize {
         self.ended.cancel();
         let now = self.now();
-        for hold in self.watchdog.holds() {
-            hold.ask_to_stop(now, LossReason::Closing);
+        let noted = |hold: &Arc<Hold>| hold.note_stop(now, LossReason::Closing);
+        let asked: Vec<_> = self.watchdog.holds().iter().flat_map(noted).collect();
+        // Every lease is woken before any is cancelled: that runs foreign code, and may take its time.
+        for lease in &asked {
+            lease.wake();
+        }
+        for lease in &asked {
+            lease.cancel();
         }
         tokio::select! {
             biased;
@@ -269,23 +344,26 @@ impl Client {
             () = self.closed.cancelled() => {}
             () = self.host.sleep(limit) => {}
         }
-        let now = self.now();
-        let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };
-        let cut_short = self.watchdog.holds().iter().map(held).sum();
-        self.close().await;
-        cut_short
+        self.close().await
     }
 
-    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all.
-    pub(crate) async fn close(self: &Arc<Self>) {
-        self.closed.cancel();
+    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all. How many leases the first
+    /// close has cut short.
+    pub(crate) async fn close(self: &Arc<Self>) -> usize {
         self.ended.cancel();
         let now = self.now();
+        let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };
+        // Before a shutdown hears of the close, which answers with it.
+        let cut_short = *self.cut_short.get_or_init(|| self.watchdog.holds().iter().map(held).sum());
+        self.closed.cancel();
         for hold in self.watchdog.holds() {
             self.watchdog.execute(&hold, hold.close(now));
         }
         let limit = self.options.command_timeout;
         let ended = async {
+            if let Some(unconnected) = &self.unconnected {
+                let _given_up = unconnected.trying.lock().await.take();
+            }
             self.host.finished().await;
             self.quorum.close(limit).await;
         };
@@ -293,6 +371,7 @@ impl Client {
             () = ended => {}
             () = self.host.sleep(limit) => {}
         }
+        cut_short
     }
 }
 

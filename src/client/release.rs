@@ -53,7 +53,7 @@ impl Client {
             );
             // It may be free all the same; and what was deleted on our own connection is not told.
             self.released(&hold.key, &mode);
-            return Err(Error::unknown_release(&failure));
+            return Err(Error::unknown_release(&failure, matches!(mode, ReleaseMode::Retain(..))));
         }
         let was_ours = matches!(end, End::Released);
         let text = if was_ours { "released" } else { "not released: the lease had ended before" };

@@ -178,7 +178,8 @@ impl Undo {
             let turn = tokio::select! {
                 biased;
                 turn = member.undos.turn(self.is_attempt, undoing.is_first()) => turn,
-                () = host.sleep(left()) => None,
+                // No timer for a turn that comes at once: where a thread is ending, there are none.
+                () = async { host.sleep(left()).await } => None,
             };
             let Some(turn) = turn else {
                 self.is_left(Failure::unsent("too many undos were under way"));

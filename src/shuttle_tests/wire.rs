@@ -252,7 +252,7 @@ impl Scene {
         };
         let wire = Wire::new(&clock);
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);
-        Self { client: Client::new(options, clock, host, stop, quorum), wire }
+        Self { client: Client::new(options, clock, host, stop, quorum, None), wire }
     }
 
     pub(super) fn lock(&self) -> Lock {

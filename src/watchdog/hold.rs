@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    loss::LossReason,
+    loss::{self, LossReason},
     message::{Claim, ReleaseMode, Route},
     renewal::Phase,
     time::Time,
@@ -136,9 +136,12 @@ impl Hold {
         self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
     }
 
-    /// What a release makes of the key, which is to be kept for so long from now on at least.
+    /// What a release makes of the key, which is to be kept for so long from now on at least. A lost lease keeps nothing
+    /// unasked: its work has not been done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
-        let rest = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now).max(keep);
+        let is_lost = self.end().is_some_and(|end| loss::label(end.reason()).is_some());
+        let until = if is_lost { Time::ZERO } else { Time::from_nanos(self.keep_until.load(Ordering::Acquire)) };
+        let rest = until.since(now).max(keep);
         if rest.is_zero() {
             return ReleaseMode::Delete;
         }
@@ -220,12 +223,15 @@ impl Hold {
         reaction
     }
 
-    /// Asks every holder to stop, while the lease goes on.
-    pub(crate) fn ask_to_stop(&self, now: Time, reason: LossReason) {
-        let (why, leases) = (self.lost(now, now, reason), self.state.lock().leases.clone());
-        for lease in leases {
-            lease.ask_to_stop(&why);
+    /// Every holder is to stop, while the lease goes on: who has to be woken for that, and cancelled.
+    pub(crate) fn note_stop(&self, now: Time, reason: LossReason) -> Vec<Arc<Signal>> {
+        let why = self.lost(now, now, reason);
+        let state = self.state.lock();
+        // Noted under the lock, so that a lease which joins them later hears of it from them.
+        for lease in &state.leases {
+            lease.note_stop(&why);
         }
+        state.leases.clone()
     }
 
     /// Every lease ends, for a reason that no node has given.

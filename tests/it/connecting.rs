@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Error, ErrorKind, Leases};
-use support::{HANGS, Lag, Proxy, Server, on_no_runtime, one_thread, within};
+use support::{HANGS, Lag, Proxy, Server, eventually_async, on_no_runtime, one_thread, within};
 
 const SOON: Duration = Duration::from_millis(200);
 
@@ -136,4 +136,84 @@ async fn a_server_that_may_have_forgotten_is_not_ready_and_says_when() {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(error.retry_after().is_some_and(|wait| wait <= DELAY && wait > DELAY / 2), "{error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_try_has_its_own_time_beside_that_of_the_connection() {
+    const COMMAND: Duration = Duration::from_millis(400);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    // A connection takes several round trips, so longer than a command may.
+    proxy.delay(COMMAND / 5);
+    for fair in [false, true] {
+        let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build_lazy().unwrap();
+        let began = Instant::now();
+        let lease = within(HANGS, "the lock", leases.lock("job").fair(fair).try_acquire()).await;
+        assert!(began.elapsed() > COMMAND, "the premise: {:?}", began.elapsed());
+        lease.unwrap().expect("it is free").release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_come_during_one_try_to_connect_do_not_wait_for_one_try_each() {
+    const MANY: u32 = 10;
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.black_hole(true);
+    let leases = lazy(&[proxy.url()]).command_timeout(SOON).build_lazy().unwrap();
+    let (began, lag) = (Instant::now(), Lag::start());
+    let tries: Vec<_> = (0..MANY).map(|n| tokio::spawn(leases.lock(format!("job:{n}")).try_acquire())).collect();
+    let waiting: Vec<_> = (0..MANY).map(|n| tokio::spawn(leases.lock(format!("turn:{n}")).acquire())).collect();
+    for tried in tries {
+        let error = within(HANGS, "the try", tried).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    assert_eq!(leases.health().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let took = began.elapsed();
+    assert!(took < SOON * 4 + lag.worst(), "{took:?}");
+    proxy.black_hole(false);
+    for waiting in waiting {
+        within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_who_all_give_up_too_early_connect_together() {
+    for nodes in [1, 3] {
+        let servers: Vec<Server> = (0..nodes).map(|_| Server::start()).collect();
+        let proxies: Vec<Proxy> = servers.iter().map(Proxy::to).collect();
+        for proxy in &proxies {
+            proxy.delay(SOON / 10);
+        }
+        let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
+        let leases = lazy(&urls).connect_timeout(HANGS).build_lazy().unwrap();
+        let (lock, mut gave_up) = (leases.lock("job"), 0);
+        // None of them waits for as long as a connection takes.
+        while let Err(error) = within(HANGS, "the try", lock.acquire_within(SOON / 2)).await {
+            if !error.to_string().contains("could be reached") {
+                break;
+            }
+            gave_up += 1;
+            assert!(gave_up < 50, "{error}");
+        }
+        within(HANGS, "the lock", lock.acquire()).await.unwrap().release().await.unwrap();
+        assert!(gave_up > 0, "the premise");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_ends_a_first_question_and_leaves_no_connection() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.freeze(true);
+    let leases = Leases::connect_lazy(proxy.url()).unwrap();
+    let asking = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.health().await }
+    });
+    eventually_async(HANGS, "a connection", || proxy.connections() > 0).await;
+    leases.close().await;
+    assert!(matches!(within(HANGS, "the question's end", asking).await.unwrap(), Err(Error::Closed)));
+    proxy.freeze(false);
+    eventually_async(HANGS, "the connections to be closed", || proxy.connections() == 0).await;
 }

@@ -20,4 +20,5 @@ mod releasing;
 mod restart_delay;
 mod scripts;
 mod set_back;
+mod stopping;
 mod waiting;

@@ -1,15 +1,19 @@
 //! What a release and a close leave behind.
 
 use std::{
+    cell::RefCell,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
     time::Duration,
 };
 
-use leasehold::{Clock, Error, Leases, LossReason, SystemClock};
-use support::{Action, Child, HANGS, Match, Part, Proxy, Server, eventually, eventually_async, two_workers, within};
+use leasehold::{Clock, Error, Lease, Leases, LossReason, SystemClock};
+use support::{
+    Action, Child, HANGS, Match, Part, Proxy, Server, eventually, eventually_async, one_thread, two_workers, within,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_in_the_middle_of_everything_leaves_no_key() {
@@ -133,4 +137,90 @@ fn a_shutdown_hands_the_lock_to_another_process_when_the_job_is_over() {
         assert!(acquired > believed, "both believed, from {acquired:?} to {believed:?}");
         next.ends();
     });
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Lease>> = const { RefCell::new(None) };
+}
+
+/// Tokio's own locals may be gone by then.
+#[test]
+fn a_lease_that_is_dropped_by_the_end_of_its_thread_is_released() {
+    let server = Server::start();
+    for url in ["memory://".to_owned(), server.url()] {
+        let leases = one_thread().block_on(Leases::connect(&url)).unwrap();
+        let lease = one_thread().block_on(leases.lock("job").acquire()).unwrap();
+        let owner = thread::spawn(move || {
+            KEPT.set(Some(lease));
+            // Made after ours, they go before it.
+            one_thread().block_on(async {});
+        });
+        owner.join().unwrap();
+        drop(one_thread().block_on(leases.lock("job").acquire_within(HANGS)).expect("it was released"));
+    }
+}
+
+/// The next line waits for the release of the one before. If its reply is lost, the lock is free all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_reply_to_the_release_of_a_dropped_lease_leaves_time_to_acquire_again() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    // More than the shortest look takes.
+    proxy.delay(Duration::from_millis(20));
+    let leases = Leases::connect(proxy.url()).await.unwrap();
+    for limit in [None, Some(Duration::from_millis(500))] {
+        let lock = leases.lock("job");
+        let lease = lock.acquire().await.unwrap();
+        let lost = proxy.on(Match::script(support::scripts::RELEASE), 1, Action::SwallowReply);
+        drop(lease);
+        let again = match limit {
+            None => lock.try_acquire().await.unwrap(),
+            Some(limit) => Some(lock.acquire_within(limit).await.unwrap()),
+        };
+        assert!(lost.wait_hit(HANGS), "the premise");
+        again.expect("it is free").release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_was_lost_to_its_max_hold_keeps_nothing() {
+    const TTL: Duration = Duration::from_secs(1);
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let server = Server::start();
+    for how in ["release", "drop", "close", "release_keeping"] {
+        let leases = Leases::connect(server.url()).await.unwrap();
+        let lease = leases.lock(how).ttl(TTL).max_hold(TTL).keep_for(HOUR).acquire().await.unwrap();
+        assert_eq!(within(HANGS, "max_hold", lease.lost()).await.reason(), LossReason::MaxHold);
+        match how {
+            "release" => lease.release().await.unwrap(),
+            "drop" => drop(lease),
+            "close" => leases.close().await,
+            // This one is asked for.
+            _ => lease.release_keeping(HOUR).await.unwrap(),
+        }
+        if how == "release_keeping" {
+            assert!(server.wire().pttl(how) > 3_000_000, "{how}");
+        } else {
+            eventually_async(TTL / 2, how, || !server.wire().exists(how)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unconfirmed_release_says_that_its_key_may_stay() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let command = Duration::from_millis(200);
+    let leases = Leases::builder().url(proxy.url()).command_timeout(command).build().await.unwrap();
+    for (script, words) in
+        [(support::scripts::RELEASE, "within its TTL"), (support::scripts::KEEP, "for which it is kept")]
+    {
+        let lease = leases.lock("job").acquire().await.unwrap();
+        let lost = proxy.on_each(Match::script(script), Action::SwallowReply);
+        let keeps = script == support::scripts::KEEP;
+        let released = if keeps { lease.release_keeping(command).await } else { lease.release().await };
+        let text = released.unwrap_err().to_string();
+        assert!(text.ends_with(words), "{text}");
+        lost.disarm();
+    }
 }
