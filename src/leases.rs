@@ -7,7 +7,7 @@ use leasehold_protocol::{fence, glob, key::Key, node_status::NodeStatus};
 use crate::{
     bounds::{check_fence_memory, check_times, fair_quorum},
     capabilities::Capabilities,
-    client::{Client, Options, Unconnected},
+    client::{Client, Options},
     clock::{Clock, SystemClock},
     error::Error,
     foreign::{Relay, relayed},
@@ -479,11 +479,11 @@ impl Builder {
         let Self { options, connect_timeout, keeper, clock, .. } = self;
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
-        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone() };
+        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone(), home: None };
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
-        let unconnected = Some(Unconnected::new(places, config));
-        Ok(Leases { client: Client::new(options, clock, host, stop, quorum, unconnected) })
+        let to_connect = Some((places, config));
+        Ok(Leases { client: Client::new(options, clock, host, stop, quorum, to_connect) })
     }
 
     fn restarts_after(&self) -> Duration {

@@ -6,8 +6,6 @@
 //! is taken alone. None is held while anything is awaited, or while a program's own code runs.
 
 use std::{
-    future::Future,
-    pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -23,10 +21,6 @@ use leasehold_protocol::{
     time::Time,
     token::Token,
 };
-use tokio::{
-    runtime::{Handle, Id},
-    sync::OnceCell,
-};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -37,11 +31,11 @@ use crate::{
     metrics::Group,
     node::{Node, NodeListener},
     owner::OwnerId,
-    quorum::{ConnectConfig, NodeAddress, Quorum},
+    quorum::{ConnectConfig, FirstConnection, NodeAddress, Quorum},
     random,
     reentry::Owners,
     status::Signal,
-    sync::{Mutex, OnceLock},
+    sync::OnceLock,
     wait::{CheckSlots, FairWaiters, Lines},
     watchdog::{Hold, Watchdog},
 };
@@ -91,77 +85,11 @@ pub(crate) struct Client {
     pub(crate) own_releases: Arc<OwnReleases>,
     /// How many leases were held when this was closed.
     cut_short: OnceLock<usize>,
-    /// What to connect to at the first use.
-    unconnected: Option<Unconnected>,
+    /// Of a `Leases` that connects at its first use.
+    first_connection: Option<Arc<FirstConnection>>,
     late_replies: Arc<LateReplies>,
     _listeners: Vec<Arc<Listener>>,
     _stop: Stop,
-}
-
-/// The nodes of a `Leases` that connects at its first use.
-#[derive(Debug)]
-pub(crate) struct Unconnected {
-    places: Vec<NodeAddress>,
-    config: ConnectConfig,
-    done: OnceCell<()>,
-    /// What goes on when a caller who was at it has given up. Locked by whoever has the turn of `done`, and by `close`.
-    trying: tokio::sync::Mutex<Option<Trying>>,
-    /// How many tries have failed, and the last of them.
-    failed: Mutex<(u64, Option<Error>)>,
-}
-
-/// A try to connect, which goes on in the hands of the next caller. Its timers and its connection may be those of the
-/// runtime that it was begun on, so only there; and not when its time is over, for what it says may be out of date.
-struct Trying {
-    on: Option<Id>,
-    until: Time,
-    connecting: Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>,
-}
-
-impl std::fmt::Debug for Trying {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Trying").field("on", &self.on).finish_non_exhaustive()
-    }
-}
-
-impl Unconnected {
-    pub(crate) fn new(places: Vec<NodeAddress>, config: ConnectConfig) -> Self {
-        let trying = tokio::sync::Mutex::default();
-        Self { places, config, done: OnceCell::new(), trying, failed: Mutex::default() }
-    }
-
-    /// Connects, unless that is done. Callers who come during a try share its outcome: if each made its own after it, the
-    /// last of many would wait for all.
-    async fn connect(&self, quorum: &Arc<Quorum>) -> Result<(), Error> {
-        let before = self.failed.lock().0;
-        let connecting = async {
-            if let Some(error) = self.failed_after(before) {
-                return Err(error);
-            }
-            let (on, mut trying) = (Handle::try_current().ok().map(|here| here.id()), self.trying.lock().await);
-            let now = clock::now(&*self.config.clock);
-            let begun = trying.take().filter(|begun| begun.on == on && now < begun.until);
-            let outcome = trying.insert(begun.unwrap_or_else(|| self.begin(on, now, quorum))).connecting.as_mut().await;
-            *trying = None;
-            if let Err(error) = &outcome {
-                let mut failed = self.failed.lock();
-                *failed = (failed.0 + 1, Some(error.clone()));
-            }
-            outcome
-        };
-        self.done.get_or_try_init(|| connecting).await.copied()
-    }
-
-    fn begin(&self, on: Option<Id>, now: Time, quorum: &Arc<Quorum>) -> Trying {
-        let (quorum, places, config) = (quorum.clone(), self.places.clone(), self.config.clone());
-        let connecting = Box::pin(async move { quorum.connect(&places, &config).await });
-        Trying { on, until: now + self.config.limits.connect, connecting }
-    }
-
-    fn failed_after(&self, tries: u64) -> Option<Error> {
-        let failed = self.failed.lock();
-        failed.1.clone().filter(|_| failed.0 > tries)
-    }
 }
 
 /// Enough for a server that is a few milliseconds away.
@@ -199,9 +127,9 @@ impl Client {
         host: Host,
         stop: Stop,
         quorum: Quorum,
-        unconnected: Option<Unconnected>,
+        to_connect: Option<(Vec<NodeAddress>, ConnectConfig)>,
     ) -> Arc<Self> {
-        let quorum = Arc::new(quorum);
+        let (quorum, closed) = (Arc::new(quorum), CancellationToken::new());
         let lines = || Arc::new(Lines::new(quorum.len()));
         let (lines, queues) = (lines(), lines());
         let limit = options.command_timeout;
@@ -218,6 +146,8 @@ impl Client {
         }
         host.spawn_until_stopped(watchdog.clone().run());
         host.spawn_until_stopped(watchdog.ends_with_its_runtime());
+        let first = |(places, config)| FirstConnection::new(quorum.clone(), places, config, closed.clone());
+        let first_connection = to_connect.map(first);
         let ended = host.over().child_token();
         Arc::new(Self {
             options,
@@ -231,11 +161,11 @@ impl Client {
             queues,
             fair_waiters,
             looks: CheckSlots::new(CHECKS_AT_ONCE),
-            closed: CancellationToken::new(),
+            closed,
             ended,
             own_releases: Arc::default(),
             cut_short: OnceLock::new(),
-            unconnected,
+            first_connection,
             _listeners: listeners,
             _stop: stop,
         })
@@ -262,31 +192,24 @@ impl Client {
 
     /// Whether the first connection was made.
     pub(crate) fn is_connected(&self) -> bool {
-        self.unconnected.as_ref().is_none_or(|unconnected| unconnected.done.initialized())
+        self.first_connection.as_ref().is_none_or(|first| first.is_made())
     }
 
     /// Makes the first connection, if that is still to be done.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
-        let Some(unconnected) = &self.unconnected else { return Ok(()) };
-        unconnected.connect(&self.quorum).await
+        match &self.first_connection {
+            Some(first) => first.make().await,
+            None => Ok(()),
+        }
     }
 
     /// Before a question: an error once this was closed.
     pub(crate) async fn ready(&self) -> Result<(), Error> {
         self.check_open()?;
         if !self.is_connected() {
-            relayed!(Relay::of_answers(), Box::pin(self.connect_unless_closed()))?;
+            relayed!(Relay::of_answers(), Box::pin(self.connect()))?;
         }
         Ok(())
-    }
-
-    /// `close` leaves no connection behind.
-    async fn connect_unless_closed(&self) -> Result<(), Error> {
-        tokio::select! {
-            biased;
-            () = self.closed.cancelled() => Err(self.end()),
-            outcome = self.connect() => outcome,
-        }
     }
 
     /// An error once no acquire goes on.
@@ -361,8 +284,8 @@ impl Client {
         }
         let limit = self.options.command_timeout;
         let ended = async {
-            if let Some(unconnected) = &self.unconnected {
-                let _given_up = unconnected.trying.lock().await.take();
+            if let Some(first) = &self.first_connection {
+                first.settled().await;
             }
             self.host.finished().await;
             self.quorum.close(limit).await;

@@ -67,6 +67,10 @@ pub(crate) enum Event {
         node: String,
         reason: String,
     },
+    NodeAbsent {
+        node: String,
+        error: String,
+    },
     NodeRecovers {
         node: String,
         votes_in: Duration,
@@ -149,6 +153,7 @@ impl Event {
             | Self::AtRisk { .. }
             | Self::Crowded { .. }
             | Self::NodeSilent { .. }
+            | Self::NodeAbsent { .. }
             | Self::NodeRecovers { .. }
             | Self::SameServer { .. }
             | Self::ClocksDiffer { .. }
@@ -202,6 +207,9 @@ impl Event {
             }
             Self::NodeSilent { node, reason } => {
                 tracing::warn!(name: "node", target: TARGET, node, reason, "the node does not answer: it is not asked until it does");
+            }
+            Self::NodeAbsent { node, error } => {
+                tracing::warn!(name: "node", target: TARGET, node, error, "the node is not there yet: it is connected to in the background");
             }
             Self::NodeRecovers { node, votes_in } => {
                 tracing::warn!(
@@ -341,6 +349,7 @@ mod tests {
             Event::Crowded { held: 1, awaited: 2, queued: 3, room: 4 },
             Event::NodeAnswers { node: text() },
             Event::NodeSilent { node: text(), reason: text() },
+            Event::NodeAbsent { node: text(), error: text() },
             Event::NodeRecovers { node: text(), votes_in: Duration::ZERO },
             Event::SameServer { node: text(), other: text() },
             Event::ClocksDiffer { node: text(), other: text(), by: Duration::ZERO },
@@ -356,7 +365,7 @@ mod tests {
     }
 
     /// What these tell, they tell in a caller's own task.
-    const CALLERS: [&str; 3] = ["acquire/mod.rs", "quorum/connect.rs", "client/release.rs"];
+    const CALLERS: [&str; 2] = ["acquire/mod.rs", "client/release.rs"];
 
     fn files_with_events(directory: &Path, found: &mut BTreeSet<PathBuf>) {
         for entry in fs::read_dir(directory).unwrap() {

@@ -14,10 +14,13 @@ use leasehold_protocol::{
     votes::NodeAnswer,
 };
 
+use tokio::runtime::Handle;
+
 use super::{FanOut, Member, Quorum};
 use crate::{
     clock::Clock,
     error::{Error, ErrorKind},
+    foreign::{self, Event},
     keeper::Host,
     node::{
         Node,
@@ -73,6 +76,8 @@ pub(crate) struct ConnectConfig {
     pub(crate) limits: Limits,
     pub(crate) host: Host,
     pub(crate) clock: Arc<dyn Clock>,
+    /// Where the program's own connections live; without it there are none.
+    pub(crate) home: Option<Handle>,
 }
 
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
@@ -89,7 +94,13 @@ impl ConnectConfig {
                 Box::pin(ready(Ok(memory::node(memory, &self.host))))
             }
             NodeAddress::Redis(target) => {
-                let connecting = Redis::connect(target.clone(), self.limits, self.host.clone(), self.clock.clone());
+                let connecting = Redis::connect(
+                    target.clone(),
+                    self.limits,
+                    self.host.clone(),
+                    self.clock.clone(),
+                    self.home.clone(),
+                );
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }
         }
@@ -109,7 +120,7 @@ impl Quorum {
     /// The nodes at these places, to none of which is a connection.
     pub(crate) fn at(places: &[NodeAddress], restart_delay: Duration, config: &ConnectConfig) -> Self {
         let addresses: Vec<String> = places.iter().map(NodeAddress::address).collect();
-        let ConnectConfig { limits, host, clock } = config;
+        let ConnectConfig { limits, host, clock, .. } = config;
         Self::new(&addresses, restart_delay, clock, host, limits.command)
     }
 
@@ -169,9 +180,11 @@ impl Quorum {
         for (at, connecting, error) in failed.chain(coming) {
             if let (Some(member), Some(place)) = (self.member(at), places.get(at)) {
                 member.not_there(&error);
-                let trying = keep_trying(at, member.clone(), connecting, place.clone(), config.clone());
+                let later = ConnectConfig { home: None, ..config.clone() };
+                let trying = keep_trying(at, member.clone(), connecting, place.clone(), later);
                 config.host.spawn_until_stopped(trying);
-                tracing::warn!(name: "node", target: "leasehold", node = member.address(), %error, "the node is not there yet: it is connected to in the background");
+                let (node, error) = (member.address().into(), error.to_string());
+                foreign::tell(Event::NodeAbsent { node, error });
             }
         }
     }

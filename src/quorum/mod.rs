@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 pub(crate) use self::{
     connect::{ConnectConfig, NodeAddress},
     fan_out::FanOut,
+    first_connection::FirstConnection,
     member::Member,
     undo::{Undo, Undone},
 };
@@ -37,6 +38,7 @@ use crate::{
 mod ask;
 mod connect;
 mod fan_out;
+mod first_connection;
 mod member;
 mod undo;
 

@@ -1,6 +1,9 @@
 //! A `Leases` that connects at its first use, and what a readiness probe is told.
 
-use std::time::{Duration, Instant};
+use std::{
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use leasehold::{Builder, Error, ErrorKind, Leases};
 use support::{HANGS, Lag, Proxy, Server, eventually_async, on_no_runtime, one_thread, within};
@@ -216,4 +219,21 @@ async fn closing_ends_a_first_question_and_leaves_no_connection() {
     assert!(matches!(within(HANGS, "the question's end", asking).await.unwrap(), Err(Error::Closed)));
     proxy.freeze(false);
     eventually_async(HANGS, "the connections to be closed", || proxy.connections() == 0).await;
+}
+
+/// Its own connection would live there, and never comes.
+#[test]
+fn a_first_user_whose_runtime_stands_still_holds_up_the_others_for_one_try() {
+    let server = Server::start();
+    let leases = lazy(&[server.url()]).build_lazy().unwrap();
+    let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut first = Box::pin(leases.lock("first").acquire());
+    let begun =
+        still.block_on(async { std::future::poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await });
+    assert!(begun.is_pending(), "the premise");
+    one_thread().block_on(async {
+        let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
+        lease.release().await.unwrap();
+    });
+    still.block_on(async { within(HANGS, "the first user", first).await.unwrap().release().await.unwrap() });
 }

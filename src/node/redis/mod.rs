@@ -53,7 +53,7 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    /// Connects. The home connection is made on the runtime that this is called on, if there is one.
+    /// Connects. The home connection is made on the runtime `home`, if there is one.
     ///
     /// Boxed, so that the transport is compiled into this crate once, and not again into every program that connects.
     pub(crate) fn connect(
@@ -61,13 +61,20 @@ impl Redis {
         limits: Limits,
         host: Host,
         clock: Arc<dyn Clock>,
+        home: Option<Handle>,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
-        Box::pin(Self::connect_both(target, limits, host, clock))
+        Box::pin(Self::connect_both(target, limits, host, clock, home))
     }
 
-    async fn connect_both(target: Target, limits: Limits, host: Host, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+    async fn connect_both(
+        target: Target,
+        limits: Limits,
+        host: Host,
+        clock: Arc<dyn Clock>,
+        home: Option<Handle>,
+    ) -> Result<Self, Error> {
         let transport = host.transport().await.map_err(|error| no_thread(&error))?;
-        let here = Handle::try_current().ok().filter(|runtime| runtime.id() != host.runtime().id());
+        let here = home.filter(|runtime| runtime.id() != host.runtime().id());
         let open = |runtime, place| open(runtime, place, target.clone(), limits, host.clone(), clock.clone());
         let at_the_keeper = || open(host.runtime().clone(), Side::Keeper(host.clone()));
         let (home, keeper) = match here {
