@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::fence;
+use leasehold_protocol::{fence, rounded::Rounded};
 
 use crate::error::Error;
 
@@ -19,7 +19,11 @@ pub(crate) fn fair_quorum() -> Error {
 pub(crate) fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
     if !TTL.contains(&ttl) {
         let (least, most) = (TTL.start(), TTL.end());
-        return Err(Error::config(format!("ttl is {ttl:?}: it must be from {least:?} to {most:?}")));
+        return Err(Error::config(format!(
+            "ttl is {ttl:?}: it must be from {} to {}",
+            Rounded(*least),
+            Rounded(*most)
+        )));
     }
     // A server counts its uptime in whole seconds, and up to one too many.
     if !restart_delay.is_zero() && ttl + Duration::from_secs(1) > restart_delay {
@@ -47,7 +51,7 @@ pub(crate) fn check_keep(name: &str, keep: Duration, least: Duration, bound: Opt
     }
     let why =
         if longest < LONGEST_KEEP { ", the restart_delay: a server that was restarted has forgotten it" } else { "" };
-    Err(Error::config(format!("{name} is {keep:?}: it must be from {least:?} to {longest:?}{why}")))
+    Err(Error::config(format!("{name} is {keep:?}: it must be from {} to {}{why}", Rounded(least), Rounded(longest))))
 }
 
 /// A healthy lease has two thirds of its TTL or more before it.
@@ -61,8 +65,8 @@ pub(crate) fn check_grace(grace: Duration, ttl: Duration) -> Result<(), Error> {
 
 pub(crate) fn check_fence_memory(memory: Duration) -> Result<(), Error> {
     if memory > fence::MEMORY {
-        let most = fence::MEMORY;
-        return Err(Error::config(format!("fence_memory is {memory:?}: it must be at most {most:?}")));
+        let most = Rounded(fence::MEMORY);
+        return Err(Error::config(format!("fence_memory is {memory:?}: it must be at most {most}")));
     }
     Ok(())
 }

@@ -166,7 +166,8 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed later with nothing changed.
+    /// Whether the same call may succeed later with nothing changed. [`Lost`](Self::Lost) is not: that lease is over, and a new
+    /// one has to be acquired.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

@@ -140,7 +140,7 @@ impl Lease {
     ///
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
     pub async fn release_keeping(self, keep: Duration) -> Result<(), Error> {
-        check_keep("keep", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())?;
+        check_keep("release_keeping", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())?;
         relayed!(Relay::of_answers(), self.part(keep))
     }
 

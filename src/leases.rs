@@ -2,7 +2,7 @@
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence, glob, key::Key, node_status::NodeStatus};
+use leasehold_protocol::{fence, glob, key::Key, node_status::NodeStatus, rounded::Rounded};
 
 use crate::{
     bounds::{check_fence_memory, check_times, fair_quorum},
@@ -568,7 +568,7 @@ fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error
     if (least..=most).contains(&limit) {
         return Ok(());
     }
-    Err(Error::config(format!("{name} is {limit:?}: it must be from {least:?} to {most:?}")))
+    Err(Error::config(format!("{name} is {limit:?}: it must be from {} to {}", Rounded(least), Rounded(most))))
 }
 
 fn no_keeper(error: &io::Error) -> Error {

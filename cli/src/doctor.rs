@@ -201,18 +201,20 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
         _ => {}
     }
     findings.push(match server.push() {
-        Push::On => ok("push", "it tells of changes: waiters are woken, and losses told, at once"),
+        Push::On => ok("push", "the server notifies of changes: waiters and holders hear of them at once"),
         Push::Refused(reason) => note(
             "push",
-            format!("it does not tell of changes ({reason}): waiters poll, losses are told by the next renewal"),
+            format!(
+                "the server does not notify of changes ({reason}): waiters poll, and holders hear by the next renewal"
+            ),
             "allow our user client and subscribe",
         ),
-        _ => note("push", "it has not said in time whether it tells of changes", ""),
+        _ => note("push", "the server has not said in time whether it notifies of changes", ""),
     });
     if !server.calls_waiters() {
         findings.push(note(
             "push",
-            "it does not call fair waiters: they poll",
+            "the server cannot notify fair waiters: they poll",
             "allow our user subscribe, and all channels",
         ));
     }

@@ -100,7 +100,7 @@ const RUN: &[Section] = &[
         Lines(&[
             "leasehold run nightly-report ./report.sh",
             "leasehold run -n backup pg_dump app           # skip if it runs elsewhere",
-            "leasehold run -n --keep-for 50s hourly ./job  # once per hour in a fleet",
+            "leasehold run -n --keep-for 50s hourly ./job  # each cron turn on one machine",
             "leasehold run --wait 10m migrate -- ./migrate up",
         ]),
     ),
@@ -119,7 +119,10 @@ const HOLD: &[Section] = &[
         "Exit status",
         Terms(&[
             ("0", "Standard input was closed, and the lock was released."),
-            ("1", "The lock is held (-n), was held for all of --wait, or standard input was closed meanwhile. See -E."),
+            (
+                "1",
+                "The lock is held (-n), was held for all of --wait, or standard input was closed before it was acquired. See -E.",
+            ),
             ("64", "The command line or the configuration is wrong."),
             ("69", "The server is away, or refuses us."),
             ("75", "The lock was lost, or --max-hold was over."),
@@ -190,7 +193,7 @@ const RELEASE: &[Section] = &[
         "Notes",
         Text(
             "The holder is notified and must stop. Until it has stopped, two may run: see `leasehold show` first. \
-             A question is asked unless --yes is given.",
+             It asks first, unless you pass --yes.",
         ),
     ),
     section(

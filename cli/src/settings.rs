@@ -130,7 +130,7 @@ impl Servers {
         }
         if needs_server && !self.is_named() {
             return Err(refused(format_args!(
-                "no server is named: give --url, or set LEASEHOLD_URL, or write `url = redis://HOST` to {FILE}"
+                "no server is named: give --url, or set LEASEHOLD_URL, or write `url = redis://HOST` to the file of --config, {FILE} by default"
             )));
         }
         Ok(())

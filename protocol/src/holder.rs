@@ -102,6 +102,9 @@ impl fmt::Display for Holder {
             Some(label) => f.write_str(label)?,
             None => f.write_str("another program (its key has none of our tokens)")?,
         }
+        if self.is_ours {
+            f.write_str(", this program")?;
+        }
         if let Some(fence) = self.fence {
             write!(f, " (fence {fence})")?;
         }

@@ -30,7 +30,7 @@ pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
         let conflict = options.waiting.conflict_exit_code;
         let gives_up = async {
             input.closed().await;
-            let why = format!("standard input was closed before {:?} was ours", options.name);
+            let why = format!("standard input was closed before {:?} was acquired", options.name);
             Ended::new(Exit::Conflict(conflict), why)
         };
         let work = async |lease, signals: &mut Signals| until_closed(options, lease, &input, signals).await;

@@ -271,7 +271,7 @@ async fn acquire(options: &Wanted, lock: &Lock, began: Duration) -> Result<Lease
     let lease = acquired.map_err(|error: Error| Ended::waiting(&error, conflict))?;
     if options.verbose {
         let waited = now().saturating_sub(asked);
-        tell(format_args!("{:?} is ours after {waited:.3?}, fence {}", options.name, lease.fence()));
+        tell(format_args!("acquired {:?} after {waited:.1?}, with fence {}", options.name, lease.fence()));
     }
     Ok(lease)
 }

@@ -60,7 +60,7 @@ fn a_wait_ends_when_the_input_is_closed() {
     BufReader::new(waiter.stderr.as_mut().unwrap()).read_line(&mut told).unwrap();
     assert!(told.contains("is held by"), "{told}");
     let output = closed(waiter);
-    ends_with(&output, 1, &["standard input was closed before \"job\" was ours"]);
+    ends_with(&output, 1, &["standard input was closed before \"job\" was acquired"]);
     assert!(output.stdout.is_empty(), "{output:?}");
     ends_with(&closed(holder), 0, &[]);
 }

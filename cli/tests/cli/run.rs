@@ -48,7 +48,7 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
     let seen = String::from_utf8_lossy(&output.stdout).into_owned() + &said(&output);
     assert!(seen.contains("LEASEHOLD_FENCE=") && seen.contains("LEASEHOLD_URL="), "{seen}");
     assert!(!seen.contains(&token), "{token} in {seen}");
-    assert!(said(&output).contains("\"job\" is ours after"), "{seen}");
+    assert!(said(&output).contains("acquired \"job\" after"), "{seen}");
     let by_signal = run(&server, &[], "kill -USR1 $$").output().unwrap();
     ends_with(&by_signal, 128 + Signal::USR1.as_raw(), &[]);
 }

@@ -288,7 +288,7 @@ async fn a_fence_memory_is_the_locks_or_the_builders_and_at_most_a_day() {
     for error in [built, refused] {
         assert_eq!(error.kind(), ErrorKind::Config);
         let said = error.to_string();
-        assert!(said.contains("fence_memory") && said.contains("at most 86400s"), "{said}");
+        assert!(said.contains("fence_memory") && said.contains("at most 24 h"), "{said}");
     }
 }
 

@@ -610,16 +610,16 @@ async fn f47_settings_out_of_bounds_fail_in_build_naming_field_and_bound() {
     let command: fn(Builder, Duration) -> Builder = Builder::command_timeout;
     let named = || Leases::builder().url(proxy.url());
     for (builder, field, bound) in [
-        (set(ttl, Duration::ZERO), "ttl ", "100ms"),
-        (set(ttl, ms(99)), "ttl ", "100ms"),
-        (set(ttl, day + ms(1)), "ttl ", "86400s"),
-        (set(ttl, Duration::MAX), "ttl ", "86400s"),
+        (set(ttl, Duration::ZERO), "ttl ", "from 100 ms"),
+        (set(ttl, ms(99)), "ttl ", "from 100 ms"),
+        (set(ttl, day + ms(1)), "ttl ", "to 24 h"),
+        (set(ttl, Duration::MAX), "ttl ", "to 24 h"),
         (set(max_hold, Duration::ZERO), "max_hold ", "1.2s"),
         (set(max_hold, TTL.checked_sub(ms(1)).unwrap()), "max_hold ", "1.2s"),
-        (set(connect, Duration::ZERO), "connect_timeout ", "1ms"),
-        (set(connect, hour + ms(1)), "connect_timeout ", "3600s"),
-        (set(command, Duration::ZERO), "command_timeout ", "1ms"),
-        (set(command, hour + ms(1)), "command_timeout ", "3600s"),
+        (set(connect, Duration::ZERO), "connect_timeout ", "from 1 ms"),
+        (set(connect, hour + ms(1)), "connect_timeout ", "to 60 min"),
+        (set(command, Duration::ZERO), "command_timeout ", "from 1 ms"),
+        (set(command, hour + ms(1)), "command_timeout ", "to 60 min"),
         (named().label(""), "label ", "1 to 128 bytes"),
         (named().label("x".repeat(129)), "label ", "1 to 128 bytes"),
         (named().label("line\nbreak"), "label ", "control characters"),
@@ -652,10 +652,10 @@ async fn f47_options_out_of_bounds_are_refused_on_lock_before_any_io() {
     proxy.forget();
     let lock = || leases.lock("job");
     for (lock, field, bound) in [
-        (lock().ttl(Duration::ZERO), "ttl ", "100ms"),
-        (lock().ttl(ms(99)), "ttl ", "100ms"),
-        (lock().ttl(day + ms(1)), "ttl ", "86400s"),
-        (lock().ttl(Duration::MAX), "ttl ", "86400s"),
+        (lock().ttl(Duration::ZERO), "ttl ", "from 100 ms"),
+        (lock().ttl(ms(99)), "ttl ", "from 100 ms"),
+        (lock().ttl(day + ms(1)), "ttl ", "to 24 h"),
+        (lock().ttl(Duration::MAX), "ttl ", "to 24 h"),
         (lock().max_hold(under_ttl), "max_hold ", "1.2s"),
         (lock().max_hold(ms(500)).ttl(ms(501)), "max_hold ", "501ms"),
     ] {
