@@ -63,6 +63,9 @@ impl Holder {
     }
 }
 
+/// Ends the label under a key that its holder has released and keeps for a while.
+pub const RELEASED: &str = " (released)";
+
 /// A holder of these parts. This and the functions below are no methods, because a method is there for users too.
 pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Holder {
     Holder { token, remaining, fence, is_ours: false }
@@ -108,7 +111,9 @@ impl fmt::Display for Holder {
         if let Some(fence) = self.fence {
             write!(f, " (fence {fence})")?;
         }
+        let is_kept = self.label().is_some_and(|label| label.ends_with(RELEASED));
         match self.remaining {
+            Some(remaining) if is_kept => write!(f, ", which keeps it for {} more", Rounded(remaining)),
             Some(remaining) => write!(f, ", whose key lives {} more unless renewed", Rounded(remaining)),
             None => f.write_str(", whose key has no TTL"),
         }
@@ -181,6 +186,13 @@ mod tests {
         assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
         let longer = lasting(holder.clone(), Some(Duration::from_secs(9)));
         assert_eq!(longer, of(Some(token), Some(Duration::from_secs(9)), fence));
+    }
+
+    #[test]
+    fn a_key_that_is_kept_is_renewed_by_nobody() {
+        let token = Token::draw(&format!("host:7{RELEASED}"));
+        let kept = read(Some(&token.value(fence::ZERO)), 1_500).to_string();
+        assert_eq!(kept, "host:7 (released) (fence 0), which keeps it for 1.5 s more");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use leasehold_protocol::{
     acquisition::{self, Acquisition, Actions, Said, Sent},
     failure::Failure,
     fence::Fence,
+    holder::RELEASED,
     key::Key,
     loss::{self, LossReason},
     message::{Claim, ReleaseMode, Route},
@@ -145,7 +146,7 @@ impl Hold {
         if rest.is_zero() {
             return ReleaseMode::Delete;
         }
-        let stays = random::token(&format!("{} (released)", self.token.label()));
+        let stays = random::token(&format!("{}{RELEASED}", self.token.label()));
         ReleaseMode::Retain(rest.max(SHORTEST_KEEP), stays)
     }
 
