@@ -40,7 +40,8 @@ pub(crate) fn brief(duration: Duration) -> String {
         0..HOUR => 1,
         HOUR..DAY => MINUTE,
         _ if seconds < 30 * DAY => HOUR,
-        _ => DAY,
+        // A month is no whole number of days, and would bring hours and minutes with it.
+        _ => return format!("{}days", seconds / DAY),
     };
     written(Duration::from_secs(seconds - seconds % unit))
 }
@@ -128,6 +129,9 @@ mod tests {
             (7_384, "2h3m"),
             (90_061, "1day1h"),
             (9 * 86_400, "9days"),
+            (30 * 86_400, "30days"),
+            (40 * 86_400 + 7_384, "40days"),
+            (20_782 * 86_400, "20782days"),
         ] {
             assert_eq!(brief(Duration::from_secs(seconds)), text);
         }

@@ -60,7 +60,10 @@ fn read(tool: &Command, text: &str) -> Result<BTreeMap<String, String>, (usize, 
             let mut names: Vec<_> = options().filter_map(Arg::get_long).collect();
             names.sort_unstable();
             names.dedup();
-            (line, format!("there is no setting {name:?}: the settings are {}", names.join(", ")))
+            // A URL that stands alone has a password before its `=`, and cron mails what is printed.
+            let is_word = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+            let unknown = if is_word { format!("there is no setting {name:?}") } else { "this is no setting".into() };
+            (line, format!("{unknown}: the settings are {}", names.join(", ")))
         })?;
         accepts(option, value).map_err(|why| (line, format!("{name}: {why}")))?;
         if settings.insert(name.to_owned(), value.to_owned()).is_some() {

@@ -195,11 +195,14 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.into();
     }
-    let (mut cut, mut left) = (String::new(), columns.saturating_sub(1));
+    let mut cut = String::new();
     for c in text.chars() {
-        let Some(rest) = left.checked_sub(c.width().unwrap_or(0)) else { break };
-        left = rest;
         cut.push(c);
+        // As a whole: a sign may be wider for what follows it.
+        if cut.width() >= columns {
+            cut.pop();
+            break;
+        }
     }
     if columns > 0 {
         cut.push('…');
@@ -289,6 +292,15 @@ mod tests {
             "{line}"
         );
         assert!(lines(&[row("hourly", &"l".repeat(100))], Some(80)).remove(1).starts_with("hourly  lll"));
+    }
+
+    /// A heart is one column wide, and two with the sign behind it that asks for its picture.
+    #[test]
+    fn a_sign_that_another_makes_wider_is_counted_as_wide() {
+        for columns in 0..20 {
+            let cut = cut(&"\u{2764}\u{fe0f}".repeat(20), columns);
+            assert!(cut.width() <= columns, "{columns}: {cut:?}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{future::Future, time::Duration};
 use tokio::time::timeout;
 
 use super::*;
-use crate::{ErrorKind, Keeper, Status};
+use crate::{ErrorKind, Keeper, Owner, Status};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -78,6 +78,31 @@ async fn a_named_store_goes_by_the_clock_that_made_it() {
     assert!(other.lock("job").holder().await.unwrap().is_some());
     first.advance(HOUR);
     assert_eq!(other.lock("job").holder().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_over_before_all_who_stand_in_line() {
+    let (leases, clock) = leases().await;
+    let lock = leases.lock("job").fair(true);
+    let lease = lock.acquire().await.unwrap();
+    let mut waiters = Vec::new();
+    for place in 1..=2 {
+        let waiter = lock.clone().owner(Owner::anonymous());
+        waiters.push(tokio::spawn(async move { waiter.acquire().await }));
+        while lock.waiters().await.unwrap().len() < place {
+            tokio::task::yield_now().await;
+        }
+    }
+    take_over(&lock).unwrap();
+    assert_eq!(lock.holder().await.unwrap().unwrap().label(), Some("somebody else"));
+    soon("a second", clock.pass(SECOND, &leases)).await;
+    assert_eq!(soon("the signal", lease.lost()).await.reason(), LossReason::Taken);
+    assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+    // They have kept their places.
+    for waiter in waiters {
+        soon("a TTL", clock.pass(2 * TTL, &leases)).await;
+        soon("its turn", waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
 }
 
 #[tokio::test]

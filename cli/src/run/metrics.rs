@@ -1,7 +1,8 @@
 //! Measurements: for whoever asks over HTTP while a command runs, and in a file when it has ended.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write},
     net::SocketAddr,
     path::Path,
     process,
@@ -86,11 +87,17 @@ pub(super) fn write(file: &Path, lock: &str, exit: Exit, ran: Duration) -> io::R
     unfinished.push(format!(".{}.tmp", process::id()));
     let unfinished = file.with_file_name(unfinished);
     let written =
-        fs::write(&unfinished, text(lock, exit, ran, wall_clock())).and_then(|()| fs::rename(&unfinished, file));
+        write_new(&unfinished, &text(lock, exit, ran, wall_clock())).and_then(|()| fs::rename(&unfinished, file));
     if written.is_err() {
         let _was_never_there = fs::remove_file(&unfinished);
     }
     written
+}
+
+/// Others may write to the directory too, and guess the name: never through a link of theirs.
+fn write_new(file: &Path, text: &str) -> io::Result<()> {
+    let _left_behind = fs::remove_file(file);
+    fs::File::create_new(file)?.write_all(text.as_bytes())
 }
 
 #[allow(clippy::disallowed_methods, reason = "no lease is judged by it: it is told to Prometheus")]
@@ -120,6 +127,20 @@ fn text(lock: &str, exit: Exit, ran: Duration, now: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_written_through_a_link() {
+        let directory = std::env::temp_dir().join(format!("leasehold-link-{}", process::id()));
+        fs::create_dir(&directory).unwrap();
+        let (file, other) = (directory.join("job.prom"), directory.join("other"));
+        fs::write(&other, "theirs").unwrap();
+        std::os::unix::fs::symlink(&other, directory.join(format!("job.prom.{}.tmp", process::id()))).unwrap();
+        let written = write(&file, "job", Exit::Command(0), Duration::ZERO);
+        let (ours, theirs) = (fs::read_to_string(&file), fs::read_to_string(&other));
+        fs::remove_dir_all(&directory).unwrap();
+        assert!(written.is_ok() && ours.unwrap().contains("leasehold_run_exit_code"));
+        assert_eq!(theirs.unwrap(), "theirs");
+    }
 
     #[test]
     fn a_label_is_escaped() {

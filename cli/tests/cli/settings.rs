@@ -114,6 +114,10 @@ fn a_wrong_configuration_is_refused_by_file_and_line() {
     ] {
         ends_with(&scene.tool(text, &show).output().unwrap(), 64, words);
     }
+    // The URL alone, with a password that ends as base64 does.
+    let output = scene.tool("redis://:c2VjcmV0=@a\n", &show).output().unwrap();
+    ends_with(&output, 64, &["line 1: this is no setting: the settings are connect-timeout"]);
+    assert!(!said(&output).contains("c2VjcmV0"), "{}", said(&output));
     let absent = scene.tool("", &["ls", "--config", "/no/such/file"]).output().unwrap();
     ends_with(&absent, 64, &["cannot read /no/such/file"]);
     let both = scene.tool("", &show).env("LEASEHOLD_URL", "redis://a").env("LEASEHOLD_URL_FILE", "/a").output();
