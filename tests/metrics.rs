@@ -162,6 +162,12 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     exporter.counts(&of_node("node_up"), 1).await;
     exporter.tells(&of_node("reconnects_total"), |reconnects| reconnects >= 1.0).await;
     assert!(!exporter.0.render().contains("swordfish"), "an address is told, and not who we are there");
+    // Nobody needs what is down and not used any more.
+    server.kill();
+    exporter.counts(&of_node("node_up"), 0).await;
+    leases.close().await;
+    drop(leases);
+    exporter.counts(&of_node("node_up"), 1).await;
 
     let urls = ["memory://one", "memory://two", "memory://three"];
     let quorum = Leases::builder().quorum(urls).ttl(TTL).build().await.expect("it is here");

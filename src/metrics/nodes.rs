@@ -124,6 +124,17 @@ impl NodeMetrics {
     }
 }
 
+/// Who last asked a node that is away would have it down for ever: what nobody uses is not down.
+#[cfg(feature = "metrics")]
+impl Drop for NodeMetrics {
+    fn drop(&mut self) {
+        // The other one is that of `NODES`.
+        if Arc::strong_count(&self.0) == 2 {
+            self.note_up(true);
+        }
+    }
+}
+
 /// Something may be left on a node, to expire there.
 pub(crate) fn undo_is_unconfirmed() {
     #[cfg(feature = "metrics")]

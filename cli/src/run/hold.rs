@@ -2,13 +2,14 @@
 
 use std::{
     io::{self, Read},
+    pin::pin,
     process::ExitCode,
     thread,
 };
 
 use leasehold::Lease;
 use rustix::process::Signal;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::{Released, catch, keeps_for_that_long, now, release, trouble, under_a_lease};
 use crate::{
@@ -42,15 +43,31 @@ pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
 
 async fn until_closed(options: &Wanted, lease: Lease, input: &Input, signals: &mut Signals) -> Result<Exit, Ended> {
     let acquired = now();
-    print(&format!("held {}", lease.fence()))?;
-    let exit = tokio::select! {
-        biased;
-        lost = lease.lost() => return Err(Ended::new(Exit::Lost, lost.to_string())),
-        () = input.closed() => Exit::Command(0),
-        signal = ending(signals) => Exit::Signal(signal.as_raw()),
+    let (mut told, mut is_told) = (pin!(tell_the_script(format!("held {}", lease.fence()))), false);
+    let exit = loop {
+        tokio::select! {
+            biased;
+            lost = lease.lost() => return Err(Ended::new(Exit::Lost, lost.to_string())),
+            outcome = &mut told, if !is_told => {
+                outcome?;
+                is_told = true;
+            }
+            () = input.closed() => break Exit::Command(0),
+            signal = ending(signals) => break Exit::Signal(signal.as_raw()),
+        }
     };
     let released = release(lease, options.lease.keep_for, now().saturating_sub(acquired), false).await;
     Ok(if released == Released::WasLost { Exit::Lost } else { exit })
+}
+
+/// On a thread of its own: a pipe that nobody reads may be full, and must stop no renewal.
+#[allow(clippy::disallowed_methods, reason = "it ends with the program, and nothing else can wait for standard output")]
+async fn tell_the_script(line: String) -> Result<(), Ended> {
+    let (tell, told) = oneshot::channel();
+    thread::spawn(move || {
+        let _nobody_waits = tell.send(print(&line));
+    });
+    told.await.unwrap_or(Ok(()))
 }
 
 /// The next signal that ends us.

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader, Write},
     process::{Child, Command, Output, Stdio},
 };
 
@@ -49,6 +49,24 @@ fn a_lock_is_held_until_the_input_is_closed_or_a_signal_comes() {
     let (holder, _) = hold(&server, &["--keep-for", "30s"]);
     ends_with(&closed(holder), 0, &[]);
     assert!(is_held(&server), "it is kept");
+}
+
+/// As that of a script which waits for something else first.
+#[test]
+fn an_output_that_nobody_reads_stops_no_renewal() {
+    const CAPACITY: usize = 64 * 1024;
+    let server = Server::start();
+    let (_unread, mut full) = io::pipe().unwrap();
+    full.write_all(&vec![b'.'; CAPACITY]).unwrap();
+    let mut command = tool(&server, &["hold", "--ttl", "1s", NAME]);
+    let holder = command.stdin(Stdio::piped()).stdout(full).spawn().unwrap();
+    eventually(HANGS, "it is acquired", || is_held(&server));
+    let renewals = || server.wire().calls("pexpire");
+    let before = renewals();
+    eventually(HANGS, "it is renewed for more than a TTL", || renewals() >= before + 4);
+    assert!(is_held(&server));
+    ends_with(&closed(holder), 0, &[]);
+    assert!(!is_held(&server));
 }
 
 #[test]
