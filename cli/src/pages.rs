@@ -145,8 +145,26 @@ const HOLD: &[Section] = &[
     ),
 ];
 
+/// Of commands that ask the servers, and are done.
+const ASKS: Section = section(
+    "Exit status",
+    Terms(&[
+        ("0", "Done."),
+        ("64", "The command line or the configuration is wrong."),
+        ("69", "The server is away, or refuses us."),
+    ]),
+);
+
 const SHOW: &[Section] = &[
-    section("Exit status", Terms(&[("0", "The lock is held."), ("1", "The lock is free.")])),
+    section(
+        "Exit status",
+        Terms(&[
+            ("0", "The lock is held."),
+            ("1", "The lock is free."),
+            ("64", "The command line or the configuration is wrong."),
+            ("69", "The server is away, or refuses us."),
+        ]),
+    ),
     section(
         "Examples",
         Lines(&["leasehold show nightly-report", "leasehold show --json nightly-report | jq .holder.label"]),
@@ -157,16 +175,18 @@ const LS: &[Section] = &[
     section(
         "Columns",
         Terms(&[
-            ("HELD", "How long the holder has held the lock, by the server's clock."),
+            ("HELD", "How long the holder has held the lock: since the time of its fence, by this machine's clock."),
             ("TTL", "How long the key lives unless the holder renews it."),
             ("WAITING", "Waiters in the fair queue. Unknown over a quorum."),
         ]),
     ),
     section("Notes", Text("A key that another library wrote is not listed: see `leasehold show`.")),
+    ASKS,
     section("Examples", Lines(&["leasehold ls", "leasehold ls 'reports:*'", "leasehold ls --json | jq -r '.[].name'"])),
 ];
 
-const TOP: &[Section] = &[section("Examples", Lines(&["leasehold top", "leasehold top --interval 5s 'reports:*'"]))];
+const TOP: &[Section] =
+    &[ASKS, section("Examples", Lines(&["leasehold top", "leasehold top --interval 5s 'reports:*'"]))];
 
 const DOCTOR: &[Section] = &[
     section(
@@ -195,6 +215,15 @@ const RELEASE: &[Section] = &[
             "The holder is notified and must stop. Until it has stopped, two may run: see `leasehold show` first. \
              It asks first, unless you pass --yes.",
         ),
+    ),
+    section(
+        "Exit status",
+        Terms(&[
+            ("0", "It was taken away, or was free."),
+            ("1", "You said no."),
+            ("64", "The command line or the configuration is wrong."),
+            ("69", "The server is away, or refuses us."),
+        ]),
     ),
     section(
         "Examples",

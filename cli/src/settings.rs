@@ -48,6 +48,8 @@ fn for_each_option(tool: Command, change: impl Fn(Arg) -> Arg) -> Command {
 fn read(tool: &Command, text: &str) -> Result<BTreeMap<String, String>, (usize, String)> {
     let options = || tool.get_subcommands().flat_map(Command::get_arguments).filter(|option| is_setting(option));
     let mut settings = BTreeMap::new();
+    // Some editors begin a file with a mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (line, text) in (1..).zip(text.lines()) {
         let text = text.trim();
         if text.is_empty() || text.starts_with('#') {
@@ -84,7 +86,8 @@ fn unquoted(value: &str) -> &str {
             return quoted;
         }
     }
-    value.split_once(" #").map_or(value, |(value, _comment)| value.trim_end())
+    let comment = [" #", "\t#"].into_iter().filter_map(|mark| value.find(mark)).min();
+    comment.and_then(|at| value.get(..at)).unwrap_or(value).trim_end()
 }
 
 /// Whether the option takes this value, as it does on the command line.

@@ -1,9 +1,10 @@
 //! Measurements: for whoever asks over HTTP while a command runs, and in a file when it has ended.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
     io::{self, Write},
     net::SocketAddr,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process,
     time::{Duration, SystemTime},
@@ -97,7 +98,10 @@ pub(super) fn write(file: &Path, lock: &str, exit: Exit, ran: Duration) -> io::R
 /// Others may write to the directory too, and guess the name: never through a link of theirs.
 fn write_new(file: &Path, text: &str) -> io::Result<()> {
     let _left_behind = fs::remove_file(file);
-    fs::File::create_new(file)?.write_all(text.as_bytes())
+    let mut file = fs::File::create_new(file)?;
+    // The collector is another user, whatever our umask is.
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    file.write_all(text.as_bytes())
 }
 
 #[allow(clippy::disallowed_methods, reason = "no lease is judged by it: it is told to Prometheus")]

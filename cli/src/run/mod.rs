@@ -1,9 +1,10 @@
 //! `leasehold run`: a command under a lease.
 
-use std::{ffi::OsString, future::Future, os::unix::process::CommandExt, process::ExitCode, time::Duration};
+use std::{ffi::OsString, future::Future, os::unix::process::CommandExt, pin::pin, process::ExitCode, time::Duration};
 
 use leasehold::{Clock, Error, Lease, Lock, LossReason, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
+use tokio::time::timeout;
 
 use self::{
     exec::find,
@@ -34,6 +35,9 @@ pub(crate) use exec::{exec, interrupted};
 pub(crate) use hold::hold as hold_for_a_script;
 
 const SECOND: Duration = Duration::from_secs(1);
+
+/// For what is left to be said to the server after a wait in vain.
+const A_MOMENT: Duration = Duration::from_millis(250);
 
 /// A server of a quorum that is restarted remembers no key, and votes after its delay: no key is kept for longer.
 fn keeps_for_that_long(options: &Wanted) -> Result<(), Ended> {
@@ -129,7 +133,12 @@ async fn under_a_lease<T>(
     if let Some(memory) = lease.fence_memory {
         builder = builder.fence_memory(memory);
     }
-    let leases = match unless_ended(signals, builder.build()).await {
+    let mut gives_up = pin!(gives_up);
+    let built = tokio::select! {
+        ended = &mut gives_up => return Err(ended),
+        built = unless_ended(signals, builder.build()) => built,
+    };
+    let leases = match built {
         Ok(built) => built?,
         Err(signal) => return Ok(Err(signal)),
     };
@@ -138,13 +147,18 @@ async fn under_a_lease<T>(
         ended = gives_up => Ok(Err(ended)),
         acquired = unless_ended(signals, acquire(options, &lock, began)) => acquired,
     };
+    let has_waited_in_vain = matches!(acquired, Ok(Err(_)));
     let outcome = match acquired {
         Ok(Ok(lease)) => work(lease, signals).await.map(Ok),
         Ok(Err(ended)) => Err(ended),
         Err(signal) => Ok(Err(signal)),
     };
-    // Also takes a waiter out of its queue.
-    leases.close().await;
+    // Also takes a waiter out of its queue; whoever has waited in vain has no time for a server that says no to that too.
+    if has_waited_in_vain {
+        let _left_behind = timeout(A_MOMENT, leases.close()).await;
+    } else {
+        leases.close().await;
+    }
     outcome
 }
 

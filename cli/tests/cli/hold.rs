@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{self, BufRead, BufReader, Write},
+    net::TcpListener,
     process::{Child, Command, Output, Stdio},
 };
 
@@ -81,6 +82,12 @@ fn a_wait_ends_when_the_input_is_closed() {
     ends_with(&output, 1, &["standard input was closed before \"job\" was acquired"]);
     assert!(output.stdout.is_empty(), "{output:?}");
     ends_with(&closed(holder), 0, &[]);
+    // Also while a server does not answer.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut waiter = tool(&server, &["hold", "--connect-timeout", "20s", NAME]);
+    waiter.env("LEASEHOLD_URL", format!("redis://{}", silent.local_addr().unwrap()));
+    let waiter = waiter.stdin(Stdio::piped()).spawn().unwrap();
+    ends_with(&closed(waiter), 1, &["standard input was closed"]);
 }
 
 #[test]

@@ -4,7 +4,10 @@ use std::{
     fs,
     io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::unix::{
+        fs::PermissionsExt,
+        process::{CommandExt, ExitStatusExt},
+    },
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -969,6 +972,22 @@ fn scrapes_that_ask_nothing_take_few_descriptors() {
     ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
 }
 
+/// It takes no place in a queue, and none back.
+#[test]
+fn a_fair_wait_for_a_replica_ends_on_time() {
+    let (server, limit) = (Server::start(), Duration::from_millis(500));
+    let replica = Server::start();
+    replica.wire().must(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    eventually(HANGS, "it follows", || {
+        replica.wire().info_field("replication", "master_link_status").as_deref() == Some("up")
+    });
+    let (lag, began) = (Lag::start(), Instant::now());
+    let output = run(&replica, &["-w", "500ms", "--fair"], "true").output().unwrap();
+    let took = began.elapsed();
+    ends_with(&output, 69, &["the url must name a primary"]);
+    assert!(took >= limit && took < limit + Duration::from_millis(750) + lag.worst(), "{took:?}");
+}
+
 #[test]
 fn the_end_of_a_run_is_written_to_a_file() {
     let server = Server::start();
@@ -992,6 +1011,12 @@ fn the_end_of_a_run_is_written_to_a_file() {
     assert!(value("duration_seconds") >= 0.3);
     let ago = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() - value("last_timestamp_seconds");
     assert!((-1.0..HANGS.as_secs_f64()).contains(&ago), "{ago}");
+    // The collector may read it, whatever the umask is.
+    let mut private = Command::new("sh");
+    private.env("LEASEHOLD_URL", server.url()).env("LEASEHOLD_CONFIG", "/dev/null");
+    private.args(["-c", "umask 077; exec \"$@\"", "sh", LEASEHOLD, "run"]).args(option).args([NAME, "true"]);
+    assert!(private.status().unwrap().success());
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
     // Skipped, lost, and not begun.
     server.wire().set(NAME, "somebody else's");
     ends_with(&run(&server, &[&option[..], &["-n", "-E", "0"]].concat(), "true").output().unwrap(), 0, &[]);

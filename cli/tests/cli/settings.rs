@@ -59,6 +59,8 @@ fn an_option_goes_before_the_environment_and_that_before_the_file() {
     let show = ["show", NAME];
     assert!(finds(&mut scene.tool(&in_file(&meant), &show)));
     assert!(!finds(&mut scene.tool(&in_file(&other), &show)), "the premise");
+    // As some editors write it.
+    assert!(finds(&mut scene.tool(&format!("\u{feff}url = {meant}\t# the one\r\n"), &show)));
     assert!(finds(scene.tool(&in_file(&other), &show).env("LEASEHOLD_URL", &meant)));
     assert!(finds(scene.tool(&in_file(&other), &["show", "--url", &meant, NAME]).env("LEASEHOLD_URL", &other)));
     // Another program's server is for want of a better one.

@@ -23,7 +23,7 @@ use super::{
     opening::{NO_OUTCOME, Opening, Side},
     reply,
     script::Script,
-    url::Target,
+    url::{Address, Target},
 };
 use crate::{
     clock::{self, Clock},
@@ -425,8 +425,9 @@ fn unknown_script(error: &FredError) -> bool {
 
 pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
     let connect = Rounded(limits.connect);
+    let tls = if matches!(target.address, Address::Tcp { tls: true, .. }) { ", does it speak TLS there" } else { "" };
     let text = format!(
-        "cannot reach redis at {target} within {connect}: {reason}. Is the server running there, and is the url right?"
+        "cannot reach redis at {target} within {connect}: {reason}. Is the server running there{tls}, and is the url right?"
     );
     Error::unavailable(text)
 }
