@@ -264,6 +264,8 @@ pub(crate) fn keeper_ended() -> Failure {
     Failure::unknown(KEEPER_ENDED)
 }
 
+// For this crate only: nobody else can name what it comes from.
+#[doc(hidden)]
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let details = Details::of(&failure, ("", ""));
@@ -271,6 +273,7 @@ impl From<Failure> for Error {
     }
 }
 
+#[doc(hidden)]
 impl From<InvalidName> for Error {
     fn from(invalid: InvalidName) -> Self {
         Self::config(invalid.to_string())
