@@ -15,6 +15,7 @@
 //! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
 //! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
+//! | [`combiner`] | which requests travel together, and what each of their callers is told |
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are what these speak in: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`], [`failure`],
@@ -28,6 +29,7 @@ pub mod acquisition;
 pub mod attempt;
 pub mod backoff;
 pub mod check;
+pub mod combiner;
 pub mod doubling;
 pub mod failure;
 pub mod fence;

@@ -18,7 +18,7 @@ use tokio::{sync::watch, task::AbortHandle};
 
 pub(crate) use super::link::Limits;
 use super::{
-    failure::{classify, is_full, is_refusal, is_unsent, words},
+    failure::{self, classify, is_full, is_refusal, is_unsent, words},
     link::{Ending, Link},
     opening::{NO_OUTCOME, Opening, Side},
     reply,
@@ -166,13 +166,13 @@ impl Connection {
     /// wait for a link too. With `track` the server is asked to notify us when a key changes that the script reads; the
     /// answer says whether it will.
     ///
-    /// `arguments` gives the keys and the arguments, and is asked again for the second sending: a copy kept for that
-    /// would cost every call.
+    /// `arguments` gives the keys and then the arguments, and how many of them are keys; or nothing if nobody wants the
+    /// answer any more, and then nothing is sent. It is asked right before each sending, for a second one again: a copy kept
+    /// for that would cost every call.
     pub(super) async fn run(
         &self,
         script: &'static Script,
-        keys: usize,
-        arguments: impl Fn(&mut Vec<Value>) + Send,
+        mut arguments: impl FnMut(&mut Vec<Value>) -> Option<usize> + Send,
         limit: Duration,
         track: impl Fn() -> bool + Send,
     ) -> Result<(Value, Way), Failure> {
@@ -186,7 +186,9 @@ impl Connection {
             }
             let (track, mut by_hash) = (track(), !link.is_first(script));
             let outcome = loop {
-                let call = link.call(script, by_hash, keys, &arguments);
+                let Some(call) = link.call(script, by_hash, &mut arguments) else {
+                    return Err(Failure::unsent("nobody waits for the answer any more"));
+                };
                 match link.send(call, left, track).await {
                     Err(error) if by_hash && unknown_script(&error) => {
                         (by_hash, overtaken) = (false, true);
@@ -244,6 +246,20 @@ impl Connection {
     /// One of its settings; `None` if it keeps that to itself.
     pub(super) async fn setting(&self, name: &'static str, limit: Duration) -> Option<String> {
         reply::setting(&self.command("CONFIG", vec!["GET".into(), name.into()], limit).await.ok()?)
+    }
+
+    pub(super) fn now(&self) -> Time {
+        self.inner.now()
+    }
+
+    /// It takes no more requests now.
+    pub(super) fn full(&self) -> Failure {
+        self.inner.full()
+    }
+
+    /// It gave no answer in time.
+    pub(super) fn silent(&self, limit: Duration) -> Failure {
+        failure::silent(&self.inner.server, limit)
     }
 
     /// The links that come after the one that there is now.

@@ -35,10 +35,15 @@ pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure 
         return server_said(server, word, details);
     }
     match error.kind() {
-        ErrorKind::Timeout => Failure::unknown(format!("redis at {server} gave no answer within {}", Rounded(limit))),
+        ErrorKind::Timeout => silent(server, limit),
         _ if is_unsent(error) => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
+}
+
+/// It gave no answer in time.
+pub(super) fn silent(server: &str, limit: Duration) -> Failure {
+    Failure::unknown(format!("redis at {server} gave no answer within {}", Rounded(limit)))
 }
 
 /// Whether the request was never sent, and never will be.

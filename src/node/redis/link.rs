@@ -160,24 +160,23 @@ impl Link {
         self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0
     }
 
-    /// A script, by its hash or its text, with what it is given.
+    /// A script, by its hash or its text, with what it is given; nothing if nobody wants it any more.
     pub(super) fn call(
         &self,
         script: &'static Script,
         by_hash: bool,
-        keys: usize,
-        arguments: impl Fn(&mut Vec<Value>),
-    ) -> Command {
+        arguments: &mut impl FnMut(&mut Vec<Value>) -> Option<usize>,
+    ) -> Option<Command> {
         let (name, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
         let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
-        all.push(Value::Null);
-        all.push(i64::try_from(keys).unwrap_or(i64::MAX).into());
-        arguments(&mut all);
+        all.extend([Value::Null, Value::Null]);
+        let keys = arguments(&mut all)?;
         let weighed = Weighed::argument(text, &all, &self.load);
-        if let Some(first) = all.first_mut() {
+        if let Some([first, second]) = all.first_chunk_mut() {
             *first = weighed.into();
+            *second = i64::try_from(keys).unwrap_or(i64::MAX).into();
         }
-        Command { name, arguments: all }
+        Some(Command { name, arguments: all })
     }
 
     /// Sends it. With `track` the server is asked to notify us when a key changes that the script reads; the answer says

@@ -13,7 +13,7 @@ use leasehold_protocol::message::{Reply, Request, Route};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
-use self::{connection::Connection, opening::Side, push::Push, witness::Witness};
+use self::{combining::Combining, connection::Connection, opening::Side, push::Push, witness::Witness};
 use super::{Answer, Node, NodeListener};
 use crate::{
     capabilities::Capabilities,
@@ -23,6 +23,7 @@ use crate::{
     metrics::NodeMetrics,
 };
 
+mod combining;
 mod connection;
 mod failure;
 #[cfg(test)]
@@ -46,6 +47,7 @@ pub(crate) struct Redis {
     /// On a clone of that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
     home: Option<(Id, Arc<Connection>)>,
     keeper: Arc<Connection>,
+    combining: Arc<Combining>,
     push: Arc<Push>,
     witness: Arc<Witness>,
     host: Host,
@@ -77,7 +79,7 @@ impl Redis {
         let here = home.filter(|runtime| runtime.id() != host.runtime().id());
         let open = |runtime, place| open(runtime, place, target.clone(), limits, host.clone(), clock.clone());
         let at_the_keeper = || open(host.runtime().clone(), Side::Keeper(host.clone()));
-        let (home, keeper) = match here {
+        let (home, keeper) = match here.clone() {
             Some(runtime) => {
                 let at_home = open(runtime.clone(), Side::Here(runtime.clone()));
                 let (home, keeper) = tokio::join!(at_home, at_the_keeper());
@@ -85,17 +87,32 @@ impl Redis {
             }
             None => (None, at_the_keeper().await?),
         };
+        // Where its callers are: on the keeper's connection only if there is no other.
+        let (busiest, runtime) = match (&home, here) {
+            (Some((_, home)), Some(runtime)) => (home, runtime),
+            _ => (&keeper, host.runtime().clone()),
+        };
+        let combining = Combining::new(busiest.clone(), runtime, host.clone(), limits.command);
         let push = Push::new(NodeMetrics::of(&target.to_string()));
         let serving = push.clone().serve(target.clone(), limits, keeper.clone(), host.clone());
         host.spawn_until_stopped_on(&transport, serving);
         let witness = Witness::new(clock);
-        Ok(Self { home, keeper, push, witness, host, address: target.to_string() })
+        Ok(Self { home, keeper, combining, push, witness, host, address: target.to_string() })
     }
 
     fn connection(&self, route: Route) -> Arc<Connection> {
         match (route, &self.home) {
             (Route::Home, Some((_, home))) => home.clone(),
             _ => self.keeper.clone(),
+        }
+    }
+
+    /// Whether requests on this route may travel together.
+    fn travels_with_others(&self, route: Route) -> bool {
+        match route {
+            Route::Home => true,
+            Route::Keeper => self.home.is_none(),
+            Route::Tracked => false,
         }
     }
 }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use fred::types::Value;
 use leasehold_protocol::{
+    combiner::Want,
     failure::Failure,
     fence::Fence,
     holder::{self, Holder},
-    message::{Acquired, Denial, Guarding, Owned, Page, Polled, Repaired, ServerIdentity, Vote, Waiters},
+    message::{Acquired, Denial, Guarding, Owned, Page, Polled, Repaired, Reply, ServerIdentity, Vote, Waiters},
     token::Token,
 };
 
@@ -29,6 +30,39 @@ pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
         _ => return None,
     };
     Some(Vote { acquired, sign, overtaken: false })
+}
+
+/// One for each want of a batch, in their order; `None` for what has to be asked alone.
+pub(super) fn combined(reply: &Value, wants: &[Want], overtaken: bool) -> Option<Vec<Option<Reply>>> {
+    let [issued, codes @ ..] = array(reply) else { return None };
+    if codes.len() != wants.len() {
+        return None;
+    }
+    let is_release = |want: &&Want| matches!(want, Want::Release(_));
+    let (released, acquired) = codes.split_at(wants.iter().filter(is_release).count());
+    let (mut released, mut acquired) = (released.iter(), acquired.iter());
+    let read = |want: &Want| {
+        let (code, is_release) = match want {
+            Want::Release(_) => (released.next()?, true),
+            Want::Acquire(_) => (acquired.next()?, false),
+        };
+        let acquired = match array(code) {
+            [alone] if alone.as_i64() == Some(-2) => return Some(None),
+            [done] if done.as_i64() == Some(1) && is_release => return Some(Some(Reply::Owned(Ok(())))),
+            [granted] if granted.as_i64() == Some(1) => Acquired::Granted(fence(issued)?),
+            [busy, pttl, value] if busy.as_i64() == Some(0) && !is_release => {
+                Acquired::Busy { holder: found(pttl, value)?, tracked: false }
+            }
+            _ => return None,
+        };
+        Some(Some(Reply::Vote(Vote { acquired, sign: None, overtaken })))
+    };
+    wants.iter().map(read).collect()
+}
+
+/// What a script has answered is none of its replies.
+pub(super) fn unreadable() -> Failure {
+    Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?")
 }
 
 pub(super) fn repaired(reply: &Value) -> Option<Repaired> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fred::types::Value;
 use leasehold_protocol::{
-    failure::Failure,
+    combiner::Want,
     fence::Fence,
     key::Key,
     message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote},
@@ -35,6 +35,7 @@ scripts! {
     13 LOOK = "look";
     14 HELD = "held";
     15 FLOORS = "floors";
+    16 COMBINED = "value" "issue" "combined";
 }
 
 /// How many keys the server looks at to say how much memory floors take, in a millisecond.
@@ -47,13 +48,28 @@ const KEYS_OF_A_PAGE: i64 = 500;
 type Via = (Route, Duration);
 
 impl Redis {
+    /// Sends a request: alone, or with those that come at the same time.
     pub(super) fn ask(&self, via: Via, request: Request) -> Answer<Reply> {
+        if let Some(token) = Want::undone_by(&request) {
+            self.combining.withdraw(token);
+        }
+        let (route, limit) = via;
+        match self.combining.takes(&request, limit).filter(|_| self.travels_with_others(route)) {
+            Some(want) => {
+                let sent = self.combining.clone().send(want, limit, self.ask_alone(via, request));
+                Box::pin(self.host.keep_time(Box::pin(sent), || Err(keeper_ended())))
+            }
+            None => self.ask_alone(via, request),
+        }
+    }
+
+    fn ask_alone(&self, via: Via, request: Request) -> Answer<Reply> {
         match request {
             Request::Acquire(request) => self.acquire(via, request),
             Request::Raise { claim, fence } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([claim.key.lock().into(), claim.key.fence().into(), value(&claim)]);
-                    all.extend([number(fence), millis(claim.fence_memory)]);
+                    all.extend([number(fence), millis(claim.fence_memory).into()]);
                 };
                 self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
             }
@@ -62,7 +78,7 @@ impl Redis {
                 let (keys, watch) = (batch.len(), via.0 == Route::Tracked);
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(batch.iter().map(|claim| claim.key.lock().into()));
-                    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl)]));
+                    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl).into()]));
                     if watch {
                         all.push("watch".into());
                     }
@@ -91,7 +107,12 @@ impl Redis {
                 }
                 ReleaseMode::Retain(keep, stays) => {
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend([claim.key.lock().into(), value(&claim), millis(keep), stays.as_str().into()]);
+                        all.extend([
+                            claim.key.lock().into(),
+                            value(&claim),
+                            millis(keep).into(),
+                            stays.as_str().into(),
+                        ]);
                     };
                     self.run(via, &KEEP, 1, arguments, |reply, _| reply::released(reply))
                 }
@@ -133,8 +154,8 @@ impl Redis {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
-            all.push(millis(*fence_memory));
+            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl).into()]);
+            all.push(millis(*fence_memory).into());
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
                 all.extend([seconds(voting.restart_delay), proposal.into()]);
@@ -157,8 +178,8 @@ impl Redis {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
-            all.extend([number(fence), millis(*fence_memory), seconds(restart_delay)]);
+            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl).into()]);
+            all.extend([number(fence), millis(*fence_memory).into(), seconds(restart_delay)]);
             if !restart_delay.is_zero() {
                 witness.testify(all);
             }
@@ -177,11 +198,11 @@ impl Redis {
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
             all.extend(queue_keys(key));
-            all.extend([token.as_str().into(), millis(*ttl)]);
+            all.extend([token.as_str().into(), millis(*ttl).into()]);
             all.push(poll.ticket.unwrap_or_default().to_string().into());
-            all.extend([millis(poll.grant), millis(poll.window)]);
+            all.extend([millis(poll.grant).into(), millis(poll.window).into()]);
             all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
-            all.extend([seconds(poll.restart_delay), millis(*fence_memory)]);
+            all.extend([seconds(poll.restart_delay), millis(*fence_memory).into()]);
             if !poll.restart_delay.is_zero() {
                 witness.testify_and_queue(all);
             }
@@ -207,8 +228,11 @@ impl Redis {
 
     /// How many bytes the floors of fences take, about. Nothing if the server keeps it to itself.
     pub(super) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
-        let arguments = |all: &mut Vec<Value>| all.push(KEYS_OF_A_SAMPLE.into());
-        let (reply, _) = connection.run(&FLOORS, 0, arguments, limit, || false).await.ok()?;
+        let arguments = |all: &mut Vec<Value>| {
+            all.push(KEYS_OF_A_SAMPLE.into());
+            Some(0)
+        };
+        let (reply, _) = connection.run(&FLOORS, arguments, limit, || false).await.ok()?;
         reply::floors(&reply)
     }
 
@@ -225,10 +249,12 @@ impl Redis {
         let push = (route == Route::Tracked).then(|| self.push.clone());
         let answer: Answer<Reply> = Box::pin(async move {
             let track = || push.as_ref().is_some_and(|push| push.is_on());
-            let (value, way) = connection.run(script, keys, arguments, limit, track).await?;
-            let unreadable =
-                || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
-            read(&value, way).map(Into::into).ok_or_else(unreadable)
+            let arguments = move |all: &mut Vec<Value>| {
+                arguments(all);
+                Some(keys)
+            };
+            let (value, way) = connection.run(script, arguments, limit, track).await?;
+            read(&value, way).map(Into::into).ok_or_else(reply::unreadable)
         });
         Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
@@ -256,7 +282,7 @@ fn seconds(span: Duration) -> Value {
     i64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(i64::MAX).into()
 }
 
-fn millis(span: Duration) -> Value {
-    // Rounded up: a key must not end before the lease that counts on it.
-    i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX).into()
+/// Rounded up: a key must not end before the lease that counts on it.
+pub(super) fn millis(span: Duration) -> i64 {
+    i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }

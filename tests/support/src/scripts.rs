@@ -9,6 +9,7 @@ macro_rules! script {
 }
 
 pub const ACQUIRE: &str = script!("value" "issue" "may_vote" "acquire");
+pub const COMBINED: &str = script!("value" "issue" "combined");
 pub const RAISE: &str = script!("value" "issue" "floor" "raise");
 pub const REPAIR: &str = script!("value" "issue" "may_vote" "floor" "repair");
 pub const RENEW: &str = script!("value" "renew");

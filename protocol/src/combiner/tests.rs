@@ -1,0 +1,216 @@
+use super::*;
+use crate::{fence, key::Key, message::Voting};
+
+const PACE: Duration = Duration::from_millis(1);
+const LIMIT: Duration = Duration::from_secs(1);
+const LIMITS: Limits = Limits { flights: 2, pace: PACE, batch: 3, weight: 4_000 };
+
+fn at(micros: u64) -> Time {
+    Time::ZERO + Duration::from_micros(micros)
+}
+
+fn claim(name: &str) -> Claim {
+    let (key, token) = (Key::of_lock(name), Token::draw("host:7"));
+    Claim { key, token, ttl: LIMIT, fence: None, fence_memory: fence::MEMORY }
+}
+
+fn acquire(name: &str) -> Want {
+    Want::Acquire(claim(name))
+}
+
+/// Callers are known by their numbers.
+fn enter(combiner: &mut Combiner<u32>, now: Time, caller: u32) -> Entry {
+    combiner.enter(now, LIMIT, || (acquire("job"), caller))
+}
+
+/// Two flights are under way, and these wait.
+fn busy(waiting: impl IntoIterator<Item = u32>) -> Combiner<u32> {
+    let mut combiner = Combiner::new(LIMITS);
+    for caller in [100, 101] {
+        assert_eq!(enter(&mut combiner, at(0), caller), Entry::Alone);
+    }
+    for caller in waiting {
+        assert!(matches!(enter(&mut combiner, at(1), caller), Entry::Queued(_)));
+    }
+    combiner
+}
+
+fn taken(combiner: &mut Combiner<u32>, now: Time) -> Option<Batch> {
+    let (batch, late) = combiner.take(now, |_| true);
+    assert!(late.is_empty(), "{late:?}");
+    batch
+}
+
+#[test]
+fn a_request_goes_alone_while_few_are_under_way() {
+    let mut combiner = busy([1]);
+    assert_eq!(combiner.sweep(at(2)).next, Some(at(0) + PACE), "two flights began at 0");
+    assert!(combiner.goes_on(at(3)), "one of them carries what waits");
+    assert_eq!(taken(&mut combiner, at(3)).map(|batch| combiner.landed(&batch)), Some(vec![Some(1)]));
+    assert!(!combiner.goes_on(at(4)), "nothing is left: it ends");
+    assert_eq!(enter(&mut combiner, at(5), 2), Entry::Alone);
+    assert!(matches!(enter(&mut combiner, at(6), 3), Entry::Queued(_)));
+}
+
+#[test]
+fn what_waits_has_a_flight_of_its_own_when_those_before_it_take_long() {
+    let mut combiner = busy([1]);
+    assert!(!combiner.sweep(at(999)).flies);
+    let swept = combiner.sweep(at(1_000));
+    assert!(swept.flies && swept.unsent.is_empty());
+    assert!(!combiner.sweep(at(1_999)).flies, "it is on its way");
+    assert_eq!(taken(&mut combiner, at(1_999)).map(|batch| batch.wants.len()), Some(1));
+    // Where every answer takes long, nothing waits for one.
+    assert_eq!(enter(&mut combiner, at(3_000), 2), Entry::Alone);
+    assert_eq!(enter(&mut combiner, at(3_001), 3), Entry::Alone);
+    assert!(matches!(enter(&mut combiner, at(3_002), 4), Entry::Queued(by) if by == at(4_000)));
+}
+
+#[test]
+fn who_comes_later_does_not_overtake_what_waits() {
+    let mut combiner = busy([1]);
+    assert!(matches!(enter(&mut combiner, at(2_000), 2), Entry::Queued(_)), "a flight is due, but for the first");
+    assert!(combiner.sweep(at(2_000)).flies);
+    let batch = taken(&mut combiner, at(2_000)).unwrap();
+    assert_eq!(combiner.landed(&batch), [Some(1), Some(2)]);
+}
+
+#[test]
+fn a_batch_has_no_more_requests_than_it_may() {
+    let mut combiner = busy(0..7);
+    for expected in [vec![Some(0), Some(1), Some(2)], vec![Some(3), Some(4), Some(5)], vec![Some(6)]] {
+        assert!(combiner.goes_on(at(10)));
+        let batch = taken(&mut combiner, at(10)).unwrap();
+        assert_eq!(combiner.landed(&batch), expected);
+    }
+    assert!(!combiner.goes_on(at(10)));
+}
+
+#[test]
+fn the_queue_weighs_no_more_than_it_may() {
+    let mut combiner = busy([]);
+    let mut entered = 0;
+    while enter(&mut combiner, at(1), entered) != Entry::Full {
+        entered += 1;
+        assert!(entered < 100);
+    }
+    assert!(entered > 5, "{entered}");
+    let mut left = entered;
+    while let Some(batch) = taken(&mut combiner, at(2)) {
+        left -= u32::try_from(batch.wants.len()).unwrap();
+    }
+    assert_eq!((left, combiner.weight), (0, 0), "what is taken out weighs nothing");
+}
+
+#[test]
+fn fences_of_another_memory_wait_for_the_next_batch() {
+    let mut combiner = busy([1]);
+    let other = Want::Acquire(Claim { fence_memory: Duration::ZERO, ..claim("job") });
+    let _queued = combiner.enter(at(1), LIMIT, || (other, 2));
+    let _queued = combiner.enter(at(1), LIMIT, || (Want::Release(claim("job")), 3));
+    for expected in [vec![Some(1)], vec![Some(2), Some(3)]] {
+        let batch = taken(&mut combiner, at(2)).unwrap();
+        assert_eq!(combiner.landed(&batch), expected);
+    }
+}
+
+#[test]
+fn what_is_over_its_time_is_not_sent() {
+    let mut combiner = busy([1]);
+    let _queued = combiner.enter(at(1), LIMIT / 2, || (acquire("job"), 2));
+    let (half, end) = (at(1) + LIMIT / 2, at(1) + LIMIT);
+    let swept = combiner.sweep(half);
+    assert_eq!((swept.unsent, swept.unknown), (vec![(2, LIMIT / 2)], vec![]));
+    let (batch, late) = combiner.take(end, |_| true);
+    assert!(batch.is_none());
+    assert_eq!((late, combiner.weight), (vec![(1, LIMIT)], 0));
+}
+
+#[test]
+fn what_is_in_the_air_is_unknown_when_its_time_is_over_and_not_sent_again() {
+    let mut combiner = busy([1]);
+    let _queued = combiner.enter(at(1), LIMIT / 2, || (acquire("other"), 2));
+    let mut batch = taken(&mut combiner, at(2)).unwrap();
+    let half = at(1) + LIMIT / 2;
+    assert_eq!(combiner.sweep(at(3)).next, Some(half));
+    let swept = combiner.sweep(half);
+    assert_eq!((swept.unsent, swept.unknown), (vec![], vec![(2, LIMIT / 2)]));
+    assert!(combiner.keep_unanswered(&mut batch));
+    let left: Vec<_> = batch.wants.iter().map(|want| want.claim().key.lock().to_owned()).collect();
+    assert_eq!(left, ["job"]);
+    assert_eq!(combiner.landed(&batch), [Some(1)]);
+    assert!(!combiner.keep_unanswered(&mut batch), "it has come down");
+}
+
+#[test]
+fn a_caller_that_was_swept_out_of_the_air_is_told_nothing_more() {
+    let mut combiner = busy([1, 2]);
+    let batch = taken(&mut combiner, at(2)).unwrap();
+    let swept = combiner.sweep(at(1) + LIMIT);
+    assert_eq!(swept.unknown.len(), 2);
+    assert_eq!((swept.next, combiner.landed(&batch)), (None, vec![None, None]));
+}
+
+#[test]
+fn whose_caller_has_gone_is_not_sent() {
+    let mut combiner = busy([1, 2, 3, 4]);
+    let (batch, late) = combiner.take(at(2), |caller| caller % 2 == 0);
+    let batch = batch.unwrap();
+    assert_eq!((combiner.landed(&batch), late), (vec![Some(2), Some(4)], vec![]));
+    assert_eq!(combiner.weight, 0);
+}
+
+#[test]
+fn an_acquire_that_is_taken_back_is_not_sent() {
+    let mut combiner = busy([1]);
+    let (mine, release) = (claim("mine"), claim("released"));
+    let _queued = combiner.enter(at(1), LIMIT, || (Want::Acquire(mine.clone()), 2));
+    let _queued = combiner.enter(at(1), LIMIT, || (Want::Release(release.clone()), 3));
+    assert_eq!(combiner.withdraw(&mine.token), Some(2));
+    assert_eq!(combiner.withdraw(&mine.token), None);
+    assert_eq!(combiner.withdraw(&release.token), None, "a release is nothing to take back");
+    let batch = taken(&mut combiner, at(2)).unwrap();
+    assert_eq!(combiner.landed(&batch), [Some(1), Some(3)]);
+}
+
+#[test]
+fn a_flight_that_crashes_leaves_nobody_behind() {
+    let mut combiner = busy([1, 2, 3]);
+    let batch = taken(&mut combiner, at(2)).unwrap();
+    let _queued = enter(&mut combiner, at(3), 4);
+    assert_eq!(combiner.crash(Some(&batch)), (vec![4], vec![1, 2, 3]));
+    assert!(!combiner.goes_on(at(4)), "the other flight finds nothing");
+    assert_eq!((combiner.flights, combiner.weight), (0, 0));
+}
+
+#[test]
+fn only_what_one_answer_decides_travels_with_others() {
+    let claim = claim("job");
+    let voting = Some(Voting { restart_delay: Duration::ZERO, proposal: None });
+    let known = Claim { fence: Some(fence::ZERO), ..claim.clone() };
+    let acquire = |voting| Request::Acquire(AcquireRequest { claim: claim.clone(), voting });
+    let release = |claim: &Claim, mode| Request::Release { claim: claim.clone(), mode };
+    assert!(matches!(Want::of(&acquire(None)), Some(Want::Acquire(_))));
+    assert!(matches!(Want::of(&release(&known, ReleaseMode::Delete)), Some(Want::Release(_))));
+    let retain = ReleaseMode::Retain(LIMIT, Token::draw("stays"));
+    for alone in [
+        acquire(voting),
+        release(&claim, ReleaseMode::Delete),
+        release(&known, ReleaseMode::Leave),
+        release(&known, retain),
+        Request::Holder(claim.key.clone()),
+    ] {
+        assert!(Want::of(&alone).is_none(), "{alone:?}");
+    }
+    assert_eq!(Want::undone_by(&release(&claim, ReleaseMode::Delete)), Some(&claim.token));
+    assert_eq!(Want::undone_by(&release(&known, ReleaseMode::Delete)), None, "its acquire was answered");
+}
+
+#[test]
+fn an_error_of_the_whole_is_nobodys_and_silence_is_everybodys() {
+    assert_eq!(after_failure(Failure::refused("NOPERM")), Verdict::Alone);
+    assert_eq!(after_failure(Failure::unavailable("LOADING")), Verdict::Alone);
+    for failure in [Failure::unsent("down"), Failure::unknown("silent"), Failure::refused("OOM").halfway()] {
+        assert_eq!(after_failure(failure.clone()), Verdict::Failed(failure));
+    }
+}

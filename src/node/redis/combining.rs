@@ -1,0 +1,355 @@
+//! Requests that travel together, as [`Combiner`] decides; its invariants are numbered there.
+//!
+//! A lone request goes inline, in its caller's own future. Batches are sent by a task on the runtime of the connection, the
+//! flusher. The sweeper, on the keeper, answers whoever has waited for too long, so no answer depends on that runtime.
+
+use std::{mem::replace, sync::Arc, time::Duration};
+
+use fred::{bytes::Bytes, types::Value};
+use leasehold_protocol::{
+    combiner::{Batch, Combiner, Entry, Limits, Swept, Verdict, Want, after_failure},
+    failure::Failure,
+    message::{Claim, Reply, Request},
+    time::Time,
+    token::Token,
+};
+use parking_lot::Mutex;
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::{Notify, oneshot},
+};
+
+use super::{
+    connection::{Connection, Way},
+    reply,
+    request::{COMBINED, millis},
+};
+use crate::{keeper::Host, node::Answer};
+
+/// So many requests at a time go alone, and so many batches are under way: while the server works on one the client packs
+/// the next. More made nothing faster.
+const FLIGHTS: usize = 2;
+
+/// The same on a runtime of one thread, where a batch is sent when every task has had its turn.
+const FLIGHTS_OF_ONE_THREAD: usize = 8;
+
+/// What a request waits at most for flights that take longer.
+const PACE: Duration = Duration::from_millis(1);
+
+/// The most requests of a batch: the server works on it for half a millisecond, and answers nobody else meanwhile.
+const BATCH: usize = 128;
+
+/// What requests that wait may weigh together, in bytes.
+const FULL: usize = 32 * 1024 * 1024;
+
+/// What an argument of a batch has in bytes, about.
+const ARGUMENT: usize = 48;
+
+/// What a caller is told: its reply, or that it has to ask alone.
+type Told = Result<Option<Reply>, Failure>;
+
+type Caller = oneshot::Sender<Told>;
+
+/// The requests that can travel together on one connection.
+pub(super) struct Combining {
+    connection: Arc<Connection>,
+    home: Handle,
+    host: Host,
+    command_timeout: Duration,
+    state: Mutex<State>,
+    sweeps_earlier: Notify,
+}
+
+struct State {
+    combiner: Combiner<Caller>,
+    /// When the sweeper looks next, while there is one.
+    sweeps: Option<Time>,
+}
+
+impl Combining {
+    /// On a connection that lives on this runtime.
+    pub(super) fn new(connection: Arc<Connection>, home: Handle, host: Host, command_timeout: Duration) -> Arc<Self> {
+        let flights = match home.runtime_flavor() {
+            RuntimeFlavor::CurrentThread => FLIGHTS_OF_ONE_THREAD,
+            _ => FLIGHTS,
+        };
+        let combiner = Combiner::new(Limits { flights, pace: PACE, batch: BATCH, weight: FULL });
+        let state = Mutex::new(State { combiner, sweeps: None });
+        Arc::new(Self { connection, home, host, command_timeout, state, sweeps_earlier: Notify::new() })
+    }
+
+    /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them all.
+    pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
+        Want::of(request).filter(|_| limit >= self.command_timeout / 2)
+    }
+
+    /// Sends a request: alone at once, or with others. What is `alone` has not been polled.
+    pub(super) async fn send(
+        self: Arc<Self>,
+        want: Want,
+        limit: Duration,
+        alone: Answer<Reply>,
+    ) -> Result<Reply, Failure> {
+        let (entry, told) = self.enter(want, limit);
+        let Some(told) = told else {
+            let _flight = Flight(&self);
+            return alone.await;
+        };
+        if entry == Entry::Full {
+            return Err(self.connection.full());
+        }
+        match told.await {
+            Ok(Ok(Some(reply))) => Ok(reply),
+            // What was asked after it on this route may have come before it now.
+            Ok(Ok(None)) => alone.await.map(overtaken),
+            Ok(Err(failure)) => Err(failure),
+            Err(_dropped) => Err(Failure::unknown("the request got lost on its way: this is a bug in leasehold")),
+        }
+    }
+
+    fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> (Entry, Option<oneshot::Receiver<Told>>) {
+        let (now, mut told) = (self.connection.now(), None);
+        let request = || {
+            let (caller, receiver) = oneshot::channel();
+            told = Some(receiver);
+            (want, caller)
+        };
+        let mut state = self.state.lock();
+        let entry = state.combiner.enter(now, limit, request);
+        let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at) } else { Sweeper::InTime };
+        drop(state);
+        match sweeper {
+            Sweeper::InTime => {}
+            Sweeper::TooLate => self.sweeps_earlier.notify_one(),
+            Sweeper::None => self.host.spawn_until_stopped(self.clone().sweep()),
+        }
+        (entry, told)
+    }
+
+    /// An acquire is taken back: if it waits here still, it is never sent.
+    pub(super) fn withdraw(&self, token: &Token) {
+        let withdrawn = self.state.lock().combiner.withdraw(token);
+        if let Some(caller) = withdrawn {
+            tell(caller, Err(Failure::unsent("it was taken back before it was sent")));
+        }
+    }
+
+    /// What waits has a flight on the runtime of the connection.
+    #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers are under way until then")]
+    fn fly(self: &Arc<Self>) {
+        self.home.spawn(Flusher { combining: self.clone(), batch: None, has_ended: false }.run());
+    }
+
+    /// Looks until there is nothing to look for.
+    async fn sweep(self: Arc<Self>) {
+        loop {
+            let now = self.connection.now();
+            let Swept { unsent, unknown, flies, next } = {
+                let mut state = self.state.lock();
+                let swept = state.combiner.sweep(now);
+                state.sweeps = swept.next;
+                swept
+            };
+            if flies {
+                self.fly();
+            }
+            for (caller, _) in unsent {
+                tell(caller, Err(late()));
+            }
+            for (caller, limit) in unknown {
+                tell(caller, Err(self.connection.silent(limit)));
+            }
+            let Some(next) = next else { return };
+            tokio::select! {
+                () = self.host.sleep_until(now, next) => {}
+                () = self.sweeps_earlier.notified() => {}
+            }
+        }
+    }
+}
+
+/// Whether the sweeper has to be told of a request that waits.
+enum Sweeper {
+    InTime,
+    TooLate,
+    None,
+}
+
+impl State {
+    fn sweep_by(&mut self, at: Time) -> Sweeper {
+        match self.sweeps.replace(self.sweeps.map_or(at, |planned| planned.min(at))) {
+            Some(planned) if planned <= at => Sweeper::InTime,
+            Some(_) => Sweeper::TooLate,
+            None => Sweeper::None,
+        }
+    }
+}
+
+/// A request that goes alone. Ended or dropped, what has come meanwhile goes next.
+struct Flight<'a>(&'a Arc<Combining>);
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        let now = self.0.connection.now();
+        if self.0.state.lock().combiner.goes_on(now) {
+            self.0.fly();
+        }
+    }
+}
+
+/// Carries what waits, until nothing does.
+struct Flusher {
+    combining: Arc<Combining>,
+    batch: Option<Batch>,
+    has_ended: bool,
+}
+
+impl Flusher {
+    async fn run(mut self) {
+        while !self.has_ended {
+            self.carry().await;
+            // The tasks that were just answered run first, and what they ask next travels along.
+            tokio::task::yield_now().await;
+            let now = self.combining.connection.now();
+            self.has_ended = !self.combining.state.lock().combiner.goes_on(now);
+        }
+    }
+
+    /// Sends one batch, and tells its callers.
+    async fn carry(&mut self) {
+        let Self { combining, batch, .. } = self;
+        let mut has_link = false;
+        let arguments = |all: &mut Vec<Value>| {
+            has_link = true;
+            combining.fill(batch, all)
+        };
+        let outcome = combining.connection.run(&COMBINED, arguments, combining.command_timeout, || false).await;
+        match (self.batch.take(), outcome) {
+            (Some(batch), outcome) => self.combining.landed(&batch, outcome),
+            // The connection is over, or takes nothing.
+            (None, Err(failure)) if !has_link => {
+                let waiting = self.combining.state.lock().combiner.turn_away();
+                for caller in waiting {
+                    tell(caller, Err(failure.clone()));
+                }
+            }
+            // Nobody was left who wanted it.
+            (None, _) => {}
+        }
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        // The runtime of the connection has ended: nothing else can follow there (invariant 6).
+        let (waiting, sent) = self.combining.state.lock().combiner.crash(self.batch.as_ref());
+        for caller in waiting {
+            tell(caller, Err(Failure::unsent("the runtime of the connection has ended")));
+        }
+        for caller in sent {
+            tell(caller, Err(Failure::unknown("the runtime of the connection ended before the answer")));
+        }
+    }
+}
+
+impl Combining {
+    /// Right before a sending: what waits, or, for a second one, what of the batch has no answer yet. How many are keys.
+    fn fill(&self, batch: &mut Option<Batch>, all: &mut Vec<Value>) -> Option<usize> {
+        let mut state = self.state.lock();
+        if let Some(batch) = batch {
+            state.combiner.keep_unanswered(batch);
+        } else {
+            let (taken, late) = state.combiner.take(self.connection.now(), |caller| !caller.is_closed());
+            *batch = taken;
+            drop(state);
+            for (caller, _) in late {
+                tell(caller, Err(self::late()));
+            }
+        }
+        let wants = batch.as_ref().map(|batch| &batch.wants).filter(|wants| !wants.is_empty())?;
+        Some(pack(wants, all))
+    }
+
+    /// A batch has come down: everybody who has no answer yet gets it.
+    fn landed(&self, batch: &Batch, outcome: Result<(Value, Way), Failure>) {
+        let callers = self.state.lock().combiner.landed(batch);
+        let mut replies = match outcome {
+            Ok((value, way)) => match reply::combined(&value, &batch.wants, way.overtaken) {
+                Some(replies) => Ok(replies.into_iter()),
+                None => Err(Verdict::Failed(reply::unreadable())),
+            },
+            Err(failure) => Err(after_failure(failure)),
+        };
+        for caller in callers {
+            let told = match &mut replies {
+                Ok(replies) => Ok(replies.next().flatten()),
+                Err(Verdict::Alone) => Ok(None),
+                Err(Verdict::Failed(failure)) => Err(failure.clone()),
+            };
+            if let Some(caller) = caller {
+                tell(caller, told);
+            }
+        }
+    }
+}
+
+fn tell(caller: Caller, told: Told) {
+    let _nobody_waits = caller.send(told);
+}
+
+fn late() -> Failure {
+    Failure::unsent("the requests before this one took all of its time, and it was not sent")
+}
+
+fn overtaken(reply: Reply) -> Reply {
+    match reply {
+        Reply::Vote(mut vote) => {
+            vote.overtaken = true;
+            Reply::Vote(vote)
+        }
+        reply => reply,
+    }
+}
+
+/// The keys and the arguments of combined.lua, as slices of one text: a string for each would cost more than all the rest.
+/// How many are keys.
+fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
+    let released = || wants.iter().filter_map(|want| if let Want::Release(claim) = want { Some(claim) } else { None });
+    let acquired = || wants.iter().filter_map(|want| if let Want::Acquire(claim) = want { Some(claim) } else { None });
+    let keys = 2 * wants.len();
+    let mut packed = Packed { text: Vec::with_capacity(2 * keys * ARGUMENT), ends: Vec::with_capacity(2 * keys + 2) };
+    released().for_each(|claim| packed.put(claim.key.lock()));
+    acquired().for_each(|claim| packed.put(&claim.key.fence()));
+    released().for_each(|claim| packed.put(&claim.key.queue()));
+    acquired().for_each(|claim| packed.put(claim.key.lock()));
+    packed.put(&released().count().to_string());
+    let memory = acquired().next().map(|claim| claim.fence_memory).unwrap_or_default();
+    packed.put(&millis(memory).to_string());
+    released().for_each(|claim| packed.put(&value(claim)));
+    acquired().for_each(|claim| packed.put(claim.token.as_str()));
+    acquired().for_each(|claim| packed.put(&millis(claim.ttl).to_string()));
+    let (text, mut start) = (Bytes::from(packed.text), 0);
+    all.extend(packed.ends.into_iter().map(|end| Value::Bytes(text.slice(replace(&mut start, end)..end))));
+    keys
+}
+
+/// Texts behind each other, and where each ends.
+struct Packed {
+    text: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Packed {
+    fn put(&mut self, text: &str) {
+        self.text.extend_from_slice(text.as_bytes());
+        self.ends.push(self.text.len());
+    }
+}
+
+/// A release that travels with others has its fence.
+fn value(claim: &Claim) -> String {
+    claim.fence.map_or_else(|| claim.token.as_str().to_owned(), |fence| claim.token.value(fence))
+}

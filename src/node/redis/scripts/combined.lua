@@ -1,0 +1,89 @@
+-- Releases and acquires of many locks in one call, where each is the common case.
+--
+-- Needs  value.lua and issue.lua before it
+-- KEYS   of n releases and m acquires: n locks, m fences, n queues, m locks
+-- ARGV   1 n   2 fence memory in ms; then the values of the n locks; the tokens of the m acquires; their TTLs in ms
+-- Reply  {the fence of all that are granted, or "", and for each of them, releases first:
+--        1                       released, or granted
+--        {0, PTTL in ms, value}  somebody holds it
+--        -2                      not as simple as that: ask for this one alone}
+--
+-- Atomic per lock as release.lua and acquire.lua are; the locks are in one call only to travel together.
+-- Releases come first, so an acquire of the same lock finds it free.
+-- Everything is read before the first write, and every call catches its error. So an error of the whole call has changed
+-- nothing, and what is answered by -2 has changed nothing that the lone script would not find and repeat.
+-- The fence is the time, for all of them: fences are compared for one lock only.
+local n, memory = tonumber(ARGV[1]), ARGV[2]
+local m = #KEYS / 2 - n
+local replies, queued, drawn, time = {''}, 0, nil, nil
+
+-- The values of the locks, and the floors.
+local read = redis.pcall('MGET', unpack(KEYS, 1, n + m))
+if read.err then
+  return read
+end
+if n > 0 then
+  queued = redis.pcall('EXISTS', unpack(KEYS, n + m + 1, n + m + n))
+  if type(queued) == 'table' then
+    return queued
+  end
+end
+if m > 0 then
+  time = redis.call('TIME')
+  drawn = time[1] .. string.sub('00000' .. time[2], -6)
+  replies[1] = drawn
+  -- A fence of another type looks as if there was none.
+  local missing = {}
+  for i = n + 1, n + m do
+    if not read[i] then
+      missing[#missing + 1] = KEYS[i]
+    end
+  end
+  local strange = missing[1] and redis.pcall('EXISTS', unpack(missing)) or 0
+  if type(strange) == 'table' then
+    return strange
+  elseif strange > 0 then
+    for i = n + 1, n + m do
+      read[i] = read[i] or 'perhaps no fence'
+    end
+  end
+end
+
+local gone, places = {}, {}
+for i = 1, n do
+  replies[i + 1] = -2
+  if read[i] == ARGV[i + 2] and (queued == 0 or redis.pcall('EXISTS', KEYS[n + m + i]) == 0) then
+    gone[#gone + 1] = KEYS[i]
+    places[#places + 1] = i + 1
+  end
+end
+if gone[1] and type(redis.pcall('DEL', unpack(gone))) == 'number' then
+  for _, place in ipairs(places) do
+    replies[place] = 1
+  end
+end
+
+for i = 1, m do
+  local fence, lock, token, floor = KEYS[n + i], KEYS[2 * n + m + i], ARGV[n + i + 2], read[n + i]
+  local reply = -2
+  if not floor or #floor == #drawn and floor < drawn and not string.find(floor, '%D') then
+    local value = string.sub(token, 1, 40) .. ':' .. drawn .. string.sub(token, 41)
+    local taken = redis.pcall('SET', lock, value, 'NX', 'PX', ARGV[n + m + i + 2])
+    if not taken then
+      local holder, pttl = redis.pcall('GET', lock), redis.pcall('PTTL', lock)
+      if type(holder) == 'string' and denial(holder, token) and type(pttl) == 'number' then
+        reply = {0, pttl, holder}
+      end
+    elseif taken.ok then
+      local option, expires = floor_expires(drawn, drawn, memory)
+      if not option or redis.pcall('SET', fence, drawn, option, expires).ok then
+        reply = 1
+      else
+        -- Without its floor a lock could be followed by one with its fence.
+        redis.pcall('DEL', lock)
+      end
+    end
+  end
+  replies[n + i + 1] = reply
+end
+return replies
