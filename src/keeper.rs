@@ -316,9 +316,9 @@ impl Host {
 
     /// A future whose timers are the keeper's: it can be polled by any executor, and by another one later. When the
     /// keeper's runtime ends it completes with what `ended` gives.
-    pub(crate) fn keep_time<F: Future + Unpin>(
+    pub(crate) fn keep_time<F: Future>(
         &self,
-        mut future: F,
+        future: F,
         ended: fn() -> F::Output,
     ) -> impl Future<Output = F::Output> + use<F> {
         let runtime = self.runtime.clone();
@@ -327,18 +327,22 @@ impl Host {
             let over = self.life.over.clone().cancelled_owned();
             (self.life.clone(), Box::pin(over))
         });
-        poll_fn(move |context| {
-            let mut poll = |context: &mut Context<'_>| {
-                let _keeper = runtime.enter();
-                Pin::new(&mut future).poll(context)
-            };
-            let Some((life, over)) = &mut life else { return poll(context) };
-            match life.step(|| poll(context)) {
-                Some(Poll::Pending) => over.as_mut().poll(context).map(|()| ended()),
-                Some(ready) => ready,
-                None => Poll::Ready(ended()),
-            }
-        })
+        async move {
+            let mut future = pin!(future);
+            poll_fn(move |context| {
+                let mut poll = |context: &mut Context<'_>| {
+                    let _keeper = runtime.enter();
+                    future.as_mut().poll(context)
+                };
+                let Some((life, over)) = &mut life else { return poll(context) };
+                match life.step(|| poll(context)) {
+                    Some(Poll::Pending) => over.as_mut().poll(context).map(|()| ended()),
+                    Some(ready) => ready,
+                    None => Poll::Ready(ended()),
+                }
+            })
+            .await
+        }
     }
 
     /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it. Without a thread of

@@ -166,7 +166,7 @@ impl Node for Redis {
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
         let (keeper, push, host) = (self.keeper.clone(), self.push.clone(), self.host.clone());
-        let answer: Answer<Capabilities> = Box::pin(async move {
+        let answer = async move {
             // A server that keeps it to itself can be a good one.
             let fsync = keeper.setting("appendfsync", limit);
             let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, Self::floors(&keeper, limit));
@@ -174,7 +174,7 @@ impl Node for Redis {
             let (push, calls, room) = push.settled(host.sleep(limit)).await;
             let watched_keys = Some(room).filter(|&room| room != usize::MAX);
             Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info, floors) })
-        });
+        };
         Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 
@@ -185,14 +185,14 @@ impl Node for Redis {
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.push.close();
         let (keeper, home) = (self.keeper.clone(), self.home.as_ref().map(|(_, home)| home.clone()));
-        let close = Box::pin(async move {
+        let close = async move {
             let close_home = async {
                 if let Some(home) = home {
                     home.close(limit).await;
                 }
             };
             tokio::join!(keeper.close(limit), close_home);
-        });
+        };
         Box::pin(self.host.keep_time(close, || ()))
     }
 }

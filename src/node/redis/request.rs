@@ -195,13 +195,13 @@ impl Redis {
 
     fn probe(&self, (route, limit): Via) -> Answer<Reply> {
         let (connection, witness) = (self.connection(route), self.witness.clone());
-        let answer: Answer<Reply> = Box::pin(async move {
+        let answer = async move {
             let sign: ServerIdentity = reply::sign(&connection.info(limit).await?);
             if let Some(run_id) = &sign.run_id {
                 witness.heard(run_id);
             }
             Ok(sign.into())
-        });
+        };
         Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 
@@ -223,13 +223,13 @@ impl Redis {
     ) -> Answer<Reply> {
         let connection = self.connection(route);
         let push = (route == Route::Tracked).then(|| self.push.clone());
-        let answer: Answer<Reply> = Box::pin(async move {
+        let answer = async move {
             let track = || push.as_ref().is_some_and(|push| push.is_on());
             let (value, way) = connection.run(script, keys, arguments, limit, track).await?;
             let unreadable =
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
             read(&value, way).map(Into::into).ok_or_else(unreadable)
-        });
+        };
         Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
     }
 }
