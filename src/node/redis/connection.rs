@@ -172,7 +172,7 @@ impl Connection {
         &self,
         script: &'static Script,
         keys: usize,
-        arguments: impl Fn(&mut Vec<Value>) + Send,
+        arguments: &(impl Fn(&mut Vec<Value>) + Sync),
         limit: Duration,
         track: impl Fn() -> bool + Send,
     ) -> Result<(Value, Way), Failure> {
@@ -186,7 +186,7 @@ impl Connection {
             }
             let (track, mut by_hash) = (track(), !link.is_first(script));
             let outcome = loop {
-                let call = link.call(script, by_hash, keys, &arguments);
+                let call = link.call(script, by_hash, keys, arguments);
                 match link.send(call, left, track).await {
                     Err(error) if by_hash && unknown_script(&error) => {
                         (by_hash, overtaken) = (false, true);

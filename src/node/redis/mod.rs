@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -166,16 +166,18 @@ impl Node for Redis {
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
         let (keeper, push, host) = (self.keeper.clone(), self.push.clone(), self.host.clone());
-        let answer = async move {
-            // A server that keeps it to itself can be a good one.
-            let fsync = keeper.setting("appendfsync", limit);
-            let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, Self::floors(&keeper, limit));
-            let info = info?;
-            let (push, calls, room) = push.settled(host.sleep(limit)).await;
-            let watched_keys = Some(room).filter(|&room| room != usize::MAX);
-            Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info, floors) })
-        };
-        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+        Box::pin(async move {
+            let answer = pin!(async {
+                // A server that keeps it to itself can be a good one.
+                let (fsync, floors) = (keeper.setting("appendfsync", limit), Self::floors(&keeper, limit));
+                let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, floors);
+                let info = info?;
+                let (push, calls, room) = push.settled(host.sleep(limit)).await;
+                let watched_keys = Some(room).filter(|&room| room != usize::MAX);
+                Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info, floors) })
+            });
+            host.time_keeper().keep(answer, || Err(keeper_ended())).await
+        })
     }
 
     fn reconnect(&self, route: Route) {
@@ -185,14 +187,17 @@ impl Node for Redis {
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.push.close();
         let (keeper, home) = (self.keeper.clone(), self.home.as_ref().map(|(_, home)| home.clone()));
-        let close = async move {
-            let close_home = async {
-                if let Some(home) = home {
-                    home.close(limit).await;
-                }
-            };
-            tokio::join!(keeper.close(limit), close_home);
-        };
-        Box::pin(self.host.keep_time(close, || ()))
+        let time = self.host.time_keeper();
+        Box::pin(async move {
+            let close = pin!(async {
+                let close_home = async {
+                    if let Some(home) = home {
+                        home.close(limit).await;
+                    }
+                };
+                tokio::join!(keeper.close(limit), close_home);
+            });
+            time.keep(close, || ()).await;
+        })
     }
 }

@@ -1,13 +1,14 @@
 //! What each request is to a server: which script, with which keys and arguments, and how its reply is read.
 
-use std::time::Duration;
+use std::{mem::replace, pin::pin, time::Duration};
 
-use fred::types::Value;
+use fred::{bytes::Bytes, types::Value};
 use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
     message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote},
+    text::Digits,
 };
 
 use super::{
@@ -52,8 +53,9 @@ impl Redis {
             Request::Acquire(request) => self.acquire(via, request),
             Request::Raise { claim, fence } => {
                 let arguments = move |all: &mut Vec<Value>| {
-                    all.extend([claim.key.lock().into(), claim.key.fence().into(), value(&claim)]);
-                    all.extend([number(fence), millis(claim.fence_memory)]);
+                    let Claim { key, fence_memory, .. } = &claim;
+                    all.extend(packed([Text::Whole(key.lock()), Text::Parts(key.fence_parts()), Text::Value(&claim)]));
+                    all.extend([number(fence), millis(*fence_memory)]);
                 };
                 self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
             }
@@ -73,8 +75,8 @@ impl Redis {
                 ReleaseMode::Delete => {
                     let witness = self.witness.clone();
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend(queue_keys(&claim.key));
-                        all.push(value(&claim));
+                        let [lock, fence, queue, wait] = queue_keys(&claim.key);
+                        all.extend(packed([lock, fence, queue, wait, Text::Value(&claim)]));
                         witness.testify_to_queues(all);
                     };
                     self.run(via, &RELEASE, 4, arguments, |reply, _| reply::released(reply))
@@ -83,7 +85,7 @@ impl Redis {
                     // Where it was notified, or would have been: by now it may not be listening.
                     let (channel, witness) = (self.push.name().to_owned(), self.witness.clone());
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend(queue_keys(&claim.key));
+                        all.extend(packed(queue_keys(&claim.key)));
                         all.extend([claim.token.as_str().into(), channel.as_str().into()]);
                         witness.testify_to_queues(all);
                     };
@@ -113,7 +115,7 @@ impl Redis {
                 self.run(via, &HELD, 0, arguments, |reply, _| reply::page(reply))
             }
             Request::ForceRelease(key) => {
-                let arguments = move |all: &mut Vec<Value>| all.extend(queue_keys(&key));
+                let arguments = move |all: &mut Vec<Value>| all.extend(packed(queue_keys(&key)));
                 self.run(via, &FORCE_RELEASE, 4, arguments, |reply, _| reply::flag(reply))
             }
             Request::GuardedSet { key, value, fence } => {
@@ -133,7 +135,9 @@ impl Redis {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
+            let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
+            all.extend(packed([Text::Whole(lock), Text::Parts(fence), Text::Whole(token)]));
+            all.push(millis(*ttl));
             all.push(millis(*fence_memory));
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
@@ -157,7 +161,9 @@ impl Redis {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl)]);
+            let (lock, floor, token) = (key.lock(), key.fence_parts(), token.as_str());
+            all.extend(packed([Text::Whole(lock), Text::Parts(floor), Text::Whole(token)]));
+            all.push(millis(*ttl));
             all.extend([number(fence), millis(*fence_memory), seconds(restart_delay)]);
             if !restart_delay.is_zero() {
                 witness.testify(all);
@@ -176,7 +182,7 @@ impl Redis {
         let channel = format!("{}{}", if called { "" } else { "~" }, self.push.name());
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
-            all.extend(queue_keys(key));
+            all.extend(packed(queue_keys(key)));
             all.extend([token.as_str().into(), millis(*ttl)]);
             all.push(poll.ticket.unwrap_or_default().to_string().into());
             all.extend([millis(poll.grant), millis(poll.window)]);
@@ -194,21 +200,23 @@ impl Redis {
     }
 
     fn probe(&self, (route, limit): Via) -> Answer<Reply> {
-        let (connection, witness) = (self.connection(route), self.witness.clone());
-        let answer = async move {
-            let sign: ServerIdentity = reply::sign(&connection.info(limit).await?);
-            if let Some(run_id) = &sign.run_id {
-                witness.heard(run_id);
-            }
-            Ok(sign.into())
-        };
-        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+        let (connection, witness, time) = (self.connection(route), self.witness.clone(), self.host.time_keeper());
+        Box::pin(async move {
+            let answer = pin!(async {
+                let sign: ServerIdentity = reply::sign(&connection.info(limit).await?);
+                if let Some(run_id) = &sign.run_id {
+                    witness.heard(run_id);
+                }
+                Ok(sign.into())
+            });
+            time.keep(answer, || Err(keeper_ended())).await
+        })
     }
 
     /// How many bytes the floors of fences take, about. Nothing if the server keeps it to itself.
     pub(super) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
         let arguments = |all: &mut Vec<Value>| all.push(KEYS_OF_A_SAMPLE.into());
-        let (reply, _) = connection.run(&FLOORS, 0, arguments, limit, || false).await.ok()?;
+        let (reply, _) = connection.run(&FLOORS, 0, &arguments, limit, || false).await.ok()?;
         reply::floors(&reply)
     }
 
@@ -218,33 +226,73 @@ impl Redis {
         (route, limit): Via,
         script: &'static Script,
         keys: usize,
-        arguments: impl Fn(&mut Vec<Value>) + Send + 'static,
+        arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<Reply> {
-        let connection = self.connection(route);
+        let (connection, time) = (self.connection(route), self.host.time_keeper());
         let push = (route == Route::Tracked).then(|| self.push.clone());
-        let answer = async move {
+        Box::pin(async move {
             let track = || push.as_ref().is_some_and(|push| push.is_on());
-            let (value, way) = connection.run(script, keys, arguments, limit, track).await?;
+            let running = pin!(connection.run(script, keys, &arguments, limit, track));
+            let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
             let unreadable =
                 || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
             read(&value, way).map(Into::into).ok_or_else(unreadable)
-        };
-        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+        })
     }
 }
 
 /// The keys of every script that may pass a lock on.
-fn queue_keys(key: &Key) -> [Value; 4] {
-    [key.lock().into(), key.fence().into(), key.queue().into(), key.wait().into()]
+fn queue_keys(key: &Key) -> [Text<'_>; 4] {
+    let [fence, queue, wait] = [key.fence_parts(), key.queue_parts(), key.wait_parts()].map(Text::Parts);
+    [Text::Whole(key.lock()), fence, queue, wait]
 }
 
-/// What the lock's key has, as far as it is known.
-fn value(claim: &Claim) -> Value {
-    match claim.fence {
-        Some(fence) => claim.token.value(fence).into(),
-        None => claim.token.as_str().into(),
+/// A key or an argument, before it is written.
+enum Text<'a> {
+    Whole(&'a str),
+    Parts([&'a str; 4]),
+    /// What the lock's key has, as far as it is known.
+    Value(&'a Claim),
+}
+
+impl Text<'_> {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        match *self {
+            Self::Whole(text) => buffer.extend_from_slice(text.as_bytes()),
+            Self::Parts(parts) => parts.into_iter().for_each(|part| buffer.extend_from_slice(part.as_bytes())),
+            Self::Value(Claim { token, fence: Some(fence), .. }) => {
+                Text::Parts(token.value_parts(&Digits::of((*fence).into()))).write(buffer);
+            }
+            Self::Value(Claim { token, fence: None, .. }) => Text::Whole(token.as_str()).write(buffer),
+        }
     }
+
+    /// At most so many bytes.
+    fn most(&self) -> usize {
+        match self {
+            Self::Whole(text) => text.len(),
+            Self::Parts(parts) => parts.iter().map(|part| part.len()).sum(),
+            Self::Value(claim) => claim.token.as_str().len() + Digits::MOST + 1,
+        }
+    }
+}
+
+/// Writes texts into one buffer, which is cheaper than one for each.
+fn packed<const N: usize>(texts: [Text<'_>; N]) -> [Value; N] {
+    let mut buffer = Vec::with_capacity(texts.iter().map(Text::most).sum());
+    let ends = texts.map(|text| {
+        text.write(&mut buffer);
+        buffer.len()
+    });
+    let (buffer, mut start) = (Bytes::from(buffer), 0);
+    ends.map(|end| Value::Bytes(buffer.slice(replace(&mut start, end)..end)))
+}
+
+/// The only one that a script of many keys has for each.
+fn value(claim: &Claim) -> Value {
+    let [value] = packed([Text::Value(claim)]);
+    value
 }
 
 fn number(fence: Fence) -> Value {

@@ -45,7 +45,7 @@ impl OwnInvalidations {
     /// The look watches again what it reads: a touch after it is told as any other.
     async fn look(&self, keys: &[String], listener: &dyn NodeListener) {
         let arguments = |all: &mut Vec<_>| all.extend(keys.iter().map(|key| key.as_str().into()));
-        let found = match self.keeper.run(&LOOK, keys.len(), arguments, self.limit, || true).await {
+        let found = match self.keeper.run(&LOOK, keys.len(), &arguments, self.limit, || true).await {
             Ok((reply, way)) if way.tracked => reply::looked(&reply),
             _ => Vec::new(),
         };
