@@ -26,7 +26,7 @@ scripts! {
     1 RAISE = "value" "issue" "floor" "raise";
     2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
     3 RENEW = "value" "renew";
-    4 RELEASE = "value" "release" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
+    4 RELEASE = "release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
     5 KEEP = "value" "keep";
     6 HOLDER = "holder";
     7 FORCE_RELEASE = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
