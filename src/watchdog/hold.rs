@@ -15,6 +15,7 @@ use leasehold_protocol::{
     token::Token,
 };
 
+use super::table::Noted;
 use crate::{
     clock::wall,
     foreign::{self, Event},
@@ -49,6 +50,7 @@ pub(crate) struct Hold {
     keep_until: AtomicU64,
     state: Mutex<State>,
     pub(super) measured: Holding,
+    pub(super) noted: Noted,
 }
 
 struct State {
@@ -127,8 +129,20 @@ impl Hold {
         let keep_until = AtomicU64::new(0);
         let state = Mutex::new(State { acquisition, leases: vec![signal.clone()], end: None });
         let measured = Holding::begins(group);
-        let hold =
-            Self { key, token, fence, ttl, fence_memory, owner, acquired, valid_until, keep_until, state, measured };
+        let hold = Self {
+            key,
+            token,
+            fence,
+            ttl,
+            fence_memory,
+            owner,
+            acquired,
+            valid_until,
+            keep_until,
+            state,
+            measured,
+            noted: Noted::default(),
+        };
         (Arc::new(hold), signal)
     }
 
