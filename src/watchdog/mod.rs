@@ -278,7 +278,7 @@ impl Watchdog {
     }
 
     /// Has a hold decide, and whether it is renewed.
-    fn ask(self: &Arc<Self>, hold: &Arc<Hold>, now: Time, event: impl FnOnce(&Hold, Time) -> Reaction) -> bool {
+    fn ask(self: &Arc<Self>, hold: &Arc<Hold>, now: Time, event: impl FnOnce(&Arc<Hold>, Time) -> Reaction) -> bool {
         let _under_way = self.host.token();
         let renew = catching_panics(|| {
             let reaction = event(hold, now);
