@@ -273,7 +273,9 @@ impl Watchdog {
             batch.push(next);
         }
         if !batch.is_empty() {
-            self.renew(now, batch);
+            let batch = Arc::new(batch);
+            self.table.lock().renewing(&batch);
+            self.renew(now, &batch);
         }
     }
 
@@ -289,11 +291,12 @@ impl Watchdog {
         if renew.is_none() {
             self.give_up(hold, now);
         }
-        self.table.lock().schedule(hold);
         if renew == Some(true) {
             hold.measured.is_renewed(hold.remaining(now), hold.ttl);
+            return true;
         }
-        renew == Some(true)
+        self.table.lock().schedule(hold);
+        false
     }
 
     /// A hold asks to be looked at earlier than before.

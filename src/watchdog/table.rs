@@ -35,7 +35,10 @@ pub(super) struct Table {
     /// Acquired since the last look. Most short leases leave from here and never reach `due`.
     fresh: Vec<Arc<Hold>>,
     /// When to look at which hold next. An entry that is not its hold's look is out of date, and skipped.
-    due: BinaryHeap<Reverse<Due>>,
+    due: BinaryHeap<Reverse<Due<Arc<Hold>>>>,
+    /// Renewals under way, and when to look at those that have not been answered by then. Most are, and come into `due` when
+    /// they are: so each renewal is one entry there, and not two.
+    under_way: BinaryHeap<Reverse<Due<Batch>>>,
     /// What entries out of date have kept, until the table is not locked.
     gone: Gone,
     /// When the next look is planned.
@@ -114,33 +117,36 @@ impl Hash for ByKey {
 }
 
 #[derive(Debug)]
-struct Due {
+struct Due<T> {
     at: Time,
-    hold: Arc<Hold>,
+    what: T,
 }
 
-impl Ord for Due {
+impl<T> Ord for Due<T> {
     fn cmp(&self, other: &Self) -> Ordering {
         self.at.cmp(&other.at)
     }
 }
 
-impl PartialOrd for Due {
+impl<T> PartialOrd for Due<T> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Due {
+impl<T> PartialEq for Due<T> {
     fn eq(&self, other: &Self) -> bool {
         self.at == other.at
     }
 }
 
-impl Eq for Due {}
+impl<T> Eq for Due<T> {}
+
+/// What is renewed together.
+pub(super) type Batch = Arc<Vec<Arc<Hold>>>;
 
 /// What the table has let go of: to be dropped when it is not locked any more.
-pub(super) type Gone = Vec<Arc<Hold>>;
+pub(super) type Gone = (Vec<Arc<Hold>>, Vec<Batch>);
 
 impl Table {
     /// One more. The one before it of its key, and whether the next look is planned too late for it.
@@ -194,18 +200,19 @@ impl Table {
     /// So many of the holds whose time has come; each has to be scheduled again.
     pub(super) fn due(&mut self, now: Time, most: usize) -> Vec<Arc<Hold>> {
         self.schedule_fresh();
-        let due = iter::from_fn(|| if self.first_due() <= now { self.next() } else { None });
+        self.schedule_unanswered(now);
+        let due = iter::from_fn(|| if self.first_scheduled() <= now { self.next() } else { None });
         due.take(most).collect()
     }
 
     /// The hold that is due before all others, if any is; it has to be scheduled again.
     pub(super) fn next(&mut self) -> Option<Arc<Hold>> {
-        while let Some(Reverse(Due { at, hold })) = self.due.pop() {
+        while let Some(Reverse(Due { at, what: hold })) = self.due.pop() {
             if hold.noted.look() == at {
                 hold.noted.set_look(Time::NEVER);
                 return Some(hold);
             }
-            self.gone.push(hold);
+            self.gone.0.push(hold);
         }
         None
     }
@@ -231,6 +238,22 @@ impl Table {
         self.first_due() < self.planned
     }
 
+    /// These are being renewed. Each is scheduled when it is answered, or when the first of them wants to be looked at.
+    pub(super) fn renewing(&mut self, batch: &Batch) {
+        let at = batch.iter().filter_map(|hold| hold.next_tick()).min();
+        self.under_way.extend(at.map(|at| Reverse(Due { at, what: batch.clone() })));
+    }
+
+    fn schedule_unanswered(&mut self, now: Time) {
+        while first(&self.under_way) <= now {
+            let Some(Reverse(Due { what: batch, .. })) = self.under_way.pop() else { break };
+            for hold in &*batch {
+                self.schedule_by(hold);
+            }
+            self.gone.1.push(batch);
+        }
+    }
+
     fn schedule_fresh(&mut self) {
         for hold in take(&mut self.fresh) {
             hold.noted.set_place(SCHEDULED);
@@ -242,21 +265,32 @@ impl Table {
         let Some(at) = hold.next_tick().filter(|_| hold.noted.is_here()) else { return };
         if at < hold.noted.look() {
             hold.noted.set_look(at);
-            self.due.push(Reverse(Due { at, hold: hold.clone() }));
+            self.due.push(Reverse(Due { at, what: hold.clone() }));
         }
     }
 
     /// Entries of holds that have ended would stay until their time comes.
     fn forget_the_gone(&mut self) {
+        if self.len() == 0 {
+            self.gone.1.extend(self.under_way.drain().map(|Reverse(due)| due.what));
+        }
         if self.due.len() > 2 * self.len() + MANY_GONE || self.len() == 0 {
-            let is_due = |Reverse(due): &Reverse<Due>| due.hold.noted.look() == due.at;
+            let is_due = |Reverse(due): &Reverse<Due<Arc<Hold>>>| due.what.noted.look() == due.at;
             let (due, gone): (Vec<_>, Vec<_>) = take(&mut self.due).into_iter().partition(is_due);
             self.due = due.into();
-            self.gone.extend(gone.into_iter().map(|Reverse(due)| due.hold));
+            self.gone.0.extend(gone.into_iter().map(|Reverse(due)| due.what));
         }
     }
 
     fn first_due(&self) -> Time {
-        self.due.peek().map_or(Time::NEVER, |Reverse(due)| due.at)
+        self.first_scheduled().min(first(&self.under_way))
     }
+
+    fn first_scheduled(&self) -> Time {
+        first(&self.due)
+    }
+}
+
+fn first<T>(heap: &BinaryHeap<Reverse<Due<T>>>) -> Time {
+    heap.peek().map_or(Time::NEVER, |Reverse(due)| due.at)
 }
