@@ -51,10 +51,11 @@ pub(super) struct Table {
 pub(super) struct Noted {
     /// When it is looked at next, as [`Time`]; never, if that is not planned.
     look: AtomicU64,
+    /// Where the table has it.
     place: AtomicU32,
 }
 
-/// Values of a hold's place. From [`FIRST_FRESH`] on it is its place among the fresh.
+/// Places of a hold. From [`FIRST_FRESH`] on it is the one among the fresh.
 const NOT_HERE: u32 = 0;
 const SCHEDULED: u32 = 1;
 const FIRST_FRESH: u32 = 2;
