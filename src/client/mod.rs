@@ -242,7 +242,7 @@ impl Client {
         token: Token,
         fence: Fence,
         acquisition: Acquisition,
-    ) -> (Arc<Hold>, Arc<Signal>) {
+    ) -> (Arc<Hold>, Signal) {
         let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition, wanted.metrics_group);
         self.watchdog.guard(&hold);
         (hold, signal)

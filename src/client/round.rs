@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// A lease that was won, and what its first holder is told by.
-pub(crate) type Won = (Arc<Hold>, Arc<Signal>);
+pub(crate) type Won = (Arc<Hold>, Signal);
 
 impl Client {
     /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The
