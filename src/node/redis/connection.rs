@@ -43,6 +43,8 @@ pub(super) struct Way {
     /// What was asked later on this connection may have come to the server before it: it waited for a link, among others, or
     /// was sent twice, for the server did not know the script.
     pub(super) overtaken: bool,
+    /// The number of the link on which it came.
+    pub(super) link: u64,
 }
 
 /// A connection to one server, multiplexed, which reconnects by itself.
@@ -198,7 +200,7 @@ impl Connection {
             match outcome {
                 Ok((value, tracked)) => {
                     link.answered();
-                    return Ok((value, Way { tracked, overtaken }));
+                    return Ok((value, Way { tracked, overtaken, link: link.number() }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
                 Err(error) if is_unsent(&error) && inner.now() < until => {
@@ -208,6 +210,47 @@ impl Connection {
                 }
                 Err(error) => return Err(inner.failed(&link, &error, limit)),
             }
+        }
+    }
+
+    /// Runs the script of a vote: that of the run that the link leads to, if it is known and `is_trusted`, else `script`, which
+    /// asks the server for its run.
+    pub(super) async fn vote(
+        &self,
+        script: &'static Script,
+        keys: usize,
+        arguments: &(impl Fn(&mut Vec<Value>) + Sync),
+        limit: Duration,
+        track: impl Fn() -> bool + Send,
+        is_trusted: impl Fn(&str) -> bool + Send,
+    ) -> Result<(Value, Way), Failure> {
+        let (inner, until) = (&*self.inner, self.inner.now() + limit);
+        let link = inner.up().filter(|link| !link.is_full());
+        let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
+        let Some((link, run)) = link.and_then(of_run) else {
+            return self.run(script, keys, arguments, limit, track).await;
+        };
+        let (name, text) = run.next();
+        let call = link.evaluate(name, text, keys, arguments);
+        match link.send(call, limit, track()).await {
+            Ok((value, tracked)) => {
+                link.answered();
+                return Ok((value, Way { tracked, overtaken: false, link: link.number() }));
+            }
+            // It may be another run by now: it is asked, and not given the text.
+            Err(error) if unknown_script(&error) => link.forget_run(),
+            Err(error) if is_unsent(&error) && inner.now() < until => inner.give_up(&link),
+            Err(error) => return Err(inner.failed(&link, &error, limit)),
+        }
+        let left = until.since(inner.now()).max(SHORTEST_LIMIT);
+        let (value, way) = self.run(script, keys, arguments, left, track).await?;
+        Ok((value, Way { overtaken: true, ..way }))
+    }
+
+    /// This run has answered on the link with this number.
+    pub(super) fn note_run(&self, link: u64, run_id: &str) {
+        if let Some(link) = self.inner.up().filter(|up| up.number() == link) {
+            link.note_run(run_id);
         }
     }
 

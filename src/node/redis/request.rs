@@ -1,19 +1,20 @@
 //! What each request is to a server: which script, with which keys and arguments, and how its reply is read.
 
-use std::{mem::replace, pin::pin, time::Duration};
+use std::{mem::replace, pin::pin, sync::Arc, time::Duration};
 
 use fred::{bytes::Bytes, types::Value};
 use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote},
+    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote, Voting},
     text::Digits,
 };
 
 use super::{
     Redis,
     connection::{Connection, Way},
+    push::Push,
     reply,
     script::{Script, scripts},
 };
@@ -147,13 +148,24 @@ impl Redis {
                 }
             }
         };
-        let (witness, votes) = (self.witness.clone(), voting.is_some());
-        self.run(via, &ACQUIRE, 2, arguments, move |reply, Way { tracked, overtaken }| {
-            let vote = reply::vote(reply, tracked, votes)?;
+        let Some(Voting { restart_delay, .. }) = voting else {
+            return self.run(via, &ACQUIRE, 2, arguments, |reply, Way { tracked, overtaken, .. }| {
+                Some(Vote { overtaken, ..reply::vote(reply, tracked, false)? })
+            });
+        };
+        let (connection, witness) = (self.connection(via.0), self.witness.clone());
+        let (push, time) = (self.pushing(via.0), self.host.time_keeper());
+        Box::pin(async move {
+            let track = || push.as_ref().is_some_and(|push| push.is_on());
+            let is_trusted = |run_id: &str| witness.vouches_for(run_id, restart_delay);
+            let voting = pin!(connection.vote(&ACQUIRE, 2, &arguments, via.1, track, is_trusted));
+            let (value, way) = time.keep(voting, || Err(keeper_ended())).await?;
+            let vote = reply::vote(&value, way.tracked, true).ok_or_else(unreadable)?;
             if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
                 witness.heard(run_id);
+                connection.note_run(way.link, run_id);
             }
-            Some(Vote { overtaken, ..vote })
+            Ok(Vote { overtaken: way.overtaken, ..vote }.into())
         })
     }
 
@@ -203,7 +215,9 @@ impl Redis {
         let (connection, witness, time) = (self.connection(route), self.witness.clone(), self.host.time_keeper());
         Box::pin(async move {
             let answer = pin!(async {
-                let sign: ServerIdentity = reply::sign(&connection.info(limit).await?);
+                let info = connection.info(limit).await?;
+                witness.note_version(reply::major_version(&info));
+                let sign: ServerIdentity = reply::sign(&info);
                 if let Some(run_id) = &sign.run_id {
                     witness.heard(run_id);
                 }
@@ -220,6 +234,11 @@ impl Redis {
         reply::floors(&reply)
     }
 
+    /// What tells whether a request on this route is tracked, if it is to be.
+    fn pushing(&self, route: Route) -> Option<Arc<Push>> {
+        (route == Route::Tracked).then(|| self.push.clone())
+    }
+
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
     fn run<T: Into<Reply> + 'static>(
         &self,
@@ -230,16 +249,18 @@ impl Redis {
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<Reply> {
         let (connection, time) = (self.connection(route), self.host.time_keeper());
-        let push = (route == Route::Tracked).then(|| self.push.clone());
+        let push = self.pushing(route);
         Box::pin(async move {
             let track = || push.as_ref().is_some_and(|push| push.is_on());
             let running = pin!(connection.run(script, keys, &arguments, limit, track));
             let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
-            let unreadable =
-                || Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?");
             read(&value, way).map(Into::into).ok_or_else(unreadable)
         })
     }
+}
+
+fn unreadable() -> Failure {
+    Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?")
 }
 
 /// The keys of every script that may pass a lock on.
