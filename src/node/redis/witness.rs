@@ -76,9 +76,10 @@ impl Witness {
 
     /// Whether a server of this run may vote whatever its own clock says: a script that only this run knows is enough then.
     pub(super) fn vouches_for(&self, run_id: &str, restart_delay: Duration) -> bool {
-        let up =
-            || self.known().is_some_and(|(known, up)| *known == *run_id && Duration::from_secs(up) >= restart_delay);
-        self.forgets_scripts.load(Ordering::Relaxed) && (restart_delay.is_zero() || up())
+        let now = clock::now(&*self.clock);
+        let up = |(known, since): &(Box<str>, Time)| (**known == *run_id).then(|| now.since(*since).as_secs());
+        let up = Duration::from_secs(self.run.lock().as_ref().and_then(up).unwrap_or_default());
+        self.forgets_scripts.load(Ordering::Relaxed) && up >= restart_delay
     }
 
     /// Puts it behind the other arguments of a script that looks at the uptime.
