@@ -317,8 +317,9 @@ impl Listener {
 impl NodeListener for Listener {
     fn changed(&self, key: &str) {
         self.watchdog.hint(key);
-        self.lines.changed(key, self.node, self.now());
-        self.fair_waiters.changed(key, self.now());
+        let now = self.now();
+        self.lines.changed(key, self.node, now);
+        self.fair_waiters.changed(key, now);
     }
 
     fn holds(&self, key: &str) -> bool {

@@ -49,7 +49,7 @@ impl Client {
             answered: sent,
         };
         let verdict = round.run().await;
-        self.quorum.compare_clocks(self.now(), self.options.ttl);
+        self.quorum.compare_clocks(round.answered, self.options.ttl);
         match verdict {
             Ok((fence, acquisition)) => Ok(round.won(wanted, fence, acquisition)),
             Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),
