@@ -405,9 +405,9 @@ pub(crate) struct Exec {
     /// The process whose death is ours.
     #[arg(long)]
     pub(crate) parent: i32,
-    /// Stop first, until the terminal is ours.
+    /// The pipe that says when to begin, and with what.
     #[arg(long)]
-    pub(crate) stopped: bool,
+    pub(crate) go: i32,
     #[arg(last = true, required = true)]
     pub(crate) command: Vec<OsString>,
 }

@@ -313,11 +313,8 @@ impl WaitLoop {
         self.is_over = facts.now >= self.until;
         // A check that failed was repeated on a route that tracks nothing; now that the server answers, it is tracked.
         let untracked = matches!(self.seen, Check::Held { tracked: false, .. }) && (had_failed || has_guessed);
-        self.next_check = if !self.is_fair && untracked && facts.around.tracks() {
-            facts.now
-        } else {
-            self.plan(facts)
-        };
+        self.next_check =
+            if !self.is_fair && untracked && facts.around.tracks() { facts.now } else { self.plan(facts) };
     }
 
     /// When to check, if nothing happens before.
