@@ -18,7 +18,8 @@
 //!    release that knows its fence comes after the answer to its acquire; one that knows none goes alone, and takes its
 //!    acquire out of the queue. Votes are not combined.
 //! 6. Flights and the queue change in one step. A flight that ends while requests wait is followed by the next; one that
-//!    cannot be followed leaves none behind.
+//!    cannot be followed leaves none behind. No more are ordered than can take what waits, so in an outage, when each waits
+//!    for a connection, they are few.
 //! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]).
 //! 8. A batch that may have been overtaken on its route was overtaken for each of its requests; and a batch has at most
 //!    [`Limits::batch`] requests, the queue at most [`Limits::weight`].
@@ -109,9 +110,9 @@ pub enum Verdict {
     Failed(Failure),
 }
 
-/// Invariant 3.
+/// Invariant 3. The script stops before its first write, so a refusal that names one of its lines has changed nothing either.
 pub fn after_failure(failure: Failure) -> Verdict {
-    if failure.is_silence() || failure.may_have_happened() { Verdict::Failed(failure) } else { Verdict::Alone }
+    if failure.is_silence() { Verdict::Failed(failure) } else { Verdict::Alone }
 }
 
 /// Where a request is to go.
@@ -153,6 +154,8 @@ pub struct Combiner<T> {
     waiting: VecDeque<Waiting<T>>,
     weight: usize,
     flights: usize,
+    /// How many of them are to take a batch, and have not yet: while there is no connection, they wait for one.
+    ordered: usize,
     /// When the last flights began, or went on; as many as there may be, the earliest first.
     began: VecDeque<Time>,
     /// What each batch under way has in the air, by its number.
@@ -178,7 +181,15 @@ struct Sent<T> {
 impl<T> Combiner<T> {
     /// Nothing waits, and nothing is under way.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, waiting: VecDeque::new(), weight: 0, flights: 0, began: VecDeque::new(), air: Vec::new() }
+        Self {
+            limits,
+            waiting: VecDeque::new(),
+            weight: 0,
+            flights: 0,
+            ordered: 0,
+            began: VecDeque::new(),
+            air: Vec::new(),
+        }
     }
 
     /// A request that has so much time comes (invariant 1).
@@ -198,6 +209,11 @@ impl<T> Combiner<T> {
         Entry::Queued(self.paced().min(now + limit))
     }
 
+    /// Whether more waits than the flights that are to take it can take.
+    fn is_left_over(&self) -> bool {
+        self.waiting.len() > self.ordered * self.limits.batch
+    }
+
     fn may_fly(&self, now: Time) -> bool {
         self.flights < self.limits.flights || self.paced() <= now
     }
@@ -215,11 +231,13 @@ impl<T> Combiner<T> {
         self.began.push_back(now);
     }
 
-    /// A flight has come down. Whether it is to go on with [the next batch](Self::take); if not, it has ended (invariant 6).
+    /// A flight has come down. Whether it is to go on with [the next batch](Self::take); if not, it has ended, and others take
+    /// what waits, if anything does (invariant 6).
     #[must_use = "what waits would wait on"]
     pub fn goes_on(&mut self, now: Time) -> bool {
-        let goes_on = !self.waiting.is_empty();
+        let goes_on = self.is_left_over();
         if goes_on {
+            self.ordered += 1;
             self.begin(now);
         } else {
             self.flights = self.flights.saturating_sub(1);
@@ -232,6 +250,7 @@ impl<T> Combiner<T> {
     pub fn take(&mut self, now: Time, wants_it: impl Fn(&T) -> bool) -> (Option<Batch>, Vec<(T, Duration)>) {
         let (mut wants, mut sent, mut late) = (Vec::new(), Vec::new(), Vec::new());
         let mut memory = None;
+        self.ordered = self.ordered.saturating_sub(1);
         while wants.len() < self.limits.batch {
             if !self.waiting.front().is_some_and(|next| next.want.goes_with(&mut memory)) {
                 break;
@@ -274,17 +293,34 @@ impl<T> Combiner<T> {
         sent.into_iter().map(|sent| sent.caller).collect()
     }
 
-    /// Everybody who waits: the connection takes nothing.
-    pub fn turn_away(&mut self) -> Vec<T> {
-        self.weight = 0;
-        take(&mut self.waiting).into_iter().map(|waiting| waiting.caller).collect()
+    /// A flight has taken nothing, for the connection takes nothing: those who have waited since its beginning. Who came
+    /// later has its own time for that.
+    pub fn turn_away(&mut self, began: Time) -> Vec<T> {
+        self.ordered = self.ordered.saturating_sub(1);
+        self.remove(|waiting| waiting.until <= began + waiting.limit)
+            .into_iter()
+            .map(|waiting| waiting.caller)
+            .collect()
+    }
+
+    fn remove(&mut self, goes: impl Fn(&Waiting<T>) -> bool) -> VecDeque<Waiting<T>> {
+        let (gone, waiting): (VecDeque<_>, _) = take(&mut self.waiting).into_iter().partition(|waiting| goes(waiting));
+        self.waiting = waiting;
+        self.weight -= gone.iter().map(|gone| gone.want.weight()).sum::<usize>();
+        gone
     }
 
     /// A flight has come to a sudden end, and none can follow it (invariant 6): those who wait, and those of its batch.
     pub fn crash(&mut self, batch: Option<&Batch>) -> (Vec<T>, Vec<T>) {
         self.flights = self.flights.saturating_sub(1);
+        if batch.is_none() {
+            self.ordered = self.ordered.saturating_sub(1);
+        }
         let sent = batch.map(|batch| self.landed(batch)).unwrap_or_default();
-        (self.turn_away(), sent.into_iter().flatten().collect())
+        (
+            self.remove(|_| true).into_iter().map(|waiting| waiting.caller).collect(),
+            sent.into_iter().flatten().collect(),
+        )
     }
 
     /// An acquire is being taken back: it need not be sent, if it was not (invariant 5).
@@ -300,10 +336,7 @@ impl<T> Combiner<T> {
     pub fn sweep(&mut self, now: Time) -> Swept<T> {
         let (mut unsent, mut unknown, mut next) = (Vec::new(), Vec::new(), Time::NEVER);
         if self.waiting.iter().any(|waiting| waiting.until <= now) {
-            let (late, waiting): (VecDeque<_>, _) =
-                take(&mut self.waiting).into_iter().partition(|waiting| waiting.until <= now);
-            self.waiting = waiting;
-            self.weight -= late.iter().map(|late| late.want.weight()).sum::<usize>();
+            let late = self.remove(|waiting| waiting.until <= now);
             unsent.extend(late.into_iter().map(|late| (late.caller, late.limit)));
         }
         for sent in self.air.iter_mut().flatten().flatten() {
@@ -313,14 +346,16 @@ impl<T> Combiner<T> {
                 next = next.min(sent.until);
             }
         }
-        let flies = !self.waiting.is_empty() && self.may_fly(now);
+        let flies = self.is_left_over() && self.may_fly(now);
         if flies {
             self.flights += 1;
+            self.ordered += 1;
             // It takes what waits: no other one is needed for that.
             (0..self.limits.flights).for_each(|_| self.begin(now));
         }
         let ends = self.waiting.iter().map(|waiting| waiting.until).min();
-        next = ends.map_or(next, |end| next.min(end).min(self.paced().max(now)));
+        let paced = if self.ordered == 0 { self.paced().max(now) } else { now + self.limits.pace };
+        next = ends.map_or(next, |end| next.min(end).min(paced));
         Swept { unsent, unknown, flies, next: Some(next).filter(|&next| next != Time::NEVER) }
     }
 }
