@@ -276,17 +276,26 @@ impl<T> Combiner<T> {
         sent.into_iter().map(|sent| sent.caller).collect()
     }
 
-    /// Everybody who waits: the connection takes nothing.
-    pub fn turn_away(&mut self) -> Vec<T> {
-        (self.weight, self.is_called_for) = (0, false);
-        take(&mut self.waiting).into_iter().map(|waiting| waiting.caller).collect()
+    /// A flight has taken nothing, for the connection takes nothing: those who have waited since it began. Who came later
+    /// has its own time for that.
+    pub fn turn_away(&mut self, began: Time) -> Vec<T> {
+        self.is_called_for = false;
+        self.remove(|waiting| waiting.until <= began + waiting.limit).map(|waiting| waiting.caller).collect()
+    }
+
+    fn remove<F: Fn(&Waiting<T>) -> bool>(&mut self, goes: F) -> impl Iterator<Item = Waiting<T>> + use<T, F> {
+        let (gone, waiting): (VecDeque<_>, _) = take(&mut self.waiting).into_iter().partition(|waiting| goes(waiting));
+        self.waiting = waiting;
+        self.weight -= gone.iter().map(|gone| gone.want.weight()).sum::<usize>();
+        gone.into_iter()
     }
 
     /// A flight has come to a sudden end, and none can follow it (invariant 6): those who wait, and those of its batch.
     pub fn crash(&mut self, batch: Option<&Batch>) -> (Vec<T>, Vec<T>) {
         self.flights = self.flights.saturating_sub(1);
+        self.is_called_for = false;
         let sent = batch.map(|batch| self.landed(batch)).unwrap_or_default();
-        (self.turn_away(), sent.into_iter().flatten().collect())
+        (self.remove(|_| true).map(|waiting| waiting.caller).collect(), sent.into_iter().flatten().collect())
     }
 
     /// An acquire is being taken back: it need not be sent, if it was not (invariant 5).
@@ -302,11 +311,7 @@ impl<T> Combiner<T> {
     pub fn sweep(&mut self, now: Time) -> Swept<T> {
         let (mut unsent, mut unknown, mut next) = (Vec::new(), Vec::new(), Time::NEVER);
         if self.waiting.iter().any(|waiting| waiting.until <= now) {
-            let (late, waiting): (VecDeque<_>, _) =
-                take(&mut self.waiting).into_iter().partition(|waiting| waiting.until <= now);
-            self.waiting = waiting;
-            self.weight -= late.iter().map(|late| late.want.weight()).sum::<usize>();
-            unsent.extend(late.into_iter().map(|late| (late.caller, late.limit)));
+            unsent.extend(self.remove(|waiting| waiting.until <= now).map(|late| (late.caller, late.limit)));
         }
         for sent in self.air.iter_mut().flatten().flatten() {
             if sent.until <= now {

@@ -73,10 +73,57 @@ fn what_waits_has_a_flight_of_its_own_when_nothing_moves() {
 fn a_flight_that_finds_no_connection_makes_room_for_the_next_one() {
     let mut combiner = busy([1]);
     assert!(combiner.sweep(at(1_000)).flies);
-    assert_eq!(combiner.turn_away(), [1]);
-    assert!(!combiner.goes_on(at(1_001)));
     let _queued = enter(&mut combiner, at(1_002), 2);
-    assert!(combiner.sweep(at(2_001)).flies);
+    assert_eq!(combiner.turn_away(at(1_001)), [1], "the other has its own time to wait for a connection");
+    assert!(combiner.goes_on(at(1_003)));
+    assert_eq!(combiner.turn_away(at(1_003)), [2]);
+    assert!(!combiner.goes_on(at(1_004)));
+    let _queued = enter(&mut combiner, at(1_005), 3);
+    assert!(combiner.sweep(at(2_004)).flies);
+}
+
+#[test]
+fn while_a_flight_is_on_its_way_to_the_queue_no_other_is_ordered() {
+    let mut combiner = busy([1]);
+    assert!(combiner.sweep(at(1_000)).flies);
+    let swept = combiner.sweep(at(5_000));
+    assert_eq!((swept.flies, swept.next), (false, Some(at(6_000))), "it has not taken what waits");
+    assert_eq!(taken(&mut combiner, at(5_500)).map(|batch| batch.wants.len()), Some(1));
+    let _queued = enter(&mut combiner, at(5_501), 2);
+    let _queued = enter(&mut combiner, at(5_502), 3);
+    let _queued = enter(&mut combiner, at(5_503), 4);
+    assert!(combiner.sweep(at(7_000)).flies, "and now it has");
+    // Whatever becomes of it, there is a next one.
+    assert_eq!(combiner.crash(None), (vec![4], vec![]));
+    let _queued = (0..4).map(|caller| enter(&mut combiner, at(8_100), caller)).collect::<Vec<_>>();
+    assert!(combiner.sweep(at(9_100)).flies);
+    assert_eq!(combiner.turn_away(at(9_100)), [2, 3]);
+    let _queued = (0..4).map(|caller| enter(&mut combiner, at(10_200), caller)).collect::<Vec<_>>();
+    assert!(combiner.sweep(at(11_200)).flies);
+}
+
+#[test]
+fn no_more_flights_are_ordered_than_can_take_what_waits() {
+    let mut combiner = busy(1..=4);
+    assert!(combiner.goes_on(at(2)));
+    assert!(combiner.goes_on(at(2)), "a batch has three of the four");
+    assert_eq!(taken(&mut combiner, at(3)).map(|batch| batch.wants.len()), Some(3));
+    assert_eq!(taken(&mut combiner, at(3)).map(|batch| batch.wants.len()), Some(1));
+    let _queued = enter(&mut combiner, at(4), 5);
+    assert!(combiner.goes_on(at(5)));
+    assert!(!combiner.goes_on(at(5)), "the other is on its way");
+    assert_eq!((combiner.flights, taken(&mut combiner, at(6)).map(|batch| batch.wants.len())), (1, Some(1)));
+}
+
+#[test]
+fn who_came_after_a_flight_began_to_wait_is_not_turned_away_with_it() {
+    let mut combiner = busy([1]);
+    assert!(combiner.goes_on(at(2)));
+    let _queued = enter(&mut combiner, at(3), 2);
+    assert_eq!(combiner.turn_away(at(2)), [1]);
+    assert!(combiner.goes_on(at(4)), "it goes on for the other");
+    assert_eq!(combiner.turn_away(at(4)), [2]);
+    assert_eq!(combiner.weight, 0);
 }
 
 #[test]
@@ -223,7 +270,8 @@ fn only_what_one_answer_decides_travels_with_others() {
 fn an_error_of_the_whole_is_nobodys_and_silence_is_everybodys() {
     assert_eq!(after_failure(Failure::refused("NOPERM")), Verdict::Alone);
     assert_eq!(after_failure(Failure::unavailable("LOADING")), Verdict::Alone);
-    for failure in [Failure::unsent("down"), Failure::unknown("silent"), Failure::refused("OOM").halfway()] {
+    assert_eq!(after_failure(Failure::refused("NOPERM").halfway()), Verdict::Alone, "nothing was written by then");
+    for failure in [Failure::unsent("down"), Failure::unknown("silent")] {
         assert_eq!(after_failure(failure.clone()), Verdict::Failed(failure));
     }
 }

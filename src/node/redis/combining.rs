@@ -24,7 +24,7 @@ use super::{
     reply,
     request::{COMBINED, Text, whole_millis},
 };
-use crate::keeper::Host;
+use crate::{foreign, keeper::Host};
 
 /// So many requests at a time go alone, and so many batches are under way: while the server works on one the client packs
 /// the next. More made nothing faster, and slow a busy machine down.
@@ -121,7 +121,9 @@ impl Combining {
     /// What waits has a flight on the runtime of the connection.
     #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers are under way until then")]
     fn fly(self: &Arc<Self>) {
-        self.home.spawn(Flusher { combining: self.clone(), batch: None, has_ended: false }.run());
+        let flusher = Flusher { combining: self.clone(), batch: None, has_ended: false };
+        // One caller's waker that blocks must not keep the others from their answers.
+        self.home.spawn(foreign::as_keeper(flusher.run()));
     }
 
     /// Looks until there is nothing to look for.
@@ -202,7 +204,7 @@ impl Flusher {
     /// Sends one batch, and tells its callers.
     async fn carry(&mut self) {
         let Self { combining, batch, .. } = self;
-        let mut has_link = false;
+        let (began, mut has_link) = (combining.connection.now(), false);
         let mut arguments = |all: &mut Vec<Value>| {
             has_link = true;
             combining.fill(batch, all)
@@ -212,7 +214,7 @@ impl Flusher {
             (Some(batch), outcome) => self.combining.landed(&batch, outcome),
             // The connection is over, or takes nothing.
             (None, Err(failure)) if !has_link => {
-                let waiting = self.combining.state.lock().combiner.turn_away();
+                let waiting = self.combining.state.lock().combiner.turn_away(began);
                 for caller in waiting {
                     tell(caller, Err(failure.clone()));
                 }
