@@ -38,7 +38,7 @@ use crate::{
 const EACH: usize = 256;
 
 /// How much a combiner may have under way.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limits {
     /// So many flights at a time, before requests wait.
     pub flights: usize,
@@ -51,7 +51,7 @@ pub struct Limits {
 }
 
 /// A request that can travel with others.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Want {
     /// A lock, without a vote.
     Acquire(Claim),
@@ -126,7 +126,7 @@ pub enum Entry {
 }
 
 /// The requests of a flight, in their order.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Batch {
     number: usize,
     /// What each wants.
@@ -147,7 +147,7 @@ pub struct Swept<T> {
 }
 
 /// The requests to one node. `T` is what a request's caller is told by.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Combiner<T> {
     limits: Limits,
     waiting: VecDeque<Waiting<T>>,
@@ -159,7 +159,7 @@ pub struct Combiner<T> {
     air: Vec<Option<Vec<Sent<T>>>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Waiting<T> {
     want: Want,
     caller: T,
@@ -167,7 +167,7 @@ struct Waiting<T> {
     limit: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Sent<T> {
     /// Until it has its answer.
     caller: Option<T>,
@@ -179,6 +179,11 @@ impl<T> Combiner<T> {
     /// Nothing waits, and nothing is under way.
     pub fn new(limits: Limits) -> Self {
         Self { limits, waiting: VecDeque::new(), weight: 0, flights: 0, began: VecDeque::new(), air: Vec::new() }
+    }
+
+    /// Whether nothing waits, and nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.weight == 0 && self.flights == 0 && self.air.iter().all(Option::is_none)
     }
 
     /// A request that has so much time comes (invariant 1).
