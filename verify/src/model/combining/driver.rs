@@ -5,6 +5,7 @@ use std::{cell::RefCell, mem::take};
 use leasehold_protocol::{
     combiner::{Entry, Swept, Verdict, Want, after_failure},
     failure::Failure,
+    message::Request,
 };
 
 use super::{
@@ -117,8 +118,19 @@ impl Run<'_> {
         let (now, fence) = (self.state.now, self.state.session(number).fence);
         let ticket = self.ticket(number);
         let ask = |place| Ask { ticket, what, entered: now, place };
-        let Some(want) = self.setup.want(number, what, fence) else {
-            self.withdraw(number);
+        let request = self.setup.request(number, what, fence);
+        let want = match (Want::of(&request), &request) {
+            (None, Request::Release { claim, .. }) if self.setup.has(SeededBug::UndosTravel) => {
+                Some(Want::Release(claim.clone()))
+            }
+            (want, _) => {
+                if Want::undone_by(&request).is_some() {
+                    self.withdraw(number);
+                }
+                want
+            }
+        };
+        let Some(want) = want else {
             self.state.session(number).asks.push(ask(Place::Flies { is_counted: false }));
             self.send_alone(ticket, false);
             return;
@@ -341,7 +353,9 @@ impl Run<'_> {
         if let Some(batch) = &mut flusher.batch {
             if !self.setup.has(SeededBug::SecondSendingOfAll) {
                 self.state.combiner.keep_unanswered(batch);
-                flusher.aboard.retain(|(_, is_answered)| !is_answered);
+                if batch.wants.len() < flusher.aboard.len() {
+                    flusher.aboard.retain(|(_, is_answered)| !is_answered);
+                }
             }
             let is_empty = batch.wants.is_empty();
             self.state.flushers[at] = Some(flusher);

@@ -16,11 +16,11 @@
 use std::time::Duration;
 
 use leasehold_protocol::{
-    combiner::{Combiner, Limits, Want},
+    combiner::{Combiner, Limits},
     fence::{self, Fence},
     holder::{self, Holder},
     key::Key,
-    message::{Claim, ReleaseMode, Request},
+    message::{AcquireRequest, Claim, ReleaseMode, Request},
     store::Store,
     time::Time,
     token::Token,
@@ -36,6 +36,7 @@ use crate::seeded::SeededBug;
 
 mod action;
 mod driver;
+mod script;
 mod server;
 mod state;
 mod tests;
@@ -120,13 +121,11 @@ impl Setup {
         Number::try_from(at).unwrap()
     }
 
-    /// What a session asks for, if it can travel with others.
-    fn want(&self, session: Number, what: What, fence: Option<Fence>) -> Option<Want> {
+    fn request(&self, session: Number, what: What, fence: Option<Fence>) -> Request {
         let claim = self.claim(session, fence);
         match what {
-            What::Acquire => Some(Want::Acquire(claim)),
-            What::Release | What::Undo if self.has(SeededBug::UndosTravel) => Some(Want::Release(claim)),
-            What::Release | What::Undo => Want::of(&Request::Release { claim, mode: ReleaseMode::Delete }),
+            What::Acquire => Request::Acquire(AcquireRequest { claim, voting: None }),
+            What::Release | What::Undo => Request::Release { claim, mode: ReleaseMode::Delete },
         }
     }
 }
@@ -211,8 +210,10 @@ impl State {
     /// Nothing happens any more.
     fn is_end(&self, setup: &Setup) -> bool {
         let mut actions = Vec::new();
-        setup.actions(self, &mut actions);
-        actions.is_empty() && self.broken.is_none()
+        if self.wire.is_empty() {
+            setup.actions(self, &mut actions);
+        }
+        self.wire.is_empty() && actions.is_empty() && self.broken.is_none()
     }
 
     fn leaves_a_key(&self, setup: &Setup) -> bool {

@@ -52,15 +52,20 @@ pub(super) fn release(store: &mut Store, claim: &Claim) -> Said {
 /// combined.lua: releases first, and whatever is not as simple as that has to ask alone. `is_odd` is whose acquire is
 /// executed and answered so too.
 pub(super) fn combined(setup: &Setup, store: &mut Store, wants: &[Want], is_odd: Option<Number>) -> Combined {
+    // Read before anything is written.
+    let mut is_its_own =
+        |claim: &Claim| holder_of(store, claim) == claim.fence.map(|fence| (claim.token.clone(), fence));
+    let is_simple = |want: &Want| matches!(want, Want::Release(claim) if is_its_own(claim));
+    let are_simple: Vec<_> = wants.iter().map(is_simple).collect();
     let mut said = vec![None; wants.len()];
     let mut was_in_its_own_way = false;
     let releases_first = !setup.has(SeededBug::AcquiresFirst);
     for releases in [releases_first, !releases_first] {
-        for (want, said) in wants.iter().zip(&mut said) {
+        for ((want, said), is_simple) in wants.iter().zip(&mut said).zip(&are_simple) {
             match want {
-                Want::Release(claim) if releases => {
-                    let is_simple = holder_of(store, claim) == claim.fence.map(|fence| (claim.token.clone(), fence));
-                    *said = is_simple.then(|| release(store, claim));
+                Want::Release(claim) if releases && *is_simple => {
+                    release(store, claim);
+                    *said = Some(Said::Released);
                 }
                 Want::Acquire(claim) if !releases => {
                     let before = holder_of(store, claim).map(|(token, _)| token);

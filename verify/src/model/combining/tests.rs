@@ -8,9 +8,9 @@ use uuid::Uuid;
 
 use super::{state::Faults, *};
 
-const NO_FAULTS: Faults = Faults { drops: 0, cuts: 0, ends: 0, forgotten: 0, refused: 0, odd: 0, full: 0 };
+pub(super) const NO_FAULTS: Faults = Faults { drops: 0, cuts: 0, ends: 0, forgotten: 0, refused: 0, odd: 0, full: 0 };
 
-fn world(name: &'static str, flights: usize, wanted: &[usize], faults: Faults) -> Setup {
+pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults: Faults) -> Setup {
     let token = |number| Token::new(Uuid::from_u64_pair(0, number), &number.to_string());
     Setup {
         name,
@@ -79,6 +79,12 @@ fn breaks(bug: SeededBug, setup: Setup, rule: &'static str) {
     println!("{}: not {rule:?}, found after {} states:\n{path}", bug.name(), search.states);
 }
 
+impl Setup {
+    fn for_millis(self, millis: u32) -> Self {
+        Self { closes: Time::ZERO + PACE * millis, ..self }
+    }
+}
+
 /// Two callers of one lock.
 fn two(name: &'static str, faults: Faults) -> Setup {
     world(name, 1, &[0, 0], faults)
@@ -95,7 +101,7 @@ fn quick() -> Vec<Setup> {
     vec![
         two("no faults", NO_FAULTS),
         two("a caller gives up", drops),
-        Setup { is_torn: true, ..two("a caller gives up, threads are slow", drops) },
+        Setup { is_torn: true, ..two("a caller gives up, threads are slow", drops) }.for_millis(2),
         two("the script is forgotten", Faults { forgotten: 1, ..NO_FAULTS }),
         two("a call is refused", Faults { refused: 1, ..NO_FAULTS }),
         two("a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }),
@@ -103,7 +109,7 @@ fn quick() -> Vec<Setup> {
         two("the runtime ends", Faults { ends: 1, ..NO_FAULTS }),
         two("the connection takes nothing", Faults { full: 1, ..NO_FAULTS }),
         world("two locks", 1, &[0, 1], NO_FAULTS),
-        world("two flights", 2, &[0, 0, 0], NO_FAULTS),
+        world("two flights", 2, &[0, 0, 0], NO_FAULTS).for_millis(2),
     ]
 }
 
