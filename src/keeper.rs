@@ -23,7 +23,7 @@ use tokio::{
     sync::mpsc,
 };
 use tokio_util::{
-    sync::CancellationToken,
+    sync::{CancellationToken, WaitForCancellationFutureOwned},
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
@@ -314,31 +314,14 @@ impl Host {
         self.tasks.wait().await;
     }
 
-    /// A future whose timers are the keeper's: it can be polled by any executor, and by another one later. When the
-    /// keeper's runtime ends it completes with what `ended` gives.
-    pub(crate) fn keep_time<F: Future + Unpin>(
-        &self,
-        mut future: F,
-        ended: fn() -> F::Output,
-    ) -> impl Future<Output = F::Output> + use<F> {
-        let runtime = self.runtime.clone();
+    /// Keeps the time of one future.
+    pub(crate) fn time_keeper(&self) -> TimeKeeper {
         // A thread of our own ends after its last caller.
-        let mut life = (!self.own_thread).then(|| {
+        let may_end = (!self.own_thread).then(|| {
             let over = self.life.over.clone().cancelled_owned();
             (self.life.clone(), Box::pin(over))
         });
-        poll_fn(move |context| {
-            let mut poll = |context: &mut Context<'_>| {
-                let _keeper = runtime.enter();
-                Pin::new(&mut future).poll(context)
-            };
-            let Some((life, over)) = &mut life else { return poll(context) };
-            match life.step(|| poll(context)) {
-                Some(Poll::Pending) => over.as_mut().poll(context).map(|()| ended()),
-                Some(ready) => ready,
-                None => Poll::Ready(ended()),
-            }
-        })
+        TimeKeeper { runtime: self.runtime.clone(), may_end }
     }
 
     /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it. Without a thread of
@@ -384,6 +367,32 @@ impl Host {
     }
 }
 
+/// Has the timers of a future be the keeper's: it can be polled by any executor, and by another one later.
+pub(crate) struct TimeKeeper {
+    runtime: Handle,
+    may_end: Option<(Arc<Life>, Pin<Box<WaitForCancellationFutureOwned>>)>,
+}
+
+impl TimeKeeper {
+    /// Runs this future, which stays where it is: a request is too large to be moved. When the keeper's runtime ends it
+    /// completes with what `ended` gives.
+    pub(crate) async fn keep<F: Future>(mut self, mut future: Pin<&mut F>, ended: fn() -> F::Output) -> F::Output {
+        poll_fn(|context| {
+            let mut poll = |context: &mut Context<'_>| {
+                let _keeper = self.runtime.enter();
+                future.as_mut().poll(context)
+            };
+            let Some((life, over)) = &mut self.may_end else { return poll(context) };
+            match life.step(|| poll(context)) {
+                Some(Poll::Pending) => over.as_mut().poll(context).map(|()| ended()),
+                Some(ready) => ready,
+                None => Poll::Ready(ended()),
+            }
+        })
+        .await
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{future::pending, sync::mpsc, thread};
@@ -423,7 +432,8 @@ mod tests {
             Host::start(Keeper::CurrentRuntime, &clock).unwrap()
         };
         let (tell, told) = mpsc::channel();
-        let waiting = host.keep_time(pending::<bool>(), || true);
+        let time = host.time_keeper();
+        let waiting = async move { time.keep(pin!(pending::<bool>()), || true).await };
         thread::Builder::new()
             .spawn(move || {
                 let other = Builder::new_current_thread().build().unwrap();

@@ -27,11 +27,18 @@ pub(crate) fn number() -> u64 {
     uuid().as_u64_pair().1
 }
 
+/// Of this process.
+static SEED: LazyLock<u64> = LazyLock::new(number);
+
 /// Jitter that differs every time, in every process.
 pub(crate) fn jitter() -> Jitter {
-    static SEED: LazyLock<u64> = LazyLock::new(number);
     static STREAMS: AtomicU64 = AtomicU64::new(0);
     Jitter::stream(*SEED, STREAMS.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Jitter that all leases of this process share, and no other process.
+pub(crate) fn common_jitter() -> Jitter {
+    Jitter::from_seed(*SEED)
 }
 
 #[cfg(test)]

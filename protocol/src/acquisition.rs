@@ -168,7 +168,7 @@ pub struct Config {
     /// How long after the attempt the lease is first renewed, if sooner than at a third of its TTL: from there on nodes
     /// notify of what happens to the key.
     pub renew_first_after: Option<Duration>,
-    /// Spreads renewals.
+    /// Spreads renewals. Leases of the same jitter can travel together.
     pub jitter: Jitter,
 }
 
@@ -300,6 +300,11 @@ impl Acquisition {
     /// Time has passed.
     pub fn on_tick(&mut self, now: Time) -> Actions {
         self.lease(|lease| lease.tick(now))
+    }
+
+    /// Others are renewed now: whether this one goes along.
+    pub fn go_along(&mut self, now: Time) -> Actions {
+        self.lease(|lease| lease.go_along(now))
     }
 
     /// Is the time of the lease up?

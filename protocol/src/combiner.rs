@@ -6,8 +6,8 @@
 //! # Invariants
 //!
 //! 1. Nothing waits in order to be combined. Below [`Limits::flights`] a request goes out at once and alone; above it waits
-//!    for a flight to end, and never longer than [`Limits::pace`] after the flights before it began: a caller that does not
-//!    poll its request, or a distant server, holds nobody else up.
+//!    for the next flight to come down, and if none has begun or come down for [`Limits::pace`], it has a flight of its own:
+//!    a caller that does not poll its request, or a distant server, holds nobody else up.
 //! 2. A request that has its answer is never sent after it. One whose time is over, whose caller has gone, or whose token is
 //!    taken back is taken out of the queue; what is in the air is answered as unknown, and is left out of a second sending.
 //! 3. An error of a whole call means that none of its requests was executed, so each is asked for alone, and has its own
@@ -42,7 +42,7 @@ const EACH: usize = 256;
 pub struct Limits {
     /// So many flights at a time, before requests wait.
     pub flights: usize,
-    /// If so many began within this time, the next one waits.
+    /// What waits has a flight of its own when none has begun or come down for so long.
     pub pace: Duration,
     /// The most requests of a batch.
     pub batch: usize,
@@ -153,8 +153,10 @@ pub struct Combiner<T> {
     waiting: VecDeque<Waiting<T>>,
     weight: usize,
     flights: usize,
-    /// When the last flights began, or went on; as many as there may be, the earliest first.
-    began: VecDeque<Time>,
+    /// When the last one began, or came down.
+    moved: Time,
+    /// Whether what waits has a flight that has not taken it yet.
+    is_called_for: bool,
     /// What each batch under way has in the air, by its number.
     air: Vec<Option<Vec<Sent<T>>>>,
 }
@@ -178,7 +180,15 @@ struct Sent<T> {
 impl<T> Combiner<T> {
     /// Nothing waits, and nothing is under way.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, waiting: VecDeque::new(), weight: 0, flights: 0, began: VecDeque::new(), air: Vec::new() }
+        Self {
+            limits,
+            waiting: VecDeque::new(),
+            weight: 0,
+            flights: 0,
+            moved: Time::ZERO,
+            is_called_for: false,
+            air: Vec::new(),
+        }
     }
 
     /// Whether nothing waits, and nothing is under way.
@@ -188,8 +198,7 @@ impl<T> Combiner<T> {
 
     /// A request that has so much time comes (invariant 1).
     pub fn enter(&mut self, now: Time, limit: Duration, request: impl FnOnce() -> (Want, T)) -> Entry {
-        if self.waiting.is_empty() && self.may_fly(now) {
-            self.flights += 1;
+        if self.waiting.is_empty() && self.flights < self.limits.flights {
             self.begin(now);
             return Entry::Alone;
         }
@@ -200,33 +209,25 @@ impl<T> Combiner<T> {
         }
         self.weight = weight;
         self.waiting.push_back(Waiting { want, caller, until: now + limit, limit });
-        Entry::Queued(self.paced().min(now + limit))
-    }
-
-    fn may_fly(&self, now: Time) -> bool {
-        self.flights < self.limits.flights || self.paced() <= now
-    }
-
-    /// When the next flight may begin, whatever is under way.
-    fn paced(&self) -> Time {
-        let full = self.began.len() >= self.limits.flights;
-        self.began.front().filter(|_| full).map_or(Time::ZERO, |&began| began + self.limits.pace)
+        Entry::Queued(self.stalls_at().min(now + limit))
     }
 
     fn begin(&mut self, now: Time) {
-        if self.began.len() >= self.limits.flights {
-            self.began.pop_front();
-        }
-        self.began.push_back(now);
+        self.flights += 1;
+        self.moved = now;
+    }
+
+    /// When what waits has a flight of its own; the one that is called for needs no other.
+    fn stalls_at(&self) -> Time {
+        if self.is_called_for { Time::NEVER } else { self.moved + self.limits.pace }
     }
 
     /// A flight has come down. Whether it is to go on with [the next batch](Self::take); if not, it has ended (invariant 6).
     #[must_use = "what waits would wait on"]
     pub fn goes_on(&mut self, now: Time) -> bool {
         let goes_on = !self.waiting.is_empty();
-        if goes_on {
-            self.begin(now);
-        } else {
+        self.moved = now;
+        if !goes_on {
             self.flights = self.flights.saturating_sub(1);
         }
         goes_on
@@ -237,6 +238,7 @@ impl<T> Combiner<T> {
     pub fn take(&mut self, now: Time, wants_it: impl Fn(&T) -> bool) -> (Option<Batch>, Vec<(T, Duration)>) {
         let (mut wants, mut sent, mut late) = (Vec::new(), Vec::new(), Vec::new());
         let mut memory = None;
+        (self.moved, self.is_called_for) = (now, false);
         while wants.len() < self.limits.batch {
             if !self.waiting.front().is_some_and(|next| next.want.goes_with(&mut memory)) {
                 break;
@@ -281,7 +283,7 @@ impl<T> Combiner<T> {
 
     /// Everybody who waits: the connection takes nothing.
     pub fn turn_away(&mut self) -> Vec<T> {
-        self.weight = 0;
+        (self.weight, self.is_called_for) = (0, false);
         take(&mut self.waiting).into_iter().map(|waiting| waiting.caller).collect()
     }
 
@@ -318,14 +320,13 @@ impl<T> Combiner<T> {
                 next = next.min(sent.until);
             }
         }
-        let flies = !self.waiting.is_empty() && self.may_fly(now);
+        let flies = !self.waiting.is_empty() && self.stalls_at() <= now;
         if flies {
-            self.flights += 1;
-            // It takes what waits: no other one is needed for that.
-            (0..self.limits.flights).for_each(|_| self.begin(now));
+            self.begin(now);
+            self.is_called_for = true;
         }
         let ends = self.waiting.iter().map(|waiting| waiting.until).min();
-        next = ends.map_or(next, |end| next.min(end).min(self.paced().max(now)));
+        next = ends.map_or(next, |end| next.min(end).min(self.stalls_at()));
         Swept { unsent, unknown, flies, next: Some(next).filter(|&next| next != Time::NEVER) }
     }
 }

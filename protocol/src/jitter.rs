@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::time::Time;
+
 /// The generator's odd constant: 2^64 divided by the golden ratio.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -21,11 +23,26 @@ impl Jitter {
         Self(mix(seed.wrapping_add(STEP.wrapping_mul(number))))
     }
 
+    /// The stream of a moment: whoever has the same seed finds the same spans there.
+    #[must_use]
+    pub fn at(&self, moment: Time) -> Self {
+        Self::stream(self.0, moment.as_nanos())
+    }
+
     /// A span from nothing to just below `bound`.
     pub fn below(&mut self, bound: Duration) -> Duration {
-        self.0 = self.0.wrapping_add(STEP);
-        let share = u128::from(mix(self.0) >> 32);
+        let share = u128::from(self.next() >> 32);
         Duration::from_nanos(u64::try_from((bound.as_nanos() * share) >> 32).unwrap_or(u64::MAX))
+    }
+
+    /// Whether it is the one of so many.
+    pub fn is_one_of(&mut self, many: u64) -> bool {
+        self.next() % many.max(1) == 0
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(STEP);
+        mix(self.0)
     }
 }
 
@@ -46,6 +63,21 @@ mod tests {
         let below = |limit: u128| issues.iter().filter(|&&draw| draw < limit).count();
         assert!((50..=150).contains(&below(100)), "a tenth falls into the first tenth, give or take: {}", below(100));
         assert!((400..=600).contains(&below(500)), "{}", below(500));
+    }
+
+    #[test]
+    fn one_of_eight_is_one_of_eight() {
+        let mut jitter = Jitter::from_seed(7);
+        let ones = (0..8_000).filter(|_| jitter.is_one_of(8)).count();
+        assert!((900..=1_100).contains(&ones), "{ones}");
+    }
+
+    #[test]
+    fn a_moment_has_one_stream_for_each_seed() {
+        let span = |seed, nanos| Jitter::from_seed(seed).at(Time::from_nanos(nanos)).below(Duration::from_secs(1));
+        assert_eq!(span(7, 5), span(7, 5));
+        let others = [span(7, 5), span(7, 6), span(8, 5), span(8, 6)];
+        assert!((1..4).all(|at| !others[..at].contains(&others[at])), "{others:?}");
     }
 
     #[test]

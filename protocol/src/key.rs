@@ -7,6 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use crate::text::joined;
+
 /// Longest name, in bytes.
 const LONGEST: usize = 1024;
 
@@ -34,7 +36,7 @@ impl Key {
                 format!("the name is {length} bytes long, {LONGEST} is the most: use a digest of it").into(),
             ));
         }
-        let full: Arc<str> = [prefix, name].concat().into();
+        let full = joined(&[prefix, name]);
         if names_a_companion(&full) {
             return Err(InvalidName(format!(
                 "the name {name:?} ends like the key in which a lock keeps its fence or queue: choose another ending \
@@ -62,24 +64,39 @@ impl Key {
 
     /// The key that holds the newest fence.
     pub fn fence(&self) -> String {
+        self.fence_parts().concat()
+    }
+
+    /// The same in parts, for who puts it behind other text.
+    pub fn fence_parts(&self) -> [&str; 4] {
         self.companion("fence")
     }
 
     /// The key that holds the line of those who wait.
     pub fn queue(&self) -> String {
+        self.queue_parts().concat()
+    }
+
+    /// The same in parts.
+    pub fn queue_parts(&self) -> [&str; 4] {
         self.companion("queue")
     }
 
     /// The key that holds how to reach them.
     pub fn wait(&self) -> String {
+        self.wait_parts().concat()
+    }
+
+    /// The same in parts.
+    pub fn wait_parts(&self) -> [&str; 4] {
         self.companion("wait")
     }
 
     /// A companion key in the lock's own slot: a name without a hash tag becomes the tag, a name with one keeps it.
     /// The two spellings keep `a` and `{a}` apart.
-    fn companion(&self, what: &str) -> String {
-        let full = &self.full;
-        if has_hash_tag(full) { format!("{full}:lht:{what}") } else { format!("{{{full}}}:lh:{what}") }
+    fn companion(&self, what: &'static str) -> [&str; 4] {
+        let full = &*self.full;
+        if has_hash_tag(full) { ["", full, ":lht:", what] } else { ["{", full, "}:lh:", what] }
     }
 }
 

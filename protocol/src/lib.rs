@@ -19,8 +19,8 @@
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are what these speak in: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`], [`failure`],
-//! [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`], [`rounded`] and
-//! [`glob`].
+//! [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`], [`rounded`], [`text`]
+//! and [`glob`].
 
 // A pure function whose result is not used does nothing: nobody needs to be told at each.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
@@ -50,6 +50,7 @@ pub mod renewal;
 pub mod rounded;
 pub mod store;
 pub mod tally;
+pub mod text;
 pub mod time;
 pub mod token;
 pub mod undo;

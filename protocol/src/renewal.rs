@@ -22,6 +22,9 @@
 //!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
 //! 10. A node that lost the key while a majority confirmed it is repaired, before the deadline only.
 //!     On one node that never happens.
+//! 11. A lease that is well goes along when others are renewed within the last tenth before its own round: a renewal comes
+//!     earlier for that, never later. How early a round comes by itself depends on the moment of the one before it and on
+//!     the seed alone, so leases that were renewed together once come due together.
 
 use std::time::Duration;
 
@@ -34,8 +37,12 @@ use crate::{
     time::Time,
 };
 
-/// Renewals of many leases that are due within this much of each other go together.
+/// The least time between two renewals that hints ask for.
 const GRAIN: Duration = Duration::from_millis(20);
+
+/// One round of so many comes early, by up to a tenth: a fleet that beats in step is parted within a few rounds. If each
+/// round came early, that would take half as long, and one renewal more of twenty.
+const EARLY_ONES: u64 = 8;
 
 /// A round that stays unanswered for this many times the patience makes the connection suspect.
 const SUSPECT_AFTER: u32 = 3;
@@ -227,6 +234,27 @@ impl HeldLease {
         orders
     }
 
+    /// Others are renewed at this moment: whether this one goes along (invariant 11). A driver asks in the order of the
+    /// next ticks, and no further than the first that stays.
+    pub fn go_along(&mut self, now: Time) -> Orders {
+        let mut orders = self.expire_if_due(now);
+        if self.phase != Phase::Held || self.unanswered > 0 || self.last_sent + self.grain() > now {
+            return orders;
+        }
+        // Hints are spread, so as not to come all at once: they go along with their nearest neighbours only.
+        if self.ask_at <= now + self.grain() {
+            self.ask_at = Time::NEVER;
+            orders.renew = true;
+        }
+        if self.next_round <= now + self.third() / 10 {
+            self.begin_round(now, &mut orders);
+        }
+        if orders.renew {
+            self.last_sent = now;
+        }
+        orders
+    }
+
     /// Its round is due: one renewal, watched over until it is answered.
     fn begin_round(&mut self, now: Time, orders: &mut Orders) {
         orders.renew = true;
@@ -301,7 +329,7 @@ impl HeldLease {
         }
         self.unanswered = 0;
         self.failures = self.failures.saturating_add(1);
-        let pause = self.backoff();
+        let pause = self.backoff(sent);
         self.next_round = self.next_round.min(now + pause);
         Orders { news: self.move_to(Phase::AtRisk), ..Orders::default() }
     }
@@ -327,20 +355,20 @@ impl HeldLease {
         GRAIN.min(self.third() / 8)
     }
 
-    /// A third of the TTL after `sent`, up to a tenth earlier so that a fleet does not beat in step, and rounded down
-    /// so that neighbours meet.
-    fn third_after(&mut self, sent: Time) -> Time {
-        let third = self.third();
-        let early = self.jitter.below(third / 10);
-        (sent + third.saturating_sub(early)).floor(self.grain())
+    /// A third of the TTL after `sent`, now and then up to a tenth earlier so that a fleet does not beat in step.
+    fn third_after(&self, sent: Time) -> Time {
+        let (third, mut jitter) = (self.third(), self.jitter.at(sent));
+        let early = if jitter.is_one_of(EARLY_ONES) { jitter.below(third / 10) } else { Duration::ZERO };
+        sent + third.saturating_sub(early)
     }
 
-    /// Doubles from a small part of the TTL up to the patience; between half and all of that.
-    fn backoff(&mut self) -> Duration {
+    /// Doubles from a small part of the TTL up to the patience; between half and all of that. Those that failed together
+    /// try again together.
+    fn backoff(&self, sent: Time) -> Duration {
         let first = (self.third() / 64).max(Duration::from_millis(2));
         let doubled = first.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
         let most = doubled.min(self.patience);
-        most / 2 + self.jitter.below(most / 2)
+        most / 2 + self.jitter.at(sent).below(most / 2)
     }
 }
 

@@ -26,14 +26,6 @@ impl Time {
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
-
-    /// This moment moved back to a multiple of `grain`, so that moments close together become one.
-    pub fn floor(self, grain: Duration) -> Self {
-        match u64::try_from(grain.as_nanos()) {
-            Ok(grain) if grain > 0 => Self(self.0 - self.0 % grain),
-            _ => self,
-        }
-    }
 }
 
 impl Add<Duration> for Time {
@@ -67,14 +59,6 @@ mod tests {
         assert_eq!(Time::NEVER + Duration::from_secs(1), Time::NEVER);
         assert_eq!(Time::ZERO + Duration::MAX, Time::NEVER);
         assert_eq!(Time::ZERO.since(Time::NEVER), Duration::ZERO);
-    }
-
-    #[test]
-    fn floor_never_moves_forward() {
-        let grain = Duration::from_millis(20);
-        let moment = Time::ZERO + Duration::from_micros(59_999);
-        assert_eq!(moment.floor(grain), Time::ZERO + Duration::from_millis(40));
-        assert_eq!(moment.floor(Duration::ZERO), moment);
     }
 
     #[test]

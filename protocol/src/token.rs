@@ -4,7 +4,10 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 
 use uuid::Uuid;
 
-use crate::fence::Fence;
+use crate::{
+    fence::Fence,
+    text::{Digits, joined},
+};
 
 /// Tells our values from other libraries' on the same key; the digit is the format's version.
 const MARK: &str = "lh1:";
@@ -24,7 +27,8 @@ pub struct Token(Arc<str>);
 impl Token {
     /// The token of this UUID, which has to be a random one that nobody can guess.
     pub fn new(uuid: Uuid, label: &str) -> Self {
-        Self(format!("{MARK}{}@{label}", uuid.as_hyphenated()).into())
+        let mut buffer = Uuid::encode_buffer();
+        Self(joined(&[MARK, uuid.as_hyphenated().encode_lower(&mut buffer), "@", label]))
     }
 
     /// A new token, never seen before.
@@ -45,12 +49,17 @@ impl Token {
         let (identity, rest) = split(value)?;
         let (fence, label) = rest.strip_prefix(':')?.split_once('@')?;
         let fence = fence.bytes().all(|digit| digit.is_ascii_digit()).then(|| fence.parse().ok())??;
-        Some((Self(format!("{identity}@{label}").into()), fence))
+        Some((Self(joined(&[identity, "@", label])), fence))
     }
 
     /// What a lock's key has while this token owns it.
     pub fn value(&self, fence: Fence) -> String {
-        format!("{}:{fence}{}", self.identity(), self.0.get(IDENTITY..).unwrap_or_default())
+        self.value_parts(&Digits::of(fence.into())).concat()
+    }
+
+    /// The same in parts, for who puts it behind other text.
+    pub fn value_parts<'a>(&'a self, fence: &'a Digits) -> [&'a str; 4] {
+        [self.identity(), ":", fence.as_str(), self.0.get(IDENTITY..).unwrap_or_default()]
     }
 
     /// Whether a lock's value, or part of one, is of this acquisition.

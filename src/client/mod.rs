@@ -231,7 +231,7 @@ impl Client {
             nodes: self.quorum.len(),
             route,
             renew_first_after: (self.quorum.tracking_capacity() > 0).then_some(TRACK_AFTER),
-            jitter: random::jitter(),
+            jitter: random::common_jitter(),
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::{
     future::Future,
+    pin::Pin,
     sync::Arc,
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -21,14 +22,31 @@ use leasehold_protocol::{
 use super::Client;
 use crate::{
     error::Error,
-    node::Answer,
-    quorum::{FanOut, Undo},
+    quorum::{Asked, FanOut, Member, Undo, Untold},
     sync::catching_panics,
     watchdog::Hold,
 };
 
-/// The answer to a release, with what was asked for.
-type Answered = (Ask, Result<Owned, Failure>);
+/// The answer to a release on its way.
+enum Releasing {
+    First(Asked<Owned>),
+    Again(Ask, Pin<Box<dyn Future<Output = Result<Owned, Failure>> + Send>>),
+}
+
+/// What was asked for, and what came of it.
+impl Future for Releasing {
+    type Output = (Ask, Result<Owned, Failure>);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Self::First(answer) => Pin::new(answer).poll(context).map(|said| (FIRST, said)),
+            Self::Again(ask, answer) => answer.as_mut().poll(context).map(|said| (*ask, said)),
+        }
+    }
+}
+
+/// What the first request asks for.
+const FIRST: Ask = Ask::Release { only_sending: true, is_last: false };
 
 impl Client {
     /// Releases a hold that its last lease has left. Dropped half way, it goes on in the background.
@@ -74,13 +92,15 @@ impl Client {
         // after the release is enough.
         let route = if self.lines.has(&hold.key) { Route::Keeper } else { self.quorum.route() };
         hold.release(route, mode.clone());
-        let first = Ask::Release { only_sending: true, is_last: false };
-        let nodes = 0..self.quorum.len();
-        let mut answers: FanOut<Answered> =
-            nodes.map(|node| (node, self.ask_release(hold, mode, route, (node, first)))).collect();
+        let (now, limit) = (self.now(), self.release_limit());
+        let ask = |(node, member): (usize, &Arc<Member>)| {
+            let release = Request::Release { claim: hold.claim(), mode: mode.clone() };
+            (node, Releasing::First(member.ask_at(now, route, release, limit)))
+        };
+        let mut answers: FanOut<Releasing> = self.quorum.members().map(ask).collect();
         loop {
-            let (node, answered) = answers.next().await;
-            let (again, news) = self.heard_release(hold, node, answered);
+            let (node, answer) = answers.next().await;
+            let (again, news) = self.heard_release(hold, node, answer);
             if let Some(again) = again {
                 answers.push(node, self.ask_again(hold, mode, again));
             }
@@ -95,17 +115,10 @@ impl Client {
     }
 
     /// A node's answer that comes when the outcome is certain.
-    async fn late_release(
-        self: Arc<Self>,
-        hold: Arc<Hold>,
-        mode: ReleaseMode,
-        node: usize,
-        mut answer: Answer<Answered>,
-    ) {
-        loop {
-            let answered = answer.await;
-            let (Some(again), _) = self.heard_release(&hold, node, answered) else { return };
-            answer = self.ask_again(&hold, &mode, again);
+    async fn late_release(self: Arc<Self>, hold: Arc<Hold>, mode: ReleaseMode, node: usize, answer: Untold<Releasing>) {
+        let mut said = answer.await;
+        while let (Some(again), _) = self.heard_release(&hold, node, said) {
+            said = self.ask_again(&hold, &mode, again).await;
         }
     }
 
@@ -114,10 +127,8 @@ impl Client {
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         node: usize,
-        answered: Result<Answered, Failure>,
+        (ask, said): (Ask, Result<Owned, Failure>),
     ) -> (Option<ReleaseAgain>, Option<News>) {
-        let last = Ask::Release { only_sending: false, is_last: true };
-        let (ask, said) = answered.unwrap_or_else(|failure| (last, Err(failure)));
         let now = self.now();
         let mut reaction = hold.on_reply(now, Sent { node, ask, at: now }, said.map(Said::Owned));
         let left = (reaction.actions.release_again.take(), reaction.actions.news.take());
@@ -125,31 +136,13 @@ impl Client {
         left
     }
 
-    fn ask_release(
-        &self,
-        hold: &Hold,
-        mode: &ReleaseMode,
-        route: Route,
-        (node, ask): (usize, Ask),
-    ) -> Answer<Answered> {
-        let limit = self.release_limit();
-        let release = Request::Release { claim: hold.claim(), mode: mode.clone() };
-        let answer = self.quorum.member(node).map(|member| member.ask(route, release, limit));
-        Box::pin(async move {
-            match answer {
-                Some(answer) => Ok((ask, answer.await)),
-                None => Err(Failure::unsent("there is no such node")),
-            }
-        })
-    }
-
     /// The second request: the first has come nowhere, or the connection broke, or is silent; only if the node is silent,
     /// it is not worth asking.
-    fn ask_again(&self, hold: &Arc<Hold>, mode: &ReleaseMode, again: ReleaseAgain) -> Answer<Answered> {
+    fn ask_again(&self, hold: &Arc<Hold>, mode: &ReleaseMode, again: ReleaseAgain) -> Releasing {
         let (limit, host, ask) = (self.release_limit(), self.host.clone(), again.ask());
         let release = Request::Release { claim: hold.claim(), mode: mode.clone() };
         let member = self.quorum.member(again.node).cloned();
-        Box::pin(async move {
+        let answer = Box::pin(async move {
             let second = async {
                 let Some(member) = member else { return Err(again.failure.clone()) };
                 if again.waits {
@@ -159,10 +152,11 @@ impl Client {
             };
             tokio::select! {
                 biased;
-                said = second => Ok((ask, said)),
-                () = host.sleep(limit) => Ok((ask, Err(again.failure.clone()))),
+                said = second => said,
+                () = host.sleep(limit) => Err(again.failure.clone()),
             }
-        })
+        });
+        Releasing::Again(ask, answer)
     }
 
     fn release_limit(&self) -> Duration {

@@ -16,8 +16,7 @@ use leasehold_protocol::{
 
 use super::{Client, Wanted};
 use crate::{
-    node::Answer,
-    quorum::{FanOut, Undo},
+    quorum::{Asked, ComingVote, FanOut, Undo, Untold},
     random,
     status::Signal,
     watchdog::Hold,
@@ -41,7 +40,7 @@ impl Client {
         let mut round = Round {
             client: self,
             acquisition: Some(Acquisition::new(self.config(wanted, route), sent)),
-            votes: self.quorum.vote(route, &request, limit),
+            votes: self.quorum.vote(sent, route, &request, limit),
             raises: FanOut::none(),
             route,
             request,
@@ -84,7 +83,7 @@ impl Client {
         node: usize,
         route: Route,
         sent: Time,
-        vote: Answer<Acquired>,
+        vote: Untold<ComingVote>,
     ) {
         let vote = vote.await;
         let Some(member) = self.quorum.member(node) else { return };
@@ -105,8 +104,8 @@ struct Round<'a> {
     client: &'a Arc<Client>,
     /// `None` once it is won.
     acquisition: Option<Acquisition>,
-    votes: FanOut<Acquired>,
-    raises: FanOut<Owned>,
+    votes: FanOut<ComingVote>,
+    raises: FanOut<Asked<Owned>>,
     route: Route,
     request: AcquireRequest,
     sent: Time,

@@ -39,7 +39,8 @@ pub(crate) use self::gate::Gate;
 /// The store with its lock and its clock.
 pub(crate) struct Memory {
     store: Mutex<Store>,
-    listeners: Mutex<Vec<Weak<dyn NodeListener>>>,
+    /// Replaced as a whole: every release goes through them, with no lock held.
+    listeners: Mutex<Arc<[Weak<dyn NodeListener>]>>,
     clock: Arc<dyn Clock>,
     /// The store's time when that clock showed zero.
     epoch: Duration,
@@ -56,7 +57,7 @@ impl Memory {
         let since_1970 = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
             store: Mutex::default(),
-            listeners: Mutex::default(),
+            listeners: Mutex::new(Arc::new([])),
             clock: clock.clone(),
             epoch: since_1970.saturating_sub(clock.now()),
             address: format!("memory://{name}"),
@@ -87,8 +88,16 @@ pub(crate) fn node(memory: Arc<Memory>, host: &Host) -> Arc<dyn Node> {
 }
 
 impl Memory {
-    fn listeners(&self) -> Vec<Arc<dyn NodeListener>> {
-        self.listeners.lock().iter().filter_map(Weak::upgrade).collect()
+    /// Those that are there still. The end of one runs foreign code, and so does what it is told: no lock of ours may be
+    /// held then.
+    fn listeners(&self) -> impl Iterator<Item = Arc<dyn NodeListener>> + use<> {
+        let listeners = self.listeners.lock().clone();
+        (0..listeners.len()).filter_map(move |at| listeners.get(at)?.upgrade())
+    }
+
+    /// Everybody hears of the change.
+    fn changed(&self, key: &Key) {
+        self.listeners().for_each(|listener| listener.changed(key.lock()));
     }
 
     fn apply<'a>(&self, store: &mut Store, request: &'a Request, reached: &dyn Fn(&str) -> bool) -> Applied<'a> {
@@ -103,11 +112,8 @@ fn has_waiter(listeners: &[Arc<dyn NodeListener>], token: &str) -> bool {
     listeners.iter().any(|listener| listener.has_waiter(token))
 }
 
-/// Everybody hears of the change, and each waiter that it concerns.
+/// Each waiter hears of what concerns it.
 fn notify(listeners: &[Arc<dyn NodeListener>], key: &Key, notifications: &[Told]) {
-    for listener in listeners {
-        listener.changed(key.lock());
-    }
     for told in notifications {
         let (Told::Granted { token, .. } | Told::Next { token, .. }) = told;
         let Some(listener) = listeners.iter().find(|listener| listener.has_waiter(token.as_str())) else {
@@ -133,8 +139,8 @@ impl Node for Memory {
 
     fn listen(&self, listener: Weak<dyn NodeListener>) {
         let mut listeners = self.listeners.lock();
-        listeners.retain(|listener| listener.strong_count() > 0);
-        listeners.push(listener);
+        let there = listeners.iter().filter(|listener| listener.strong_count() > 0).cloned();
+        *listeners = there.chain([listener]).collect();
     }
 
     fn tracking_capacity(&self) -> usize {
@@ -150,14 +156,16 @@ impl Node for Memory {
     }
 
     fn send(&self, _: Route, request: Request, _: Duration) -> Answer<Reply> {
-        // Upgraded once, if at all, and let go of last: the end of a listener runs foreign code, as what it is told does.
-        // No lock of ours is held then.
+        // Upgraded once, if anybody waits in a queue, and let go of last: not while the store is locked.
         let upgraded = OnceCell::new();
-        let listeners = || upgraded.get_or_init(|| self.listeners());
+        let listeners = || upgraded.get_or_init(|| self.listeners().collect::<Vec<_>>());
         let reached = |token: &str| has_waiter(listeners(), token);
         let Applied { reply, changed, told } = self.apply(&mut self.store.lock(), &request, &reached);
         if let Some(key) = changed {
-            notify(listeners(), key, &told);
+            self.changed(key);
+            if !told.is_empty() {
+                notify(listeners(), key, &told);
+            }
         }
         Box::pin(ready(reply))
     }

@@ -1,6 +1,6 @@
 //! What is asked of all nodes outside of an acquisition: who holds a lock, to take it away, and what the servers can do.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
@@ -12,23 +12,26 @@ use leasehold_protocol::{
     votes::NodeAnswer,
 };
 
-use super::{FanOut, Member, Quorum};
+use super::{Asked, FanOut, Member, Quorum};
 use crate::{
     capabilities::{Capabilities, Push},
     node::Answer,
 };
 
 impl Quorum {
-    fn ask_all<T>(&self, request: &Request, limit: Duration) -> FanOut<T>
+    fn ask_all<T>(&self, request: &Request, limit: Duration) -> FanOut<Asked<T>>
     where
-        T: TryFrom<Reply, Error = Failure> + Send + 'static,
+        T: TryFrom<Reply, Error = Failure>,
     {
         let route = self.route();
         self.members().map(|(at, member)| (at, member.ask(route, request.clone(), limit))).collect()
     }
 
     /// Waits for the slowest too.
-    async fn everybody<T: Send + 'static>(&self, mut answers: FanOut<T>) -> Vec<Result<T, Failure>> {
+    async fn everybody<T, A>(&self, mut answers: FanOut<A>) -> Vec<Result<T, Failure>>
+    where
+        A: Future<Output = Result<T, Failure>> + Unpin,
+    {
         let mut said = self.nobody_yet();
         while !answers.is_empty() {
             let (node, answer) = answers.next().await;
@@ -39,7 +42,7 @@ impl Quorum {
 
     /// Who holds a lock: who has a majority of the nodes, or may have one, as far as they answer.
     pub(crate) async fn holder(&self, key: &Key, limit: Duration) -> Result<Option<Holder>, Failure> {
-        let mut answers = self.ask_all(&Request::Holder(key.clone()), limit);
+        let mut answers = self.ask_all::<Option<Holder>>(&Request::Holder(key.clone()), limit);
         let (mut said, mut left) = (self.nobody_yet(), self.len());
         while left > 0 {
             let (node, answer) = answers.next().await;
@@ -87,7 +90,7 @@ impl Quorum {
 
     /// Takes the lock away on every node. Whether any had it.
     pub(crate) async fn force_release(&self, key: &Key, limit: Duration) -> Result<bool, Failure> {
-        let said = self.everybody(self.ask_all(&Request::ForceRelease(key.clone()), limit)).await;
+        let said = self.everybody(self.ask_all::<bool>(&Request::ForceRelease(key.clone()), limit)).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
         }
@@ -124,17 +127,10 @@ impl Quorum {
 
     /// Closes the connections. Ends within `limit`.
     pub(crate) async fn close(&self, limit: Duration) {
-        let close = |(at, member): (usize, &Arc<Member>)| {
-            let close = member.node()?.close(limit);
-            let closed: Answer<()> = Box::pin(async move {
-                close.await;
-                Ok(())
-            });
-            Some((at, closed))
-        };
-        let mut closing: FanOut<()> = self.members().filter_map(close).collect();
+        let close = |(at, member): (usize, &Arc<Member>)| Some((at, member.node()?.close(limit)));
+        let mut closing: FanOut<_> = self.members().filter_map(close).collect();
         while !closing.is_empty() {
-            let _closed = closing.next().await;
+            let (_node, ()) = closing.next().await;
         }
     }
 

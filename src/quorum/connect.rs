@@ -135,7 +135,7 @@ impl Quorum {
         }
         let absent = |at: &usize| quorum.member(*at).is_some_and(|member| member.node().is_none());
         let arriving = places.iter().map(|place| config.arrive(place)).enumerate().filter(|(at, _)| absent(at));
-        let mut coming: FanOut<Arrival, Error> = arriving.collect();
+        let mut coming: FanOut<Connecting<Arrival>> = arriving.collect();
         let mut outcomes: Vec<Option<Error>> = places.iter().map(|_| None).collect();
         let mut connected = quorum.members().filter(|(_, member)| member.node().is_some()).count();
         let mut grace = std::pin::pin!(host.sleep(limits.connect + GRACE));
@@ -171,12 +171,12 @@ impl Quorum {
         &self,
         places: &[NodeAddress],
         outcomes: Vec<Option<Error>>,
-        mut coming: FanOut<Arrival, Error>,
+        mut coming: FanOut<Connecting<Arrival>>,
         config: &ConnectConfig,
     ) {
         let failed = outcomes.into_iter().enumerate().filter_map(|(at, error)| Some((at, None, error?)));
         let silent = || Error::unavailable("it does not answer");
-        let coming = coming.take().into_iter().map(|(at, connecting)| (at, Some(connecting), silent()));
+        let coming = coming.take().map(|(at, connecting)| (at, Some(Box::pin(connecting) as Connecting<_>), silent()));
         for (at, connecting, error) in failed.chain(coming) {
             if let (Some(member), Some(place)) = (self.member(at), places.get(at)) {
                 member.not_there(&error);

@@ -2,34 +2,78 @@
 
 use std::{
     collections::VecDeque,
-    future::{Future, poll_fn, ready},
+    future::{Future, poll_fn},
     pin::Pin,
-    task::Poll,
+    task::{Context, Poll, ready},
 };
 
-use leasehold_protocol::failure::Failure;
-
-type Answer<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
+use futures_core::Stream;
+use futures_util::stream::FuturesUnordered;
 
 /// The answers that are still to come.
 ///
-/// # Invariant
+/// # Invariants
 ///
-/// Whatever was asked before an answer is told has been sent by then: a request is sent by the first look at its answer,
-/// so every one is looked at before any is told. What is sent after a decision, such as a release of what was acquired,
-/// would otherwise overtake it.
-pub(crate) struct FanOut<T, E = Failure> {
-    pending: Vec<(usize, Answer<T, E>)>,
-    come: VecDeque<(usize, Result<T, E>)>,
+/// 1. Whatever was asked before an answer is told has been sent by then: a request is sent by the first look at its answer,
+///    so every one is looked at before any is told. What is sent after a decision, such as a release of what was acquired,
+///    would otherwise overtake it.
+/// 2. After its first look an answer is looked at only when it has woken us: the answers of a round come one by one, and each
+///    would have us look at all the others.
+pub(crate) struct FanOut<A: Future + Unpin> {
+    /// The only one: it needs no bookkeeping, and most deployments have one node.
+    lone: Option<Numbered<A>>,
+    pending: Option<FuturesUnordered<Numbered<A>>>,
+    come: VecDeque<(usize, A::Output)>,
 }
 
-impl<T: Send + 'static, E: Send + 'static> FanOut<T, E> {
+/// An answer with the number of its node.
+struct Numbered<A> {
+    node: usize,
+    answer: A,
+}
+
+impl<A: Future + Unpin> Future for Numbered<A> {
+    type Output = (usize, A::Output);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = ready!(Pin::new(&mut self.answer).poll(context));
+        Poll::Ready((self.node, outcome))
+    }
+}
+
+/// An answer that has not been told.
+pub(crate) enum Untold<A: Future + Unpin> {
+    /// It is here. `None` once it was told.
+    Come(Option<A::Output>),
+    Coming(A),
+}
+
+/// The outcome is only ever moved out.
+impl<A: Future + Unpin> Unpin for Untold<A> {}
+
+impl<A: Future + Unpin> Future for Untold<A> {
+    type Output = A::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<A::Output> {
+        match &mut *self {
+            Self::Come(outcome) => outcome.take().map_or(Poll::Pending, Poll::Ready),
+            Self::Coming(answer) => Pin::new(answer).poll(context),
+        }
+    }
+}
+
+impl<A: Future + Unpin> FanOut<A> {
     pub(crate) fn none() -> Self {
-        Self { pending: Vec::new(), come: VecDeque::new() }
+        Self { lone: None, pending: None, come: VecDeque::new() }
     }
 
-    pub(crate) fn push(&mut self, node: usize, answer: Answer<T, E>) {
-        self.pending.push((node, answer));
+    pub(crate) fn push(&mut self, node: usize, answer: A) {
+        let answer = Numbered { node, answer };
+        if self.is_empty() {
+            self.lone = Some(answer);
+        } else {
+            self.pending.get_or_insert_default().extend(self.lone.take().into_iter().chain([answer]));
+        }
     }
 
     /// The next answer, with its node's number; pending for ever when none is left.
@@ -37,67 +81,144 @@ impl<T: Send + 'static, E: Send + 'static> FanOut<T, E> {
     /// # Cancel safety
     ///
     /// No answer is lost.
-    pub(crate) async fn next(&mut self) -> (usize, Result<T, E>) {
-        poll_fn(|context| {
-            let come = &mut self.come;
-            self.pending.retain_mut(|(node, answer)| match answer.as_mut().poll(context) {
-                Poll::Ready(outcome) => {
-                    come.push_back((*node, outcome));
-                    false
-                }
-                Poll::Pending => true,
-            });
-            come.pop_front().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+    pub(crate) async fn next(&mut self) -> (usize, A::Output) {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, A::Output)> {
+        if let Some(lone) = &mut self.lone {
+            let outcome = ready!(Pin::new(lone).poll(context));
+            self.lone = None;
+            return Poll::Ready(outcome);
+        }
+        if let Some(pending) = &mut self.pending {
+            while let Poll::Ready(Some(outcome)) = Pin::new(&mut *pending).poll_next(context) {
+                self.come.push_back(outcome);
+            }
+        }
+        self.come.pop_front().map_or(Poll::Pending, Poll::Ready)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.pending.is_empty() && self.come.is_empty()
+        self.lone.is_none() && self.pending.as_ref().is_none_or(FuturesUnordered::is_empty) && self.come.is_empty()
     }
 
     /// Those that have not been told.
-    pub(crate) fn take(&mut self) -> Vec<(usize, Answer<T, E>)> {
-        let come = self.come.drain(..).map(|(node, outcome)| (node, Box::pin(ready(outcome)) as Answer<T, E>));
-        come.chain(self.pending.drain(..)).collect()
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = (usize, Untold<A>)> + use<A> {
+        let come =
+            std::mem::take(&mut self.come).into_iter().map(|(node, outcome)| (node, Untold::Come(Some(outcome))));
+        let pending = self.pending.take().into_iter().flatten().chain(self.lone.take());
+        come.chain(pending.map(|Numbered { node, answer }| (node, Untold::Coming(answer))))
     }
 }
 
-impl<T: Send + 'static, E: Send + 'static> FromIterator<(usize, Answer<T, E>)> for FanOut<T, E> {
-    fn from_iter<I: IntoIterator<Item = (usize, Answer<T, E>)>>(answers: I) -> Self {
-        Self { pending: answers.into_iter().collect(), ..Self::none() }
+impl<A: Future + Unpin> FromIterator<(usize, A)> for FanOut<A> {
+    fn from_iter<I: IntoIterator<Item = (usize, A)>>(answers: I) -> Self {
+        let mut all = Self::none();
+        for (node, answer) in answers {
+            all.push(node, answer);
+        }
+        all
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::{
-        future::pending,
-        sync::{
-            Arc,
-            atomic::{AtomicUsize, Ordering},
-        },
+        cell::{Cell, RefCell},
+        pin::pin,
+        rc::Rc,
+        task::Waker,
     };
 
     use super::*;
 
+    /// An answer that counts how often it is looked at, and is there when it was given.
+    #[derive(Clone, Default)]
+    struct Looked {
+        times: Rc<Cell<usize>>,
+        outcome: Rc<Cell<Option<usize>>>,
+        waker: Rc<RefCell<Option<Waker>>>,
+    }
+
+    impl Looked {
+        fn give(&self, outcome: usize) {
+            self.outcome.set(Some(outcome));
+            if let Some(waker) = self.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+
+    impl Future for Looked {
+        type Output = usize;
+
+        fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<usize> {
+            self.times.set(self.times.get() + 1);
+            *self.waker.borrow_mut() = Some(context.waker().clone());
+            self.outcome.take().map_or(Poll::Pending, Poll::Ready)
+        }
+    }
+
+    fn next(answers: &mut FanOut<Looked>) -> Poll<(usize, usize)> {
+        pin!(answers.next()).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn looks(all: &[Looked]) -> Vec<usize> {
+        all.iter().map(|one| one.times.get()).collect()
+    }
+
     #[tokio::test]
     async fn everything_is_sent_before_any_answer_is_told() {
-        let sent = Arc::new(AtomicUsize::new(0));
-        let ask = |node: usize| {
-            let sent = sent.clone();
-            let answer: Answer<usize, Failure> = Box::pin(async move {
-                sent.fetch_add(1, Ordering::SeqCst);
-                if node == 1 { pending().await } else { Ok(node) }
-            });
-            (node, answer)
-        };
-        let mut answers: FanOut<usize> = (0..4).map(ask).collect();
-        assert!(matches!(answers.next().await, (0, Ok(0))));
-        assert_eq!(sent.load(Ordering::SeqCst), 4);
-        assert!(matches!(answers.next().await, (2, Ok(2))));
-        let nodes: Vec<usize> = answers.take().into_iter().map(|(node, _)| node).collect();
-        assert_eq!(nodes, [3, 1], "one that has come, and one that may");
+        let all: [Looked; 4] = Default::default();
+        for one in [&all[0], &all[2], &all[3]] {
+            one.give(7);
+        }
+        let mut answers: FanOut<Looked> = all.iter().cloned().enumerate().collect();
+        assert_eq!(answers.next().await, (0, 7));
+        assert_eq!(looks(&all), [1, 1, 1, 1]);
+        assert_eq!(answers.next().await, (2, 7));
+        let untold: Vec<(usize, bool)> =
+            answers.take().map(|(node, untold)| (node, matches!(untold, Untold::Come(_)))).collect();
+        assert_eq!(untold, [(3, true), (1, false)], "one that has come, and one that may");
         assert!(answers.is_empty());
+    }
+
+    #[test]
+    fn what_is_asked_later_is_sent_before_the_next_answer_is_told() {
+        let all: [Looked; 3] = Default::default();
+        let mut answers: FanOut<Looked> = [(0, all[0].clone())].into_iter().collect();
+        assert_eq!(next(&mut answers), Poll::Pending);
+        answers.push(1, all[1].clone());
+        answers.push(2, all[2].clone());
+        all[0].give(7);
+        assert_eq!(next(&mut answers), Poll::Ready((0, 7)));
+        assert!(looks(&all).iter().all(|&times| times > 0));
+    }
+
+    #[test]
+    fn only_the_answer_that_has_woken_us_is_looked_at() {
+        let all: [Looked; 5] = Default::default();
+        let mut answers: FanOut<Looked> = all.iter().cloned().enumerate().collect();
+        assert_eq!(next(&mut answers), Poll::Pending);
+        all[3].give(7);
+        assert_eq!(next(&mut answers), Poll::Ready((3, 7)));
+        assert_eq!(next(&mut answers), Poll::Pending);
+        all[1].give(8);
+        assert_eq!(next(&mut answers), Poll::Ready((1, 8)));
+        assert_eq!(looks(&all), [1, 2, 1, 2, 1]);
+    }
+
+    #[tokio::test]
+    async fn a_lone_answer_is_told_and_then_there_is_none() {
+        let one = Looked::default();
+        let mut answers: FanOut<Looked> = [(4, one.clone())].into_iter().collect();
+        assert!(next(&mut answers).is_pending() && !answers.is_empty());
+        one.give(7);
+        assert_eq!(answers.next().await, (4, 7));
+        assert!(answers.is_empty() && next(&mut answers).is_pending());
+        answers.push(4, one);
+        let untold: Vec<usize> = answers.take().map(|(node, _)| node).collect();
+        assert_eq!((untold, answers.is_empty()), (vec![4], true));
     }
 }

@@ -9,10 +9,12 @@
 use std::{
     fmt,
     future::{Future, ready},
+    pin::Pin,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::{Context, Poll, ready},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -125,60 +127,70 @@ impl Member {
     }
 
     /// Asks it something, unless that is pointless.
-    pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Answer<T>
+    pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
-        T: TryFrom<Reply, Error = Failure> + Send + 'static,
+        T: TryFrom<Reply, Error = Failure>,
     {
-        self.send(self.askable(true), |node| node.ask(route, request, limit))
+        self.ask_at(self.now(), route, request, limit)
+    }
+
+    /// The same by who has just looked at the clock.
+    pub(crate) fn ask_at<T>(self: &Arc<Self>, now: Time, route: Route, request: Request, limit: Duration) -> Asked<T>
+    where
+        T: TryFrom<Reply, Error = Failure>,
+    {
+        self.send(now, self.askable(true), T::try_from, |node| node.send(route, request, limit))
     }
 
     /// The same for what is taken back there: that matters even if the node has no vote.
-    pub(super) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Answer<T>
+    pub(super) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
-        T: TryFrom<Reply, Error = Failure> + Send + 'static,
+        T: TryFrom<Reply, Error = Failure>,
     {
-        self.send(self.askable(false), |node| node.ask(route, request, limit))
+        self.send(self.now(), self.askable(false), T::try_from, |node| node.send(route, request, limit))
     }
 
-    pub(super) fn capabilities(self: &Arc<Self>, limit: Duration) -> Answer<Capabilities> {
-        self.send(self.askable(true), |node| node.capabilities(limit))
+    pub(super) fn capabilities(self: &Arc<Self>, limit: Duration) -> Asked<Capabilities, Capabilities> {
+        self.send(self.now(), self.askable(true), Ok, |node| node.capabilities(limit))
     }
 
-    /// The health hears how it went.
-    fn send<T: Send + 'static, A: Future<Output = Result<T, Failure>> + Send + 'static>(
+    /// Asks it at `now` for its vote.
+    pub(super) fn vote(
         self: &Arc<Self>,
-        node: Result<&Arc<dyn Node>, Failure>,
-        ask: impl FnOnce(&dyn Node) -> A,
-    ) -> Answer<T> {
-        let node = match node {
-            Ok(node) => node,
-            Err(failure) => return Box::pin(ready(Err(failure))),
-        };
-        let (answer, member, sent) = (ask(&**node), self.clone(), self.now());
-        Box::pin(async move {
-            let outcome = answer.await;
-            member.heard(outcome.as_ref().err(), sent);
-            outcome
-        })
+        now: Time,
+        route: Route,
+        request: AcquireRequest,
+        limit: Duration,
+    ) -> ComingVote {
+        ComingVote(self.ask_at(now, route, Request::Acquire(request), limit))
     }
 
-    /// Asks it for its vote. What it says of itself is kept.
-    pub(crate) fn vote(self: &Arc<Self>, route: Route, request: AcquireRequest, limit: Duration) -> Answer<Acquired> {
-        let (sent, member) = (self.now(), self.clone());
-        let answer = self.ask(route, Request::Acquire(request), limit);
-        Box::pin(async move {
-            let Vote { acquired, sign, overtaken } = answer.await?;
-            if overtaken {
-                member.last_overtaken.store(member.now().as_nanos(), Ordering::Release);
-            }
-            if let Some(sign) = sign {
-                let votes_in = if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO };
-                let voted =
-                    |health: &mut NodeHealth, now| health.voted(sent, now, &sign, votes_in, &mut member.peers.lock());
-                member.update(voted)?;
-            }
-            Ok(acquired)
-        })
+    fn send<T, R>(
+        self: &Arc<Self>,
+        now: Time,
+        node: Result<&Arc<dyn Node>, Failure>,
+        read: fn(R) -> Result<T, Failure>,
+        ask: impl FnOnce(&dyn Node) -> Answer<R>,
+    ) -> Asked<T, R>
+    where
+        R: Send + 'static,
+    {
+        match node {
+            Ok(node) => Asked { answer: ask(&**node), read, of: Some((self.clone(), now)) },
+            Err(failure) => Asked { answer: Box::pin(ready(Err(failure))), read, of: None },
+        }
+    }
+
+    /// What it says of itself with a vote that was asked for at `sent` is kept.
+    fn voted(self: &Arc<Self>, sent: Time, Vote { acquired, sign, overtaken }: Vote) -> Result<Acquired, Failure> {
+        if overtaken {
+            self.last_overtaken.store(self.now().as_nanos(), Ordering::Release);
+        }
+        if let Some(sign) = sign {
+            let votes_in = if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO };
+            self.update(|health, now| health.voted(sent, now, &sign, votes_in, &mut self.peers.lock()))?;
+        }
+        Ok(acquired)
     }
 
     /// Whether a bid that was sent at `sent`, and has been answered, may have come later than what followed it.
@@ -347,6 +359,44 @@ impl Member {
     pub(crate) fn status(&self) -> NodeStatus {
         let wall = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.health().status(&self.address, self.now(), wall)
+    }
+}
+
+/// A node's answer on its way. What comes of it is told to the node's health, and read as what was asked for.
+///
+/// It is the box that the node made and a few words beside it, so that one request takes one allocation.
+#[must_use = "it is sent when it is looked at"]
+pub(crate) struct Asked<T, R = Reply> {
+    answer: Answer<R>,
+    read: fn(R) -> Result<T, Failure>,
+    /// Who was asked when; nobody where that was pointless.
+    of: Option<(Arc<Member>, Time)>,
+}
+
+impl<T, R> Future for Asked<T, R> {
+    type Output = Result<T, Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = ready!(self.answer.as_mut().poll(context)).and_then(self.read);
+        if let Some((member, sent)) = &self.of {
+            member.heard(outcome.as_ref().err(), *sent);
+        }
+        Poll::Ready(outcome)
+    }
+}
+
+/// A node's vote on its way.
+pub(crate) struct ComingVote(Asked<Vote>);
+
+impl Future for ComingVote {
+    type Output = Result<Acquired, Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = ready!(Pin::new(&mut self.0).poll(context));
+        Poll::Ready(match &self.0.of {
+            Some((member, sent)) => outcome.and_then(|vote| member.voted(*sent, vote)),
+            None => outcome.map(|vote| vote.acquired),
+        })
     }
 }
 

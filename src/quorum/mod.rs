@@ -12,7 +12,7 @@ use std::{
 use leasehold_protocol::{
     attempt,
     failure::Failure,
-    message::{AcquireRequest, Acquired, Route, Voting},
+    message::{AcquireRequest, Route, Voting},
     node_health::Peers,
     node_status::NodeStatus,
     tally::{drift, majority},
@@ -23,9 +23,9 @@ use parking_lot::Mutex;
 
 pub(crate) use self::{
     connect::{ConnectConfig, NodeAddress},
-    fan_out::FanOut,
+    fan_out::{FanOut, Untold},
     first_connection::FirstConnection,
-    member::Member,
+    member::{Asked, ComingVote, Member},
     undo::{Undo, Undone},
 };
 use crate::{
@@ -158,8 +158,14 @@ impl Quorum {
     }
 
     /// Asks every node at once.
-    pub(crate) fn vote(&self, route: Route, request: &AcquireRequest, limit: Duration) -> FanOut<Acquired> {
-        self.members().map(|(at, member)| (at, member.vote(route, request.clone(), limit))).collect()
+    pub(crate) fn vote(
+        &self,
+        now: Time,
+        route: Route,
+        request: &AcquireRequest,
+        limit: Duration,
+    ) -> FanOut<ComingVote> {
+        self.members().map(|(at, member)| (at, member.vote(now, route, request.clone(), limit))).collect()
     }
 
     /// Why too few nodes granted something: what each said.

@@ -1,6 +1,6 @@
 //! The keeper as tasks of shuttle's, in place of `src/keeper.rs`.
 
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{future::Future, io, pin::Pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::time::Time;
 use tokio::runtime::Handle;
@@ -94,12 +94,8 @@ impl Host {
         self.tasks.wait().await;
     }
 
-    pub(crate) fn keep_time<F: Future + Unpin>(
-        &self,
-        future: F,
-        _: fn() -> F::Output,
-    ) -> impl Future<Output = F::Output> + use<F> {
-        future
+    pub(crate) fn time_keeper(&self) -> TimeKeeper {
+        TimeKeeper
     }
 
     pub(crate) fn sleep(&self, span: Duration) -> Sleep {
@@ -108,5 +104,13 @@ impl Host {
 
     pub(crate) fn sleep_until(&self, now: Time, moment: Time) -> Sleep {
         sleep(moment.since(now))
+    }
+}
+
+pub(crate) struct TimeKeeper;
+
+impl TimeKeeper {
+    pub(crate) async fn keep<F: Future>(self, future: Pin<&mut F>, _: fn() -> F::Output) -> F::Output {
+        future.await
     }
 }

@@ -191,6 +191,11 @@ impl Hold {
         self.feed(now, |acquisition| acquisition.on_tick(now))
     }
 
+    /// Others are renewed now.
+    pub(crate) fn go_along(&self, now: Time) -> Reaction {
+        self.feed(now, |acquisition| acquisition.go_along(now))
+    }
+
     /// A node has answered, or will not.
     pub(crate) fn on_reply(&self, now: Time, sent: Sent, reply: Result<Said, Failure>) -> Reaction {
         self.feed(now, |acquisition| acquisition.on_reply(now, sent, reply))

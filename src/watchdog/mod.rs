@@ -235,28 +235,40 @@ impl Watchdog {
 
     /// Looks at every hold whose time has come, and renews those that want it.
     fn look(self: &Arc<Self>, now: Time) {
-        let mut batch = Vec::new();
         let due = self.table.lock().due(now);
-        for hold in due {
-            let _under_way = self.host.token();
-            let renew = catching_panics(|| {
-                let reaction = hold.tick(now);
-                let renew = reaction.actions.renew;
-                self.execute(&hold, reaction);
-                renew
-            });
-            if renew.is_none() {
-                self.give_up(&hold, now);
+        let is_renewed = |hold: &Arc<Hold>| self.ask(hold, now, Hold::tick);
+        let mut batch: Vec<_> = due.into_iter().filter(is_renewed).collect();
+        // Whoever comes due soon goes along, while there is room: so leases of one process come to travel together, and
+        // the server has one call for all.
+        while batch.len() % BATCH != 0 {
+            let Some(next) = self.table.lock().next() else { break };
+            if !self.ask(&next, now, Hold::go_along) {
+                break;
             }
-            self.table.lock().schedule(&hold);
-            if renew == Some(true) {
-                hold.measured.is_renewed(hold.remaining(now), hold.ttl);
-                batch.push(hold);
-            }
+            batch.push(next);
         }
         for part in batch.chunks(BATCH) {
             self.renew(now, part.to_vec());
         }
+    }
+
+    /// Has a hold decide, and whether it is renewed.
+    fn ask(self: &Arc<Self>, hold: &Arc<Hold>, now: Time, event: impl FnOnce(&Hold, Time) -> Reaction) -> bool {
+        let _under_way = self.host.token();
+        let renew = catching_panics(|| {
+            let reaction = event(hold, now);
+            let renew = reaction.actions.renew;
+            self.execute(hold, reaction);
+            renew
+        });
+        if renew.is_none() {
+            self.give_up(hold, now);
+        }
+        self.table.lock().schedule(hold);
+        if renew == Some(true) {
+            hold.measured.is_renewed(hold.remaining(now), hold.ttl);
+        }
+        renew == Some(true)
     }
 
     /// A hold asks to be looked at earlier than before.

@@ -100,7 +100,7 @@ impl Watchdog {
     ) -> Answered<Vec<Result<Owned, Failure>>> {
         let mut answer = member.ask(route, Request::Renew(claims), limit);
         if self.quorum.is_one() {
-            return answer;
+            return Box::pin(answer);
         }
         let silence = self.host.sleep(self.quorum.limit(self.command_timeout, shortest_ttl));
         let member = member.clone();

@@ -85,13 +85,20 @@ impl Table {
         self.schedule_fresh();
         let mut due = Vec::new();
         while self.first_due() <= now {
-            let Some(Reverse((at, id))) = self.due.pop() else { break };
-            if let Some(kept) = self.holds.get_mut(&id).filter(|kept| kept.look == at) {
-                kept.look = Time::NEVER;
-                due.push(kept.hold.clone());
-            }
+            due.extend(self.next());
         }
         due
+    }
+
+    /// The hold that is due before all others, if any is: it has to be scheduled again.
+    pub(super) fn next(&mut self) -> Option<Arc<Hold>> {
+        while let Some(Reverse((at, id))) = self.due.pop() {
+            if let Some(kept) = self.holds.get_mut(&id).filter(|kept| kept.look == at) {
+                kept.look = Time::NEVER;
+                return Some(kept.hold.clone());
+            }
+        }
+        None
     }
 
     /// Plans the next look.

@@ -13,10 +13,25 @@ use std::{
 };
 
 use leasehold::{Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Status};
-use support::{HANGS, Lag, Match, seen, within};
+use support::{HANGS, Lag, Match, Wire, seen, within};
 
 pub(crate) const NAME: &str = "job";
 pub(crate) const FENCE: &str = "{job}:lh:fence";
+
+/// One command for each type that is no string.
+pub(crate) const OTHER_TYPES: [&[&str]; 5] = [
+    &["HSET", "made", "field", "value"],
+    &["RPUSH", "made", "value"],
+    &["SADD", "made", "value"],
+    &["ZADD", "made", "1", "value"],
+    &["XADD", "made", "*", "field", "value"],
+];
+
+/// Puts the key that a command makes in the place of another in one step, so that no renewal can find that one gone.
+pub(crate) fn replace(wire: &mut Wire, make: &[&str], key: &str) {
+    wire.must(make);
+    wire.must(&["RENAME", "made", key]);
+}
 
 /// For leases that run out during their test.
 pub(crate) const SHORT: Duration = Duration::from_millis(600);

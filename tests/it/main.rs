@@ -17,6 +17,7 @@ mod pages;
 mod push;
 mod quorum;
 mod releasing;
+mod renewing;
 mod restart_delay;
 mod scripts;
 mod set_back;

@@ -1,13 +1,23 @@
 //! Who is compared: each with its library's defaults, and the TTL in common.
 
-use std::{fmt, future::Future, pin::Pin, time::Duration};
+use std::{
+    fmt,
+    future::{Future, pending},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
+use distkit::lock::{LockOptions, Mutex, MutexGuard};
+use distributed_lock_core::traits::{DistributedLock as _, LockHandle as _, LockProvider as _};
+use distributed_lock_redis::{RedisLockHandle, RedisLockProvider};
 use fred::{
     clients::Client,
     interfaces::{ClientLike as _, KeysInterface as _},
     types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value},
 };
 use leasehold::{Lease, Leases};
+use redis::aio::{ConnectionManager, MultiplexedConnection};
 use rlock::{
     AcquireOptions,
     async_lock::{RLock, RLockGuard},
@@ -21,21 +31,11 @@ use crate::{Result, Server, TTL, rounds::Rounds};
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
 /// The library under test, on the calling runtime.
-///
-/// # Errors
-///
-/// The server cannot be reached.
-#[must_use]
 pub fn leases(server: &Server) -> Boxed<'static, Leases> {
     leases_at(server.url(), TTL, false)
 }
 
 /// The library under test, in another process too.
-///
-/// # Errors
-///
-/// The server cannot be reached.
-#[must_use]
 pub fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Boxed<'static, Leases> {
     let builder = Leases::builder().url(url).ttl(ttl).fair(fair);
     Box::pin(async { Ok(builder.build().await?) })
@@ -43,11 +43,6 @@ pub fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Boxed<'st
 
 /// The library under test over a quorum. Its servers were started for this and have nothing to forget, so they vote at
 /// once.
-///
-/// # Errors
-///
-/// Too few of the servers can be reached.
-#[must_use]
 pub fn leases_over(servers: &[Server]) -> Boxed<'static, Leases> {
     let urls = servers.iter().map(Server::url);
     let builder = Leases::builder().quorum(urls).restart_delay(Duration::ZERO).ttl(TTL);
@@ -60,10 +55,14 @@ pub enum Contestant {
     Leasehold(Leases),
     Fair(Leases),
     InMemory(Leases),
-    Rslock(LockManager),
+    Rslock(LockManager, Duration),
     Rlock(RLock, AcquireOptions),
+    DistributedLock(Arc<RedisLockProvider>),
+    Distkit(ConnectionManager, Duration),
     /// No library: `SET NX PX`, and a script that compares and deletes, sent by the same client on the same runtime.
     Plain(Client, String),
+    /// The same by redis-rs, the client of rlock, rslock and distkit.
+    PlainRedisRs(MultiplexedConnection, String),
     /// The same on several servers at once, and a majority's answer.
     PlainRounds(Rounds, String),
     /// Not even a lock: two rounds of `PING`, and a majority's answer.
@@ -75,6 +74,8 @@ pub enum Guard {
     Leasehold(Lease),
     Rslock(LockGuard),
     Rlock(RLockGuard),
+    DistributedLock(RedisLockHandle),
+    Distkit(MutexGuard),
     Plain(String),
     None,
 }
@@ -87,109 +88,110 @@ return 0";
 const VALUE: &str = "lh1:00000000-0000-4000-8000-000000000000:1795243932883512@the-host-name:12345";
 
 impl Contestant {
-    /// All of them, in the order of the tables: ours, ours without a server, the rivals, the baseline.
-    ///
-    /// # Errors
-    ///
-    /// The server cannot be reached.
+    /// All of them, in the order of the tables: ours, the rivals, the baselines, ours without a server.
     pub fn all(server: &Server) -> Boxed<'_, Vec<Self>> {
         Box::pin(async {
-            Ok(vec![
-                Self::leasehold(&server.url()).await?,
-                Self::InMemory(Leases::in_memory()),
-                Self::rslock(&server.url()),
-                Self::rlock(&server.url()).await?,
-                Self::plain(server).await?,
-            ])
+            let url = &*server.url();
+            let mut all = vec![Self::leasehold(url, TTL).await?];
+            all.extend(Self::rivals(url, TTL).await?);
+            all.extend([Self::plain(server).await?, Self::plain_redis_rs(server).await?]);
+            all.push(Self::InMemory(Leases::in_memory()));
+            Ok(all)
+        })
+    }
+
+    /// The other libraries.
+    pub fn rivals(url: &str, ttl: Duration) -> Boxed<'_, Vec<Self>> {
+        Box::pin(async move {
+            let mut waiting = Self::waiting_rivals(url, ttl).await?;
+            let distributed = Self::distributed_lock(vec![url.to_owned()], ttl).await?;
+            waiting.insert(2, distributed);
+            Ok(waiting)
         })
     }
 
     /// Those that wait for a lock, in the order of the tables: ours, ours in a fair queue, the rivals.
     ///
-    /// # Errors
-    ///
-    /// The server cannot be reached.
+    /// distributed-lock-redis is not one of them: its `acquire` fails at once where somebody else has the lock.
     pub fn waiting(url: &str) -> Boxed<'_, Vec<Self>> {
         Box::pin(async move {
-            Ok(vec![Self::leasehold(url).await?, Self::fair(url).await?, Self::rslock(url), Self::rlock(url).await?])
+            let mut all = vec![Self::leasehold(url, TTL).await?, Self::Fair(leases_at(url, TTL, true).await?)];
+            all.extend(Self::waiting_rivals(url, TTL).await?);
+            Ok(all)
         })
     }
 
-    /// # Errors
-    ///
-    /// The server cannot be reached.
-    pub fn leasehold(url: &str) -> Boxed<'_, Self> {
-        Box::pin(async move { Ok(Self::Leasehold(leases_at(url, TTL, false).await?)) })
+    async fn waiting_rivals(url: &str, ttl: Duration) -> Result<Vec<Self>> {
+        let options = AcquireOptions::builder().ttl(ttl).build().map_err(|error| format!("{error:?}"))?;
+        let distkit = redis::Client::open(url)?.get_connection_manager().await?;
+        Ok(vec![
+            Self::Rslock(LockManager::new(vec![url]), ttl),
+            Self::Rlock(RLock::new(url).await?, options),
+            Self::Distkit(distkit, ttl),
+        ])
     }
 
-    /// # Errors
-    ///
-    /// The server cannot be reached.
-    pub fn fair(url: &str) -> Boxed<'_, Self> {
-        Box::pin(async move { Ok(Self::Fair(leases_at(url, TTL, true).await?)) })
+    pub async fn leasehold(url: &str, ttl: Duration) -> Result<Self> {
+        Ok(Self::Leasehold(leases_at(url, ttl, false).await?))
     }
 
-    #[must_use]
-    pub fn rslock(url: &str) -> Self {
-        Self::Rslock(LockManager::new(vec![url]))
+    /// With its defaults of a TTL of 30 s: extended at each third, and counted on for nine tenths.
+    async fn distributed_lock(urls: Vec<String>, ttl: Duration) -> Result<Self> {
+        let builder = RedisLockProvider::builder().urls(&urls);
+        let builder = builder.expiry(ttl).extension_cadence(ttl / 3).min_validity(ttl * 9 / 10);
+        Ok(Self::DistributedLock(Arc::new(builder.build().await?)))
     }
 
-    /// # Errors
-    ///
-    /// The server cannot be reached.
-    pub fn rlock(url: &str) -> Boxed<'_, Self> {
-        Box::pin(async move {
-            let options = AcquireOptions::builder().ttl(TTL).build().map_err(|error| format!("{error:?}"))?;
-            Ok(Self::Rlock(RLock::new(url).await?, options))
-        })
-    }
-
-    /// # Errors
-    ///
-    /// The server cannot be reached.
-    pub async fn plain(server: &Server) -> Result<Self> {
+    async fn plain(server: &Server) -> Result<Self> {
         let client = server.client().await?;
         let hash = load(&client).await?;
         Ok(Self::Plain(client, hash))
     }
 
-    /// Those that can take a lock on several servers, in the order of the tables: ours, the rival, the baselines.
-    ///
-    /// # Errors
-    ///
-    /// A server cannot be reached.
+    async fn plain_redis_rs(server: &Server) -> Result<Self> {
+        let mut connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
+        let load = redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query_async(&mut connection).await?;
+        Ok(Self::PlainRedisRs(connection, load))
+    }
+
+    /// Those that can take a lock on several servers, in the order of the tables: ours, the rivals, the baselines.
     pub fn quorum(servers: &[Server]) -> Boxed<'_, Vec<Self>> {
         Box::pin(async move {
             let rounds = Rounds::connect(servers).await?;
             let hash = rounds.load().await?;
+            let urls: Vec<String> = servers.iter().map(Server::url).collect();
             Ok(vec![
                 Self::Leasehold(leases_over(servers).await?),
-                Self::Rslock(LockManager::new(servers.iter().map(Server::url).collect())),
+                Self::Rslock(LockManager::new(urls.clone()), TTL),
+                Self::distributed_lock(urls, TTL).await?,
                 Self::PlainRounds(rounds.clone(), hash),
                 Self::Pings(rounds),
             ])
         })
     }
 
-    #[must_use]
+    /// Whether it is another library, and no baseline.
+    pub fn is_rival(&self) -> bool {
+        matches!(self, Self::Rslock(..) | Self::Rlock(..) | Self::DistributedLock(_) | Self::Distkit(..))
+    }
+
     pub fn name(&self) -> &'static str {
         match self {
             Self::Leasehold(_) => "leasehold",
             Self::Fair(_) => "leasehold, fair",
             Self::InMemory(_) => "leasehold in memory",
-            Self::Rslock(_) => "rslock",
+            Self::Rslock(..) => "rslock",
             Self::Rlock(..) => "rlock",
-            Self::Plain(..) => "two plain round trips",
+            Self::DistributedLock(_) => "distributed-lock-redis",
+            Self::Distkit(..) => "distkit",
+            Self::Plain(..) => "plain fred",
+            Self::PlainRedisRs(..) => "plain redis-rs",
             Self::PlainRounds(..) => "two plain rounds",
             Self::Pings(..) => "two rounds of `PING`",
         }
     }
 
     /// Waits for the lock as the library does it by default.
-    ///
-    /// # Errors
-    ///
-    /// Whatever the library says.
     pub fn acquire<'a>(&'a self, name: &'a str) -> Boxed<'a, Guard> {
         Box::pin(self.acquire_now(name))
     }
@@ -199,13 +201,28 @@ impl Contestant {
             Self::Leasehold(leases) | Self::Fair(leases) | Self::InMemory(leases) => {
                 Guard::Leasehold(leases.lock(name).acquire().await?)
             }
-            Self::Rslock(manager) => Guard::Rslock(manager.acquire(name, TTL).await?),
+            Self::Rslock(manager, ttl) => Guard::Rslock(manager.acquire(name, *ttl).await?),
             Self::Rlock(locks, options) => Guard::Rlock(locks.acquire_mutex_with_options(name, options.clone()).await?),
+            Self::DistributedLock(locks) => Guard::DistributedLock(locks.create_lock(name).acquire(None).await?),
+            Self::Distkit(connection, ttl) => {
+                // It allows no colon in a name.
+                let name = name.replace(':', "-").try_into()?;
+                let options = LockOptions::builder(name, connection.clone()).ttl(*ttl).build();
+                Guard::Distkit(Mutex::new(options).lock().await?)
+            }
             Self::Plain(client, _) => {
                 let ttl = i64::try_from(TTL.as_millis())?;
                 let set: Value =
                     client.set(name, VALUE, Some(Expiration::PX(ttl)), Some(SetOptions::NX), false).await?;
                 if set.is_null() {
+                    return Err("the plain lock does not wait".into());
+                }
+                Guard::Plain(name.to_owned())
+            }
+            Self::PlainRedisRs(connection, _) => {
+                let mut set = redis::cmd("SET");
+                set.arg(name).arg(VALUE).arg("NX").arg("PX").arg(u64::try_from(TTL.as_millis())?);
+                if set.query_async::<redis::Value>(&mut connection.clone()).await? == redis::Value::Nil {
                     return Err("the plain lock does not wait".into());
                 }
                 Guard::Plain(name.to_owned())
@@ -221,9 +238,15 @@ impl Contestant {
         })
     }
 
-    /// # Errors
-    ///
-    /// Whatever the library says.
+    /// Takes a lock and holds it for good, renewed as the library does it.
+    pub async fn hold(&self, name: &str) -> Result<()> {
+        if let Self::Rslock(manager, ttl) = self {
+            return manager.using(name.as_bytes(), *ttl, async || pending().await).await?;
+        }
+        let _guard = self.acquire(name).await?;
+        pending().await
+    }
+
     pub fn release(&self, guard: Guard) -> Boxed<'_, ()> {
         Box::pin(self.release_now(guard))
     }
@@ -233,10 +256,21 @@ impl Contestant {
             (_, Guard::Leasehold(lease)) => lease.release().await?,
             (_, Guard::Rslock(guard)) => guard.release().await,
             (_, Guard::Rlock(mut guard)) => guard.release().await?,
+            (_, Guard::DistributedLock(handle)) => handle.release().await?,
+            (_, Guard::Distkit(guard)) => {
+                guard.release().await?;
+            }
             (Self::Plain(client, hash), Guard::Plain(name)) => {
                 let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::FirstKey, false);
                 let deleted: i64 = client.custom(evalsha, vec![hash.as_str(), "1", &name, VALUE]).await?;
                 if deleted != 1 {
+                    return Err("the plain lock was lost".into());
+                }
+            }
+            (Self::PlainRedisRs(connection, hash), Guard::Plain(name)) => {
+                let mut delete = redis::cmd("EVALSHA");
+                delete.arg(hash).arg(1).arg(&name).arg(VALUE);
+                if delete.query_async::<i64>(&mut connection.clone()).await? != 1 {
                     return Err("the plain lock was lost".into());
                 }
             }
@@ -248,10 +282,6 @@ impl Contestant {
     }
 
     /// One acquire and one release.
-    ///
-    /// # Errors
-    ///
-    /// Whatever the library says.
     pub async fn cycle(&self, name: &str) -> Result<()> {
         let guard = self.acquire(name).await?;
         self.release(guard).await

@@ -11,11 +11,7 @@ use tokio::runtime::Builder;
 
 use crate::{Contestant, Result};
 
-/// Set in a process that is a peer: the server's url.
-const PEER: &str = "LEASEHOLD_BENCH_PEER";
-
 /// Nanoseconds of the clock that all processes of this machine have in common.
-#[must_use]
 pub fn monotonic() -> i128 {
     let now = clock_gettime(ClockId::Monotonic);
     i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
@@ -30,12 +26,9 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// # Errors
-    ///
-    /// It does not start.
-    pub fn start(url: &str) -> Result<Self> {
-        let mut child =
-            Command::new(env::current_exe()?).env(PEER, url).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    pub fn start(arguments: [&str; 2]) -> Result<Self> {
+        let mut program = Command::new(env::current_exe()?);
+        let mut child = program.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let orders = child.stdin.take().ok_or("no pipe")?;
         let reports = BufReader::new(child.stdout.take().ok_or("no pipe")?);
         let mut peer = Self { child, orders, reports };
@@ -44,19 +37,11 @@ impl Peer {
     }
 
     /// Has it wait for a lock with this one of [`Contestant::waiting`].
-    ///
-    /// # Errors
-    ///
-    /// It has ended.
     pub fn wait(&mut self, contestant: usize, name: &str) -> Result<()> {
         Ok(writeln!(self.orders, "{contestant} {name}")?)
     }
 
     /// The moment when it had the lock, which it has released since.
-    ///
-    /// # Errors
-    ///
-    /// It has ended.
     pub fn report(&mut self) -> Result<i128> {
         let mut line = String::new();
         self.reports.read_line(&mut line)?;
@@ -71,15 +56,10 @@ impl Drop for Peer {
     }
 }
 
-/// Does what a peer does, if this process is one; the caller has nothing left to do then.
-///
-/// # Errors
-///
-/// A lock cannot be acquired.
-pub fn serve() -> Result<bool> {
-    let Ok(url) = env::var(PEER) else { return Ok(false) };
+/// Does what the peer of a hand-off does.
+pub fn serve(url: &str) -> Result<()> {
     let runtime = Builder::new_multi_thread().enable_all().build()?;
-    let contestants = runtime.block_on(Contestant::waiting(&url))?;
+    let contestants = runtime.block_on(Contestant::waiting(url))?;
     println!("{}", monotonic());
     for order in stdin().lines() {
         let order = order?;
@@ -94,5 +74,5 @@ pub fn serve() -> Result<bool> {
         });
         println!("{}", runtime.block_on(waits)??);
     }
-    Ok(true)
+    Ok(())
 }

@@ -1,5 +1,5 @@
-//! Cycles per second of contestants side by side: every round gives each of them a short turn, in changing order, so
-//! that whatever else the machine does meets all of them. Ratios are taken within a round.
+//! Cycles of contestants side by side: every round gives each of them a short turn, in changing order, so that whatever
+//! else the machine does meets all of them. Ratios are taken within a round.
 
 use std::time::{Duration, Instant};
 
@@ -8,87 +8,101 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{
-    Boxed, Contestant, Result, median,
-    table::{head, row, thousands},
-};
+use crate::{Boxed, Contestant, Result, Server, Spread, median, usage};
 
-const ROUNDS: usize = 9;
-const TURN: Duration = Duration::from_millis(300);
+const ROUNDS: usize = 7;
+const TURN: Duration = Duration::from_millis(250);
 
 /// Some tasks on one runtime, each with a lock of its own.
 #[derive(Debug)]
 pub struct Load {
-    title: &'static str,
     runtime: Runtime,
     contestants: Vec<Contestant>,
     tasks: usize,
 }
 
+/// One turn: cycles per second, and microseconds of processor time of a cycle.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn {
+    pub rate: f64,
+    pub client: f64,
+    pub server: f64,
+}
+
+/// The turns of one contestant, one for each round.
+#[derive(Debug)]
+pub struct Turns {
+    pub contestant: Contestant,
+    pub turns: Vec<Turn>,
+}
+
+impl Turns {
+    pub fn rate(&self) -> Spread {
+        Spread::of(self.turns.iter().map(|turn| turn.rate))
+    }
+
+    pub fn client(&self) -> Spread {
+        Spread::of(self.turns.iter().map(|turn| turn.client))
+    }
+
+    pub fn server(&self) -> Spread {
+        Spread::of(self.turns.iter().map(|turn| turn.server))
+    }
+
+    /// Processor time of a cycle, of both sides.
+    pub fn both(&self) -> f64 {
+        median(self.turns.iter().map(|turn| turn.client + turn.server))
+    }
+
+    /// The median, over the rounds, of this one's rate to another's.
+    pub fn ratio(&self, other: &Self) -> f64 {
+        median(self.turns.iter().zip(&other.turns).map(|(mine, other)| mine.rate / other.rate))
+    }
+}
+
 impl Load {
-    /// The contestants are connected on the load's own runtime; the last of them is what the others are compared with.
-    ///
-    /// # Errors
-    ///
-    /// A server cannot be reached.
-    pub fn new(
-        title: &'static str,
-        mut runtime: Builder,
-        tasks: usize,
-        contestants: Boxed<'_, Vec<Contestant>>,
-    ) -> Result<Self> {
+    /// The contestants are connected on the load's own runtime.
+    pub fn new(mut runtime: Builder, tasks: usize, contestants: Boxed<'_, Vec<Contestant>>) -> Result<Self> {
         let runtime = runtime.enable_all().build()?;
         let contestants = runtime.block_on(contestants)?;
-        Ok(Self { title, runtime, contestants, tasks })
+        Ok(Self { runtime, contestants, tasks })
     }
-}
 
-/// Prints a table of the median rates, with the median ratios in brackets. All loads have the same contestants.
-///
-/// # Errors
-///
-/// A task has panicked.
-pub fn table(title: &str, loads: &[Load]) -> Result<()> {
-    let titles: Vec<&str> = ["cycles per second"].into_iter().chain(loads.iter().map(|load| load.title)).collect();
-    println!("\n### {title}\n\n{}", head(&titles));
-
-    let measured: Vec<Vec<Vec<f64>>> = loads.iter().map(measure).collect::<Result<_>>()?;
-    for (at, contestant) in loads[0].contestants.iter().enumerate() {
-        let cells = measured.iter().map(|rates| {
-            let baseline = &rates[rates.len() - 1];
-            let ratios = rates[at].iter().zip(baseline).map(|(ours, plain)| ours / plain);
-            format!("{} ({:.2})", thousands(median(rates[at].iter().copied())), median(ratios))
-        });
-        println!("{}", row([contestant.name().to_owned()].into_iter().chain(cells)));
-    }
-    Ok(())
-}
-
-/// The rates of each contestant, one for each round.
-fn measure(load: &Load) -> Result<Vec<Vec<f64>>> {
-    let count = load.contestants.len();
-    let mut rates = vec![Vec::with_capacity(ROUNDS); count];
-    // The first round warms up: connections, scripts, allocations.
-    for round in 0..=ROUNDS {
-        for turn in 0..count {
-            let at = (round + turn) % count;
-            let rate = load.runtime.block_on(turn_of(&load.contestants[at], load.tasks, round))?;
-            if round > 0 {
-                rates[at].push(rate);
+    pub fn measure(self, servers: &[Server]) -> Result<Vec<Turns>> {
+        let count = self.contestants.len();
+        let mut turns: Vec<Vec<Turn>> = vec![Vec::with_capacity(ROUNDS); count];
+        // The first round warms up: connections, scripts, allocations.
+        for round in 0..=ROUNDS {
+            for turn in 0..count {
+                let at = (round + turn) % count;
+                let turn = self.turn(&self.contestants[at], servers, round)?;
+                if round > 0 {
+                    turns[at].push(turn);
+                }
             }
         }
+        let all = self.contestants.iter().cloned().zip(turns);
+        Ok(all.map(|(contestant, turns)| Turns { contestant, turns }).collect())
     }
-    Ok(rates)
+
+    fn turn(&self, contestant: &Contestant, servers: &[Server], round: usize) -> Result<Turn> {
+        let used = || Ok::<_, crate::Error>((usage::cpu()?, servers.iter().map(Server::cpu).sum::<Result<f64>>()?));
+        let (before, started) = (used()?, Instant::now());
+        let cycles = f64::from(self.runtime.block_on(cycles(contestant, self.tasks, round))?);
+        let (seconds, after) = (started.elapsed().as_secs_f64(), used()?);
+        let micros = |seconds: f64| seconds / cycles * 1e6;
+        Ok(Turn { rate: cycles / seconds, client: micros(after.0 - before.0), server: micros(after.1 - before.1) })
+    }
 }
 
 /// A task that meets an error says so and stops for this turn; its lock may stay, so the next round has other names.
-async fn turn_of(contestant: &Contestant, tasks: usize, round: usize) -> Result<f64> {
+async fn cycles(contestant: &Contestant, tasks: usize, round: usize) -> Result<u32> {
     let started = Instant::now();
     let mut running = JoinSet::new();
     for task in 0..tasks {
         let contestant = contestant.clone();
         running.spawn(async move {
-            let name = format!("{}:{round}:{task}", contestant.name());
+            let name = format!("{}-{round}-{task}", contestant.name());
             let mut cycles = 0_u32;
             while started.elapsed() < TURN {
                 if let Err(error) = contestant.cycle(&name).await {
@@ -109,5 +123,5 @@ async fn turn_of(contestant: &Contestant, tasks: usize, round: usize) -> Result<
     if let Some(first) = errors.first() {
         eprintln!("{}, {tasks} tasks, round {round}: {} errors, such as: {first}", contestant.name(), errors.len());
     }
-    Ok(f64::from(cycles) / started.elapsed().as_secs_f64())
+    Ok(cycles)
 }

@@ -15,9 +15,6 @@ use crate::{Boxed, Result, Server, contestant};
 pub struct Rounds(Arc<[Client]>);
 
 impl Rounds {
-    /// # Errors
-    ///
-    /// A server cannot be reached.
     pub async fn connect(servers: &[Server]) -> Result<Self> {
         let mut clients = Vec::with_capacity(servers.len());
         for server in servers {
@@ -27,19 +24,11 @@ impl Rounds {
     }
 
     /// The least that a round can be.
-    ///
-    /// # Errors
-    ///
-    /// No majority answers.
     pub async fn ping(&self) -> Result<()> {
         self.round(|client| Box::pin(async move { Ok(client.ping::<String>(None).await? == "PONG") })).await
     }
 
     /// Takes a lock on a majority, without any fence.
-    ///
-    /// # Errors
-    ///
-    /// No majority grants it.
     pub async fn set(&self, name: &str, value: &str, ttl: i64) -> Result<()> {
         self.round(|client| {
             Box::pin(async move {
@@ -52,10 +41,6 @@ impl Rounds {
     }
 
     /// Has a majority compare and delete.
-    ///
-    /// # Errors
-    ///
-    /// No majority had it.
     pub async fn delete(&self, hash: &str, name: &str, value: &str) -> Result<()> {
         self.round(|client| {
             Box::pin(async move {
@@ -67,10 +52,6 @@ impl Rounds {
     }
 
     /// Makes the script of [`delete`](Self::delete) known everywhere; its hash.
-    ///
-    /// # Errors
-    ///
-    /// A server cannot be reached.
     pub async fn load(&self) -> Result<String> {
         let mut hash = String::new();
         for client in &*self.0 {

@@ -19,13 +19,9 @@ use fred::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Boxed, Result, stats};
+use crate::{Boxed, Result};
 
 /// A plain client of a server on this machine, in another process too.
-///
-/// # Errors
-///
-/// The server cannot be reached.
 pub fn client_at(port: u16) -> Boxed<'static, Client> {
     Box::pin(async move {
         let server = ServerConfig::new_centralized("127.0.0.1", port);
@@ -46,9 +42,6 @@ pub struct Server {
 }
 
 impl Server {
-    /// # Errors
-    ///
-    /// `redis-server` is not installed, or does not answer.
     pub fn start() -> Result<Self> {
         // Somebody else may take the port before the server does.
         (0..5).find_map(|_| Self::try_start().ok()).ok_or_else(|| "redis-server cannot be started".into())
@@ -78,66 +71,37 @@ impl Server {
         Err("redis-server does not answer".into())
     }
 
-    #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A plain client on the calling runtime.
-    ///
-    /// # Errors
-    ///
-    /// The server cannot be reached.
     pub fn client(&self) -> Boxed<'_, Client> {
         client_at(self.port)
     }
 
-    /// How often the server has carried out this command, inside scripts included.
-    ///
-    /// # Errors
-    ///
-    /// The server cannot be reached.
-    pub fn calls<'a>(&self, client: &'a Client, command: &'a str) -> Boxed<'a, u64> {
-        Box::pin(Self::count(client, command))
-    }
-
-    async fn count(client: &Client, command: &str) -> Result<u64> {
-        let stats = stats::info(client, "commandstats").await?;
-        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-        let calls = line.and_then(|line| line.split(',').next());
-        Ok(calls.map(str::parse).transpose()?.unwrap_or_default())
-    }
-
     /// Stops it in its tracks, as if the network swallowed everything on its way to it.
-    ///
-    /// # Errors
-    ///
-    /// It has ended.
     pub fn freeze(&self) -> Result<()> {
         Ok(kill_process(Pid::from_child(&self.child), Signal::STOP)?)
     }
 
     /// Lets it go on.
-    ///
-    /// # Errors
-    ///
-    /// It has ended.
     pub fn thaw(&self) -> Result<()> {
         Ok(kill_process(Pid::from_child(&self.child), Signal::CONT)?)
     }
 
     /// Seconds of processor time that the server has used.
-    ///
-    /// # Errors
-    ///
-    /// It has ended, or this is not Linux.
     pub fn cpu(&self) -> Result<f64> {
-        crate::usage::cpu_of(self.child.id())
+        crate::usage::cpu_of(self.id())
     }
 }
 

@@ -9,19 +9,11 @@ use fred::{
 use crate::{Boxed, Result};
 
 /// A section of `INFO`.
-///
-/// # Errors
-///
-/// The server cannot be reached.
 pub fn info<'a>(client: &'a Client, section: &'a str) -> Boxed<'a, String> {
     Box::pin(command(client, "INFO", section))
 }
 
 /// How many commands it has carried out, those inside scripts included, but for asking it so.
-///
-/// # Errors
-///
-/// The server cannot be reached.
 pub async fn calls(client: &Client) -> Result<u64> {
     let stats = info(client, "commandstats").await?;
     let counted = stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
@@ -29,11 +21,15 @@ pub async fn calls(client: &Client) -> Result<u64> {
     Ok(calls.map(str::parse::<u64>).sum::<Result<_, _>>()?)
 }
 
+/// How often it has carried out one command, inside scripts included.
+pub async fn calls_of(client: &Client, command: &str) -> Result<u64> {
+    let stats = info(client, "commandstats").await?;
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    let calls = line.and_then(|line| line.split(',').next());
+    Ok(calls.map(str::parse).transpose()?.unwrap_or_default())
+}
+
 /// How many keys it will tell somebody about; a key counts once for each connection that is told.
-///
-/// # Errors
-///
-/// The server cannot be reached, or does not tell.
 pub async fn watched(client: &Client) -> Result<u64> {
     let stats = info(client, "stats").await?;
     let items = stats.lines().find_map(|line| line.strip_prefix("tracking_total_items:"));
@@ -41,19 +37,11 @@ pub async fn watched(client: &Client) -> Result<u64> {
 }
 
 /// How many connections it serves, this one included.
-///
-/// # Errors
-///
-/// The server cannot be reached.
 pub async fn connections(client: &Client) -> Result<usize> {
     Ok(command::<String>(client, "CLIENT", "LIST").await?.lines().count())
 }
 
 /// Forgets all keys.
-///
-/// # Errors
-///
-/// The server cannot be reached.
 pub async fn flush(client: &Client) -> Result<()> {
     command(client, "FLUSHALL", "SYNC").await
 }

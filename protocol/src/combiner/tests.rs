@@ -53,17 +53,30 @@ fn a_request_goes_alone_while_few_are_under_way() {
 }
 
 #[test]
-fn what_waits_has_a_flight_of_its_own_when_those_before_it_take_long() {
+fn what_waits_has_a_flight_of_its_own_when_nothing_moves() {
     let mut combiner = busy([1]);
     assert!(!combiner.sweep(at(999)).flies);
     let swept = combiner.sweep(at(1_000));
     assert!(swept.flies && swept.unsent.is_empty());
-    assert!(!combiner.sweep(at(1_999)).flies, "it is on its way");
-    assert_eq!(taken(&mut combiner, at(1_999)).map(|batch| batch.wants.len()), Some(1));
-    // Where every answer takes long, nothing waits for one.
-    assert_eq!(enter(&mut combiner, at(3_000), 2), Entry::Alone);
-    assert_eq!(enter(&mut combiner, at(3_001), 3), Entry::Alone);
-    assert!(matches!(enter(&mut combiner, at(3_002), 4), Entry::Queued(by) if by == at(4_000)));
+    // One that is called for takes all that comes until it runs.
+    assert!(matches!(enter(&mut combiner, at(5_000), 2), Entry::Queued(by) if by == at(5_000) + LIMIT));
+    assert!(!combiner.sweep(at(5_000)).flies);
+    let batch = taken(&mut combiner, at(6_000)).unwrap();
+    assert!(matches!(enter(&mut combiner, at(6_500), 3), Entry::Queued(by) if by == at(7_000)));
+    assert!(!combiner.sweep(at(6_999)).flies);
+    assert_eq!(combiner.landed(&batch), [Some(1), Some(2)]);
+    assert!(combiner.goes_on(at(6_999)), "it carries the third");
+    assert!(!combiner.sweep(at(7_998)).flies && combiner.sweep(at(7_999)).flies);
+}
+
+#[test]
+fn a_flight_that_finds_no_connection_makes_room_for_the_next_one() {
+    let mut combiner = busy([1]);
+    assert!(combiner.sweep(at(1_000)).flies);
+    assert_eq!(combiner.turn_away(), [1]);
+    assert!(!combiner.goes_on(at(1_001)));
+    let _queued = enter(&mut combiner, at(1_002), 2);
+    assert!(combiner.sweep(at(2_001)).flies);
 }
 
 #[test]

@@ -49,22 +49,77 @@ fn a_renewal_is_due_within_a_tenth_before_the_third() {
         tally.confirm(0, at(1_000));
         let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
         let due = HeldLease::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap();
-        // A tenth for the jitter, 20 ms for the grain.
-        assert!(due <= at(2_000) && due >= at(1_880), "{due:?}");
+        assert!(due <= at(2_000) && due >= at(1_900), "{due:?}");
     }
 }
 
+/// When a lease that was renewed at this moment comes due, counted from there.
+fn gap_after(sent: Time, seed: u64) -> Duration {
+    let mut tally = Tally::new(1);
+    tally.confirm(0, sent);
+    let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+    HeldLease::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap().since(sent)
+}
+
 #[test]
-fn renewals_that_are_due_close_together_meet() {
-    let dues: std::collections::HashSet<_> = (0..200)
-        .map(|seed| {
-            let mut tally = Tally::new(1);
-            tally.confirm(0, at(1_000));
-            let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
-            HeldLease::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap()
-        })
-        .collect();
-    assert!((3..=7).contains(&dues.len()), "100 ms of jitter in grains of 20 ms: {}", dues.len());
+fn one_round_of_eight_comes_early_by_up_to_a_tenth() {
+    let gaps: Vec<_> = (0..8_000).map(|millis| gap_after(at(millis), 7)).collect();
+    let early: Vec<_> = gaps.iter().filter(|gap| **gap < TTL / 3).collect();
+    assert!((900..=1_100).contains(&early.len()), "{}", early.len());
+    let far = early.iter().filter(|gap| ***gap < TTL / 3 * 19 / 20).count();
+    assert!((400..=600).contains(&far), "half of them by more than half of that: {far}");
+}
+
+#[test]
+fn invariant_11_leases_that_were_renewed_together_come_due_together_and_those_of_another_process_do_not() {
+    let seeds = (0..200).map(at);
+    let differs = seeds.filter(|sent| gap_after(*sent, 7) != gap_after(*sent, 8)).count();
+    assert!((20..=80).contains(&differs), "an eighth of each: {differs}");
+}
+
+#[test]
+fn invariant_11_a_lease_goes_along_within_the_last_tenth_before_its_round_and_stays_before_that() {
+    let mut core = core();
+    let due = core.next_tick().unwrap();
+    let tenth = Time::from_nanos(due.as_nanos() - 100_000_000);
+    let before = Time::from_nanos(tenth.as_nanos() - 1);
+    assert_eq!((core.go_along(before), core.next_tick()), (NOTHING, Some(due)));
+    assert_eq!(core.go_along(tenth), Orders { renew: true, ..NOTHING });
+    assert_eq!(core.go_along(tenth), NOTHING, "invariant 7: twice for one moment");
+    assert_eq!(core.tick(tenth), NOTHING);
+    // It is watched over as any round is.
+    let patience = Duration::from_millis(500);
+    assert_eq!(core.tick(tenth + patience), Orders { renew: true, news: true, ..NOTHING });
+    let _ = core.answer(tenth + patience, 0, tenth, Answer::Confirmed);
+    assert_eq!(core.valid_until(), tenth + VALID);
+}
+
+#[test]
+fn invariant_11_nothing_else_goes_along() {
+    let mut unanswered = core();
+    assert!(unanswered.tick(at(2_000)).renew);
+    assert_eq!(unanswered.go_along(at(2_450)), NOTHING, "its next round is near, but not the first");
+    let mut at_risk = core();
+    assert!(at_risk.tick(at(2_000)).renew);
+    let _ = at_risk.answer(at(2_001), 0, at(2_000), Answer::Unclear);
+    let due = at_risk.next_tick().unwrap();
+    assert_eq!((at_risk.go_along(at(2_001)), at_risk.next_tick()), (NOTHING, Some(due)));
+    let mut over = core();
+    assert_eq!(over.go_along(at(10_000)), LOST);
+    assert_eq!(over.go_along(at(10_001)), NOTHING);
+    let mut bounded = core_with(TTL, Some(Duration::from_millis(500)), 1);
+    assert_eq!(bounded.go_along(at(1_499)), NOTHING, "what is near is its end");
+}
+
+#[test]
+fn invariant_11_a_hint_goes_along_with_its_nearest_neighbours_and_not_twice_in_twenty_milliseconds() {
+    let mut core = core();
+    core.hint(at(1_250));
+    assert_eq!(core.go_along(at(1_229)), NOTHING);
+    assert_eq!(core.go_along(at(1_230)), Orders { renew: true, ..NOTHING });
+    core.hint(at(1_231));
+    assert_eq!((core.go_along(at(1_249)), core.next_tick()), (NOTHING, Some(at(1_250))));
+    assert_eq!(core.tick(at(1_250)), Orders { renew: true, ..NOTHING });
 }
 
 #[test]
@@ -396,8 +451,7 @@ fn a_short_lease_is_not_renewed_much_before_its_third() {
         tally.confirm(0, at(1_000));
         let config = LeaseConfig { ttl: Duration::from_millis(120), max_hold: None, patience: TTL };
         let due = HeldLease::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap();
-        // A tenth for the jitter, an eighth for the grain.
-        assert!(due <= at(1_040) && due >= at(1_040 - 4 - 5), "{due:?}");
+        assert!(due <= at(1_040) && due >= at(1_040 - 4), "{due:?}");
     }
 }
 
@@ -437,6 +491,8 @@ fn one_node_more_that_fails_in_a_lost_round_changes_nothing() {
 enum Event {
     /// Time passes, and the driver looks when it was asked to (or late, or early).
     Wait(u64),
+    /// Time passes, and others are renewed.
+    Along(u64),
     /// The oldest unanswered round is answered so.
     Answer(Answer),
     /// An answer to a round of long ago.
@@ -457,6 +513,7 @@ fn answers() -> impl Strategy<Value = Answer> {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         8 => (0_u64..1_500).prop_map(Event::Wait),
+        4 => (0_u64..1_100).prop_map(Event::Along),
         5 => answers().prop_map(Event::Answer),
         2 => answers().prop_map(Event::Late),
         2 => Just(Event::Hint),
@@ -491,9 +548,9 @@ proptest! {
         for event in events {
             let was_over = reference.over;
             let orders = match event {
-                Event::Wait(millis) => {
+                Event::Wait(millis) | Event::Along(millis) => {
                     now = now + Duration::from_millis(millis);
-                    let orders = core.tick(now);
+                    let orders = if matches!(event, Event::Wait(_)) { core.tick(now) } else { core.go_along(now) };
                     if orders.renew {
                         prop_assert!(sent.last() != Some(&now), "invariant 7: twice for one moment");
                         sent.push(now);
@@ -563,7 +620,7 @@ proptest! {
                 in_flight.push_back(now);
             }
             // A third is renewed once, or once each patience (a sixth) while the link is slower than that; early by at
-            // most a tenth and the grain.
+            // most a tenth.
             prop_assert!(looks <= 10 * 6 * 2 && rounds <= 10 * 6 * 2, "{looks} looks, {rounds} rounds in ten TTLs");
         }
     }

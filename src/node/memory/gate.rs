@@ -17,7 +17,7 @@ use leasehold_protocol::{
 };
 use tokio::sync::watch;
 
-use super::{Memory, notify};
+use super::Memory;
 use crate::{
     capabilities::Capabilities,
     keeper::Host,
@@ -80,7 +80,7 @@ impl Memory {
         let token = random::token("somebody else");
         let claim = Claim { key: key.clone(), token, ttl, fence: None, fence_memory: fence::MEMORY };
         self.store.lock().take_over(micros(self.epoch + self.clock.now()), claim);
-        notify(&self.listeners(), key, &[]);
+        self.changed(key);
     }
 }
 

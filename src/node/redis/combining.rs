@@ -9,7 +9,7 @@ use fred::{bytes::Bytes, types::Value};
 use leasehold_protocol::{
     combiner::{Batch, Combiner, Entry, Limits, Swept, Verdict, Want, after_failure},
     failure::Failure,
-    message::{Claim, Reply, Request},
+    message::{Reply, Request},
     time::Time,
     token::Token,
 };
@@ -22,9 +22,9 @@ use tokio::{
 use super::{
     connection::{Connection, Way},
     reply,
-    request::{COMBINED, millis},
+    request::{COMBINED, Text, whole_millis},
 };
-use crate::{keeper::Host, node::Answer};
+use crate::keeper::Host;
 
 /// So many requests at a time go alone, and so many batches are under way: while the server works on one the client packs
 /// the next. More made nothing faster.
@@ -49,6 +49,16 @@ const ARGUMENT: usize = 48;
 type Told = Result<Option<Reply>, Failure>;
 
 type Caller = oneshot::Sender<Told>;
+
+/// Where a request goes.
+pub(super) enum Entered {
+    /// At once, by itself.
+    Alone(Flight),
+    /// With others: this hears what comes of it.
+    Queued(oneshot::Receiver<Told>),
+    /// Nowhere.
+    Full(Failure),
+}
 
 /// The requests that can travel together on one connection.
 pub(super) struct Combining {
@@ -83,39 +93,16 @@ impl Combining {
         Want::of(request).filter(|_| limit >= self.command_timeout / 2)
     }
 
-    /// Sends a request: alone at once, or with others. What is `alone` has not been polled.
-    pub(super) async fn send(
-        self: Arc<Self>,
-        want: Want,
-        limit: Duration,
-        alone: Answer<Reply>,
-    ) -> Result<Reply, Failure> {
-        let (entry, told) = self.enter(want, limit);
-        let Some(told) = told else {
-            let _flight = Flight(&self);
-            return alone.await;
-        };
-        if entry == Entry::Full {
-            return Err(self.connection.full());
-        }
-        match told.await {
-            Ok(Ok(Some(reply))) => Ok(reply),
-            // What was asked after it on this route may have come before it now.
-            Ok(Ok(None)) => alone.await.map(overtaken),
-            Ok(Err(failure)) => Err(failure),
-            Err(_dropped) => Err(Failure::unknown("the request got lost on its way: this is a bug in leasehold")),
-        }
-    }
-
-    fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> (Entry, Option<oneshot::Receiver<Told>>) {
+    /// A request comes that [can travel with others](Self::takes).
+    pub(super) fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> Entered {
         let (now, mut told) = (self.connection.now(), None);
-        let request = || {
+        let queued = || {
             let (caller, receiver) = oneshot::channel();
             told = Some(receiver);
             (want, caller)
         };
         let mut state = self.state.lock();
-        let entry = state.combiner.enter(now, limit, request);
+        let entry = state.combiner.enter(now, limit, queued);
         let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at) } else { Sweeper::InTime };
         drop(state);
         match sweeper {
@@ -123,7 +110,11 @@ impl Combining {
             Sweeper::TooLate => self.sweeps_earlier.notify_one(),
             Sweeper::None => self.host.spawn_until_stopped(self.clone().sweep()),
         }
-        (entry, told)
+        match (entry, told) {
+            (Entry::Queued(_), Some(told)) => Entered::Queued(told),
+            (Entry::Full, _) => Entered::Full(self.connection.full()),
+            _ => Entered::Alone(Flight(self.clone())),
+        }
     }
 
     /// An acquire is taken back: if it waits here still, it is never sent.
@@ -186,9 +177,9 @@ impl State {
 }
 
 /// A request that goes alone. Ended or dropped, what has come meanwhile goes next.
-struct Flight<'a>(&'a Arc<Combining>);
+pub(super) struct Flight(Arc<Combining>);
 
-impl Drop for Flight<'_> {
+impl Drop for Flight {
     fn drop(&mut self) {
         let now = self.0.connection.now();
         if self.0.state.lock().combiner.goes_on(now) {
@@ -219,11 +210,11 @@ impl Flusher {
     async fn carry(&mut self) {
         let Self { combining, batch, .. } = self;
         let mut has_link = false;
-        let arguments = |all: &mut Vec<Value>| {
+        let mut arguments = |all: &mut Vec<Value>| {
             has_link = true;
             combining.fill(batch, all)
         };
-        let outcome = combining.connection.run(&COMBINED, arguments, combining.command_timeout, || false).await;
+        let outcome = combining.connection.run(&COMBINED, &mut arguments, combining.command_timeout, || false).await;
         match (self.batch.take(), outcome) {
             (Some(batch), outcome) => self.combining.landed(&batch, outcome),
             // The connection is over, or takes nothing.
@@ -304,16 +295,6 @@ fn late() -> Failure {
     Failure::unsent("the requests before this one took all of its time, and it was not sent")
 }
 
-fn overtaken(reply: Reply) -> Reply {
-    match reply {
-        Reply::Vote(mut vote) => {
-            vote.overtaken = true;
-            Reply::Vote(vote)
-        }
-        reply => reply,
-    }
-}
-
 /// The keys and the arguments of combined.lua, as slices of one text: a string for each would cost more than all the rest.
 /// How many are keys.
 fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
@@ -321,17 +302,18 @@ fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
     let acquired = || wants.iter().filter_map(|want| if let Want::Acquire(claim) = want { Some(claim) } else { None });
     let keys = 2 * wants.len();
     let mut packed = Packed { text: Vec::with_capacity(2 * keys * ARGUMENT), ends: Vec::with_capacity(2 * keys + 2) };
-    released().for_each(|claim| packed.put(claim.key.lock()));
-    acquired().for_each(|claim| packed.put(&claim.key.fence()));
-    released().for_each(|claim| packed.put(&claim.key.queue()));
-    acquired().for_each(|claim| packed.put(claim.key.lock()));
-    packed.put(&released().count().to_string());
+    released().for_each(|claim| packed.put(&Text::Whole(claim.key.lock())));
+    acquired().for_each(|claim| packed.put(&Text::Parts(claim.key.fence_parts())));
+    released().for_each(|claim| packed.put(&Text::Parts(claim.key.queue_parts())));
+    acquired().for_each(|claim| packed.put(&Text::Whole(claim.key.lock())));
     let memory = acquired().next().map(|claim| claim.fence_memory).unwrap_or_default();
-    packed.put(&millis(memory).to_string());
-    released().for_each(|claim| packed.put(&value(claim)));
-    acquired().for_each(|claim| packed.put(claim.token.as_str()));
-    acquired().for_each(|claim| packed.put(&millis(claim.ttl).to_string()));
+    packed.put(&Text::Number(u64::try_from(released().count()).unwrap_or_default()));
+    packed.put(&Text::Number(whole_millis(memory)));
+    released().for_each(|claim| packed.put(&Text::Value(claim)));
+    acquired().for_each(|claim| packed.put(&Text::Whole(claim.token.as_str())));
+    acquired().for_each(|claim| packed.put(&Text::Number(whole_millis(claim.ttl))));
     let (text, mut start) = (Bytes::from(packed.text), 0);
+    all.reserve_exact(packed.ends.len());
     all.extend(packed.ends.into_iter().map(|end| Value::Bytes(text.slice(replace(&mut start, end)..end))));
     keys
 }
@@ -343,13 +325,8 @@ struct Packed {
 }
 
 impl Packed {
-    fn put(&mut self, text: &str) {
-        self.text.extend_from_slice(text.as_bytes());
+    fn put(&mut self, text: &Text<'_>) {
+        text.write(&mut self.text);
         self.ends.push(self.text.len());
     }
-}
-
-/// A release that travels with others has its fence.
-fn value(claim: &Claim) -> String {
-    claim.fence.map_or_else(|| claim.token.as_str().to_owned(), |fence| claim.token.value(fence))
 }

@@ -172,7 +172,7 @@ impl Connection {
     pub(super) async fn run(
         &self,
         script: &'static Script,
-        mut arguments: impl FnMut(&mut Vec<Value>) -> Option<usize> + Send,
+        arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
         limit: Duration,
         track: impl Fn() -> bool + Send,
     ) -> Result<(Value, Way), Failure> {
@@ -186,7 +186,7 @@ impl Connection {
             }
             let (track, mut by_hash) = (track(), !link.is_first(script));
             let outcome = loop {
-                let Some(call) = link.call(script, by_hash, &mut arguments) else {
+                let Some(call) = link.call(script, by_hash, arguments) else {
                     return Err(Failure::unsent("nobody waits for the answer any more"));
                 };
                 match link.send(call, left, track).await {

@@ -189,7 +189,8 @@ impl Link {
     ) -> Result<(Value, bool), FredError> {
         let (client, Command { name, arguments }) = (once(&self.client, limit), command);
         if track {
-            send_tracked(&client, name, arguments).await
+            // Boxed: it is large, and most requests are not tracked.
+            Box::pin(send_tracked(&client, name, arguments)).await
         } else {
             client.custom(custom(name), arguments).await.map(|value| (value, false))
         }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -40,10 +40,14 @@ mod witness;
 
 pub(crate) use self::{connection::Limits, url::Target};
 
+/// One server as a node.
+#[derive(Debug)]
+pub(crate) struct Redis(Arc<Server>);
+
 /// One server, and our connections to it: one on the runtime that made us, for speed; one on the transport's thread, for
 /// everything that must not depend on that runtime; and there, while there is something to hear, one on which the server
 /// pushes.
-pub(crate) struct Redis {
+struct Server {
     /// On a clone of that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
     home: Option<(Id, Arc<Connection>)>,
     keeper: Arc<Connection>,
@@ -65,10 +69,15 @@ impl Redis {
         clock: Arc<dyn Clock>,
         home: Option<Handle>,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
-        Box::pin(Self::connect_both(target, limits, host, clock, home))
+        Box::pin(async move {
+            let server = Server::connect(target, limits, host, clock, home).await?;
+            Ok(Self(Arc::new(server)))
+        })
     }
+}
 
-    async fn connect_both(
+impl Server {
+    async fn connect(
         target: Target,
         limits: Limits,
         host: Host,
@@ -151,65 +160,70 @@ async fn open(
     }
 }
 
-impl fmt::Debug for Redis {
+impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Redis").field("keeper", &self.keeper).finish_non_exhaustive()
+        f.debug_struct("Server").field("keeper", &self.keeper).finish_non_exhaustive()
     }
 }
 
 impl Node for Redis {
     fn route(&self) -> Route {
-        match (&self.home, Handle::try_current()) {
+        match (&self.0.home, Handle::try_current()) {
             (Some((home, _)), Ok(here)) if here.id() == *home => Route::Home,
             _ => Route::Keeper,
         }
     }
 
     fn address(&self) -> &str {
-        &self.address
+        &self.0.address
     }
 
     fn listen(&self, listener: Weak<dyn NodeListener>) {
-        self.push.listen(listener);
+        self.0.push.listen(listener);
     }
 
     fn tracking_capacity(&self) -> usize {
-        self.push.tracking_capacity()
+        self.0.push.tracking_capacity()
     }
 
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
-        self.ask((route, limit), request)
+        self.0.ask((route, limit), request)
     }
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
-        let (keeper, push, host) = (self.keeper.clone(), self.push.clone(), self.host.clone());
-        let answer: Answer<Capabilities> = Box::pin(async move {
-            // A server that keeps it to itself can be a good one.
-            let fsync = keeper.setting("appendfsync", limit);
-            let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, Self::floors(&keeper, limit));
-            let info = info?;
-            let (push, calls, room) = push.settled(host.sleep(limit)).await;
-            let watched_keys = Some(room).filter(|&room| room != usize::MAX);
-            Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info, floors) })
-        });
-        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+        let (keeper, push, host) = (self.0.keeper.clone(), self.0.push.clone(), self.0.host.clone());
+        Box::pin(async move {
+            let answer = pin!(async {
+                // A server that keeps it to itself can be a good one.
+                let (fsync, floors) = (keeper.setting("appendfsync", limit), Server::floors(&keeper, limit));
+                let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, floors);
+                let info = info?;
+                let (push, calls, room) = push.settled(host.sleep(limit)).await;
+                let watched_keys = Some(room).filter(|&room| room != usize::MAX);
+                Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info, floors) })
+            });
+            host.time_keeper().keep(answer, || Err(keeper_ended())).await
+        })
     }
 
     fn reconnect(&self, route: Route) {
-        self.connection(route).reconnect();
+        self.0.connection(route).reconnect();
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.push.close();
-        let (keeper, home) = (self.keeper.clone(), self.home.as_ref().map(|(_, home)| home.clone()));
-        let close = Box::pin(async move {
-            let close_home = async {
-                if let Some(home) = home {
-                    home.close(limit).await;
-                }
-            };
-            tokio::join!(keeper.close(limit), close_home);
-        });
-        Box::pin(self.host.keep_time(close, || ()))
+        self.0.push.close();
+        let (keeper, home) = (self.0.keeper.clone(), self.0.home.as_ref().map(|(_, home)| home.clone()));
+        let time = self.0.host.time_keeper();
+        Box::pin(async move {
+            let close = pin!(async {
+                let close_home = async {
+                    if let Some(home) = home {
+                        home.close(limit).await;
+                    }
+                };
+                tokio::join!(keeper.close(limit), close_home);
+            });
+            time.keep(close, || ()).await;
+        })
     }
 }

@@ -60,6 +60,14 @@ pub(super) fn combined(reply: &Value, wants: &[Want], overtaken: bool) -> Option
     wants.iter().map(read).collect()
 }
 
+/// The same reply, to a request that what was asked after it may have overtaken.
+pub(super) fn overtaken(reply: Reply) -> Reply {
+    match reply {
+        Reply::Vote(vote) => Vote { overtaken: true, ..vote }.into(),
+        reply => reply,
+    }
+}
+
 /// What a script has answered is none of its replies.
 pub(super) fn unreadable() -> Failure {
     Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?")

@@ -1,17 +1,20 @@
 //! What each request is to a server: which script, with which keys and arguments, and how its reply is read.
 
-use std::time::Duration;
+use std::{future::ready, mem::replace, pin::pin, sync::Arc, time::Duration};
 
-use fred::types::Value;
+use fred::{bytes::Bytes, types::Value};
 use leasehold_protocol::{
     combiner::Want,
+    failure::Failure,
     fence::Fence,
     key::Key,
     message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote},
+    text::Digits,
 };
 
 use super::{
-    Redis,
+    Server,
+    combining::{Entered, Flight},
     connection::{Connection, Way},
     reply,
     script::{Script, scripts},
@@ -23,7 +26,7 @@ scripts! {
     1 RAISE = "value" "issue" "floor" "raise";
     2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
     3 RENEW = "value" "renew";
-    4 RELEASE = "value" "release" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
+    4 RELEASE = "release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
     5 KEEP = "value" "keep";
     6 HOLDER = "holder";
     7 FORCE_RELEASE = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
@@ -47,29 +50,42 @@ const KEYS_OF_A_PAGE: i64 = 500;
 /// On which route a request goes, and for how long its answer is awaited.
 type Via = (Route, Duration);
 
-impl Redis {
+impl Server {
     /// Sends a request: alone, or with those that come at the same time.
-    pub(super) fn ask(&self, via: Via, request: Request) -> Answer<Reply> {
+    pub(super) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
         if let Some(token) = Want::undone_by(&request) {
             self.combining.withdraw(token);
         }
         let (route, limit) = via;
-        match self.combining.takes(&request, limit).filter(|_| self.travels_with_others(route)) {
-            Some(want) => {
-                let sent = self.combining.clone().send(want, limit, self.ask_alone(via, request));
-                Box::pin(self.host.keep_time(Box::pin(sent), || Err(keeper_ended())))
+        let Some(want) = self.combining.takes(&request, limit).filter(|_| self.travels_with_others(route)) else {
+            return self.ask_alone(via, request, None);
+        };
+        match self.combining.enter(want, limit) {
+            Entered::Alone(flight) => self.ask_alone(via, request, Some(flight)),
+            Entered::Full(failure) => Box::pin(ready(Err(failure))),
+            Entered::Queued(told) => {
+                let server = self.clone();
+                Box::pin(async move {
+                    match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
+                        Ok(Ok(Some(reply))) => Ok(reply),
+                        // What was asked after it on this route may have come before it now.
+                        Ok(Ok(None)) => server.ask_alone(via, request, None).await.map(reply::overtaken),
+                        Ok(Err(failure)) => Err(failure),
+                        Err(_dropped) => Err(Failure::unknown("the request was lost on its way")),
+                    }
+                })
             }
-            None => self.ask_alone(via, request),
         }
     }
 
-    fn ask_alone(&self, via: Via, request: Request) -> Answer<Reply> {
+    fn ask_alone(&self, via: Via, request: Request, flight: Option<Flight>) -> Answer<Reply> {
         match request {
-            Request::Acquire(request) => self.acquire(via, request),
+            Request::Acquire(request) => self.acquire(via, request, flight),
             Request::Raise { claim, fence } => {
                 let arguments = move |all: &mut Vec<Value>| {
-                    all.extend([claim.key.lock().into(), claim.key.fence().into(), value(&claim)]);
-                    all.extend([number(fence), millis(claim.fence_memory).into()]);
+                    let Claim { key, fence_memory, .. } = &claim;
+                    all.extend(packed([Text::Whole(key.lock()), Text::Parts(key.fence_parts()), Text::Value(&claim)]));
+                    all.extend([number(fence), millis(*fence_memory)]);
                 };
                 self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
             }
@@ -78,7 +94,7 @@ impl Redis {
                 let (keys, watch) = (batch.len(), via.0 == Route::Tracked);
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(batch.iter().map(|claim| claim.key.lock().into()));
-                    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl).into()]));
+                    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl)]));
                     if watch {
                         all.push("watch".into());
                     }
@@ -89,17 +105,17 @@ impl Redis {
                 ReleaseMode::Delete => {
                     let witness = self.witness.clone();
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend(queue_keys(&claim.key));
-                        all.push(value(&claim));
+                        let [lock, fence, queue, wait] = queue_keys(&claim.key);
+                        all.extend(packed([lock, fence, queue, wait, Text::Value(&claim)]));
                         witness.testify_to_queues(all);
                     };
-                    self.run(via, &RELEASE, 4, arguments, |reply, _| reply::released(reply))
+                    self.run_in(flight, via, &RELEASE, 4, arguments, |reply, _| reply::released(reply))
                 }
                 ReleaseMode::Leave => {
                     // Where it was notified, or would have been: by now it may not be listening.
                     let (channel, witness) = (self.push.name().to_owned(), self.witness.clone());
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend(queue_keys(&claim.key));
+                        all.extend(packed(queue_keys(&claim.key)));
                         all.extend([claim.token.as_str().into(), channel.as_str().into()]);
                         witness.testify_to_queues(all);
                     };
@@ -107,12 +123,7 @@ impl Redis {
                 }
                 ReleaseMode::Retain(keep, stays) => {
                     let arguments = move |all: &mut Vec<Value>| {
-                        all.extend([
-                            claim.key.lock().into(),
-                            value(&claim),
-                            millis(keep).into(),
-                            stays.as_str().into(),
-                        ]);
+                        all.extend([claim.key.lock().into(), value(&claim), millis(keep), stays.as_str().into()]);
                     };
                     self.run(via, &KEEP, 1, arguments, |reply, _| reply::released(reply))
                 }
@@ -134,7 +145,7 @@ impl Redis {
                 self.run(via, &HELD, 0, arguments, |reply, _| reply::page(reply))
             }
             Request::ForceRelease(key) => {
-                let arguments = move |all: &mut Vec<Value>| all.extend(queue_keys(&key));
+                let arguments = move |all: &mut Vec<Value>| all.extend(packed(queue_keys(&key)));
                 self.run(via, &FORCE_RELEASE, 4, arguments, |reply, _| reply::flag(reply))
             }
             Request::GuardedSet { key, value, fence } => {
@@ -150,12 +161,19 @@ impl Redis {
         }
     }
 
-    fn acquire(&self, via: Via, AcquireRequest { claim, voting }: AcquireRequest) -> Answer<Reply> {
+    fn acquire(
+        &self,
+        via: Via,
+        AcquireRequest { claim, voting }: AcquireRequest,
+        flight: Option<Flight>,
+    ) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl).into()]);
-            all.push(millis(*fence_memory).into());
+            let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
+            all.extend(packed([Text::Whole(lock), Text::Parts(fence), Text::Whole(token)]));
+            all.push(millis(*ttl));
+            all.push(millis(*fence_memory));
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
                 all.extend([seconds(voting.restart_delay), proposal.into()]);
@@ -165,7 +183,7 @@ impl Redis {
             }
         };
         let (witness, votes) = (self.witness.clone(), voting.is_some());
-        self.run(via, &ACQUIRE, 2, arguments, move |reply, Way { tracked, overtaken }| {
+        self.run_in(flight, via, &ACQUIRE, 2, arguments, move |reply, Way { tracked, overtaken }| {
             let vote = reply::vote(reply, tracked, votes)?;
             if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
                 witness.heard(run_id);
@@ -178,8 +196,10 @@ impl Redis {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
-            all.extend([key.lock().into(), key.fence().into(), token.as_str().into(), millis(*ttl).into()]);
-            all.extend([number(fence), millis(*fence_memory).into(), seconds(restart_delay)]);
+            let (lock, floor, token) = (key.lock(), key.fence_parts(), token.as_str());
+            all.extend(packed([Text::Whole(lock), Text::Parts(floor), Text::Whole(token)]));
+            all.push(millis(*ttl));
+            all.extend([number(fence), millis(*fence_memory), seconds(restart_delay)]);
             if !restart_delay.is_zero() {
                 witness.testify(all);
             }
@@ -197,12 +217,12 @@ impl Redis {
         let channel = format!("{}{}", if called { "" } else { "~" }, self.push.name());
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
-            all.extend(queue_keys(key));
-            all.extend([token.as_str().into(), millis(*ttl).into()]);
+            all.extend(packed(queue_keys(key)));
+            all.extend([token.as_str().into(), millis(*ttl)]);
             all.push(poll.ticket.unwrap_or_default().to_string().into());
-            all.extend([millis(poll.grant).into(), millis(poll.window).into()]);
+            all.extend([millis(poll.grant), millis(poll.window)]);
             all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
-            all.extend([seconds(poll.restart_delay), millis(*fence_memory).into()]);
+            all.extend([seconds(poll.restart_delay), millis(*fence_memory)]);
             if !poll.restart_delay.is_zero() {
                 witness.testify_and_queue(all);
             }
@@ -215,62 +235,121 @@ impl Redis {
     }
 
     fn probe(&self, (route, limit): Via) -> Answer<Reply> {
-        let (connection, witness) = (self.connection(route), self.witness.clone());
-        let answer: Answer<Reply> = Box::pin(async move {
-            let sign: ServerIdentity = reply::sign(&connection.info(limit).await?);
-            if let Some(run_id) = &sign.run_id {
-                witness.heard(run_id);
-            }
-            Ok(sign.into())
-        });
-        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+        let (connection, witness, time) = (self.connection(route), self.witness.clone(), self.host.time_keeper());
+        Box::pin(async move {
+            let answer = pin!(async {
+                let sign: ServerIdentity = reply::sign(&connection.info(limit).await?);
+                if let Some(run_id) = &sign.run_id {
+                    witness.heard(run_id);
+                }
+                Ok(sign.into())
+            });
+            time.keep(answer, || Err(keeper_ended())).await
+        })
     }
 
     /// How many bytes the floors of fences take, about. Nothing if the server keeps it to itself.
     pub(super) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
-        let arguments = |all: &mut Vec<Value>| {
+        let mut arguments = |all: &mut Vec<Value>| {
             all.push(KEYS_OF_A_SAMPLE.into());
             Some(0)
         };
-        let (reply, _) = connection.run(&FLOORS, arguments, limit, || false).await.ok()?;
+        let (reply, _) = connection.run(&FLOORS, &mut arguments, limit, || false).await.ok()?;
         reply::floors(&reply)
     }
 
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
     fn run<T: Into<Reply> + 'static>(
         &self,
+        via: Via,
+        script: &'static Script,
+        keys: usize,
+        arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
+        read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
+    ) -> Answer<Reply> {
+        self.run_in(None, via, script, keys, arguments, read)
+    }
+
+    /// The same, and ends the flight with it.
+    fn run_in<T: Into<Reply> + 'static>(
+        &self,
+        flight: Option<Flight>,
         (route, limit): Via,
         script: &'static Script,
         keys: usize,
-        arguments: impl Fn(&mut Vec<Value>) + Send + 'static,
+        arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<Reply> {
-        let connection = self.connection(route);
+        let (connection, time) = (self.connection(route), self.host.time_keeper());
         let push = (route == Route::Tracked).then(|| self.push.clone());
-        let answer: Answer<Reply> = Box::pin(async move {
+        Box::pin(async move {
+            let _flight = flight;
             let track = || push.as_ref().is_some_and(|push| push.is_on());
-            let arguments = move |all: &mut Vec<Value>| {
+            let mut arguments = |all: &mut Vec<Value>| {
                 arguments(all);
                 Some(keys)
             };
-            let (value, way) = connection.run(script, arguments, limit, track).await?;
+            let running = pin!(connection.run(script, &mut arguments, limit, track));
+            let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
             read(&value, way).map(Into::into).ok_or_else(reply::unreadable)
-        });
-        Box::pin(self.host.keep_time(answer, || Err(keeper_ended())))
+        })
     }
 }
 
 /// The keys of every script that may pass a lock on.
-fn queue_keys(key: &Key) -> [Value; 4] {
-    [key.lock().into(), key.fence().into(), key.queue().into(), key.wait().into()]
+fn queue_keys(key: &Key) -> [Text<'_>; 4] {
+    let [fence, queue, wait] = [key.fence_parts(), key.queue_parts(), key.wait_parts()].map(Text::Parts);
+    [Text::Whole(key.lock()), fence, queue, wait]
 }
 
-/// What the lock's key has, as far as it is known.
-fn value(claim: &Claim) -> Value {
-    match claim.fence {
-        Some(fence) => claim.token.value(fence).into(),
-        None => claim.token.as_str().into(),
+/// A key or an argument, before it is written.
+pub(super) enum Text<'a> {
+    Number(u64),
+    Whole(&'a str),
+    Parts([&'a str; 4]),
+    /// What the lock's key has, as far as it is known.
+    Value(&'a Claim),
+}
+
+impl Text<'_> {
+    pub(super) fn write(&self, buffer: &mut Vec<u8>) {
+        match *self {
+            Self::Number(number) => buffer.extend_from_slice(Digits::of(number).as_str().as_bytes()),
+            Self::Whole(text) => buffer.extend_from_slice(text.as_bytes()),
+            Self::Parts(parts) => parts.into_iter().for_each(|part| buffer.extend_from_slice(part.as_bytes())),
+            Self::Value(Claim { token, fence: Some(fence), .. }) => {
+                Text::Parts(token.value_parts(&Digits::of((*fence).into()))).write(buffer);
+            }
+            Self::Value(Claim { token, fence: None, .. }) => Text::Whole(token.as_str()).write(buffer),
+        }
     }
+
+    /// At most so many bytes.
+    fn most(&self) -> usize {
+        match self {
+            Self::Number(_) => Digits::MOST,
+            Self::Whole(text) => text.len(),
+            Self::Parts(parts) => parts.iter().map(|part| part.len()).sum(),
+            Self::Value(claim) => claim.token.as_str().len() + Digits::MOST + 1,
+        }
+    }
+}
+
+/// Writes texts into one buffer, which is cheaper than one for each.
+fn packed<const N: usize>(texts: [Text<'_>; N]) -> [Value; N] {
+    let mut buffer = Vec::with_capacity(texts.iter().map(Text::most).sum());
+    let ends = texts.map(|text| {
+        text.write(&mut buffer);
+        buffer.len()
+    });
+    let (buffer, mut start) = (Bytes::from(buffer), 0);
+    ends.map(|end| Value::Bytes(buffer.slice(replace(&mut start, end)..end)))
+}
+
+/// The only one that a script of many keys has for each.
+fn value(claim: &Claim) -> Value {
+    let [value] = packed([Text::Value(claim)]);
+    value
 }
 
 fn number(fence: Fence) -> Value {
@@ -282,7 +361,11 @@ fn seconds(span: Duration) -> Value {
     i64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(i64::MAX).into()
 }
 
+fn millis(span: Duration) -> Value {
+    i64::try_from(whole_millis(span)).unwrap_or(i64::MAX).into()
+}
+
 /// Rounded up: a key must not end before the lease that counts on it.
-pub(super) fn millis(span: Duration) -> i64 {
-    i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
+pub(super) fn whole_millis(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

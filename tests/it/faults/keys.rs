@@ -17,7 +17,7 @@ use support::{
     seen, within,
 };
 
-use crate::common::{ending, in_vain, program_with};
+use crate::common::{NAME, OTHER_TYPES, ending, in_vain, program_with, replace};
 
 /// Long enough that a renewal is never missed on a busy machine, short enough to wait for a third of it.
 const TTL: Duration = Duration::from_millis(1_200);
@@ -239,21 +239,6 @@ async fn f16_ttl_changed_by_hand_is_corrected_at_once() {
     lease.release().await.unwrap();
 }
 
-/// One command for each type that is no string.
-const OTHER_TYPES: [&[&str]; 5] = [
-    &["HSET", "made", "field", "value"],
-    &["RPUSH", "made", "value"],
-    &["SADD", "made", "value"],
-    &["ZADD", "made", "1", "value"],
-    &["XADD", "made", "*", "field", "value"],
-];
-
-/// Puts a key of another type in the place of `job` in one step, so that no renewal can find the key gone.
-fn replace(wire: &mut Wire, make: &[&str]) {
-    wire.must(make);
-    wire.must(&["RENAME", "made", "job"]);
-}
-
 /// What tells that a key of whatever type was not touched.
 fn dump(wire: &mut Wire, key: &str) -> (String, i64) {
     let dump = wire.must(&["DUMP", key]);
@@ -270,7 +255,7 @@ async fn f17_key_replaced_by_another_type_is_taken() {
         let lease = leases.lock("job").acquire().await.unwrap();
         are_watched(&mut wire, 1).await;
         let fault = Instant::now();
-        replace(&mut wire, make);
+        replace(&mut wire, make, NAME);
         let before = dump(&mut wire, "job");
         let lost = signal(&lease).await;
         assert_pushed(TOLD, fault.elapsed(), &lag);
@@ -288,7 +273,7 @@ async fn f17_release_of_a_lease_whose_key_became_another_type() {
     for make in OTHER_TYPES {
         for renewed_first in [false, true] {
             let lease = leases.lock("job").acquire().await.unwrap();
-            replace(&mut wire, make);
+            replace(&mut wire, make, NAME);
             let before = dump(&mut wire, "job");
             if renewed_first {
                 match lease.renew().await {
@@ -308,7 +293,7 @@ async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
     let server = Server::start();
     let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
     for make in OTHER_TYPES {
-        replace(&mut wire, make);
+        replace(&mut wire, make, NAME);
         let before = dump(&mut wire, "job");
         let lock = leases.lock("job");
 
@@ -342,7 +327,7 @@ async fn f17_force_release_refuses_a_key_of_another_type() {
     let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
     let lock = leases.lock("job");
     for make in OTHER_TYPES {
-        replace(&mut wire, make);
+        replace(&mut wire, make, NAME);
         let before = dump(&mut wire, "job");
         let error = lock.force_release().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Refused, "{error}");

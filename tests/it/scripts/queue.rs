@@ -97,9 +97,15 @@ fn eval(wire: &mut Wire, script: &str, args: &[&str]) -> Value {
     wire.cmd(&command)
 }
 
+/// What the library knows of this holder's value: all of it.
+fn known(wire: &mut Wire, label: &str) -> String {
+    wire.get(LOCK).filter(|value| labels(value) == label).unwrap_or_else(|| token(label))
+}
+
 #[track_caller]
 fn release(wire: &mut Wire, label: &str) -> i64 {
-    eval(wire, RELEASE, &[&token(label)]).int()
+    let known = known(wire, label);
+    eval(wire, RELEASE, &[&known]).int()
 }
 
 #[track_caller]
@@ -182,6 +188,29 @@ fn a_release_deletes_its_own_lock_only_and_once() {
     assert_eq!((release(&mut wire, "mine"), owner(&mut wire).as_deref()), (-1, Some("another's")));
     assert_eq!((release(&mut wire, "another's"), wire.exists(LOCK)), (1, false));
     assert_eq!(release(&mut wire, "another's"), 0, "the same, come again");
+}
+
+#[test]
+fn a_release_by_token_or_by_value_passes_the_lock_on_to_its_queue() {
+    for is_whole in [false, true] {
+        let (server, mut wire) = held();
+        let _a = Process::start(&server, "a");
+        poll("a", "a").send(&mut wire);
+        let known = if is_whole { known(&mut wire, "holder") } else { token("holder") };
+        assert_eq!(known.len() > token("holder").len(), is_whole, "{known}");
+        assert_eq!(eval(&mut wire, RELEASE, &[&known]), Value::Int(1));
+        assert_eq!(owner(&mut wire).as_deref(), Some("a"), "{known}");
+        assert_eq!(eval(&mut wire, RELEASE, &[&known]), Value::Int(-1), "the same, come again: {known}");
+        assert_eq!(owner(&mut wire).as_deref(), Some("a"), "{known}");
+    }
+}
+
+#[test]
+fn a_key_of_another_type_is_no_lock_to_release() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.must(&["HSET", LOCK, "a", "b"]);
+    assert_eq!((eval(&mut wire, RELEASE, &[&token("mine")]), wire.exists(LOCK)), (Value::Int(-1), true));
 }
 
 #[test]
@@ -558,7 +587,8 @@ fn a_release_works_whatever_is_wrong_with_the_queue() {
             poll("a", "a").send(&mut wire);
             wire.del(spoil[1]);
             wire.must(spoil);
-            assert_eq!(eval(&mut wire, script, &[&token("holder"), ""]), Value::Int(1), "{spoil:?}");
+            let known = if script == RELEASE { known(&mut wire, "holder") } else { token("holder") };
+            assert_eq!(eval(&mut wire, script, &[&known, ""]), Value::Int(1), "{spoil:?}");
             assert!(!wire.exists(LOCK), "{spoil:?}");
             if spoil[1] == FENCE {
                 assert_eq!(line(&mut wire), ["a"], "nobody loses a place for it");

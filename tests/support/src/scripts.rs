@@ -13,7 +13,8 @@ pub const COMBINED: &str = script!("value" "issue" "combined");
 pub const RAISE: &str = script!("value" "issue" "floor" "raise");
 pub const REPAIR: &str = script!("value" "issue" "may_vote" "floor" "repair");
 pub const RENEW: &str = script!("value" "renew");
-pub const RELEASE: &str = script!("value" "release" "issue" "may_vote" "promote" "pass_on" "release_to_queue");
+pub const RELEASE: &str =
+    script!("release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue");
 pub const KEEP: &str = script!("value" "keep");
 pub const FORCE_RELEASE: &str = script!("value" "issue" "may_vote" "promote" "pass_on" "force_release");
 pub const POLL: &str = script!("value" "issue" "may_vote" "promote" "poll");

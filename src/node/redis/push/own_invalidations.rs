@@ -44,11 +44,11 @@ impl OwnInvalidations {
 
     /// The look watches again what it reads: a touch after it is told as any other.
     async fn look(&self, keys: &[String], listener: &dyn NodeListener) {
-        let arguments = |all: &mut Vec<_>| {
+        let mut arguments = |all: &mut Vec<_>| {
             all.extend(keys.iter().map(|key| key.as_str().into()));
             Some(keys.len())
         };
-        let found = match self.keeper.run(&LOOK, arguments, self.limit, || true).await {
+        let found = match self.keeper.run(&LOOK, &mut arguments, self.limit, || true).await {
             Ok((reply, way)) if way.tracked => reply::looked(&reply),
             _ => Vec::new(),
         };

@@ -8,18 +8,18 @@ use std::{
 
 use fred::clients::Client;
 use leasehold::{Leases, NodeState};
-use leasehold_bench::{
-    Contestant, Result, Server, leases_over, median, percentile,
-    rates::{self, Load},
-    table::{head, row},
-    usage,
-};
 use tokio::{
     runtime::Builder,
     task::JoinSet,
     time::{sleep, timeout},
 };
 
+use crate::{
+    Contestant, Result, Server, contestant::leases_over, machine, median, page::Section, percentile, rates::Load,
+    stats, table::thousands, usage,
+};
+
+const PLACE: &str = "five servers and the client on the same 2 cores";
 const NODES: usize = 5;
 const ROUNDS: usize = 9;
 /// Cycles of one contestant in one round.
@@ -30,18 +30,35 @@ const PLAIN_REQUESTS: f64 = 10.0;
 /// As long as anybody is waited for whom a silent server keeps waiting.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn main() -> Result<()> {
+pub fn main() -> Result<()> {
+    machine::pin_to_two()?;
+    let mut section = Section::new("quorum");
     let servers: Vec<Server> = (0..NODES).map(|_| Server::start()).collect::<Result<_>>()?;
-    let load = |title, tasks| Load::new(title, Builder::new_multi_thread(), tasks, Contestant::quorum(&servers));
-    rates::table(
-        "Acquire and release over five servers",
-        &[load("1 task", 1)?, load("16 tasks", 16)?, load("256 tasks", 256)?],
-    )?;
+    rates(&mut section, &servers)?;
     Builder::new_multi_thread().enable_all().build()?.block_on(async {
-        lone(&servers).await?;
-        rounds(&servers).await?;
-        silent(&servers).await
-    })
+        lone(&mut section, &servers).await?;
+        rounds(&mut section, &servers).await?;
+        silent(&mut section, &servers).await
+    })?;
+    section.write()
+}
+
+fn rates(section: &mut Section, servers: &[Server]) -> Result<()> {
+    let loads = [1, 16, 256]
+        .map(|tasks| Load::new(Builder::new_multi_thread(), tasks, Contestant::quorum(servers))?.measure(servers));
+    let loads: Vec<_> = loads.into_iter().collect::<Result<_>>()?;
+    let Some(first) = loads.first() else { return Ok(()) };
+    let rows = first.iter().enumerate().map(|(at, turns)| {
+        let cells = loads.iter().map(|all| {
+            let ratio = all.last().map_or(0.0, |pings| all[at].ratio(pings));
+            format!("{}: {ratio:.2}", all[at].rate().show(thousands))
+        });
+        [turns.contestant.name().to_owned()].into_iter().chain(cells).collect()
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    let titles = ["cycles per second: ratio to the last", "1 task", "16 tasks", "256 tasks"];
+    section.table("Acquire and release over five servers", PLACE, &titles, &rows);
+    Ok(())
 }
 
 /// Microseconds of some acquires, releases, and of both together.
@@ -82,7 +99,7 @@ impl Times {
     }
 }
 
-async fn lone(servers: &[Server]) -> Result<()> {
+async fn lone(section: &mut Section, servers: &[Server]) -> Result<()> {
     let contestants = Contestant::quorum(servers).await?;
     let mut times = vec![Times::default(); contestants.len()];
     let mut medians = vec![Vec::with_capacity(ROUNDS); contestants.len()];
@@ -97,16 +114,17 @@ async fn lone(servers: &[Server]) -> Result<()> {
             }
         }
     }
-    println!("\n### The lone caller over five servers\n");
-    println!("{}", head(&["microseconds", "acquire: median", "release", "both", "99 %", "to two rounds of `PING`"]));
+    let mut rows = Vec::new();
     let pings = &medians[contestants.len() - 1];
     for (at, contestant) in contestants.iter().enumerate() {
         let Times { acquires, releases, both } = &times[at];
         let cells = [(acquires, 0.5), (releases, 0.5), (both, 0.5), (both, 0.99)];
         let cells = cells.map(|(times, share)| format!("{:.0}", percentile(times.iter().copied(), share)));
         let ratio = median(medians[at].iter().zip(pings).map(|(ours, pings)| ours / pings));
-        println!("{}", row([contestant.name().to_owned()].into_iter().chain(cells).chain([format!("{ratio:.2}")])));
+        rows.push([contestant.name().to_owned()].into_iter().chain(cells).chain([format!("{ratio:.2}")]).collect());
     }
+    let titles = ["microseconds", "acquire: median", "release", "both", "99 %", "to two rounds of `PING`"];
+    section.table("The lone caller over five servers", PLACE, &titles, &rows);
     Ok(())
 }
 
@@ -116,43 +134,44 @@ async fn lone(servers: &[Server]) -> Result<()> {
 /// the acquire and one for the release, ten for a cycle over five nodes. In one round the nodes draw one number alike,
 /// the one that was proposed; where they do not, those that drew less are raised to the largest, by one more request to
 /// each. So what is beyond ten is the second round. (No lease here is old enough to be renewed.)
-async fn rounds(servers: &[Server]) -> Result<()> {
+async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
     let mut clients = Vec::with_capacity(servers.len());
     for server in servers {
         clients.push(server.client().await?);
     }
-    println!("\n### One round or two, and what it takes\n\n{}", head(&["what", "value"]));
+    let mut rows = Vec::new();
     let leases = leases_over(servers).await?;
     for _ in 0..CYCLES {
         leases.lock("counted").acquire().await?.release().await?;
     }
     let mut in_one_round = 0;
-    let mut before = settled(servers, &clients).await?;
+    let mut before = settled(&clients).await?;
     for _ in 0..COUNTED {
         leases.lock("counted").acquire().await?.release().await?;
-        let after = settled(servers, &clients).await?;
+        let after = settled(&clients).await?;
         if (after - before) <= PLAIN_REQUESTS {
             in_one_round += 1;
         }
         before = after;
     }
     let share = f64::from(in_one_round) / f64::from(COUNTED) * 100.0;
-    println!("{}", row(["a lone caller's acquires that took one round", &format!("{share:.1} %")]));
+    rows.push(vec!["a lone caller's acquires that took one round".to_owned(), format!("{share:.1} %")]);
     let used = || {
         Ok::<_, Box<dyn Error + Send + Sync>>((usage::cpu()?, servers.iter().map(Server::cpu).sum::<Result<f64>>()?))
     };
     for tasks in [1, 16, 256] {
-        let (before, cpu) = (settled(servers, &clients).await?, used()?);
+        let (before, cpu) = (settled(&clients).await?, used()?);
         let cycles = f64::from(busy(&leases, tasks).await?);
         let after = used()?;
-        let requests = (settled(servers, &clients).await? - before) / cycles;
-        let say = |what: &str, value: String| println!("{}", row([&format!("{what}, {tasks} at once"), &value]));
+        let requests = (settled(&clients).await? - before) / cycles;
+        let mut say = |what: &str, value: String| rows.push(vec![format!("{what}, {tasks} at once"), value]);
         say(&format!("requests of a cycle ({PLAIN_REQUESTS} without a second round)"), format!("{requests:.2}"));
         let micros = |seconds: f64| format!("{:.0} µs", seconds / cycles * 1e6);
         say("processor time of a cycle: this process", micros(after.0 - cpu.0));
         say("processor time of a cycle: the five servers together", micros(after.1 - cpu.1));
     }
     leases.close().await;
+    section.table("One round or two, and what it takes", PLACE, &["what", "value"], &rows);
     Ok(())
 }
 
@@ -179,13 +198,13 @@ async fn busy(leases: &Leases, tasks: usize) -> Result<u32> {
 }
 
 /// The `EVALSHA`s of all servers, once those that nobody waits for have arrived too.
-async fn settled(servers: &[Server], clients: &[Client]) -> Result<f64> {
+async fn settled(clients: &[Client]) -> Result<f64> {
     let mut last = u64::MAX;
     loop {
         sleep(Duration::from_millis(1)).await;
         let mut calls = 0;
-        for (server, client) in servers.iter().zip(clients) {
-            calls += server.calls(client, "evalsha").await?;
+        for client in clients {
+            calls += stats::calls_of(client, "evalsha").await?;
         }
         if calls == last {
             return Ok(f64::from(u32::try_from(calls)?));
@@ -195,7 +214,7 @@ async fn settled(servers: &[Server], clients: &[Client]) -> Result<f64> {
 }
 
 /// One of the servers answers nothing any more, and does not hang up either.
-async fn silent(servers: &[Server]) -> Result<()> {
+async fn silent(section: &mut Section, servers: &[Server]) -> Result<()> {
     let frozen = servers.first().ok_or("no servers")?;
     let mut contestants = Contestant::quorum(servers).await?;
     contestants.truncate(2);
@@ -216,11 +235,10 @@ async fn silent(servers: &[Server]) -> Result<()> {
             sleep(Duration::from_millis(10)).await;
         }
     }
-    println!("\n### One of five servers stopped\n");
-    println!("{}", head(&["microseconds, acquire and release", "median", "99 %", "most", "median to before"]));
-    let say = |what: &str, times: &Times, change: String| {
+    let mut rows = Vec::new();
+    let mut say = |what: &str, times: &Times, change: String| {
         let shares = [0.5, 0.99, 1.0].map(|share| format!("{:.0}", percentile(times.both.iter().copied(), share)));
-        println!("{}", row([what.to_owned()].into_iter().chain(shares).chain([change])));
+        rows.push([what.to_owned()].into_iter().chain(shares).chain([change]).collect::<Vec<_>>());
     };
     say("leasehold, all five answer", &before, "1.00".into());
     say("leasehold, one of them stopped", &after, format!("{:.2}", median(changes)));
@@ -236,9 +254,11 @@ async fn silent(servers: &[Server]) -> Result<()> {
             let change = median(times.both.iter().copied()) / median(all.both.iter().copied());
             say("rslock, one of them stopped (three cycles)", &times, format!("{change:.2}"));
         }
-        Ok(Err(error)) => println!("{}", row(["rslock, one of them stopped", &error.to_string(), "", "", ""])),
-        Err(_) => println!("{}", row(["rslock, one of them stopped", "three cycles take over 10 s", "", "", ""])),
+        Ok(Err(error)) => say("rslock, one of them stopped", &Times::default(), error.to_string()),
+        Err(_) => say("rslock, one of them stopped", &Times::default(), "three cycles take over 10 s".into()),
     }
+    let titles = ["microseconds, acquire and release", "median", "99 %", "most", "median to before"];
+    section.table("One of five servers stopped", PLACE, &titles, &rows);
     Ok(())
 }
 

@@ -1,0 +1,65 @@
+//! Cycles of acquire and release of free locks, for the two programs that `scripts/guards` counts.
+
+use std::{env, error::Error};
+
+use leasehold::Leases;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinSet,
+};
+
+/// An error that ends a program.
+pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// What the arguments `CYCLES TASKS [URL]` ask for. Without a URL it is the memory node.
+#[derive(Debug)]
+pub struct Cycles {
+    runtime: Runtime,
+    leases: Leases,
+    tasks: usize,
+    each: usize,
+}
+
+impl Cycles {
+    /// Connects on a current-thread runtime: what several workers do changes from run to run.
+    ///
+    /// # Errors
+    ///
+    /// The arguments are wrong, or the server does not answer.
+    pub fn from_arguments() -> Result<Self> {
+        let mut arguments = env::args().skip(1);
+        let mut number = || -> Result<usize> { Ok(arguments.next().ok_or("usage: CYCLES TASKS [URL]")?.parse()?) };
+        let (each, tasks) = (number()?, number()?);
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let leases = match arguments.next() {
+            Some(url) => runtime.block_on(Leases::connect(url))?,
+            None => Leases::in_memory(),
+        };
+        Ok(Self { runtime, leases, tasks, each })
+    }
+
+    /// Runs so many cycles in each task, every one with a lock of its own. Answers how many they were together.
+    ///
+    /// # Errors
+    ///
+    /// A lock is not free, or the server does not answer.
+    pub fn run(&self) -> Result<usize> {
+        let mut running = JoinSet::new();
+        self.runtime.block_on(async {
+            for task in 0..self.tasks {
+                let (lock, each) = (self.leases.lock(format!("guard:{task}")), self.each);
+                running.spawn(async move {
+                    for _ in 0..each {
+                        lock.try_acquire().await?.ok_or("the lock is not free")?.release().await?;
+                    }
+                    Result::Ok(each)
+                });
+            }
+            let mut all = 0;
+            while let Some(each) = running.join_next().await {
+                all += each??;
+            }
+            Ok(all)
+        })
+    }
+}

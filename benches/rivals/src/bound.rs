@@ -1,0 +1,75 @@
+//! The least that a hand-off takes on this machine: two processes with blocking sockets, and no runtime.
+//!
+//! The waiter tracks the key over RESP3, is told that it has gone, and takes it on the same connection.
+
+use std::{
+    fmt::Write as _,
+    io::{Read as _, Write as _, stdin},
+    net::TcpStream,
+};
+
+use crate::{Result, peer::monotonic};
+
+const COMPARE_AND_DELETE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+/// A connection that is asked, and read until a text has come.
+#[derive(Debug)]
+pub struct Blocking(TcpStream);
+
+impl Blocking {
+    pub fn connect(port: u16) -> Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        Ok(Self(stream))
+    }
+
+    /// Holds a name for the waiter to wait for.
+    pub fn hold(&mut self, name: &str) -> Result<()> {
+        self.ask(&["SET", name, "other", "PX", "30000"], "+OK")
+    }
+
+    pub fn release(&mut self, name: &str) -> Result<()> {
+        self.ask(&["EVAL", COMPARE_AND_DELETE, "1", name, "other"], ":1\r\n")
+    }
+
+    fn ask(&mut self, command: &[&str], until: &str) -> Result<()> {
+        let mut request = format!("*{}\r\n", command.len());
+        for part in command {
+            write!(request, "${}\r\n{part}\r\n", part.len())?;
+        }
+        self.0.write_all(request.as_bytes())?;
+        self.until(until)
+    }
+
+    fn until(&mut self, text: &str) -> Result<()> {
+        let (mut heard, mut buffer) = (Vec::new(), [0; 4096]);
+        while !String::from_utf8_lossy(&heard).contains(text) {
+            let count = self.0.read(&mut buffer)?;
+            if count == 0 {
+                return Err("the server has hung up".into());
+            }
+            heard.extend_from_slice(buffer.get(..count).unwrap_or_default());
+        }
+        Ok(())
+    }
+}
+
+/// Does what the waiter of the bound does.
+pub fn serve(port: u16) -> Result<()> {
+    let mut server = Blocking::connect(port)?;
+    server.ask(&["HELLO", "3"], "modules")?;
+    server.ask(&["CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"], "+OK")?;
+    println!("{}", monotonic());
+    for order in stdin().lines() {
+        let order = order?;
+        let (_, name) = order.split_once(' ').ok_or("an order without a name")?;
+        server.ask(&["CLIENT", "CACHING", "YES"], "+OK")?;
+        server.ask(&["GET", name], "other")?;
+        server.until("invalidate")?;
+        server.ask(&["SET", name, "mine", "NX", "PX", "30000"], "+OK")?;
+        println!("{}", monotonic());
+        server.ask(&["DEL", name], ":1\r\n")?;
+    }
+    Ok(())
+}

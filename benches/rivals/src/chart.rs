@@ -1,0 +1,37 @@
+//! Bar charts as SVG.
+
+use charts_rs::{BarChart, Series, SeriesBand};
+
+use crate::{Result, Spread};
+
+/// Groups of bars: one group for each of `groups`, with a bar of each series.
+#[derive(Debug)]
+pub struct Bars {
+    pub title: String,
+    pub groups: Vec<String>,
+    pub series: Vec<(String, Vec<Spread>)>,
+    /// Whether the bars of a group stand upon each other.
+    pub stacked: bool,
+}
+
+impl Bars {
+    #[allow(clippy::cast_possible_truncation, reason = "a picture is not that fine")]
+    pub fn svg(&self) -> Result<String> {
+        let series = self.series.iter().map(|(name, values)| {
+            let all = |part: fn(&Spread) -> f64| values.iter().map(|value| Some(part(value) as f32)).collect();
+            let mut series = Series::new_nullable(name.clone(), all(|value| value.median));
+            if self.stacked {
+                series.stack = Some("all".into());
+            } else {
+                let (lower, upper) = (all(|value| value.least), all(|value| value.most));
+                series.error_bar = Some(SeriesBand { lower, upper, ..SeriesBand::default() });
+            }
+            series
+        });
+        let mut chart = BarChart::new(series.collect(), self.groups.clone());
+        chart.title.text.clone_from(&self.title);
+        chart.width = 800.0;
+        chart.height = 360.0;
+        Ok(chart.svg()?)
+    }
+}

@@ -1,0 +1,192 @@
+//! One lease to a million, held by one process: what they cost, and how late a renewal is.
+
+use std::{
+    env,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use leasehold::{Lease, Leases};
+use tokio::{runtime::Builder, sync::mpsc, task::JoinSet};
+
+use crate::{
+    Result, Server, Spread, TTL,
+    chart::Bars,
+    contestant::{leases, leases_at},
+    machine,
+    page::Section,
+    server::client_at,
+    stats, usage,
+};
+
+/// Linux shows 15 characters of a thread's name.
+const KEEPER: &str = "leasehold-keepe";
+/// So many acquires at once.
+const AT_ONCE: usize = 256;
+const CYCLES: u32 = 20_000;
+
+pub fn main() -> Result<()> {
+    machine::pin_to_two()?;
+    let mut section = Section::new("held");
+    let (mut rows, mut keepers, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+    // Two renewals of each or more, and a minute for the most.
+    for (leases, title, seconds) in
+        [(1, "1", 12), (100, "100", 12), (10_000, "10,000", 22), (100_000, "100,000", 32), (1_000_000, "1,000,000", 60)]
+    {
+        let server = Server::start()?;
+        let mut program = Command::new(env::current_exe()?);
+        let told = program
+            .args([
+                "holder",
+                &server.port().to_string(),
+                &server.id().to_string(),
+                &leases.to_string(),
+                &seconds.to_string(),
+            ])
+            .output()?;
+        eprint!("{}", String::from_utf8_lossy(&told.stderr));
+        if !told.status.success() {
+            return Err(format!("the holder of {title} leases: {}", told.status).into());
+        }
+        let told = String::from_utf8(told.stdout)?;
+        let cells: Vec<String> = told.trim().split('|').map(str::to_owned).collect();
+        keepers.push(cells.first().and_then(|cell| cell.split(' ').next()?.parse().ok()).unwrap_or_default());
+        counts.push(title.to_owned());
+        rows.push([title.to_owned()].into_iter().chain(cells).collect());
+    }
+    let titles = [
+        "leases of TTL 30 s",
+        "keeper, of a core",
+        "server, of a core",
+        "renewals a second",
+        "memory of each",
+        "latest renewal",
+        "lost",
+        "taken in",
+        "watched for",
+    ];
+    section.table("Held leases", "server and client on the same 2 cores", &titles, &rows);
+    section.bars(
+        "held",
+        &Bars {
+            title: "The keeper's share of a core, in %, by the number of held leases".into(),
+            groups: counts,
+            series: vec![(
+                "% of a core".into(),
+                keepers.into_iter().map(|keeper| Spread { median: keeper, least: keeper, most: keeper }).collect(),
+            )],
+            stacked: false,
+        },
+    )?;
+    let short = Builder::new_multi_thread().enable_all().build()?.block_on(short())?;
+    section.table("Short leases", "server and client on the same 2 cores", &["20,000 short leases", "each"], &short);
+    section.write()
+}
+
+/// Does what a holder does: a process of its own, so that memory is that of its leases.
+pub fn serve(port: u16, server: u32, count: usize, seconds: u64) -> Result<()> {
+    let runtime = Builder::new_multi_thread().enable_all().build()?;
+    let leases = runtime.block_on(leases_at(format!("redis://127.0.0.1:{port}"), TTL, false))?;
+    let client = runtime.block_on(client_at(port))?;
+    runtime.block_on(async { leases.lock("first").acquire().await?.release().await })?;
+    let mut held: Vec<Lease> = Vec::with_capacity(count);
+    let mut deadlines = vec![0_u64; count];
+    let (memory, started) = (usage::memory()?, Instant::now());
+    runtime.block_on(acquire(&leases, count, &mut held))?;
+    let taken = started.elapsed();
+    #[allow(clippy::cast_precision_loss, reason = "a million at most")]
+    let each = (usage::memory()? - memory) / count as f64;
+
+    let renewed = || runtime.block_on(stats::calls_of(&client, "pexpire"));
+    let (keeper, redis) = (usage::cpu_of_threads(KEEPER)?, usage::cpu_of(server)?);
+    let (before, watched) = (renewed()?, Instant::now());
+    let mut latest = 0;
+    while watched.elapsed() < Duration::from_secs(seconds) {
+        latest = latest.max(look(&held, &mut deadlines, started));
+        // Often enough to see each renewal, and seldom enough to cost little.
+        thread::sleep(Duration::from_secs(if count > 100_000 { 4 } else { 1 }));
+    }
+    let seconds = watched.elapsed().as_secs_f64();
+    let share = |used: f64| format!("{:.2} %", used / seconds * 100.0);
+    let lost = held.iter().filter(|lease| !lease.is_held()).count();
+    let cells = [
+        share(usage::cpu_of_threads(KEEPER)? - keeper),
+        share(usage::cpu_of(server)? - redis),
+        format!("{:.1}", f64::from(u32::try_from(renewed()? - before)?) / seconds),
+        // What a few take is lost among pages.
+        if count < 10_000 { String::new() } else { format!("{each:.0} bytes") },
+        format!("{latest} ms"),
+        lost.to_string(),
+        format!("{:.1} s", taken.as_secs_f64()),
+        format!("{seconds:.0} s"),
+    ];
+    println!("{}", cells.join("|"));
+    // Nobody waits for a million releases: the server is about to end.
+    std::process::exit(0)
+}
+
+async fn acquire(leases: &Leases, count: usize, held: &mut Vec<Lease>) -> Result<()> {
+    let mut running = JoinSet::new();
+    let names = Arc::new(AtomicUsize::new(0));
+    let (sender, mut taken) = mpsc::channel(AT_ONCE);
+    for _ in 0..AT_ONCE.min(count) {
+        let (leases, names, sender) = (leases.clone(), names.clone(), sender.clone());
+        running.spawn(async move {
+            loop {
+                let job = names.fetch_add(1, Ordering::Relaxed);
+                if job >= count {
+                    return Ok::<_, crate::Error>(());
+                }
+                sender.send(leases.lock(format!("jobs:{job}")).acquire().await?).await?;
+            }
+        });
+    }
+    drop(sender);
+    while let Some(lease) = taken.recv().await {
+        held.push(lease);
+    }
+    while let Some(ended) = running.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// How many milliseconds a renewal since the last look was later than a third of the TTL after the one before it.
+///
+/// A renewal moves the deadline by as much as it came after the one before.
+#[allow(clippy::cast_possible_truncation, reason = "no process runs that long")]
+fn look(held: &[Lease], deadlines: &mut [u64], started: Instant) -> u64 {
+    let third = (TTL / 3).as_millis() as u64;
+    let mut latest = 0;
+    for (lease, deadline) in held.iter().zip(deadlines) {
+        let now = (started.elapsed() + lease.remaining()).as_millis() as u64;
+        // The first look has nothing to compare with, and what is lost is counted elsewhere.
+        if *deadline > 0 && now > *deadline {
+            latest = latest.max((now - *deadline).saturating_sub(third));
+        }
+        *deadline = (*deadline).max(now);
+    }
+    latest
+}
+
+/// A lease that ends before its first third never comes to the keeper.
+async fn short() -> Result<Vec<Vec<String>>> {
+    let server = Server::start()?;
+    let leases = leases(&server).await?;
+    let lock = leases.lock("short");
+    let (process, keeper, started) = (usage::cpu()?, usage::cpu_of_threads(KEEPER)?, Instant::now());
+    for _ in 0..CYCLES {
+        lock.acquire().await?.release().await?;
+    }
+    let wall = started.elapsed().as_secs_f64();
+    let used = [wall, usage::cpu()? - process, usage::cpu_of_threads(KEEPER)? - keeper];
+    leases.close().await;
+    let names = ["an acquire and a release", "processor time of the process", "processor time of the keeper"];
+    let micros = |seconds: f64| format!("{:.2} µs", seconds / f64::from(CYCLES) * 1e6);
+    Ok(names.iter().zip(used).map(|(name, used)| vec![(*name).to_owned(), micros(used)]).collect())
+}

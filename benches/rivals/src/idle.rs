@@ -1,0 +1,139 @@
+//! What those cost the server who only wait, and those who only hold.
+
+use std::time::{Duration, Instant};
+
+use fred::interfaces::KeysInterface as _;
+use tokio::{
+    runtime::Builder,
+    task::{JoinSet, LocalSet},
+    time::sleep,
+};
+
+use crate::{Contestant, Result, Server, contestant::leases_at, machine, page::Section, stats, usage};
+
+/// Short, so that there is something to count.
+const TTL: Duration = Duration::from_secs(3);
+const HELD: u32 = 50;
+const PLACE: &str = "server and client on the same 2 cores";
+
+pub fn main() -> Result<()> {
+    machine::pin_to_two()?;
+    let mut section = Section::new("idle");
+    let runtime = Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(waiters(&mut section))?;
+    runtime.block_on(LocalSet::new().run_until(holders(&mut section)))?;
+    section.say(
+        "rslock renews only in `using`, a moment before the end. distributed-lock-redis is not among the waiters: it \
+         does not wait.",
+    );
+    section.write()
+}
+
+/// What somebody used, a second.
+#[derive(Debug, Clone, Copy, Default)]
+struct Use {
+    commands: f64,
+    client: f64,
+    server: f64,
+}
+
+/// Commands a second, those inside scripts included, and the shares of a core.
+#[allow(clippy::cast_precision_loss, reason = "small numbers")]
+async fn used(server: &Server, window: Duration) -> Result<Use> {
+    let client = server.client().await?;
+    let now = || Ok::<_, crate::Error>((usage::cpu()?, server.cpu()?));
+    let (before, cpu, started) = (stats::calls(&client).await?, now()?, Instant::now());
+    sleep(window).await;
+    let (after, then, seconds) = (stats::calls(&client).await?, now()?, started.elapsed().as_secs_f64());
+    Ok(Use {
+        commands: (after - before) as f64 / seconds,
+        client: (then.0 - cpu.0) / seconds,
+        server: (then.1 - cpu.1) / seconds,
+    })
+}
+
+fn share(share: f64) -> String {
+    format!("{:.2} %", share.max(0.0) * 100.0)
+}
+
+async fn waiters(section: &mut Section) -> Result<()> {
+    let alone = waiting(None, 0).await?;
+    let mut rows = Vec::new();
+    let names: Vec<&str> = Contestant::waiting(&Server::start()?.url()).await?.iter().map(Contestant::name).collect();
+    for (at, name) in names.into_iter().enumerate() {
+        let mut cells = vec![name.to_owned()];
+        for waiters in [50, 1_000] {
+            let used = waiting(Some(at), waiters).await?;
+            cells.push(format!("{:.1}", used.commands - alone.commands));
+            cells.push(share(used.server - alone.server));
+            cells.push(share(used.client - alone.client));
+        }
+        rows.push(cells);
+    }
+    let titles =
+        ["for one name", "50 waiters: commands a second", "server", "client", "1,000 waiters", "server", "client"];
+    section.table("What waiting costs", PLACE, &titles, &rows);
+    section.say(&format!(
+        "Shares are of a core. What the holder alone takes is taken off: {:.1} commands a second.",
+        alone.commands
+    ));
+    Ok(())
+}
+
+async fn waiting(contestant: Option<usize>, waiters: usize) -> Result<Use> {
+    /// So that everybody has come, and is told.
+    const SETTLED: Duration = Duration::from_secs(1);
+    /// Whole renewals.
+    const WINDOW: Duration = Duration::from_secs(3);
+    let server = Server::start()?;
+    // One holder for all: each of them is kept out by the same key, which is renewed every second.
+    let holder = leases_at(server.url(), TTL, false).await?;
+    let _held = holder.lock("job").acquire().await?;
+    let mut waiting = JoinSet::new();
+    if let Some(at) = contestant {
+        let contestant = Contestant::waiting(&server.url()).await?.swap_remove(at);
+        if let Contestant::Distkit(..) = contestant {
+            // It puts its names behind a prefix of its own.
+            server.client().await?.set::<(), _, _>("distkit-locks:job", "somebody", None, None, false).await?;
+        }
+        for _ in 0..waiters {
+            let contestant = contestant.clone();
+            waiting.spawn(async move { contestant.acquire("job").await.map(drop) });
+        }
+    }
+    sleep(SETTLED).await;
+    let used = used(&server, WINDOW).await?;
+    if let Some(ended) = waiting.try_join_next() {
+        return Err(format!("a waiter of {contestant:?} has ended: {ended:?}").into());
+    }
+    Ok(used)
+}
+
+async fn holders(section: &mut Section) -> Result<()> {
+    /// Taken one after the other, so each comes due alone.
+    const APART: Duration = Duration::from_millis(20);
+    const WINDOW: Duration = Duration::from_secs(6);
+    let mut rows = Vec::new();
+    for at in 0..5 {
+        let server = Server::start()?;
+        let mut all = vec![Contestant::leasehold(&server.url(), TTL).await?];
+        all.extend(Contestant::rivals(&server.url(), TTL).await?);
+        let contestant = all.swap_remove(at);
+        let name = contestant.name();
+        for job in 0..HELD {
+            let contestant = contestant.clone();
+            tokio::task::spawn_local(async move {
+                if let Err(error) = contestant.hold(&format!("job-{job}")).await {
+                    eprintln!("{}: a held lock: {error}", contestant.name());
+                }
+            });
+            sleep(APART).await;
+        }
+        let used = used(&server, WINDOW).await?;
+        let each = used.commands / f64::from(HELD);
+        rows.push(vec![name.to_owned(), format!("{each:.2}"), share(used.server), share(used.client)]);
+    }
+    let titles = ["50 held, TTL 3 s", "commands a second for each", "server, all 50", "client, all 50"];
+    section.table("What holding costs", PLACE, &titles, &rows);
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! The bench that `scripts/bench` runs: each part measures, and writes its own section of `docs/performance.md`.
+
+use std::{env, error, time::Duration};
+
+mod bound;
+mod chart;
+mod command;
+mod contestant;
+mod hand_off;
+mod held;
+mod idle;
+mod machine;
+mod page;
+mod peer;
+mod quorum;
+mod rates;
+mod rivals;
+mod rounds;
+mod server;
+mod stats;
+mod table;
+mod usage;
+mod waiting;
+
+use contestant::{Boxed, Contestant};
+use server::Server;
+
+type Error = Box<dyn error::Error + Send + Sync>;
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The TTL everywhere: long enough that a short cycle never renews.
+const TTL: Duration = Duration::from_secs(30);
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match &*arguments.iter().map(String::as_str).collect::<Vec<_>>() {
+        ["rivals"] => rivals::rivals(),
+        ["lone"] => rivals::lone(),
+        ["handoff"] => hand_off::main(),
+        ["quorum"] => quorum::main(),
+        ["waiting"] => waiting::main(),
+        ["idle"] => idle::main(),
+        ["held"] => held::main(),
+        ["command", tool] => command::main(tool),
+        // What the parts start: this program once more.
+        ["peer", url] => peer::serve(url),
+        ["bound", port] => bound::serve(port.parse()?),
+        ["names", port] => waiting::serve_names(port.parse()?),
+        ["holder", port, server, leases, seconds] => {
+            held::serve(port.parse()?, server.parse()?, leases.parse()?, seconds.parse()?)
+        }
+        _ => Err("run it by scripts/bench".into()),
+    }
+}
+
+/// The middle one of some values, and how far they spread.
+#[derive(Debug, Clone, Copy)]
+struct Spread {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let values: Vec<f64> = values.into_iter().collect();
+        let share = |share| percentile(values.iter().copied(), share);
+        Self { median: share(0.5), least: share(0.0), most: share(1.0) }
+    }
+
+    /// `median (least..most)`
+    fn show(&self, number: impl Fn(f64) -> String) -> String {
+        format!("{} ({}..{})", number(self.median), number(self.least), number(self.most))
+    }
+
+    fn of_thousands(self) -> Self {
+        Self { median: self.median / 1e3, least: self.least / 1e3, most: self.most / 1e3 }
+    }
+}
+
+/// The middle one; zero of nothing.
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    percentile(values, 0.5)
+}
+
+/// The value that this share of all is not above; zero of nothing.
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+fn percentile(values: impl IntoIterator<Item = f64>, share: f64) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1) as f64;
+    values.get((last * share).round() as usize).copied().unwrap_or_default()
+}
