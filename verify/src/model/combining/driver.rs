@@ -81,6 +81,7 @@ impl Run<'_> {
             }
             Action::GoOn(at) => {
                 let now = self.state.now;
+                self.state.moved = now;
                 if self.state.combiner.goes_on(now) {
                     self.flusher(at).step = Step::Ready;
                 } else {
@@ -137,6 +138,7 @@ impl Run<'_> {
         };
         match self.state.combiner.enter(now, LIMIT, || (want, ticket)) {
             Entry::Alone => {
+                self.state.moved = now;
                 self.state.session(number).asks.push(ask(Place::Flies { is_counted: true }));
                 self.send_alone(ticket, false);
             }
@@ -319,6 +321,7 @@ impl Run<'_> {
     /// `Drop` of `Flight`
     fn end_of_lone_flight(&mut self) {
         let now = self.state.now;
+        self.state.moved = now;
         if self.state.combiner.goes_on(now) && !self.setup.has(SeededBug::FlightNotFollowed) {
             self.fly();
         }
@@ -328,6 +331,7 @@ impl Run<'_> {
         if self.state.has_ended {
             return self.crash(None);
         }
+        self.state.moved = self.state.now;
         let flusher = Flusher { step: Step::Ready, batch: None, aboard: Vec::new(), overtaken: false };
         match self.state.flushers.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some(flusher),

@@ -41,7 +41,7 @@ mod server;
 mod state;
 mod tests;
 
-/// What a request waits at most for flights that take longer, and the grain of time.
+/// What waits has a flight of its own when none has begun or come down for so long; the grain of time, too.
 const PACE: Duration = Duration::from_millis(1);
 
 /// How long a caller waits for its turn and its answer, and a flight for its answer.
@@ -55,7 +55,7 @@ const TTL: Duration = Duration::from_secs(10);
 
 // The rules, by the invariants of the combiner that they are of.
 const HOLDER_HAS_IT: &str = "who believes in a lock has it, with its fence";
-const PACED: &str = "1: nothing waits for longer than the pace";
+const PACED: &str = "1: where nothing moves, nothing waits for longer than the pace";
 const NOT_AFTER_ITS_ANSWER: &str = "2: what has its answer is not sent";
 const TOLD_ONCE: &str = "2: nobody is told twice";
 const OWN_ERROR: &str = "3: an error of the whole is told to nobody";
@@ -139,6 +139,7 @@ impl Model for Setup {
             now: Time::ZERO,
             combiner: Combiner::new(self.limits()),
             sweeps: None,
+            moved: Time::ZERO,
             sessions: vec![Session::default(); self.wanted.len()],
             flushers: Vec::new(),
             wire: Vec::new(),
@@ -194,11 +195,11 @@ impl State {
         })
     }
 
-    /// A request that waits has waited for longer than that.
+    /// A request waits, and no flight has begun or come down for longer than that.
     fn waits_too_long(&self, pace: Duration) -> bool {
         self.sessions.iter().flat_map(|session| &session.asks).any(|ask| {
             let is_in_the_air = self.flushers.iter().flatten().any(|flusher| flusher.carries(ask.ticket));
-            ask.place == Place::Waits && !is_in_the_air && self.now > ask.entered + pace
+            ask.place == Place::Waits && !is_in_the_air && self.now > ask.entered.max(self.moved) + pace
         })
     }
 

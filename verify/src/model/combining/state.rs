@@ -21,6 +21,8 @@ pub(super) struct State {
     pub(super) combiner: Combiner<Ticket>,
     /// When the sweeper looks next, while there is one.
     pub(super) sweeps: Option<Time>,
+    /// When the last flight began, or came down.
+    pub(super) moved: Time,
     pub(super) sessions: Vec<Session>,
     pub(super) flushers: Vec<Option<Flusher>>,
     /// What was sent and is not heard of, in its order.
