@@ -281,17 +281,22 @@ impl<T> Combiner<T> {
         sent.into_iter().map(|sent| sent.caller).collect()
     }
 
-    /// Everybody who waits: the connection takes nothing.
-    pub fn turn_away(&mut self) -> Vec<T> {
-        (self.weight, self.is_called_for) = (0, false);
-        take(&mut self.waiting).into_iter().map(|waiting| waiting.caller).collect()
+    /// The connection has taken nothing since this moment: those who wait since then, or longer. Who came later has time left,
+    /// and the same flight [goes on](Self::goes_on) for them.
+    pub fn turn_away(&mut self, since: Time) -> Vec<T> {
+        let is_older = |waiting: &Waiting<T>| waiting.until <= since + waiting.limit;
+        let (older, waiting): (VecDeque<_>, VecDeque<_>) = take(&mut self.waiting).into_iter().partition(is_older);
+        self.weight -= older.iter().map(|waiting| waiting.want.weight()).sum::<usize>();
+        self.is_called_for = !waiting.is_empty();
+        self.waiting = waiting;
+        older.into_iter().map(|waiting| waiting.caller).collect()
     }
 
     /// A flight has come to a sudden end, and none can follow it (invariant 6): those who wait, and those of its batch.
     pub fn crash(&mut self, batch: Option<&Batch>) -> (Vec<T>, Vec<T>) {
         self.flights = self.flights.saturating_sub(1);
         let sent = batch.map(|batch| self.landed(batch)).unwrap_or_default();
-        (self.turn_away(), sent.into_iter().flatten().collect())
+        (self.turn_away(Time::NEVER), sent.into_iter().flatten().collect())
     }
 
     /// An acquire is being taken back: it need not be sent, if it was not (invariant 5).

@@ -73,10 +73,24 @@ fn what_waits_has_a_flight_of_its_own_when_nothing_moves() {
 fn a_flight_that_finds_no_connection_makes_room_for_the_next_one() {
     let mut combiner = busy([1]);
     assert!(combiner.sweep(at(1_000)).flies);
-    assert_eq!(combiner.turn_away(), [1]);
+    assert_eq!(combiner.turn_away(at(1_000)), [1]);
     assert!(!combiner.goes_on(at(1_001)));
     let _queued = enter(&mut combiner, at(1_002), 2);
     assert!(combiner.sweep(at(2_001)).flies);
+}
+
+#[test]
+fn who_has_just_come_waits_for_a_connection_with_the_same_flight() {
+    let mut combiner = busy([1]);
+    assert!(combiner.sweep(at(1_000)).flies);
+    assert!(matches!(enter(&mut combiner, at(2_000), 2), Entry::Queued(_)));
+    assert_eq!(combiner.turn_away(at(1_000)), [1]);
+    assert!(combiner.goes_on(at(3_000)), "the second has time left");
+    let swept = combiner.sweep(at(9_000));
+    assert!(!swept.flies && swept.next == Some(at(2_000) + LIMIT), "it needs no other flight");
+    assert_eq!(combiner.turn_away(at(3_000)), [2]);
+    assert!(!combiner.goes_on(at(9_001)));
+    assert_eq!(combiner.weight, 0);
 }
 
 #[test]
