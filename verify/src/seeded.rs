@@ -65,6 +65,8 @@ pub enum SeededBug {
     SweeperNotWoken,
     /// The sweeper looks once.
     SweeperStops,
+    /// A flight that finds no connection in time answers also those who have just come.
+    AllTurnedAway,
     /// A batch that comes down answers also those who have had their answer.
     AnsweredAgain,
     /// Only the first request of a batch that was sent twice is told that it was overtaken.
@@ -75,7 +77,7 @@ pub enum SeededBug {
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -106,6 +108,7 @@ impl SeededBug {
         Self::CrashUnnoticed,
         Self::SweeperNotWoken,
         Self::SweeperStops,
+        Self::AllTurnedAway,
         Self::AnsweredAgain,
         Self::OvertakenIsTheFirsts,
         Self::BatchTooLarge,
@@ -145,6 +148,7 @@ impl SeededBug {
             Self::CrashUnnoticed => "crash-unnoticed",
             Self::SweeperNotWoken => "sweeper-not-woken",
             Self::SweeperStops => "sweeper-stops",
+            Self::AllTurnedAway => "all-turned-away",
             Self::AnsweredAgain => "answered-again",
             Self::OvertakenIsTheFirsts => "overtaken-is-the-firsts",
             Self::BatchTooLarge => "batch-too-large",
@@ -185,6 +189,7 @@ impl SeededBug {
             | Self::CrashUnnoticed
             | Self::SweeperNotWoken
             | Self::SweeperStops
+            | Self::AllTurnedAway
             | Self::AnsweredAgain
             | Self::OvertakenIsTheFirsts
             | Self::BatchTooLarge => None,

@@ -5,7 +5,7 @@ use std::fmt;
 use leasehold_protocol::{combiner::Want, time::Time};
 
 use super::{
-    Setup,
+    LIMIT, Setup,
     state::{Ask, Hearer, Message, Number, Outcome, Payload, Place, Stage, State, Step, Ticket},
 };
 
@@ -41,6 +41,12 @@ pub(super) enum Action {
     /// A flusher is done with a batch.
     GoOn(usize),
     Sweep,
+    /// A flusher has waited for a link long enough.
+    GiveUp(usize),
+    /// What waited for a link is sent.
+    Hand(usize),
+    /// There is a link again.
+    Up,
     /// The connection is cut, when so many more requests were executed.
     Cut(usize),
     /// Its runtime ends.
@@ -53,6 +59,10 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
         return;
     }
     let is_closing = state.now >= setup.closes;
+    if state.is_down && is_closing {
+        actions.push(Action::Up);
+        return;
+    }
     let urgent = urgent(state);
     actions.extend(&urgent);
     for (at, message) in state.wire.iter().enumerate() {
@@ -102,10 +112,15 @@ fn urgent(state: &State) -> Vec<Action> {
     let mut urgent = Vec::new();
     for (at, flusher) in state.flushers.iter().enumerate() {
         match flusher.as_ref().map(|flusher| flusher.step) {
-            Some(Step::Ready | Step::Again) => urgent.push(Action::Take(at)),
+            Some(Step::Ready | Step::Again) if !state.is_down => urgent.push(Action::Take(at)),
+            Some(Step::Ready | Step::Again)
+                if flusher.as_ref().is_some_and(|flusher| flusher.began + LIMIT <= state.now) =>
+            {
+                urgent.push(Action::GiveUp(at));
+            }
             Some(Step::Packed) => urgent.push(Action::Send(at)),
             Some(Step::Landed) => urgent.push(Action::GoOn(at)),
-            Some(Step::Sent) | None => {}
+            Some(Step::Ready | Step::Again | Step::Sent) | None => {}
         }
     }
     if state.sweeps.is_some_and(|at| at <= state.now) {
@@ -116,6 +131,9 @@ fn urgent(state: &State) -> Vec<Action> {
         state.sessions.iter().flat_map(|session| &session.asks).filter(told).map(|ask| Action::Look(ask.ticket)),
     );
     for (at, message) in state.wire.iter().enumerate() {
+        if message.is_unsent && !state.is_down {
+            urgent.push(Action::Hand(at));
+        }
         if matches!(message.hearer, Some(Hearer::Flusher(_))) && message.until <= state.now {
             urgent.push(Action::Expire(at));
         }
@@ -150,8 +168,12 @@ fn faults(state: &State, actions: &mut Vec<Action>) {
         };
         actions.extend(state.flushers.iter().enumerate().filter(is_ready).map(|(at, _)| Action::Full(at)));
     }
-    let unexecuted = state.wire.iter().filter(|message| !message.is_keepers && message.outcome.is_none()).count();
-    if left.cuts > 0 && !state.wire.is_empty() {
+    let is_under_way = |message: &&Message| !message.is_keepers && !message.is_unsent && message.outcome.is_none();
+    let unexecuted = state.wire.iter().filter(is_under_way).count();
+    if state.is_down {
+        actions.push(Action::Up);
+    }
+    if left.cuts > 0 && !state.is_down {
         actions.extend((0..=unexecuted).map(Action::Cut));
     }
     if left.ends > 0 {
@@ -163,7 +185,10 @@ impl State {
     /// The next moment at which anything is due.
     pub(super) fn next_moment(&self) -> Option<Time> {
         let heard = self.wire.iter().filter(|message| message.hearer.is_some());
-        heard.map(|message| message.until).chain(self.sweeps).filter(|&moment| moment > self.now).min()
+        let waits =
+            |flusher: &&super::state::Flusher| self.is_down && matches!(flusher.step, Step::Ready | Step::Again);
+        let flushers = self.flushers.iter().flatten().filter(waits).map(|flusher| flusher.began + LIMIT);
+        heard.map(|message| message.until).chain(self.sweeps).chain(flushers).filter(|&moment| moment > self.now).min()
     }
 
     fn told_of(&self, at: usize) -> String {
@@ -194,6 +219,7 @@ impl State {
             Action::ExecuteOddly(at, nth) => {
                 format!("{} is executed, acquire {nth} is answered with \"alone\"", self.told_of(at))
             }
+            Action::Hand(at) => format!("{} is sent", self.told_of(at)),
             Action::Forget(at) => format!("{} finds no script", self.told_of(at)),
             Action::Refuse(at) => format!("{} is refused", self.told_of(at)),
             Action::Expire(at) => format!("{} is waited for no longer", self.told_of(at)),
@@ -214,6 +240,8 @@ impl fmt::Display for Action {
             Self::Send(flusher) => write!(f, "flusher {flusher} sends it"),
             Self::Full(flusher) => write!(f, "flusher {flusher} finds that the connection takes nothing"),
             Self::GoOn(flusher) => write!(f, "flusher {flusher} looks whether more waits"),
+            Self::GiveUp(flusher) => write!(f, "flusher {flusher} waits for a link no longer"),
+            Self::Up => f.write_str("there is a link again"),
             Self::Sweep => f.write_str("the sweeper looks"),
             Self::Cut(more) => write!(f, "the connection is cut, {more} more were executed"),
             Self::End(more) => write!(f, "the runtime of the connection ends, {more} more were executed"),

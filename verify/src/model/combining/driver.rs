@@ -10,7 +10,7 @@ use leasehold_protocol::{
 
 use super::{
     ALL_OVERTAKEN, BATCH, BATCH_IS_SMALL, LIMIT, NEVER_WITH_ITS_ACQUIRE, NOT_AFTER_ITS_ANSWER, OWN_ERROR,
-    RELEASED_ONCE, RELEASES_FIRST, Setup, TAKEN_BACK, TOLD_ONCE,
+    RELEASED_ONCE, RELEASES_FIRST, Setup, TAKEN_BACK, TOLD_ONCE, WAITS_FOR_A_LINK,
     action::Action,
     server,
     state::{
@@ -64,18 +64,19 @@ impl Run<'_> {
             Action::Expire(at) => {
                 let message = &mut self.state.wire[at];
                 let hearer = message.hearer.take();
-                if message.outcome.is_some() {
+                let failure = if message.is_unsent { unsent() } else { unknown() };
+                if message.outcome.is_some() || message.is_unsent {
                     self.state.wire.remove(at);
                 }
                 if let Some(hearer) = hearer {
-                    self.hear(hearer, Outcome::Failed(unknown()));
+                    self.hear(hearer, Outcome::Failed(failure));
                 }
             }
             Action::Take(at) => self.fill(at),
             Action::Send(at) => self.send(at),
             Action::Full(at) => {
                 self.state.left.full -= 1;
-                let waiting = self.state.combiner.turn_away();
+                let waiting = self.state.combiner.turn_away(self.state.now);
                 self.flusher(at).step = Step::Landed;
                 self.tell_all(waiting, &Err(unsent()));
             }
@@ -83,12 +84,19 @@ impl Run<'_> {
                 let now = self.state.now;
                 self.state.moved = now;
                 if self.state.combiner.goes_on(now) {
-                    self.flusher(at).step = Step::Ready;
+                    let flusher = self.flusher(at);
+                    (flusher.step, flusher.began) = (Step::Ready, now);
                 } else {
                     self.state.flushers[at] = None;
                     self.forget_flushers();
                 }
             }
+            Action::GiveUp(at) => self.give_up_link(at),
+            Action::Hand(at) => {
+                let message = self.state.wire.remove(at);
+                self.state.wire.push(Message { is_unsent: false, ..message });
+            }
+            Action::Up => (self.state.is_down, self.state.moved) = (false, self.state.now),
             Action::Sweep => self.sweep(),
             Action::Cut(more) => {
                 self.state.left.cuts -= 1;
@@ -198,7 +206,7 @@ impl Run<'_> {
         let mine = Some(Hearer::Ask(ask.ticket));
         if let Some(at) = self.state.wire.iter().position(|message| message.hearer == mine) {
             self.state.wire[at].hearer = None;
-            if self.state.wire[at].outcome.is_some() {
+            if self.state.wire[at].outcome.is_some() || self.state.wire[at].is_unsent {
                 self.state.wire.remove(at);
             }
         }
@@ -272,8 +280,9 @@ impl Run<'_> {
         let Some(what) = self.state.ask(ticket).map(|ask| ask.what) else { return };
         let what = if what == What::Acquire { Payload::Acquire(claim) } else { Payload::Release(claim) };
         let outcome = (self.state.has_ended && !is_keepers).then(|| Outcome::Failed(unsent()));
-        let until = self.state.now + LIMIT;
-        self.state.wire.push(Message { what, hearer: Some(Hearer::Ask(ticket)), is_keepers, until, outcome });
+        let is_unsent = self.state.is_down && !is_keepers && outcome.is_none();
+        let (hearer, until) = (Some(Hearer::Ask(ticket)), self.state.now + LIMIT);
+        self.state.wire.push(Message { what, hearer, is_keepers, is_unsent, until, outcome });
     }
 
     fn hear(&mut self, hearer: Hearer, outcome: Outcome) {
@@ -332,7 +341,8 @@ impl Run<'_> {
             return self.crash(None);
         }
         self.state.moved = self.state.now;
-        let flusher = Flusher { step: Step::Ready, batch: None, aboard: Vec::new(), overtaken: false };
+        let flusher =
+            Flusher { step: Step::Ready, batch: None, aboard: Vec::new(), overtaken: false, began: self.state.now };
         match self.state.flushers.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some(flusher),
             None => self.state.flushers.push(Some(flusher)),
@@ -392,13 +402,19 @@ impl Run<'_> {
 
     fn send(&mut self, at: usize) {
         let until = self.state.now + LIMIT;
+        let is_down = self.state.is_down;
         let flusher = self.flusher(at);
+        if is_down {
+            // It was packed for a link that has ended.
+            (flusher.step, flusher.overtaken) = (Step::Again, true);
+            return;
+        }
         flusher.step = Step::Sent;
         let wants = flusher.batch.as_ref().unwrap().wants.clone();
         let has_answers = flusher.aboard.iter().any(|(_, is_answered)| *is_answered);
         self.check(&wants, has_answers);
         let (what, hearer) = (Payload::Batch(wants), Some(Hearer::Flusher(at)));
-        self.state.wire.push(Message { what, hearer, is_keepers: false, until, outcome: None });
+        self.state.wire.push(Message { what, hearer, is_keepers: false, is_unsent: false, until, outcome: None });
     }
 
     /// Whether a batch may be sent.
@@ -454,6 +470,25 @@ impl Run<'_> {
                 self.state.broke(ALL_OVERTAKEN);
             }
             self.tell_all(caller, &told);
+        }
+    }
+
+    /// There was no link in time.
+    fn give_up_link(&mut self, at: usize) {
+        let now = self.state.now;
+        if self.flusher(at).step == Step::Again {
+            return self.landed(at, Outcome::Failed(unsent()));
+        }
+        let has_bug = self.setup.has(SeededBug::AllTurnedAway);
+        let flusher = self.flusher(at);
+        flusher.step = Step::Landed;
+        let began = if has_bug { now } else { flusher.began };
+        let waiting = self.state.combiner.turn_away(began);
+        for ticket in waiting {
+            if self.state.ask(ticket).is_some_and(|ask| now < ask.entered + LIMIT) {
+                self.state.broke(WAITS_FOR_A_LINK);
+            }
+            self.tell(ticket, Err(unsent()));
         }
     }
 
@@ -514,15 +549,19 @@ impl Run<'_> {
                 self.execute(at, None);
             }
         }
+        self.state.is_down = true;
         self.state.wire.retain(|message| message.is_keepers || message.hearer.is_some());
-        for message in self.state.wire.iter_mut().filter(|message| !message.is_keepers) {
+        for message in self.state.wire.iter_mut().filter(|message| !message.is_keepers && !message.is_unsent) {
             message.outcome = Some(Outcome::Failed(unknown()));
         }
     }
 
     fn end(&mut self, more: usize) {
         self.cut(more);
-        self.state.has_ended = true;
+        (self.state.is_down, self.state.has_ended) = (false, true);
+        for message in self.state.wire.iter_mut().filter(|message| message.is_unsent) {
+            (message.is_unsent, message.outcome) = (false, Some(Outcome::Failed(unsent())));
+        }
         self.state.wire.retain(|message| !matches!(message.hearer, Some(Hearer::Flusher(_))));
         for flusher in take(&mut self.state.flushers).into_iter().flatten() {
             self.crash(Some(flusher));

@@ -58,6 +58,7 @@ const HOLDER_HAS_IT: &str = "who believes in a lock has it, with its fence";
 const PACED: &str = "1: where nothing moves, nothing waits for longer than the pace";
 const NOT_AFTER_ITS_ANSWER: &str = "2: what has its answer is not sent";
 const TOLD_ONCE: &str = "2: nobody is told twice";
+const WAITS_FOR_A_LINK: &str = "2: who waits for a link does so for all of its time";
 const OWN_ERROR: &str = "3: an error of the whole is told to nobody";
 const RELEASED_ONCE: &str = "3: a release finds what is held";
 const NOTHING_STAYS: &str = "4: in the end no key is left";
@@ -70,9 +71,10 @@ const ALL_OVERTAKEN: &str = "8: a batch that was overtaken was for each of its r
 const BATCH_IS_SMALL: &str = "8: a batch has no more requests than it may";
 
 /// The rules that are noted when they are broken.
-const NOTED: [&str; 9] = [
+const NOTED: [&str; 10] = [
     NOT_AFTER_ITS_ANSWER,
     TOLD_ONCE,
+    WAITS_FOR_A_LINK,
     OWN_ERROR,
     RELEASED_ONCE,
     NEVER_WITH_ITS_ACQUIRE,
@@ -144,6 +146,7 @@ impl Model for Setup {
             flushers: Vec::new(),
             wire: Vec::new(),
             store: Store::default(),
+            is_down: false,
             has_ended: false,
             left: self.faults,
             broken: None,
@@ -166,7 +169,7 @@ impl Model for Setup {
                 vec![$(Property::always(NOTED[$at], |_, state: &State| state.broken != Some(NOTED[$at]))),*]
             };
         }
-        let mut rules = noted!(0 1 2 3 4 5 6 7 8);
+        let mut rules = noted!(0 1 2 3 4 5 6 7 8 9);
         rules.extend([
             Property::always(HOLDER_HAS_IT, |setup, state: &State| state.holders_have_it(setup)),
             Property::always(PACED, |_, state: &State| !state.waits_too_long(PACE)),
@@ -199,7 +202,10 @@ impl State {
     fn waits_too_long(&self, pace: Duration) -> bool {
         self.sessions.iter().flat_map(|session| &session.asks).any(|ask| {
             let is_in_the_air = self.flushers.iter().flatten().any(|flusher| flusher.carries(ask.ticket));
-            ask.place == Place::Waits && !is_in_the_air && self.now > ask.entered.max(self.moved) + pace
+            !self.is_down
+                && ask.place == Place::Waits
+                && !is_in_the_air
+                && self.now > ask.entered.max(self.moved) + pace
         })
     }
 

@@ -28,6 +28,8 @@ pub(super) struct State {
     /// What was sent and is not heard of, in its order.
     pub(super) wire: Vec<Message>,
     pub(super) store: Store,
+    /// There is no link, and the next one comes at any moment.
+    pub(super) is_down: bool,
     /// The runtime of the connection has ended.
     pub(super) has_ended: bool,
     pub(super) left: Faults,
@@ -40,7 +42,7 @@ pub(super) struct State {
 pub(super) struct Faults {
     /// Callers that drop their future, or their lease.
     pub(super) drops: u8,
-    /// Connections that are cut; the next one is there at once.
+    /// Connections that are cut; the next one comes at any moment.
     pub(super) cuts: u8,
     /// The runtime of the connection ends.
     pub(super) ends: u8,
@@ -128,6 +130,8 @@ pub(super) struct Flusher {
     /// Whose wants those are, and whether each has had its answer since.
     pub(super) aboard: Vec<(Ticket, bool)>,
     pub(super) overtaken: bool,
+    /// When it was about to take what waits.
+    pub(super) began: Time,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -157,6 +161,8 @@ pub(super) struct Message {
     pub(super) hearer: Option<Hearer>,
     /// On the keeper's connection.
     pub(super) is_keepers: bool,
+    /// It waits for a link.
+    pub(super) is_unsent: bool,
     /// When it is waited for no longer.
     pub(super) until: Time,
     /// Once it is executed.
@@ -202,7 +208,8 @@ impl State {
     /// Whether a message is the next that its connection's server executes.
     pub(super) fn is_next(&self, at: usize) -> bool {
         let message = &self.wire[at];
-        let is_before = |other: &Message| other.is_keepers == message.is_keepers && other.outcome.is_none();
-        message.outcome.is_none() && !self.wire[..at].iter().any(is_before)
+        let is_sent = |other: &Message| other.outcome.is_none() && !other.is_unsent;
+        let is_before = |other: &Message| other.is_keepers == message.is_keepers && is_sent(other);
+        is_sent(message) && !self.wire[..at].iter().any(is_before)
     }
 }

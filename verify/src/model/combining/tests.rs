@@ -220,6 +220,11 @@ fn what_the_sweeper_has_answered_is_not_answered_again() {
 }
 
 #[test]
+fn who_has_just_come_waits_for_a_link() {
+    breaks(SeededBug::AllTurnedAway, two("two callers", Faults { cuts: 1, ..NO_FAULTS }), WAITS_FOR_A_LINK);
+}
+
+#[test]
 fn an_error_of_the_whole_is_nobodys() {
     breaks(SeededBug::ErrorIsEverybodys, two("two callers", Faults { refused: 1, ..NO_FAULTS }), OWN_ERROR);
 }
