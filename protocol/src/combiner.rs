@@ -38,7 +38,7 @@ use crate::{
 const EACH: usize = 256;
 
 /// How much a combiner may have under way.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limits {
     /// So many flights at a time, before requests wait.
     pub flights: usize,
@@ -51,7 +51,7 @@ pub struct Limits {
 }
 
 /// A request that can travel with others.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Want {
     /// A lock, without a vote.
     Acquire(Claim),
@@ -111,7 +111,7 @@ pub enum Verdict {
 
 /// Invariant 3.
 pub fn after_failure(failure: Failure) -> Verdict {
-    if failure.is_silence() || failure.may_have_happened() { Verdict::Failed(failure) } else { Verdict::Alone }
+    if failure.is_silence() { Verdict::Failed(failure) } else { Verdict::Alone }
 }
 
 /// Where a request is to go.
@@ -126,7 +126,7 @@ pub enum Entry {
 }
 
 /// The requests of a flight, in their order.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Batch {
     number: usize,
     /// What each wants.
@@ -147,7 +147,7 @@ pub struct Swept<T> {
 }
 
 /// The requests to one node. `T` is what a request's caller is told by.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Combiner<T> {
     limits: Limits,
     waiting: VecDeque<Waiting<T>>,
@@ -161,7 +161,7 @@ pub struct Combiner<T> {
     air: Vec<Option<Vec<Sent<T>>>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Waiting<T> {
     want: Want,
     caller: T,
@@ -169,7 +169,7 @@ struct Waiting<T> {
     limit: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Sent<T> {
     /// Until it has its answer.
     caller: Option<T>,
@@ -189,6 +189,11 @@ impl<T> Combiner<T> {
             is_called_for: false,
             air: Vec::new(),
         }
+    }
+
+    /// Whether nothing waits, and nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.weight == 0 && self.flights == 0 && self.air.iter().all(Option::is_none)
     }
 
     /// A request that has so much time comes (invariant 1).
@@ -276,11 +281,12 @@ impl<T> Combiner<T> {
         sent.into_iter().map(|sent| sent.caller).collect()
     }
 
-    /// A flight has taken nothing, for the connection takes nothing: those who have waited since it began. Who came later
-    /// has its own time for that.
-    pub fn turn_away(&mut self, began: Time) -> Vec<T> {
-        self.is_called_for = false;
-        self.remove(|waiting| waiting.until <= began + waiting.limit).map(|waiting| waiting.caller).collect()
+    /// The connection has taken nothing since this moment: those who wait since then, or longer. Who came later has time left,
+    /// and the same flight [goes on](Self::goes_on) for them.
+    pub fn turn_away(&mut self, since: Time) -> Vec<T> {
+        let older = self.remove(|waiting| waiting.until <= since + waiting.limit);
+        self.is_called_for = !self.waiting.is_empty();
+        older.map(|waiting| waiting.caller).collect()
     }
 
     fn remove<F: Fn(&Waiting<T>) -> bool>(&mut self, goes: F) -> impl Iterator<Item = Waiting<T>> + use<T, F> {
@@ -293,9 +299,8 @@ impl<T> Combiner<T> {
     /// A flight has come to a sudden end, and none can follow it (invariant 6): those who wait, and those of its batch.
     pub fn crash(&mut self, batch: Option<&Batch>) -> (Vec<T>, Vec<T>) {
         self.flights = self.flights.saturating_sub(1);
-        self.is_called_for = false;
         let sent = batch.map(|batch| self.landed(batch)).unwrap_or_default();
-        (self.remove(|_| true).map(|waiting| waiting.caller).collect(), sent.into_iter().flatten().collect())
+        (self.turn_away(Time::NEVER), sent.into_iter().flatten().collect())
     }
 
     /// An acquire is being taken back: it need not be sent, if it was not (invariant 5).

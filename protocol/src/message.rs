@@ -166,7 +166,7 @@ pub enum Route {
 }
 
 /// A lock, as one token has it or wants it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Claim {
     /// Of this lock.
     pub key: Key,

@@ -37,11 +37,47 @@ pub enum SeededBug {
     WholeValueCompared,
     /// An acquire that is replayed is granted with another fence.
     ReplayDrawsAnew,
+    /// A request that has waited for the pace has no flight started for it.
+    FlightNotStarted,
+    /// A batch is sent a second time with requests that have had their answer.
+    SecondSendingOfAll,
+    /// An error of a whole batch is told to each of its callers.
+    ErrorIsEverybodys,
+    /// A batch without an answer is asked for again, each request alone.
+    SilenceIsNobodys,
+    /// The replies of a batch go to its callers in another order.
+    RepliesOutOfOrder,
+    /// A request that is answered with "alone" is not asked again.
+    AloneIsTheEnd,
+    /// A release that knows no fence travels with others.
+    UndosTravel,
+    /// An acquire that is taken back while it waits stays in the queue.
+    NothingWithdrawn,
+    /// A batch acquires before it releases.
+    AcquiresFirst,
+    /// A flight ends while requests wait, and no other one follows.
+    FlightNotFollowed,
+    /// A lone request that is dropped is counted as a flight for ever.
+    DroppedFlightStays,
+    /// A flight that ends with its runtime tells nobody.
+    CrashUnnoticed,
+    /// The sweeper looks no earlier than it had planned.
+    SweeperNotWoken,
+    /// The sweeper looks once.
+    SweeperStops,
+    /// A flight that finds no connection in time answers also those who have just come.
+    AllTurnedAway,
+    /// A batch that comes down answers also those who have had their answer.
+    AnsweredAgain,
+    /// Only the first request of a batch that was sent twice is told that it was overtaken.
+    OvertakenIsTheFirsts,
+    /// A batch has one request more than it may.
+    BatchTooLarge,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 34] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -58,6 +94,24 @@ impl SeededBug {
         Self::RaiseLeavesValue,
         Self::WholeValueCompared,
         Self::ReplayDrawsAnew,
+        Self::FlightNotStarted,
+        Self::SecondSendingOfAll,
+        Self::ErrorIsEverybodys,
+        Self::SilenceIsNobodys,
+        Self::RepliesOutOfOrder,
+        Self::AloneIsTheEnd,
+        Self::UndosTravel,
+        Self::NothingWithdrawn,
+        Self::AcquiresFirst,
+        Self::FlightNotFollowed,
+        Self::DroppedFlightStays,
+        Self::CrashUnnoticed,
+        Self::SweeperNotWoken,
+        Self::SweeperStops,
+        Self::AllTurnedAway,
+        Self::AnsweredAgain,
+        Self::OvertakenIsTheFirsts,
+        Self::BatchTooLarge,
     ];
 
     /// What scripts and pages call it.
@@ -80,6 +134,24 @@ impl SeededBug {
             Self::RaiseLeavesValue => "raise-leaves-value",
             Self::WholeValueCompared => "whole-value-compared",
             Self::ReplayDrawsAnew => "replay-draws-anew",
+            Self::FlightNotStarted => "flight-not-started",
+            Self::SecondSendingOfAll => "second-sending-of-all",
+            Self::ErrorIsEverybodys => "error-is-everybodys",
+            Self::SilenceIsNobodys => "silence-is-nobodys",
+            Self::RepliesOutOfOrder => "replies-out-of-order",
+            Self::AloneIsTheEnd => "alone-is-the-end",
+            Self::UndosTravel => "undos-travel",
+            Self::NothingWithdrawn => "nothing-withdrawn",
+            Self::AcquiresFirst => "acquires-first",
+            Self::FlightNotFollowed => "flight-not-followed",
+            Self::DroppedFlightStays => "dropped-flight-stays",
+            Self::CrashUnnoticed => "crash-unnoticed",
+            Self::SweeperNotWoken => "sweeper-not-woken",
+            Self::SweeperStops => "sweeper-stops",
+            Self::AllTurnedAway => "all-turned-away",
+            Self::AnsweredAgain => "answered-again",
+            Self::OvertakenIsTheFirsts => "overtaken-is-the-firsts",
+            Self::BatchTooLarge => "batch-too-large",
         }
     }
 
@@ -102,7 +174,25 @@ impl SeededBug {
             | Self::ClocksTooFast
             | Self::RaiseLeavesValue
             | Self::WholeValueCompared
-            | Self::ReplayDrawsAnew => None,
+            | Self::ReplayDrawsAnew
+            | Self::FlightNotStarted
+            | Self::SecondSendingOfAll
+            | Self::ErrorIsEverybodys
+            | Self::SilenceIsNobodys
+            | Self::RepliesOutOfOrder
+            | Self::AloneIsTheEnd
+            | Self::UndosTravel
+            | Self::NothingWithdrawn
+            | Self::AcquiresFirst
+            | Self::FlightNotFollowed
+            | Self::DroppedFlightStays
+            | Self::CrashUnnoticed
+            | Self::SweeperNotWoken
+            | Self::SweeperStops
+            | Self::AllTurnedAway
+            | Self::AnsweredAgain
+            | Self::OvertakenIsTheFirsts
+            | Self::BatchTooLarge => None,
         }
     }
 }

@@ -70,52 +70,6 @@ fn what_waits_has_a_flight_of_its_own_when_nothing_moves() {
 }
 
 #[test]
-fn a_flight_that_finds_no_connection_makes_room_for_the_next_one() {
-    let mut combiner = busy([1]);
-    assert!(combiner.sweep(at(1_000)).flies);
-    let _queued = enter(&mut combiner, at(1_002), 2);
-    assert_eq!(combiner.turn_away(at(1_001)), [1], "the other has its own time to wait for a connection");
-    assert!(combiner.goes_on(at(1_003)));
-    assert_eq!(combiner.turn_away(at(1_003)), [2]);
-    assert!(!combiner.goes_on(at(1_004)));
-    let _queued = enter(&mut combiner, at(1_005), 3);
-    assert!(combiner.sweep(at(2_004)).flies);
-}
-
-#[test]
-fn while_a_flight_is_on_its_way_to_the_queue_no_other_is_ordered() {
-    let mut combiner = busy([1]);
-    assert!(combiner.sweep(at(1_000)).flies);
-    let swept = combiner.sweep(at(5_000));
-    assert_eq!((swept.flies, swept.next), (false, Some(at(6_000))), "it has not taken what waits");
-    assert_eq!(taken(&mut combiner, at(5_500)).map(|batch| batch.wants.len()), Some(1));
-    let _queued = enter(&mut combiner, at(5_501), 2);
-    let _queued = enter(&mut combiner, at(5_502), 3);
-    let _queued = enter(&mut combiner, at(5_503), 4);
-    assert!(combiner.sweep(at(7_000)).flies, "and now it has");
-    // Whatever becomes of it, there is a next one.
-    assert_eq!(combiner.crash(None), (vec![4], vec![]));
-    let _queued = (0..4).map(|caller| enter(&mut combiner, at(8_100), caller)).collect::<Vec<_>>();
-    assert!(combiner.sweep(at(9_100)).flies);
-    assert_eq!(combiner.turn_away(at(9_100)), [2, 3]);
-    let _queued = (0..4).map(|caller| enter(&mut combiner, at(10_200), caller)).collect::<Vec<_>>();
-    assert!(combiner.sweep(at(11_200)).flies);
-}
-
-#[test]
-fn no_more_flights_are_ordered_than_can_take_what_waits() {
-    let mut combiner = busy(1..=4);
-    assert!(combiner.goes_on(at(2)));
-    assert!(combiner.goes_on(at(2)), "a batch has three of the four");
-    assert_eq!(taken(&mut combiner, at(3)).map(|batch| batch.wants.len()), Some(3));
-    assert_eq!(taken(&mut combiner, at(3)).map(|batch| batch.wants.len()), Some(1));
-    let _queued = enter(&mut combiner, at(4), 5);
-    assert!(combiner.goes_on(at(5)));
-    assert!(!combiner.goes_on(at(5)), "the other is on its way");
-    assert_eq!((combiner.flights, taken(&mut combiner, at(6)).map(|batch| batch.wants.len())), (1, Some(1)));
-}
-
-#[test]
 fn who_came_after_a_flight_began_to_wait_is_not_turned_away_with_it() {
     let mut combiner = busy([1]);
     assert!(combiner.goes_on(at(2)));
@@ -123,6 +77,20 @@ fn who_came_after_a_flight_began_to_wait_is_not_turned_away_with_it() {
     assert_eq!(combiner.turn_away(at(2)), [1]);
     assert!(combiner.goes_on(at(4)), "it goes on for the other");
     assert_eq!(combiner.turn_away(at(4)), [2]);
+    assert_eq!(combiner.weight, 0);
+}
+
+#[test]
+fn who_has_just_come_waits_for_a_connection_with_the_same_flight() {
+    let mut combiner = busy([1]);
+    assert!(combiner.sweep(at(1_000)).flies);
+    assert!(matches!(enter(&mut combiner, at(2_000), 2), Entry::Queued(_)));
+    assert_eq!(combiner.turn_away(at(1_000)), [1]);
+    assert!(combiner.goes_on(at(3_000)), "the second has time left");
+    let swept = combiner.sweep(at(9_000));
+    assert!(!swept.flies && swept.next == Some(at(2_000) + LIMIT), "it needs no other flight");
+    assert_eq!(combiner.turn_away(at(3_000)), [2]);
+    assert!(!combiner.goes_on(at(9_001)));
     assert_eq!(combiner.weight, 0);
 }
 
@@ -240,7 +208,7 @@ fn a_flight_that_crashes_leaves_nobody_behind() {
     let _queued = enter(&mut combiner, at(3), 4);
     assert_eq!(combiner.crash(Some(&batch)), (vec![4], vec![1, 2, 3]));
     assert!(!combiner.goes_on(at(4)), "the other flight finds nothing");
-    assert_eq!((combiner.flights, combiner.weight), (0, 0));
+    assert!(combiner.is_idle());
 }
 
 #[test]

@@ -140,7 +140,7 @@ impl Combining {
                 self.fly();
             }
             for (caller, _) in unsent {
-                tell(caller, Err(late()));
+                tell(caller, Err(self.connection.late()));
             }
             for (caller, limit) in unknown {
                 tell(caller, Err(self.connection.silent(limit)));
@@ -212,7 +212,7 @@ impl Flusher {
         let outcome = combining.connection.run(&COMBINED, &mut arguments, combining.command_timeout, || false).await;
         match (self.batch.take(), outcome) {
             (Some(batch), outcome) => self.combining.landed(&batch, outcome),
-            // The connection is over, or takes nothing.
+            // The connection is over, or takes nothing. Who has come meanwhile waits on, each for all of its time.
             (None, Err(failure)) if !has_link => {
                 let waiting = self.combining.state.lock().combiner.turn_away(began);
                 for caller in waiting {
@@ -252,7 +252,7 @@ impl Combining {
             *batch = taken;
             drop(state);
             for (caller, _) in late {
-                tell(caller, Err(self::late()));
+                tell(caller, Err(self.connection.late()));
             }
         }
         let wants = batch.as_ref().map(|batch| &batch.wants).filter(|wants| !wants.is_empty())?;
@@ -284,10 +284,6 @@ impl Combining {
 
 fn tell(caller: Caller, told: Told) {
     let _nobody_waits = caller.send(told);
-}
-
-fn late() -> Failure {
-    Failure::unsent("the requests before this one took all of its time, and it was not sent")
 }
 
 /// The keys and the arguments of combined.lua, as slices of one text: a string for each would cost more than all the rest.

@@ -297,6 +297,14 @@ impl Connection {
         self.inner.full()
     }
 
+    /// It has not taken a request that waited for its turn.
+    pub(super) fn late(&self) -> Failure {
+        let no_link = self.inner.link_now().err();
+        no_link.unwrap_or_else(|| {
+            Failure::unsent("the requests before this one took all of its time, and it was not sent")
+        })
+    }
+
     /// It gave no answer in time.
     pub(super) fn silent(&self, limit: Duration) -> Failure {
         failure::silent(&self.inner.server, limit)
@@ -361,6 +369,11 @@ impl Inner {
         let not_down = states.wait_for(|state| !matches!(state, State::Down(_)));
         let _in_time = tokio::time::timeout(*left, not_down).await.is_ok();
         *left = until.since(self.now()).max(SHORTEST_LIMIT);
+        self.link_now()
+    }
+
+    /// The link, or why there is none.
+    fn link_now(&self) -> Result<Arc<Link>, Failure> {
         match &*self.state.borrow() {
             State::Up(link) => Ok(link.clone()),
             State::Down(reason) => Err(self.unsent(reason.as_ref())),

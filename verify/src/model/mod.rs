@@ -49,6 +49,7 @@ use self::{
 use crate::seeded::SeededBug;
 mod action;
 mod client;
+mod combining;
 mod path;
 mod state;
 mod tests;

@@ -1,0 +1,251 @@
+//! What may happen in a state, and how it is told.
+
+use std::fmt;
+
+use leasehold_protocol::{combiner::Want, time::Time};
+
+use super::{
+    LIMIT, Setup,
+    state::{Ask, Hearer, Message, Number, Outcome, Payload, Place, Stage, State, Step, Ticket},
+};
+
+/// One thing that happens. Messages are known by their places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Time passes, until something is due.
+    Pass,
+    Begin(Number),
+    LetGo(Number),
+    /// A caller drops its future, or its lease.
+    Drop(Number),
+    /// A caller looks what it was told.
+    Look(Ticket),
+    /// The server does what it is asked.
+    Execute(usize),
+    /// The same, but this acquire is answered with "alone".
+    ExecuteOddly(usize, Number),
+    /// The server has forgotten the script.
+    Forget(usize),
+    /// The server refuses the whole call.
+    Refuse(usize),
+    /// An answer is heard.
+    Hear(usize),
+    /// An answer was waited for long enough.
+    Expire(usize),
+    /// A flusher takes what waits, and sends it, or packs it.
+    Take(usize),
+    /// A flusher sends what it has packed.
+    Send(usize),
+    /// A flusher finds that the connection takes nothing.
+    Full(usize),
+    /// A flusher is done with a batch.
+    GoOn(usize),
+    Sweep,
+    /// A flusher has waited for a link long enough.
+    GiveUp(usize),
+    /// What waited for a link is sent.
+    Hand(usize),
+    /// There is a link again.
+    Up,
+    /// The connection is cut, when so many more requests were executed.
+    Cut(usize),
+    /// Its runtime ends.
+    End(usize),
+}
+
+/// Everything that may happen now.
+pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) {
+    if state.broken.is_some() {
+        return;
+    }
+    let is_closing = state.now >= setup.closes;
+    if state.is_down && is_closing {
+        actions.push(Action::Up);
+        return;
+    }
+    let urgent = urgent(state);
+    actions.extend(&urgent);
+    for (at, message) in state.wire.iter().enumerate() {
+        let is_expired = message.until <= state.now && message.hearer.is_some();
+        if state.is_next(at) {
+            actions.push(Action::Execute(at));
+        } else if message.outcome.is_some() && !urgent.contains(&Action::Hear(at)) {
+            actions.push(Action::Hear(at));
+        }
+        if is_expired && !urgent.contains(&Action::Expire(at)) {
+            actions.push(Action::Expire(at));
+        }
+    }
+    for (number, session) in (0..).zip(&state.sessions) {
+        match session.stage {
+            Stage::Held => actions.push(Action::LetGo(number)),
+            Stage::Idle if !is_closing && may_begin(setup, state, number) => actions.push(Action::Begin(number)),
+            Stage::Idle | Stage::Acquiring | Stage::Releasing | Stage::Over => {}
+        }
+    }
+    if is_closing {
+        // In the end nothing goes wrong, and in which order it goes right is of no interest.
+        actions.truncate(1);
+    } else {
+        faults(state, actions);
+        // Whoever notifies it makes it look.
+        if state.sweeps.is_some() && !urgent.contains(&Action::Sweep) {
+            actions.push(Action::Sweep);
+        }
+    }
+    if urgent.is_empty() && (!is_closing || actions.is_empty()) && state.next_moment().is_some() {
+        actions.push(Action::Pass);
+    }
+}
+
+/// Callers of one lock are alike: that the first begins first leaves nothing out.
+fn may_begin(setup: &Setup, state: &State, number: Number) -> bool {
+    let before = state.sessions.iter().zip(&setup.wanted).take(usize::from(number));
+    before
+        .rev()
+        .find(|(_, wanted)| **wanted == setup.wanted[usize::from(number)])
+        .is_none_or(|(session, _)| session.stage != Stage::Idle)
+}
+
+/// What does not wait for time to pass.
+fn urgent(state: &State) -> Vec<Action> {
+    let mut urgent = Vec::new();
+    for (at, flusher) in state.flushers.iter().enumerate() {
+        match flusher.as_ref().map(|flusher| flusher.step) {
+            Some(Step::Ready | Step::Again) if !state.is_down => urgent.push(Action::Take(at)),
+            Some(Step::Ready | Step::Again)
+                if flusher.as_ref().is_some_and(|flusher| flusher.began + LIMIT <= state.now) =>
+            {
+                urgent.push(Action::GiveUp(at));
+            }
+            Some(Step::Packed) => urgent.push(Action::Send(at)),
+            Some(Step::Landed) => urgent.push(Action::GoOn(at)),
+            Some(Step::Ready | Step::Again | Step::Sent) | None => {}
+        }
+    }
+    if state.sweeps.is_some_and(|at| at <= state.now) {
+        urgent.push(Action::Sweep);
+    }
+    let told = |ask: &&Ask| matches!(ask.place, Place::Told(_));
+    urgent.extend(
+        state.sessions.iter().flat_map(|session| &session.asks).filter(told).map(|ask| Action::Look(ask.ticket)),
+    );
+    for (at, message) in state.wire.iter().enumerate() {
+        if message.is_unsent && !state.is_down {
+            urgent.push(Action::Hand(at));
+        }
+        if matches!(message.hearer, Some(Hearer::Flusher(_))) && message.until <= state.now {
+            urgent.push(Action::Expire(at));
+        }
+    }
+    urgent
+}
+
+fn faults(state: &State, actions: &mut Vec<Action>) {
+    let left = &state.left;
+    if left.drops > 0 {
+        let may_drop = |stage| matches!(stage, Stage::Acquiring | Stage::Held | Stage::Releasing);
+        let dropped = (0..).zip(&state.sessions).filter(|(_, session)| may_drop(session.stage));
+        actions.extend(dropped.map(|(number, _)| Action::Drop(number)));
+    }
+    for (at, message) in state.wire.iter().enumerate().filter(|(at, _)| state.is_next(*at)) {
+        let Payload::Batch(wants) = &message.what else { continue };
+        if left.forgotten > 0 {
+            actions.push(Action::Forget(at));
+        }
+        if left.refused > 0 {
+            actions.push(Action::Refuse(at));
+        }
+        if left.odd > 0 {
+            let acquires = |want: &&Want| matches!(want, Want::Acquire(_));
+            let count = wants.iter().filter(acquires).count();
+            actions.extend((0..count).map(|nth| Action::ExecuteOddly(at, Number::try_from(nth).unwrap())));
+        }
+    }
+    if left.full > 0 {
+        let is_ready = |(_, flusher): &(usize, &Option<super::state::Flusher>)| {
+            flusher.as_ref().is_some_and(|flusher| flusher.step == Step::Ready)
+        };
+        actions.extend(state.flushers.iter().enumerate().filter(is_ready).map(|(at, _)| Action::Full(at)));
+    }
+    let is_under_way = |message: &&Message| !message.is_keepers && !message.is_unsent && message.outcome.is_none();
+    let unexecuted = state.wire.iter().filter(is_under_way).count();
+    if state.is_down {
+        actions.push(Action::Up);
+    }
+    if left.cuts > 0 && !state.is_down {
+        actions.extend((0..=unexecuted).map(Action::Cut));
+    }
+    if left.ends > 0 {
+        actions.extend((0..=unexecuted).map(Action::End));
+    }
+}
+
+impl State {
+    /// The next moment at which anything is due.
+    pub(super) fn next_moment(&self) -> Option<Time> {
+        let heard = self.wire.iter().filter(|message| message.hearer.is_some());
+        let waits =
+            |flusher: &&super::state::Flusher| self.is_down && matches!(flusher.step, Step::Ready | Step::Again);
+        let flushers = self.flushers.iter().flatten().filter(waits).map(|flusher| flusher.began + LIMIT);
+        heard.map(|message| message.until).chain(self.sweeps).chain(flushers).filter(|&moment| moment > self.now).min()
+    }
+
+    fn told_of(&self, at: usize) -> String {
+        let Some(Message { what, outcome, .. }) = self.wire.get(at) else { return String::new() };
+        let what = match what {
+            Payload::Acquire(claim) => format!("the lone acquire of {}", claim.token.label()),
+            Payload::Release(claim) => format!("the lone release of {}", claim.token.label()),
+            Payload::Batch(wants) => {
+                let each = |want: &Want| match want {
+                    Want::Acquire(claim) => format!("acquire of {}", claim.token.label()),
+                    Want::Release(claim) => format!("release of {}", claim.token.label()),
+                };
+                format!("the batch [{}]", wants.iter().map(each).collect::<Vec<_>>().join(", "))
+            }
+        };
+        match outcome {
+            Some(Outcome::Failed(failure)) => format!("{what} ({failure})"),
+            Some(outcome) => format!("{what} ({outcome:?})"),
+            None => what,
+        }
+    }
+
+    /// An action, for people.
+    pub(super) fn tell(&self, action: Action) -> String {
+        match action {
+            Action::Hear(at) => format!("the answer to {} is heard", self.told_of(at)),
+            Action::Execute(at) => format!("{} is executed", self.told_of(at)),
+            Action::ExecuteOddly(at, nth) => {
+                format!("{} is executed, acquire {nth} is answered with \"alone\"", self.told_of(at))
+            }
+            Action::Hand(at) => format!("{} is sent", self.told_of(at)),
+            Action::Forget(at) => format!("{} finds no script", self.told_of(at)),
+            Action::Refuse(at) => format!("{} is refused", self.told_of(at)),
+            Action::Expire(at) => format!("{} is waited for no longer", self.told_of(at)),
+            action => action.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pass => f.write_str("time passes"),
+            Self::Begin(number) => write!(f, "caller {number} wants its lock"),
+            Self::LetGo(number) => write!(f, "caller {number} releases"),
+            Self::Drop(number) => write!(f, "caller {number} gives up"),
+            Self::Look((number, nth)) => write!(f, "caller {number} reads what it was told about its request {nth}"),
+            Self::Take(flusher) => write!(f, "flusher {flusher} takes what waits"),
+            Self::Send(flusher) => write!(f, "flusher {flusher} sends it"),
+            Self::Full(flusher) => write!(f, "flusher {flusher} finds that the connection takes nothing"),
+            Self::GoOn(flusher) => write!(f, "flusher {flusher} looks whether more waits"),
+            Self::GiveUp(flusher) => write!(f, "flusher {flusher} waits for a link no longer"),
+            Self::Up => f.write_str("there is a link again"),
+            Self::Sweep => f.write_str("the sweeper looks"),
+            Self::Cut(more) => write!(f, "the connection is cut, {more} more were executed"),
+            Self::End(more) => write!(f, "the runtime of the connection ends, {more} more were executed"),
+            other => write!(f, "{other:?}"),
+        }
+    }
+}

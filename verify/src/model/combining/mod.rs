@@ -1,0 +1,238 @@
+//! The combiner, searched: every order in which a few callers of one node, its flights and its sweeper can take turns, while
+//! replies are slow or lost, callers give up, the connection is cut and its runtime ends. What decides is what is shipped:
+//! [`Combiner`]. Its driver (`src/node/redis/combining.rs`) is written again in [`driver`], and the script that carries a
+//! batch out in [`server`].
+//!
+//! # What a run is
+//!
+//! 1. Each caller goes through one cycle of one token, at any moments: acquire, hold, release. It may drop its future at
+//!    any point, which is a fault, and faults are counted. Then what [`Combiner`] was asked for is taken back, as the library
+//!    does it: by a request behind it, and by another one if a grant comes all the same.
+//! 2. Requests are executed in the order of their sending on one connection. An answer is heard at any later moment, or when
+//!    its time is over: that is a task which nobody polls, a distant server, and a lost reply.
+//! 3. Time passes to the next moment at which something is due. The sweeper and the tasks that carry batches are on time.
+//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
+
+use std::time::Duration;
+
+use leasehold_protocol::{
+    combiner::{Combiner, Limits},
+    fence::{self, Fence},
+    holder::{self, Holder},
+    key::Key,
+    message::{AcquireRequest, Claim, ReleaseMode, Request},
+    store::Store,
+    time::Time,
+    token::Token,
+};
+use stateright::{Model, Property};
+
+use self::{
+    action::Action,
+    driver::Run,
+    state::{Faults, Number, Place, Session, Stage, State, What},
+};
+use crate::seeded::SeededBug;
+
+mod action;
+mod driver;
+mod script;
+mod server;
+mod state;
+mod tests;
+
+/// What waits has a flight of its own when none has begun or come down for so long; the grain of time, too.
+const PACE: Duration = Duration::from_millis(1);
+
+/// How long a caller waits for its turn and its answer, and a flight for its answer.
+const LIMIT: Duration = Duration::from_millis(2);
+
+/// The most requests of a batch.
+const BATCH: usize = 2;
+
+/// Longer than any run.
+const TTL: Duration = Duration::from_secs(10);
+
+// The rules, by the invariants of the combiner that they are of.
+const HOLDER_HAS_IT: &str = "who believes in a lock has it, with its fence";
+const PACED: &str = "1: where nothing moves, nothing waits for longer than the pace";
+const NOT_AFTER_ITS_ANSWER: &str = "2: what has its answer is not sent";
+const TOLD_ONCE: &str = "2: nobody is told twice";
+const WAITS_FOR_A_LINK: &str = "2: who waits for a link does so for all of its time";
+const OWN_ERROR: &str = "3: an error of the whole is told to nobody";
+const RELEASED_ONCE: &str = "3: a release finds what is held";
+const NOTHING_STAYS: &str = "4: in the end no key is left";
+const NEVER_WITH_ITS_ACQUIRE: &str = "5: a token's release and its acquire are not in one batch";
+const TAKEN_BACK: &str = "5: an acquire that was taken back while it waited is not sent";
+const RELEASES_FIRST: &str = "5: a batch releases before it acquires";
+const ALL_IS_OVER: &str = "6: in the end nothing waits or flies";
+const IN_TIME: &str = "7: everybody has an answer in time";
+const ALL_OVERTAKEN: &str = "8: a batch that was overtaken was for each of its requests";
+const BATCH_IS_SMALL: &str = "8: a batch has no more requests than it may";
+
+/// The rules that are noted when they are broken.
+const NOTED: [&str; 10] = [
+    NOT_AFTER_ITS_ANSWER,
+    TOLD_ONCE,
+    WAITS_FOR_A_LINK,
+    OWN_ERROR,
+    RELEASED_ONCE,
+    NEVER_WITH_ITS_ACQUIRE,
+    TAKEN_BACK,
+    RELEASES_FIRST,
+    ALL_OVERTAKEN,
+    BATCH_IS_SMALL,
+];
+
+/// A world to search.
+#[derive(Debug, Clone)]
+struct Setup {
+    name: &'static str,
+    /// So many flights at a time.
+    flights: usize,
+    /// Of each caller, which lock it wants.
+    wanted: Vec<usize>,
+    faults: Faults,
+    /// Whether other threads may do something between the making of a batch and its sending.
+    is_torn: bool,
+    /// Until when callers begin and things go wrong.
+    closes: Time,
+    bug: Option<SeededBug>,
+    keys: Vec<Key>,
+    tokens: Vec<Token>,
+}
+
+impl Setup {
+    fn has(&self, bug: SeededBug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    fn limits(&self) -> Limits {
+        let batch = if self.has(SeededBug::BatchTooLarge) { BATCH + 1 } else { BATCH };
+        Limits { flights: self.flights, pace: PACE, batch, weight: 1_000_000 }
+    }
+
+    fn claim(&self, session: Number, fence: Option<Fence>) -> Claim {
+        let key = self.keys[self.wanted[usize::from(session)]].clone();
+        let token = self.tokens[usize::from(session)].clone();
+        Claim { key, token, ttl: TTL, fence, fence_memory: fence::MEMORY }
+    }
+
+    fn session(&self, token: &Token) -> Number {
+        let at = self.tokens.iter().position(|other| other == token).unwrap();
+        Number::try_from(at).unwrap()
+    }
+
+    fn request(&self, session: Number, what: What, fence: Option<Fence>) -> Request {
+        let claim = self.claim(session, fence);
+        match what {
+            What::Acquire => Request::Acquire(AcquireRequest { claim, voting: None }),
+            What::Release | What::Undo => Request::Release { claim, mode: ReleaseMode::Delete },
+        }
+    }
+}
+
+impl Model for Setup {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            now: Time::ZERO,
+            combiner: Combiner::new(self.limits()),
+            sweeps: None,
+            moved: Time::ZERO,
+            sessions: vec![Session::default(); self.wanted.len()],
+            flushers: Vec::new(),
+            wire: Vec::new(),
+            store: Store::default(),
+            is_down: false,
+            has_ended: false,
+            left: self.faults,
+            broken: None,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        action::possible(self, state, actions);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut run = Run { setup: self, state: state.clone() };
+        run.take(action);
+        Some(run.state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        macro_rules! noted {
+            ($($at:literal)*) => {
+                vec![$(Property::always(NOTED[$at], |_, state: &State| state.broken != Some(NOTED[$at]))),*]
+            };
+        }
+        let mut rules = noted!(0 1 2 3 4 5 6 7 8 9);
+        rules.extend([
+            Property::always(HOLDER_HAS_IT, |setup, state: &State| state.holders_have_it(setup)),
+            Property::always(PACED, |_, state: &State| !state.waits_too_long(PACE)),
+            Property::always(IN_TIME, |_, state: &State| !state.is_unanswered(LIMIT)),
+            Property::always(NOTHING_STAYS, |setup, state: &State| !state.is_end(setup) || !state.leaves_a_key(setup)),
+            Property::always(ALL_IS_OVER, |setup, state: &State| !state.is_end(setup) || state.is_over()),
+            Property::sometimes("the end", State::is_over_for),
+            Property::sometimes("all have had it", |_, state: &State| {
+                state.sessions.iter().all(|session| session.fence.is_some())
+            }),
+        ]);
+        rules
+    }
+}
+
+impl State {
+    fn holder(&self, setup: &Setup, key: &Key) -> Option<(Number, Fence)> {
+        let holder: Holder = self.store.clone().holder(server::NOW, key)?;
+        Some((setup.session(holder::token(&holder)?), holder.fence()?))
+    }
+
+    fn holders_have_it(&self, setup: &Setup) -> bool {
+        (0..).zip(&self.sessions).all(|(number, session)| {
+            let key = &setup.keys[setup.wanted[usize::from(number)]];
+            session.stage != Stage::Held || self.holder(setup, key) == session.fence.map(|fence| (number, fence))
+        })
+    }
+
+    /// A request waits, and no flight has begun or come down for longer than that.
+    fn waits_too_long(&self, pace: Duration) -> bool {
+        self.sessions.iter().flat_map(|session| &session.asks).any(|ask| {
+            let is_in_the_air = self.flushers.iter().flatten().any(|flusher| flusher.carries(ask.ticket));
+            !self.is_down
+                && ask.place == Place::Waits
+                && !is_in_the_air
+                && self.now > ask.entered.max(self.moved) + pace
+        })
+    }
+
+    fn is_unanswered(&self, limit: Duration) -> bool {
+        let mut asks = self.sessions.iter().flat_map(|session| &session.asks);
+        asks.any(|ask| ask.place == Place::Waits && self.now > ask.entered + limit)
+    }
+
+    /// Nothing happens any more.
+    fn is_end(&self, setup: &Setup) -> bool {
+        let mut actions = Vec::new();
+        if self.wire.is_empty() {
+            setup.actions(self, &mut actions);
+        }
+        self.wire.is_empty() && actions.is_empty() && self.broken.is_none()
+    }
+
+    fn leaves_a_key(&self, setup: &Setup) -> bool {
+        setup.keys.iter().any(|key| self.holder(setup, key).is_some())
+    }
+
+    fn is_over(&self) -> bool {
+        let is_over = |session: &Session| session.asks.is_empty() && matches!(session.stage, Stage::Idle | Stage::Over);
+        self.combiner.is_idle() && self.wire.is_empty() && self.flushers.is_empty() && self.sessions.iter().all(is_over)
+    }
+
+    fn is_over_for(setup: &Setup, state: &State) -> bool {
+        state.is_end(setup) && state.is_over()
+    }
+}

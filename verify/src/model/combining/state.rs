@@ -1,0 +1,215 @@
+//! Everything that there is at a moment.
+
+use leasehold_protocol::{
+    combiner::{Batch, Combiner, Want},
+    failure::Failure,
+    fence::Fence,
+    message::Claim,
+    store::Store,
+    time::Time,
+};
+
+/// A caller, and its token.
+pub(super) type Number = u8;
+
+/// A request: whose, and which of its requests. The combiner tells callers by this.
+pub(super) type Ticket = (Number, u8);
+
+#[derive(Debug, Clone, PartialEq, Hash)]
+pub(super) struct State {
+    pub(super) now: Time,
+    pub(super) combiner: Combiner<Ticket>,
+    /// When the sweeper looks next, while there is one.
+    pub(super) sweeps: Option<Time>,
+    /// When the last flight began, or came down.
+    pub(super) moved: Time,
+    pub(super) sessions: Vec<Session>,
+    pub(super) flushers: Vec<Option<Flusher>>,
+    /// What was sent and is not heard of, in its order.
+    pub(super) wire: Vec<Message>,
+    pub(super) store: Store,
+    /// There is no link, and the next one comes at any moment.
+    pub(super) is_down: bool,
+    /// The runtime of the connection has ended.
+    pub(super) has_ended: bool,
+    pub(super) left: Faults,
+    /// The first rule that was.
+    pub(super) broken: Option<&'static str>,
+}
+
+/// How often what goes wrong, at most, in one run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Faults {
+    /// Callers that drop their future, or their lease.
+    pub(super) drops: u8,
+    /// Connections that are cut; the next one comes at any moment.
+    pub(super) cuts: u8,
+    /// The runtime of the connection ends.
+    pub(super) ends: u8,
+    /// Servers that have forgotten the script.
+    pub(super) forgotten: u8,
+    /// Whole calls that are refused.
+    pub(super) refused: u8,
+    /// Acquires that are executed, and answered with "alone".
+    pub(super) odd: u8,
+    /// Times when the connection takes nothing.
+    pub(super) full: u8,
+}
+
+/// A caller, from its acquire until nobody waits for anything about its token.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Session {
+    pub(super) stage: Stage,
+    /// The fence, once it was granted to a caller that waited for it.
+    pub(super) fence: Option<Fence>,
+    /// Nobody waits for its acquire any more, but for a task that undoes a grant.
+    pub(super) is_dropped: bool,
+    pub(super) asks: Vec<Ask>,
+    pub(super) asked: u8,
+    /// The acquire was taken back while it waited.
+    pub(super) is_taken_back: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) enum Stage {
+    #[default]
+    Idle,
+    Acquiring,
+    Held,
+    Releasing,
+    Over,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum What {
+    Acquire,
+    Release,
+    /// A release that nobody waits for: it is asked until it is answered.
+    Undo,
+}
+
+/// A request whose answer somebody waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Ask {
+    pub(super) ticket: Ticket,
+    pub(super) what: What,
+    pub(super) entered: Time,
+    pub(super) place: Place,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Place {
+    /// It has entered, and waits to be told.
+    Waits,
+    /// Its caller has not looked yet.
+    Told(Told),
+    /// It is on its way alone; perhaps as a flight that the combiner counts.
+    Flies { is_counted: bool },
+}
+
+/// What a caller is told: its reply, or that it has to ask alone.
+pub(super) type Told = Result<Option<Said>, Failure>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Said {
+    Granted {
+        fence: Fence,
+        overtaken: bool,
+    },
+    Busy,
+    Released,
+    /// There is nothing to release.
+    Denied,
+}
+
+/// What carries batches.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Flusher {
+    pub(super) step: Step,
+    pub(super) batch: Option<Batch>,
+    /// Whose wants those are, and whether each has had its answer since.
+    pub(super) aboard: Vec<(Ticket, bool)>,
+    pub(super) overtaken: bool,
+    /// When it was about to take what waits.
+    pub(super) began: Time,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Step {
+    /// It is about to take what waits.
+    Ready,
+    /// It has, and is about to send it.
+    Packed,
+    Sent,
+    /// The server does not know the script: it is about to send it again.
+    Again,
+    /// Its batch has come down.
+    Landed,
+}
+
+impl Flusher {
+    pub(super) fn carries(&self, ticket: Ticket) -> bool {
+        self.aboard.iter().any(|(aboard, _)| *aboard == ticket)
+    }
+}
+
+/// Something on its way to the server, or back.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Message {
+    pub(super) what: Payload,
+    /// Who waits for the answer, if anybody does.
+    pub(super) hearer: Option<Hearer>,
+    /// On the keeper's connection.
+    pub(super) is_keepers: bool,
+    /// It waits for a link.
+    pub(super) is_unsent: bool,
+    /// When it is waited for no longer.
+    pub(super) until: Time,
+    /// Once it is executed.
+    pub(super) outcome: Option<Outcome>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Payload {
+    Acquire(Claim),
+    Release(Claim),
+    Batch(Vec<Want>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Hearer {
+    Ask(Ticket),
+    Flusher(usize),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Outcome {
+    One(Said),
+    /// Of each want; nothing for those that have to ask alone.
+    Batch(Vec<Option<Said>>),
+    /// The server does not know the script.
+    Forgotten,
+    Failed(Failure),
+}
+
+impl State {
+    pub(super) fn broke(&mut self, rule: &'static str) {
+        self.broken.get_or_insert(rule);
+    }
+
+    pub(super) fn session(&mut self, number: Number) -> &mut Session {
+        &mut self.sessions[usize::from(number)]
+    }
+
+    pub(super) fn ask(&mut self, ticket: Ticket) -> Option<&mut Ask> {
+        self.session(ticket.0).asks.iter_mut().find(|ask| ask.ticket == ticket)
+    }
+
+    /// Whether a message is the next that its connection's server executes.
+    pub(super) fn is_next(&self, at: usize) -> bool {
+        let message = &self.wire[at];
+        let is_sent = |other: &Message| other.outcome.is_none() && !other.is_unsent;
+        let is_before = |other: &Message| other.is_keepers == message.is_keepers && is_sent(other);
+        is_sent(message) && !self.wire[..at].iter().any(is_before)
+    }
+}

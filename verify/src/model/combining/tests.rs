@@ -1,0 +1,306 @@
+//! The searches: no order of events breaks a rule, and each seeded bug does.
+
+use std::{collections::BTreeSet, fmt::Write};
+
+use leasehold_protocol::time::Time;
+use stateright::{Checker, HasDiscoveries, Path};
+use uuid::Uuid;
+
+use super::{state::Faults, *};
+
+pub(super) const NO_FAULTS: Faults = Faults { drops: 0, cuts: 0, ends: 0, forgotten: 0, refused: 0, odd: 0, full: 0 };
+
+pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults: Faults) -> Setup {
+    let token = |number| Token::new(Uuid::from_u64_pair(0, number), &number.to_string());
+    Setup {
+        name,
+        flights,
+        wanted: wanted.to_vec(),
+        faults,
+        is_torn: false,
+        closes: Time::ZERO + 3 * PACE,
+        bug: None,
+        keys: ["job", "other"].map(|name| Key::new("", name).unwrap()).into(),
+        tokens: (0..4).map(token).collect(),
+    }
+}
+
+struct Search {
+    states: usize,
+    steps: usize,
+    depth: usize,
+    found: Vec<(&'static str, String)>,
+}
+
+fn search(setup: &Setup, until: &[&'static str]) -> Search {
+    let until: BTreeSet<_> = until.iter().copied().collect();
+    let stop = if until.is_empty() { HasDiscoveries::AnyFailures } else { HasDiscoveries::AllOf(until) };
+    let checker = setup.clone().checker().finish_when(stop).spawn_bfs().join();
+    let found = checker.discoveries().into_iter().map(|(name, path)| (name, told(path)));
+    Search {
+        states: checker.unique_state_count(),
+        steps: checker.state_count(),
+        depth: checker.max_depth(),
+        found: found.collect(),
+    }
+}
+
+/// One line for everything that happened.
+fn told(path: Path<State, Action>) -> String {
+    let mut text = String::new();
+    for (state, action) in path.into_vec() {
+        let Some(action) = action else { continue };
+        let _ = writeln!(text, "{:?}  {}", state.now, state.tell(action));
+    }
+    text
+}
+
+fn holds(setup: &Setup) -> Search {
+    let search = search(setup, &[]);
+    let found = |name: &str| search.found.iter().find(|(found, _)| *found == name).map(|(_, path)| path);
+    for property in setup.properties() {
+        let path = found(property.name);
+        if property.expectation.discovery_is_failure() {
+            assert!(path.is_none(), "{}: not {:?}:\n{}", setup.name, property.name, path.unwrap());
+        } else {
+            assert!(path.is_some(), "{}: never {:?}", setup.name, property.name);
+        }
+    }
+    println!("{}: {} states, {} steps, depth {}", setup.name, search.states, search.steps, search.depth);
+    search
+}
+
+/// Searches until this rule is broken, and prints how.
+fn breaks(bug: SeededBug, setup: Setup, rule: &'static str) {
+    let setup = Setup { bug: Some(bug), ..setup };
+    let search = search(&setup, &[rule]);
+    let path = search.found.iter().find(|(found, _)| *found == rule);
+    let Some((_, path)) = path else { panic!("{}: {rule:?} holds in all {} states", bug.name(), search.states) };
+    println!("{}: not {rule:?}, found after {} states:\n{path}", bug.name(), search.states);
+}
+
+impl Setup {
+    fn for_millis(self, millis: u32) -> Self {
+        Self { closes: Time::ZERO + PACE * millis, ..self }
+    }
+}
+
+/// Two callers of one lock.
+fn two(name: &'static str, faults: Faults) -> Setup {
+    world(name, 1, &[0, 0], faults)
+}
+
+/// Three callers of one lock.
+fn three(name: &'static str, faults: Faults) -> Setup {
+    world(name, 1, &[0, 0, 0], faults)
+}
+
+/// What is searched in every test run.
+fn quick() -> Vec<Setup> {
+    let drops = Faults { drops: 1, ..NO_FAULTS };
+    vec![
+        two("no faults", NO_FAULTS),
+        two("a caller gives up", drops),
+        Setup { is_torn: true, ..two("a caller gives up, threads are slow", drops) }.for_millis(2),
+        two("the script is forgotten", Faults { forgotten: 1, ..NO_FAULTS }),
+        two("a call is refused", Faults { refused: 1, ..NO_FAULTS }),
+        two("a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }),
+        two("a cut", Faults { cuts: 1, ..NO_FAULTS }),
+        two("the runtime ends", Faults { ends: 1, ..NO_FAULTS }),
+        two("the connection takes nothing", Faults { full: 1, ..NO_FAULTS }),
+        world("two locks", 1, &[0, 1], NO_FAULTS),
+        world("two flights", 2, &[0, 0, 0], NO_FAULTS).for_millis(2),
+    ]
+}
+
+/// What is searched when somebody has the time.
+fn deep() -> Vec<Setup> {
+    let drops = Faults { drops: 1, ..NO_FAULTS };
+    vec![
+        three("no faults", NO_FAULTS),
+        three("a caller gives up", drops),
+        three("the script is forgotten", Faults { forgotten: 1, ..NO_FAULTS }),
+        three("a call is refused", Faults { refused: 1, ..NO_FAULTS }),
+        three("a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }),
+        three("a cut", Faults { cuts: 1, ..NO_FAULTS }),
+        three("the runtime ends", Faults { ends: 1, ..NO_FAULTS }),
+        world("two locks", 1, &[0, 0, 1], NO_FAULTS),
+        world("two flights, a caller gives up", 2, &[0, 0, 0], drops),
+        world("two flights, a cut", 2, &[0, 0, 0], Faults { cuts: 1, ..NO_FAULTS }),
+        world("two flights, the script is forgotten", 2, &[0, 0, 0], Faults { forgotten: 1, ..NO_FAULTS }),
+        two("both give up", Faults { drops: 2, ..NO_FAULTS }),
+        two("a caller gives up, the script is forgotten", Faults { forgotten: 1, ..drops }),
+        two("a caller gives up, a call is refused", Faults { refused: 1, ..drops }),
+        two("a caller gives up, a grant is answered with alone", Faults { odd: 1, ..drops }),
+        two("a caller gives up, a cut", Faults { cuts: 1, ..drops }),
+        two("a caller gives up, the runtime ends", Faults { ends: 1, ..drops }),
+        two("the script is forgotten, a cut", Faults { forgotten: 1, cuts: 1, ..NO_FAULTS }),
+        two("a caller gives up, the script is forgotten, a cut", Faults { forgotten: 1, cuts: 1, ..drops }),
+    ]
+}
+
+fn within(name: &str) {
+    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
+    holds(&setup);
+}
+
+#[test]
+fn no_order_of_two_callers_breaks_a_rule() {
+    within("no faults");
+}
+
+#[test]
+fn a_caller_that_gives_up_breaks_no_rule() {
+    within("a caller gives up");
+}
+
+#[test]
+fn a_caller_that_gives_up_before_a_batch_is_sent_breaks_no_rule() {
+    within("a caller gives up, threads are slow");
+}
+
+#[test]
+fn a_second_sending_breaks_no_rule() {
+    within("the script is forgotten");
+}
+
+#[test]
+fn a_refused_call_breaks_no_rule() {
+    within("a call is refused");
+}
+
+#[test]
+fn a_grant_that_is_answered_with_alone_breaks_no_rule() {
+    within("a grant is answered with alone");
+}
+
+#[test]
+fn a_cut_breaks_no_rule() {
+    within("a cut");
+}
+
+#[test]
+fn the_end_of_the_runtime_breaks_no_rule() {
+    within("the runtime ends");
+}
+
+#[test]
+fn a_connection_that_takes_nothing_breaks_no_rule() {
+    within("the connection takes nothing");
+}
+
+#[test]
+fn two_locks_break_no_rule() {
+    within("two locks");
+}
+
+#[test]
+fn two_flights_break_no_rule() {
+    within("two flights");
+}
+
+#[test]
+fn what_has_waited_for_the_pace_needs_a_flight() {
+    breaks(SeededBug::FlightNotStarted, two("two callers", NO_FAULTS), PACED);
+    breaks(SeededBug::SweeperNotWoken, three("three callers", NO_FAULTS), PACED);
+}
+
+#[test]
+fn a_second_sending_leaves_out_what_was_answered() {
+    breaks(
+        SeededBug::SecondSendingOfAll,
+        three("three callers", Faults { forgotten: 1, ..NO_FAULTS }),
+        NOT_AFTER_ITS_ANSWER,
+    );
+}
+
+#[test]
+fn what_the_sweeper_has_answered_is_not_answered_again() {
+    breaks(SeededBug::AnsweredAgain, two("two callers", NO_FAULTS), TOLD_ONCE);
+}
+
+#[test]
+fn who_has_just_come_waits_for_a_link() {
+    breaks(SeededBug::AllTurnedAway, two("two callers", Faults { cuts: 1, ..NO_FAULTS }), WAITS_FOR_A_LINK);
+}
+
+#[test]
+fn an_error_of_the_whole_is_nobodys() {
+    breaks(SeededBug::ErrorIsEverybodys, two("two callers", Faults { refused: 1, ..NO_FAULTS }), OWN_ERROR);
+}
+
+#[test]
+fn silence_is_everybodys() {
+    breaks(SeededBug::SilenceIsNobodys, three("three callers", NO_FAULTS), RELEASED_ONCE);
+}
+
+#[test]
+fn each_reply_is_its_own_requests() {
+    breaks(SeededBug::RepliesOutOfOrder, three("three callers", NO_FAULTS), HOLDER_HAS_IT);
+}
+
+#[test]
+fn what_is_answered_with_alone_is_asked_again() {
+    breaks(SeededBug::AloneIsTheEnd, two("two callers", Faults { odd: 1, ..NO_FAULTS }), NOTHING_STAYS);
+    breaks(SeededBug::ReplayDrawsAnew, two("two callers", Faults { odd: 1, ..NO_FAULTS }), HOLDER_HAS_IT);
+}
+
+#[test]
+fn a_release_without_a_fence_goes_alone() {
+    breaks(SeededBug::UndosTravel, two("two callers", Faults { drops: 1, ..NO_FAULTS }), NEVER_WITH_ITS_ACQUIRE);
+}
+
+#[test]
+fn a_release_takes_its_acquire_out_of_the_queue() {
+    breaks(SeededBug::NothingWithdrawn, two("two callers", Faults { drops: 1, ..NO_FAULTS }), TAKEN_BACK);
+}
+
+#[test]
+fn a_batch_releases_first() {
+    breaks(SeededBug::AcquiresFirst, three("three callers", NO_FAULTS), RELEASES_FIRST);
+}
+
+#[test]
+fn a_flight_that_ends_is_followed() {
+    breaks(SeededBug::FlightNotFollowed, two("two callers", NO_FAULTS), ALL_IS_OVER);
+}
+
+#[test]
+fn a_dropped_flight_has_ended() {
+    breaks(SeededBug::DroppedFlightStays, two("two callers", Faults { drops: 1, ..NO_FAULTS }), ALL_IS_OVER);
+}
+
+#[test]
+fn a_crash_is_noticed() {
+    breaks(SeededBug::CrashUnnoticed, two("two callers", Faults { ends: 1, ..NO_FAULTS }), ALL_IS_OVER);
+}
+
+#[test]
+fn the_sweeper_looks_until_nothing_is_left() {
+    breaks(SeededBug::SweeperStops, two("two callers", NO_FAULTS), IN_TIME);
+}
+
+#[test]
+fn each_request_of_a_batch_was_overtaken() {
+    breaks(
+        SeededBug::OvertakenIsTheFirsts,
+        world("two locks", 1, &[0, 1, 1], Faults { forgotten: 1, ..NO_FAULTS }),
+        ALL_OVERTAKEN,
+    );
+}
+
+#[test]
+fn a_batch_is_no_larger_than_it_may_be() {
+    breaks(SeededBug::BatchTooLarge, world("two locks", 1, &[0, 0, 1, 1], NO_FAULTS), BATCH_IS_SMALL);
+}
+
+/// Everything, with the figures for `docs/evidence/model.md`: `scripts/model` runs it.
+#[test]
+#[ignore = "takes minutes even when optimised"]
+fn the_deep_search() {
+    for setup in quick().into_iter().chain(deep()) {
+        let Search { states, steps, depth, .. } = holds(&setup);
+        let Setup { name, flights, wanted, .. } = &setup;
+        println!("| {name} | {} | {flights} | {states} | {steps} | {depth} |", wanted.len());
+    }
+}
