@@ -75,11 +75,13 @@ async fn a_server_is_asked_for_its_run_until_it_is_known_and_again_when_it_forge
     for asked in &mut all {
         asked.wire.must(&["SCRIPT", "FLUSH"]);
     }
-    cycle(&leases).await;
-    until_nobody_is_asked(&leases, &mut all).await;
-    for (asked, before) in all.iter_mut().zip(before) {
-        assert!(asked.times() > before, "it may be another run that does not know the script");
+    // One that is slower than the majority comes later.
+    let began = Instant::now();
+    while all.iter_mut().zip(&before).any(|(asked, before)| asked.times() == *before) {
+        assert!(began.elapsed() < HANGS, "it may be another run that does not know the script");
+        cycle(&leases).await;
     }
+    until_nobody_is_asked(&leases, &mut all).await;
 }
 
 /// A restart ends what is known, although the program has known the run before for the restart delay.
