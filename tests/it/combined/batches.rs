@@ -205,7 +205,7 @@ async fn an_impatient_caller_goes_alone() {
     let fillers = rig.fill().await;
     let mut patient = Crowd::of(names(2).map(|name| rig.leases.lock(name).try_acquire()));
     patient.once().await;
-    let mut impatient = Crowd::of([rig.leases.lock("job:now").acquire_within(crate::common::COMMAND / 3)]);
+    let mut impatient = Crowd::of([rig.leases.lock("job:now").acquire_within(super::COMMAND / 3)]);
     impatient.once().await;
     let alone = || rig.proxy.count(Match::script(ACQUIRE).and(Match::containing("job:")));
     eventually_async(HANGS, "it goes out", || alone() == 1).await;
