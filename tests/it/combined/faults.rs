@@ -13,7 +13,7 @@ use support::{
 };
 use tokio::runtime::Handle;
 
-use super::{COMMAND, Crowd, MANY, Rig, names};
+use super::{ALONE, COMMAND, Crowd, MANY, Rig, names};
 use crate::common::LONG;
 
 /// For leases that expire in their test, if nobody renews them.
@@ -210,7 +210,7 @@ fn f25_job_blocks_every_thread_after_a_batch() {
         let (rig, leases, blocked) = runtime.block_on(async {
             let rig = Rig::with(Server::start(), |builder| builder.ttl(TTL)).await;
             let leases = rig.hold(MANY).await;
-            let workers = rig.alone;
+            let workers = ALONE;
             let all = std::sync::Arc::new(std::sync::Barrier::new(workers.min(2) + 1));
             let blocked: Vec<_> = (0..2)
                 .map(|_| {

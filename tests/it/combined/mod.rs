@@ -22,7 +22,6 @@ use support::{
     scripts::{ACQUIRE, COMBINED, RELEASE, RENEW},
     within,
 };
-use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::common::LONG;
 
@@ -31,6 +30,9 @@ const COMMAND: Duration = Duration::from_secs(1);
 
 /// How many requests travel in most batches here.
 const MANY: usize = 64;
+
+/// How many requests go alone at a time.
+const ALONE: usize = 2;
 
 /// A clock that can stand still.
 #[derive(Debug, Clone, Default)]
@@ -106,8 +108,6 @@ struct Rig {
     proxy: Proxy,
     server: Server,
     clock: Standing,
-    /// How many requests go alone at a time.
-    alone: usize,
     fillers: AtomicUsize,
     /// What the fillers have got: a release would travel with others.
     filled: Mutex<Vec<Lease>>,
@@ -130,14 +130,13 @@ impl Rig {
         let clock = Standing::default();
         let builder = Leases::builder().url(url).ttl(LONG).command_timeout(COMMAND).clock(clock.clone());
         let leases = change(builder).build().await.expect("the server is there");
-        let alone = if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread { 8 } else { 2 };
-        Self { leases, proxy, server, clock, alone, fillers: AtomicUsize::new(0), filled: Mutex::default() }
+        Self { leases, proxy, server, clock, fillers: AtomicUsize::new(0), filled: Mutex::default() }
     }
 
     /// As many requests are under way as go alone. What comes now waits, until these are polled or the clock goes on.
     async fn fill(&self) -> Crowd<Result<Option<Lease>, Error>> {
         self.clock.stand();
-        let mut fillers = Crowd::of((0..self.alone).map(|_| {
+        let mut fillers = Crowd::of((0..ALONE).map(|_| {
             let number = self.fillers.fetch_add(1, Ordering::SeqCst);
             self.leases.lock(format!("filler:{number}")).try_acquire()
         }));
