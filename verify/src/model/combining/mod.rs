@@ -160,6 +160,7 @@ impl Model for Setup {
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let mut run = Run { setup: self, state: state.clone() };
         run.take(action);
+        run.state.tidy();
         Some(run.state)
     }
 
