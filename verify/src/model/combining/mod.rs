@@ -1,7 +1,6 @@
 //! The combiner, searched: every order in which a few callers of one node, its flights and its sweeper can take turns, while
 //! replies are slow or lost, callers give up, the connection is cut and its runtime ends. What decides is what is shipped:
-//! [`Combiner`]. Its driver (`src/node/redis/combining.rs`) is written again in [`driver`], and the script that carries a
-//! batch out in [`server`].
+//! [`Combiner`]. Its [driver], its [callers](caller) and the [server] with its scripts are written again.
 //!
 //! # What a run is
 //!
@@ -29,17 +28,20 @@ use stateright::{Model, Property};
 
 use self::{
     action::Action,
-    driver::Run,
+    run::Run,
     state::{Faults, Number, Place, Session, Stage, State, What},
 };
 use crate::seeded::SeededBug;
 
 mod action;
+mod caller;
 mod driver;
+mod run;
 mod script;
 mod server;
 mod state;
 mod tests;
+mod wire;
 
 /// What waits has a flight of its own when none has begun or come down for so long; the grain of time, too.
 const PACE: Duration = Duration::from_millis(1);
