@@ -9,7 +9,8 @@
 //!    does it: by a request behind it, and by another one if a grant comes all the same.
 //! 2. Requests are executed in the order of their sending on one connection. An answer is heard at any later moment, or when
 //!    its time is over: that is a task which nobody polls, a distant server, and a lost reply.
-//! 3. Time passes to the next moment at which something is due. The sweeper and the tasks that carry batches are on time.
+//! 3. Time passes to the next moment at which something is due. The sweeper is on time, and the tasks that carry
+//!    batches are unless their runtime stands still.
 //! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
 
 use std::time::Duration;
@@ -97,6 +98,8 @@ struct Setup {
     faults: Faults,
     /// Whether other threads may do something between the making of a batch and its sending.
     is_torn: bool,
+    /// Whether the runtime of the connection may stand still, with the tasks that carry batches.
+    is_stalled: bool,
     /// Until when callers begin and things go wrong.
     closes: Time,
     bug: Option<SeededBug>,
@@ -175,7 +178,7 @@ impl Model for Setup {
         let mut rules = noted!(0 1 2 3 4 5 6 7 8 9);
         rules.extend([
             Property::always(HOLDER_HAS_IT, |setup, state: &State| state.holders_have_it(setup)),
-            Property::always(PACED, |_, state: &State| !state.waits_too_long(PACE)),
+            Property::always(PACED, |setup, state: &State| setup.is_stalled || !state.waits_too_long(PACE)),
             Property::always(IN_TIME, |_, state: &State| !state.is_unanswered(LIMIT)),
             Property::always(NOTHING_STAYS, |setup, state: &State| !state.is_end(setup) || !state.leaves_a_key(setup)),
             Property::always(ALL_IS_OVER, |setup, state: &State| !state.is_end(setup) || state.is_over()),

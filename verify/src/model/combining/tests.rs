@@ -18,6 +18,7 @@ pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults
         wanted: wanted.to_vec(),
         faults,
         is_torn: false,
+        is_stalled: false,
         closes: Time::ZERO + 3 * PACE,
         bug: None,
         keys: ["job", "other"].map(|name| Key::new("", name).unwrap()).into(),
@@ -107,6 +108,7 @@ fn quick() -> Vec<Setup> {
         two("a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }).for_millis(2),
         two("a cut", Faults { cuts: 1, ..NO_FAULTS }).for_millis(2),
         two("the runtime ends", Faults { ends: 1, ..NO_FAULTS }).for_millis(2),
+        Setup { is_stalled: true, ..two("the runtime stands still", NO_FAULTS) },
         two("the connection takes nothing", Faults { full: 1, ..NO_FAULTS }).for_millis(2),
         world("two locks", 1, &[0, 1], NO_FAULTS).for_millis(2),
         world("two flights", 2, &[0, 0, 0], NO_FAULTS).for_millis(2),
@@ -121,6 +123,7 @@ fn deep() -> Vec<Setup> {
         Setup { is_torn: true, ..two("a caller gives up, threads are slow", drops) },
         two("a cut", Faults { cuts: 1, ..NO_FAULTS }),
         two("the runtime ends", Faults { ends: 1, ..NO_FAULTS }),
+        Setup { is_stalled: true, ..two("a caller gives up, the runtime stands still", drops) },
         two("both give up", Faults { drops: 2, ..NO_FAULTS }),
         two("a caller gives up, the script is forgotten", Faults { forgotten: 1, ..drops }),
         two("a caller gives up, a call is refused", Faults { refused: 1, ..drops }),
@@ -185,6 +188,11 @@ fn a_cut_breaks_no_rule() {
 #[test]
 fn the_end_of_the_runtime_breaks_no_rule() {
     within("the runtime ends");
+}
+
+#[test]
+fn a_runtime_that_stands_still_breaks_no_rule() {
+    within("the runtime stands still");
 }
 
 #[test]
