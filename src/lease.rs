@@ -12,7 +12,7 @@ use crate::{
     foreign::{Relay, relayed},
     lost::Lost,
     reentry::OwnerSlot,
-    status::{Signal, Status, StatusChanges},
+    status::{Board, Signal, Status, StatusChanges},
     watchdog::{Hold, Leaving},
 };
 
@@ -66,17 +66,19 @@ pub struct Lease {
 pub struct LeaseHandle {
     client: Arc<Client>,
     hold: Arc<Hold>,
-    signal: Arc<Signal>,
+    /// Its own signals, unless it has the hold's.
+    board: Option<Arc<Board>>,
 }
 
 impl Lease {
     pub(crate) fn new(
         client: Arc<Client>,
         hold: Arc<Hold>,
-        signal: Arc<Signal>,
+        signal: Signal,
         owner_slot: Option<Arc<OwnerSlot>>,
     ) -> Self {
-        Self { view: LeaseHandle { client, hold, signal }, owner_slot }
+        let board = if let Signal::More(board) = signal { Some(board) } else { None };
+        Self { view: LeaseHandle { client, hold, board }, owner_slot }
     }
 
     /// Takes its place in the table of owners.
@@ -191,7 +193,7 @@ impl Lease {
         F: FnOnce(LeaseHandle) -> Fut,
         Fut: Future,
     {
-        let signal = self.view.signal.clone();
+        let signal = self.view.signal();
         self.run_until(work, async move { relayed!(Relay::of_signals(), signal.over()) }).await
     }
 
@@ -293,6 +295,15 @@ impl fmt::Debug for Lease {
 }
 
 impl LeaseHandle {
+    fn board(&self) -> &Board {
+        self.board.as_deref().unwrap_or_else(|| self.hold.board())
+    }
+
+    /// What may outlive this handle hears of it by.
+    fn signal(&self) -> Signal {
+        self.board.clone().map_or_else(|| Signal::First(self.hold.clone()), Signal::More)
+    }
+
     /// One more lease on the same acquisition: re-entrancy by value, for a function or a task that needs the lock for itself.
     /// It has the same fence, TTL and deadline. The key goes with the last of them, in whichever order they go.
     ///
@@ -327,14 +338,14 @@ impl LeaseHandle {
     /// Lets go of one lease; once.
     fn leave(&self) -> Leaving {
         let now = self.client.now();
-        let (leaving, reaction) = self.hold.leave(now, &self.signal);
+        let (leaving, reaction) = self.hold.leave(now, &self.signal());
         self.client.watchdog.execute(&self.hold, reaction);
         leaving
     }
 
     /// Asks for a stop when nothing but the grace is left of the lease. Completes when that is over, and the lease too.
     async fn out_of_grace(self, grace: Duration) -> Lost {
-        let Self { client, hold, signal } = &self;
+        let (Self { client, hold, .. }, signal) = (&self, self.signal());
         loop {
             let left = self.remaining().saturating_sub(grace);
             if left.is_zero() {
@@ -358,7 +369,7 @@ impl LeaseHandle {
             .field("label", &self.label())
             .field("fence", &self.fence())
             .field("remaining", &self.remaining())
-            .field("status", &self.signal.status())
+            .field("status", &self.board().status())
             .finish_non_exhaustive()
     }
 }
@@ -387,7 +398,7 @@ macro_rules! view {
             ///
             /// Dropping it loses nothing.
             pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
-                let signal = self.view().signal.clone();
+                let signal = self.view().signal();
                 async move { relayed!(Relay::of_signals(), signal.lost()) }
             }
 
@@ -409,18 +420,18 @@ macro_rules! view {
             ///
             /// How the lease ended.
             pub fn check(&self) -> Result<(), Error> {
-                let LeaseHandle { client, hold, signal } = self.view();
-                let now = client.now();
+                let (view, now) = (self.view(), self.view().client.now());
+                let LeaseHandle { client, hold, .. } = view;
                 if hold.remaining(now).is_zero() {
                     let _under_way = client.host.token();
                     let reaction = hold.expire_if_due(now);
                     client.watchdog.execute(hold, reaction);
                     // Whoever ended it may not have come to our signal yet.
                     if let Some(lost) = hold.end() {
-                        signal.end(&lost);
+                        view.signal().end(&lost);
                     }
                 }
-                match signal.ended() {
+                match view.board().ended() {
                     None => Ok(()),
                     Some(lost) => Err(lost.into()),
                 }
@@ -436,8 +447,8 @@ macro_rules! view {
             /// ended. A healthy one stays above two thirds of its TTL, less the drift.
             #[must_use]
             pub fn remaining(&self) -> Duration {
-                let LeaseHandle { client, hold, signal } = self.view();
-                if signal.ended().is_some() { Duration::ZERO } else { hold.remaining(client.now()) }
+                let (LeaseHandle { client, hold, .. }, board) = (self.view(), self.view().board());
+                if board.ended().is_some() { Duration::ZERO } else { hold.remaining(client.now()) }
             }
 
             /// Where the lease stands.
@@ -445,12 +456,12 @@ macro_rules! view {
             pub fn status(&self) -> Status {
                 // The clock may know more than the signals do.
                 let _judged = self.check();
-                self.view().signal.status()
+                self.view().board().status()
             }
 
             /// The changes of the status from here on.
             pub fn status_changes(&self) -> StatusChanges {
-                StatusChanges::new(self.view().signal.clone())
+                StatusChanges::new(self.view().signal())
             }
 
             /// A token that is cancelled when [`lost`](Self::lost) completes: the lease is lost or released, or its holder is
@@ -458,7 +469,7 @@ macro_rules! view {
             /// cancels nobody else's.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {
-                self.view().signal.cancellation_token()
+                self.view().board().cancellation_token()
             }
 
             /// The fencing token: hand it to whatever the lock protects.

@@ -2,6 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
+    ops::Deref,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -15,6 +16,7 @@ use crate::{
     foreign::{self, Relay, relayed},
     lost::Lost,
     sync::{Mutex, Notify, OnceLock, catching_panics},
+    watchdog::Hold,
 };
 
 /// Where a lease stands. That its holder is asked to stop ([`Closing`](crate::LossReason::Closing)) changes nothing here.
@@ -44,10 +46,30 @@ impl serde::Serialize for Status {
     }
 }
 
-/// The signals of one [`Lease`](crate::Lease): its status, whoever waits for it to change, and its cancellation.
+/// What one [`Lease`](crate::Lease) is told by: a handle on its [`Board`].
+#[derive(Clone)]
+pub(crate) enum Signal {
+    /// Of the lease that the hold was won for.
+    First(Arc<Hold>),
+    /// Of a lease beside it.
+    More(Arc<Board>),
+}
+
+impl Deref for Signal {
+    type Target = Board;
+
+    fn deref(&self) -> &Board {
+        match self {
+            Self::First(hold) => hold.board(),
+            Self::More(board) => board,
+        }
+    }
+}
+
+/// The signals of one lease: its status, whoever waits for it to change, and its cancellation.
 ///
 /// Kept small: ten thousand leases have ten thousand of them.
-pub(crate) struct Signal {
+pub(crate) struct Board {
     state: Mutex<State>,
     changed: Notify,
     cancel: OnceLock<CancellationToken>,
@@ -66,18 +88,18 @@ impl State {
     }
 }
 
-impl Signal {
-    pub(crate) fn new() -> Arc<Self> {
+impl Board {
+    pub(crate) fn new() -> Self {
         Self::beside(None)
     }
 
     /// For one more lease on an acquisition: a shutdown asks whoever has it to stop, as it has asked the others. What only
     /// one of them was asked for is its own affair.
-    pub(crate) fn beside(other: Option<&Self>) -> Arc<Self> {
+    pub(crate) fn beside(other: Option<&Self>) -> Self {
         let asked = other.and_then(|other| other.state.lock().lost.clone());
         let lost = asked.filter(|lost| lost.reason() == LossReason::Closing);
         let state = State { status: Status::Held, lost, version: 0 };
-        Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() })
+        Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() }
     }
 
     /// The lease is held, surely or at risk. Ignored once it has ended. Wakes nobody: see [`wake`](Self::wake).
@@ -109,36 +131,9 @@ impl Signal {
         }
     }
 
-    /// Asks the holder to stop, while the lease goes on.
-    pub(crate) fn ask_to_stop(self: &Arc<Self>, why: &Lost) {
-        self.note_stop(why);
-        self.wake();
-        self.cancel();
-    }
-
     /// Wakes every waiter after a change. Runs no foreign code: the waiters' wakers are trusted, or relays.
     pub(crate) fn wake(&self) {
         let _woken = catching_panics(|| self.changed.notify_waiters());
-    }
-
-    /// Cancels after the end, or when the holder is to stop. Runs foreign code: not on the keeper's thread, and what it panics with ends here.
-    pub(crate) fn cancel(self: &Arc<Self>) {
-        if self.cancel.get().is_none() || self.state.lock().lost.is_none() {
-            return;
-        }
-        let signal = self.clone();
-        foreign::off_the_keeper(move || {
-            if let Some(cancel) = signal.cancel.get() {
-                cancel.cancel();
-            }
-        });
-    }
-
-    /// The lease has ended: notes it, wakes and cancels.
-    pub(crate) fn end(self: &Arc<Self>, lost: &Lost) {
-        self.note_end(lost);
-        self.wake();
-        self.cancel();
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -149,40 +144,12 @@ impl Signal {
         self.state.lock().end().cloned()
     }
 
-    /// Completes when the lease ends, or its holder is asked to stop.
-    pub(crate) async fn lost(self: Arc<Self>) -> Lost {
-        self.until(|state| state.lost.clone()).await
-    }
-
-    /// Completes when the lease ends.
-    pub(crate) async fn over(self: Arc<Self>) -> Lost {
-        self.until(|state| state.end().cloned()).await
-    }
-
     async fn until(&self, what: impl Fn(&State) -> Option<Lost>) -> Lost {
         loop {
             // Made before the look, it hears of every change after it.
             let changed = self.changed.notified();
             if let Some(lost) = what(&self.state.lock()) {
                 return lost;
-            }
-            changed.await;
-        }
-    }
-
-    /// Completes with the change after the version `seen`; with `None` if that was the last one.
-    async fn changed(self: Arc<Self>, seen: u64) -> Option<Change> {
-        loop {
-            // As above.
-            let changed = self.changed.notified();
-            {
-                let state = self.state.lock();
-                if state.version != seen {
-                    return Some((state.status.clone(), state.version));
-                }
-                if state.end().is_some() {
-                    return None;
-                }
             }
             changed.await;
         }
@@ -198,8 +165,65 @@ impl Signal {
     }
 }
 
+impl Signal {
+    /// Asks the holder to stop, while the lease goes on.
+    pub(crate) fn ask_to_stop(&self, why: &Lost) {
+        self.note_stop(why);
+        self.wake();
+        self.cancel();
+    }
+
+    /// Cancels after the end, or when the holder is to stop. Runs foreign code: not on the keeper's thread, and what it panics with ends here.
+    pub(crate) fn cancel(&self) {
+        if self.cancel.get().is_none() || self.state.lock().lost.is_none() {
+            return;
+        }
+        let signal = self.clone();
+        foreign::off_the_keeper(move || {
+            if let Some(cancel) = signal.cancel.get() {
+                cancel.cancel();
+            }
+        });
+    }
+
+    /// The lease has ended: notes it, wakes and cancels.
+    pub(crate) fn end(&self, lost: &Lost) {
+        self.note_end(lost);
+        self.wake();
+        self.cancel();
+    }
+
+    /// Completes when the lease ends, or its holder is asked to stop.
+    pub(crate) async fn lost(self) -> Lost {
+        self.until(|state| state.lost.clone()).await
+    }
+
+    /// Completes when the lease ends.
+    pub(crate) async fn over(self) -> Lost {
+        self.until(|state| state.end().cloned()).await
+    }
+
+    /// Completes with the change after the version `seen`; with `None` if that was the last one.
+    async fn changed(self, seen: u64) -> Option<Change> {
+        loop {
+            // As above.
+            let changed = self.changed.notified();
+            {
+                let state = self.state.lock();
+                if state.version != seen {
+                    return Some((state.status.clone(), state.version));
+                }
+                if state.end().is_some() {
+                    return None;
+                }
+            }
+            changed.await;
+        }
+    }
+}
+
 /// To drop the token takes its lock, in which a canceller may sit.
-impl Drop for Signal {
+impl Drop for Board {
     fn drop(&mut self) {
         if let Some(cancel) = self.cancel.take().filter(|_| foreign::on_keeper()) {
             foreign::off_the_keeper(move || drop(cancel));
@@ -229,7 +253,7 @@ impl Drop for Signal {
 /// It is a [`Stream`], which ends with the final status.
 #[must_use = "call `next` to hear of changes"]
 pub struct StatusChanges {
-    signal: Arc<Signal>,
+    signal: Signal,
     seen: u64,
     /// The wait for the next change, from its first poll on.
     waiting: Option<Pin<Box<dyn Future<Output = Option<Change>> + Send + Sync>>>,
@@ -239,7 +263,7 @@ pub struct StatusChanges {
 type Change = (Status, u64);
 
 impl StatusChanges {
-    pub(crate) fn new(signal: Arc<Signal>) -> Self {
+    pub(crate) fn new(signal: Signal) -> Self {
         let seen = signal.state.lock().version;
         Self { signal, seen, waiting: None }
     }
@@ -301,13 +325,13 @@ mod tests {
 
     #[test]
     fn a_waker_that_panics_keeps_nobody_from_being_cancelled() {
-        let signal = Signal::new();
+        let signal = Signal::More(Arc::new(Board::new()));
         let (token, mut lost) = (signal.cancellation_token(), pin!(signal.clone().lost()));
         assert!(lost.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
         ended(&signal);
         assert!(token.is_cancelled());
     }
-    fn ended(signal: &Arc<Signal>) {
+    fn ended(signal: &Signal) {
         signal.end(&Lost::new("job", fence::ZERO, LossReason::Deleted, UNIX_EPOCH, Duration::ZERO));
     }
 
@@ -322,7 +346,7 @@ mod tests {
     /// In the hands of a combinator, which is not known to us.
     #[test]
     fn a_stream_of_changes_has_the_newest_and_ends_with_the_last() {
-        let signal = Signal::new();
+        let signal = Signal::More(Arc::new(Board::new()));
         let mut changes: Pin<Box<dyn Stream<Item = Status> + Send + Sync>> =
             Box::pin(StatusChanges::new(signal.clone()));
         let mut poll = || changes.as_mut().poll_next(&mut Context::from_waker(Waker::noop()));
@@ -343,7 +367,7 @@ mod tests {
     #[test]
     fn a_dropped_wait_for_a_change_loses_none_and_the_next_one_is_woken() {
         foreign::start().unwrap();
-        let signal = Signal::new();
+        let signal = Signal::More(Arc::new(Board::new()));
         let mut changes = StatusChanges::new(signal.clone());
         assert!(pin!(changes.next()).poll(&mut Context::from_waker(Waker::noop())).is_pending());
         let (tell, woken) = mpsc::channel();

@@ -17,7 +17,7 @@ use std::{
 use leasehold::{Error, Lease, LeaseHandle, Leases, LossReason, Lost};
 use support::{
     Action, Lag, Match, Proxy, SIGNAL, Server, Stamped,
-    scripts::{ACQUIRE, RENEW},
+    scripts::{ACQUIRE, COMBINED, RENEW},
     seen, stamped, within,
 };
 
@@ -147,6 +147,38 @@ async fn f26_the_keeper_is_starved() {
     }
     seen::counted("still held, of 100", held);
     seen::counted("ms that a control timer came late", usize::try_from(late.as_millis()).unwrap());
+}
+
+/// The same of leases that were asked for at once, most of which came by a batch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f26_the_keeper_is_starved_after_a_batch() {
+    const TOGETHER: usize = 12;
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+    let mut batches = 0;
+    for run in 0..runs() {
+        let name = |number: usize| format!("job:{run}:{number}");
+        let asked: Vec<_> = (0..TOGETHER).map(|number| tokio::spawn(leases.lock(name(number)).acquire())).collect();
+        let mut held = Vec::new();
+        for acquire in asked {
+            held.push(within(HANGS, "the lock", acquire).await.unwrap().unwrap());
+        }
+        let watches: Vec<_> = held.iter().map(|lease| Watch::of(lease.handle())).collect();
+        let load = Load::begin(run);
+        thread::sleep(2 * TTL);
+        drop(load);
+        for (number, watch) in watches.into_iter().enumerate() {
+            let requests = requests(&proxy, &[ACQUIRE, COMBINED, RENEW], &name(number));
+            assert_never_beyond(&watch.end(), &requests);
+        }
+        for lease in held {
+            assert!(matches!(end(lease).await, None | Some(LossReason::Expired)));
+        }
+        batches += proxy.count(Match::script(COMBINED));
+        proxy.forget();
+    }
+    assert!(batches > 0, "nothing travelled with others: the premise");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

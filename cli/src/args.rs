@@ -36,10 +36,15 @@ impl Parser for Args {
         T: Into<OsString> + Clone,
     {
         let words: Vec<OsString> = line.into_iter().map(Into::into).collect();
+        let read = |tool| settings::without_empty_variables(tool).try_get_matches_from(&words);
+        // The pages of help are made only when somebody reads them: to fill them in takes as long as to read the line.
+        let said =
+            read(Line::command()).or_else(|error| if is_help(&error) { read(Self::command()) } else { Err(error) })?;
         // Which file there is to read, only the line itself can say.
-        let said = settings::without_empty_variables(Self::command()).try_get_matches_from(&words)?;
-        let tool = settings::with_file(Self::command(), &said)?;
-        let mut matches = settings::without_empty_variables(tool).try_get_matches_from(words)?;
+        let mut matches = match settings::with_file(Line::command, &said)? {
+            None => said,
+            Some(tool) => read(tool)?,
+        };
         Self::from_arg_matches_mut(&mut matches)
     }
 }
@@ -77,6 +82,10 @@ impl FromArgMatches for Args {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
+}
+
+fn is_help(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
 }
 
 /// A server that other processes see.
@@ -396,9 +405,9 @@ pub(crate) struct Exec {
     /// The process whose death is ours.
     #[arg(long)]
     pub(crate) parent: i32,
-    /// Stop first, until the terminal is ours.
+    /// The pipe that says when to begin, and with what.
     #[arg(long)]
-    pub(crate) stopped: bool,
+    pub(crate) go: i32,
     #[arg(last = true, required = true)]
     pub(crate) command: Vec<OsString>,
 }

@@ -26,8 +26,8 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Resul
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Ended::new(Exit::Io, format!("no runtime: {error}")))?;
     let outcome = runtime.block_on(work);
-    // A name server that says nothing must not keep us.
-    runtime.shutdown_background();
+    // The program ends next, and its memory with it. A name server that says nothing must not keep us.
+    std::mem::forget(runtime);
     outcome
 }
 

@@ -6,6 +6,7 @@ use std::{
     io::{self, ErrorKind, IsTerminal, Write},
     sync::{
         OnceLock,
+        atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, Sender},
     },
     thread,
@@ -40,6 +41,9 @@ pub(crate) enum Line {
 /// The lines on their way to standard error, if anything was told and anybody can write it.
 static LINES: OnceLock<Option<Sender<Line>>> = OnceLock::new();
 
+/// Whether anything was told since the last end.
+static TOLD: AtomicBool = AtomicBool::new(false);
+
 /// Makes ready to tell something later, when a thread may not be had.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
 pub(crate) fn prepare() -> Option<&'static Sender<Line>> {
@@ -54,6 +58,7 @@ pub(crate) fn prepare() -> Option<&'static Sender<Line>> {
 /// not hold up whoever renews the lease and stops the command.
 pub(crate) fn tell(what: impl Display) {
     if let Some(lines) = prepare() {
+        TOLD.store(true, Ordering::Relaxed);
         let _nobody_writes = lines.send(Line::Text(format!("leasehold: {}\n", shown(&what.to_string()))));
     }
 }
@@ -83,6 +88,9 @@ fn write_line(mut bytes: &[u8]) {
 
 /// Waits a moment until what was told is written.
 pub(crate) fn finish() {
+    if !TOLD.swap(false, Ordering::Relaxed) {
+        return;
+    }
     if let Some(Some(lines)) = LINES.get() {
         let (written, all) = mpsc::channel();
         let _nobody_writes = lines.send(Line::End(written));

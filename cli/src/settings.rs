@@ -21,23 +21,24 @@ pub(crate) fn without_empty_variables(tool: Command) -> Command {
     for_each_option(tool, |option| if is_empty(&option) { option.env(Resettable::Reset) } else { option })
 }
 
-/// The tool with the values of the configuration file as defaults, by what the line says of that file.
-pub(crate) fn with_file(tool: Command, said: &ArgMatches) -> Result<Command, Error> {
+/// The tool with the values of the configuration file as defaults, by what the line says of that file. `None`: there is none.
+pub(crate) fn with_file(tool: impl FnOnce() -> Command, said: &ArgMatches) -> Result<Option<Command>, Error> {
     let Some(named) = said.subcommand().and_then(|(_, said)| said.try_get_one::<PathBuf>("config").ok()) else {
-        return Ok(tool);
+        return Ok(None);
     };
     let file = named.map_or(Path::new(FILE), PathBuf::as_path);
     let text = match fs::read_to_string(file) {
         Ok(text) => text,
-        Err(error) if named.is_none() && error.kind() == io::ErrorKind::NotFound => return Ok(tool),
+        Err(error) if named.is_none() && error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(refused(format_args!("cannot read {}: {error}", file.display()))),
     };
+    let tool = tool();
     let settings =
         read(&tool, &text).map_err(|(line, why)| refused(format_args!("{}, line {line}: {why}", file.display())))?;
-    Ok(for_each_option(tool, |option| match option.get_long().and_then(|name| settings.get(name)) {
+    Ok(Some(for_each_option(tool, |option| match option.get_long().and_then(|name| settings.get(name)) {
         Some(value) => option.default_value(value.clone()),
         None => option,
-    }))
+    })))
 }
 
 fn for_each_option(tool: Command, change: impl Fn(Arg) -> Arg) -> Command {

@@ -18,7 +18,7 @@ use crate::{
     holder::Holder,
     message::{Acquired, Denial, Owned},
     plurality::Plurality,
-    tally::{Nodes, Tally, WakeCondition, drift, majority},
+    tally::{Nodes, PerNode, Tally, WakeCondition, drift, majority},
     time::Time,
 };
 
@@ -81,7 +81,7 @@ pub enum Verdict {
 pub struct Attempt {
     sent: Time,
     deadline: Time,
-    states: Box<[NodeState]>,
+    states: PerNode<NodeState>,
     /// The fence that floors are being raised to.
     raising_to: Option<Fence>,
     won: bool,
@@ -127,7 +127,7 @@ impl Attempt {
     /// `sent` is the time before the first request is handed to the transport.
     pub fn new(sent: Time, ttl: Duration, nodes: usize) -> Self {
         let deadline = sent + ttl.saturating_sub(drift(ttl));
-        Self { sent, deadline, states: vec![NodeState::Asked; nodes].into(), raising_to: None, won: false }
+        Self { sent, deadline, states: PerNode::new(nodes, NodeState::Asked), raising_to: None, won: false }
     }
 
     /// `node` has answered the acquire, or will not.

@@ -111,7 +111,7 @@ pub enum Verdict {
 
 /// Invariant 3.
 pub fn after_failure(failure: Failure) -> Verdict {
-    if failure.is_silence() || failure.may_have_happened() { Verdict::Failed(failure) } else { Verdict::Alone }
+    if failure.is_silence() { Verdict::Failed(failure) } else { Verdict::Alone }
 }
 
 /// Where a request is to go.
@@ -284,12 +284,16 @@ impl<T> Combiner<T> {
     /// The connection has taken nothing since this moment: those who wait since then, or longer. Who came later has time left,
     /// and the same flight [goes on](Self::goes_on) for them.
     pub fn turn_away(&mut self, since: Time) -> Vec<T> {
-        let is_older = |waiting: &Waiting<T>| waiting.until <= since + waiting.limit;
-        let (older, waiting): (VecDeque<_>, VecDeque<_>) = take(&mut self.waiting).into_iter().partition(is_older);
-        self.weight -= older.iter().map(|waiting| waiting.want.weight()).sum::<usize>();
-        self.is_called_for = !waiting.is_empty();
+        let older = self.remove(|waiting| waiting.until <= since + waiting.limit);
+        self.is_called_for = !self.waiting.is_empty();
+        older.map(|waiting| waiting.caller).collect()
+    }
+
+    fn remove<F: Fn(&Waiting<T>) -> bool>(&mut self, goes: F) -> impl Iterator<Item = Waiting<T>> + use<T, F> {
+        let (gone, waiting): (VecDeque<_>, _) = take(&mut self.waiting).into_iter().partition(|waiting| goes(waiting));
         self.waiting = waiting;
-        older.into_iter().map(|waiting| waiting.caller).collect()
+        self.weight -= gone.iter().map(|gone| gone.want.weight()).sum::<usize>();
+        gone.into_iter()
     }
 
     /// A flight has come to a sudden end, and none can follow it (invariant 6): those who wait, and those of its batch.
@@ -312,11 +316,7 @@ impl<T> Combiner<T> {
     pub fn sweep(&mut self, now: Time) -> Swept<T> {
         let (mut unsent, mut unknown, mut next) = (Vec::new(), Vec::new(), Time::NEVER);
         if self.waiting.iter().any(|waiting| waiting.until <= now) {
-            let (late, waiting): (VecDeque<_>, _) =
-                take(&mut self.waiting).into_iter().partition(|waiting| waiting.until <= now);
-            self.waiting = waiting;
-            self.weight -= late.iter().map(|late| late.want.weight()).sum::<usize>();
-            unsent.extend(late.into_iter().map(|late| (late.caller, late.limit)));
+            unsent.extend(self.remove(|waiting| waiting.until <= now).map(|late| (late.caller, late.limit)));
         }
         for sent in self.air.iter_mut().flatten().flatten() {
             if sent.until <= now {

@@ -4,7 +4,7 @@ use crate::{
     failure::Failure,
     loss::LossReason,
     message::{Denial, Owned},
-    tally::majority,
+    tally::{PerNode, majority},
     time::Time,
 };
 
@@ -48,7 +48,7 @@ pub enum End {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReleaseTally {
     valid_until: Time,
-    said: Box<[Option<Result<Verdict, Failure>>]>,
+    said: PerNode<Option<Result<Verdict, Failure>>>,
     released: usize,
     denied: Vec<LossReason>,
 }
@@ -56,7 +56,7 @@ pub struct ReleaseTally {
 impl ReleaseTally {
     /// Of a lease that was believed until the moment given.
     pub fn new(nodes: usize, valid_until: Time) -> Self {
-        Self { valid_until, said: vec![None; nodes].into(), released: 0, denied: Vec::new() }
+        Self { valid_until, said: PerNode::new(nodes, None), released: 0, denied: Vec::new() }
     }
 
     /// A node has said its last word. The end, once it is certain.

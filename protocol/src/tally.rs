@@ -9,7 +9,11 @@
 //! 3. A node that lost the key is repaired only when a majority has confirmed the round in which it said so, or a later
 //!    one, and once for each denial.
 
-use std::time::Duration;
+use std::{
+    ops::{Deref, DerefMut},
+    slice,
+    time::Duration,
+};
 
 use crate::time::Time;
 
@@ -107,7 +111,41 @@ pub fn majority(nodes: usize) -> usize {
 /// What each node last said about one token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tally {
-    seats: Box<[Seat]>,
+    seats: PerNode<Seat>,
+}
+
+/// Something of each node. The only node's is kept in place: most leases have one node, and there are many leases.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum PerNode<T> {
+    One(T),
+    Several(Box<[T]>),
+}
+
+impl<T: Clone> PerNode<T> {
+    /// The same for each of so many.
+    pub(crate) fn new(nodes: usize, each: T) -> Self {
+        if nodes == 1 { Self::One(each) } else { Self::Several(vec![each; nodes].into()) }
+    }
+}
+
+impl<T> Deref for PerNode<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::One(only) => slice::from_ref(only),
+            Self::Several(all) => all,
+        }
+    }
+}
+
+impl<T> DerefMut for PerNode<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::One(only) => slice::from_mut(only),
+            Self::Several(all) => all,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -129,7 +167,7 @@ struct Seat {
 impl Tally {
     /// Of so many nodes that have said nothing.
     pub fn new(nodes: usize) -> Self {
-        Self { seats: vec![Seat::default(); nodes].into() }
+        Self { seats: PerNode::new(nodes, Seat::default()) }
     }
 
     /// How many there are.

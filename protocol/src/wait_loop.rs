@@ -10,8 +10,6 @@
 //! 3. After split votes only time brings the next check. Everybody undoes its own votes then, and whoever checked at each
 //!    of these notifications would meet the others again at once.
 //! 4. Where this process holds the lock itself, a plain waiter asks no server before it is notified of the release.
-//! 5. A check that was not to be tracked, and found the lock held, is followed by a tracked one at once: without that
-//!    nobody would notify us of the release.
 
 use std::time::Duration;
 
@@ -53,8 +51,6 @@ pub trait Surroundings {
     fn tracks(&self) -> bool;
     /// The route on which a key is tracked, or the keeper's when there is no capacity left.
     fn tracked(&self) -> Route;
-    /// The route of a request that needs no tracking.
-    fn usual(&self) -> Route;
 }
 
 /// A fair waiter's place in the queue, and what its server has notified it of.
@@ -66,6 +62,8 @@ pub struct Queued<'a> {
     pub due: Time,
     /// The lock is there, and has only to be taken.
     pub is_granted: bool,
+    /// The route of a request that needs no tracking.
+    pub usual: Route,
     /// The route of the last poll.
     pub polled_on: Route,
     /// How long the lock may wait for its confirmation.
@@ -113,10 +111,6 @@ pub struct WaitLoop {
     /// The sleep under way ends with a check.
     sleeps_for_check: bool,
     is_notified: bool,
-    /// The next check takes it that the lock is free: on the usual route, where the answer comes straight to us.
-    guesses: bool,
-    /// Once a wait: what changes a lock that has been held for long is mostly its renewal.
-    may_guess: bool,
     is_over: bool,
 }
 
@@ -137,8 +131,6 @@ impl WaitLoop {
             is_due: false,
             sleeps_for_check: false,
             is_notified: false,
-            guesses: false,
-            may_guess: !is_fair,
             is_over: false,
         }
     }
@@ -252,11 +244,9 @@ impl WaitLoop {
         self.is_due = self.sleeps_for_check;
     }
 
-    /// Something may have happened to the lock since the last check; with `is_change` something has. What a fair waiter is
-    /// notified of is in the facts.
-    pub fn notified(&mut self, is_change: bool) {
+    /// Something may have happened to the lock since the last check. What a fair waiter is notified of is in the facts.
+    pub fn notified(&mut self) {
         self.is_notified = !self.is_fair;
-        self.guesses = is_change && self.may_guess;
     }
 
     /// Whether a notification brings a check.
@@ -306,15 +296,16 @@ impl WaitLoop {
 
     fn saw(&mut self, look: Check, facts: &Facts<'_>) {
         let had_failed = matches!(self.seen, Check::Failed(_));
-        let has_guessed = std::mem::take(&mut self.guesses);
-        self.may_guess &= !has_guessed;
         (self.is_due, self.is_notified) = (false, false);
         (self.checked_at, self.report, self.seen) = (facts.now, Some(look.clone()), look);
         self.is_over = facts.now >= self.until;
         // A check that failed was repeated on a route that tracks nothing; now that the server answers, it is tracked.
-        let untracked = matches!(self.seen, Check::Held { tracked: false, .. }) && (had_failed || has_guessed);
-        self.next_check =
-            if !self.is_fair && untracked && facts.around.tracks() { facts.now } else { self.plan(facts) };
+        let untracked = matches!(self.seen, Check::Held { tracked: false, .. });
+        self.next_check = if !self.is_fair && untracked && had_failed && facts.around.tracks() {
+            facts.now
+        } else {
+            self.plan(facts)
+        };
     }
 
     /// When to check, if nothing happens before.
@@ -335,11 +326,10 @@ impl WaitLoop {
 
     fn route(&self, facts: &Facts<'_>) -> Route {
         match facts.queue {
-            Some(queue) if queue.is_granted => facts.around.usual(),
+            Some(queue) if queue.is_granted => queue.usual,
             // Only the first has the lock tracked: it takes what becomes free otherwise than by a release.
             Some(queue) if !queue.position.is_first() => Route::Keeper,
             _ if matches!(self.seen, Check::Failed(_)) => Route::Keeper,
-            _ if self.guesses => facts.around.usual(),
             _ => facts.around.tracked(),
         }
     }
@@ -382,10 +372,6 @@ mod tests {
         fn tracked(&self) -> Route {
             if self.deaf { Route::Keeper } else { Route::Tracked }
         }
-
-        fn usual(&self) -> Route {
-            Route::Home
-        }
     }
 
     impl World {
@@ -394,8 +380,8 @@ mod tests {
         }
 
         fn queued<'a>(&'a self, millis: u64, position: &'a QueuePosition) -> Facts<'a> {
-            let (polled_on, grant) = (Route::Keeper, Duration::from_secs(1));
-            let queue = Queued { position, due: Time::NEVER, is_granted: false, polled_on, grant };
+            let (usual, polled_on, grant) = (Route::Home, Route::Keeper, Duration::from_secs(1));
+            let queue = Queued { position, due: Time::NEVER, is_granted: false, usual, polled_on, grant };
             Facts { queue: Some(queue), ..self.at(millis) }
         }
     }
@@ -446,45 +432,12 @@ mod tests {
         wait.checked(held(true), at(0), COMMAND, &world.at(10));
         assert!(sleeps(wait.next(&world.at(10))) > at(10) + REMAINING);
         assert!(wait.leads() && wait.heeds_notifications());
-        wait.notified(false);
+        wait.notified();
         assert_eq!(wait.next(&world.at(20)), Action::Check(Route::Tracked));
         wait.checked(held(true), at(20), COMMAND, &world.at(30));
         assert!(sleeps(wait.next(&world.at(30))) > at(30) + REMAINING, "one notification, one check");
         wait.slept();
         assert_eq!(wait.next(&world.at(30)), Action::Check(Route::Tracked), "though the clock stands still");
-    }
-
-    #[test]
-    fn the_first_change_is_taken_for_a_release_and_checked_again_tracked_if_it_was_none() {
-        let world = World::default();
-        let mut wait = leader(&world, held(false), Time::NEVER);
-        wait.checked(held(true), at(0), COMMAND, &world.at(10));
-        wait.notified(false);
-        assert_eq!(wait.next(&world.at(20)), Action::Check(Route::Tracked), "nothing says that it has changed");
-        wait.checked(held(true), at(20), COMMAND, &world.at(30));
-        wait.notified(true);
-        assert_eq!(wait.next(&world.at(40)), Action::Check(Route::Home));
-        wait.checked(held(false), at(40), COMMAND, &world.at(50));
-        assert_eq!(wait.next(&world.at(50)), Action::Check(Route::Tracked), "or nobody would notify us again");
-        wait.checked(held(true), at(50), COMMAND, &world.at(60));
-        assert!(sleeps(wait.next(&world.at(60))) > at(60) + REMAINING);
-        wait.notified(true);
-        assert_eq!(wait.next(&world.at(70)), Action::Check(Route::Tracked), "renewals are not asked about twice");
-        wait.checked(held(false), at(70), COMMAND, &world.at(80));
-        assert!(sleeps(wait.next(&world.at(80))) > at(80), "no loop without a pause");
-    }
-
-    #[test]
-    fn a_change_that_was_checked_in_vain_is_checked_as_what_failed_is() {
-        let world = World::default();
-        let mut wait = leader(&world, held(false), Time::NEVER);
-        wait.checked(held(true), at(0), COMMAND, &world.at(10));
-        wait.notified(true);
-        wait.checked(failed(), at(20), COMMAND, &world.at(220));
-        wait.slept();
-        assert_eq!(wait.next(&world.at(300)), Action::Check(Route::Keeper));
-        wait.checked(held(false), at(300), COMMAND, &world.at(310));
-        assert_eq!(wait.next(&world.at(310)), Action::Check(Route::Tracked));
     }
 
     #[test]
@@ -519,7 +472,7 @@ mod tests {
         wait.report();
         assert!(sleeps(wait.next(&world.at(0))) > at(0) + REMAINING);
         assert!(matches!(wait.report(), Some(Check::Held { tracked: true, .. })));
-        wait.notified(false);
+        wait.notified();
         assert_eq!(wait.next(&world.at(10)), Action::Check(Route::Tracked));
     }
 

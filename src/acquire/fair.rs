@@ -130,6 +130,7 @@ impl<'a> Standing<'a> {
             position: &self.position,
             due: self.called.due(),
             is_granted: self.called.is_granted(),
+            usual: self.client.quorum.route(),
             polled_on: self.route,
             grant: self.grant(),
         }

@@ -264,7 +264,7 @@ impl Acquire {
             tokio::select! {
                 biased;
                 () = client.ended.cancelled() => return Err(client.end()),
-                is_change = notification(waiter, called), if wait.heeds_notifications() => wait.notified(is_change),
+                () = notification(waiter, called), if wait.heeds_notifications() => wait.notified(),
                 got = &mut next_turn, if turn.is_none() => {
                     turn = Some(got);
                     wait.has_turn(&self.facts(waiter, standing.as_ref()));
@@ -463,20 +463,13 @@ impl Surroundings for Acquire {
     fn tracked(&self) -> Route {
         self.client.watchdog.route()
     }
-
-    fn usual(&self) -> Route {
-        self.client.quorum.route()
-    }
 }
 
-/// Completes when something may have happened to the lock: whether something has, as far as a plain waiter knows.
-async fn notification(waiter: &Waiter<'_>, called: Option<&FairWaiter>) -> bool {
+/// Completes when something may have happened to the lock.
+async fn notification(waiter: &Waiter<'_>, called: Option<&FairWaiter>) {
     match called {
         None => waiter.notified().await,
-        Some(called) => {
-            called.heard().await;
-            false
-        }
+        Some(called) => called.heard().await,
     }
 }
 

@@ -242,7 +242,7 @@ impl Client {
         token: Token,
         fence: Fence,
         acquisition: Acquisition,
-    ) -> (Arc<Hold>, Arc<Signal>) {
+    ) -> (Arc<Hold>, Signal) {
         let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition, wanted.metrics_group);
         self.watchdog.guard(&hold);
         (hold, signal)
@@ -317,8 +317,9 @@ impl Listener {
 impl NodeListener for Listener {
     fn changed(&self, key: &str) {
         self.watchdog.hint(key);
-        self.lines.changed(key, self.node, self.now());
-        self.fair_waiters.changed(key, self.now());
+        let now = self.now();
+        self.lines.changed(key, self.node, now);
+        self.fair_waiters.changed(key, now);
     }
 
     fn holds(&self, key: &str) -> bool {

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// A lease that was won, and what its first holder is told by.
-pub(crate) type Won = (Arc<Hold>, Arc<Signal>);
+pub(crate) type Won = (Arc<Hold>, Signal);
 
 impl Client {
     /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The
@@ -49,7 +49,7 @@ impl Client {
             answered: sent,
         };
         let verdict = round.run().await;
-        self.quorum.compare_clocks(self.now(), self.options.ttl);
+        self.quorum.compare_clocks(round.answered, self.options.ttl);
         match verdict {
             Ok((fence, acquisition)) => Ok(round.won(wanted, fence, acquisition)),
             Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),

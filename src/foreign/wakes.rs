@@ -71,13 +71,11 @@ struct State {
 
 static CREW: OnceLock<Crew> = OnceLock::new();
 
-/// Starts the leader and the one that stands by, as far as they are not there yet.
+/// Starts the leader if it is not there yet; it has the one that stands by started.
 pub(super) fn start() -> io::Result<()> {
     let crew = CREW.get_or_init(Crew::default);
-    while crew.state.lock().threads < IDLE_THREADS {
-        crew.recruit(&mut crew.state.lock())?;
-    }
-    Ok(())
+    let mut state = crew.state.lock();
+    if state.threads == 0 { crew.recruit(&mut state) } else { Ok(()) }
 }
 
 /// Has a job done on another thread. Takes a lock that nobody keeps, and does not wait.
@@ -106,6 +104,13 @@ impl Crew {
             state.threads -= 1;
         }
         started
+    }
+
+    /// Has somebody stand by. Without it the jobs wait for this thread; the next job brings another try.
+    fn recruit_if_alone(&'static self, state: &mut MutexGuard<'_, State>) {
+        if state.standing_by == 0 && state.threads < MOST_THREADS {
+            let _recruited = self.recruit(state);
+        }
     }
 
     /// The life of a thread.
@@ -146,6 +151,7 @@ impl Crew {
     /// Runs jobs until another thread leads.
     fn lead(&'static self, state: &mut MutexGuard<'_, State>) {
         let number = state.leader;
+        self.recruit_if_alone(state);
         while state.leader == number {
             let Some(job) = state.jobs.pop_front() else {
                 self.work.wait(state);
@@ -157,10 +163,7 @@ impl Crew {
             if !state.jobs.is_empty() && !state.is_watching {
                 self.watch.notify_one();
             }
-            if state.standing_by == 0 && state.threads < MOST_THREADS {
-                // Without it the jobs wait for this thread; the next job brings another try.
-                let _recruited = self.recruit(state);
-            }
+            self.recruit_if_alone(state);
             MutexGuard::unlocked(state, || job.run());
             if state.leader == number {
                 state.is_busy = false;

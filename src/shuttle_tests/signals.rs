@@ -24,7 +24,7 @@ use crate::{
     metrics::Group,
     random,
     reentry::{self, Owners},
-    status::{Signal, StatusChanges},
+    status::{Board, Signal, StatusChanges},
     wait::FairWaiters,
     watchdog::{Entry, Hold},
 };
@@ -36,7 +36,7 @@ fn lost(reason: LossReason) -> Lost {
 #[test]
 fn of_two_ends_the_first_stands_and_everybody_hears_of_it() {
     explore(|| {
-        let signal = Signal::new();
+        let signal = Signal::More(Arc::new(Board::new()));
         let ending = [LossReason::Taken, LossReason::Released].map(|reason| {
             let signal = signal.clone();
             thread::spawn(move || {
@@ -67,7 +67,7 @@ fn of_two_ends_the_first_stands_and_everybody_hears_of_it() {
 #[test]
 fn a_token_that_is_taken_while_the_lease_ends_is_cancelled() {
     explore(|| {
-        let signal = Signal::new();
+        let signal = Signal::More(Arc::new(Board::new()));
         let taking = {
             let signal = signal.clone();
             thread::spawn(move || signal.cancellation_token())

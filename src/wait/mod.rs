@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::sync::{
     Mutex, Notify, Semaphore, SemaphorePermit,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 mod queue;
@@ -53,8 +53,6 @@ pub(crate) struct Line {
     turn: Semaphore,
     /// Something may have happened to the lock.
     notify: Notify,
-    /// Something has, since the last look.
-    has_changed: AtomicBool,
     changed: Mutex<Changed>,
     /// By when whoever has the turn will have looked, or said by when it will.
     due: AtomicU64,
@@ -105,11 +103,10 @@ impl Lines {
         Waiter { lines: self, key: key.clone(), line }
     }
 
-    /// Something has happened to the lock with this key: whoever's turn it is looks at once.
+    /// Something may have happened to the lock with this key: whoever's turn it is looks at once.
     pub(crate) fn notify(&self, key: &str, now: Time) {
         let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
-            line.has_changed.store(true, Ordering::Release);
             line.notify(now);
         }
     }
@@ -123,7 +120,7 @@ impl Lines {
         }
     }
 
-    /// Something may have happened to any of them.
+    /// The same for every name.
     pub(crate) fn notify_all(&self, now: Time) {
         let lines: Vec<_> = self.lines.lock().values().map(|(line, _)| line.clone()).collect();
         for line in lines {
@@ -137,8 +134,7 @@ impl Line {
         let (turn, notify) = (Semaphore::new(1), Notify::new());
         let changed = Mutex::new(Changed { nodes: Nodes::NONE, needs });
         let due = AtomicU64::new(Time::NEVER.as_nanos());
-        let has_changed = AtomicBool::new(false);
-        Self { turn, notify, has_changed, changed, due, seen: watch::Sender::new(Check::NotYet) }
+        Self { turn, notify, changed, due, seen: watch::Sender::new(Check::NotYet) }
     }
 
     fn notify_if_enough(&self, now: Time) {
@@ -147,7 +143,6 @@ impl Line {
             changed.needs.are_met_by(changed.nodes)
         };
         if is_enough {
-            self.has_changed.store(true, Ordering::Release);
             self.notify(now);
         }
     }
@@ -173,11 +168,9 @@ impl Waiter<'_> {
         }
     }
 
-    /// Completes when something may have happened to the lock since the last [`checks_by`](Self::checks_by): whether
-    /// something has.
-    pub(crate) async fn notified(&self) -> bool {
+    /// Completes when something may have happened to the lock since the last [`checks_by`](Self::looks_by).
+    pub(crate) async fn notified(&self) {
         self.line.notify.notified().await;
-        self.line.has_changed.load(Ordering::Acquire)
     }
 
     /// We cannot look yet, and shall say more at this moment.
@@ -188,7 +181,6 @@ impl Waiter<'_> {
     /// We look now, and shall have looked at this moment. What we were alerted to before is dealt with by that.
     pub(crate) fn checks_by(&self, at: Time) {
         let _alerted_before = pin!(self.line.notify.notified()).enable();
-        self.line.has_changed.store(false, Ordering::Release);
         // What is touched during the look counts when it is known what is needed.
         *self.line.changed.lock() = Changed { nodes: Nodes::NONE, needs: WakeCondition::NEVER };
         self.line.due.store(at.as_nanos(), Ordering::Release);

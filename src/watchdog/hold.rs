@@ -15,6 +15,7 @@ use leasehold_protocol::{
     token::Token,
 };
 
+use super::table::Noted;
 use crate::{
     clock::wall,
     foreign::{self, Event},
@@ -22,7 +23,7 @@ use crate::{
     metrics::{Group, Holding, Turn},
     owner::OwnerId,
     random,
-    status::{Signal, Status},
+    status::{Board, Signal, Status},
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -48,13 +49,24 @@ pub(crate) struct Hold {
     /// The key stays until then, whenever it is released: nanoseconds on our clock, zero for no longer than it is held.
     keep_until: AtomicU64,
     state: Mutex<State>,
+    /// The signals of the lease that it was won for.
+    first: Board,
     pub(super) measured: Holding,
+    pub(super) noted: Noted,
 }
 
 struct State {
     acquisition: Acquisition,
-    leases: Vec<Arc<Signal>>,
+    /// Whether the lease that it was won for has not let go.
+    has_first: bool,
+    more: Vec<Arc<Board>>,
     end: Option<Lost>,
+}
+
+impl State {
+    fn holds(&self) -> usize {
+        usize::from(self.has_first) + self.more.len()
+    }
 }
 
 /// What follows from an event: actions for the watchdog first, then news for the holders.
@@ -67,7 +79,7 @@ pub(crate) struct Reaction {
 /// A new phase, noted already. To tell it runs foreign code: once no lock is held, and nothing is left to be done.
 #[must_use = "nobody has been told"]
 pub(crate) struct News {
-    leases: Vec<Arc<Signal>>,
+    leases: Vec<Signal>,
     turn: Turn,
     end: Option<(LossReason, Duration)>,
     event: Event,
@@ -93,7 +105,7 @@ impl News {
 /// What an owner that asks again finds.
 pub(crate) enum Entry {
     /// Another lease on the same acquisition.
-    Shared(Arc<Signal>),
+    Shared(Signal),
     /// Not before a renewal has gone through.
     AtRisk,
     /// It has ended, or is being released.
@@ -119,17 +131,52 @@ impl Hold {
         owner: Option<OwnerId>,
         acquisition: Acquisition,
         group: Group,
-    ) -> (Arc<Self>, Arc<Signal>) {
+    ) -> (Arc<Self>, Signal) {
         let Claim { key, token, ttl, fence_memory, .. } = claim;
-        let signal = Signal::new();
         let acquired = acquisition.sent();
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let keep_until = AtomicU64::new(0);
-        let state = Mutex::new(State { acquisition, leases: vec![signal.clone()], end: None });
+        let state = Mutex::new(State { acquisition, has_first: true, more: Vec::new(), end: None });
         let measured = Holding::begins(group);
-        let hold =
-            Self { key, token, fence, ttl, fence_memory, owner, acquired, valid_until, keep_until, state, measured };
-        (Arc::new(hold), signal)
+        let hold = Self {
+            key,
+            token,
+            fence,
+            ttl,
+            fence_memory,
+            owner,
+            acquired,
+            valid_until,
+            keep_until,
+            state,
+            first: Board::new(),
+            measured,
+            noted: Noted::default(),
+        };
+        let hold = Arc::new(hold);
+        (hold.clone(), Signal::First(hold))
+    }
+
+    pub(crate) fn board(&self) -> &Board {
+        &self.first
+    }
+
+    /// Of every lease that has not let go, in the order in which they came.
+    fn boards<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Board> {
+        state.has_first.then_some(&self.first).into_iter().chain(state.more.iter().map(|board| &**board))
+    }
+
+    /// The same to keep.
+    fn signals(self: &Arc<Self>, state: &State) -> Vec<Signal> {
+        let first = state.has_first.then(|| Signal::First(self.clone()));
+        first.into_iter().chain(state.more.iter().cloned().map(Signal::More)).collect()
+    }
+
+    /// One more lease.
+    fn join(&self, state: &mut State) -> Signal {
+        let board = Arc::new(Board::beside(self.boards(state).next()));
+        state.more.push(board.clone());
+        Signal::More(board)
     }
 
     /// The key stays for at least so long after the acquire, or until what was said before.
@@ -176,10 +223,10 @@ impl Hold {
     }
 
     pub(crate) fn holds(&self) -> usize {
-        self.state.lock().leases.len()
+        self.state.lock().holds()
     }
 
-    pub(crate) fn expire_if_due(&self, now: Time) -> Reaction {
+    pub(crate) fn expire_if_due(self: &Arc<Self>, now: Time) -> Reaction {
         self.feed(now, |acquisition| acquisition.expire_if_due(now))
     }
 
@@ -187,17 +234,17 @@ impl Hold {
         self.state.lock().acquisition.hint(at);
     }
 
-    pub(crate) fn tick(&self, now: Time) -> Reaction {
+    pub(crate) fn tick(self: &Arc<Self>, now: Time) -> Reaction {
         self.feed(now, |acquisition| acquisition.on_tick(now))
     }
 
     /// Others are renewed now.
-    pub(crate) fn go_along(&self, now: Time) -> Reaction {
+    pub(crate) fn go_along(self: &Arc<Self>, now: Time) -> Reaction {
         self.feed(now, |acquisition| acquisition.go_along(now))
     }
 
     /// A node has answered, or will not.
-    pub(crate) fn on_reply(&self, now: Time, sent: Sent, reply: Result<Said, Failure>) -> Reaction {
+    pub(crate) fn on_reply(self: &Arc<Self>, now: Time, sent: Sent, reply: Result<Said, Failure>) -> Reaction {
         self.feed(now, |acquisition| acquisition.on_reply(now, sent, reply))
     }
 
@@ -221,7 +268,7 @@ impl Hold {
     }
 
     /// `Leases::close`: every lease ends, and what is left on the nodes is released.
-    pub(crate) fn close(&self, now: Time) -> Reaction {
+    pub(crate) fn close(self: &Arc<Self>, now: Time) -> Reaction {
         let mut reaction = self.feed(now, |acquisition| acquisition.close(now));
         if let Some(undo) = &mut reaction.actions.undo {
             undo.mode = self.release_mode(now, Duration::ZERO);
@@ -230,31 +277,27 @@ impl Hold {
     }
 
     /// Every holder is to stop, while the lease goes on: who has to be woken for that, and cancelled.
-    pub(crate) fn note_stop(&self, now: Time, reason: LossReason) -> Vec<Arc<Signal>> {
+    pub(crate) fn note_stop(self: &Arc<Self>, now: Time, reason: LossReason) -> Vec<Signal> {
         let why = self.lost(now, now, reason);
         let state = self.state.lock();
         // Noted under the lock, so that a lease which joins them later hears of it from them.
-        for lease in &state.leases {
+        for lease in self.boards(&state) {
             lease.note_stop(&why);
         }
-        state.leases.clone()
+        self.signals(&state)
     }
 
     /// Every lease ends, for a reason that no node has given.
-    pub(crate) fn finish(&self, now: Time, reason: LossReason) -> Reaction {
+    pub(crate) fn finish(self: &Arc<Self>, now: Time, reason: LossReason) -> Reaction {
         self.feed(now, |acquisition| acquisition.finish(now, reason))
     }
 
     /// The owner of this hold asks again.
-    pub(crate) fn enter(&self, now: Time) -> (Entry, Reaction) {
+    pub(crate) fn enter(self: &Arc<Self>, now: Time) -> (Entry, Reaction) {
         let reaction = self.expire_if_due(now);
         let mut state = self.state.lock();
         let entry = match state.acquisition.phase() {
-            Some(Phase::Held) => {
-                let signal = Signal::beside(state.leases.first().map(|lease| &**lease));
-                state.leases.push(signal.clone());
-                Entry::Shared(signal)
-            }
+            Some(Phase::Held) => Entry::Shared(self.join(&mut state)),
             Some(Phase::AtRisk) => Entry::AtRisk,
             Some(Phase::Over { .. }) | None => Entry::Over,
         };
@@ -262,16 +305,15 @@ impl Hold {
     }
 
     /// Another lease on it, for whoever has one; an error once it has ended.
-    pub(crate) fn share(&self, now: Time) -> (Result<Arc<Signal>, Lost>, Reaction) {
+    pub(crate) fn share(self: &Arc<Self>, now: Time) -> (Result<Signal, Lost>, Reaction) {
         let reaction = self.expire_if_due(now);
         let mut state = self.state.lock();
         let signal = match state.acquisition.phase() {
             Some(phase @ (Phase::Held | Phase::AtRisk)) => {
-                let signal = Signal::beside(state.leases.first().map(|lease| &**lease));
+                let signal = self.join(&mut state);
                 if phase == Phase::AtRisk {
                     signal.note(Status::AtRisk);
                 }
-                state.leases.push(signal.clone());
                 Ok(signal)
             }
             Some(Phase::Over { .. }) | None => {
@@ -283,19 +325,22 @@ impl Hold {
 
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
     /// last (rule 8).
-    pub(crate) fn leave(&self, now: Time, signal: &Arc<Signal>) -> (Leaving, Reaction) {
+    pub(crate) fn leave(self: &Arc<Self>, now: Time, signal: &Signal) -> (Leaving, Reaction) {
         let mut reaction = self.expire_if_due(now);
         let released = self.lost(now, now, LossReason::Released);
         let mut state = self.state.lock();
-        let before = state.leases.len();
-        state.leases.retain(|lease| !Arc::ptr_eq(lease, signal));
-        if state.leases.len() == before {
+        let before = state.holds();
+        match signal {
+            Signal::First(_) => state.has_first = false,
+            Signal::More(board) => state.more.retain(|lease| !Arc::ptr_eq(lease, board)),
+        }
+        if state.holds() == before {
             return (Leaving::Nothing(Ok(())), reaction);
         }
         let lost = state.end.clone().filter(|end| end.reason() != LossReason::MaxHold);
         let mut leaving = Leaving::Nothing(lost.map_or(Ok(()), Err));
         let mut turn = None;
-        if state.leases.is_empty() {
+        if state.holds() == 0 {
             let valid_until = state.acquisition.valid_until();
             let (left, Actions { undo, .. }) = state.acquisition.let_go(now);
             reaction.actions.undo = reaction.actions.undo.or(undo);
@@ -323,7 +368,7 @@ impl Hold {
         Lost::new(self.key.name(), self.fence, reason, since_wall, since.since(self.acquired))
     }
 
-    fn feed(&self, now: Time, event: impl FnOnce(&mut Acquisition) -> Actions) -> Reaction {
+    fn feed(self: &Arc<Self>, now: Time, event: impl FnOnce(&mut Acquisition) -> Actions) -> Reaction {
         let mut state = self.state.lock();
         let actions = event(&mut state.acquisition);
         self.valid_until.store(state.acquisition.valid_until().as_nanos(), Ordering::Release);
@@ -336,14 +381,14 @@ impl Hold {
         let end = state.end.clone();
         let turn = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };
         // Noted under the lock, so that news reach every signal in their order.
-        for lease in &state.leases {
+        for lease in self.boards(&state) {
             match (&end, phase) {
                 (Some(lost), _) => lease.note_end(lost),
                 (None, Phase::AtRisk) => lease.note(Status::AtRisk),
                 (None, _) => lease.note(Status::Held),
             }
         }
-        let leases = state.leases.clone();
+        let leases = self.signals(&state);
         drop(state);
         let event = self.event(phase, end.as_ref());
         let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
@@ -388,7 +433,7 @@ mod tests {
         Time::ZERO + Duration::from_millis(millis)
     }
 
-    fn held() -> (Arc<Hold>, Arc<Signal>) {
+    fn held() -> (Arc<Hold>, Signal) {
         let lease = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
         let (route, jitter) = (Route::Home, Jitter::from_seed(1));
         let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
@@ -400,20 +445,20 @@ mod tests {
         Hold::new(claim, fence::ZERO, None, acquisition, Group::default())
     }
 
-    fn renewed(hold: &Hold, millis: u64, owned: Result<(), Denial>) -> Actions {
+    fn renewed(hold: &Arc<Hold>, millis: u64, owned: Result<(), Denial>) -> Actions {
         let sent = Sent { node: 0, ask: Ask::Renew, at: at(millis) };
         hold.on_reply(at(millis), sent, Ok(Said::Owned(owned))).actions
     }
 
     /// What is left of a lease that goes after `close`: nothing to do, and its release says this.
-    fn leaves(hold: &Hold, signal: &Arc<Signal>) -> Result<(), LossReason> {
+    fn leaves(hold: &Arc<Hold>, signal: &Signal) -> Result<(), LossReason> {
         let (leaving, Reaction { actions, news }) = hold.leave(at(3_100), signal);
         assert!(actions.undo.is_none() && news.is_none());
         let Leaving::Nothing(outcome) = leaving else { panic!("it would ask on a closed connection") };
         outcome.map_err(|lost| lost.reason())
     }
 
-    fn closes(hold: &Hold, millis: u64) -> bool {
+    fn closes(hold: &Arc<Hold>, millis: u64) -> bool {
         hold.close(at(millis)).actions.undo.is_some()
     }
 

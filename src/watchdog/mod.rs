@@ -4,7 +4,12 @@
 //! anything is held (rule 3: timers do not count suspend), lets every due core decide, and sends what falls due
 //! together in one batch. Answers are fed back from tasks of their own.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use leasehold_protocol::{
     holder::{self, Holder},
@@ -57,6 +62,18 @@ pub(crate) struct Watchdog {
     forgotten: Notify,
     #[cfg(feature = "testing")]
     settling: settling::Settling,
+}
+
+/// Lets others have their turn, on whatever runtime.
+fn yields() -> impl Future<Output = ()> {
+    let mut has_yielded = false;
+    poll_fn(move |context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
 }
 
 /// Ends every hold when it is dropped while somebody still needs the keeper.
@@ -180,7 +197,7 @@ impl Watchdog {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.table.lock().holds().len() == 0
+        self.table.lock().len() == 0
     }
 
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
@@ -197,9 +214,13 @@ impl Watchdog {
                 now = self.now();
                 self.look(now);
                 #[cfg(feature = "testing")]
-                self.settling.has_looked(now);
-                let planned = self.table.lock().plan(self.now());
+                let looked = now;
                 now = self.now();
+                let (planned, _dropped_unlocked) = self.table.lock().plan(now);
+                #[cfg(feature = "testing")]
+                if planned > looked {
+                    self.settling.has_looked(looked);
+                }
                 (planned != Time::NEVER).then_some(planned)
             });
             let until = planned.unwrap_or_else(|| {
@@ -210,6 +231,8 @@ impl Watchdog {
             });
             match until {
                 None => self.wake.notified().await,
+                // The batch goes out first.
+                Some(until) if until <= now => yields().await,
                 Some(until) => tokio::select! {
                     () = self.host.sleep_until(now, until) => {}
                     () = self.wake.notified() => {}
@@ -233,27 +256,31 @@ impl Watchdog {
         }
     }
 
-    /// Looks at every hold whose time has come, and renews those that want it.
+    /// Looks at the holds whose time has come, and renews those that want it: as many as one batch takes.
     fn look(self: &Arc<Self>, now: Time) {
-        let due = self.table.lock().due(now);
+        // What is more than that is looked at when this has been sent, at a moment of its own: so many leases that came due
+        // at once come due one batch after the other from then on.
+        let due = self.table.lock().due(now, BATCH);
         let is_renewed = |hold: &Arc<Hold>| self.ask(hold, now, Hold::tick);
         let mut batch: Vec<_> = due.into_iter().filter(is_renewed).collect();
         // Whoever comes due soon goes along, while there is room: so leases of one process come to travel together, and
         // the server has one call for all.
-        while batch.len() % BATCH != 0 {
+        while !batch.is_empty() && batch.len() < BATCH {
             let Some(next) = self.table.lock().next() else { break };
             if !self.ask(&next, now, Hold::go_along) {
                 break;
             }
             batch.push(next);
         }
-        for part in batch.chunks(BATCH) {
-            self.renew(now, part.to_vec());
+        if !batch.is_empty() {
+            let batch = Arc::new(batch);
+            self.table.lock().renewing(&batch);
+            self.renew(now, &batch);
         }
     }
 
     /// Has a hold decide, and whether it is renewed.
-    fn ask(self: &Arc<Self>, hold: &Arc<Hold>, now: Time, event: impl FnOnce(&Hold, Time) -> Reaction) -> bool {
+    fn ask(self: &Arc<Self>, hold: &Arc<Hold>, now: Time, event: impl FnOnce(&Arc<Hold>, Time) -> Reaction) -> bool {
         let _under_way = self.host.token();
         let renew = catching_panics(|| {
             let reaction = event(hold, now);
@@ -264,11 +291,12 @@ impl Watchdog {
         if renew.is_none() {
             self.give_up(hold, now);
         }
-        self.table.lock().schedule(hold);
         if renew == Some(true) {
             hold.measured.is_renewed(hold.remaining(now), hold.ttl);
+            return true;
         }
-        renew == Some(true)
+        self.table.lock().schedule(hold);
+        false
     }
 
     /// A hold asks to be looked at earlier than before.
@@ -280,7 +308,7 @@ impl Watchdog {
 
     /// Where renewals and waiters' checks go: tracked while there is capacity for all of them.
     pub(crate) fn route(&self) -> Route {
-        let held = self.table.lock().holds().len();
+        let held = self.table.lock().len();
         self.tracking.route(held)
     }
 }

@@ -12,7 +12,7 @@ use leasehold_protocol::{
     time::Time,
 };
 
-use super::{Watchdog, hold::Hold};
+use super::{Watchdog, hold::Hold, table::Batch};
 use crate::{
     foreign::{self, Event},
     node::Answer as Answered,
@@ -21,14 +21,14 @@ use crate::{
 
 impl Watchdog {
     /// One batch: sends it to every node, and feeds the answers to the cores.
-    pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: Vec<Arc<Hold>>) {
-        let (route, batch) = (self.route(), Arc::new(batch));
+    pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: &Batch) {
+        let route = self.route();
         for (at, member) in self.quorum.members() {
             self.send(at, member, route, sent, batch.clone());
         }
     }
 
-    fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, route: Route, sent: Time, batch: Arc<Vec<Arc<Hold>>>) {
+    fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, route: Route, sent: Time, batch: Batch) {
         let renewing = self.clone().renew_on(at, member.clone(), route, sent, batch);
         #[cfg(feature = "testing")]
         let renewing = self.settling.track(renewing);
@@ -36,14 +36,7 @@ impl Watchdog {
     }
 
     /// The answers are awaited until the last deadline among them (rule 7).
-    async fn renew_on(
-        self: Arc<Self>,
-        at: usize,
-        member: Arc<Member>,
-        route: Route,
-        sent: Time,
-        batch: Arc<Vec<Arc<Hold>>>,
-    ) {
+    async fn renew_on(self: Arc<Self>, at: usize, member: Arc<Member>, route: Route, sent: Time, batch: Batch) {
         let shortest = batch.iter().map(|hold| hold.ttl).min().unwrap_or_default();
         self.awaken(&member, shortest).await;
         let now = self.now();

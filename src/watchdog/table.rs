@@ -1,16 +1,20 @@
 //! Every hold of one `Leases`, and when to look at which.
 
 use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    borrow::Borrow,
+    cmp::{Ordering, Reverse},
+    collections::{BinaryHeap, HashSet},
+    hash::{Hash, Hasher},
+    iter,
     mem::take,
     sync::Arc,
     time::Duration,
 };
 
-use leasehold_protocol::{key::Key, time::Time};
+use leasehold_protocol::time::Time;
 
 use super::hold::Hold;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The longest that nobody looks while anything is held (rule 3: timers do not count suspend).
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -24,129 +28,270 @@ const MANY_GONE: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    holds: HashMap<Id, Kept>,
-    /// The newest hold of each key: the only one that can be a good one.
-    newest: HashMap<Key, Id>,
+    /// The newest hold of each key: the only one that can be a good one. Each entry is one pointer.
+    newest: HashSet<ByKey>,
+    /// Those before them that somebody still has.
+    older: Vec<Arc<Hold>>,
     /// Acquired since the last look. Most short leases leave from here and never reach `due`.
-    fresh: Vec<Id>,
-    /// When to look at which hold next. An entry that is not its hold's `look` is out of date, and skipped.
-    due: BinaryHeap<Reverse<(Time, Id)>>,
+    fresh: Vec<Arc<Hold>>,
+    /// When to look at which hold next. An entry that is not its hold's look is out of date, and skipped.
+    due: BinaryHeap<Reverse<Due<Arc<Hold>>>>,
+    /// Renewals under way, and when to look at those that have not been answered by then. Most are, and come into `due` when
+    /// they are: so each renewal is one entry there, and not two.
+    under_way: BinaryHeap<Reverse<Due<Batch>>>,
+    /// What entries out of date have kept, until the table is not locked.
+    gone: Gone,
     /// When the next look is planned.
     planned: Time,
     empty_since: Option<Time>,
 }
 
-/// A hold's address, which is its own for as long as the table keeps it.
-type Id = usize;
+/// What the table notes in a hold. Only the table changes it, under its lock.
+#[derive(Debug)]
+pub(super) struct Noted {
+    /// When it is looked at next, as [`Time`]; never, if that is not planned.
+    look: AtomicU64,
+    /// Where the table has it.
+    place: AtomicU32,
+}
 
-fn id(hold: &Arc<Hold>) -> Id {
-    Arc::as_ptr(hold).addr()
+/// Places of a hold. From [`FIRST_FRESH`] on it is the one among the fresh.
+const NOT_HERE: u32 = 0;
+const SCHEDULED: u32 = 1;
+const FIRST_FRESH: u32 = 2;
+
+impl Default for Noted {
+    fn default() -> Self {
+        Self { look: AtomicU64::new(Time::NEVER.as_nanos()), place: AtomicU32::new(NOT_HERE) }
+    }
+}
+
+impl Noted {
+    fn look(&self) -> Time {
+        Time::from_nanos(self.look.load(Relaxed))
+    }
+
+    fn set_look(&self, look: Time) {
+        self.look.store(look.as_nanos(), Relaxed);
+    }
+
+    fn is_here(&self) -> bool {
+        self.place.load(Relaxed) != NOT_HERE
+    }
+
+    fn fresh(&self) -> Option<usize> {
+        usize::try_from(self.place.load(Relaxed).checked_sub(FIRST_FRESH)?).ok()
+    }
+
+    fn set_fresh(&self, at: usize) {
+        // There is no memory for as many.
+        self.set_place(u32::try_from(at).map_or(SCHEDULED, |at| at.saturating_add(FIRST_FRESH)));
+    }
+
+    fn set_place(&self, place: u32) {
+        self.place.store(place, Relaxed);
+    }
+}
+
+/// A hold, found by its key.
+#[derive(Debug)]
+struct ByKey(Arc<Hold>);
+
+impl Borrow<str> for ByKey {
+    fn borrow(&self) -> &str {
+        self.0.key.lock()
+    }
+}
+
+impl PartialEq for ByKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key == other.0.key
+    }
+}
+
+impl Eq for ByKey {}
+
+impl Hash for ByKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.key.lock().hash(state);
+    }
 }
 
 #[derive(Debug)]
-struct Kept {
-    hold: Arc<Hold>,
-    look: Time,
+struct Due<T> {
+    at: Time,
+    what: T,
 }
+
+impl<T> Ord for Due<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl<T> PartialOrd for Due<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Due<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl<T> Eq for Due<T> {}
+
+/// What is renewed together.
+pub(super) type Batch = Arc<Vec<Arc<Hold>>>;
+
+/// What the table has let go of: to be dropped when it is not locked any more.
+pub(super) type Gone = (Vec<Arc<Hold>>, Vec<Batch>);
 
 impl Table {
     /// One more. The one before it of its key, and whether the next look is planned too late for it.
     pub(super) fn insert(&mut self, hold: &Arc<Hold>) -> (Option<Arc<Hold>>, bool) {
         let first = hold.next_tick();
-        self.holds.insert(id(hold), Kept { hold: hold.clone(), look: Time::NEVER });
-        let before = self.newest.insert(hold.key.clone(), id(hold));
-        let before = before.and_then(|id| Some(self.holds.get(&id)?.hold.clone()));
-        self.fresh.push(id(hold));
+        let before = self.newest.replace(ByKey(hold.clone())).map(|ByKey(before)| before);
+        self.older.extend(before.clone());
+        hold.noted.set_fresh(self.fresh.len());
+        self.fresh.push(hold.clone());
         self.empty_since = None;
         (before, first.is_some_and(|first| first < self.planned))
     }
 
     /// One less. It is not dropped while the table is locked.
     #[must_use]
-    pub(super) fn remove(&mut self, hold: &Arc<Hold>) -> Option<Arc<Hold>> {
-        let kept = self.holds.remove(&id(hold));
-        if self.newest.get(&hold.key) == Some(&id(hold)) {
-            self.newest.remove(&hold.key);
-        }
-        kept.map(|kept| kept.hold)
+    pub(super) fn remove(&mut self, hold: &Arc<Hold>) -> [Option<Arc<Hold>>; 2] {
+        let is_newest = self.newest.get(hold.key.lock()).is_some_and(|ByKey(newest)| Arc::ptr_eq(newest, hold));
+        let kept = if is_newest {
+            self.newest.take(hold.key.lock()).map(|ByKey(hold)| hold)
+        } else {
+            let at = self.older.iter().position(|older| Arc::ptr_eq(older, hold));
+            at.map(|at| self.older.swap_remove(at))
+        };
+        let fresh = self.remove_fresh(hold);
+        hold.noted.set_look(Time::NEVER);
+        hold.noted.set_place(NOT_HERE);
+        [kept, fresh]
     }
 
     pub(super) fn newest(&self, key: &str) -> Option<Arc<Hold>> {
-        let kept = self.holds.get(self.newest.get(key)?)?;
-        Some(kept.hold.clone())
+        self.newest.get(key).map(|ByKey(hold)| hold.clone())
     }
 
-    pub(super) fn holds(&self) -> impl ExactSizeIterator<Item = &Arc<Hold>> {
-        self.holds.values().map(|kept| &kept.hold)
+    pub(super) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        self.newest.iter().map(|ByKey(hold)| hold).chain(&self.older)
     }
 
-    /// The holds whose time has come.
-    pub(super) fn due(&mut self, now: Time) -> Vec<Arc<Hold>> {
-        self.schedule_fresh();
-        let mut due = Vec::new();
-        while self.first_due() <= now {
-            due.extend(self.next());
+    pub(super) fn len(&self) -> usize {
+        self.newest.len() + self.older.len()
+    }
+
+    fn remove_fresh(&mut self, hold: &Arc<Hold>) -> Option<Arc<Hold>> {
+        let at = hold.noted.fresh().filter(|at| self.fresh.get(*at).is_some_and(|fresh| Arc::ptr_eq(fresh, hold)))?;
+        let removed = self.fresh.swap_remove(at);
+        if let Some(moved) = self.fresh.get(at) {
+            moved.noted.set_fresh(at);
         }
-        due
+        Some(removed)
     }
 
-    /// The hold that is due before all others, if any is: it has to be scheduled again.
+    /// So many of the holds whose time has come; each has to be scheduled again.
+    pub(super) fn due(&mut self, now: Time, most: usize) -> Vec<Arc<Hold>> {
+        self.schedule_fresh();
+        self.schedule_unanswered(now);
+        let due = iter::from_fn(|| if self.first_scheduled() <= now { self.next() } else { None });
+        due.take(most).collect()
+    }
+
+    /// The hold that is due before all others, if any is; it has to be scheduled again.
     pub(super) fn next(&mut self) -> Option<Arc<Hold>> {
-        while let Some(Reverse((at, id))) = self.due.pop() {
-            if let Some(kept) = self.holds.get_mut(&id).filter(|kept| kept.look == at) {
-                kept.look = Time::NEVER;
-                return Some(kept.hold.clone());
+        while let Some(Reverse(Due { at, what: hold })) = self.due.pop() {
+            if hold.noted.look() == at {
+                hold.noted.set_look(Time::NEVER);
+                return Some(hold);
             }
+            self.gone.0.push(hold);
         }
         None
     }
 
     /// Plans the next look.
-    pub(super) fn plan(&mut self, now: Time) -> Time {
+    pub(super) fn plan(&mut self, now: Time) -> (Time, Gone) {
         // What was acquired during the last look is not in `due` yet.
         self.schedule_fresh();
-        if self.holds.is_empty() {
+        if self.len() == 0 {
             let since = *self.empty_since.get_or_insert(now);
             self.planned = if now.since(since) < LINGER { now + LOOK_EVERY } else { Time::NEVER };
-            self.due.clear();
         } else {
             self.empty_since = None;
-            self.forget_the_gone();
             self.planned = self.first_due().min(now + LOOK_EVERY);
         }
-        self.planned
+        self.forget_the_gone();
+        (self.planned, take(&mut self.gone))
     }
 
     /// Looks at a hold no later than it asks for. Whether the next look is planned too late for that.
     pub(super) fn schedule(&mut self, hold: &Arc<Hold>) -> bool {
-        self.schedule_by(id(hold));
+        self.schedule_by(hold);
         self.first_due() < self.planned
     }
 
-    fn schedule_fresh(&mut self) {
-        for id in take(&mut self.fresh) {
-            self.schedule_by(id);
+    /// These are being renewed. Each is scheduled when it is answered, or when the first of them wants to be looked at.
+    pub(super) fn renewing(&mut self, batch: &Batch) {
+        let at = batch.iter().filter_map(|hold| hold.next_tick()).min();
+        self.under_way.extend(at.map(|at| Reverse(Due { at, what: batch.clone() })));
+    }
+
+    fn schedule_unanswered(&mut self, now: Time) {
+        while first(&self.under_way) <= now {
+            let Some(Reverse(Due { what: batch, .. })) = self.under_way.pop() else { break };
+            for hold in &*batch {
+                self.schedule_by(hold);
+            }
+            self.gone.1.push(batch);
         }
     }
 
-    fn schedule_by(&mut self, id: Id) {
-        let Some(kept) = self.holds.get_mut(&id) else { return };
-        let Some(next) = kept.hold.next_tick() else { return };
-        if next < kept.look {
-            kept.look = next;
-            self.due.push(Reverse((next, id)));
+    fn schedule_fresh(&mut self) {
+        for hold in take(&mut self.fresh) {
+            hold.noted.set_place(SCHEDULED);
+            self.schedule_by(&hold);
+        }
+    }
+
+    fn schedule_by(&mut self, hold: &Arc<Hold>) {
+        let Some(at) = hold.next_tick().filter(|_| hold.noted.is_here()) else { return };
+        if at < hold.noted.look() {
+            hold.noted.set_look(at);
+            self.due.push(Reverse(Due { at, what: hold.clone() }));
         }
     }
 
     /// Entries of holds that have ended would stay until their time comes.
     fn forget_the_gone(&mut self) {
-        if self.due.len() > 2 * self.holds.len() + MANY_GONE {
-            let due = self.holds.iter().filter(|(_, kept)| kept.look != Time::NEVER);
-            self.due = due.map(|(id, kept)| Reverse((kept.look, *id))).collect();
+        if self.len() == 0 {
+            self.gone.1.extend(self.under_way.drain().map(|Reverse(due)| due.what));
+        }
+        if self.due.len() > 2 * self.len() + MANY_GONE || self.len() == 0 {
+            let is_due = |Reverse(due): &Reverse<Due<Arc<Hold>>>| due.what.noted.look() == due.at;
+            let (due, gone): (Vec<_>, Vec<_>) = take(&mut self.due).into_iter().partition(is_due);
+            self.due = due.into();
+            self.gone.0.extend(gone.into_iter().map(|Reverse(due)| due.what));
         }
     }
 
     fn first_due(&self) -> Time {
-        self.due.peek().map_or(Time::NEVER, |Reverse((at, _))| *at)
+        self.first_scheduled().min(first(&self.under_way))
     }
+
+    fn first_scheduled(&self) -> Time {
+        first(&self.due)
+    }
+}
+
+fn first<T>(heap: &BinaryHeap<Reverse<Due<T>>>) -> Time {
+    heap.peek().map_or(Time::NEVER, |Reverse(due)| due.at)
 }

@@ -11,7 +11,7 @@ use std::{
     collections::BTreeSet,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -254,6 +254,70 @@ fn f91_wakers_block() {
 fn f91_wakers_panic() {
     let _alone = alone();
     two_workers().block_on(a_waker_is_called(Fault::Panics));
+}
+
+/// A clock that can stand still.
+#[derive(Debug, Clone, Default)]
+struct Standing(Arc<Mutex<Option<Duration>>>);
+
+impl Clock for Standing {
+    fn now(&self) -> Duration {
+        self.0.lock().unwrap().unwrap_or_else(|| SystemClock.now())
+    }
+}
+
+/// Of many callers who travel together some have wakers that go wrong. The others are answered in time.
+async fn a_waker_of_a_batch_is_called(fault: Fault, keeper: Keeper) {
+    const TOGETHER: usize = 64;
+    let (server, clock) = (Server::start(), Standing::default());
+    let builder = Leases::builder().url(server.url()).clock(clock.clone());
+    let scene = Scene::with(Servers::One(server), None, builder, keeper).await;
+    let goes_wrong = |number: usize| number % 8 == 5;
+    TRAP.arm("told", fault);
+    let mut asked: Vec<_> =
+        (0..TOGETHER).map(|number| Box::pin(scene.leases.lock(format!("batch:{number}")).try_acquire())).collect();
+    // Nothing has waited for too long, so all but the first are one batch.
+    *clock.0.lock().unwrap() = Some(SystemClock.now());
+    let began = std::time::Instant::now();
+    for (number, request) in asked.iter_mut().enumerate() {
+        let waker = if goes_wrong(number) { Foreign::waker("told") } else { Foreign::waker("well") };
+        poll_once(request.as_mut(), &waker);
+    }
+    *clock.0.lock().unwrap() = None;
+    sprung("told").await;
+    let mut held = Vec::new();
+    for (number, request) in asked.into_iter().enumerate() {
+        if !goes_wrong(number) {
+            let outcome = within(HANGS, "those behind it in the batch are answered", request).await;
+            eprintln!("{number} after {:?}: {outcome:?}", began.elapsed());
+            held.extend(outcome.ok().flatten());
+        }
+    }
+    // Each has a command time-out, and once more if it is to ask alone.
+    let (took, limit) = (began.elapsed(), 2 * COMMAND + SIGNAL);
+    assert!(took <= limit + scene.lag.worst(), "{took:?}; the machine lagged {:?}", scene.lag.worst());
+    assert!(!held.is_empty());
+    drop(held);
+    scene.others_do_not_notice().await;
+    TRAP.spared_the_keeper();
+}
+
+#[test]
+fn f91_wakers_of_a_batch_block() {
+    let _alone = alone();
+    two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks, Keeper::Thread));
+}
+
+#[test]
+fn f91_wakers_of_a_batch_panic() {
+    let _alone = alone();
+    two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Panics, Keeper::Thread));
+}
+
+#[test]
+fn f92_wakers_of_a_batch_block() {
+    let _alone = alone();
+    two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks, Keeper::CurrentRuntime));
 }
 
 /// An acquire that is won leaves late answers to the keeper, which are the first to drop the caller's waker.

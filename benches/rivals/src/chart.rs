@@ -32,6 +32,8 @@ impl Bars {
         chart.title.text.clone_from(&self.title);
         chart.width = 800.0;
         chart.height = 360.0;
-        Ok(chart.svg()?)
+        chart.legend.show = Some(self.series.len() > 1);
+        // The font need not be there where it is shown.
+        Ok(chart.svg()?.replace("\"Roboto\"", "\"Roboto, sans-serif\""))
     }
 }

@@ -26,8 +26,10 @@ use crate::{
 
 /// Linux shows 15 characters of a thread's name.
 const KEEPER: &str = "leasehold-keepe";
-/// So many acquires at once.
+/// So many acquires at once, where one after the other would take minutes.
 const AT_ONCE: usize = 256;
+/// So many are taken one after the other, so that no buffer grows beside them.
+const FEW: usize = 10_000;
 const CYCLES: u32 = 20_000;
 
 pub fn main() -> Result<()> {
@@ -119,7 +121,7 @@ pub fn serve(port: u16, server: u32, count: usize, seconds: u64) -> Result<()> {
         share(usage::cpu_of(server)? - redis),
         format!("{:.1}", f64::from(u32::try_from(renewed()? - before)?) / seconds),
         // What a few take is lost among pages.
-        if count < 10_000 { String::new() } else { format!("{each:.0} bytes") },
+        if count < FEW { String::new() } else { format!("{each:.0} bytes") },
         format!("{latest} ms"),
         lost.to_string(),
         format!("{:.1} s", taken.as_secs_f64()),
@@ -134,7 +136,7 @@ async fn acquire(leases: &Leases, count: usize, held: &mut Vec<Lease>) -> Result
     let mut running = JoinSet::new();
     let names = Arc::new(AtomicUsize::new(0));
     let (sender, mut taken) = mpsc::channel(AT_ONCE);
-    for _ in 0..AT_ONCE.min(count) {
+    for _ in 0..if count > FEW { AT_ONCE } else { 1 } {
         let (leases, names, sender) = (leases.clone(), names.clone(), sender.clone());
         running.spawn(async move {
             loop {
@@ -164,8 +166,13 @@ fn look(held: &[Lease], deadlines: &mut [u64], started: Instant) -> u64 {
     let third = (TTL / 3).as_millis() as u64;
     let mut latest = 0;
     for (lease, deadline) in held.iter().zip(deadlines) {
-        let now = (started.elapsed() + lease.remaining()).as_millis() as u64;
-        // The first look has nothing to compare with, and what is lost is counted elsewhere.
+        let remaining = lease.remaining();
+        // What is lost is counted elsewhere.
+        if remaining.is_zero() {
+            continue;
+        }
+        let now = (started.elapsed() + remaining).as_millis() as u64;
+        // The first look has nothing to compare with.
         if *deadline > 0 && now > *deadline {
             latest = latest.max((now - *deadline).saturating_sub(third));
         }

@@ -120,16 +120,20 @@ async fn holders(section: &mut Section) -> Result<()> {
         all.extend(Contestant::rivals(&server.url(), TTL).await?);
         let contestant = all.swap_remove(at);
         let name = contestant.name();
+        let mut held = JoinSet::new();
         for job in 0..HELD {
             let contestant = contestant.clone();
-            tokio::task::spawn_local(async move {
+            held.spawn_local(async move {
                 if let Err(error) = contestant.hold(&format!("job-{job}")).await {
                     eprintln!("{}: a held lock: {error}", contestant.name());
                 }
             });
             sleep(APART).await;
         }
+        sleep(TTL).await;
         let used = used(&server, WINDOW).await?;
+        // As long as there are a runtime and a server: a guard that is dropped may want both.
+        held.shutdown().await;
         let each = used.commands / f64::from(HELD);
         rows.push(vec![name.to_owned(), format!("{each:.2}"), share(used.server), share(used.client)]);
     }

@@ -13,6 +13,9 @@ use crate::{
 
 const TWO: &str = "server and client on the same 2 cores";
 
+/// The load whose processor time has a chart.
+const BUSY: &str = "256 tasks";
+
 type Runtimes = [(&'static str, fn() -> Builder); 2];
 const RUNTIMES: Runtimes = [("multi", Builder::new_multi_thread), ("current", Builder::new_current_thread)];
 
@@ -23,16 +26,15 @@ pub fn rivals() -> Result<()> {
     let mut ahead = Vec::new();
     for (kind, runtime) in RUNTIMES {
         let mut measured = Vec::new();
-        for tasks in [1, 16, 256, 2_000] {
-            let title = if tasks == 1 { "1 task".to_owned() } else { format!("{tasks} tasks") };
+        for (tasks, title) in [(1, "1 task"), (16, "16 tasks"), (256, BUSY), (2_000, "2,000 tasks")] {
             let load = Load::new(runtime(), tasks, Contestant::all(&servers[0]))?;
-            measured.push((title, load.measure(&servers)?));
+            measured.push((title.to_owned(), load.measure(&servers)?));
         }
         rates(&mut section, &format!("Cycles per second, {kind}-thread runtime"), TWO, &measured);
         processor_time(&mut section, &format!("Processor time of a cycle, {kind}-thread runtime"), &measured);
         section.bars(&format!("rates-{kind}"), &rates_chart(kind, &measured))?;
         for (title, turns) in &measured {
-            if title == "256 tasks" {
+            if title == BUSY {
                 section.bars(&format!("cpu-{kind}"), &cpu_chart(kind, turns))?;
             }
         }
@@ -162,7 +164,7 @@ fn cpu_chart(kind: &str, turns: &[Turns]) -> Bars {
     let over_a_server: Vec<&Turns> =
         turns.iter().filter(|turns| !matches!(turns.contestant, Contestant::InMemory(_))).collect();
     Bars {
-        title: format!("Microseconds of processor time of a cycle at 256 tasks, {kind}-thread runtime"),
+        title: format!("Microseconds of processor time of a cycle at {BUSY}, {kind}-thread runtime"),
         groups: over_a_server.iter().map(|turns| turns.contestant.name().to_owned()).collect(),
         series: vec![
             ("client".into(), over_a_server.iter().map(|turns| turns.client()).collect()),

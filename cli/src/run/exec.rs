@@ -3,14 +3,20 @@
 use std::{
     env,
     ffi::OsStr,
-    io,
-    os::unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
+    fs::File,
+    io::{self, Read},
+    os::{
+        fd::RawFd,
+        unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
+    },
     path::Path,
     process::{Command, ExitCode},
 };
 
+use nix::unistd::close;
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 
+use super::group::Go;
 use crate::{
     args::Exec,
     exit::{Ended, Exit},
@@ -43,6 +49,17 @@ pub(crate) fn interrupted() -> ExitCode {
     Exit::Signal(Signal::INT.as_raw()).into()
 }
 
+/// Waits until the command may begin; `None` if that is never.
+fn told(pipe: RawFd) -> io::Result<Option<Go>> {
+    let descriptors = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    // One that closes itself, in place of the one that the command would have.
+    let mut go = File::open(format!("{descriptors}/{pipe}"))?;
+    close(pipe)?;
+    let mut text = String::new();
+    go.read_to_string(&mut text)?;
+    Ok(Go::read(&text))
+}
+
 /// Dies with its parent from here on, where the system can do that, and becomes the command.
 pub(crate) fn exec(options: &Exec) -> Result<ExitCode, Ended> {
     let failed = |what: &str, error: &dyn std::fmt::Display| Ended::new(Exit::Io, format!("{what}: {error}"));
@@ -53,13 +70,18 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode, Ended> {
     if getppid() != Pid::from_raw(options.parent) {
         return Err(Ended::new(Exit::Io, "who holds the lease has gone"));
     }
-    if options.stopped {
+    let Some(go) = told(options.go).map_err(|error| failed("the command is not told to begin", &error))? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    if go.stopped {
         kill_process(getpid(), Signal::STOP).map_err(|error| failed("waiting for the terminal", &error))?;
     }
     let Some((program, arguments)) = options.command.split_first() else {
         return Err(Ended::new(Exit::Usage, "no command"));
     };
-    let error = Command::new(program).args(arguments).exec();
+    let mut command = Command::new(program);
+    command.args(arguments).env("LEASEHOLD_FENCE", go.fence).env("LEASEHOLD_LABEL", go.label);
+    let error = command.exec();
     let exit = if error.kind() == io::ErrorKind::NotFound { Exit::NotFound } else { Exit::NotExecutable };
     Err(Ended::new(exit, format!("{}: {error}", program.to_string_lossy())))
 }

@@ -1,9 +1,15 @@
 //! The command and what it has started: a process group of its own.
 
-use std::{io, os::unix::process::CommandExt, process::Command};
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::{fd::AsRawFd, unix::process::CommandExt},
+    process::{Child, Command},
+};
 
 use rustix::{
-    io::Errno,
+    io::{Errno, FdFlags, fcntl_setfd},
+    pipe::pipe,
     process::{
         Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, kill_process, kill_process_group,
         test_kill_process_group, wait,
@@ -28,30 +34,76 @@ pub(super) struct Group {
     others: Vec<Pid>,
 }
 
-impl Group {
-    /// Starts the command by way of ourselves, so that it dies with us; `stopped` until it is continued. To be called on
-    /// the main thread: on Linux the command dies with the thread that started it.
-    pub(super) fn start(options: &Run, fence: u64, label: &str, stopped: bool) -> io::Result<Self> {
+/// What the command waits for once it is ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Go {
+    pub(super) fence: String,
+    pub(super) label: String,
+    /// It stops first, until the terminal is its own.
+    pub(super) stopped: bool,
+}
+
+impl Go {
+    fn write(&self) -> String {
+        format!("{} {} {}", u8::from(self.stopped), self.fence, self.label)
+    }
+
+    /// `None`: there is nothing to be done.
+    pub(super) fn read(text: &str) -> Option<Self> {
+        let (stopped, rest) = text.split_once(' ')?;
+        let (fence, label) = rest.split_once(' ')?;
+        Some(Self { fence: fence.into(), label: label.into(), stopped: stopped == "1" })
+    }
+}
+
+/// A process that becomes the command when it is told to. While it is loaded, the lock is acquired. Dropped, it is gone.
+pub(super) struct Ready {
+    child: Option<Child>,
+    go: File,
+    others: Vec<Pid>,
+}
+
+impl Ready {
+    /// Makes it by way of ourselves, so that the command dies with us. To be called on the main thread: on Linux the command
+    /// dies with the thread that started it.
+    pub(super) fn new(options: &Run) -> io::Result<Self> {
         // What the command leaves behind comes to us to be buried: not every machine's first process does that, or soon.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(getpid()))?;
         let others = system::children();
-        let mut command = Command::new(own_program()?);
-        command.arg("__exec").arg("--parent").arg(getpid().as_raw_nonzero().to_string());
-        if stopped {
-            command.arg("--stopped");
-        }
-        let child = command
+        let (hears, go) = pipe()?;
+        fcntl_setfd(&go, FdFlags::CLOEXEC)?;
+        let child = Command::new(own_program()?)
+            .arg("__exec")
+            .args(["--parent", &getpid().as_raw_nonzero().to_string()])
+            .args(["--go", &hears.as_raw_fd().to_string()])
             .arg("--")
             .args(&options.command)
             .env("LEASEHOLD_NAME", &options.wanted.name)
-            .env("LEASEHOLD_FENCE", fence.to_string())
-            .env("LEASEHOLD_LABEL", label)
             .process_group(0)
             .spawn()?;
-        Ok(Self { leader: Pid::from_child(&child), others })
+        Ok(Self { child: Some(child), go: go.into(), others })
     }
 
+    /// Starts the command.
+    pub(super) fn start(mut self, go: &Go) -> io::Result<Group> {
+        self.go.write_all(go.write().as_bytes())?;
+        let leader = self.child.as_ref().map(Pid::from_child).ok_or(Errno::SRCH)?;
+        self.child = None;
+        Ok(Group { leader, others: std::mem::take(&mut self.others) })
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _gone = child.kill();
+            let _buried = child.wait();
+        }
+    }
+}
+
+impl Group {
     pub(super) fn leader(&self) -> Pid {
         self.leader
     }
@@ -120,4 +172,18 @@ fn read(status: WaitStatus) -> Option<Change> {
 /// This very program, also where its file was replaced meanwhile.
 pub(super) fn own_program() -> io::Result<std::path::PathBuf> {
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_command_is_told_is_read_as_it_was_written() {
+        for (label, stopped) in [("", false), ("two words", true), ("two\nlines ", false)] {
+            let go = Go { fence: "17".into(), label: label.into(), stopped };
+            assert_eq!(Go::read(&go.write()), Some(go));
+        }
+        assert_eq!(Go::read(""), None, "nobody says it any more");
+    }
 }

@@ -10,7 +10,7 @@ use leasehold::{Lease, Status};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    group::{Change, Group},
+    group::{Change, Go, Group, Ready},
     now,
     plan::{Due, MARGIN, Plan},
     terminal::Terminal,
@@ -100,12 +100,25 @@ impl Outcome {
     }
 }
 
+/// Has the command made ready.
+pub(super) fn ready_for(options: &Run, signals: &Signals) -> Result<Ready, Ended> {
+    signals.blocked_as_before(|| Ready::new(options)).map_err(|error| not_started(&error))
+}
+
+fn not_started(error: &io::Error) -> Ended {
+    // As a shell says it.
+    let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
+    let exit = if too_long { Exit::NotExecutable } else { Exit::Io };
+    Ended::new(exit, format!("the command cannot be started: {error}"))
+}
+
 impl<'a> Job<'a> {
     pub(super) fn start(
         options: &'a Run,
         plan: Plan,
         lease: &Lease,
         acquired: Duration,
+        ready: Option<Ready>,
         signals: &Signals,
     ) -> Result<Self, Ended> {
         lease.check().map_err(|lost| Ended::new(Exit::Lost, format!("{lost}; the command was not started")))?;
@@ -120,13 +133,13 @@ impl<'a> Job<'a> {
         // In front of a pager it has the terminal if it asks for it: so may the pager.
         let shares_terminal =
             io::stdin().is_terminal() && io::stdout().is_terminal() && terminal.as_ref().is_some_and(Terminal::is_ours);
-        let start = || Group::start(options, lease.fence().into(), lease.label(), shares_terminal);
-        let group = signals.blocked_as_before(start).map_err(|error| {
-            // As a shell says it.
-            let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
-            let exit = if too_long { Exit::NotExecutable } else { Exit::Io };
-            Ended::new(exit, format!("the command cannot be started: {error}"))
-        })?;
+        let (fence, label) = (lease.fence().to_string(), lease.label().to_owned());
+        let go = Go { fence, label, stopped: shares_terminal };
+        let group = match ready.map(|ready| ready.start(&go)) {
+            Some(Ok(group)) => group,
+            // It was waited for too long, or somebody has killed it.
+            None | Some(Err(_)) => ready_for(options, signals)?.start(&go).map_err(|error| not_started(&error))?,
+        };
         let deadline = now() + lease.remaining();
         Ok(Self {
             options,

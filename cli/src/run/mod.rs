@@ -1,6 +1,14 @@
 //! `leasehold run`: a command under a lease.
 
-use std::{ffi::OsString, future::Future, os::unix::process::CommandExt, pin::pin, process::ExitCode, time::Duration};
+use std::{
+    ffi::OsString,
+    future::Future,
+    os::unix::process::CommandExt,
+    pin::pin,
+    process::ExitCode,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use leasehold::{Clock, Error, Lease, Lock, LossReason, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
@@ -8,8 +16,8 @@ use tokio::time::timeout;
 
 use self::{
     exec::find,
-    group::own_program,
-    job::{Interrupted, Job, Outcome},
+    group::{Ready, own_program},
+    job::{Interrupted, Job, Outcome, ready_for},
     plan::Plan,
 };
 use crate::{
@@ -92,7 +100,6 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
     let plan =
         Plan::new(options.stopping.grace, options.wanted.lease.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
     find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
-    say::prepare();
     trouble::is_told();
     // All of it on the main thread: the command dies with the thread that started it.
     block_on(async {
@@ -103,22 +110,34 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
                 tell(why);
             }
         }
-        let work = async |lease, signals: &mut Signals| hold(options, plan, lease, signals).await;
-        under_a_lease(&options.wanted, &mut signals, std::future::pending(), work)
+        let ready = Arc::new(Mutex::new(Some(ready_for(options, &signals)?)));
+        let waits = {
+            let ready = ready.clone();
+            // Nobody needs it while somebody else has the lock, which may be for hours.
+            move || drop(taken(&ready))
+        };
+        let work = async |lease, signals: &mut Signals| hold(options, plan, lease, taken(&ready), signals).await;
+        under_a_lease(&options.wanted, &mut signals, std::future::pending(), waits, work)
             .await?
             .or_else(|signal| Ok(Outcome::signal(signal)))
     })
+}
+
+fn taken(ready: &Mutex<Option<Ready>>) -> Option<Ready> {
+    ready.lock().ok().and_then(|mut ready| ready.take())
 }
 
 fn catch() -> Result<Signals, Ended> {
     Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))
 }
 
-/// Acquires the lock, and does the work; or tells the signal that came before it. The wait ends when its caller gives up.
+/// Acquires the lock, and does the work; or tells the signal that came before it. `waits` is called when somebody else has
+/// the lock. The wait ends when its caller gives up.
 async fn under_a_lease<T>(
     options: &Wanted,
     signals: &mut Signals,
     gives_up: impl Future<Output = Ended>,
+    waits: impl Fn() + Send + Sync + 'static,
     work: impl AsyncFnOnce(Lease, &mut Signals) -> Result<T, Ended>,
 ) -> Result<Result<T, Signal>, Ended> {
     let began = now();
@@ -145,7 +164,7 @@ async fn under_a_lease<T>(
     let lock = leases.lock(&options.name);
     let acquired = tokio::select! {
         ended = gives_up => Ok(Err(ended)),
-        acquired = unless_ended(signals, acquire(options, &lock, began)) => acquired,
+        acquired = unless_ended(signals, acquire(options, lock, waits, began)) => acquired,
     };
     let has_waited_in_vain = matches!(acquired, Ok(Err(_)));
     let outcome = match acquired {
@@ -189,9 +208,15 @@ async fn unless_ended<F: Future>(signals: &mut Signals, future: F) -> Result<F::
 }
 
 /// Runs the command, and frees the lock, or keeps it for as long as was asked.
-async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) -> Result<Outcome, Ended> {
+async fn hold(
+    options: &Run,
+    plan: Plan,
+    lease: Lease,
+    ready: Option<Ready>,
+    signals: &mut Signals,
+) -> Result<Outcome, Ended> {
     let acquired = now();
-    let job = match Job::start(options, plan, &lease, acquired, signals) {
+    let job = match Job::start(options, plan, &lease, acquired, ready, signals) {
         Ok(job) => job,
         Err(ended) => {
             // Told by that, whatever it was; and somebody else may do the job.
@@ -199,6 +224,8 @@ async fn hold(options: &Run, plan: Plan, lease: Lease, signals: &mut Signals) ->
             return Err(ended);
         }
     };
+    // Not before, so that the command need not wait for it; but not much later: it may leave no room for a thread.
+    say::prepare();
     let mut outcome = job.watch(&lease, signals).await;
     outcome.ran = now().saturating_sub(acquired);
     if release(lease, options.wanted.lease.keep_for, outcome.ran, outcome.lost).await == Released::WasLost {
@@ -258,14 +285,20 @@ async fn held(lock: &Lock) -> String {
 }
 
 /// Within the time that was given, which has run since we began.
-async fn acquire(options: &Wanted, lock: &Lock, began: Duration) -> Result<Lease, Ended> {
+async fn acquire(
+    options: &Wanted,
+    lock: Lock,
+    waits: impl Fn() + Send + Sync + 'static,
+    began: Duration,
+) -> Result<Lease, Ended> {
     let conflict = options.waiting.conflict_exit_code;
-    let lock = if options.verbose {
-        let name = options.name.clone();
-        lock.clone().on_wait(move |holder| tell(format_args!("{name:?} is held by {holder}; waiting")))
-    } else {
-        lock.clone()
-    };
+    let (name, verbose) = (options.name.clone(), options.verbose);
+    let lock = lock.on_wait(move |holder| {
+        waits();
+        if verbose {
+            tell(format_args!("{name:?} is held by {holder}; waiting"));
+        }
+    });
     let asked = now();
     let acquired = if options.waiting.nonblock {
         match lock.try_acquire().await {

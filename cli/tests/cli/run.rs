@@ -56,6 +56,60 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
     ends_with(&by_signal, 128 + Signal::USR1.as_raw(), &[]);
 }
 
+/// The children of a runner.
+fn children_of(runner: &Child) -> Vec<Pid> {
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", runner.id())).unwrap_or_default();
+    children.split_whitespace().map(|child| Pid::from_raw(child.parse().unwrap()).unwrap()).collect()
+}
+
+/// Three for the connection, one for the lock, one to free it; a farewell has no answer that is waited for.
+#[test]
+fn a_free_lock_costs_a_runner_five_round_trips_on_one_connection() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let mut command = run(&server, &[], "true");
+    ends_with(&command.env("LEASEHOLD_URL", proxy.url()).output().unwrap(), 0, &[]);
+    let name = |args: &Vec<Vec<u8>>| args.first().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap();
+    let asked: Vec<_> = proxy.seen().iter().map(|seen| name(&seen.args)).collect();
+    assert_eq!(asked, ["PING", "CLIENT", "INFO", "EVAL", "EVAL", "QUIT"]);
+}
+
+#[test]
+fn a_command_that_is_ready_waits_for_the_lock_but_not_while_somebody_else_has_it() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (_directory, sign) = directory();
+    let script = format!("echo \"$LEASEHOLD_FENCE $LEASEHOLD_LABEL\" > {}", sign.display());
+    let mut command = run(&server, &["--label", "two words"], &script);
+    let acquired = proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply);
+    let runner = command.env("LEASEHOLD_URL", proxy.url()).spawn().unwrap();
+    eventually(HANGS, "the lock is acquired", || is_held(&server));
+    eventually(HANGS, "the command is ready", || children_of(&runner).len() == 1);
+    assert!(!sign.exists(), "it begins with the lock");
+    // Whoever kills it meanwhile has the command made ready again.
+    for child in children_of(&runner) {
+        kill_process(child, Signal::KILL).unwrap();
+    }
+    eventually(HANGS, "it is dead", || {
+        children_of(&runner).iter().all(|child| state(child.as_raw_nonzero().get().unsigned_abs()) == Some('Z'))
+    });
+    acquired.release();
+    let (output, _) = ended(runner);
+    ends_with(&output, 0, &[]);
+    let told = fs::read_to_string(&sign).unwrap();
+    let (fence, label) = told.trim_end().split_once(' ').unwrap();
+    assert!(fence.parse::<u64>().is_ok() && label == "two words", "{told}");
+
+    server.wire().must(&["SET", NAME, "somebody's", "PX", "60000"]);
+    let mut runner = run(&server, &["-v"], "true").stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(runner.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("waiting"), "{line}");
+    eventually(HANGS, "nobody is ready", || children_of(&runner).is_empty());
+    server.wire().del(NAME);
+    assert_eq!(ends_soon(&mut runner), Some(0));
+}
+
 #[test]
 fn a_command_needs_no_dashes_before_it_and_its_options_are_its_own() {
     let server = Server::start();

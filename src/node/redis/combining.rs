@@ -15,7 +15,7 @@ use leasehold_protocol::{
 };
 use parking_lot::Mutex;
 use tokio::{
-    runtime::{Handle, RuntimeFlavor},
+    runtime::Handle,
     sync::{Notify, oneshot},
 };
 
@@ -24,14 +24,11 @@ use super::{
     reply,
     request::{COMBINED, Text, whole_millis},
 };
-use crate::keeper::Host;
+use crate::{foreign, keeper::Host};
 
 /// So many requests at a time go alone, and so many batches are under way: while the server works on one the client packs
-/// the next. More made nothing faster.
+/// the next. More made nothing faster, and slow a busy machine down.
 const FLIGHTS: usize = 2;
-
-/// The same on a runtime of one thread, where a batch is sent when every task has had its turn.
-const FLIGHTS_OF_ONE_THREAD: usize = 8;
 
 /// What a request waits at most for flights that take longer.
 const PACE: Duration = Duration::from_millis(1);
@@ -79,11 +76,7 @@ struct State {
 impl Combining {
     /// On a connection that lives on this runtime.
     pub(super) fn new(connection: Arc<Connection>, home: Handle, host: Host, command_timeout: Duration) -> Arc<Self> {
-        let flights = match home.runtime_flavor() {
-            RuntimeFlavor::CurrentThread => FLIGHTS_OF_ONE_THREAD,
-            _ => FLIGHTS,
-        };
-        let combiner = Combiner::new(Limits { flights, pace: PACE, batch: BATCH, weight: FULL });
+        let combiner = Combiner::new(Limits { flights: FLIGHTS, pace: PACE, batch: BATCH, weight: FULL });
         let state = Mutex::new(State { combiner, sweeps: None });
         Arc::new(Self { connection, home, host, command_timeout, state, sweeps_earlier: Notify::new() })
     }
@@ -128,7 +121,9 @@ impl Combining {
     /// What waits has a flight on the runtime of the connection.
     #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers are under way until then")]
     fn fly(self: &Arc<Self>) {
-        self.home.spawn(Flusher { combining: self.clone(), batch: None, has_ended: false }.run());
+        let flusher = Flusher { combining: self.clone(), batch: None, has_ended: false };
+        // One caller's waker that blocks must not keep the others from their answers.
+        self.home.spawn(foreign::as_keeper(flusher.run()));
     }
 
     /// Looks until there is nothing to look for.
@@ -209,8 +204,7 @@ impl Flusher {
     /// Sends one batch, and tells its callers.
     async fn carry(&mut self) {
         let Self { combining, batch, .. } = self;
-        let began = combining.connection.now();
-        let mut has_link = false;
+        let (began, mut has_link) = (combining.connection.now(), false);
         let mut arguments = |all: &mut Vec<Value>| {
             has_link = true;
             combining.fill(batch, all)

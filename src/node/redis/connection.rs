@@ -43,6 +43,8 @@ pub(super) struct Way {
     /// What was asked later on this connection may have come to the server before it: it waited for a link, among others, or
     /// was sent twice, for the server did not know the script.
     pub(super) overtaken: bool,
+    /// The number of the link on which it came.
+    pub(super) link: u64,
 }
 
 /// A connection to one server, multiplexed, which reconnects by itself.
@@ -186,9 +188,7 @@ impl Connection {
             }
             let (track, mut by_hash) = (track(), !link.is_first(script));
             let outcome = loop {
-                let Some(call) = link.call(script, by_hash, arguments) else {
-                    return Err(Failure::unsent("nobody waits for the answer any more"));
-                };
+                let call = link.call(script, by_hash, arguments).ok_or_else(unwanted)?;
                 match link.send(call, left, track).await {
                     Err(error) if by_hash && unknown_script(&error) => {
                         (by_hash, overtaken) = (false, true);
@@ -200,7 +200,7 @@ impl Connection {
             match outcome {
                 Ok((value, tracked)) => {
                     link.answered();
-                    return Ok((value, Way { tracked, overtaken }));
+                    return Ok((value, Way { tracked, overtaken, link: link.number() }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
                 Err(error) if is_unsent(&error) && inner.now() < until => {
@@ -210,6 +210,46 @@ impl Connection {
                 }
                 Err(error) => return Err(inner.failed(&link, &error, limit)),
             }
+        }
+    }
+
+    /// Runs the script of a vote: that of the run that the link leads to, if it is known and `is_trusted`, else `script`, which
+    /// asks the server for its run.
+    pub(super) async fn vote(
+        &self,
+        script: &'static Script,
+        arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
+        limit: Duration,
+        track: impl Fn() -> bool + Send,
+        is_trusted: impl Fn(&str) -> bool + Send,
+    ) -> Result<(Value, Way), Failure> {
+        let (inner, until) = (&*self.inner, self.inner.now() + limit);
+        let link = inner.up().filter(|link| !link.is_full());
+        let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
+        let Some((link, run)) = link.and_then(of_run) else {
+            return self.run(script, arguments, limit, track).await;
+        };
+        let (name, text) = run.next();
+        let call = link.evaluate(name, text, arguments).ok_or_else(unwanted)?;
+        match link.send(call, limit, track()).await {
+            Ok((value, tracked)) => {
+                link.answered();
+                return Ok((value, Way { tracked, overtaken: false, link: link.number() }));
+            }
+            // It may be another run by now: it is asked, and not given the text.
+            Err(error) if unknown_script(&error) => link.forget_run(),
+            Err(error) if is_unsent(&error) && inner.now() < until => inner.give_up(&link),
+            Err(error) => return Err(inner.failed(&link, &error, limit)),
+        }
+        let left = until.since(inner.now()).max(SHORTEST_LIMIT);
+        let (value, way) = self.run(script, arguments, left, track).await?;
+        Ok((value, Way { overtaken: true, ..way }))
+    }
+
+    /// This run has answered on the link with this number.
+    pub(super) fn note_run(&self, link: u64, run_id: &str) {
+        if let Some(link) = self.inner.up().filter(|up| up.number() == link) {
+            link.note_run(run_id);
         }
     }
 
@@ -446,6 +486,10 @@ impl Drop for Over {
     fn drop(&mut self) {
         self.0.state.send_replace(State::Over);
     }
+}
+
+fn unwanted() -> Failure {
+    Failure::unsent("nobody waits for the answer any more")
 }
 
 fn unknown_script(error: &FredError) -> bool {

@@ -31,6 +31,7 @@ use fred::{
     },
 };
 use leasehold_protocol::time::Time;
+use parking_lot::Mutex;
 use socket2::TcpKeepalive;
 use tokio::{
     sync::{Notify, broadcast::Receiver},
@@ -40,7 +41,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     opening::Opened,
-    script::Script,
+    script::{OfRun, Script, Text},
     tls,
     url::{self, Target},
 };
@@ -58,8 +59,9 @@ const EACH: usize = 1024;
 /// Script, number of keys, and as many keys and arguments as a lone acquire has.
 const ARGUMENTS: usize = 6;
 
-/// How many pushed messages may wait for us; more at a time count as missed.
-const BACKLOG: usize = 4096;
+/// How many pushed messages may wait for us; more at a time count as missed. fred sets aside as much, some 500 bytes for each,
+/// for eight kinds of news, of which we hear two.
+const BACKLOG: usize = 512;
 
 /// A peer that has gone without a word is noticed by the kernel: this long after the last one, and as many times more.
 const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -87,6 +89,8 @@ pub(super) struct Link {
     counted: AtomicU64,
     /// The scripts that were sent on it, so that the server knows them.
     known: AtomicU32,
+    /// The vote of the server's run, once that is known.
+    of_run: Mutex<Option<Arc<OfRun>>>,
     load: Arc<AtomicUsize>,
     given_up: Arc<Notify>,
 }
@@ -134,6 +138,7 @@ impl Link {
             silent: AtomicU64::new(0),
             counted: AtomicU64::new(0),
             known: AtomicU32::new(0),
+            of_run: Mutex::default(),
             load: Arc::default(),
             given_up: Arc::default(),
         };
@@ -168,6 +173,34 @@ impl Link {
         arguments: &mut impl FnMut(&mut Vec<Value>) -> Option<usize>,
     ) -> Option<Command> {
         let (name, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
+        self.evaluate(name, Text::Fixed(text), arguments)
+    }
+
+    /// The vote of the run that this link leads to, if that is known.
+    pub(super) fn of_run(&self) -> Option<Arc<OfRun>> {
+        self.of_run.lock().clone()
+    }
+
+    /// This run has answered here.
+    pub(super) fn note_run(&self, run_id: &str) {
+        let mut of_run = self.of_run.lock();
+        if of_run.as_ref().is_none_or(|known| known.run_id() != run_id) {
+            *of_run = OfRun::new(run_id).map(Arc::new);
+        }
+    }
+
+    /// It does not know its script: it has been told to forget all, or this does not lead there any more.
+    pub(super) fn forget_run(&self) {
+        *self.of_run.lock() = None;
+    }
+
+    /// The same, whatever it is called.
+    pub(super) fn evaluate(
+        &self,
+        name: &'static str,
+        text: Text,
+        arguments: &mut impl FnMut(&mut Vec<Value>) -> Option<usize>,
+    ) -> Option<Command> {
         let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
         all.extend([Value::Null, Value::Null]);
         let keys = arguments(&mut all)?;
@@ -240,15 +273,15 @@ impl Drop for Link {
 
 /// The first argument of a request. fred drops it with the request, and so tells when it no longer holds that.
 struct Weighed {
-    text: &'static str,
+    text: Text,
     weight: usize,
     load: Arc<AtomicUsize>,
 }
 
 impl Weighed {
-    fn argument(text: &'static str, rest: &[Value], load: &Arc<AtomicUsize>) -> Bytes {
+    fn argument(text: Text, rest: &[Value], load: &Arc<AtomicUsize>) -> Bytes {
         let bytes: usize = rest.iter().map(|value| value.as_bytes().map_or(0, <[u8]>::len)).sum();
-        let weight = EACH + text.len() + bytes;
+        let weight = EACH + text.as_ref().len() + bytes;
         load.fetch_add(weight, Ordering::Relaxed);
         Bytes::from_owner(Self { text, weight, load: load.clone() })
     }
@@ -256,7 +289,7 @@ impl Weighed {
 
 impl AsRef<[u8]> for Weighed {
     fn as_ref(&self) -> &[u8] {
-        self.text.as_bytes()
+        self.text.as_ref().as_bytes()
     }
 }
 
@@ -391,7 +424,7 @@ mod tests {
     fn a_request_weighs_until_fred_drops_it() {
         let load = Arc::new(AtomicUsize::new(0));
         let rest = vec![Value::from("four"), Value::from(7_i64)];
-        let argument = Weighed::argument("EVAL", &rest, &load);
+        let argument = Weighed::argument(Text::Fixed("EVAL"), &rest, &load);
         let copy = argument.clone();
         assert_eq!((&*argument, load.load(Ordering::Relaxed)), (&b"EVAL"[..], EACH + 8));
         drop(argument);

@@ -92,6 +92,12 @@ pub(super) fn sign(info: &str) -> ServerIdentity {
     }
 }
 
+/// The first number of the version that INFO tells. Valkey tells that of the Redis that it stands for.
+pub(super) fn major_version(info: &str) -> Option<u32> {
+    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"))?;
+    version.split('.').next()?.trim().parse().ok()
+}
+
 fn secs(value: &Value) -> Option<Duration> {
     value.as_u64().map(Duration::from_secs)
 }

@@ -8,7 +8,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote},
+    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote, Voting},
     text::Digits,
 };
 
@@ -16,6 +16,7 @@ use super::{
     Server,
     combining::{Entered, Flight},
     connection::{Connection, Way},
+    push::Push,
     reply,
     script::{Script, scripts},
 };
@@ -182,13 +183,28 @@ impl Server {
                 }
             }
         };
-        let (witness, votes) = (self.witness.clone(), voting.is_some());
-        self.run_in(flight, via, &ACQUIRE, 2, arguments, move |reply, Way { tracked, overtaken }| {
-            let vote = reply::vote(reply, tracked, votes)?;
+        let Some(Voting { restart_delay, .. }) = voting else {
+            return self.run_in(flight, via, &ACQUIRE, 2, arguments, |reply, Way { tracked, overtaken, .. }| {
+                Some(Vote { overtaken, ..reply::vote(reply, tracked, false)? })
+            });
+        };
+        let (connection, witness) = (self.connection(via.0), self.witness.clone());
+        let (push, time) = (self.pushing(via.0), self.host.time_keeper());
+        Box::pin(async move {
+            let mut arguments = |all: &mut Vec<Value>| {
+                arguments(all);
+                Some(2)
+            };
+            let track = || push.as_ref().is_some_and(|push| push.is_on());
+            let is_trusted = |run_id: &str| witness.vouches_for(run_id, restart_delay);
+            let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, via.1, track, is_trusted));
+            let (value, way) = time.keep(voting, || Err(keeper_ended())).await?;
+            let vote = reply::vote(&value, way.tracked, true).ok_or_else(reply::unreadable)?;
             if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
                 witness.heard(run_id);
+                connection.note_run(way.link, run_id);
             }
-            Some(Vote { overtaken, ..vote })
+            Ok(Vote { overtaken: way.overtaken, ..vote }.into())
         })
     }
 
@@ -238,7 +254,9 @@ impl Server {
         let (connection, witness, time) = (self.connection(route), self.witness.clone(), self.host.time_keeper());
         Box::pin(async move {
             let answer = pin!(async {
-                let sign: ServerIdentity = reply::sign(&connection.info(limit).await?);
+                let info = connection.info(limit).await?;
+                witness.note_version(reply::major_version(&info));
+                let sign: ServerIdentity = reply::sign(&info);
                 if let Some(run_id) = &sign.run_id {
                     witness.heard(run_id);
                 }
@@ -256,6 +274,11 @@ impl Server {
         };
         let (reply, _) = connection.run(&FLOORS, &mut arguments, limit, || false).await.ok()?;
         reply::floors(&reply)
+    }
+
+    /// What tells whether a request on this route is tracked, if it is to be.
+    fn pushing(&self, route: Route) -> Option<Arc<Push>> {
+        (route == Route::Tracked).then(|| self.push.clone())
     }
 
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
@@ -281,7 +304,7 @@ impl Server {
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<Reply> {
         let (connection, time) = (self.connection(route), self.host.time_keeper());
-        let push = (route == Route::Tracked).then(|| self.push.clone());
+        let push = self.pushing(route);
         Box::pin(async move {
             let _flight = flight;
             let track = || push.as_ref().is_some_and(|push| push.is_on());

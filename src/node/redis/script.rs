@@ -1,6 +1,11 @@
 //! A script, sent by its hash once the server knows it.
 
-use std::sync::OnceLock;
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
+
+use fred::util::sha1_hash;
 
 /// One Lua script: its text is the documentation of what it does.
 #[derive(Debug)]
@@ -27,6 +32,86 @@ impl Script {
     }
 
     pub(super) fn hash(&'static self) -> &'static str {
-        self.hash.get_or_init(|| fred::util::sha1_hash(self.source))
+        self.hash.get_or_init(|| sha1_hash(self.source))
+    }
+}
+
+/// A script's text or hash, as it is sent.
+pub(super) enum Text {
+    Fixed(&'static str),
+    OfRun(Arc<str>),
+}
+
+impl AsRef<str> for Text {
+    fn as_ref(&self) -> &str {
+        match self {
+            Self::Fixed(text) => text,
+            Self::OfRun(text) => text,
+        }
+    }
+}
+
+/// The script of a vote that only one run of one server knows, so that a vote need not ask which run it is.
+///
+/// # Invariants
+///
+/// 1. The text is sent on a link on which that run has answered, and on no other: a link ends with the process that it leads
+///    to. So no other run learns the script.
+/// 2. A server that does not know the hash is never given the text for that: it may have been restarted.
+/// 3. It is sent only where the caller has known the run for the restart delay itself.
+#[derive(Debug)]
+pub(super) struct OfRun {
+    run_id: Box<str>,
+    source: Arc<str>,
+    hash: Arc<str>,
+    was_sent: AtomicBool,
+}
+
+impl OfRun {
+    /// The vote of this run; `None` if that is no run id.
+    pub(super) fn new(run_id: &str) -> Option<Self> {
+        const VOTE: [&str; 4] = [
+            include_str!("scripts/value.lua"),
+            include_str!("scripts/issue.lua"),
+            include_str!("scripts/of_run.lua"),
+            include_str!("scripts/acquire.lua"),
+        ];
+        let is_run_id = !run_id.is_empty() && run_id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let source = VOTE.concat().replace("RUN_ID", run_id);
+        let hash = sha1_hash(&source).into();
+        is_run_id.then(|| Self { run_id: run_id.into(), source: source.into(), hash, was_sent: AtomicBool::new(false) })
+    }
+
+    pub(super) fn run_id(&self) -> &str {
+        &self.run_id
+    }
+
+    /// Its text for the first time, and then its hash: what follows on the link comes after it.
+    pub(super) fn next(&self) -> (&'static str, Text) {
+        let by_hash = self.was_sent.swap(true, Ordering::Relaxed);
+        let (name, text) = if by_hash { ("EVALSHA", &self.hash) } else { ("EVAL", &self.source) };
+        (name, Text::OfRun(text.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_script_of_a_run_carries_its_id_and_is_sent_as_a_text_once() {
+        let [one, two] = ["0a1b", "2c3d"].map(|run_id| OfRun::new(run_id).unwrap());
+        let ((name, text), (again, hash)) = (one.next(), one.next());
+        assert_eq!((name, again), ("EVAL", "EVALSHA"));
+        assert!(text.as_ref().contains("return '0a1b', 0") && !text.as_ref().contains("RUN_ID"));
+        assert_eq!(hash.as_ref(), sha1_hash(text.as_ref()));
+        assert_ne!(one.hash, two.hash);
+    }
+
+    #[test]
+    fn what_is_no_run_id_becomes_no_script() {
+        for odd in ["", "0a1b'", "0a 1b", "é", "x\n"] {
+            assert!(OfRun::new(odd).is_none(), "{odd:?}");
+        }
     }
 }

@@ -17,6 +17,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use fred::types::Value;
@@ -32,11 +33,18 @@ pub(super) struct Witness {
     run: Mutex<Option<(Box<str>, Time)>>,
     /// Whether anybody here waits in queues that ask for the uptime: then releases, which pass locks on, ask too.
     queues: AtomicBool,
+    /// Whether the server keeps no script over a restart, as far as it has said so.
+    forgets_scripts: AtomicBool,
 }
 
 impl Witness {
     pub(super) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { clock, run: Mutex::default(), queues: AtomicBool::new(false) })
+        Arc::new(Self {
+            clock,
+            run: Mutex::default(),
+            queues: AtomicBool::new(false),
+            forgets_scripts: AtomicBool::new(false),
+        })
     }
 
     /// A reply of this run is there.
@@ -59,6 +67,19 @@ impl Witness {
         let (run_id, since) = self.run.lock().clone()?;
         let up = clock::now(&*self.clock).since(since).as_secs();
         (up > 0).then_some((run_id, up))
+    }
+
+    /// What a server has said of its version: from 7.0 on it keeps no script over a restart.
+    pub(super) fn note_version(&self, major: Option<u32>) {
+        self.forgets_scripts.store(major.is_some_and(|major| major >= 7), Ordering::Relaxed);
+    }
+
+    /// Whether a server of this run may vote whatever its own clock says: a script that only this run knows is enough then.
+    pub(super) fn vouches_for(&self, run_id: &str, restart_delay: Duration) -> bool {
+        let now = clock::now(&*self.clock);
+        let up = |(known, since): &(Box<str>, Time)| (**known == *run_id).then(|| now.since(*since).as_secs());
+        let up = Duration::from_secs(self.run.lock().as_ref().and_then(up).unwrap_or_default());
+        self.forgets_scripts.load(Ordering::Relaxed) && up >= restart_delay
     }
 
     /// Puts it behind the other arguments of a script that looks at the uptime.
@@ -90,8 +111,6 @@ impl fmt::Debug for Witness {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[derive(Debug, Default)]
@@ -123,6 +142,24 @@ mod tests {
         witness.heard("one");
         at(13_000);
         assert_eq!(witness.known(), Some(("one".into(), 1)), "a late reply costs time, and makes none");
+    }
+
+    #[test]
+    fn only_a_run_that_was_known_for_the_restart_delay_is_vouched_for() {
+        let clock = Arc::new(Hand::default());
+        let witness = Witness::new(clock.clone());
+        let delay = Duration::from_secs(31);
+        witness.heard("one");
+        *clock.0.lock() = Duration::from_millis(31_999);
+        assert!(!witness.vouches_for("one", delay), "a server of an unknown version may keep its scripts");
+        for (major, may) in [(None, false), (Some(6), false), (Some(7), true), (Some(9), true)] {
+            witness.note_version(major);
+            assert_eq!(witness.vouches_for("one", delay), may, "{major:?}");
+        }
+        assert!(!witness.vouches_for("two", delay) && witness.vouches_for("two", Duration::ZERO));
+        assert!(!witness.vouches_for("one", delay + Duration::from_millis(1)), "whole seconds");
+        witness.heard("two");
+        assert!(!witness.vouches_for("one", delay) && !witness.vouches_for("two", delay));
     }
 
     #[test]

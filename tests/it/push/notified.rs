@@ -109,39 +109,6 @@ async fn a_lease_followed_by_one_of_the_same_process_is_notified() {
     assert!(next.is_held() && next.fence() > lease.fence());
 }
 
-/// The first change of a key is taken for its release: nothing is tracked for a lock that is ours with the answer. If it
-/// was a renewal, the key is tracked again at once, and later ones cost one check each.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_change_is_checked_untracked_and_tracked_if_it_was_no_release() {
-    let server = Server::start();
-    let proxy = Proxy::to(&server);
-    let (theirs, ours, mut wire) = (program(server.url()).await, program(proxy.url()).await, server.wire());
-    let is_caching = || Match::command("CLIENT").and(Match::containing("CACHING"));
-    let requests = || (proxy.count(Match::script(ACQUIRE)), proxy.count(is_caching()));
-
-    let lease = theirs.lock("released").acquire().await.unwrap();
-    let waiter = timed(ours.lock("released").acquire());
-    waiter_is_tracked([&mut wire], 1).await;
-    proxy.forget();
-    lease.release().await.unwrap();
-    let (won, _) = within(HANGS, "the waiter", waiter).await.unwrap();
-    assert_eq!(requests(), (1, 0), "it asks once, and has nothing tracked");
-    won.unwrap().release().await.unwrap();
-
-    start_anew([&mut wire]).await;
-    wire.must(&["SET", "renewed", "another library's", "PX", "60000"]);
-    let waiter = timed(ours.lock("renewed").acquire());
-    waiter_is_tracked([&mut wire], 1).await;
-    proxy.forget();
-    for expected in [(2, 1), (3, 2)] {
-        wire.must(&["PEXPIRE", "renewed", "60000"]);
-        eventually_async(HANGS, "it checks", || requests() == expected).await;
-        waiter_is_tracked([&mut wire], 1).await;
-    }
-    wire.del("renewed");
-    within(HANGS, "the waiter", waiter).await.unwrap().0.unwrap().release().await.unwrap();
-}
-
 /// The request of a notified waiter has been granted, and nobody waits for the answer any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_notified_waiter_that_is_dropped_leaves_no_key() {

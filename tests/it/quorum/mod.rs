@@ -7,6 +7,7 @@ mod interop;
 mod keys;
 mod network;
 mod process;
+mod runs;
 mod runtimes;
 pub(crate) mod scene;
 mod votes;

@@ -1,5 +1,6 @@
 //! The Lua scripts at the wire, without the library.
 
+mod combined;
 mod queue;
 mod votes;
 

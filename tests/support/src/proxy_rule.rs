@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::scripts::{ACQUIRE, REPAIR};
 use super::sha1::sha1_hex;
 
 /// A description of commands, by name and arguments.
@@ -14,6 +15,16 @@ use super::sha1::sha1_hex;
 pub struct Match(Arc<Predicate>);
 
 type Predicate = dyn Fn(&[Vec<u8>]) -> bool + Send + Sync;
+
+fn is_script(source: &str) -> impl Fn(&[Vec<u8>]) -> bool + Send + Sync + use<> {
+    let (digest, source) = (sha1_hex(source), source.to_owned());
+    move |args| {
+        args.get(1).is_some_and(|script| {
+            (is_named(args, "EVALSHA") && script.eq_ignore_ascii_case(digest.as_bytes()))
+                || (is_named(args, "EVAL") && script == source.as_bytes())
+        })
+    }
+}
 
 impl Match {
     /// Every command.
@@ -28,16 +39,16 @@ impl Match {
     }
 
     /// Any way to run the Lua script `source`: `EVALSHA` with its digest, or
-    /// `EVAL` with its text. (`SCRIPT LOAD` does not run it and is not meant.)
+    /// `EVAL` with its text. (`SCRIPT LOAD` does not run it and is not meant.) A vote has a text for each run of a server,
+    /// and counts as [`ACQUIRE`].
     pub fn script(source: &str) -> Self {
-        let digest = sha1_hex(source);
-        let source = source.to_owned();
-        Self::with(move |args| {
-            args.get(1).is_some_and(|script| {
-                (is_named(args, "EVALSHA") && script.eq_ignore_ascii_case(digest.as_bytes()))
-                    || (is_named(args, "EVAL") && script == source.as_bytes())
-            })
-        })
+        let is_it = is_script(source);
+        let (is_vote, is_acquire, is_repair) = (source == ACQUIRE, is_script(ACQUIRE), is_script(REPAIR));
+        // Of all scripts only these have two keys and five arguments.
+        let is_vote_of_a_run = move |args: &[Vec<u8>]| {
+            is_vote && args.len() == 10 && args[2] == b"2" && !is_acquire(args) && !is_repair(args)
+        };
+        Self::with(move |args| is_it(args) || is_vote_of_a_run(args))
     }
 
     /// Commands with `text` somewhere in their name or an argument.

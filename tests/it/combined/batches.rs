@@ -1,0 +1,279 @@
+//! What is in a batch, what goes alone, and who waits for whom.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use leasehold::{Lease, Owner};
+use support::{
+    Action, HANGS, Lag, Match, SIGNAL, Server, eventually_async, one_thread,
+    scripts::{ACQUIRE, COMBINED, RELEASE, RENEW},
+    two_workers, within,
+};
+
+use super::{Crowd, MANY, Rig, know_the_scripts, names};
+
+#[tokio::test]
+async fn a_name_is_released_and_acquired_in_one_batch() {
+    let rig = Rig::start().await;
+    let before = rig.leases.lock("job:one").owner(Owner::anonymous()).acquire().await.expect("it is free");
+    let fence = before.fence();
+    let fillers = rig.fill().await;
+    let mut next = Crowd::of((0..2).map(|_| rig.leases.lock("job:one").owner(Owner::anonymous()).try_acquire()));
+    next.once().await;
+    let mut release = Crowd::of([before.release()]);
+    release.once().await;
+    rig.go_on(fillers).await;
+    release.all().await.remove(0).expect("it was ours");
+    let mut next: Vec<Lease> = next.all().await.into_iter().filter_map(|outcome| outcome.expect("served")).collect();
+    assert_eq!(rig.batches(), [3]);
+    assert_eq!(next.len(), 1, "the release came first, and then one of the two");
+    let next = next.remove(0);
+    assert!(next.fence() > fence);
+    next.renew().await.expect("it is ours");
+    next.release().await.expect("it was ours to the end");
+}
+
+#[tokio::test]
+async fn a_script_that_the_server_forgets_between_two_batches_is_sent_again() {
+    let rig = Rig::start().await;
+    let leases = rig.hold(MANY).await;
+    rig.server.wire().must(&["SCRIPT", "FLUSH"]);
+    rig.proxy.forget();
+    for outcome in rig.release(leases).await {
+        outcome.expect("it was ours");
+    }
+    assert_eq!(rig.batches(), [MANY, MANY], "by its hash, and then by its text");
+    let leases = rig.hold(MANY).await;
+    let fences: BTreeSet<_> = leases.iter().map(Lease::fence).collect();
+    assert_eq!(fences.len(), 1, "one batch has one time");
+    assert_eq!(rig.batches(), [MANY; 3]);
+}
+
+/// Who was answered meanwhile is left out of a second sending, and all others have their own answers.
+#[tokio::test]
+async fn a_second_sending_leaves_out_who_was_answered_meanwhile() {
+    const COMMAND: Duration = Duration::from_secs(2);
+    let rig = Rig::with(Server::start(), |builder| builder.command_timeout(COMMAND)).await;
+    rig.hold(1).await.remove(0).release().await.unwrap();
+    let mut wire = rig.server.wire();
+    wire.must(&["SCRIPT", "FLUSH"]);
+    for known in [ACQUIRE, RELEASE, RENEW] {
+        wire.must(&["SCRIPT", "LOAD", known]);
+    }
+    rig.proxy.forget();
+    // The answer that the script is not known comes when half of them have run out of time.
+    let unknown = rig.proxy.on(Match::script(COMBINED), 1, Action::HoldReply);
+    let fillers = rig.fill().await;
+    let limit = |number: usize| if number % 2 == 0 { COMMAND * 5 / 8 } else { HANGS };
+    let asked = (0..MANY).map(|number| {
+        let lock = rig.leases.lock(format!("job:{number}"));
+        async move { lock.acquire_within(limit(number)).await }
+    });
+    let mut crowd = Crowd::of(asked);
+    crowd.once().await;
+    rig.go_on(fillers).await;
+    within(HANGS, "the batch is in the air", unknown.hit()).await;
+    tokio::time::sleep(COMMAND * 3 / 4).await;
+    unknown.release();
+    let outcomes = crowd.all().await;
+    assert_eq!(rig.batches()[..2], [MANY, MANY / 2], "{:?}", rig.batches());
+    for (number, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(lease) if number % 2 == 1 => {
+                assert_eq!(lease.name(), format!("job:{number}"));
+                lease.renew().await.expect("it is ours");
+                lease.release().await.expect("it was ours to the end");
+            }
+            Err(leasehold::Error::Unavailable(_)) if number % 2 == 0 => {}
+            other => panic!("{number}: {other:?}"),
+        }
+    }
+    rig.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn fences_of_other_memories_travel_in_batches_of_their_own() {
+    let rig = Rig::start().await;
+    let memory = |number: usize| Duration::from_secs(60 * 60) * u32::from(number % 4 >= 2);
+    let asked = (0..8).map(|number| rig.leases.lock(format!("job:{number}")).fence_memory(memory(number)).acquire());
+    let leases = rig.batch(asked).await.all().await;
+    assert_eq!(rig.batches(), [2, 2, 2, 2]);
+    let mut wire = rig.server.wire();
+    for (number, lease) in leases.into_iter().enumerate() {
+        let floor = wire.pttl(&format!("{{job:{number}}}:lh:fence"));
+        let (least, most) = if memory(number).is_zero() { (-2, 2) } else { (3_000_000, 3_600_000) };
+        assert!((least..=most).contains(&floor), "{number}: {floor}");
+        let (lease, name) = (lease.expect("it is free"), format!("job:{number}"));
+        let fence = lease.fence();
+        lease.release().await.expect("it was ours");
+        let next = rig.leases.lock(name).fence_memory(memory(number)).acquire().await.expect("it is free");
+        assert!(next.fence() > fence);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_on_a_link_that_breaks_is_over_and_the_next_goes_by_the_next_link() {
+    let rig = Rig::start().await;
+    let cut = rig.proxy.on(Match::script(COMBINED), 1, Action::CutBefore);
+    let first = rig.try_all(names(MANY)).await;
+    within(HANGS, "the fault happens", cut.hit()).await;
+    assert!(first.iter().all(Result::is_err), "{first:?}");
+    let leases = rig.hold(MANY).await;
+    let script = Match::script(COMBINED);
+    let links: Vec<_> =
+        rig.proxy.seen().into_iter().filter(|seen| script.matches(&seen.args)).map(|seen| seen.connection).collect();
+    assert!(matches!(links[..], [one, other] if one < other), "{links:?}");
+    for outcome in rig.release(leases).await {
+        outcome.expect("it was ours");
+    }
+    rig.nothing_is_left().await;
+}
+
+/// Each of so many tasks has its own lock, and then one of a few.
+async fn thousands(rig: &Rig) {
+    const TASKS: usize = 3_000;
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|number| {
+            let (own, shared) =
+                (rig.leases.lock(format!("job:{number}")), rig.leases.lock(format!("job:s{}", number % 40)));
+            let shared = shared.owner(Owner::anonymous());
+            tokio::spawn(async move {
+                let lease = own.acquire().await.expect("it is free");
+                assert_eq!(lease.name(), format!("job:{number}"));
+                let tried = shared.try_acquire().await.expect("the server answers");
+                let shared = tried.map(|lease| (lease.name().to_owned(), lease.fence(), lease));
+                lease.release().await.expect("it was ours");
+                match shared {
+                    Some((name, fence, lease)) => {
+                        lease.release().await.expect("it was ours");
+                        Some((name, fence))
+                    }
+                    None => None,
+                }
+            })
+        })
+        .collect();
+    let mut granted = Vec::new();
+    for task in tasks {
+        granted.extend(within(3 * HANGS, "everybody is answered", task).await.unwrap());
+    }
+    let different: BTreeSet<_> = granted.iter().collect();
+    assert_eq!(different.len(), granted.len(), "no two grants of a name have one fence");
+    assert!(granted.len() >= 40, "{} grants", granted.len());
+    let batches = rig.batches();
+    assert!(batches.iter().all(|&size| (1..=128).contains(&size)), "{batches:?}");
+    assert!(!batches.is_empty(), "nothing travelled with others: the premise");
+    rig.nothing_is_left().await;
+}
+
+#[test]
+fn thousands_of_tasks_are_served_on_one_thread_and_on_several() {
+    for runtime in [one_thread(), two_workers()] {
+        runtime.block_on(async {
+            let rig = Rig::with(Server::start(), |builder| builder.command_timeout(HANGS)).await;
+            thousands(&rig).await;
+        });
+    }
+}
+
+/// Requests that were sent and are never polled again keep no one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_who_do_not_poll_delay_nobody() {
+    let rig = Rig::start().await;
+    let unpolled = rig.fill().await;
+    rig.clock.go_on();
+    let lag = Lag::start();
+    let mut worst = Duration::ZERO;
+    for number in 0..100 {
+        let began = Instant::now();
+        let crowd = Crowd::of((0..8).map(|other| rig.leases.lock(format!("job:{number}:{other}")).acquire()));
+        for lease in crowd.all().await {
+            drop(lease.expect("it is free"));
+        }
+        worst = worst.max(began.elapsed());
+    }
+    assert!(worst <= SIGNAL + lag.worst(), "{worst:?}; the machine lagged {:?}", lag.worst());
+    drop(unpolled);
+    rig.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn an_impatient_caller_goes_alone() {
+    let rig = Rig::start().await;
+    let fillers = rig.fill().await;
+    let mut patient = Crowd::of(names(2).map(|name| rig.leases.lock(name).try_acquire()));
+    patient.once().await;
+    let mut impatient = Crowd::of([rig.leases.lock("job:now").acquire_within(crate::common::COMMAND / 3)]);
+    impatient.once().await;
+    let alone = || rig.proxy.count(Match::script(ACQUIRE).and(Match::containing("job:")));
+    eventually_async(HANGS, "it goes out", || alone() == 1).await;
+    assert_eq!(rig.batches(), [0; 0], "others wait still");
+    rig.go_on(fillers).await;
+    assert_eq!(impatient.all().await.len(), 1);
+    assert_eq!(patient.all().await.len(), 2);
+    assert_eq!(rig.batches(), [2]);
+}
+
+#[test]
+fn callers_on_another_runtime_go_alone_by_the_keepers_connection() {
+    let (home, away) = (one_thread(), two_workers());
+    let rig = home.block_on(Rig::start());
+    let fillers = home.block_on(rig.fill());
+    let leases =
+        away.block_on(async { Crowd::of(names(MANY).map(|name| rig.leases.lock(name).acquire())).all().await });
+    let alone = Match::script(ACQUIRE).and(Match::containing("job:"));
+    assert_eq!((rig.proxy.count(alone), rig.batches()), (MANY, vec![]));
+    let releases = leases.into_iter().map(|lease| lease.expect("it is free").release());
+    for outcome in away.block_on(Crowd::of(releases).all()) {
+        outcome.expect("it was ours");
+    }
+    assert_eq!((rig.proxy.count(Match::script(RELEASE)), rig.batches()), (MANY, vec![]));
+    home.block_on(rig.go_on(fillers));
+    assert_eq!(rig.server.wire().keys("job:*"), [""; 0]);
+}
+
+/// Where the keeper is on the program's runtime, there is one connection, and requests on it travel together.
+#[tokio::test]
+async fn requests_travel_together_where_the_keeper_is_on_the_programs_runtime() {
+    let server = Server::start();
+    know_the_scripts(&server);
+    let rig = Rig::with(server, |builder| builder.keeper(leasehold::Keeper::CurrentRuntime)).await;
+    let leases = rig.hold(MANY).await;
+    for outcome in rig.release(leases).await {
+        outcome.expect("it was ours");
+    }
+    assert_eq!(rig.batches(), [MANY, MANY]);
+    assert_eq!(rig.server.wire().keys("job:*"), [""; 0]);
+}
+
+/// Invariant 1: the flights that went out have not come back, and what came after them goes all the same.
+#[tokio::test]
+async fn what_waits_goes_while_flights_are_held_up() {
+    let rig = Rig::start().await;
+    let held = rig.proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply);
+    let fillers = rig.fill().await;
+    let mut crowd = Crowd::of(names(MANY).map(|name| rig.leases.lock(name).try_acquire()));
+    crowd.once().await;
+    rig.clock.go_on();
+    within(HANGS, "a lone request is held up", held.hit()).await;
+    eventually_async(HANGS, "the batch is sent", || rig.batches() == [MANY]).await;
+    held.release();
+    rig.go_on(fillers).await;
+    assert!(crowd.all().await.iter().all(|outcome| matches!(outcome, Ok(Some(_)))));
+}
+
+/// Invariant 6: whoever is dropped, nobody is left behind.
+#[tokio::test]
+async fn lone_requests_that_are_dropped_are_followed_by_what_waits() {
+    let rig = Rig::start().await;
+    let fillers = rig.fill().await;
+    let mut crowd = Crowd::of(names(MANY).map(|name| rig.leases.lock(name).try_acquire()));
+    crowd.once().await;
+    // The clock stands: nothing is due but what follows a flight. (Their votes are awaited in the background.)
+    drop(fillers);
+    assert!(crowd.all().await.iter().all(|outcome| matches!(outcome, Ok(Some(_)))));
+    assert_eq!(rig.batches(), [MANY]);
+    rig.clock.go_on();
+}

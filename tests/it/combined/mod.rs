@@ -1,0 +1,208 @@
+//! Requests that travel together, on real servers. A batch is certain here: a clock that stands lets nothing have waited for
+//! too long, and the requests that go alone end when their test polls them.
+
+mod batches;
+mod faults;
+mod members;
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use leasehold::{Builder, Clock, Error, Lease, Leases, SystemClock};
+use support::{
+    HANGS, Match, Proxy, Server, eventually_async,
+    scripts::{ACQUIRE, COMBINED, RELEASE, RENEW},
+    within,
+};
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::common::{COMMAND, LONG};
+
+/// How many requests travel in most batches here.
+const MANY: usize = 64;
+
+/// A clock that can stand still.
+#[derive(Debug, Clone, Default)]
+struct Standing(Arc<Mutex<Option<Duration>>>);
+
+impl Standing {
+    fn stand(&self) {
+        *self.0.lock().unwrap() = Some(SystemClock.now());
+    }
+
+    fn go_on(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+}
+
+impl Clock for Standing {
+    fn now(&self) -> Duration {
+        self.0.lock().unwrap().unwrap_or_else(|| SystemClock.now())
+    }
+}
+
+type Request<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Requests that one task polls, each time all of them. Completes with all their outcomes.
+struct Crowd<T> {
+    requests: Vec<Result<T, Request<T>>>,
+}
+
+impl<T: Unpin> Crowd<T> {
+    fn of<F: Future<Output = T> + Send + 'static>(requests: impl IntoIterator<Item = F>) -> Self {
+        let boxed = |request| Err(Box::pin(request) as Request<T>);
+        Self { requests: requests.into_iter().map(boxed).collect() }
+    }
+
+    fn poll_all(&mut self, context: &mut Context<'_>) {
+        for request in &mut self.requests {
+            if let Err(pending) = request {
+                if let Poll::Ready(outcome) = pending.as_mut().poll(context) {
+                    *request = Ok(outcome);
+                }
+            }
+        }
+    }
+
+    /// Polls each of them once, whatever tokio thinks of so many in one task.
+    async fn once(&mut self) {
+        let all = poll_fn(|context| {
+            self.poll_all(context);
+            Poll::Ready(())
+        });
+        tokio::task::unconstrained(all).await;
+    }
+
+    /// Their outcomes, in their order.
+    async fn all(self) -> Vec<T> {
+        within(HANGS, "everybody is answered", tokio::task::unconstrained(self.on_any())).await
+    }
+
+    /// The same on any executor, and without a limit.
+    async fn on_any(mut self) -> Vec<T> {
+        let all = poll_fn(|context| {
+            self.poll_all(context);
+            if self.requests.iter().all(Result::is_ok) { Poll::Ready(()) } else { Poll::Pending }
+        });
+        all.await;
+        self.requests.into_iter().filter_map(Result::ok).collect()
+    }
+}
+
+/// A server, a proxy in front of it, and a client that goes through the proxy.
+struct Rig {
+    leases: Leases,
+    proxy: Proxy,
+    server: Server,
+    clock: Standing,
+    /// How many requests go alone at a time.
+    alone: usize,
+    fillers: AtomicUsize,
+    /// What the fillers have got: a release would travel with others.
+    filled: Mutex<Vec<Lease>>,
+}
+
+impl Rig {
+    async fn start() -> Self {
+        Self::with(Server::start(), |builder| builder).await
+    }
+
+    async fn with(server: Server, change: impl FnOnce(Builder) -> Builder) -> Self {
+        let proxy = Proxy::to(&server);
+        let url = proxy.url();
+        Self::at(server, proxy, &url, change).await
+    }
+
+    /// On the current runtime; the url leads through the proxy.
+    async fn at(server: Server, proxy: Proxy, url: &str, change: impl FnOnce(Builder) -> Builder) -> Self {
+        know_the_scripts(&server);
+        let clock = Standing::default();
+        let builder = Leases::builder().url(url).ttl(LONG).command_timeout(COMMAND).clock(clock.clone());
+        let leases = change(builder).build().await.expect("the server is there");
+        let alone = if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread { 8 } else { 2 };
+        Self { leases, proxy, server, clock, alone, fillers: AtomicUsize::new(0), filled: Mutex::default() }
+    }
+
+    /// As many requests are under way as go alone. What comes now waits, until these are polled or the clock goes on.
+    async fn fill(&self) -> Crowd<Result<Option<Lease>, Error>> {
+        self.clock.stand();
+        let mut fillers = Crowd::of((0..self.alone).map(|_| {
+            let number = self.fillers.fetch_add(1, Ordering::SeqCst);
+            self.leases.lock(format!("filler:{number}")).try_acquire()
+        }));
+        fillers.once().await;
+        fillers
+    }
+
+    /// The clock goes on, and the requests under way come to their ends, whatever these are.
+    async fn go_on(&self, fillers: Crowd<Result<Option<Lease>, Error>>) {
+        self.clock.go_on();
+        let leases = fillers.all().await.into_iter().filter_map(|outcome| outcome.ok().flatten());
+        self.filled.lock().unwrap().extend(leases);
+    }
+
+    /// Has these requests in one batch. Its script has been sent when their crowd is polled, or soon.
+    async fn batch<T, F>(&self, requests: impl IntoIterator<Item = F>) -> Crowd<T>
+    where
+        T: Unpin,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let fillers = self.fill().await;
+        let mut crowd = Crowd::of(requests);
+        crowd.once().await;
+        self.go_on(fillers).await;
+        crowd
+    }
+
+    /// So many leases, taken by one batch.
+    async fn hold(&self, many: usize) -> Vec<Lease> {
+        let acquired = self.batch(names(many).map(|name| self.leases.lock(name).acquire())).await.all().await;
+        acquired.into_iter().map(|lease| lease.expect("it is free")).collect()
+    }
+
+    async fn release(&self, leases: Vec<Lease>) -> Vec<Result<(), Error>> {
+        self.batch(leases.into_iter().map(Lease::release)).await.all().await
+    }
+
+    async fn try_all(&self, names: impl Iterator<Item = String>) -> Vec<Result<Option<Lease>, Error>> {
+        self.batch(names.map(|name| self.leases.lock(name).try_acquire())).await.all().await
+    }
+
+    /// How many requests each batch had.
+    fn batches(&self) -> Vec<usize> {
+        let script = Match::script(COMBINED);
+        let seen = self.proxy.seen().into_iter().filter(|seen| script.matches(&seen.args));
+        seen.map(|seen| String::from_utf8_lossy(&seen.args[2]).parse::<usize>().unwrap() / 2).collect()
+    }
+
+    /// Of all the jobs' locks.
+    async fn nothing_is_left(&self) {
+        let mut wire = self.server.wire();
+        eventually_async(HANGS, "no key is left", || wire.keys("job:*").is_empty()).await;
+    }
+
+    /// Another program, straight to the server.
+    async fn stranger(&self) -> Leases {
+        Leases::builder().url(self.server.url()).ttl(LONG).build().await.expect("the server is there")
+    }
+}
+
+/// So that each request is one command.
+fn know_the_scripts(server: &Server) {
+    let mut wire = server.wire();
+    for script in [ACQUIRE, RENEW, RELEASE, COMBINED] {
+        wire.must(&["SCRIPT", "LOAD", script]);
+    }
+}
+
+fn names(many: usize) -> impl Iterator<Item = String> {
+    (0..many).map(|number| format!("job:{number}"))
+}
