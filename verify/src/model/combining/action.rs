@@ -63,7 +63,12 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
         actions.push(Action::Up);
         return;
     }
-    let urgent = urgent(state);
+    let (flights, mut urgent) = (flights(state), urgent(state));
+    if setup.is_stalled && !is_closing {
+        actions.extend(flights);
+    } else {
+        urgent.extend(flights);
+    }
     actions.extend(&urgent);
     for (at, message) in state.wire.iter().enumerate() {
         let is_expired = message.until <= state.now && message.hearer.is_some();
@@ -72,7 +77,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
         } else if message.outcome.is_some() && !urgent.contains(&Action::Hear(at)) {
             actions.push(Action::Hear(at));
         }
-        if is_expired && !urgent.contains(&Action::Expire(at)) {
+        if is_expired && !actions.contains(&Action::Expire(at)) {
             actions.push(Action::Expire(at));
         }
     }
@@ -107,22 +112,33 @@ fn may_begin(setup: &Setup, state: &State, number: Number) -> bool {
         .is_none_or(|(session, _)| session.stage != Stage::Idle)
 }
 
-/// What does not wait for time to pass.
-fn urgent(state: &State) -> Vec<Action> {
-    let mut urgent = Vec::new();
+/// What the tasks that carry batches are about to do.
+fn flights(state: &State) -> Vec<Action> {
+    let mut flights = Vec::new();
     for (at, flusher) in state.flushers.iter().enumerate() {
         match flusher.as_ref().map(|flusher| flusher.step) {
-            Some(Step::Ready | Step::Again) if !state.is_down => urgent.push(Action::Take(at)),
+            Some(Step::Ready | Step::Again) if !state.is_down => flights.push(Action::Take(at)),
             Some(Step::Ready | Step::Again)
                 if flusher.as_ref().is_some_and(|flusher| flusher.began + LIMIT <= state.now) =>
             {
-                urgent.push(Action::GiveUp(at));
+                flights.push(Action::GiveUp(at));
             }
-            Some(Step::Packed) => urgent.push(Action::Send(at)),
-            Some(Step::Landed) => urgent.push(Action::GoOn(at)),
+            Some(Step::Packed) => flights.push(Action::Send(at)),
+            Some(Step::Landed) => flights.push(Action::GoOn(at)),
             Some(Step::Ready | Step::Again | Step::Sent) | None => {}
         }
     }
+    for (at, message) in state.wire.iter().enumerate() {
+        if matches!(message.hearer, Some(Hearer::Flusher(_))) && message.until <= state.now {
+            flights.push(Action::Expire(at));
+        }
+    }
+    flights
+}
+
+/// What does not wait for time to pass.
+fn urgent(state: &State) -> Vec<Action> {
+    let mut urgent = Vec::new();
     if state.sweeps.is_some_and(|at| at <= state.now) {
         urgent.push(Action::Sweep);
     }
@@ -133,9 +149,6 @@ fn urgent(state: &State) -> Vec<Action> {
     for (at, message) in state.wire.iter().enumerate() {
         if message.is_unsent && !state.is_down {
             urgent.push(Action::Hand(at));
-        }
-        if matches!(message.hearer, Some(Hearer::Flusher(_))) && message.until <= state.now {
-            urgent.push(Action::Expire(at));
         }
     }
     urgent

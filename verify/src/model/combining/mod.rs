@@ -1,7 +1,6 @@
 //! The combiner, searched: every order in which a few callers of one node, its flights and its sweeper can take turns, while
 //! replies are slow or lost, callers give up, the connection is cut and its runtime ends. What decides is what is shipped:
-//! [`Combiner`]. Its driver (`src/node/redis/combining.rs`) is written again in [`driver`], and the script that carries a
-//! batch out in [`server`].
+//! [`Combiner`]. Its [driver], its [callers](caller) and the [server] with its scripts are written again.
 //!
 //! # What a run is
 //!
@@ -10,7 +9,8 @@
 //!    does it: by a request behind it, and by another one if a grant comes all the same.
 //! 2. Requests are executed in the order of their sending on one connection. An answer is heard at any later moment, or when
 //!    its time is over: that is a task which nobody polls, a distant server, and a lost reply.
-//! 3. Time passes to the next moment at which something is due. The sweeper and the tasks that carry batches are on time.
+//! 3. Time passes to the next moment at which something is due. The sweeper is on time, and the tasks that carry
+//!    batches are unless their runtime stands still.
 //! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
 
 use std::time::Duration;
@@ -29,17 +29,20 @@ use stateright::{Model, Property};
 
 use self::{
     action::Action,
-    driver::Run,
+    run::Run,
     state::{Faults, Number, Place, Session, Stage, State, What},
 };
 use crate::seeded::SeededBug;
 
 mod action;
+mod caller;
 mod driver;
+mod run;
 mod script;
 mod server;
 mod state;
 mod tests;
+mod wire;
 
 /// What waits has a flight of its own when none has begun or come down for so long; the grain of time, too.
 const PACE: Duration = Duration::from_millis(1);
@@ -95,6 +98,8 @@ struct Setup {
     faults: Faults,
     /// Whether other threads may do something between the making of a batch and its sending.
     is_torn: bool,
+    /// Whether the runtime of the connection may stand still, with the tasks that carry batches.
+    is_stalled: bool,
     /// Until when callers begin and things go wrong.
     closes: Time,
     bug: Option<SeededBug>,
@@ -160,6 +165,7 @@ impl Model for Setup {
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let mut run = Run { setup: self, state: state.clone() };
         run.take(action);
+        run.state.tidy();
         Some(run.state)
     }
 
@@ -172,7 +178,7 @@ impl Model for Setup {
         let mut rules = noted!(0 1 2 3 4 5 6 7 8 9);
         rules.extend([
             Property::always(HOLDER_HAS_IT, |setup, state: &State| state.holders_have_it(setup)),
-            Property::always(PACED, |_, state: &State| !state.waits_too_long(PACE)),
+            Property::always(PACED, |setup, state: &State| setup.is_stalled || !state.waits_too_long(PACE)),
             Property::always(IN_TIME, |_, state: &State| !state.is_unanswered(LIMIT)),
             Property::always(NOTHING_STAYS, |setup, state: &State| !state.is_end(setup) || !state.leaves_a_key(setup)),
             Property::always(ALL_IS_OVER, |setup, state: &State| !state.is_end(setup) || state.is_over()),

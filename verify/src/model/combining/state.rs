@@ -193,6 +193,25 @@ pub(super) enum Outcome {
 }
 
 impl State {
+    /// Has it so that two states that differ only in moments that nobody asks for any more are one.
+    pub(super) fn tidy(&mut self) {
+        let mut waits = false;
+        for ask in self.sessions.iter_mut().flat_map(|session| &mut session.asks) {
+            let is_waiting = ask.place == Place::Waits;
+            waits |= is_waiting;
+            ask.entered = if is_waiting { ask.entered } else { Time::ZERO };
+        }
+        self.moved = if waits { self.moved } else { Time::ZERO };
+        for message in self.wire.iter_mut().filter(|message| message.hearer.is_none()) {
+            message.until = Time::ZERO;
+        }
+        for flusher in self.flushers.iter_mut().flatten() {
+            if !matches!(flusher.step, Step::Ready | Step::Again) {
+                flusher.began = Time::ZERO;
+            }
+        }
+    }
+
     pub(super) fn broke(&mut self, rule: &'static str) {
         self.broken.get_or_insert(rule);
     }

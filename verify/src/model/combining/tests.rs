@@ -18,6 +18,7 @@ pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults
         wanted: wanted.to_vec(),
         faults,
         is_torn: false,
+        is_stalled: false,
         closes: Time::ZERO + 3 * PACE,
         bug: None,
         keys: ["job", "other"].map(|name| Key::new("", name).unwrap()).into(),
@@ -100,15 +101,16 @@ fn quick() -> Vec<Setup> {
     let drops = Faults { drops: 1, ..NO_FAULTS };
     vec![
         two("no faults", NO_FAULTS),
-        two("a caller gives up", drops),
+        two("a caller gives up", drops).for_millis(2),
         Setup { is_torn: true, ..two("a caller gives up, threads are slow", drops) }.for_millis(2),
         two("the script is forgotten", Faults { forgotten: 1, ..NO_FAULTS }),
-        two("a call is refused", Faults { refused: 1, ..NO_FAULTS }),
-        two("a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }),
-        two("a cut", Faults { cuts: 1, ..NO_FAULTS }),
-        two("the runtime ends", Faults { ends: 1, ..NO_FAULTS }),
-        two("the connection takes nothing", Faults { full: 1, ..NO_FAULTS }),
-        world("two locks", 1, &[0, 1], NO_FAULTS),
+        two("a call is refused", Faults { refused: 1, ..NO_FAULTS }).for_millis(2),
+        two("a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }).for_millis(2),
+        two("a cut", Faults { cuts: 1, ..NO_FAULTS }).for_millis(2),
+        two("the runtime ends", Faults { ends: 1, ..NO_FAULTS }).for_millis(2),
+        Setup { is_stalled: true, ..two("the runtime stands still", NO_FAULTS) },
+        two("the connection takes nothing", Faults { full: 1, ..NO_FAULTS }).for_millis(2),
+        world("two locks", 1, &[0, 1], NO_FAULTS).for_millis(2),
         world("two flights", 2, &[0, 0, 0], NO_FAULTS).for_millis(2),
     ]
 }
@@ -117,17 +119,11 @@ fn quick() -> Vec<Setup> {
 fn deep() -> Vec<Setup> {
     let drops = Faults { drops: 1, ..NO_FAULTS };
     vec![
-        three("no faults", NO_FAULTS),
-        three("a caller gives up", drops),
-        three("the script is forgotten", Faults { forgotten: 1, ..NO_FAULTS }),
-        three("a call is refused", Faults { refused: 1, ..NO_FAULTS }),
-        three("a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }),
-        three("a cut", Faults { cuts: 1, ..NO_FAULTS }),
-        three("the runtime ends", Faults { ends: 1, ..NO_FAULTS }),
-        world("two locks", 1, &[0, 0, 1], NO_FAULTS),
-        world("two flights, a caller gives up", 2, &[0, 0, 0], drops),
-        world("two flights, a cut", 2, &[0, 0, 0], Faults { cuts: 1, ..NO_FAULTS }),
-        world("two flights, the script is forgotten", 2, &[0, 0, 0], Faults { forgotten: 1, ..NO_FAULTS }),
+        two("a caller gives up", drops),
+        Setup { is_torn: true, ..two("a caller gives up, threads are slow", drops) },
+        two("a cut", Faults { cuts: 1, ..NO_FAULTS }),
+        two("the runtime ends", Faults { ends: 1, ..NO_FAULTS }),
+        Setup { is_stalled: true, ..two("a caller gives up, the runtime stands still", drops) },
         two("both give up", Faults { drops: 2, ..NO_FAULTS }),
         two("a caller gives up, the script is forgotten", Faults { forgotten: 1, ..drops }),
         two("a caller gives up, a call is refused", Faults { refused: 1, ..drops }),
@@ -135,7 +131,17 @@ fn deep() -> Vec<Setup> {
         two("a caller gives up, a cut", Faults { cuts: 1, ..drops }),
         two("a caller gives up, the runtime ends", Faults { ends: 1, ..drops }),
         two("the script is forgotten, a cut", Faults { forgotten: 1, cuts: 1, ..NO_FAULTS }),
-        two("a caller gives up, the script is forgotten, a cut", Faults { forgotten: 1, cuts: 1, ..drops }),
+        three("no faults", NO_FAULTS),
+        three("a caller gives up", drops),
+        three("the script is forgotten", Faults { forgotten: 1, ..NO_FAULTS }),
+        three("a call is refused", Faults { refused: 1, ..NO_FAULTS }).for_millis(2),
+        three("a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }).for_millis(2),
+        three("a cut", Faults { cuts: 1, ..NO_FAULTS }),
+        three("the runtime ends", Faults { ends: 1, ..NO_FAULTS }).for_millis(2),
+        world("two locks", 1, &[0, 0, 1], NO_FAULTS).for_millis(2),
+        world("two flights", 2, &[0, 0, 0], NO_FAULTS),
+        world("two flights, a caller gives up", 2, &[0, 0, 0], drops).for_millis(2),
+        world("two flights, a cut", 2, &[0, 0, 0], Faults { cuts: 1, ..NO_FAULTS }).for_millis(2),
     ]
 }
 
@@ -182,6 +188,11 @@ fn a_cut_breaks_no_rule() {
 #[test]
 fn the_end_of_the_runtime_breaks_no_rule() {
     within("the runtime ends");
+}
+
+#[test]
+fn a_runtime_that_stands_still_breaks_no_rule() {
+    within("the runtime stands still");
 }
 
 #[test]
@@ -300,7 +311,8 @@ fn a_batch_is_no_larger_than_it_may_be() {
 fn the_deep_search() {
     for setup in quick().into_iter().chain(deep()) {
         let Search { states, steps, depth, .. } = holds(&setup);
-        let Setup { name, flights, wanted, .. } = &setup;
-        println!("| {name} | {} | {flights} | {states} | {steps} | {depth} |", wanted.len());
+        let Setup { name, flights, wanted, closes, .. } = &setup;
+        let (callers, millis) = (wanted.len(), closes.since(Time::ZERO).as_millis());
+        println!("| {name} | {callers} | {flights} | {millis} ms | {states} | {steps} | {depth} |");
     }
 }

@@ -1,0 +1,202 @@
+//! What the library does around a request: written again.
+
+use std::mem::take;
+
+use leasehold_protocol::{
+    combiner::{Entry, Want},
+    failure::Failure,
+    message::Request,
+};
+
+use super::{
+    LIMIT, OWN_ERROR, RELEASED_ONCE,
+    run::{Run, unsent},
+    state::{Ask, Hearer, Message, Number, Outcome, Payload, Place, Said, Stage, Step, Ticket, What},
+};
+use crate::seeded::SeededBug;
+
+impl Run<'_> {
+    /// Something is asked of the node, on the connection of its caller's runtime.
+    pub(super) fn request(&mut self, number: Number, what: What) {
+        let (now, fence) = (self.state.now, self.state.session(number).fence);
+        let ticket = self.ticket(number);
+        let ask = |place| Ask { ticket, what, entered: now, place };
+        let request = self.setup.request(number, what, fence);
+        let want = match (Want::of(&request), &request) {
+            (None, Request::Release { claim, .. }) if self.setup.has(SeededBug::UndosTravel) => {
+                Some(Want::Release(claim.clone()))
+            }
+            (want, _) => {
+                if Want::undone_by(&request).is_some() {
+                    self.withdraw(number);
+                }
+                want
+            }
+        };
+        let Some(want) = want else {
+            self.state.session(number).asks.push(ask(Place::Flies { is_counted: false }));
+            self.send_alone(ticket, false);
+            return;
+        };
+        match self.state.combiner.enter(now, LIMIT, || (want, ticket)) {
+            Entry::Alone => {
+                self.state.moved = now;
+                self.state.session(number).asks.push(ask(Place::Flies { is_counted: true }));
+                self.send_alone(ticket, false);
+            }
+            Entry::Queued(at) => {
+                self.state.session(number).asks.push(ask(Place::Waits));
+                let planned = self.state.sweeps;
+                let earlier = planned.map_or(at, |planned| planned.min(at));
+                let is_woken = !self.setup.has(SeededBug::SweeperNotWoken);
+                self.state.sweeps = Some(if is_woken { earlier } else { planned.unwrap_or(at) });
+            }
+            Entry::Full => {
+                self.state.session(number).asks.push(ask(Place::Told(Err(unsent()))));
+            }
+        }
+    }
+
+    fn ticket(&mut self, number: Number) -> Ticket {
+        let session = self.state.session(number);
+        session.asked += 1;
+        (number, session.asked)
+    }
+
+    /// An acquire is being taken back.
+    fn withdraw(&mut self, number: Number) {
+        let session = self.state.session(number);
+        let waits = |ask: &&Ask| ask.what == What::Acquire && ask.place == Place::Waits;
+        if let Some(ticket) = session.asks.iter().find(waits).map(|ask| ask.ticket) {
+            let is_in_the_air = self.state.flushers.iter().flatten().any(|flusher| flusher.carries(ticket));
+            self.state.session(number).is_taken_back |= !is_in_the_air;
+        }
+        if self.setup.has(SeededBug::NothingWithdrawn) {
+            return;
+        }
+        let withdrawn = self.state.combiner.withdraw(&self.setup.tokens[usize::from(number)]);
+        self.tell_all(withdrawn, &Err(unsent()));
+    }
+
+    /// Nobody waits any more: what was asked for is taken back (`Drop` of `Round`, and of `Dropped`).
+    pub(super) fn give_up(&mut self, number: Number) {
+        let session = self.state.session(number);
+        let stage = std::mem::replace(&mut session.stage, Stage::Over);
+        match stage {
+            // A task waits for the vote that is still to come.
+            Stage::Acquiring => session.is_dropped = true,
+            Stage::Releasing => {
+                let asks = take(&mut session.asks);
+                for ask in asks {
+                    self.drop_future(&ask);
+                }
+            }
+            Stage::Idle | Stage::Held | Stage::Over => {}
+        }
+        self.request(number, What::Undo);
+    }
+
+    fn drop_future(&mut self, ask: &Ask) {
+        let mine = Some(Hearer::Ask(ask.ticket));
+        if let Some(at) = self.state.wire.iter().position(|message| message.hearer == mine) {
+            self.state.wire[at].hearer = None;
+            if self.state.wire[at].outcome.is_some() || self.state.wire[at].is_unsent {
+                self.state.wire.remove(at);
+            }
+        }
+        if ask.place == (Place::Flies { is_counted: true }) && !self.setup.has(SeededBug::DroppedFlightStays) {
+            self.end_of_lone_flight();
+        }
+    }
+
+    /// A caller reads what it was told.
+    pub(super) fn look(&mut self, ticket: Ticket) {
+        let alone = Place::Flies { is_counted: false };
+        let Some(ask) = self.state.ask(ticket) else { return };
+        let Place::Told(told) = std::mem::replace(&mut ask.place, alone) else { return };
+        match told {
+            Ok(Some(said)) => self.answered(ticket, Ok(said)),
+            Ok(None) if self.setup.has(SeededBug::AloneIsTheEnd) => self.answered(ticket, Err(unsent())),
+            Ok(None) => self.send_alone(ticket, false),
+            Err(failure) => self.answered(ticket, Err(failure)),
+        }
+    }
+
+    /// A request has its answer.
+    fn answered(&mut self, ticket: Ticket, answer: Result<Said, Failure>) {
+        let session = self.state.session(ticket.0);
+        let Some(at) = session.asks.iter().position(|ask| ask.ticket == ticket) else { return };
+        let what = session.asks.remove(at).what;
+        let may_have_happened = answer.as_ref().is_err_and(Failure::may_have_happened);
+        let is_refused = answer.as_ref().is_err_and(Failure::is_refusal);
+        match (what, answer) {
+            (What::Acquire, Ok(Said::Granted { fence, .. })) if !session.is_dropped => {
+                session.fence = Some(fence);
+                session.stage = Stage::Held;
+            }
+            (What::Acquire, answer) => {
+                session.stage = Stage::Over;
+                if may_have_happened || matches!(answer, Ok(Said::Granted { .. })) {
+                    self.request(ticket.0, What::Undo);
+                }
+            }
+            (What::Release, Ok(said)) => {
+                session.stage = Stage::Over;
+                if said != Said::Released {
+                    self.state.broke(RELEASED_ONCE);
+                }
+            }
+            (What::Release, Err(_)) => {
+                session.stage = Stage::Over;
+                self.undo_again(ticket.0);
+            }
+            (What::Undo, Ok(_)) => {}
+            (What::Undo, Err(_)) => self.undo_again(ticket.0),
+        }
+        // The server refuses nothing that comes alone.
+        if is_refused {
+            self.state.broke(OWN_ERROR);
+        }
+    }
+
+    /// The second request goes on the keeper's connection, where nothing is combined.
+    fn undo_again(&mut self, number: Number) {
+        let ticket = self.ticket(number);
+        let (entered, place) = (self.state.now, Place::Flies { is_counted: false });
+        self.state.session(number).asks.push(Ask { ticket, what: What::Undo, entered, place });
+        self.withdraw(number);
+        self.send_alone(ticket, true);
+    }
+
+    fn send_alone(&mut self, ticket: Ticket, is_keepers: bool) {
+        let fence = self.state.session(ticket.0).fence;
+        let claim = self.setup.claim(ticket.0, fence);
+        let Some(what) = self.state.ask(ticket).map(|ask| ask.what) else { return };
+        let what = if what == What::Acquire { Payload::Acquire(claim) } else { Payload::Release(claim) };
+        let outcome = (self.state.has_ended && !is_keepers).then(|| Outcome::Failed(unsent()));
+        let is_unsent = self.state.is_down && !is_keepers && outcome.is_none();
+        let (hearer, until) = (Some(Hearer::Ask(ticket)), self.state.now + LIMIT);
+        self.state.wire.push(Message { what, hearer, is_keepers, is_unsent, until, outcome });
+    }
+
+    pub(super) fn hear(&mut self, hearer: Hearer, outcome: Outcome) {
+        match hearer {
+            Hearer::Ask(ticket) => {
+                let place = self.state.ask(ticket).map(|ask| ask.place.clone());
+                if place == Some(Place::Flies { is_counted: true }) {
+                    self.end_of_lone_flight();
+                }
+                match outcome {
+                    Outcome::One(said) => self.answered(ticket, Ok(said)),
+                    Outcome::Failed(failure) => self.answered(ticket, Err(failure)),
+                    Outcome::Batch(_) | Outcome::Forgotten => {}
+                }
+            }
+            Hearer::Flusher(at) if outcome == Outcome::Forgotten => {
+                let flusher = self.flusher(at);
+                (flusher.step, flusher.overtaken) = (Step::Again, true);
+            }
+            Hearer::Flusher(at) => self.landed(at, outcome),
+        }
+    }
+}
