@@ -13,7 +13,7 @@ use support::{
 };
 use tokio::runtime::Handle;
 
-use super::{ALONE, COMMAND, Crowd, MANY, Rig, names};
+use super::{COMMAND, Crowd, MANY, Rig, names};
 use crate::common::LONG;
 
 /// For leases that expire in their test, if nobody renews them.
@@ -206,12 +206,11 @@ async fn f21_memory_is_used_up_and_batches_travel() {
 
 #[test]
 fn f25_job_blocks_every_thread_after_a_batch() {
-    for runtime in [one_thread(), two_workers()] {
+    for (runtime, workers) in [(one_thread(), 1), (two_workers(), 2)] {
         let (rig, leases, blocked) = runtime.block_on(async {
             let rig = Rig::with(Server::start(), |builder| builder.ttl(TTL)).await;
             let leases = rig.hold(MANY).await;
-            let workers = ALONE;
-            let all = std::sync::Arc::new(std::sync::Barrier::new(workers.min(2) + 1));
+            let all = std::sync::Arc::new(std::sync::Barrier::new(workers + 1));
             let blocked: Vec<_> = (0..2)
                 .map(|_| {
                     let all = all.clone();
