@@ -44,11 +44,17 @@ const fn kind(name: &'static str, quorum: bool, fair: bool, pace: Pace, tasks: u
 }
 
 /// Every lock. With three processes each of them is contended, and the quick ones hardly ever rest.
-pub const KINDS: [Kind; 13] = [
+pub const KINDS: [Kind; 18] = [
     kind("plain-1", false, false, Pace::Quick, 1),
     kind("plain-2", false, false, Pace::Quick, 1),
     kind("plain-3", false, false, Pace::Quick, 1),
     kind("crowded", false, false, Pace::Quick, 2),
+    // So many of one process that most of their requests travel together.
+    kind("together-1", false, false, Pace::Quick, 2),
+    kind("together-2", false, false, Pace::Quick, 2),
+    kind("together-3", false, false, Pace::Quick, 2),
+    kind("together-4", false, false, Pace::Quick, 2),
+    kind("together-5", false, false, Pace::Quick, 2),
     kind("fair-1", false, true, Pace::Quick, 1),
     kind("fair-2", false, true, Pace::Slow, 1),
     kind("slow-1", false, false, Pace::Slow, 1),
