@@ -135,11 +135,11 @@ fn has_hash_tag(key: &str) -> bool {
 }
 
 fn names_a_companion(key: &str) -> bool {
-    let companion = |what: &str| !what.is_empty() && what.bytes().all(|byte| byte.is_ascii_lowercase());
-    match key.rsplit_once(":lh:") {
-        Some((base, what)) if base.ends_with('}') && companion(what) => true,
-        _ => key.rsplit_once(":lht:").is_some_and(|(base, what)| has_hash_tag(base) && companion(what)),
-    }
+    let Some((rest, what)) = key.rsplit_once(':') else { return false };
+    let is_companion = !what.is_empty() && what.bytes().all(|byte| byte.is_ascii_lowercase());
+    is_companion
+        && (rest.strip_suffix(":lh").is_some_and(|base| base.ends_with('}'))
+            || rest.strip_suffix(":lht").is_some_and(has_hash_tag))
 }
 
 #[cfg(test)]

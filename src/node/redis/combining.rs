@@ -81,6 +81,10 @@ impl Combining {
         Arc::new(Self { connection, home, host, command_timeout, state, sweeps_earlier: Notify::new() })
     }
 
+    pub(super) fn now(&self) -> Time {
+        self.connection.now()
+    }
+
     /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them all.
     pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
         Want::of(request).filter(|_| limit >= self.command_timeout / 2)
@@ -209,7 +213,9 @@ impl Flusher {
             has_link = true;
             combining.fill(batch, all)
         };
-        let outcome = combining.connection.run(&COMBINED, &mut arguments, combining.command_timeout, || false).await;
+        let sent = combining.connection.run(&COMBINED, &mut arguments, combining.command_timeout, || false);
+        // Boxed, for it is large, and tokio moves a task more than once.
+        let outcome = Box::pin(sent).await;
         match (self.batch.take(), outcome) {
             (Some(batch), outcome) => self.combining.landed(&batch, outcome),
             // The connection is over, or takes nothing. Who has come meanwhile waits on, each for all of its time.

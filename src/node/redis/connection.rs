@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// What an answer has at least: zero is fred's "for ever".
-const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
+pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 
 /// How a script's answer came.
 #[derive(Debug, Clone, Copy)]

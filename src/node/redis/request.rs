@@ -15,7 +15,7 @@ use leasehold_protocol::{
 use super::{
     Server,
     combining::{Entered, Flight},
-    connection::{Connection, Way},
+    connection::{Connection, SHORTEST_LIMIT, Way},
     push::Push,
     reply,
     script::{Script, scripts},
@@ -65,12 +65,15 @@ impl Server {
             Entered::Alone(flight) => self.ask_alone(via, request, Some(flight)),
             Entered::Full(failure) => Box::pin(ready(Err(failure))),
             Entered::Queued(told) => {
-                let server = self.clone();
+                let (server, until) = (self.clone(), self.combining.now() + limit);
                 Box::pin(async move {
                     match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
                         Ok(Ok(Some(reply))) => Ok(reply),
                         // What was asked after it on this route may have come before it now.
-                        Ok(Ok(None)) => server.ask_alone(via, request, None).await.map(reply::overtaken),
+                        Ok(Ok(None)) => {
+                            let left = until.since(server.combining.now()).max(SHORTEST_LIMIT);
+                            server.ask_alone((route, left), request, None).await.map(reply::overtaken)
+                        }
                         Ok(Err(failure)) => Err(failure),
                         Err(_dropped) => Err(Failure::unknown("the request was lost on its way")),
                     }
