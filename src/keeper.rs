@@ -285,6 +285,15 @@ impl Host {
         }
     }
 
+    /// Runs to its end, or until the keeper's runtime has ended: bounded tasks may need it, and nobody waits for it.
+    pub(crate) fn spawn_beside<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
+        if self.own_thread {
+            self.runtime.spawn(task);
+        } else {
+            self.runtime.spawn(foreign::as_keeper(task));
+        }
+    }
+
     /// Runs until the keeper is stopped.
     pub(crate) fn spawn_until_stopped<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
         self.spawn_until_stopped_on(&self.runtime, task);

@@ -222,12 +222,18 @@ impl<T> Combiner<T> {
         if self.is_called_for { Time::NEVER } else { self.moved + self.limits.pace }
     }
 
+    /// When to look at what waits, if anything does: a batch that was full has left it behind.
+    pub fn looks_at(&self) -> Option<Time> {
+        (!self.waiting.is_empty()).then(|| self.stalls_at())
+    }
+
     /// A flight has come down. Whether it is to go on with [the next batch](Self::take); if not, it has ended (invariant 6).
     #[must_use = "what waits would wait on"]
     pub fn goes_on(&mut self, now: Time) -> bool {
         let goes_on = !self.waiting.is_empty();
         self.moved = now;
         if !goes_on {
+            self.is_called_for = false;
             self.flights = self.flights.saturating_sub(1);
         }
         goes_on

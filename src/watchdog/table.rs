@@ -39,6 +39,8 @@ pub(super) struct Table {
     /// Renewals under way, and when to look at those that have not been answered by then. Most are, and come into `due` when
     /// they are: so each renewal is one entry there, and not two.
     under_way: BinaryHeap<Reverse<Due<Batch>>>,
+    /// How many holds these have.
+    renewing: usize,
     /// What entries out of date have kept, until the table is not locked.
     gone: Gone,
     /// When the next look is planned.
@@ -242,12 +244,16 @@ impl Table {
     /// These are being renewed. Each is scheduled when it is answered, or when the first of them wants to be looked at.
     pub(super) fn renewing(&mut self, batch: &Batch) {
         let at = batch.iter().filter_map(|hold| hold.next_tick()).min();
-        self.under_way.extend(at.map(|at| Reverse(Due { at, what: batch.clone() })));
+        if let Some(at) = at {
+            self.renewing += batch.len();
+            self.under_way.push(Reverse(Due { at, what: batch.clone() }));
+        }
     }
 
     fn schedule_unanswered(&mut self, now: Time) {
         while first(&self.under_way) <= now {
             let Some(Reverse(Due { what: batch, .. })) = self.under_way.pop() else { break };
+            self.renewing -= batch.len();
             for hold in &*batch {
                 self.schedule_by(hold);
             }
@@ -272,8 +278,9 @@ impl Table {
 
     /// Entries of holds that have ended would stay until their time comes.
     fn forget_the_gone(&mut self) {
-        if self.len() == 0 {
-            self.gone.1.extend(self.under_way.drain().map(|Reverse(due)| due.what));
+        // The one of a hint may stay for a third of a TTL, and its holds be gone long before that.
+        if self.renewing > 2 * self.len() + MANY_GONE || self.len() == 0 {
+            self.schedule_unanswered(Time::NEVER);
         }
         if self.due.len() > 2 * self.len() + MANY_GONE || self.len() == 0 {
             let is_due = |Reverse(due): &Reverse<Due<Arc<Hold>>>| due.what.noted.look() == due.at;

@@ -66,13 +66,18 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode, Ended> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| failed("the command cannot be tied to us", &error))?;
-    // It may have died before.
-    if getppid() != Pid::from_raw(options.parent) {
-        return Err(Ended::new(Exit::Io, "who holds the lease has gone"));
+    // It may have died before, and where the system cannot do that, while we wait.
+    let is_orphan = || getppid() != Pid::from_raw(options.parent);
+    let gone = || Ended::new(Exit::Io, "who holds the lease has gone");
+    if is_orphan() {
+        return Err(gone());
     }
     let Some(go) = told(options.go).map_err(|error| failed("the command is not told to begin", &error))? else {
         return Ok(ExitCode::SUCCESS);
     };
+    if is_orphan() {
+        return Err(gone());
+    }
     if go.stopped {
         kill_process(getpid(), Signal::STOP).map_err(|error| failed("waiting for the terminal", &error))?;
     }

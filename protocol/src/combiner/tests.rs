@@ -95,6 +95,33 @@ fn who_has_just_come_waits_for_a_connection_with_the_same_flight() {
 }
 
 #[test]
+fn what_a_full_batch_leaves_behind_is_looked_at_too() {
+    let mut combiner = busy(1..=4);
+    assert!(combiner.sweep(at(1_000)).flies);
+    assert_eq!(combiner.looks_at(), Some(Time::NEVER), "a flight is called for");
+    assert_eq!(taken(&mut combiner, at(1_100)).map(|batch| batch.wants.len()), Some(3));
+    assert_eq!(combiner.looks_at(), Some(at(1_100) + PACE));
+    assert_eq!(taken(&mut combiner, at(1_200)).map(|batch| batch.wants.len()), Some(1));
+    assert_eq!(combiner.looks_at(), None);
+}
+
+#[test]
+fn a_flight_that_was_called_for_in_vain_leaves_room_for_the_next_one() {
+    let mut combiner = busy([1]);
+    assert!(combiner.sweep(at(1_000)).flies);
+    let _queued = enter(&mut combiner, at(1_001), 2);
+    assert_eq!(combiner.turn_away(at(1_000)), [1], "the second waits for the same flight");
+    let swept = combiner.sweep(at(1_001) + LIMIT);
+    assert_eq!(swept.unsent, [(2, LIMIT)]);
+    assert!(!combiner.goes_on(at(1_002) + LIMIT));
+    let later = at(2_000) + LIMIT;
+    let _queued = enter(&mut combiner, later, 3);
+    let _queued = enter(&mut combiner, later, 4);
+    let _queued = enter(&mut combiner, later, 5);
+    assert!(combiner.sweep(later + PACE).flies);
+}
+
+#[test]
 fn who_comes_later_does_not_overtake_what_waits() {
     let mut combiner = busy([1]);
     assert!(matches!(enter(&mut combiner, at(2_000), 2), Entry::Queued(_)), "a flight is due, but for the first");

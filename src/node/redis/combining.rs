@@ -3,9 +3,14 @@
 //! A lone request goes inline, in its caller's own future. Batches are sent by a task on the runtime of the connection, the
 //! flusher. The sweeper, on the keeper, answers whoever has waited for too long, so no answer depends on that runtime.
 
-use std::{mem::replace, sync::Arc, time::Duration};
+use std::{
+    mem::replace,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use fred::{bytes::Bytes, types::Value};
+use futures_util::future::Either;
 use leasehold_protocol::{
     combiner::{Batch, Combiner, Entry, Limits, Swept, Verdict, Want, after_failure},
     failure::Failure,
@@ -24,7 +29,7 @@ use super::{
     reply,
     request::{COMBINED, Text, whole_millis},
 };
-use crate::{foreign, keeper::Host};
+use crate::{foreign, keeper::Host, sync::catching_panics};
 
 /// So many requests at a time go alone, and so many batches are under way: while the server works on one the client packs
 /// the next. More made nothing faster, and slow a busy machine down.
@@ -64,7 +69,7 @@ pub(super) struct Combining {
     host: Host,
     command_timeout: Duration,
     state: Mutex<State>,
-    sweeps_earlier: Notify,
+    sweeps_earlier: Arc<Notify>,
 }
 
 struct State {
@@ -78,7 +83,7 @@ impl Combining {
     pub(super) fn new(connection: Arc<Connection>, home: Handle, host: Host, command_timeout: Duration) -> Arc<Self> {
         let combiner = Combiner::new(Limits { flights: FLIGHTS, pace: PACE, batch: BATCH, weight: FULL });
         let state = Mutex::new(State { combiner, sweeps: None });
-        Arc::new(Self { connection, home, host, command_timeout, state, sweeps_earlier: Notify::new() })
+        Arc::new(Self { connection, home, host, command_timeout, state, sweeps_earlier: Arc::default() })
     }
 
     pub(super) fn now(&self) -> Time {
@@ -102,11 +107,7 @@ impl Combining {
         let entry = state.combiner.enter(now, limit, queued);
         let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at) } else { Sweeper::InTime };
         drop(state);
-        match sweeper {
-            Sweeper::InTime => {}
-            Sweeper::TooLate => self.sweeps_earlier.notify_one(),
-            Sweeper::None => self.host.spawn_until_stopped(self.clone().sweep()),
-        }
+        self.see_to(sweeper);
         match (entry, told) {
             (Entry::Queued(_), Some(told)) => Entered::Queued(told),
             (Entry::Full, _) => Entered::Full(self.connection.full()),
@@ -130,30 +131,54 @@ impl Combining {
         self.home.spawn(foreign::as_keeper(flusher.run()));
     }
 
-    /// Looks until there is nothing to look for.
-    async fn sweep(self: Arc<Self>) {
-        loop {
-            let now = self.connection.now();
-            let Swept { unsent, unknown, flies, next } = {
-                let mut state = self.state.lock();
-                let swept = state.combiner.sweep(now);
-                state.sweeps = swept.next;
-                swept
-            };
-            if flies {
-                self.fly();
-            }
-            for (caller, _) in unsent {
-                tell(caller, Err(self.connection.late()));
-            }
-            for (caller, limit) in unknown {
-                tell(caller, Err(self.connection.silent(limit)));
-            }
-            let Some(next) = next else { return };
-            tokio::select! {
-                () = self.host.sleep_until(now, next) => {}
-                () = self.sweeps_earlier.notified() => {}
-            }
+    fn see_to(self: &Arc<Self>, sweeper: Sweeper) {
+        match sweeper {
+            Sweeper::InTime => {}
+            Sweeper::TooLate => self.sweeps_earlier.notify_one(),
+            Sweeper::None => self.host.spawn_beside(sweep(Arc::downgrade(self))),
+        }
+    }
+
+    /// Tells whose time is over. When to look again; never if there is nothing to look for.
+    fn look(self: &Arc<Self>, now: Time) -> Option<Time> {
+        let Swept { unsent, unknown, flies, next } = {
+            let mut state = self.state.lock();
+            let swept = state.combiner.sweep(now);
+            state.sweeps = swept.next;
+            swept
+        };
+        if flies {
+            self.fly();
+        }
+        for (caller, _) in unsent {
+            tell(caller, Err(self.connection.late()));
+        }
+        for (caller, limit) in unknown {
+            tell(caller, Err(self.connection.silent(limit)));
+        }
+        next
+    }
+}
+
+/// Looks until there is nothing to look for. It lives beside the keeper's tasks: some of them wait for what it tells.
+async fn sweep(combining: Weak<Combining>) {
+    loop {
+        let Some(this) = combining.upgrade() else { return };
+        let (earlier, host) = (this.sweeps_earlier.clone(), this.host.clone());
+        // A program's own clock may panic; that must not leave anybody without an answer.
+        let next = catching_panics(|| {
+            let now = this.connection.now();
+            Some((now, this.look(now)?))
+        });
+        drop(this);
+        let pause = match next {
+            Some(None) => return,
+            Some(Some((now, next))) => Either::Left(host.sleep_until(now, next)),
+            None => Either::Right(host.sleep(PACE)),
+        };
+        tokio::select! {
+            () = pause => {}
+            () = earlier.notified() => {}
         }
     }
 }
@@ -180,7 +205,8 @@ pub(super) struct Flight(Arc<Combining>);
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        let now = self.0.connection.now();
+        // Dropped by a program's clock that panics, it must not panic too; a time that is too early only has it look sooner.
+        let now = catching_panics(|| self.0.connection.now()).unwrap_or(Time::ZERO);
         if self.0.state.lock().combiner.goes_on(now) {
             self.0.fly();
         }
@@ -249,14 +275,17 @@ impl Drop for Flusher {
 
 impl Combining {
     /// Right before a sending: what waits, or, for a second one, what of the batch has no answer yet. How many are keys.
-    fn fill(&self, batch: &mut Option<Batch>, all: &mut Vec<Value>) -> Option<usize> {
+    fn fill(self: &Arc<Self>, batch: &mut Option<Batch>, all: &mut Vec<Value>) -> Option<usize> {
         let mut state = self.state.lock();
         if let Some(batch) = batch {
             state.combiner.keep_unanswered(batch);
         } else {
             let (taken, late) = state.combiner.take(self.connection.now(), |caller| !caller.is_closed());
             *batch = taken;
+            let looks_at = state.combiner.looks_at();
+            let sweeper = looks_at.map_or(Sweeper::InTime, |at| state.sweep_by(at));
             drop(state);
+            self.see_to(sweeper);
             for (caller, _) in late {
                 tell(caller, Err(self.connection.late()));
             }

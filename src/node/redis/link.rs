@@ -59,9 +59,10 @@ const EACH: usize = 1024;
 /// Script, number of keys, and as many keys and arguments as a lone acquire has.
 const ARGUMENTS: usize = 6;
 
-/// How many pushed messages may wait for us; more at a time count as missed. fred sets aside as much, some 500 bytes for each,
+/// How many pushed messages may wait for us; more at a time count as missed, and Redis 6.2 pushes every key that we renew
+/// ourselves: some batches of those. fred sets aside as much, some 500 bytes for each,
 /// for eight kinds of news, of which we hear two.
-const BACKLOG: usize = 512;
+const BACKLOG: usize = 2048;
 
 /// A peer that has gone without a word is noticed by the kernel: this long after the last one, and as many times more.
 const KEEPALIVE: Duration = Duration::from_secs(5);

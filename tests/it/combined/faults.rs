@@ -389,6 +389,30 @@ fn f48_requests_are_answered_when_their_runtime_has_ended() {
     is_answered(true);
 }
 
+/// Everything of the program is dropped, and the runtime of its connection rests: the keeper alone takes back what was granted.
+#[test]
+fn f48_acquires_are_taken_back_when_their_program_has_gone_and_their_runtime_rests() {
+    let runtime = one_thread();
+    let (server, proxy, replies) = runtime.block_on(async {
+        let rig = Rig::start().await;
+        let fillers = rig.fill().await;
+        let mut crowd = Crowd::of(names(MANY).map(|name| rig.leases.lock(name).acquire()));
+        crowd.once().await;
+        let replies = rig.proxy.on(combined(), 1, Action::HoldReply);
+        rig.go_on(fillers).await;
+        within(HANGS, "the batch is executed", replies.hit()).await;
+        rig.filled.lock().unwrap().clear();
+        let Rig { server, proxy, .. } = rig;
+        drop(crowd);
+        (server, proxy, replies)
+    });
+    let mut wire = server.wire();
+    assert_eq!(wire.keys("job:*").len(), MANY, "the premise: all are granted, and nobody knows");
+    eventually(HANGS, "no key is left", || wire.keys("job:*").is_empty());
+    replies.release();
+    drop((proxy, runtime));
+}
+
 #[test]
 fn f48_acquires_whose_runtime_ends_get_their_locks_elsewhere() {
     let runtime = one_thread();
