@@ -302,3 +302,54 @@ impl Table {
 fn first<T>(heap: &BinaryHeap<Reverse<Due<T>>>) -> Time {
     heap.peek().map_or(Time::NEVER, |Reverse(due)| due.at)
 }
+
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod tests {
+    use std::sync::Weak;
+
+    use leasehold_protocol::{
+        acquisition::{Acquisition, Config},
+        fence,
+        jitter::Jitter,
+        key::Key,
+        message::{Claim, Route},
+        renewal::LeaseConfig,
+    };
+
+    use super::*;
+    use crate::{metrics::Group, random};
+
+    const TTL: Duration = Duration::from_secs(3_600);
+
+    fn held(name: &str) -> Arc<Hold> {
+        let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+        let config =
+            Config { lease, nodes: 1, route: Route::Home, renew_first_after: None, jitter: Jitter::from_seed(1) };
+        let acquisition = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO).expect("it is in time");
+        let (key, token) = (Key::of_lock(name), random::token("host:7"));
+        let claim = Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY };
+        Hold::new(claim, fence::ZERO, None, acquisition, Group::default()).0
+    }
+
+    #[test]
+    fn a_renewal_under_way_keeps_no_hold_for_long_that_has_gone() {
+        let (mut table, now) = (Table::default(), Time::ZERO + Duration::from_millis(300));
+        let stays = held("stays");
+        let _first = table.insert(&stays);
+        table.renewing(&Arc::new(vec![stays.clone()]));
+        let renewed_and_gone = |number| {
+            let hold = held(&format!("short {number}"));
+            let _first = table.insert(&hold);
+            drop(table.plan(now));
+            // Its next look is a third of an hour away.
+            table.renewing(&Arc::new(vec![hold.clone()]));
+            drop(table.remove(&hold));
+            drop(table.plan(now));
+            Arc::downgrade(&hold)
+        };
+        let gone: Vec<Weak<Hold>> = (0..1_000).map(renewed_and_gone).collect();
+        let kept = gone.iter().filter(|hold| hold.strong_count() > 0).count();
+        assert!(kept <= MANY_GONE + 2, "{kept} of 1,000");
+        assert_eq!(table.first_due(), stays.next_tick().unwrap(), "who is here is looked at as before");
+    }
+}
