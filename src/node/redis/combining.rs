@@ -184,6 +184,7 @@ async fn sweep(combining: Weak<Combining>) {
 }
 
 /// Whether the sweeper has to be told of a request that waits.
+#[derive(Clone, Copy)]
 enum Sweeper {
     InTime,
     TooLate,
