@@ -50,12 +50,12 @@ impl Host {
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
-        unimplemented!("nothing but fred needs one")
+        unimplemented!("only a connection over the network needs a runtime")
     }
 
     #[allow(clippy::unused_async, reason = "as the real one")]
     pub(crate) async fn transport(&self) -> io::Result<Handle> {
-        unimplemented!("nothing but fred needs one")
+        unimplemented!("only a connection over the network needs a runtime")
     }
 
     pub(crate) fn over(&self) -> &CancellationToken {
@@ -74,6 +74,10 @@ impl Host {
         drop(shuttle::future::spawn(self.tasks.track_future(task)));
     }
 
+    pub(crate) fn spawn_beside<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
+        drop(shuttle::future::spawn(task));
+    }
+
     pub(crate) fn spawn_until_stopped<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
         let stop = self.stop.clone();
         drop(shuttle::future::spawn(async move {
@@ -82,7 +86,7 @@ impl Host {
     }
 
     pub(crate) fn spawn_until_stopped_on<F: Future<Output = ()> + Send + 'static>(&self, _: &Handle, _: F) {
-        unimplemented!("nothing but fred needs one")
+        unimplemented!("only a connection over the network needs a runtime")
     }
 
     pub(crate) fn token(&self) -> TaskTrackerToken {
