@@ -4,12 +4,7 @@
 //! anything is held (rule 3: timers do not count suspend), lets every due core decide, and sends what falls due
 //! together in one batch. Answers are fed back from tasks of their own.
 
-use std::{
-    future::{Future, poll_fn},
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     holder::{self, Holder},
@@ -62,18 +57,6 @@ pub(crate) struct Watchdog {
     forgotten: Notify,
     #[cfg(feature = "testing")]
     settling: settling::Settling,
-}
-
-/// Lets others have their turn, on whatever runtime.
-fn yields() -> impl Future<Output = ()> {
-    let mut has_yielded = false;
-    poll_fn(move |context| {
-        if std::mem::replace(&mut has_yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
 }
 
 /// Ends every hold when it is dropped while somebody still needs the keeper.
@@ -232,7 +215,7 @@ impl Watchdog {
             match until {
                 None => self.wake.notified().await,
                 // The batch goes out first.
-                Some(until) if until <= now => yields().await,
+                Some(until) if until <= now => tokio::task::yield_now().await,
                 Some(until) => tokio::select! {
                     () = self.host.sleep_until(now, until) => {}
                     () = self.wake.notified() => {}

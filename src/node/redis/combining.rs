@@ -4,12 +4,11 @@
 //! flusher. The sweeper, on the keeper, answers whoever has waited for too long, so no answer depends on that runtime.
 
 use std::{
-    mem::replace,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use fred::{bytes::Bytes, types::Value};
+use fred::types::Value;
 use futures_util::future::Either;
 use leasehold_protocol::{
     combiner::{Batch, Combiner, Entry, Limits, Swept, Verdict, Want, after_failure},
@@ -26,8 +25,9 @@ use tokio::{
 
 use super::{
     connection::{Connection, Way},
+    pack::{Packed, Text, whole_millis},
     reply,
-    request::{COMBINED, Text, whole_millis},
+    request::COMBINED,
 };
 use crate::{foreign, keeper::Host, sync::catching_panics};
 
@@ -43,9 +43,6 @@ const BATCH: usize = 128;
 
 /// What requests that wait may weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
-
-/// What an argument of a batch has in bytes, about.
-const ARGUMENT: usize = 48;
 
 /// What a caller is told: its reply, or that it has to ask alone.
 type Told = Result<Option<Reply>, Failure>;
@@ -322,13 +319,12 @@ fn tell(caller: Caller, told: Told) {
     let _nobody_waits = caller.send(told);
 }
 
-/// The keys and the arguments of combined.lua, as slices of one text: a string for each would cost more than all the rest.
-/// How many are keys.
+/// The keys and the arguments of combined.lua; how many are keys.
 fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
     let released = || wants.iter().filter_map(|want| if let Want::Release(claim) = want { Some(claim) } else { None });
     let acquired = || wants.iter().filter_map(|want| if let Want::Acquire(claim) = want { Some(claim) } else { None });
     let keys = 2 * wants.len();
-    let mut packed = Packed { text: Vec::with_capacity(2 * keys * ARGUMENT), ends: Vec::with_capacity(2 * keys + 2) };
+    let mut packed = Packed::with_capacity(2 * keys + 2);
     released().for_each(|claim| packed.put(&Text::Whole(claim.key.lock())));
     acquired().for_each(|claim| packed.put(&Text::Parts(claim.key.fence_parts())));
     released().for_each(|claim| packed.put(&Text::Parts(claim.key.queue_parts())));
@@ -339,21 +335,8 @@ fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
     released().for_each(|claim| packed.put(&Text::Value(claim)));
     acquired().for_each(|claim| packed.put(&Text::Whole(claim.token.as_str())));
     acquired().for_each(|claim| packed.put(&Text::Number(whole_millis(claim.ttl))));
-    let (text, mut start) = (Bytes::from(packed.text), 0);
-    all.reserve_exact(packed.ends.len());
-    all.extend(packed.ends.into_iter().map(|end| Value::Bytes(text.slice(replace(&mut start, end)..end))));
+    let values = packed.into_values();
+    all.reserve_exact(values.len());
+    all.extend(values);
     keys
-}
-
-/// Texts behind each other, and where each ends.
-struct Packed {
-    text: Vec<u8>,
-    ends: Vec<usize>,
-}
-
-impl Packed {
-    fn put(&mut self, text: &Text<'_>) {
-        text.write(&mut self.text);
-        self.ends.push(self.text.len());
-    }
 }

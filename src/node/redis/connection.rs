@@ -12,7 +12,7 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::Value,
 };
-use leasehold_protocol::{failure::Failure, rounded::Rounded, time::Time};
+use leasehold_protocol::{failure::Failure, time::Time};
 use parking_lot::Mutex;
 use tokio::{sync::watch, task::AbortHandle};
 
@@ -20,10 +20,10 @@ pub(crate) use super::link::Limits;
 use super::{
     failure::{self, classify, is_full, is_refusal, is_unsent, words},
     link::{Ending, Link},
-    opening::{NO_OUTCOME, Opening, Side},
+    opening::{Opening, Side},
     reply,
     script::Script,
-    url::{Address, Target},
+    url::Target,
 };
 use crate::{
     clock::{self, Clock},
@@ -127,40 +127,12 @@ impl Connection {
         last_reason: &Mutex<String>,
     ) -> Result<Self, Error> {
         let mut opening = Opening::new(place, target, limits, clock)?;
-        let (link, ending) = Self::first_link(target, limits, clock, &mut opening, last_reason).await?;
+        let (link, ending) = opening.first(target, last_reason).await?;
         let (server, state): (Arc<str>, _) = (target.to_string().into(), watch::Sender::new(State::Up(Arc::new(link))));
         let metrics = NodeMetrics::of(&server);
         let inner = Arc::new(Inner { server, metrics, limits, clock: clock.clone(), state });
         let maintenance = tokio::task::spawn(inner.clone().maintain(ending, opening)).abort_handle();
         Ok(Self { inner, maintenance })
-    }
-
-    async fn first_link(
-        target: &Target,
-        limits: Limits,
-        clock: &Arc<dyn Clock>,
-        opening: &mut Opening,
-        last_reason: &Mutex<String>,
-    ) -> Result<(Link, Ending), Error> {
-        let until = clock::now(&**clock) + limits.connect;
-        loop {
-            let error = match opening.next().await {
-                Ok(link) => return Ok(link),
-                Err(error) => error,
-            };
-            if error.details() == NO_OUTCOME {
-                return Err(Error::config(
-                    "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
-                ));
-            }
-            if is_refusal(&error) {
-                return Err(classify(&target.to_string(), &error, limits.connect).into());
-            }
-            if clock::now(&**clock) >= until {
-                return Err(unreachable(target, limits, words(&error)));
-            }
-            *last_reason.lock() = words(&error).into();
-        }
     }
 
     /// Runs a script once: by its text the first time on a link, so that this takes one round trip on a server that has
@@ -494,13 +466,4 @@ fn unwanted() -> Failure {
 
 fn unknown_script(error: &FredError) -> bool {
     error.details().starts_with("NOSCRIPT")
-}
-
-pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
-    let connect = Rounded(limits.connect);
-    let tls = if matches!(target.address, Address::Tcp { tls: true, .. }) { ", does it speak TLS there" } else { "" };
-    let text = format!(
-        "cannot reach redis at {target} within {connect}: {reason}. Is the server running there{tls}, and is the url right?"
-    );
-    Error::unavailable(text)
 }

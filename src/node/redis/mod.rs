@@ -30,6 +30,7 @@ mod failure;
 mod fuzz;
 mod link;
 mod opening;
+mod pack;
 mod push;
 mod reply;
 mod request;
@@ -156,7 +157,7 @@ async fn open(
             )),
             Err(_ended) => Err(Error::unavailable("the runtime of the connection has ended")),
         },
-        () = too_late => Err(connection::unreachable(&target, limits, &reason.lock())),
+        () = too_late => Err(opening::unreachable(&target, limits, &reason.lock())),
     }
 }
 

@@ -6,15 +6,17 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::config::Config,
 };
-use leasehold_protocol::time::Time;
+use leasehold_protocol::{rounded::Rounded, time::Time};
+use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
 };
 
 use super::{
+    failure::{classify, is_refusal, words},
     link::{Ending, Limits, Link, config},
-    url::Target,
+    url::{Address, Target},
 };
 use crate::{
     clock::{self, Clock},
@@ -77,6 +79,34 @@ impl Opening {
         })
     }
 
+    /// The first link: tries until `limits.connect` has passed or the server refuses us.
+    pub(super) async fn first(
+        &mut self,
+        target: &Target,
+        last_reason: &Mutex<String>,
+    ) -> Result<(Link, Ending), Error> {
+        let (limits, clock) = (self.limits, self.clock.clone());
+        let until = clock::now(&*clock) + limits.connect;
+        loop {
+            let error = match self.next().await {
+                Ok(link) => return Ok(link),
+                Err(error) => error,
+            };
+            if error.details() == NO_OUTCOME {
+                return Err(Error::config(
+                    "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
+                ));
+            }
+            if is_refusal(&error) {
+                return Err(classify(&target.to_string(), &error, limits.connect).into());
+            }
+            if clock::now(&*clock) >= until {
+                return Err(unreachable(target, limits, words(&error)));
+            }
+            *last_reason.lock() = words(&error).into();
+        }
+    }
+
     /// The outcome of the next try that ends.
     pub(super) async fn next(&mut self) -> Opened {
         if self.under_way == 0 {
@@ -129,6 +159,15 @@ impl Opening {
     }
 }
 
+pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
+    let connect = Rounded(limits.connect);
+    let tls = if matches!(target.address, Address::Tcp { tls: true, .. }) { ", does it speak TLS there" } else { "" };
+    let text = format!(
+        "cannot reach redis at {target} within {connect}: {reason}. Is the server running there{tls}, and is the url right?"
+    );
+    Error::unavailable(text)
+}
+
 /// Where the links of a connection live.
 #[derive(Clone)]
 pub(super) enum Side {
@@ -142,7 +181,7 @@ pub(super) enum Side {
 struct Report(Option<UnboundedSender<Opened>>);
 
 /// The words for a try that has no outcome: a runtime without timers or I/O.
-pub(super) const NO_OUTCOME: &str = "the runtime of the connection has panicked, or ended";
+const NO_OUTCOME: &str = "the runtime of the connection has panicked, or ended";
 
 impl Report {
     fn opened(mut self, opened: Opened) {

@@ -1,21 +1,21 @@
 //! What each request is to a server: which script, with which keys and arguments, and how its reply is read.
 
-use std::{future::ready, mem::replace, pin::pin, sync::Arc, time::Duration};
+use std::{future::ready, pin::pin, sync::Arc, time::Duration};
 
-use fred::{bytes::Bytes, types::Value};
+use fred::types::Value;
 use leasehold_protocol::{
     combiner::Want,
     failure::Failure,
     fence::Fence,
     key::Key,
     message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote, Voting},
-    text::Digits,
 };
 
 use super::{
     Server,
     combining::{Entered, Flight},
     connection::{Connection, SHORTEST_LIMIT, Way},
+    pack::{Text, packed, whole_millis},
     push::Push,
     reply,
     script::{Script, scripts},
@@ -328,50 +328,6 @@ fn queue_keys(key: &Key) -> [Text<'_>; 4] {
     [Text::Whole(key.lock()), fence, queue, wait]
 }
 
-/// A key or an argument, before it is written.
-pub(super) enum Text<'a> {
-    Number(u64),
-    Whole(&'a str),
-    Parts([&'a str; 4]),
-    /// What the lock's key has, as far as it is known.
-    Value(&'a Claim),
-}
-
-impl Text<'_> {
-    pub(super) fn write(&self, buffer: &mut Vec<u8>) {
-        match *self {
-            Self::Number(number) => buffer.extend_from_slice(Digits::of(number).as_str().as_bytes()),
-            Self::Whole(text) => buffer.extend_from_slice(text.as_bytes()),
-            Self::Parts(parts) => parts.into_iter().for_each(|part| buffer.extend_from_slice(part.as_bytes())),
-            Self::Value(Claim { token, fence: Some(fence), .. }) => {
-                Text::Parts(token.value_parts(&Digits::of((*fence).into()))).write(buffer);
-            }
-            Self::Value(Claim { token, fence: None, .. }) => Text::Whole(token.as_str()).write(buffer),
-        }
-    }
-
-    /// At most so many bytes.
-    fn most(&self) -> usize {
-        match self {
-            Self::Number(_) => Digits::MOST,
-            Self::Whole(text) => text.len(),
-            Self::Parts(parts) => parts.iter().map(|part| part.len()).sum(),
-            Self::Value(claim) => claim.token.as_str().len() + Digits::MOST + 1,
-        }
-    }
-}
-
-/// Writes texts into one buffer, which is cheaper than one for each.
-fn packed<const N: usize>(texts: [Text<'_>; N]) -> [Value; N] {
-    let mut buffer = Vec::with_capacity(texts.iter().map(Text::most).sum());
-    let ends = texts.map(|text| {
-        text.write(&mut buffer);
-        buffer.len()
-    });
-    let (buffer, mut start) = (Bytes::from(buffer), 0);
-    ends.map(|end| Value::Bytes(buffer.slice(replace(&mut start, end)..end)))
-}
-
 /// The only one that a script of many keys has for each.
 fn value(claim: &Claim) -> Value {
     let [value] = packed([Text::Value(claim)]);
@@ -389,9 +345,4 @@ fn seconds(span: Duration) -> Value {
 
 fn millis(span: Duration) -> Value {
     i64::try_from(whole_millis(span)).unwrap_or(i64::MAX).into()
-}
-
-/// Rounded up: a key must not end before the lease that counts on it.
-pub(super) fn whole_millis(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
