@@ -299,7 +299,7 @@ impl LeaseHandle {
         self.board.as_deref().unwrap_or_else(|| self.hold.board())
     }
 
-    /// What may outlive this handle hears of it by.
+    /// The signal for users that may outlive this handle.
     fn signal(&self) -> Signal {
         self.board.clone().map_or_else(|| Signal::First(self.hold.clone()), Signal::More)
     }

@@ -46,7 +46,7 @@ impl serde::Serialize for Status {
     }
 }
 
-/// What one [`Lease`](crate::Lease) is told by: a handle on its [`Board`].
+/// A handle on the [`Board`] of one [`Lease`](crate::Lease).
 #[derive(Clone)]
 pub(crate) enum Signal {
     /// Of the lease that the hold was won for.

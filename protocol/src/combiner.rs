@@ -34,7 +34,7 @@ use crate::{
     token::Token,
 };
 
-/// What a request weighs in the queue besides its key and token, about, in bytes.
+/// Bytes of a request in the queue besides its key and token, about.
 const EACH: usize = 256;
 
 /// How much a combiner may have under way.
@@ -42,11 +42,11 @@ const EACH: usize = 256;
 pub struct Limits {
     /// So many flights at a time, before requests wait.
     pub flights: usize,
-    /// What waits has a flight of its own when none has begun or come down for so long.
+    /// Waiting requests have a flight of their own when none has begun or come down for so long.
     pub pace: Duration,
     /// The most requests of a batch.
     pub batch: usize,
-    /// What all requests that wait may weigh together, in bytes.
+    /// The most that all waiting requests weigh together, in bytes.
     pub weight: usize,
 }
 
@@ -60,7 +60,7 @@ pub enum Want {
 }
 
 impl Want {
-    /// What a request wants, if it can travel with others (invariant 5).
+    /// The same of a request that can travel with others (invariant 5).
     pub fn of(request: &Request) -> Option<Self> {
         match request {
             Request::Acquire(AcquireRequest { claim, voting: None }) => Some(Self::Acquire(claim.clone())),
@@ -100,7 +100,7 @@ impl Want {
     }
 }
 
-/// What a whole call's failure says to each of its requests.
+/// The outcome of each request of a call that failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing has happened: each asks alone.
@@ -129,7 +129,7 @@ pub enum Entry {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Batch {
     number: usize,
-    /// What each wants.
+    /// One for each request.
     pub wants: Vec<Want>,
 }
 
@@ -157,7 +157,7 @@ pub struct Combiner<T> {
     moved: Time,
     /// Whether what waits has a flight that has not taken it yet.
     is_called_for: bool,
-    /// What each batch under way has in the air, by its number.
+    /// The requests of each batch under way, by its number.
     air: Vec<Option<Vec<Sent<T>>>>,
 }
 
@@ -287,8 +287,8 @@ impl<T> Combiner<T> {
         sent.into_iter().map(|sent| sent.caller).collect()
     }
 
-    /// The connection has taken nothing since this moment: those who wait since then, or longer. Who came later has time left,
-    /// and the same flight [goes on](Self::goes_on) for them.
+    /// The connection has taken nothing since this moment. Takes out the requests that have waited so long; for later ones the
+    /// same flight [goes on](Self::goes_on).
     pub fn turn_away(&mut self, since: Time) -> Vec<T> {
         let older = self.remove(|waiting| waiting.until <= since + waiting.limit);
         self.is_called_for = !self.waiting.is_empty();

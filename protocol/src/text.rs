@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// What is no longer than this is put together on the stack.
+/// A text no longer than this is put together on the stack.
 const ON_STACK: usize = 192;
 
 /// All parts in a row, as one text to be shared: one allocation, unless it is a long one.

@@ -33,7 +33,7 @@ enum Releasing {
     Again(Ask, Pin<Box<dyn Future<Output = Result<Owned, Failure>> + Send>>),
 }
 
-/// What was asked for, and what came of it.
+/// With the request that was asked.
 impl Future for Releasing {
     type Output = (Ask, Result<Owned, Failure>);
 
@@ -45,7 +45,7 @@ impl Future for Releasing {
     }
 }
 
-/// What the first request asks for.
+/// The first request.
 const FIRST: Ask = Ask::Release { only_sending: true, is_last: false };
 
 impl Client {

@@ -124,7 +124,7 @@ impl NodeMetrics {
     }
 }
 
-/// Who last asked a node that is away would have it down for ever: what nobody uses is not down.
+/// A node that no `Leases` uses counts as up. Otherwise one that failed its last request would stay down for ever.
 #[cfg(feature = "metrics")]
 impl Drop for NodeMetrics {
     fn drop(&mut self) {

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{ConnectConfig, NodeAddress, Quorum};
 use crate::error::Error;
 
-/// What a try has come to, once it has.
+/// The outcome of a try, once there is one.
 type Outcome = watch::Receiver<Option<Result<(), Error>>>;
 
 /// The nodes, and the try to connect to them.

@@ -181,7 +181,7 @@ impl Member {
         }
     }
 
-    /// What it says of itself with a vote that was asked for at `sent` is kept.
+    /// Keeps what the node says of itself with a vote that was asked for at `sent`.
     fn voted(self: &Arc<Self>, sent: Time, Vote { acquired, sign, overtaken }: Vote) -> Result<Acquired, Failure> {
         if overtaken {
             self.last_overtaken.store(self.now().as_nanos(), Ordering::Release);
@@ -362,14 +362,14 @@ impl Member {
     }
 }
 
-/// A node's answer on its way. What comes of it is told to the node's health, and read as what was asked for.
+/// A node's answer on its way. It is told to the node's health, and read as the request's own type.
 ///
 /// It is the box that the node made and a few words beside it, so that one request takes one allocation.
 #[must_use = "it is sent when it is looked at"]
 pub(crate) struct Asked<T, R = Reply> {
     answer: Answer<R>,
     read: fn(R) -> Result<T, Failure>,
-    /// Who was asked when; nobody where that was pointless.
+    /// The node and the time of asking; none where that was pointless.
     of: Option<(Arc<Member>, Time)>,
 }
 

@@ -241,13 +241,12 @@ impl Watchdog {
 
     /// Looks at the holds whose time has come, and renews those that want it: as many as one batch takes.
     fn look(self: &Arc<Self>, now: Time) {
-        // What is more than that is looked at when this has been sent, at a moment of its own: so many leases that came due
-        // at once come due one batch after the other from then on.
+        // The others are looked at when this has been sent, at a moment of their own: leases that came due at once come due
+        // one batch after the other from then on.
         let due = self.table.lock().due(now, BATCH);
         let is_renewed = |hold: &Arc<Hold>| self.ask(hold, now, Hold::tick);
         let mut batch: Vec<_> = due.into_iter().filter(is_renewed).collect();
-        // Whoever comes due soon goes along, while there is room: so leases of one process come to travel together, and
-        // the server has one call for all.
+        // Leases that come due soon go along, while there is room: so those of one process come to travel together.
         while !batch.is_empty() && batch.len() < BATCH {
             let Some(next) = self.table.lock().next() else { break };
             if !self.ask(&next, now, Hold::go_along) {

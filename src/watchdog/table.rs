@@ -41,14 +41,14 @@ pub(super) struct Table {
     under_way: BinaryHeap<Reverse<Due<Batch>>>,
     /// How many holds these have.
     renewing: usize,
-    /// What entries out of date have kept, until the table is not locked.
+    /// Kept by entries out of date, until the table is not locked.
     gone: Gone,
     /// When the next look is planned.
     planned: Time,
     empty_since: Option<Time>,
 }
 
-/// What the table notes in a hold. Only the table changes it, under its lock.
+/// The table's notes in a hold. Only the table changes them, under its lock.
 #[derive(Debug)]
 pub(super) struct Noted {
     /// When it is looked at next, as [`Time`]; never, if that is not planned.
@@ -145,10 +145,10 @@ impl<T> PartialEq for Due<T> {
 
 impl<T> Eq for Due<T> {}
 
-/// What is renewed together.
+/// Holds that are renewed together.
 pub(super) type Batch = Arc<Vec<Arc<Hold>>>;
 
-/// What the table has let go of: to be dropped when it is not locked any more.
+/// Let go of by the table: to be dropped when it is not locked any more.
 pub(super) type Gone = (Vec<Arc<Hold>>, Vec<Batch>);
 
 impl Table {

@@ -34,7 +34,7 @@ pub(super) struct Group {
     others: Vec<Pid>,
 }
 
-/// What the command waits for once it is ready.
+/// The ready command waits for this.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Go {
     pub(super) fence: String,

@@ -172,7 +172,7 @@ async fn under_a_lease<T>(
         Ok(Err(ended)) => Err(ended),
         Err(signal) => Ok(Err(signal)),
     };
-    // Also takes a waiter out of its queue; whoever has waited in vain has no time for a server that says no to that too.
+    // Also takes a waiter out of its queue. After a wait in vain, a server that refuses this too must not delay the exit.
     if has_waited_in_vain {
         let _left_behind = timeout(A_MOMENT, leases.close()).await;
     } else {

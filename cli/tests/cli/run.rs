@@ -86,7 +86,7 @@ fn a_command_that_is_ready_waits_for_the_lock_but_not_while_somebody_else_has_it
     eventually(HANGS, "the lock is acquired", || is_held(&server));
     eventually(HANGS, "the command is ready", || children_of(&runner).len() == 1);
     assert!(!sign.exists(), "it begins with the lock");
-    // Whoever kills it meanwhile has the command made ready again.
+    // If it is killed meanwhile, the command is made ready again.
     for child in children_of(&runner) {
         kill_process(child, Signal::KILL).unwrap();
     }

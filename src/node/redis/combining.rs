@@ -35,16 +35,16 @@ use crate::{foreign, keeper::Host, sync::catching_panics};
 /// the next. More made nothing faster, and slow a busy machine down.
 const FLIGHTS: usize = 2;
 
-/// What a request waits at most for flights that take longer.
+/// Without any answer for so long, waiting requests get a call of their own.
 const PACE: Duration = Duration::from_millis(1);
 
-/// The most requests of a batch: the server works on it for half a millisecond, and answers nobody else meanwhile.
+/// The most requests of a batch: the server works on it for less than a millisecond, and answers nobody else meanwhile.
 const BATCH: usize = 128;
 
-/// What requests that wait may weigh together, in bytes.
+/// The most that waiting requests weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
 
-/// What a caller is told: its reply, or that it has to ask alone.
+/// A caller's answer: its reply, or that it has to ask alone.
 type Told = Result<Option<Reply>, Failure>;
 
 type Caller = oneshot::Sender<Told>;
@@ -120,7 +120,7 @@ impl Combining {
         }
     }
 
-    /// What waits has a flight on the runtime of the connection.
+    /// Starts a flight for the waiting requests, on the runtime of the connection.
     #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers are under way until then")]
     fn fly(self: &Arc<Self>) {
         let flusher = Flusher { combining: self.clone(), batch: None, has_ended: false };
@@ -242,7 +242,7 @@ impl Flusher {
         let outcome = Box::pin(sent).await;
         match (self.batch.take(), outcome) {
             (Some(batch), outcome) => self.combining.landed(&batch, outcome),
-            // The connection is over, or takes nothing. Who has come meanwhile waits on, each for all of its time.
+            // The connection is over, or takes nothing. Later requests wait on, each for all of its time.
             (None, Err(failure)) if !has_link => {
                 let waiting = self.combining.state.lock().combiner.turn_away(began);
                 for caller in waiting {

@@ -6,7 +6,7 @@ use std::{mem::replace, time::Duration};
 use fred::{bytes::Bytes, types::Value};
 use leasehold_protocol::{message::Claim, text::Digits};
 
-/// What an argument of many locks has in bytes, about.
+/// Bytes of an argument of many locks, about.
 const ARGUMENT: usize = 48;
 
 /// A key or an argument, before it is written.
@@ -14,7 +14,7 @@ pub(super) enum Text<'a> {
     Number(u64),
     Whole(&'a str),
     Parts([&'a str; 4]),
-    /// What the lock's key has, as far as it is known.
+    /// The value of the lock's key, as far as it is known.
     Value(&'a Claim),
 }
 

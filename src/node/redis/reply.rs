@@ -68,7 +68,7 @@ pub(super) fn overtaken(reply: Reply) -> Reply {
     }
 }
 
-/// What a script has answered is none of its replies.
+/// A script has answered, with none of its replies.
 pub(super) fn unreadable() -> Failure {
     Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?")
 }

@@ -69,7 +69,7 @@ impl Server {
                 Box::pin(async move {
                     match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
                         Ok(Ok(Some(reply))) => Ok(reply),
-                        // What was asked after it on this route may have come before it now.
+                        // Later requests on this route may have come before it now.
                         Ok(Ok(None)) => {
                             let left = until.since(server.combining.now()).max(SHORTEST_LIMIT);
                             server.ask_alone((route, left), request, None).await.map(reply::overtaken)
@@ -279,7 +279,7 @@ impl Server {
         reply::floors(&reply)
     }
 
-    /// What tells whether a request on this route is tracked, if it is to be.
+    /// Tells whether a request on this route is tracked, if it is to be.
     fn pushing(&self, route: Route) -> Option<Arc<Push>> {
         (route == Route::Tracked).then(|| self.push.clone())
     }

@@ -69,7 +69,7 @@ impl Witness {
         (up > 0).then_some((run_id, up))
     }
 
-    /// What a server has said of its version: from 7.0 on it keeps no script over a restart.
+    /// The server's version: from 7.0 on it keeps no script over a restart.
     pub(super) fn note_version(&self, major: Option<u32>) {
         self.forgets_scripts.store(major.is_some_and(|major| major >= 7), Ordering::Relaxed);
     }
