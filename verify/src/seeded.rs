@@ -73,11 +73,13 @@ pub enum SeededBug {
     OvertakenIsTheFirsts,
     /// A batch has one request more than it may.
     BatchTooLarge,
+    /// A full batch leaves requests behind, and the sweeper does not hear of them.
+    LeftBehind,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -112,6 +114,7 @@ impl SeededBug {
         Self::AnsweredAgain,
         Self::OvertakenIsTheFirsts,
         Self::BatchTooLarge,
+        Self::LeftBehind,
     ];
 
     /// What scripts and pages call it.
@@ -152,6 +155,7 @@ impl SeededBug {
             Self::AnsweredAgain => "answered-again",
             Self::OvertakenIsTheFirsts => "overtaken-is-the-firsts",
             Self::BatchTooLarge => "batch-too-large",
+            Self::LeftBehind => "left-behind",
         }
     }
 
@@ -192,7 +196,8 @@ impl SeededBug {
             | Self::AllTurnedAway
             | Self::AnsweredAgain
             | Self::OvertakenIsTheFirsts
-            | Self::BatchTooLarge => None,
+            | Self::BatchTooLarge
+            | Self::LeftBehind => None,
         }
     }
 }

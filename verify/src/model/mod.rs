@@ -49,10 +49,12 @@ use self::{
     world::Run,
 };
 use crate::seeded::SeededBug;
+
 mod action;
 mod client;
 mod combining;
 mod path;
+mod search;
 mod state;
 mod tests;
 mod world;

@@ -1,40 +1,23 @@
 //! The searches: within the assumptions no rule is broken; outside of each of them, one is.
 
-use std::collections::BTreeSet;
-
-use stateright::{Checker, HasDiscoveries};
+use stateright::Path;
 
 use super::{
+    search::{Search, World, breaks, holds},
     worlds::{NO_FAULTS, deep, one, quick, three},
     *,
 };
 use crate::seeded::SeededBug;
 
-/// What a search came to.
-struct Search {
-    states: usize,
-    steps: usize,
-    depth: usize,
-    /// The rules that were broken, and the good things that were seen, each with a path to it.
-    found: Vec<(&'static str, String)>,
-}
-
-/// Searches all of a world, or until one of the rules given is broken.
-fn search(setup: &Setup, until: &[&'static str]) -> Search {
-    let until: BTreeSet<_> = until.iter().copied().collect();
-    let stop = if until.is_empty() { HasDiscoveries::AnyFailures } else { HasDiscoveries::AllOf(until) };
-    let checker = setup.clone().checker().finish_when(stop).spawn_bfs().join();
-    let found = checker.discoveries().into_iter().map(|(name, path)| (name, path::told(setup, path)));
-    Search {
-        states: checker.unique_state_count(),
-        steps: checker.state_count(),
-        depth: checker.max_depth(),
-        found: found.collect(),
+impl World for Setup {
+    fn name(&self) -> &'static str {
+        self.name
     }
-}
 
-impl Setup {
-    /// Whether something good must be possible here.
+    fn told(&self, path: Path<State, Action>) -> String {
+        path::told(self, path)
+    }
+
     fn is_expected(&self, good: &str) -> bool {
         match good {
             INHERITED => self.faults.deaths > 0,
@@ -43,30 +26,6 @@ impl Setup {
             _ => true,
         }
     }
-}
-
-/// Searches all of it: no rule is broken, and what should be possible is.
-fn holds(setup: &Setup) -> Search {
-    let search = search(setup, &[]);
-    let found = |name: &str| search.found.iter().find(|(found, _)| *found == name).map(|(_, path)| path);
-    for property in setup.properties() {
-        let path = found(property.name);
-        if property.expectation.discovery_is_failure() {
-            assert!(path.is_none(), "{}: not {:?}:\n{}", setup.name, property.name, path.unwrap());
-        } else if setup.is_expected(property.name) {
-            assert!(path.is_some(), "{}: never {:?}", setup.name, property.name);
-        }
-    }
-    println!("{}: {} states, {} steps, depth {}", setup.name, search.states, search.steps, search.depth);
-    search
-}
-
-/// Searches until this rule is broken, and prints how.
-fn breaks(setup: &Setup, rule: &'static str) {
-    let search = search(setup, &[rule]);
-    let path = search.found.iter().find(|(found, _)| *found == rule);
-    let Some((_, path)) = path else { panic!("{}: {rule:?} holds in all {} states", setup.name, search.states) };
-    println!("{}: not {rule:?}, found after {} states:\n{path}", setup.name, search.states);
 }
 
 fn within(name: &str) {
@@ -239,9 +198,8 @@ fn a_replay_that_draws_anew_shows_another_fence() {
 fn who_begins_later_has_the_larger_fence_whatever_the_clocks_do() {
     let faults = Faults { pauses: 1, ..NO_FAULTS };
     let setup = one("a clock that gains a half", faults).rate(1_500);
-    let search = search(&setup, &[LATER_IS_LARGER]);
-    let found: Vec<_> = search.found.iter().map(|(name, _)| *name).collect();
-    assert!(found.contains(&ONE_HOLDER) && !found.contains(&LATER_IS_LARGER), "{found:?}");
+    let search = Search::of(&setup, &[LATER_IS_LARGER]);
+    assert!(search.path(ONE_HOLDER).is_some() && search.path(LATER_IS_LARGER).is_none());
 }
 
 /// Everything, with the figures for `docs/evidence/model.md`: `scripts/model` runs it.

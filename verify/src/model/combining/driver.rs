@@ -5,7 +5,7 @@ use std::{cell::RefCell, mem::take};
 use leasehold_protocol::combiner::{Swept, Verdict, Want, after_failure};
 
 use super::{
-    ALL_OVERTAKEN, BATCH, BATCH_IS_SMALL, LIMIT, NEVER_WITH_ITS_ACQUIRE, NOT_AFTER_ITS_ANSWER, TAKEN_BACK, TOLD_ONCE,
+    ALL_OVERTAKEN, BATCH_IS_SMALL, LIMIT, NEVER_WITH_ITS_ACQUIRE, NOT_AFTER_ITS_ANSWER, TAKEN_BACK, TOLD_ONCE,
     WAITS_FOR_A_LINK,
     run::{Run, unknown, unsent},
     state::{Flusher, Hearer, Message, Outcome, Payload, Place, Said, Step, Ticket, Told},
@@ -94,6 +94,11 @@ impl Run<'_> {
             is_open
         };
         let (batch, late) = self.state.combiner.take(now, is_open);
+        self.state.moved = now;
+        // A full batch leaves requests behind.
+        if let Some(at) = self.state.combiner.looks_at().filter(|_| !self.setup.has(SeededBug::LeftBehind)) {
+            self.state.sweeps = Some(self.state.sweeps.map_or(at, |planned| planned.min(at)));
+        }
         let step = if batch.is_some() { Step::Packed } else { Step::Landed };
         (flusher.step, flusher.aboard, flusher.batch) = (step, aboard.into_inner(), batch);
         flusher.overtaken = false;
@@ -126,7 +131,7 @@ impl Run<'_> {
         if has_answers {
             self.state.broke(NOT_AFTER_ITS_ANSWER);
         }
-        if wants.len() > BATCH {
+        if wants.len() > self.setup.batch {
             self.state.broke(BATCH_IS_SMALL);
         }
         for want in wants {

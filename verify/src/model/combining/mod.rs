@@ -50,9 +50,6 @@ const PACE: Duration = Duration::from_millis(1);
 /// How long a caller waits for its turn and its answer, and a flight for its answer.
 const LIMIT: Duration = Duration::from_millis(2);
 
-/// The most requests of a batch.
-const BATCH: usize = 2;
-
 /// Longer than any run.
 const TTL: Duration = Duration::from_secs(10);
 
@@ -93,6 +90,8 @@ struct Setup {
     name: &'static str,
     /// So many flights at a time.
     flights: usize,
+    /// The most requests of a batch.
+    batch: usize,
     /// Of each caller, which lock it wants.
     wanted: Vec<usize>,
     faults: Faults,
@@ -113,7 +112,7 @@ impl Setup {
     }
 
     fn limits(&self) -> Limits {
-        let batch = if self.has(SeededBug::BatchTooLarge) { BATCH + 1 } else { BATCH };
+        let batch = self.batch + usize::from(self.has(SeededBug::BatchTooLarge));
         Limits { flights: self.flights, pace: PACE, batch, weight: 1_000_000 }
     }
 

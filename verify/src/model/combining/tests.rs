@@ -1,12 +1,13 @@
 //! The searches: no order of events breaks a rule, and each seeded bug does.
 
-use std::{collections::BTreeSet, fmt::Write};
+use std::fmt::Write;
 
 use leasehold_protocol::time::Time;
-use stateright::{Checker, HasDiscoveries, Path};
+use stateright::Path;
 use uuid::Uuid;
 
 use super::{state::Faults, *};
+use crate::model::search::{self, Search, World, holds};
 
 pub(super) const NO_FAULTS: Faults = Faults { drops: 0, cuts: 0, ends: 0, forgotten: 0, refused: 0, odd: 0, full: 0 };
 
@@ -15,6 +16,7 @@ pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults
     Setup {
         name,
         flights,
+        batch: 2,
         wanted: wanted.to_vec(),
         faults,
         is_torn: false,
@@ -26,58 +28,25 @@ pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults
     }
 }
 
-struct Search {
-    states: usize,
-    steps: usize,
-    depth: usize,
-    found: Vec<(&'static str, String)>,
-}
-
-fn search(setup: &Setup, until: &[&'static str]) -> Search {
-    let until: BTreeSet<_> = until.iter().copied().collect();
-    let stop = if until.is_empty() { HasDiscoveries::AnyFailures } else { HasDiscoveries::AllOf(until) };
-    let checker = setup.clone().checker().finish_when(stop).spawn_bfs().join();
-    let found = checker.discoveries().into_iter().map(|(name, path)| (name, told(path)));
-    Search {
-        states: checker.unique_state_count(),
-        steps: checker.state_count(),
-        depth: checker.max_depth(),
-        found: found.collect(),
+impl World for Setup {
+    fn name(&self) -> &'static str {
+        self.name
     }
-}
 
-/// One line for everything that happened.
-fn told(path: Path<State, Action>) -> String {
-    let mut text = String::new();
-    for (state, action) in path.into_vec() {
-        let Some(action) = action else { continue };
-        let _ = writeln!(text, "{:?}  {}", state.now, state.tell(action));
-    }
-    text
-}
-
-fn holds(setup: &Setup) -> Search {
-    let search = search(setup, &[]);
-    let found = |name: &str| search.found.iter().find(|(found, _)| *found == name).map(|(_, path)| path);
-    for property in setup.properties() {
-        let path = found(property.name);
-        if property.expectation.discovery_is_failure() {
-            assert!(path.is_none(), "{}: not {:?}:\n{}", setup.name, property.name, path.unwrap());
-        } else {
-            assert!(path.is_some(), "{}: never {:?}", setup.name, property.name);
+    /// One line for everything that happened.
+    fn told(&self, path: Path<State, Action>) -> String {
+        let mut text = String::new();
+        for (state, action) in path.into_vec() {
+            let Some(action) = action else { continue };
+            let _ = writeln!(text, "{:?}  {}", state.now, state.tell(action));
         }
+        text
     }
-    println!("{}: {} states, {} steps, depth {}", setup.name, search.states, search.steps, search.depth);
-    search
 }
 
-/// Searches until this rule is broken, and prints how.
+/// With this bug, this rule is broken.
 fn breaks(bug: SeededBug, setup: Setup, rule: &'static str) {
-    let setup = Setup { bug: Some(bug), ..setup };
-    let search = search(&setup, &[rule]);
-    let path = search.found.iter().find(|(found, _)| *found == rule);
-    let Some((_, path)) = path else { panic!("{}: {rule:?} holds in all {} states", bug.name(), search.states) };
-    println!("{}: not {rule:?}, found after {} states:\n{path}", bug.name(), search.states);
+    search::breaks(&Setup { name: bug.name(), bug: Some(bug), ..setup }, rule);
 }
 
 impl Setup {
@@ -112,6 +81,7 @@ fn quick() -> Vec<Setup> {
         two("the connection takes nothing", Faults { full: 1, ..NO_FAULTS }).for_millis(2),
         world("two locks", 1, &[0, 1], NO_FAULTS).for_millis(2),
         world("two flights", 2, &[0, 0, 0], NO_FAULTS).for_millis(2),
+        Setup { batch: 1, ..three("batches of one", NO_FAULTS) },
     ]
 }
 
@@ -140,6 +110,8 @@ fn deep() -> Vec<Setup> {
         three("the runtime ends", Faults { ends: 1, ..NO_FAULTS }).for_millis(2),
         world("two locks", 1, &[0, 0, 1], NO_FAULTS).for_millis(2),
         world("two flights", 2, &[0, 0, 0], NO_FAULTS),
+        Setup { batch: 1, ..three("batches of one, a caller gives up", drops) }.for_millis(2),
+        Setup { batch: 1, ..three("batches of one, a cut", Faults { cuts: 1, ..NO_FAULTS }) }.for_millis(2),
         world("two flights, a caller gives up", 2, &[0, 0, 0], drops).for_millis(2),
         world("two flights, a cut", 2, &[0, 0, 0], Faults { cuts: 1, ..NO_FAULTS }).for_millis(2),
     ]
@@ -208,6 +180,12 @@ fn two_locks_break_no_rule() {
 #[test]
 fn two_flights_break_no_rule() {
     within("two flights");
+}
+
+#[test]
+fn a_full_batch_leaves_nobody_behind_for_longer_than_the_pace() {
+    within("batches of one");
+    breaks(SeededBug::LeftBehind, Setup { batch: 1, ..three("three callers", NO_FAULTS) }, PACED);
 }
 
 #[test]
