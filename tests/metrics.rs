@@ -5,7 +5,7 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::expect_used)]
 
-use std::time::Duration;
+use std::{net::TcpListener, time::Duration};
 
 use leasehold::{Leases, LossReason, Owner, Status};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -169,6 +169,10 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     drop(leases);
     exporter.counts(&of_node("node_up"), 1).await;
 
+    let nobody = TcpListener::bind("127.0.0.1:0").and_then(|port| port.local_addr()).expect("there is a port");
+    let builder = Leases::builder().url(format!("redis://{nobody}")).connect_timeout(TTL / 40);
+    assert!(builder.build().await.is_err(), "nobody is there");
+
     let urls = ["memory://one", "memory://two", "memory://three"];
     let quorum = Leases::builder().quorum(urls).ttl(TTL).build().await.expect("it is here");
     let _lease = quorum.lock("job").acquire().await.expect("it is free");
@@ -177,4 +181,7 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
         let offset = format!("leasehold_node_clock_offset_seconds{{node=\"{node}\"}}");
         exporter.tells(&offset, |seconds| seconds.abs() < 1.0).await;
     }
+    // What was told before these says nothing of a node that has never answered.
+    let never = exporter.value(&format!("leasehold_node_up{{node=\"{nobody}\"}}"));
+    assert!(never.is_none_or(|up| up < 0.5), "{never:?}");
 }

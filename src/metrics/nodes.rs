@@ -129,7 +129,7 @@ impl NodeMetrics {
 impl Drop for NodeMetrics {
     fn drop(&mut self) {
         // The other one is that of `NODES`.
-        if Arc::strong_count(&self.0) == 2 {
+        if Arc::strong_count(&self.0) == 2 && self.0.is_up.now.load(Ordering::Acquire) == 0 {
             self.note_up(true);
         }
     }
