@@ -233,7 +233,7 @@ impl Leases {
     /// or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
     ///
     /// Answers how many leases were still held at the limit: what they protect may be done elsewhere from then on. If another
-    /// call has closed this before, so does that one's number.
+    /// call closed this before, it answers that call's number.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -75,7 +75,13 @@ static CREW: OnceLock<Crew> = OnceLock::new();
 pub(super) fn start() -> io::Result<()> {
     let crew = CREW.get_or_init(Crew::default);
     let mut state = crew.state.lock();
-    if state.threads == 0 { crew.recruit(&mut state) } else { Ok(()) }
+    if state.threads > 0 {
+        return Ok(());
+    }
+    // Under the lock: a second caller must not go away before there is a thread.
+    crew.spawn()?;
+    (state.standing_by, state.threads) = (1, 1);
+    Ok(())
 }
 
 /// Has a job done on another thread. Takes a lock that nobody keeps, and does not wait.
@@ -96,14 +102,16 @@ impl Crew {
     fn recruit(&'static self, state: &mut MutexGuard<'_, State>) -> io::Result<()> {
         state.standing_by += 1;
         state.threads += 1;
-        let started = MutexGuard::unlocked(state, || {
-            thread::Builder::new().name("leasehold-wakes".into()).spawn(|| self.serve()).map(drop)
-        });
+        let started = MutexGuard::unlocked(state, || self.spawn());
         if started.is_err() {
             state.standing_by -= 1;
             state.threads -= 1;
         }
         started
+    }
+
+    fn spawn(&'static self) -> io::Result<()> {
+        thread::Builder::new().name("leasehold-wakes".into()).spawn(|| self.serve()).map(drop)
     }
 
     /// Has somebody stand by. Without it the jobs wait for this thread; the next job brings another try.

@@ -187,9 +187,9 @@ impl Hold {
     /// What a release makes of the key, which is to be kept for so long from now on at least. A lost lease keeps nothing
     /// unasked: its work has not been done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
-        let is_lost = self.end().is_some_and(|end| loss::label(end.reason()).is_some());
-        let until = if is_lost { Time::ZERO } else { Time::from_nanos(self.keep_until.load(Ordering::Acquire)) };
-        let rest = until.since(now).max(keep);
+        let asked = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now);
+        let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
+        let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };
         if rest.is_zero() {
             return ReleaseMode::Delete;
         }

@@ -166,12 +166,13 @@ impl Table {
     /// One less. It is not dropped while the table is locked.
     #[must_use]
     pub(super) fn remove(&mut self, hold: &Arc<Hold>) -> [Option<Arc<Hold>>; 2] {
-        let is_newest = self.newest.get(hold.key.lock()).is_some_and(|ByKey(newest)| Arc::ptr_eq(newest, hold));
-        let kept = if is_newest {
-            self.newest.take(hold.key.lock()).map(|ByKey(hold)| hold)
-        } else {
-            let at = self.older.iter().position(|older| Arc::ptr_eq(older, hold));
-            at.map(|at| self.older.swap_remove(at))
+        let kept = match self.newest.take(hold.key.lock()) {
+            Some(ByKey(newest)) if Arc::ptr_eq(&newest, hold) => Some(newest),
+            another => {
+                self.newest.extend(another);
+                let at = self.older.iter().position(|older| Arc::ptr_eq(older, hold));
+                at.map(|at| self.older.swap_remove(at))
+            }
         };
         let fresh = self.remove_fresh(hold);
         hold.noted.set_look(Time::NEVER);

@@ -58,7 +58,9 @@ impl Go {
 
 /// A process that becomes the command when it is told to. While it is loaded, the lock is acquired. Dropped, it is gone.
 pub(super) struct Ready {
+    /// Until it is the command.
     child: Option<Child>,
+    leader: Pid,
     go: File,
     others: Vec<Pid>,
 }
@@ -82,15 +84,14 @@ impl Ready {
             .env("LEASEHOLD_NAME", &options.wanted.name)
             .process_group(0)
             .spawn()?;
-        Ok(Self { child: Some(child), go: go.into(), others })
+        Ok(Self { leader: Pid::from_child(&child), child: Some(child), go: go.into(), others })
     }
 
     /// Starts the command.
     pub(super) fn start(mut self, go: &Go) -> io::Result<Group> {
         self.go.write_all(go.write().as_bytes())?;
-        let leader = self.child.as_ref().map(Pid::from_child).ok_or(Errno::SRCH)?;
         self.child = None;
-        Ok(Group { leader, others: std::mem::take(&mut self.others) })
+        Ok(Group { leader: self.leader, others: std::mem::take(&mut self.others) })
     }
 }
 

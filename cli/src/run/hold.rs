@@ -64,9 +64,10 @@ async fn until_closed(options: &Wanted, lease: Lease, input: &Input, signals: &m
 #[allow(clippy::disallowed_methods, reason = "it ends with the program, and nothing else can wait for standard output")]
 async fn tell_the_script(line: String) -> Result<(), Ended> {
     let (tell, told) = oneshot::channel();
-    thread::spawn(move || {
+    let telling = thread::Builder::new().spawn(move || {
         let _nobody_waits = tell.send(print(&line));
     });
+    telling.map_err(|error| Ended::new(Exit::Io, format!("no thread to tell the script: {error}")))?;
     told.await.unwrap_or(Ok(()))
 }
 

@@ -111,6 +111,8 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
             }
         }
         let ready = Arc::new(Mutex::new(Some(ready_for(options, &signals)?)));
+        // Before the command runs, which may leave no room for a thread.
+        say::prepare();
         let waits = {
             let ready = ready.clone();
             // Nobody needs it while somebody else has the lock, which may be for hours.
@@ -224,8 +226,6 @@ async fn hold(
             return Err(ended);
         }
     };
-    // Not before, so that the command need not wait for it; but not much later: it may leave no room for a thread.
-    say::prepare();
     let mut outcome = job.watch(&lease, signals).await;
     outcome.ran = now().saturating_sub(acquired);
     if release(lease, options.wanted.lease.keep_for, outcome.ran, outcome.lost).await == Released::WasLost {
