@@ -11,7 +11,7 @@ use tokio::{
 /// An error that ends a program.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// What the arguments `CYCLES TASKS [URL]` ask for. Without a URL it is the memory node.
+/// The cycles that the arguments `CYCLES TASKS [URL]` ask for. Without a URL they run on the memory node.
 #[derive(Debug)]
 pub struct Cycles {
     runtime: Runtime,

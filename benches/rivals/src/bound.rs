@@ -1,6 +1,6 @@
 //! The least that a hand-off takes on this machine: two processes with blocking sockets, and no runtime.
 //!
-//! The waiter tracks the key over RESP3, is told that it has gone, and takes it on the same connection.
+//! The waiter tracks the key over RESP3, is notified that it has gone, and takes it on the same connection.
 
 use std::{
     fmt::Write as _,
@@ -16,7 +16,7 @@ const COMPARE_AND_DELETE: &str =
 /// A key that is gone, over RESP3.
 const NOTHING: &str = "_\r\n";
 
-/// A connection that is asked, and read until a text has come. What comes behind the text stays for the next reading.
+/// A connection that is asked, and read until a text has come. Anything behind the text stays for the next reading.
 #[derive(Debug)]
 pub struct Blocking {
     stream: TcpStream,

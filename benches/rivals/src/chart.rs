@@ -15,6 +15,12 @@ pub struct Bars {
 }
 
 impl Bars {
+    /// One bar in each group.
+    pub fn of_one(title: &str, unit: &str, bars: impl IntoIterator<Item = (String, Spread)>) -> Self {
+        let (groups, values) = bars.into_iter().unzip();
+        Self { title: title.to_owned(), groups, series: vec![(unit.to_owned(), values)], stacked: false }
+    }
+
     #[allow(clippy::cast_possible_truncation, reason = "a picture is not that fine")]
     pub fn svg(&self) -> Result<String> {
         let series = self.series.iter().map(|(name, values)| {

@@ -1,4 +1,4 @@
-//! What `leasehold run` adds to a command that does nothing, beside `flock` and the bare command.
+//! The cost of `leasehold run` for a command that does nothing, beside `flock` and the bare command.
 
 use std::{
     path::Path,
@@ -6,9 +6,11 @@ use std::{
     time::Instant,
 };
 
-use crate::{Result, Server, Spread, chart::Bars, machine, median, page::Section, percentile};
+use crate::{Result, Server, Spread, chart::Bars, machine, median, page::Section};
 
 const RUNS: usize = 200;
+/// The percentile that a table and its chart have in place of the most.
+const LATE: f64 = 0.95;
 
 pub fn main(tool: &str) -> Result<()> {
     machine::pin_to_two()?;
@@ -20,32 +22,17 @@ pub fn main(tool: &str) -> Result<()> {
     let times = times?;
     let bare = median(times[0].1.iter().copied());
     let rows = times.iter().map(|(name, times)| {
-        let spread = Spread::of(times.iter().copied());
-        let late = percentile(times.iter().copied(), 0.95);
-        let cells = [spread.median, spread.median - bare, spread.least, late].map(|millis| format!("{millis:.1} ms"));
+        let spread = Spread::up_to(times.iter().copied(), LATE);
+        let cells =
+            [spread.median, spread.median - bare, spread.least, spread.most].map(|millis| format!("{millis:.1} ms"));
         [format!("`{name}`")].into_iter().chain(cells).collect()
     });
     let rows: Vec<Vec<String>> = rows.collect();
     let titles = ["command", "median of 200", "more than the bare one", "least", "95 %"];
     section.table("A command", "all processes on the same 2 cores", &titles, &rows);
-    section.bars(
-        "command",
-        &Bars {
-            title: "Milliseconds of a command that does nothing, median (least..95 %)".into(),
-            groups: times.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            series: vec![(
-                "milliseconds".into(),
-                times
-                    .iter()
-                    .map(|(_, times)| {
-                        let most = percentile(times.iter().copied(), 0.95);
-                        Spread { most, ..Spread::of(times.iter().copied()) }
-                    })
-                    .collect(),
-            )],
-            stacked: false,
-        },
-    )?;
+    let each = times.iter().map(|(name, times)| ((*name).to_owned(), Spread::up_to(times.iter().copied(), LATE)));
+    let title = "Milliseconds of a command that does nothing, median (least..95 %)";
+    section.bars("command", &Bars::of_one(title, "milliseconds", each))?;
     section.write()
 }
 

@@ -1,12 +1,6 @@
-//! Who is compared: each with its library's defaults, and the TTL in common.
+//! The contestants: each has its library's defaults, and all have the same TTL.
 
-use std::{
-    fmt,
-    future::{Future, pending},
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, future::pending, sync::Arc, time::Duration};
 
 use distkit::lock::{LockOptions, Mutex, MutexGuard};
 use distributed_lock_core::traits::{DistributedLock as _, LockHandle as _, LockProvider as _};
@@ -26,27 +20,21 @@ use rslock::{LockGuard, LockManager};
 
 use crate::{Result, Server, TTL, rounds::Rounds};
 
-/// Boxed, so that the libraries are compiled into this one and not again into each benchmark. The allocation is the
-/// same for all of them.
-pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
-
 /// The library under test, on the calling runtime.
-pub fn leases(server: &Server) -> Boxed<'static, Leases> {
-    leases_at(server.url(), TTL, false)
+pub async fn leases(server: &Server) -> Result<Leases> {
+    leases_at(server.url(), TTL, false).await
 }
 
 /// The library under test, in another process too.
-pub fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Boxed<'static, Leases> {
-    let builder = Leases::builder().url(url).ttl(ttl).fair(fair);
-    Box::pin(async { Ok(builder.build().await?) })
+pub async fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Result<Leases> {
+    Ok(Leases::builder().url(url).ttl(ttl).fair(fair).build().await?)
 }
 
 /// The library under test over a quorum. Its servers were started for this and have nothing to forget, so they vote at
 /// once.
-pub fn leases_over(servers: &[Server]) -> Boxed<'static, Leases> {
+pub async fn leases_over(servers: &[Server]) -> Result<Leases> {
     let urls = servers.iter().map(Server::url);
-    let builder = Leases::builder().quorum(urls).restart_delay(Duration::ZERO).ttl(TTL);
-    Box::pin(async { Ok(builder.build().await?) })
+    Ok(Leases::builder().quorum(urls).restart_delay(Duration::ZERO).ttl(TTL).build().await?)
 }
 
 /// One way to take a lock, connected on the runtime that made it.
@@ -89,36 +77,28 @@ const VALUE: &str = "lh1:00000000-0000-4000-8000-000000000000:1795243932883512@t
 
 impl Contestant {
     /// All of them, in the order of the tables: ours, the rivals, the baselines, ours without a server.
-    pub fn all(server: &Server) -> Boxed<'_, Vec<Self>> {
-        Box::pin(async {
-            let url = &*server.url();
-            let mut all = vec![Self::leasehold(url, TTL).await?];
-            all.extend(Self::rivals(url, TTL).await?);
-            all.extend([Self::plain(server).await?, Self::plain_redis_rs(server).await?]);
-            all.push(Self::InMemory(Leases::in_memory()));
-            Ok(all)
-        })
+    pub async fn all(server: &Server) -> Result<Vec<Self>> {
+        let mut all = Self::holding(&server.url(), TTL).await?;
+        all.extend([Self::plain(server).await?, Self::plain_redis_rs(server).await?]);
+        all.push(Self::InMemory(Leases::in_memory()));
+        Ok(all)
     }
 
-    /// The other libraries.
-    pub fn rivals(url: &str, ttl: Duration) -> Boxed<'_, Vec<Self>> {
-        Box::pin(async move {
-            let mut waiting = Self::waiting_rivals(url, ttl).await?;
-            let distributed = Self::distributed_lock(vec![url.to_owned()], ttl).await?;
-            waiting.insert(2, distributed);
-            Ok(waiting)
-        })
+    /// Those that renew what they hold, in the order of the tables: ours, the rivals.
+    pub async fn holding(url: &str, ttl: Duration) -> Result<Vec<Self>> {
+        let mut all = vec![Self::leasehold(url, ttl).await?];
+        all.extend(Self::waiting_rivals(url, ttl).await?);
+        all.insert(3, Self::distributed_lock(vec![url.to_owned()], ttl).await?);
+        Ok(all)
     }
 
     /// Those that wait for a lock, in the order of the tables: ours, ours in a fair queue, the rivals.
     ///
     /// distributed-lock-redis is not one of them: its `acquire` fails at once where somebody else has the lock.
-    pub fn waiting(url: &str) -> Boxed<'_, Vec<Self>> {
-        Box::pin(async move {
-            let mut all = vec![Self::leasehold(url, TTL).await?, Self::Fair(leases_at(url, TTL, true).await?)];
-            all.extend(Self::waiting_rivals(url, TTL).await?);
-            Ok(all)
-        })
+    pub async fn waiting(url: &str) -> Result<Vec<Self>> {
+        let mut all = vec![Self::leasehold(url, TTL).await?, Self::Fair(leases_at(url, TTL, true).await?)];
+        all.extend(Self::waiting_rivals(url, TTL).await?);
+        Ok(all)
     }
 
     async fn waiting_rivals(url: &str, ttl: Duration) -> Result<Vec<Self>> {
@@ -131,7 +111,7 @@ impl Contestant {
         ])
     }
 
-    pub async fn leasehold(url: &str, ttl: Duration) -> Result<Self> {
+    async fn leasehold(url: &str, ttl: Duration) -> Result<Self> {
         Ok(Self::Leasehold(leases_at(url, ttl, false).await?))
     }
 
@@ -155,19 +135,17 @@ impl Contestant {
     }
 
     /// Those that can take a lock on several servers, in the order of the tables: ours, the rivals, the baselines.
-    pub fn quorum(servers: &[Server]) -> Boxed<'_, Vec<Self>> {
-        Box::pin(async move {
-            let rounds = Rounds::connect(servers).await?;
-            let hash = rounds.load().await?;
-            let urls: Vec<String> = servers.iter().map(Server::url).collect();
-            Ok(vec![
-                Self::Leasehold(leases_over(servers).await?),
-                Self::Rslock(LockManager::new(urls.clone()), TTL),
-                Self::distributed_lock(urls, TTL).await?,
-                Self::PlainRounds(rounds.clone(), hash),
-                Self::Pings(rounds),
-            ])
-        })
+    pub async fn quorum(servers: &[Server]) -> Result<Vec<Self>> {
+        let rounds = Rounds::connect(servers).await?;
+        let hash = rounds.load().await?;
+        let urls: Vec<String> = servers.iter().map(Server::url).collect();
+        Ok(vec![
+            Self::Leasehold(leases_over(servers).await?),
+            Self::Rslock(LockManager::new(urls.clone()), TTL),
+            Self::distributed_lock(urls, TTL).await?,
+            Self::PlainRounds(rounds.clone(), hash),
+            Self::Pings(rounds),
+        ])
     }
 
     /// Whether it is another library, and no baseline.
@@ -192,11 +170,7 @@ impl Contestant {
     }
 
     /// Waits for the lock as the library does it by default.
-    pub fn acquire<'a>(&'a self, name: &'a str) -> Boxed<'a, Guard> {
-        Box::pin(self.acquire_now(name))
-    }
-
-    async fn acquire_now(&self, name: &str) -> Result<Guard> {
+    pub async fn acquire(&self, name: &str) -> Result<Guard> {
         Ok(match self {
             Self::Leasehold(leases) | Self::Fair(leases) | Self::InMemory(leases) => {
                 Guard::Leasehold(leases.lock(name).acquire().await?)
@@ -247,11 +221,7 @@ impl Contestant {
         pending().await
     }
 
-    pub fn release(&self, guard: Guard) -> Boxed<'_, ()> {
-        Box::pin(self.release_now(guard))
-    }
-
-    async fn release_now(&self, guard: Guard) -> Result<()> {
+    pub async fn release(&self, guard: Guard) -> Result<()> {
         match (self, guard) {
             (_, Guard::Leasehold(lease)) => lease.release().await?,
             (_, Guard::Rslock(guard)) => guard.release().await,

@@ -18,7 +18,7 @@ use crate::{
 /// Before anything is counted: connections, scripts, allocations.
 const WARM_UP: u32 = 5;
 const ROUNDS: u32 = 40;
-/// Those who are told take so many more turns, since they are short.
+/// So many turns of those that are notified, since their turns are short.
 const SHORT: u32 = 3;
 /// The waiter is well settled by then.
 const HELD: Duration = Duration::from_millis(20);
@@ -45,24 +45,10 @@ pub fn main() -> Result<()> {
         "distributed-lock-redis is not here: its `acquire` fails at once where somebody else has the lock, so nobody \
          waits.",
     );
-    let told: Vec<_> = times.iter().filter(|(name, _)| name.starts_with("leasehold") || name == BOUND).collect();
-    section.bars(
-        "handoff",
-        &Bars {
-            title: "Microseconds from a release to the next holder, median (least..90 %)".into(),
-            groups: told.iter().map(|(name, _)| name.clone()).collect(),
-            series: vec![(
-                "microseconds".into(),
-                told.iter()
-                    .map(|(_, times)| {
-                        let most = percentile(times.iter().copied(), 0.9);
-                        Spread { most, ..Spread::of(times.iter().copied()) }
-                    })
-                    .collect(),
-            )],
-            stacked: false,
-        },
-    )?;
+    let notified = times.iter().filter(|(name, _)| name.starts_with("leasehold") || name == BOUND);
+    let bars = notified.map(|(name, times)| (name.clone(), Spread::up_to(times.iter().copied(), 0.9)));
+    let title = "Microseconds from a release to the next holder, median (least..90 %)";
+    section.bars("handoff", &Bars::of_one(title, "microseconds", bars))?;
     section.write()
 }
 

@@ -1,8 +1,6 @@
 //! One lease to a million, held by one process: what they cost, and how late a renewal is.
 
 use std::{
-    env,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -20,6 +18,7 @@ use crate::{
     contestant::{leases, leases_at},
     machine,
     page::Section,
+    peer,
     server::client_at,
     stats, usage,
 };
@@ -31,34 +30,23 @@ const AT_ONCE: usize = 256;
 /// So many are taken one after the other, so that no buffer grows beside them.
 const FEW: usize = 10_000;
 const CYCLES: u32 = 20_000;
+/// A third of the TTL, and a second: by then each lease has had its first renewal, and no checks of its start are left.
+const SETTLED: Duration = Duration::from_secs(11);
+/// Two whole renewals of each lease, which are a third of the TTL apart, and two seconds.
+const WINDOW: Duration = Duration::from_secs(22);
 
 pub fn main() -> Result<()> {
     machine::pin_to_two()?;
     let mut section = Section::new("held");
-    let (mut rows, mut keepers, mut counts) = (Vec::new(), Vec::new(), Vec::new());
-    // Two renewals of each or more, and a minute for the most.
-    for (leases, title, seconds) in
-        [(1, "1", 12), (100, "100", 12), (10_000, "10,000", 22), (100_000, "100,000", 32), (1_000_000, "1,000,000", 60)]
+    let (mut rows, mut keepers) = (Vec::new(), Vec::new());
+    for (leases, title) in
+        [("1", "1"), ("100", "100"), ("10000", "10,000"), ("100000", "100,000"), ("1000000", "1,000,000")]
     {
         let server = Server::start()?;
-        let mut program = Command::new(env::current_exe()?);
-        let told = program
-            .args([
-                "holder",
-                &server.port().to_string(),
-                &server.id().to_string(),
-                &leases.to_string(),
-                &seconds.to_string(),
-            ])
-            .output()?;
-        eprint!("{}", String::from_utf8_lossy(&told.stderr));
-        if !told.status.success() {
-            return Err(format!("the holder of {title} leases: {}", told.status).into());
-        }
-        let told = String::from_utf8(told.stdout)?;
-        let cells: Vec<String> = told.trim().split('|').map(str::to_owned).collect();
-        keepers.push(cells.first().and_then(|cell| cell.split(' ').next()?.parse().ok()).unwrap_or_default());
-        counts.push(title.to_owned());
+        let line = peer::output_of(&["holder", &server.port().to_string(), &server.id().to_string(), leases])?;
+        let cells: Vec<String> = line.trim().split('|').map(str::to_owned).collect();
+        let keeper = cells.first().and_then(|cell| cell.split(' ').next()?.parse().ok()).unwrap_or_default();
+        keepers.push((title.to_owned(), Spread::of([keeper])));
         rows.push([title.to_owned()].into_iter().chain(cells).collect());
     }
     let titles = [
@@ -70,28 +58,18 @@ pub fn main() -> Result<()> {
         "latest renewal",
         "lost",
         "taken in",
-        "watched for",
+        "measured for",
     ];
     section.table("Held leases", "server and client on the same 2 cores", &titles, &rows);
-    section.bars(
-        "held",
-        &Bars {
-            title: "The keeper's share of a core, in %, by the number of held leases".into(),
-            groups: counts,
-            series: vec![(
-                "% of a core".into(),
-                keepers.into_iter().map(|keeper| Spread { median: keeper, least: keeper, most: keeper }).collect(),
-            )],
-            stacked: false,
-        },
-    )?;
+    let title = "The keeper's share of a core, in %, by the number of held leases";
+    section.bars("held", &Bars::of_one(title, "% of a core", keepers))?;
     let short = Builder::new_multi_thread().enable_all().build()?.block_on(short())?;
     section.table("Short leases", "server and client on the same 2 cores", &["20,000 short leases", "each"], &short);
     section.write()
 }
 
 /// Does what a holder does: a process of its own, so that memory is that of its leases.
-pub fn serve(port: u16, server: u32, count: usize, seconds: u64) -> Result<()> {
+pub fn serve(port: u16, server: u32, count: usize) -> Result<()> {
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let leases = runtime.block_on(leases_at(format!("redis://127.0.0.1:{port}"), TTL, false))?;
     let client = runtime.block_on(client_at(port))?;
@@ -104,14 +82,16 @@ pub fn serve(port: u16, server: u32, count: usize, seconds: u64) -> Result<()> {
     #[allow(clippy::cast_precision_loss, reason = "a million at most")]
     let each = (usage::memory()? - memory) / count as f64;
 
+    thread::sleep(SETTLED);
+    look(&held, &mut deadlines, started);
     let renewed = || runtime.block_on(stats::calls_of(&client, "pexpire"));
     let (keeper, redis) = (usage::cpu_of_threads(KEEPER)?, usage::cpu_of(server)?);
     let (before, watched) = (renewed()?, Instant::now());
     let mut latest = 0;
-    while watched.elapsed() < Duration::from_secs(seconds) {
-        latest = latest.max(look(&held, &mut deadlines, started));
+    while watched.elapsed() < WINDOW {
         // Often enough to see each renewal, and seldom enough to cost little.
         thread::sleep(Duration::from_secs(if count > 100_000 { 4 } else { 1 }));
+        latest = latest.max(look(&held, &mut deadlines, started));
     }
     let seconds = watched.elapsed().as_secs_f64();
     let share = |used: f64| format!("{:.2} %", used / seconds * 100.0);
@@ -120,7 +100,7 @@ pub fn serve(port: u16, server: u32, count: usize, seconds: u64) -> Result<()> {
         share(usage::cpu_of_threads(KEEPER)? - keeper),
         share(usage::cpu_of(server)? - redis),
         format!("{:.1}", f64::from(u32::try_from(renewed()? - before)?) / seconds),
-        // What a few take is lost among pages.
+        // A few leases take less than a page of memory.
         if count < FEW { String::new() } else { format!("{each:.0} bytes") },
         format!("{latest} ms"),
         lost.to_string(),
@@ -167,7 +147,7 @@ fn look(held: &[Lease], deadlines: &mut [u64], started: Instant) -> u64 {
     let mut latest = 0;
     for (lease, deadline) in held.iter().zip(deadlines) {
         let remaining = lease.remaining();
-        // What is lost is counted elsewhere.
+        // Lost leases are counted elsewhere.
         if remaining.is_zero() {
             continue;
         }

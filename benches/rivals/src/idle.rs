@@ -1,4 +1,4 @@
-//! What those cost the server who only wait, and those who only hold.
+//! The cost of those that only wait, and of those that only hold.
 
 use std::time::{Duration, Instant};
 
@@ -23,13 +23,15 @@ pub fn main() -> Result<()> {
     runtime.block_on(waiters(&mut section))?;
     runtime.block_on(LocalSet::new().run_until(holders(&mut section)))?;
     section.say(
-        "rslock renews only in `using`, a moment before the end. distributed-lock-redis is not among the waiters: it \
-         does not wait.",
+        "The 50 locks are taken one after the other over a second. leasehold renews a lease with others that are due, \
+         if its own renewal is due within the next tenth of its interval. So these leases come to travel together only \
+         as far as their tenths overlap.\n\nrslock renews only in `using`, a moment before the end. \
+         distributed-lock-redis is not among the waiters: it does not wait.",
     );
     section.write()
 }
 
-/// What somebody used, a second.
+/// The use of a contestant, a second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Use {
     commands: f64,
@@ -72,16 +74,16 @@ async fn waiters(section: &mut Section) -> Result<()> {
     }
     let titles =
         ["for one name", "50 waiters: commands a second", "server", "client", "1,000 waiters", "server", "client"];
-    section.table("What waiting costs", PLACE, &titles, &rows);
+    section.table("The cost of waiting", PLACE, &titles, &rows);
     section.say(&format!(
-        "Shares are of a core. What the holder alone takes is taken off: {:.1} commands a second.",
+        "Shares are of a core. The holder's own use is taken off: {:.1} commands a second.",
         alone.commands
     ));
     Ok(())
 }
 
 async fn waiting(contestant: Option<usize>, waiters: usize) -> Result<Use> {
-    /// So that everybody has come, and is told.
+    /// So that all wait, and the server notifies them.
     const SETTLED: Duration = Duration::from_secs(1);
     /// Whole renewals.
     const WINDOW: Duration = Duration::from_secs(3);
@@ -110,15 +112,15 @@ async fn waiting(contestant: Option<usize>, waiters: usize) -> Result<Use> {
 }
 
 async fn holders(section: &mut Section) -> Result<()> {
-    /// Taken one after the other, so each comes due alone.
+    /// Taken one after the other over a second, which is a third of the TTL: so renewals travel together only as far as
+    /// their tenths overlap.
     const APART: Duration = Duration::from_millis(20);
     const WINDOW: Duration = Duration::from_secs(6);
     let mut rows = Vec::new();
-    for at in 0..5 {
+    let count = Contestant::holding(&Server::start()?.url(), TTL).await?.len();
+    for at in 0..count {
         let server = Server::start()?;
-        let mut all = vec![Contestant::leasehold(&server.url(), TTL).await?];
-        all.extend(Contestant::rivals(&server.url(), TTL).await?);
-        let contestant = all.swap_remove(at);
+        let contestant = Contestant::holding(&server.url(), TTL).await?.swap_remove(at);
         let name = contestant.name();
         let mut held = JoinSet::new();
         for job in 0..HELD {
@@ -138,6 +140,6 @@ async fn holders(section: &mut Section) -> Result<()> {
         rows.push(vec![name.to_owned(), format!("{each:.2}"), share(used.server), share(used.client)]);
     }
     let titles = ["50 held, TTL 3 s", "commands a second for each", "server, all 50", "client, all 50"];
-    section.table("What holding costs", PLACE, &titles, &rows);
+    section.table("The cost of holding", PLACE, &titles, &rows);
     Ok(())
 }

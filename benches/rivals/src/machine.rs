@@ -34,7 +34,7 @@ pub fn versions() -> String {
     env::var("LEASEHOLD_BENCH_VERSIONS").unwrap_or_else(|_| "versions that were not asked".into())
 }
 
-/// What leaves the figures comparable, and the machine anonymous. `scripts/bench` knows what is not asked here.
+/// The facts that make the figures comparable, and leave the machine anonymous. `scripts/bench` knows the rest.
 pub fn describe() -> String {
     let told = env::var("LEASEHOLD_BENCH_MACHINE").unwrap_or_else(|_| "a machine that was not asked".into());
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();

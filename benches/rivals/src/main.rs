@@ -22,7 +22,7 @@ mod table;
 mod usage;
 mod waiting;
 
-use contestant::{Boxed, Contestant};
+use contestant::Contestant;
 use server::Server;
 
 type Error = Box<dyn error::Error + Send + Sync>;
@@ -42,13 +42,11 @@ fn main() -> Result<()> {
         ["idle"] => idle::main(),
         ["held"] => held::main(),
         ["command", tool] => command::main(tool),
-        // What the parts start: this program once more.
+        // The parts start this program once more, with these.
         ["peer", url] => peer::serve(url),
         ["bound", port] => bound::serve(port.parse()?),
         ["names", port] => waiting::serve_names(port.parse()?),
-        ["holder", port, server, leases, seconds] => {
-            held::serve(port.parse()?, server.parse()?, leases.parse()?, seconds.parse()?)
-        }
+        ["holder", port, server, leases] => held::serve(port.parse()?, server.parse()?, leases.parse()?),
         _ => Err("run it by scripts/bench".into()),
     }
 }
@@ -63,9 +61,14 @@ struct Spread {
 
 impl Spread {
     fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        Self::up_to(values, 1.0)
+    }
+
+    /// With a percentile for the most, where a few late ones would hide the rest.
+    fn up_to(values: impl IntoIterator<Item = f64>, most: f64) -> Self {
         let values: Vec<f64> = values.into_iter().collect();
         let share = |share| percentile(values.iter().copied(), share);
-        Self { median: share(0.5), least: share(0.0), most: share(1.0) }
+        Self { median: share(0.5), least: share(0.0), most: share(most) }
     }
 
     /// `median (least..most)`

@@ -1,4 +1,4 @@
-//! The page `docs/performance.md`: each part of the bench replaces what stands between its own two markers.
+//! The page `docs/performance.md`: the text of `page.md`, with the section of each part between its own two markers.
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
@@ -7,10 +7,13 @@ use crate::{
     table::{head, row},
 };
 
+const TEXT: &str = include_str!("page.md");
 const PAGE: &str = "docs/performance.md";
 const CHARTS: &str = "docs/performance";
+/// The most that a line of prose is long.
+const WIDTH: usize = 120;
 
-/// What one part has to say.
+/// The section of one part.
 #[derive(Debug)]
 pub struct Section {
     part: &'static str,
@@ -30,13 +33,13 @@ impl Section {
         let table = format!("### {title}\n\n{}\n{}", head(titles), rows.join("\n"));
         let from = format!("By `scripts/bench {}`, {cores}; {}.", self.part, self.machine);
         println!("\n{table}\n\n{from}");
-        let _ = write!(self.text, "\n{table}\n\n<sub>{from}</sub>\n");
+        let _ = write!(self.text, "\n{table}\n\n{}\n", wrap(&format!("<sub>{from}</sub>")));
     }
 
     /// A sentence or more that the figures decide.
     pub fn say(&mut self, text: &str) {
         println!("\n{text}");
-        let _ = write!(self.text, "\n{text}\n");
+        let _ = write!(self.text, "\n{}\n", wrap(text));
     }
 
     /// A picture beside the page.
@@ -47,14 +50,55 @@ impl Section {
         Ok(())
     }
 
-    /// Puts the section into the page, in place of the last run's.
+    /// Writes the page anew, with this section in place of the last run's, and the other sections as they are.
     pub fn write(self) -> Result<()> {
-        let page = fs::read_to_string(PAGE)?;
-        let (open, close) = (format!("<!-- {}: -->\n", self.part), format!("<!-- :{} -->", self.part));
-        let (before, rest) = page.split_once(&open).ok_or_else(|| format!("{PAGE} has no {open}"))?;
-        let (_, after) = rest.split_once(&close).ok_or_else(|| format!("{PAGE} has no {close}"))?;
-        fs::write(PAGE, format!("{before}{open}{}\n{close}{after}", self.text))?;
+        let open = marker(self.part);
+        if !TEXT.contains(&open) {
+            return Err(format!("the text of {PAGE} has no {open}").into());
+        }
+        let last = fs::read_to_string(PAGE)?;
+        let mut page = String::new();
+        for line in TEXT.split_inclusive('\n') {
+            page += line;
+            match line.strip_prefix("<!-- ").and_then(|line| line.strip_suffix(": -->\n")) {
+                Some(part) if part == self.part => page = page + &self.text + "\n",
+                Some(part) => page += section(&last, part).unwrap_or_default(),
+                None => {}
+            }
+        }
+        fs::write(PAGE, page)?;
         println!("\n{PAGE}: the section {} is new", self.part);
         Ok(())
     }
+}
+
+/// The line before the section of a part.
+fn marker(part: &str) -> String {
+    format!("<!-- {part}: -->\n")
+}
+
+/// The text between the markers of a part.
+fn section<'a>(page: &'a str, part: &str) -> Option<&'a str> {
+    let (_, rest) = page.split_once(&marker(part))?;
+    Some(rest.split_once(&format!("<!-- :{part} -->"))?.0)
+}
+
+/// Breaks lines of prose; the lines behind the first of a list's item stand below its text.
+fn wrap(text: &str) -> String {
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let indent = if line.starts_with("- ") { "  " } else { "" };
+        let mut words = line.split(' ');
+        let mut wrapped = words.next().unwrap_or_default().to_owned();
+        for word in words {
+            if wrapped.len() + 1 + word.len() > WIDTH {
+                lines.push(wrapped);
+                wrapped = format!("{indent}{word}");
+            } else {
+                wrapped = wrapped + " " + word;
+            }
+        }
+        lines.push(wrapped);
+    }
+    lines.join("\n")
 }

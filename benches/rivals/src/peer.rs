@@ -1,4 +1,4 @@
-//! A second process, which waits for locks when it is told to.
+//! Other processes of this program: one that waits for locks on command, and those that measure and end.
 
 use std::{
     env,
@@ -10,6 +10,22 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::Builder;
 
 use crate::{Contestant, Result};
+
+/// This program once more.
+fn program(arguments: &[&str]) -> Result<Command> {
+    let mut program = Command::new(env::current_exe()?);
+    program.args(arguments);
+    Ok(program)
+}
+
+/// The output of this program once more, which ends by itself.
+pub fn output_of(arguments: &[&str]) -> Result<String> {
+    let output = program(arguments)?.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(format!("this program as {arguments:?}: {}", output.status).into());
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
 
 /// Nanoseconds of the clock that all processes of this machine have in common.
 pub fn monotonic() -> i128 {
@@ -27,8 +43,7 @@ pub struct Peer {
 
 impl Peer {
     pub fn start(arguments: [&str; 2]) -> Result<Self> {
-        let mut program = Command::new(env::current_exe()?);
-        let mut child = program.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = program(&arguments)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let orders = child.stdin.take().ok_or("no pipe")?;
         let reports = BufReader::new(child.stdout.take().ok_or("no pipe")?);
         let mut peer = Self { child, orders, reports };

@@ -25,9 +25,9 @@ const ROUNDS: usize = 9;
 /// Cycles of one contestant in one round.
 const CYCLES: usize = 200;
 const COUNTED: u32 = 500;
-/// A cycle is one request to each of five nodes for the acquire, and one for the release.
+/// A lone caller's cycle is one request to each of five nodes for the acquire, and one for the release.
 const PLAIN_REQUESTS: f64 = 10.0;
-/// As long as anybody is waited for whom a silent server keeps waiting.
+/// The most that a contestant may take whom a silent server keeps waiting.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub fn main() -> Result<()> {
@@ -133,7 +133,8 @@ async fn lone(section: &mut Section, servers: &[Server]) -> Result<()> {
 /// Everything that the library asks of a server is one script, so its `EVALSHA`s are its requests: one to each node for
 /// the acquire and one for the release, ten for a cycle over five nodes. In one round the nodes draw one number alike,
 /// the one that was proposed; where they do not, those that drew less are raised to the largest, by one more request to
-/// each. So what is beyond ten is the second round. (No lease here is old enough to be renewed.)
+/// each. So a lone caller's requests beyond ten are the second round. (No lease here is old enough to be renewed.)
+/// Releases of several callers travel together, so above one caller the count says nothing about rounds.
 async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
     let mut clients = Vec::with_capacity(servers.len());
     for server in servers {
@@ -165,7 +166,8 @@ async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
         let after = used()?;
         let requests = (settled(&clients).await? - before) / cycles;
         let mut say = |what: &str, value: String| rows.push(vec![format!("{what}, {tasks} at once"), value]);
-        say(&format!("requests of a cycle ({PLAIN_REQUESTS} without a second round)"), format!("{requests:.2}"));
+        let plain = if tasks == 1 { format!(" ({PLAIN_REQUESTS} without a second round)") } else { String::new() };
+        say(&format!("requests of a cycle{plain}"), format!("{requests:.2}"));
         let micros = |seconds: f64| format!("{:.0} µs", seconds / cycles * 1e6);
         say("processor time of a cycle: this process", micros(after.0 - cpu.0));
         say("processor time of a cycle: the five servers together", micros(after.1 - cpu.1));

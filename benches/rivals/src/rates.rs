@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{Boxed, Contestant, Result, Server, Spread, median, usage};
+use crate::{Contestant, Result, Server, Spread, median, usage};
 
 const ROUNDS: usize = 7;
 const TURN: Duration = Duration::from_millis(250);
@@ -62,7 +62,11 @@ impl Turns {
 
 impl Load {
     /// The contestants are connected on the load's own runtime.
-    pub fn new(mut runtime: Builder, tasks: usize, contestants: Boxed<'_, Vec<Contestant>>) -> Result<Self> {
+    pub fn new(
+        mut runtime: Builder,
+        tasks: usize,
+        contestants: impl Future<Output = Result<Vec<Contestant>>>,
+    ) -> Result<Self> {
         let runtime = runtime.enable_all().build()?;
         let contestants = runtime.block_on(contestants)?;
         Ok(Self { runtime, contestants, tasks })

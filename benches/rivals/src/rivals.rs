@@ -45,7 +45,8 @@ pub fn rivals() -> Result<()> {
     section.write()
 }
 
-/// Unpinned, a lone caller has the server on its own core or on another one, and twice or half the rate of it.
+/// Unpinned, a lone caller has the server on its own core or on another one. The rates of the two differ up to a factor
+/// of four.
 pub fn lone() -> Result<()> {
     let cores = machine::pin_to_two()?;
     let mut section = Section::new("lone");

@@ -8,7 +8,7 @@ use fred::{
     types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value},
 };
 
-use crate::{Boxed, Result, Server, contestant};
+use crate::{Result, Server, contestant};
 
 /// One plain client of each server, on one runtime.
 #[derive(Debug, Clone)]
@@ -25,28 +25,24 @@ impl Rounds {
 
     /// The least that a round can be.
     pub async fn ping(&self) -> Result<()> {
-        self.round(|client| Box::pin(async move { Ok(client.ping::<String>(None).await? == "PONG") })).await
+        self.round(|client| async move { Ok(client.ping::<String>(None).await? == "PONG") }).await
     }
 
     /// Takes a lock on a majority, without any fence.
     pub async fn set(&self, name: &str, value: &str, ttl: i64) -> Result<()> {
-        self.round(|client| {
-            Box::pin(async move {
-                let (ttl, only_new) = (Some(Expiration::PX(ttl)), Some(SetOptions::NX));
-                let set: Value = client.set(name, value, ttl, only_new, false).await?;
-                Ok(!set.is_null())
-            })
+        self.round(|client| async move {
+            let (ttl, only_new) = (Some(Expiration::PX(ttl)), Some(SetOptions::NX));
+            let set: Value = client.set(name, value, ttl, only_new, false).await?;
+            Ok(!set.is_null())
         })
         .await
     }
 
     /// Has a majority compare and delete.
     pub async fn delete(&self, hash: &str, name: &str, value: &str) -> Result<()> {
-        self.round(|client| {
-            Box::pin(async move {
-                let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::FirstKey, false);
-                Ok(client.custom::<i64, _>(evalsha, vec![hash, "1", name, value]).await? == 1)
-            })
+        self.round(|client| async move {
+            let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::FirstKey, false);
+            Ok(client.custom::<i64, _>(evalsha, vec![hash, "1", name, value]).await? == 1)
         })
         .await
     }
@@ -60,10 +56,10 @@ impl Rounds {
         Ok(hash)
     }
 
-    /// Asks all at once; done when a majority has said yes. Who has not answered by then has still been asked.
-    async fn round<'a>(&'a self, request: impl Fn(&'a Client) -> Boxed<'a, bool>) -> Result<()> {
+    /// Asks all at once, and ends when a majority has said yes. The others have been asked, too.
+    async fn round<'a, R: Future<Output = Result<bool>>>(&'a self, request: impl Fn(&'a Client) -> R) -> Result<()> {
         let majority = self.0.len() / 2 + 1;
-        let mut pending: Vec<Boxed<'a, bool>> = self.0.iter().map(request).collect();
+        let mut pending: Vec<_> = self.0.iter().map(|client| Box::pin(request(client))).collect();
         let mut granted = 0;
         let mut last_error = None;
         poll_fn(|context| {

@@ -19,18 +19,16 @@ use fred::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Boxed, Result};
+use crate::Result;
 
 /// A plain client of a server on this machine, in another process too.
-pub fn client_at(port: u16) -> Boxed<'static, Client> {
-    Box::pin(async move {
-        let server = ServerConfig::new_centralized("127.0.0.1", port);
-        let client = Builder::from_config(Config { server, ..Config::default() })
-            .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
-            .build()?;
-        client.init().await?;
-        Ok(client)
-    })
+pub async fn client_at(port: u16) -> Result<Client> {
+    let server = ServerConfig::new_centralized("127.0.0.1", port);
+    let client = Builder::from_config(Config { server, ..Config::default() })
+        .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
+        .build()?;
+    client.init().await?;
+    Ok(client)
 }
 
 /// Runs until it is dropped, on a free port of this machine, and keeps nothing on disk.
@@ -85,8 +83,8 @@ impl Server {
     }
 
     /// A plain client on the calling runtime.
-    pub fn client(&self) -> Boxed<'_, Client> {
-        client_at(self.port)
+    pub async fn client(&self) -> Result<Client> {
+        client_at(self.port).await
     }
 
     /// Stops it in its tracks, as if the network swallowed everything on its way to it.

@@ -1,4 +1,4 @@
-//! What a server tells of itself.
+//! The figures that a server keeps of itself.
 
 use fred::{
     clients::Client,
@@ -6,11 +6,11 @@ use fred::{
     types::{ClusterHash, CustomCommand, FromValue},
 };
 
-use crate::{Boxed, Result};
+use crate::Result;
 
 /// A section of `INFO`.
-pub fn info<'a>(client: &'a Client, section: &'a str) -> Boxed<'a, String> {
-    Box::pin(command(client, "INFO", section))
+async fn info(client: &Client, section: &str) -> Result<String> {
+    command(client, "INFO", section).await
 }
 
 /// How many commands it has carried out, those inside scripts included, but for asking it so.
@@ -29,8 +29,8 @@ pub async fn calls_of(client: &Client, command: &str) -> Result<u64> {
     Ok(calls.map(str::parse).transpose()?.unwrap_or_default())
 }
 
-/// How many keys it will tell somebody about; a key counts once for each connection that is told.
-pub async fn watched(client: &Client) -> Result<u64> {
+/// How many keys it tracks; a key counts once for each connection that it notifies.
+pub async fn tracked(client: &Client) -> Result<u64> {
     let stats = info(client, "stats").await?;
     let items = stats.lines().find_map(|line| line.strip_prefix("tracking_total_items:"));
     Ok(items.ok_or("the server tracks nothing")?.trim().parse()?)

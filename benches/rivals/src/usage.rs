@@ -1,4 +1,4 @@
-//! What a process uses, from Linux' `/proc`.
+//! The processor time and the memory of a process, from Linux' `/proc`.
 
 use std::fs;
 

@@ -1,9 +1,6 @@
-//! What waiting costs, and how fast it ends.
+//! The cost of waiting, and how fast it ends.
 
-use std::{
-    env,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use fred::{clients::Client, interfaces::KeysInterface as _};
 use leasehold::{Lease, Leases, Owner};
@@ -20,7 +17,7 @@ use crate::{
     hand_off::micros,
     machine,
     page::Section,
-    peer::monotonic,
+    peer::{self, monotonic},
     percentile,
     server::client_at,
     stats, usage,
@@ -33,7 +30,7 @@ pub fn main() -> Result<()> {
     machine::pin_to_two()?;
     let mut section = Section::new("waiting");
     let mut rows = Builder::new_multi_thread().enable_all().build()?.block_on(async {
-        let mut rows = one_release("push", false).await?;
+        let mut rows = one_release("notified", false).await?;
         rows.extend(one_release("fair", true).await?);
         rows.push(losses().await?);
         Ok::<_, crate::Error>(rows)
@@ -95,7 +92,7 @@ async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
                 .await?;
         } else {
             // The lock and its fence, in each program.
-            until(2 * PROGRAMS as u64 - 1, || stats::watched(&client)).await?;
+            until(2 * PROGRAMS as u64 - 1, || stats::tracked(&client)).await?;
         }
         let before = scripts(&client).await?;
         let released = Instant::now();
@@ -146,32 +143,26 @@ async fn losses() -> Result<Vec<String>> {
     for job in 0..LEASES {
         held.push(leases.lock(format!("jobs:{job}")).acquire().await?);
     }
-    until(LEASES as u64, || stats::watched(&client)).await?;
+    until(LEASES as u64, || stats::tracked(&client)).await?;
     let mut times = Vec::with_capacity(LEASES);
     for lease in held {
         let name = lease.name().to_owned();
-        let told = tokio::spawn(async move {
+        let noticed = tokio::spawn(async move {
             lease.lost().await;
             monotonic()
         });
         sleep(Duration::from_millis(2)).await;
         let deleted = monotonic();
         client.del::<(), _>(name).await?;
-        times.push(micros(told.await? - deleted) / 1e3);
+        times.push(micros(noticed.await? - deleted) / 1e3);
     }
     Ok(line("600 leases: from the deletion of the key to `lost()`", &times, " ms"))
 }
 
-/// Has another process wait for many names, and tell what that takes.
+/// Has another process wait for many names, and measure.
 fn names() -> Result<Vec<Vec<String>>> {
     let server = Server::start()?;
-    let mut program = std::process::Command::new(env::current_exe()?);
-    let told = program.args(["names", &server.port().to_string()]).output()?;
-    eprint!("{}", String::from_utf8_lossy(&told.stderr));
-    if !told.status.success() {
-        return Err(format!("the process that waits for many names: {}", told.status).into());
-    }
-    let rows = String::from_utf8(told.stdout)?;
+    let rows = peer::output_of(&["names", &server.port().to_string()])?;
     let cells =
         rows.lines().map(|row| row.split('|').map(str::to_owned).chain([String::new(), String::new()]).collect());
     Ok(cells.collect())
@@ -191,21 +182,21 @@ async fn many_names(port: u16) -> Result<()> {
     }
     let before = stats::connections(&client).await?;
     let leases = Leases::connect(format!("redis://127.0.0.1:{port}")).await?;
-    // What is there once: connections, scripts, the runtime's own.
+    // Not of each waiter, but once: connections, scripts, the runtime's own.
     let first = tokio::spawn(leases.lock("job:0").acquire());
-    until(2, || stats::watched(&client)).await?;
+    until(2, || stats::tracked(&client)).await?;
     first.abort();
     let (memory, started) = (usage::memory()?, Instant::now());
     let mut waiting = JoinSet::new();
     for name in 0..NAMES {
         waiting.spawn(leases.lock(format!("job:{name}")).acquire());
     }
-    until(2 * u64::from(NAMES), || stats::watched(&client)).await?;
+    until(2 * u64::from(NAMES), || stats::tracked(&client)).await?;
     let settled = started.elapsed();
     sleep(Duration::from_millis(500)).await;
     let each = (usage::memory()? - memory) / f64::from(NAMES);
     let connections = stats::connections(&client).await? - before;
-    println!("10,000 names, one process: until all are watched|{settled:.1?}");
+    println!("10,000 names, one process: until all are tracked|{settled:.1?}");
     println!("10,000 names: connections of the process|{connections}");
     println!("10,000 names: memory of each waiter and its task|{each:.0} bytes");
     let freed = Instant::now();
