@@ -234,6 +234,18 @@ fn a_batch_whose_writes_are_refused_asks_alone_and_leaves_nothing_half_done() {
     }
 }
 
+/// Whatever the server has against it: here its expiry.
+#[test]
+fn an_acquire_whose_floor_is_refused_asks_alone_and_leaves_no_lock() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.set(&fence_key("known"), "1600000000000000");
+    let before = all(&mut wire);
+    let reply = run(&mut wire, &asked(&[], &[("free", "me"), ("known", "me")], "-1"));
+    assert_eq!((reply.array()[1].int(), reply.array()[2].int()), (-2, -2), "{reply:?}");
+    assert_eq!(all(&mut wire), before);
+}
+
 #[test]
 fn a_full_server_takes_releases_and_no_acquires() {
     let server = Server::start();
