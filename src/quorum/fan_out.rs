@@ -213,7 +213,9 @@ mod tests {
     fn an_answer_that_has_come_with_another_is_still_to_be_told() {
         let all: [Looked; 2] = Default::default();
         let mut answers: FanOut<Looked> = all.iter().cloned().enumerate().collect();
-        all.iter().for_each(|one| one.give(7));
+        for one in &all {
+            one.give(7);
+        }
         assert_eq!(next(&mut answers), Poll::Ready((0, 7)));
         assert!(!answers.is_empty());
         assert_eq!(next(&mut answers), Poll::Ready((1, 7)));
