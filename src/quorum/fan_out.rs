@@ -209,6 +209,19 @@ mod tests {
         assert_eq!(looks(&all), [1, 2, 1, 2, 1]);
     }
 
+    #[test]
+    fn an_answer_that_has_come_with_another_is_still_to_be_told() {
+        let all: [Looked; 2] = Default::default();
+        let mut answers: FanOut<Looked> = all.iter().cloned().enumerate().collect();
+        for one in &all {
+            one.give(7);
+        }
+        assert_eq!(next(&mut answers), Poll::Ready((0, 7)));
+        assert!(!answers.is_empty());
+        assert_eq!(next(&mut answers), Poll::Ready((1, 7)));
+        assert!(answers.is_empty());
+    }
+
     #[tokio::test]
     async fn a_lone_answer_is_told_and_then_there_is_none() {
         let one = Looked::default();

@@ -21,7 +21,11 @@ use std::{
 
 use leasehold::{Clock, Keeper, Leases, LossReason, Owner, SystemClock};
 use scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, alone, poll_once, subscribe};
-use support::{Lag, Nodes, Proxy, SIGNAL, Server, eventually_async, two_workers, within};
+use support::{
+    Lag, Match, Nodes, Proxy, SIGNAL, Server, eventually_async,
+    scripts::{ACQUIRE, COMBINED},
+    two_workers, within,
+};
 
 /// Where every event of the keeper is told.
 const EVENTS: &str = include_str!("../../src/foreign/events.rs");
@@ -269,9 +273,12 @@ impl Clock for Standing {
 /// Of many callers who travel together some have wakers that go wrong. The others are answered in time.
 async fn a_waker_of_a_batch_is_called(fault: Fault, keeper: Keeper) {
     const TOGETHER: usize = 64;
+    /// So many go alone before others wait.
+    const ALONE: usize = 2;
     let (server, clock) = (Server::start(), Standing::default());
-    let builder = Leases::builder().url(server.url()).clock(clock.clone());
-    let scene = Scene::with(Servers::One(server), None, builder, keeper).await;
+    let proxy = Proxy::to(&server);
+    let builder = Leases::builder().url(proxy.url()).clock(clock.clone());
+    let scene = Scene::with(Servers::One(server), Some(proxy), builder, keeper).await;
     let goes_wrong = |number: usize| number % 8 == 5;
     TRAP.arm("told", fault);
     let mut asked: Vec<_> =
@@ -291,13 +298,18 @@ async fn a_waker_of_a_batch_is_called(fault: Fault, keeper: Keeper) {
     for (number, request) in asked.into_iter().enumerate() {
         if !goes_wrong(number) {
             let outcome = within(HANGS, "those behind it in the batch are answered", request).await;
-            held.extend(outcome.ok().flatten());
+            held.extend(outcome.expect("the server answers in time"));
         }
     }
     // Each has a command time-out, and once more if it is to ask alone.
     let (took, limit) = (began.elapsed(), 2 * COMMAND + SIGNAL);
     assert!(took <= limit + scene.lag.worst(), "{took:?}; the machine lagged {:?}", scene.lag.worst());
-    assert!(!held.is_empty());
+    let proxy = scene.proxy.as_ref().unwrap();
+    let alone = proxy.count(Match::script(ACQUIRE).and(Match::containing("batch:")));
+    assert_eq!(alone, ALONE, "all others travelled together: the premise");
+    assert!(proxy.count(Match::script(COMBINED)) > 0, "they travelled: the premise");
+    let wanted = (0..TOGETHER).filter(|&number| !goes_wrong(number)).count();
+    assert_eq!(held.len(), wanted, "{held:?}; the machine lagged {:?}", scene.lag.worst());
     drop(held);
     scene.others_do_not_notice().await;
     TRAP.spared_the_keeper();

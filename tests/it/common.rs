@@ -4,7 +4,7 @@ use std::{
     future::Future,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Barrier,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -99,6 +99,21 @@ pub(crate) async fn in_vain(lock: &Lock, limit: Duration) -> Error {
         }
     };
     within(HANGS, "a wait that ends with an answer", waits).await
+}
+
+/// Blocks both workers of the current runtime, and the thread that calls, for so long.
+pub(crate) fn block_both_workers(span: Duration) {
+    // Only two tasks that are on two workers at once get past the barrier, and not before we are here.
+    let all_blocked = Arc::new(Barrier::new(3));
+    for _ in 0..2 {
+        let all_blocked = all_blocked.clone();
+        tokio::spawn(async move {
+            all_blocked.wait();
+            thread::sleep(span);
+        });
+    }
+    all_blocked.wait();
+    thread::sleep(span);
 }
 
 /// A machine that stalls for so long may put any lease at risk.

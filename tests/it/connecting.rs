@@ -226,7 +226,7 @@ async fn closing_ends_a_first_question_and_leaves_no_connection() {
 fn a_first_user_whose_runtime_stands_still_holds_up_the_others_for_one_try() {
     let server = Server::start();
     let leases = lazy(&[server.url()]).build_lazy().unwrap();
-    let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let still = one_thread();
     let mut first = Box::pin(leases.lock("first").acquire());
     let begun =
         still.block_on(async { std::future::poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await });

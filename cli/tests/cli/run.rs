@@ -534,9 +534,8 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     send(&runner, Signal::TERM);
     // The command blocks it, as it was told to: it is passed on, and waits there.
     let pending = || {
-        let children = format!("/proc/{0}/task/{0}/children", runner.id());
-        let child = fs::read_to_string(children).unwrap_or_default();
-        let status = fs::read_to_string(format!("/proc/{}/status", child.trim())).unwrap_or_default();
+        let [child] = children_of(&runner)[..] else { return false };
+        let status = fs::read_to_string(format!("/proc/{}/status", child.as_raw_nonzero())).unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap_or("0").trim().to_owned();
         u64::from_str_radix(&mask, 16).unwrap() & (1 << (Signal::TERM.as_raw() - 1)) != 0
     };

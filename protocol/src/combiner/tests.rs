@@ -75,6 +75,7 @@ fn who_came_after_a_flight_began_to_wait_is_not_turned_away_with_it() {
     assert!(combiner.goes_on(at(2)));
     let _queued = enter(&mut combiner, at(3), 2);
     assert_eq!(combiner.turn_away(at(2)), [1]);
+    assert!(!combiner.sweep(at(9_000)).flies, "the other has this flight");
     assert!(combiner.goes_on(at(4)), "it goes on for the other");
     assert_eq!(combiner.turn_away(at(4)), [2]);
     assert_eq!(combiner.weight, 0);
@@ -236,6 +237,15 @@ fn a_flight_that_crashes_leaves_nobody_behind() {
     assert_eq!(combiner.crash(Some(&batch)), (vec![4], vec![1, 2, 3]));
     assert!(!combiner.goes_on(at(4)), "the other flight finds nothing");
     assert!(combiner.is_idle());
+}
+
+#[test]
+fn a_flight_that_was_called_for_and_crashes_leaves_room_for_the_next_one() {
+    let mut combiner = busy([1]);
+    assert!(combiner.sweep(at(1_000)).flies);
+    assert_eq!(combiner.crash(None), (vec![1], vec![]));
+    assert!(matches!(enter(&mut combiner, at(1_100), 2), Entry::Queued(by) if by == at(1_000) + PACE));
+    assert!(combiner.sweep(at(1_000) + PACE).flies);
 }
 
 #[test]

@@ -114,9 +114,10 @@ fn invariant_11_nothing_else_goes_along() {
 #[test]
 fn invariant_11_a_hint_goes_along_with_its_nearest_neighbours_and_not_twice_in_twenty_milliseconds() {
     let mut core = core();
+    let round = core.next_tick();
     core.hint(at(1_250));
     assert_eq!(core.go_along(at(1_229)), NOTHING);
-    assert_eq!(core.go_along(at(1_230)), Orders { renew: true, ..NOTHING });
+    assert_eq!((core.go_along(at(1_230)), core.next_tick()), (Orders { renew: true, ..NOTHING }, round));
     core.hint(at(1_231));
     assert_eq!((core.go_along(at(1_249)), core.next_tick()), (NOTHING, Some(at(1_250))));
     assert_eq!(core.tick(at(1_250)), Orders { renew: true, ..NOTHING });

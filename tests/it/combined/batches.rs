@@ -19,9 +19,8 @@ async fn a_name_is_released_and_acquired_in_one_batch() {
     let rig = Rig::start().await;
     let before = rig.leases.lock("job:one").owner(Owner::anonymous()).acquire().await.expect("it is free");
     let fence = before.fence();
-    let fillers = rig.fill().await;
-    let mut next = Crowd::of((0..2).map(|_| rig.leases.lock("job:one").owner(Owner::anonymous()).try_acquire()));
-    next.once().await;
+    let asked = (0..2).map(|_| rig.leases.lock("job:one").owner(Owner::anonymous()).try_acquire());
+    let (fillers, next) = rig.queued(asked).await;
     let mut release = Crowd::of([before.release()]);
     release.once().await;
     rig.go_on(fillers).await;
@@ -65,17 +64,14 @@ async fn a_second_sending_leaves_out_who_was_answered_meanwhile() {
     rig.proxy.forget();
     // The answer that the script is not known comes when half of them have run out of time.
     let unknown = rig.proxy.on(Match::script(COMBINED), 1, Action::HoldReply);
-    let fillers = rig.fill().await;
     let limit = |number: usize| if number % 2 == 0 { COMMAND * 5 / 8 } else { HANGS };
     let asked = (0..MANY).map(|number| {
         let lock = rig.leases.lock(format!("job:{number}"));
         async move { lock.acquire_within(limit(number)).await }
     });
-    let mut crowd = Crowd::of(asked);
-    crowd.once().await;
-    rig.go_on(fillers).await;
+    let mut crowd = rig.batch(asked).await;
     within(HANGS, "the batch is in the air", unknown.hit()).await;
-    tokio::time::sleep(COMMAND * 3 / 4).await;
+    within(HANGS, "half of them are answered", crowd.until(MANY / 2)).await;
     unknown.release();
     let outcomes = crowd.all().await;
     assert_eq!(rig.batches()[..2], [MANY, MANY / 2], "{:?}", rig.batches());
@@ -202,9 +198,7 @@ async fn callers_who_do_not_poll_delay_nobody() {
 #[tokio::test]
 async fn an_impatient_caller_goes_alone() {
     let rig = Rig::start().await;
-    let fillers = rig.fill().await;
-    let mut patient = Crowd::of(names(2).map(|name| rig.leases.lock(name).try_acquire()));
-    patient.once().await;
+    let (fillers, patient) = rig.queued(names(2).map(|name| rig.leases.lock(name).try_acquire())).await;
     let mut impatient = Crowd::of([rig.leases.lock("job:now").acquire_within(super::COMMAND / 3)]);
     impatient.once().await;
     let alone = || rig.proxy.count(Match::script(ACQUIRE).and(Match::containing("job:")));
@@ -253,9 +247,7 @@ async fn requests_travel_together_where_the_keeper_is_on_the_programs_runtime() 
 async fn what_waits_goes_while_flights_are_held_up() {
     let rig = Rig::start().await;
     let held = rig.proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply);
-    let fillers = rig.fill().await;
-    let mut crowd = Crowd::of(names(MANY).map(|name| rig.leases.lock(name).try_acquire()));
-    crowd.once().await;
+    let (fillers, crowd) = rig.queued(names(MANY).map(|name| rig.leases.lock(name).try_acquire())).await;
     rig.clock.go_on();
     within(HANGS, "a lone request is held up", held.hit()).await;
     eventually_async(HANGS, "the batch is sent", || rig.batches() == [MANY]).await;
@@ -268,9 +260,7 @@ async fn what_waits_goes_while_flights_are_held_up() {
 #[tokio::test]
 async fn lone_requests_that_are_dropped_are_followed_by_what_waits() {
     let rig = Rig::start().await;
-    let fillers = rig.fill().await;
-    let mut crowd = Crowd::of(names(MANY).map(|name| rig.leases.lock(name).try_acquire()));
-    crowd.once().await;
+    let (fillers, crowd) = rig.queued(names(MANY).map(|name| rig.leases.lock(name).try_acquire())).await;
     // The clock stands: nothing is due but what follows a flight. (Their votes are awaited in the background.)
     drop(fillers);
     assert!(crowd.all().await.iter().all(|outcome| matches!(outcome, Ok(Some(_)))));

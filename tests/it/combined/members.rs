@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use leasehold::{Error, Lease, LossReason, Owner};
-use support::{HANGS, Server, Wire, eventually_async, within};
+use support::{HANGS, Proxy, Server, Wire, eventually_async, within};
 
-use super::{Crowd, MANY, Rig, names};
-use crate::common::{LONG, assert_says_lost};
+use super::{MANY, Rig, names};
+use crate::common::{LONG, assert_says_lost, program_with};
 
 /// What a member asked for.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ async fn f95_each_member_of_a_batch_fails_in_its_own_way() {
     const TO_ACQUIRE: [&str; 7] = ["held", "hash", "odd fence", "no fence", "huge fence", "ahead", "mine"];
     const TO_RELEASE: [&str; 6] = ["gone", "taken", "changed", "queued", "raised", "released"];
     let rig = Rig::start().await;
-    let (stranger, mut wire) = (rig.stranger().await, rig.server.wire());
+    let (stranger, mut wire) = (program_with(rig.server.url(), LONG).await, rig.server.wire());
     let theirs = stranger.lock("job:held").acquire().await.expect("it is free");
     let mut leases = Vec::new();
     for name in TO_RELEASE {
@@ -45,13 +45,11 @@ async fn f95_each_member_of_a_batch_fails_in_its_own_way() {
     let waiter = tokio::spawn(stranger.lock("job:queued").fair(true).acquire());
     eventually_async(HANGS, "it is queued", || wire.exists("{job:queued}:lh:queue")).await;
 
-    let fillers = rig.fill().await;
     let of_acquires =
         TO_ACQUIRE.map(|name| Box::pin(acquired(rig.leases.lock(format!("job:{name}")).try_acquire())) as _);
     let of_releases = leases.into_iter().map(|lease| Box::pin(released(lease)) as super::Request<Outcome>);
     let others = names(MANY).map(|name| Box::pin(acquired(rig.leases.lock(name).try_acquire())) as _);
-    let mut crowd = Crowd::of(of_acquires.into_iter().chain(of_releases).chain(others));
-    crowd.once().await;
+    let (fillers, crowd) = rig.queued(of_acquires.into_iter().chain(of_releases).chain(others)).await;
     // They wait, and find this.
     wire.must(&["HSET", "job:hash", "field", "value"]);
     wire.must(&["HSET", "{job:odd fence}:lh:fence", "field", "value"]);
@@ -118,24 +116,27 @@ async fn f95_each_member_of_a_batch_fails_in_its_own_way() {
     assert_eq!(left, ["job:changed", "job:hash", "job:taken"]);
 }
 
+/// Its user has all rights, but for these rules.
+async fn worker_rig(rules: &[&str]) -> Rig {
+    let server = Server::start();
+    let all = ["ACL", "SETUSER", "worker", "reset", "on", ">secret", "allcommands", "allchannels", "allkeys"];
+    server.wire().must(&[&all, rules].concat());
+    let proxy = Proxy::to(&server);
+    let url = format!("redis://worker:secret@127.0.0.1:{}", proxy.port());
+    Rig::at(server, proxy, &url, |builder| builder).await
+}
+
 #[tokio::test]
 async fn f95_one_name_of_a_batch_is_not_ours_to_touch() {
-    let server = Server::start();
-    let mut wire = server.wire();
-    wire.must(&["ACL", "SETUSER", "worker", "reset", "on", ">secret", "allcommands", "allchannels", "allkeys"]);
-    let proxy = support::Proxy::to(&server);
-    let url = format!("redis://worker:secret@127.0.0.1:{}", proxy.port());
-    let rig = Rig::at(server, proxy, &url, |builder| builder).await;
+    let rig = worker_rig(&[]).await;
+    let mut wire = rig.server.wire();
     let forbidden = rig.leases.lock("their:job").acquire().await.expect("it is free");
     wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~*job:*", "~filler:*", "~{filler:*"]);
 
-    let fillers = rig.fill().await;
     let asked = [Box::pin(acquired(rig.leases.lock("their:other").try_acquire())) as super::Request<Outcome>];
     let ours = names(MANY).map(|name| Box::pin(acquired(rig.leases.lock(name).try_acquire())) as _);
-    let mut crowd = Crowd::of(asked.into_iter().chain(ours).chain([Box::pin(released(forbidden)) as _]));
-    crowd.once().await;
-    rig.go_on(fillers).await;
-    let mut outcomes = crowd.all().await;
+    let all = asked.into_iter().chain(ours).chain([Box::pin(released(forbidden)) as _]);
+    let mut outcomes = rig.batch(all).await.all().await;
     assert_eq!(rig.batches(), [MANY + 2]);
     for outcome in [outcomes.remove(0), outcomes.pop().unwrap()] {
         let (Outcome::Acquired(Err(error)) | Outcome::Released(Err(error))) = &outcome else { panic!("{outcome:?}") };
@@ -152,19 +153,13 @@ async fn f95_one_name_of_a_batch_is_not_ours_to_touch() {
 #[tokio::test]
 async fn f95_a_user_without_the_rights_of_a_batch_has_its_locks_one_by_one() {
     for missing in ["-mget", "-exists"] {
-        let server = Server::start();
-        let mut wire = server.wire();
-        wire.must(&["ACL", "SETUSER", "worker", "reset", "on", ">secret", "allcommands", "allchannels", "allkeys"]);
-        wire.must(&["ACL", "SETUSER", "worker", missing]);
-        let proxy = support::Proxy::to(&server);
-        let url = format!("redis://worker:secret@127.0.0.1:{}", proxy.port());
-        let rig = Rig::at(server, proxy, &url, |builder| builder).await;
+        let rig = worker_rig(&[missing]).await;
         let leases = rig.hold(MANY).await;
         for outcome in rig.release(leases).await {
             outcome.unwrap_or_else(|error| panic!("{missing}: {error}"));
         }
         assert_eq!(rig.batches(), [MANY, MANY], "{missing}");
-        assert_eq!(wire.keys("job:*"), [""; 0], "{missing}");
+        assert_eq!(rig.server.wire().keys("job:*"), [""; 0], "{missing}");
     }
 }
 

@@ -86,21 +86,30 @@ impl<T: Unpin> Crowd<T> {
         tokio::task::unconstrained(all).await;
     }
 
-    /// Their outcomes, in their order.
+    /// Their outcomes, in their order, within the usual limit.
     async fn all(self) -> Vec<T> {
-        within(HANGS, "everybody is answered", tokio::task::unconstrained(self.on_any())).await
+        within(HANGS, "everybody is answered", self.on_any()).await
+    }
+
+    /// Polls them until so many have their outcomes.
+    async fn until(&mut self, many: usize) {
+        let some = poll_fn(|context| {
+            self.poll_all(context);
+            let answered = self.requests.iter().filter(|request| request.is_ok()).count();
+            if answered >= many { Poll::Ready(()) } else { Poll::Pending }
+        });
+        tokio::task::unconstrained(some).await;
     }
 
     /// The same on any executor, and without a limit.
     async fn on_any(mut self) -> Vec<T> {
-        let all = poll_fn(|context| {
-            self.poll_all(context);
-            if self.requests.iter().all(Result::is_ok) { Poll::Ready(()) } else { Poll::Pending }
-        });
-        all.await;
+        self.until(self.requests.len()).await;
         self.requests.into_iter().filter_map(Result::ok).collect()
     }
 }
+
+/// The requests that go alone while others wait.
+type Fillers = Crowd<Result<Option<Lease>, Error>>;
 
 /// A server, a proxy in front of it, and a client that goes through the proxy.
 struct Rig {
@@ -134,7 +143,7 @@ impl Rig {
     }
 
     /// As many requests are under way as go alone. What comes now waits, until these are polled or the clock goes on.
-    async fn fill(&self) -> Crowd<Result<Option<Lease>, Error>> {
+    async fn fill(&self) -> Fillers {
         self.clock.stand();
         let mut fillers = Crowd::of((0..ALONE).map(|_| {
             let number = self.fillers.fetch_add(1, Ordering::SeqCst);
@@ -145,10 +154,22 @@ impl Rig {
     }
 
     /// The clock goes on, and the requests under way come to their ends, whatever these are.
-    async fn go_on(&self, fillers: Crowd<Result<Option<Lease>, Error>>) {
+    async fn go_on(&self, fillers: Fillers) {
         self.clock.go_on();
         let leases = fillers.all().await.into_iter().filter_map(|outcome| outcome.ok().flatten());
         self.filled.lock().unwrap().extend(leases);
+    }
+
+    /// These requests wait, until the fillers are polled or the clock goes on.
+    async fn queued<T, F>(&self, requests: impl IntoIterator<Item = F>) -> (Fillers, Crowd<T>)
+    where
+        T: Unpin,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let fillers = self.fill().await;
+        let mut crowd = Crowd::of(requests);
+        crowd.once().await;
+        (fillers, crowd)
     }
 
     /// Has these requests in one batch. Its script has been sent when their crowd is polled, or soon.
@@ -157,9 +178,7 @@ impl Rig {
         T: Unpin,
         F: Future<Output = T> + Send + 'static,
     {
-        let fillers = self.fill().await;
-        let mut crowd = Crowd::of(requests);
-        crowd.once().await;
+        let (fillers, crowd) = self.queued(requests).await;
         self.go_on(fillers).await;
         crowd
     }
@@ -194,11 +213,6 @@ impl Rig {
     async fn nothing_is_left(&self) {
         let mut wire = self.server.wire();
         eventually_async(HANGS, "no key is left", || wire.keys("job:*").is_empty()).await;
-    }
-
-    /// Another program, straight to the server.
-    async fn stranger(&self) -> Leases {
-        Leases::builder().url(self.server.url()).ttl(LONG).build().await.expect("the server is there")
     }
 }
 

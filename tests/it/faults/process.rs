@@ -6,7 +6,7 @@ use std::{
     panic::AssertUnwindSafe,
     pin::Pin,
     sync::{
-        Arc, Barrier, OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Wake, Waker},
@@ -20,7 +20,7 @@ use support::{
 };
 use tokio::{runtime::Runtime, sync::Notify};
 
-use crate::common::{COMMAND, Calm, ending, program_with};
+use crate::common::{COMMAND, Calm, block_both_workers, ending, program_with};
 
 /// So long that nothing here ends by expiring: a key that goes was released.
 const LONG: Duration = Duration::from_secs(60);
@@ -151,20 +151,7 @@ fn f2_holder_stopped_and_continued() {
 
 #[test]
 fn f25_job_blocks_all_workers() {
-    let runtime = two_workers();
-    stays_held_while_blocked(&runtime, |block| {
-        // Only two tasks that are on two workers at once get past the barrier, and not before we are here.
-        let all_blocked = Arc::new(Barrier::new(3));
-        for _ in 0..2 {
-            let all_blocked = all_blocked.clone();
-            tokio::spawn(async move {
-                all_blocked.wait();
-                std::thread::sleep(block);
-            });
-        }
-        all_blocked.wait();
-        std::thread::sleep(block);
-    });
+    stays_held_while_blocked(&two_workers(), block_both_workers);
 }
 
 #[test]

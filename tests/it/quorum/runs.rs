@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use leasehold::{Error, Leases};
 use support::{HANGS, Nodes, Server, Wire, within};
 
-use crate::common::{COMMAND, NAME};
+use super::scene::{builder, built};
+use crate::common::NAME;
 
 const TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(2);
@@ -13,8 +14,7 @@ const DELAY: Duration = Duration::from_secs(2);
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn client(nodes: &Nodes, restart_delay: Duration) -> Leases {
-    let builder = Leases::builder().quorum(nodes.urls()).command_timeout(COMMAND);
-    builder.restart_delay(restart_delay).ttl(TTL).build().await.expect("the servers are there")
+    built(builder(nodes.urls()).restart_delay(restart_delay).ttl(TTL)).await
 }
 
 async fn cycle(leases: &Leases) {
@@ -34,12 +34,10 @@ impl Asked {
     }
 
     fn times(&mut self) -> usize {
-        let stats = self.wire.must(&["INFO", "commandstats"]).text();
-        let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_info:calls="));
-        let calls: usize =
-            line.and_then(|rest| rest.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"));
+        let times = self.wire.calls("info") - self.by_this;
+        // To ask for it is such a call.
         self.by_this += 1;
-        calls + 1 - self.by_this
+        times
     }
 }
 

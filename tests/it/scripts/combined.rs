@@ -45,6 +45,15 @@ fn take(wire: &mut Wire, name: &str, label: &str) -> String {
     wire.get(name).unwrap()
 }
 
+/// A link of a user with all rights, but for these rules.
+fn worker(server: &Server, rules: &[&str]) -> Wire {
+    let mut wire = server.wire();
+    let all = ["ACL", "SETUSER", "worker", "reset", "on", ">secret", "allkeys", "allcommands", "allchannels"];
+    wire.must(&[&all, rules].concat());
+    wire.must(&["AUTH", "worker", "secret"]);
+    wire
+}
+
 /// Everything that the server has, expiries apart.
 fn all(wire: &mut Wire) -> Vec<(String, Value)> {
     let names = wire.keys("*");
@@ -200,19 +209,12 @@ fn a_batch_that_fails_as_a_whole_has_changed_nothing() {
     let mut wire = server.wire();
     let mine = take(&mut wire, "mine", "me");
     let before = all(&mut wire);
-    for missing in ["-mget", "-exists", "-time", "~none"] {
-        wire.must(&["ACL", "SETUSER", "worker", "reset", "on", ">secret", "allkeys", "allcommands", "allchannels"]);
-        if missing == "~none" {
-            wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~mine", "~{mine}:lh:*", "~free", "~{free}:lh:*"]);
-        } else {
-            wire.must(&["ACL", "SETUSER", "worker", missing]);
-        }
-        let mut worker = server.wire();
-        worker.must(&["AUTH", "worker", "secret"]);
+    let other_keys = ["resetkeys", "~mine", "~{mine}:lh:*", "~free", "~{free}:lh:*"];
+    for missing in [&["-mget"][..], &["-exists"], &["-time"], &other_keys] {
         let acquires = [("free", "me"), ("other", "me")];
-        let reply = run(&mut worker, &asked(&[("mine", &mine)], &acquires, MEMORY));
-        assert!(reply.error().is_some(), "{missing}: {reply:?}");
-        assert_eq!(all(&mut wire), before, "{missing}");
+        let reply = run(&mut worker(&server, missing), &asked(&[("mine", &mine)], &acquires, MEMORY));
+        assert!(reply.error().is_some(), "{missing:?}: {reply:?}");
+        assert_eq!(all(&mut wire), before, "{missing:?}");
     }
 }
 
@@ -224,16 +226,24 @@ fn a_batch_whose_writes_are_refused_asks_alone_and_leaves_nothing_half_done() {
     let mine = take(&mut wire, "mine", "me");
     let before = all(&mut wire);
     for (missing, expected) in [("-del", [-2, 1]), ("-set", [1, -2])] {
-        wire.must(&["ACL", "SETUSER", "worker", "reset", "on", ">secret", "allkeys", "allcommands", "allchannels"]);
-        wire.must(&["ACL", "SETUSER", "worker", missing]);
-        let mut worker = server.wire();
-        worker.must(&["AUTH", "worker", "secret"]);
-        let reply = run(&mut worker, &asked(&[("mine", &mine)], &[("free", "me")], MEMORY));
+        let reply = run(&mut worker(&server, &[missing]), &asked(&[("mine", &mine)], &[("free", "me")], MEMORY));
         assert_eq!([reply.array()[1].int(), reply.array()[2].int()], expected, "{missing}: {reply:?}");
         assert_eq!((wire.exists("mine"), wire.exists("free")), (expected[0] == -2, expected[1] == 1));
         wire.must(&["DEL", "free", &fence_key("free")]);
         assert_eq!(all(&mut wire).len(), if expected[0] == -2 { before.len() } else { before.len() - 1 });
     }
+}
+
+/// Whatever the server has against it: here its expiry.
+#[test]
+fn an_acquire_whose_floor_is_refused_asks_alone_and_leaves_no_lock() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.set(&fence_key("known"), "1600000000000000");
+    let before = all(&mut wire);
+    let reply = run(&mut wire, &asked(&[], &[("free", "me"), ("known", "me")], "-1"));
+    assert_eq!((reply.array()[1].int(), reply.array()[2].int()), (-2, -2), "{reply:?}");
+    assert_eq!(all(&mut wire), before);
 }
 
 #[test]
