@@ -171,9 +171,9 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            // That runtime does not come back.
-            Self::Unavailable(details) => &*details.0.text != KEEPER_ENDED,
-            Self::TimedOut { .. } | Self::Unknown(_) => true,
+            // That runtime does not come back. Over a quorum each node's answer says so.
+            Self::Unavailable(details) | Self::Unknown(details) => !details.0.text.contains(KEEPER_ENDED),
+            Self::TimedOut { .. } => true,
             Self::Config(_) | Self::Refused(_) | Self::Closed | Self::Lost(_) | Self::Stale { .. } => false,
         }
     }
@@ -282,10 +282,24 @@ impl From<InvalidName> for Error {
 
 #[cfg(test)]
 mod tests {
+    use leasehold_protocol::votes::NodeAnswer;
+
     use super::*;
 
     #[test]
     fn no_time_brings_a_runtime_back() {
-        assert!(!Error::keeper_ended().is_transient() && Error::unavailable("no answer").is_transient());
+        let kinds = |failure: &Failure| {
+            let nodes = ["one", "two"].map(|node| (node.to_owned(), NodeAnswer::Unreachable(failure.to_string())));
+            let of_nodes = Error::from(Failure::of_nodes(nodes));
+            [
+                Error::from(failure.clone()),
+                Error::unknown_release(failure, false),
+                Error::unknown_renewal(failure),
+                of_nodes,
+            ]
+        };
+        assert!(!Error::keeper_ended().is_transient());
+        assert!(kinds(&keeper_ended()).iter().all(|error| !error.is_transient()));
+        assert!(kinds(&Failure::unknown("no answer")).iter().all(Error::is_transient));
     }
 }

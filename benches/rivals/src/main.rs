@@ -12,6 +12,7 @@ mod idle;
 mod machine;
 mod page;
 mod peer;
+mod profile;
 mod quorum;
 mod rates;
 mod rivals;
@@ -41,6 +42,7 @@ fn main() -> Result<()> {
         ["waiting"] => waiting::main(),
         ["idle"] => idle::main(),
         ["held"] => held::main(),
+        ["profile"] => profile::main(),
         ["command", tool] => command::main(tool),
         // The parts start this program once more, with these.
         ["peer", url] => peer::serve(url),

@@ -58,7 +58,8 @@ impl Server {
             self.combining.withdraw(token);
         }
         let (route, limit) = via;
-        let Some(want) = self.combining.takes(&request, limit).filter(|_| self.travels_with_others(route)) else {
+        let travels = self.travels_with_others(route);
+        let Some(want) = travels.then(|| self.combining.takes(&request, limit)).flatten() else {
             return self.ask_alone(via, request, None);
         };
         match self.combining.enter(want, limit) {
