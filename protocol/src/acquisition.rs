@@ -303,8 +303,8 @@ impl Acquisition {
     }
 
     /// Others are renewed now: whether this one goes along.
-    pub fn go_along(&mut self, now: Time) -> Actions {
-        self.lease(|lease| lease.go_along(now))
+    pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Actions {
+        self.lease(|lease| lease.go_along(now, meets))
     }
 
     /// Is the time of the lease up?

@@ -22,9 +22,10 @@
 //!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
 //! 10. A node that lost the key while a majority confirmed it is repaired, before the deadline only.
 //!     On one node that never happens.
-//! 11. A lease that is well goes along when others are renewed within the last tenth before its own round: a renewal comes
-//!     earlier for that, never later. How early a round comes by itself depends on the moment of the one before it and on
-//!     the seed alone, so leases that were renewed together once come due together.
+//! 11. A lease that is well goes along when others are renewed within the last tenth before its own round, and at one moment
+//!     of eight whenever that is, if all of its TTL have room in one batch. A renewal comes earlier for that, never later.
+//!     How early a round comes by itself depends on the moment of the one before it and on the seed alone. So leases that
+//!     were renewed together once come due together, and those that were not soon are.
 
 use std::time::Duration;
 
@@ -40,8 +41,9 @@ use crate::{
 /// The least time between two renewals that hints ask for.
 const GRAIN: Duration = Duration::from_millis(20);
 
-/// One round of so many comes early, by up to a tenth: a fleet that beats in step is parted within a few rounds. If each
-/// round came early, that would take half as long, and one renewal more of twenty.
+/// The round after one moment of so many comes early, by up to a tenth: a fleet that beats in step is parted within a few
+/// rounds. If each round came early, that would take half as long, and one renewal more of twenty. At these moments the
+/// leases of a process meet.
 const EARLY_ONES: u64 = 8;
 
 /// A round that stays unanswered for this many times the patience makes the connection suspect.
@@ -235,8 +237,9 @@ impl HeldLease {
     }
 
     /// Others are renewed at this moment: whether this one goes along (invariant 11). A driver asks in the order of the
-    /// next ticks, and no further than the first that stays.
-    pub fn go_along(&mut self, now: Time) -> Orders {
+    /// next ticks, and no further than the first that stays. `meets` is the TTL of the lease that is due, if all have room
+    /// in its batch.
+    pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Orders {
         let mut orders = self.expire_if_due(now);
         if self.phase != Phase::Held || self.unanswered > 0 || self.last_sent + self.grain() > now {
             return orders;
@@ -246,7 +249,8 @@ impl HeldLease {
             self.ask_at = Time::NEVER;
             orders.renew = true;
         }
-        if self.next_round <= now + self.third() / 10 {
+        let meets = meets == Some(self.ttl) && self.jitter.at(now).is_one_of(EARLY_ONES);
+        if self.next_round <= now + self.third() / if meets { 1 } else { 10 } {
             self.begin_round(now, &mut orders);
         }
         if orders.renew {

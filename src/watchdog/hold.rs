@@ -239,8 +239,8 @@ impl Hold {
     }
 
     /// Others are renewed now.
-    pub(crate) fn go_along(self: &Arc<Self>, now: Time) -> Reaction {
-        self.feed(now, |acquisition| acquisition.go_along(now))
+    pub(crate) fn go_along(self: &Arc<Self>, now: Time, meets: Option<Duration>) -> Reaction {
+        self.feed(now, |acquisition| acquisition.go_along(now, meets))
     }
 
     /// A node has answered, or will not.

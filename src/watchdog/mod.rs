@@ -247,9 +247,11 @@ impl Watchdog {
         let is_renewed = |hold: &Arc<Hold>| self.ask(hold, now, Hold::tick);
         let mut batch: Vec<_> = due.into_iter().filter(is_renewed).collect();
         // Leases that come due soon go along, while there is room: so those of one process come to travel together.
+        let has_room = self.table.lock().len() <= BATCH;
+        let meets = batch.first().filter(|_| has_room).map(|first| first.ttl);
         while !batch.is_empty() && batch.len() < BATCH {
             let Some(next) = self.table.lock().next() else { break };
-            if !self.ask(&next, now, Hold::go_along) {
+            if !self.ask(&next, now, |hold, now| hold.go_along(now, meets)) {
                 break;
             }
             batch.push(next);

@@ -48,6 +48,27 @@ async fn hold(leases: &Leases, wire: &mut Wire) -> Vec<Lease> {
     held
 }
 
+/// Those that come due apart meet within a few rounds; not by chance alone, which takes a hundred.
+#[tokio::test]
+async fn renewals_of_leases_that_were_taken_apart_come_to_travel_together() {
+    let server = Server::start();
+    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
+    let mut held = Vec::new();
+    for job in 0..LEASES {
+        held.push(leases.lock(format!("job {job}")).acquire().await.unwrap());
+        tokio::time::sleep(TTL / 3 / LEASES).await;
+    }
+    let mut costs = Vec::new();
+    while costs.last().is_none_or(|cost| *cost > COMMANDS) {
+        assert!(costs.len() < 2 * WINDOWS, "commands for each lease in a third of its TTL: {costs:?}");
+        let (begin, before) = (Instant::now(), commands(&mut wire));
+        batches(&mut wire, ROUNDS).await;
+        let thirds = begin.elapsed().div_duration_f64(TTL / 3);
+        costs.push(f64::from(commands(&mut wire) - before) / f64::from(LEASES) / thirds);
+    }
+    assert!(held.iter().all(Lease::is_held));
+}
+
 #[tokio::test]
 async fn renewals_of_leases_that_were_taken_one_after_the_other_travel_together() {
     let server = Server::start();

@@ -23,9 +23,9 @@ pub fn main() -> Result<()> {
     runtime.block_on(waiters(&mut section))?;
     runtime.block_on(LocalSet::new().run_until(holders(&mut section)))?;
     section.say(
-        "The 50 locks are taken one after the other over a second. leasehold renews a lease with others that are due, \
-         if its own renewal is due within the next tenth of its interval. So these leases come to travel together only \
-         as far as their tenths overlap.\n\nrslock renews only in `using`, a moment before the end. \
+        "The 50 locks are taken one after the other over a second, which is a third of the TTL, and measured from one \
+         TTL later on. leasehold renews together those that are due within a tenth of their interval, and now and then \
+         all of one TTL.\n\nrslock renews only in `using`, a moment before the end. \
          distributed-lock-redis is not among the waiters: it does not wait.",
     );
     section.write()
@@ -112,8 +112,7 @@ async fn waiting(contestant: Option<usize>, waiters: usize) -> Result<Use> {
 }
 
 async fn holders(section: &mut Section) -> Result<()> {
-    /// Taken one after the other over a second, which is a third of the TTL: so renewals travel together only as far as
-    /// their tenths overlap.
+    /// Taken one after the other over a second, which is a third of the TTL: so each comes due by itself at first.
     const APART: Duration = Duration::from_millis(20);
     const WINDOW: Duration = Duration::from_secs(6);
     let mut rows = Vec::new();

@@ -83,9 +83,9 @@ fn invariant_11_a_lease_goes_along_within_the_last_tenth_before_its_round_and_st
     let due = core.next_tick().unwrap();
     let tenth = Time::from_nanos(due.as_nanos() - 100_000_000);
     let before = Time::from_nanos(tenth.as_nanos() - 1);
-    assert_eq!((core.go_along(before), core.next_tick()), (NOTHING, Some(due)));
-    assert_eq!(core.go_along(tenth), Orders { renew: true, ..NOTHING });
-    assert_eq!(core.go_along(tenth), NOTHING, "invariant 7: twice for one moment");
+    assert_eq!((core.go_along(before, None), core.next_tick()), (NOTHING, Some(due)));
+    assert_eq!(core.go_along(tenth, None), Orders { renew: true, ..NOTHING });
+    assert_eq!(core.go_along(tenth, None), NOTHING, "invariant 7: twice for one moment");
     assert_eq!(core.tick(tenth), NOTHING);
     // It is watched over as any round is.
     let patience = Duration::from_millis(500);
@@ -95,20 +95,33 @@ fn invariant_11_a_lease_goes_along_within_the_last_tenth_before_its_round_and_st
 }
 
 #[test]
+fn invariant_11_at_one_moment_of_eight_all_of_a_ttl_go_along_that_have_room() {
+    let moments = || (1_030..1_790).map(at);
+    let goes = |moment: Time, meets| core().go_along(moment, meets).renew;
+    let meet = moments().filter(|moment| goes(*moment, Some(TTL))).count();
+    assert!((60..=140).contains(&meet), "an eighth of seven hundred and sixty: {meet}");
+    let shorter = TTL - Duration::from_millis(1);
+    assert!(moments().all(|moment| !goes(moment, None) && !goes(moment, Some(shorter))));
+    // Another lease of the same seed finds the same moments.
+    let other = |moment: Time| core_with(TTL, Some(TTL), 1).go_along(moment, Some(TTL)).renew;
+    assert!(moments().all(|moment| goes(moment, Some(TTL)) == other(moment)));
+}
+
+#[test]
 fn invariant_11_nothing_else_goes_along() {
     let mut unanswered = core();
     assert!(unanswered.tick(at(2_000)).renew);
-    assert_eq!(unanswered.go_along(at(2_450)), NOTHING, "its next round is near, but not the first");
+    assert_eq!(unanswered.go_along(at(2_450), None), NOTHING, "its next round is near, but not the first");
     let mut at_risk = core();
     assert!(at_risk.tick(at(2_000)).renew);
     let _ = at_risk.answer(at(2_001), 0, at(2_000), Answer::Unclear);
     let due = at_risk.next_tick().unwrap();
-    assert_eq!((at_risk.go_along(at(2_001)), at_risk.next_tick()), (NOTHING, Some(due)));
+    assert_eq!((at_risk.go_along(at(2_001), None), at_risk.next_tick()), (NOTHING, Some(due)));
     let mut over = core();
-    assert_eq!(over.go_along(at(10_000)), LOST);
-    assert_eq!(over.go_along(at(10_001)), NOTHING);
+    assert_eq!(over.go_along(at(10_000), None), LOST);
+    assert_eq!(over.go_along(at(10_001), None), NOTHING);
     let mut bounded = core_with(TTL, Some(Duration::from_millis(500)), 1);
-    assert_eq!(bounded.go_along(at(1_499)), NOTHING, "what is near is its end");
+    assert_eq!(bounded.go_along(at(1_499), None), NOTHING, "what is near is its end");
 }
 
 #[test]
@@ -116,10 +129,10 @@ fn invariant_11_a_hint_goes_along_with_its_nearest_neighbours_and_not_twice_in_t
     let mut core = core();
     let round = core.next_tick();
     core.hint(at(1_250));
-    assert_eq!(core.go_along(at(1_229)), NOTHING);
-    assert_eq!((core.go_along(at(1_230)), core.next_tick()), (Orders { renew: true, ..NOTHING }, round));
+    assert_eq!(core.go_along(at(1_229), None), NOTHING);
+    assert_eq!((core.go_along(at(1_230), None), core.next_tick()), (Orders { renew: true, ..NOTHING }, round));
     core.hint(at(1_231));
-    assert_eq!((core.go_along(at(1_249)), core.next_tick()), (NOTHING, Some(at(1_250))));
+    assert_eq!((core.go_along(at(1_249), None), core.next_tick()), (NOTHING, Some(at(1_250))));
     assert_eq!(core.tick(at(1_250)), Orders { renew: true, ..NOTHING });
 }
 
@@ -551,7 +564,7 @@ proptest! {
             let orders = match event {
                 Event::Wait(millis) | Event::Along(millis) => {
                     now = now + Duration::from_millis(millis);
-                    let orders = if matches!(event, Event::Wait(_)) { core.tick(now) } else { core.go_along(now) };
+                    let orders = if matches!(event, Event::Wait(_)) { core.tick(now) } else { core.go_along(now, Some(TTL)) };
                     if orders.renew {
                         prop_assert!(sent.last() != Some(&now), "invariant 7: twice for one moment");
                         sent.push(now);
