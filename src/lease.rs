@@ -12,7 +12,7 @@ use crate::{
     foreign::{Relay, relayed},
     lost::Lost,
     reentry::OwnerSlot,
-    status::{Board, Signal, Status, StatusChanges},
+    status::{Board, HasBoard, Signal, Status, StatusChanges},
     watchdog::{Hold, Leaving},
 };
 

@@ -16,7 +16,6 @@ use crate::{
     foreign::{self, Relay, relayed},
     lost::Lost,
     sync::{Mutex, Notify, OnceLock, catching_panics},
-    watchdog::Hold,
 };
 
 /// Where a lease stands. That its holder is asked to stop ([`Closing`](crate::LossReason::Closing)) changes nothing here.
@@ -46,11 +45,16 @@ impl serde::Serialize for Status {
     }
 }
 
+/// A board that is a part of something else.
+pub(crate) trait HasBoard: Send + Sync {
+    fn board(&self) -> &Board;
+}
+
 /// A handle on the [`Board`] of one [`Lease`](crate::Lease).
 #[derive(Clone)]
 pub(crate) enum Signal {
-    /// Of the lease that the hold was won for.
-    First(Arc<Hold>),
+    /// Of the lease that a hold was won for: the hold has it in itself.
+    First(Arc<dyn HasBoard>),
     /// Of a lease beside it.
     More(Arc<Board>),
 }

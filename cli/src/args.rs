@@ -232,7 +232,7 @@ pub(crate) struct Held {
     /// --restart-delay.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) keep_for: Option<Duration>,
-    /// End the work after this time (at least --ttl).
+    /// End the work by this time (at least --ttl): its --signal comes --grace before.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
     /// Holder name shown to others [default: host:pid].

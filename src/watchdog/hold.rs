@@ -23,7 +23,7 @@ use crate::{
     metrics::{Group, Holding, Turn},
     owner::OwnerId,
     random,
-    status::{Board, Signal, Status},
+    status::{Board, HasBoard, Signal, Status},
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -123,6 +123,12 @@ pub(crate) enum Leaving {
     Forgiven,
 }
 
+impl HasBoard for Hold {
+    fn board(&self) -> &Board {
+        &self.first
+    }
+}
+
 impl Hold {
     /// An acquisition by this owner, which was won with this fence, and is counted in this group.
     pub(crate) fn new(
@@ -155,10 +161,6 @@ impl Hold {
         };
         let hold = Arc::new(hold);
         (hold.clone(), Signal::First(hold))
-    }
-
-    pub(crate) fn board(&self) -> &Board {
-        &self.first
     }
 
     /// Of every lease that has not let go, in the order in which they came.
