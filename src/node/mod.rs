@@ -5,6 +5,7 @@ use std::{fmt, future::Future, pin::Pin, sync::Weak, time::Duration};
 use leasehold_protocol::{
     failure::Failure,
     message::{Reply, Request, Route},
+    token::Token,
 };
 
 use crate::capabilities::Capabilities;
@@ -68,6 +69,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// `limit` bounds the wait for the answer; what the limit cuts off has an unknown outcome. The request goes out
     /// at the first poll of the answer, if not before.
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply>;
+
+    /// Nobody wants the acquire by this token any more. Whether it was waiting here for its turn, and is never sent.
+    fn withdraw(&self, _token: &Token) -> bool {
+        false
+    }
 
     /// What it can do, and is willing to tell.
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities>;

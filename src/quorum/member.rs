@@ -24,6 +24,7 @@ use leasehold_protocol::{
     node_health::{ClockOffset, News, NodeHealth, Orders, Peers, ProbeRow},
     node_status::NodeStatus,
     time::Time,
+    token::Token,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -163,6 +164,11 @@ impl Member {
         limit: Duration,
     ) -> ComingVote {
         ComingVote(self.ask_at(now, route, Request::Acquire(request), limit))
+    }
+
+    /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
+    pub(crate) fn withdraw(&self, token: &Token) -> bool {
+        self.node().is_some_and(|node| node.withdraw(token))
     }
 
     fn send<T, R>(

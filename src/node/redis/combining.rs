@@ -112,12 +112,14 @@ impl Combining {
         }
     }
 
-    /// An acquire is taken back: if it waits here still, it is never sent.
-    pub(super) fn withdraw(&self, token: &Token) {
+    /// An acquire is taken back: if it waits here still, it is never sent. Whether it did.
+    pub(super) fn withdraw(&self, token: &Token) -> bool {
         let withdrawn = self.state.lock().combiner.withdraw(token);
+        let is_withdrawn = withdrawn.is_some();
         if let Some(caller) = withdrawn {
             tell(caller, Err(Failure::unsent("it was taken back before it was sent")));
         }
+        is_withdrawn
     }
 
     /// Starts a flight for the waiting requests, on the runtime of the connection.

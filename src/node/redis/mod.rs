@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::message::{Reply, Request, Route};
+use leasehold_protocol::{
+    message::{Reply, Request, Route},
+    token::Token,
+};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
@@ -189,6 +192,10 @@ impl Node for Redis {
 
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
         self.0.ask((route, limit), request)
+    }
+
+    fn withdraw(&self, token: &Token) -> bool {
+        self.0.combining.withdraw(token)
     }
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
