@@ -183,17 +183,20 @@ impl Drop for Round<'_> {
         let Some(mut acquisition) = self.acquisition.take() else { return };
         let (client, sent) = (self.client, self.sent);
         let claim = &self.request.claim;
-        // What was not sent needs no undo, and must not wait for one: there may be no room for it.
-        let withdrawn: Nodes =
-            client.quorum.members().filter(|(_, member)| member.withdraw(&claim.token)).map(|(node, _)| node).collect();
-        for node in withdrawn.iter() {
-            let vote = Sent { node, ask: Ask::Acquire, at: sent };
-            let _failed = acquisition.on_reply(sent, vote, Err(Failure::unsent("nobody waits for it any more")));
+        let mut coming = Vec::new();
+        for (node, vote) in self.votes.take() {
+            // What was not sent needs no undo, and must not wait for one: there may be no room for it.
+            if client.quorum.member(node).is_some_and(|member| member.withdraw(&claim.token)) {
+                let vote = Sent { node, ask: Ask::Acquire, at: sent };
+                let _failed = acquisition.on_reply(sent, vote, Err(Failure::unsent("nobody waits for it any more")));
+            } else {
+                coming.push((node, vote));
+            }
         }
         if let Some(undo) = acquisition.abandon(ReleaseMode::Delete).undo {
             client.watchdog.undo(&undo, claim);
         }
-        for (node, vote) in self.votes.take().filter(|(node, _)| !withdrawn.contains(*node)) {
+        for (node, vote) in coming {
             let undo = Undo::new(&acquisition.undo_of_vote(node), claim.clone());
             // Made before it is known to be needed: it takes its share of the memory for undos now.
             let undoing = client.watchdog.undoing(node, undo);
