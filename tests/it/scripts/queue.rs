@@ -274,6 +274,16 @@ fn a_replay_of_any_script_changes_nothing_more() {
     assert_eq!(eval(&mut wire, FORCE_RELEASE, &[]).int(), 0);
 }
 
+/// As a clock has it that is set back within the step: what was written for a while has expired at once.
+#[test]
+fn a_queue_that_expires_within_a_poll_is_entered_again() {
+    let (_server, mut wire) = held();
+    let at_once = Poll { window: "0", ..poll("a", "one") };
+    assert_eq!(at_once.send(&mut wire).place(), ("0".into(), 0, 1));
+    let (ticket, rank, entered) = poll("a", "one").send(&mut wire).place();
+    assert!(ticket != "0" && (rank, entered) == (0, 1), "{ticket} {rank} {entered}");
+}
+
 #[test]
 fn an_unreachable_waiter_is_skipped_and_keeps_its_place() {
     let (server, mut wire) = held();

@@ -143,8 +143,9 @@ end
 
 local ticket, rank = '0', redis.call('ZCARD', queue)
 if enters then
-  ticket = string.format('%.0f', redis.call('ZSCORE', queue, token))
-  rank = redis.call('ZRANK', queue, token)
+  -- A clock that is set back within this step has the queue expire at once: the next poll enters again.
+  local score = redis.call('ZSCORE', queue, token)
+  ticket, rank = score and string.format('%.0f', score) or '0', redis.call('ZRANK', queue, token) or 0
 end
 if recovers > 0 then
   return {2, recovers, run_id, ticket, rank, entered}
