@@ -5,7 +5,7 @@ use std::{
     future::Future,
     io,
     pin::{Pin, pin},
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -56,6 +56,8 @@ struct Server {
     home: Option<(Id, Arc<Connection>)>,
     keeper: Arc<Connection>,
     combining: Arc<Combining>,
+    /// Whether it was asked for a vote: then nothing travels together.
+    has_votes: AtomicBool,
     push: Arc<Push>,
     witness: Arc<Witness>,
     host: Host,
@@ -110,7 +112,16 @@ impl Server {
         let serving = push.clone().serve(target.clone(), limits, keeper.clone(), host.clone());
         host.spawn_until_stopped_on(&transport, serving);
         let witness = Witness::new(clock);
-        Ok(Self { home, keeper, combining, push, witness, host, address: target.to_string() })
+        Ok(Self {
+            home,
+            keeper,
+            combining,
+            has_votes: AtomicBool::new(false),
+            push,
+            witness,
+            host,
+            address: target.to_string(),
+        })
     }
 
     fn connection(&self, route: Route) -> Arc<Connection> {

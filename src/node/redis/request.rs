@@ -1,6 +1,11 @@
 //! What each request is to a server: which script, with which keys and arguments, and how its reply is read.
 
-use std::{future::ready, pin::pin, sync::Arc, time::Duration};
+use std::{
+    future::ready,
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use fred::types::Value;
 use leasehold_protocol::{
@@ -58,7 +63,11 @@ impl Server {
             self.combining.withdraw(token);
         }
         let (route, limit) = via;
-        let travels = self.travels_with_others(route);
+        // Votes go alone: a release that waits for its turn would be overtaken by the next vote.
+        if let Request::Acquire(AcquireRequest { voting: Some(_), .. }) = &request {
+            self.has_votes.store(true, Ordering::Relaxed);
+        }
+        let travels = self.travels_with_others(route) && !self.has_votes.load(Ordering::Relaxed);
         let Some(want) = travels.then(|| self.combining.takes(&request, limit)).flatten() else {
             return self.ask_alone(via, request, None);
         };
