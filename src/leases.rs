@@ -19,7 +19,7 @@ use crate::{
         memory::{self, Memory},
         redis::Limits,
     },
-    quorum::{ConnectConfig, NodeAddress, Quorum},
+    quorum::{self, ConnectConfig, NodeAddress, Quorum},
 };
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -479,7 +479,8 @@ impl Builder {
         let Self { options, connect_timeout, keeper, clock, .. } = self;
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
-        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone(), home: None };
+        let votes = quorum::votes(places.len(), restart_delay);
+        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone(), home: None, votes };
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
         let to_connect = Some((places, config));

@@ -181,7 +181,7 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
         let offset = format!("leasehold_node_clock_offset_seconds{{node=\"{node}\"}}");
         exporter.tells(&offset, |seconds| seconds.abs() < 1.0).await;
     }
-    // What was told before these says nothing of a node that has never answered.
+    // Series told before these say nothing of a node that has never answered.
     let never = exporter.value(&format!("leasehold_node_up{{node=\"{nobody}\"}}"));
     assert!(never.is_none_or(|up| up < 0.5), "{never:?}");
 }

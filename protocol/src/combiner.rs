@@ -16,7 +16,8 @@
 //!    its token (rule 5).
 //! 5. A batch releases before it acquires, so a token's release never travels with its own acquire, nor before it. A
 //!    release that knows its fence comes after the answer to its acquire; one that knows none goes alone, and takes its
-//!    acquire out of the queue. Votes are not combined.
+//!    acquire out of the queue. Where
+//!    votes are asked for nothing is combined: they go at once, and would overtake a release that waits.
 //! 6. Flights and the queue change in one step. A flight that ends while requests wait is followed by the next; one that
 //!    cannot be followed leaves none behind.
 //! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]).

@@ -185,7 +185,7 @@ impl Drop for Round<'_> {
         let claim = &self.request.claim;
         let mut coming = Vec::new();
         for (node, vote) in self.votes.take() {
-            // What was not sent needs no undo, and must not wait for one: there may be no room for it.
+            // A vote that was not asked for needs no undo, and must not wait for one: there may be no room for it.
             if client.quorum.member(node).is_some_and(|member| member.withdraw(&claim.token)) {
                 let vote = Sent { node, ask: Ask::Acquire, at: sent };
                 let _failed = acquisition.on_reply(sent, vote, Err(Failure::unsent("nobody waits for it any more")));

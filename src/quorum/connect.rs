@@ -78,6 +78,8 @@ pub(crate) struct ConnectConfig {
     pub(crate) clock: Arc<dyn Clock>,
     /// Where the program's own connections live; without it there are none.
     pub(crate) home: Option<Handle>,
+    /// Whether nodes are asked for votes.
+    pub(crate) votes: bool,
 }
 
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
@@ -100,6 +102,7 @@ impl ConnectConfig {
                     self.host.clone(),
                     self.clock.clone(),
                     self.home.clone(),
+                    self.votes,
                 );
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }

@@ -55,6 +55,11 @@ pub(crate) struct Quorum {
     clocks_differ: AtomicBool,
 }
 
+/// Whether so many nodes are asked for votes: one without a restart delay decides without.
+pub(crate) fn votes(nodes: usize, restart_delay: Duration) -> bool {
+    nodes > 1 || !restart_delay.is_zero()
+}
+
 impl Quorum {
     pub(crate) fn new(
         addresses: &[String],
@@ -142,11 +147,11 @@ impl Quorum {
         rooms.filter(|&room| room > 0).min().unwrap_or_default()
     }
 
-    /// What makes the nodes' answers votes. One node without a restart delay decides without.
+    /// What makes the nodes' answers votes, if they are.
     pub(crate) fn voting(&self, now: Time) -> Option<Voting> {
         let Self { restart_delay, .. } = *self;
         match self.members.len() {
-            1 if restart_delay.is_zero() => None,
+            nodes if !votes(nodes, restart_delay) => None,
             1 => Some(Voting { restart_delay, proposal: None }),
             _ => Some(Voting { restart_delay, proposal: self.peers.lock().fence_proposal.at(now) }),
         }

@@ -25,7 +25,7 @@ const ROUNDS: usize = 9;
 /// Cycles of one contestant in one round.
 const CYCLES: usize = 200;
 const COUNTED: u32 = 500;
-/// A lone caller's cycle is one request to each of five nodes for the acquire, and one for the release.
+/// A cycle is one request to each of five nodes for the acquire, and one for the release.
 const PLAIN_REQUESTS: f64 = 10.0;
 /// The most that a contestant may take whom a silent server keeps waiting.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -166,8 +166,7 @@ async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
         let after = used()?;
         let requests = (settled(&clients).await? - before) / cycles;
         let mut say = |what: &str, value: String| rows.push(vec![format!("{what}, {tasks} at once"), value]);
-        let plain = if tasks == 1 { format!(" ({PLAIN_REQUESTS} without a second round)") } else { String::new() };
-        say(&format!("requests of a cycle{plain}"), format!("{requests:.2}"));
+        say(&format!("requests of a cycle ({PLAIN_REQUESTS} without a second round)"), format!("{requests:.2}"));
         let micros = |seconds: f64| format!("{:.0} µs", seconds / cycles * 1e6);
         say("processor time of a cycle: this process", micros(after.0 - cpu.0));
         say("processor time of a cycle: the five servers together", micros(after.1 - cpu.1));

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     io,
     pin::{Pin, pin},
-    sync::{Arc, Weak, atomic::AtomicBool},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -55,9 +55,8 @@ struct Server {
     /// On a clone of that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
     home: Option<(Id, Arc<Connection>)>,
     keeper: Arc<Connection>,
-    combining: Arc<Combining>,
-    /// Whether it was asked for a vote: then nothing travels together.
-    has_votes: AtomicBool,
+    /// Not where votes are asked for: these go at once, and would overtake a release that waits for its turn.
+    combining: Option<Arc<Combining>>,
     push: Arc<Push>,
     witness: Arc<Witness>,
     host: Host,
@@ -65,7 +64,8 @@ struct Server {
 }
 
 impl Redis {
-    /// Connects. The home connection is made on the runtime `home`, if there is one.
+    /// Connects. The home connection is made on the runtime `home`, if there is one. With `votes`, no requests travel
+    /// together.
     ///
     /// Boxed, so that the transport is compiled into this crate once, and not again into every program that connects.
     pub(crate) fn connect(
@@ -74,9 +74,10 @@ impl Redis {
         host: Host,
         clock: Arc<dyn Clock>,
         home: Option<Handle>,
+        votes: bool,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
         Box::pin(async move {
-            let server = Server::connect(target, limits, host, clock, home).await?;
+            let server = Server::connect(target, limits, host, clock, home, votes).await?;
             Ok(Self(Arc::new(server)))
         })
     }
@@ -89,6 +90,7 @@ impl Server {
         host: Host,
         clock: Arc<dyn Clock>,
         home: Option<Handle>,
+        votes: bool,
     ) -> Result<Self, Error> {
         let transport = host.transport().await.map_err(|error| no_thread(&error))?;
         let here = home.filter(|runtime| runtime.id() != host.runtime().id());
@@ -107,21 +109,12 @@ impl Server {
             (Some((_, home)), Some(runtime)) => (home, runtime),
             _ => (&keeper, host.runtime().clone()),
         };
-        let combining = Combining::new(busiest.clone(), runtime, host.clone(), limits.command);
+        let combining = (!votes).then(|| Combining::new(busiest.clone(), runtime, host.clone(), limits.command));
         let push = Push::new(NodeMetrics::of(&target.to_string()));
         let serving = push.clone().serve(target.clone(), limits, keeper.clone(), host.clone());
         host.spawn_until_stopped_on(&transport, serving);
         let witness = Witness::new(clock);
-        Ok(Self {
-            home,
-            keeper,
-            combining,
-            has_votes: AtomicBool::new(false),
-            push,
-            witness,
-            host,
-            address: target.to_string(),
-        })
+        Ok(Self { home, keeper, combining, push, witness, host, address: target.to_string() })
     }
 
     fn connection(&self, route: Route) -> Arc<Connection> {
@@ -206,7 +199,7 @@ impl Node for Redis {
     }
 
     fn withdraw(&self, token: &Token) -> bool {
-        self.0.combining.withdraw(token)
+        self.0.combining.as_ref().is_some_and(|combining| combining.withdraw(token))
     }
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {

@@ -1,11 +1,6 @@
 //! What each request is to a server: which script, with which keys and arguments, and how its reply is read.
 
-use std::{
-    future::ready,
-    pin::pin,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{future::ready, pin::pin, sync::Arc, time::Duration};
 
 use fred::types::Value;
 use leasehold_protocol::{
@@ -59,29 +54,26 @@ type Via = (Route, Duration);
 impl Server {
     /// Sends a request: alone, or with those that come at the same time.
     pub(super) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
-        if let Some(token) = Want::undone_by(&request) {
-            self.combining.withdraw(token);
-        }
         let (route, limit) = via;
-        // Votes go alone: a release that waits for its turn would be overtaken by the next vote.
-        if let Request::Acquire(AcquireRequest { voting: Some(_), .. }) = &request {
-            self.has_votes.store(true, Ordering::Relaxed);
+        let Some(combining) = &self.combining else { return self.ask_alone(via, request, None) };
+        if let Some(token) = Want::undone_by(&request) {
+            combining.withdraw(token);
         }
-        let travels = self.travels_with_others(route) && !self.has_votes.load(Ordering::Relaxed);
-        let Some(want) = travels.then(|| self.combining.takes(&request, limit)).flatten() else {
+        let travels = self.travels_with_others(route);
+        let Some(want) = travels.then(|| combining.takes(&request, limit)).flatten() else {
             return self.ask_alone(via, request, None);
         };
-        match self.combining.enter(want, limit) {
+        match combining.enter(want, limit) {
             Entered::Alone(flight) => self.ask_alone(via, request, Some(flight)),
             Entered::Full(failure) => Box::pin(ready(Err(failure))),
             Entered::Queued(told) => {
-                let (server, until) = (self.clone(), self.combining.now() + limit);
+                let (server, combining, until) = (self.clone(), combining.clone(), combining.now() + limit);
                 Box::pin(async move {
                     match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
                         Ok(Ok(Some(reply))) => Ok(reply),
                         // Later requests on this route may have come before it now.
                         Ok(Ok(None)) => {
-                            let left = until.since(server.combining.now()).max(SHORTEST_LIMIT);
+                            let left = until.since(combining.now()).max(SHORTEST_LIMIT);
                             server.ask_alone((route, left), request, None).await.map(reply::overtaken)
                         }
                         Ok(Err(failure)) => Err(failure),

@@ -5,14 +5,35 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Owner};
+use leasehold::{Lease, Leases, Owner};
 use support::{
-    Action, HANGS, Lag, Match, SIGNAL, Server, eventually_async, one_thread,
+    Action, HANGS, Lag, Match, Nodes, SIGNAL, Server, eventually_async, one_thread,
     scripts::{ACQUIRE, COMBINED, RELEASE, RENEW},
     two_workers, within,
 };
 
-use super::{Crowd, MANY, Rig, know_the_scripts, names};
+use super::{Crowd, MANY, Rig, Standing, know_the_scripts, names};
+use crate::common::LONG;
+
+/// A vote goes at once. A release that waited for its turn would come after it, and the lock be busy.
+#[tokio::test]
+async fn over_a_quorum_a_vote_finds_free_what_was_to_be_released_before_it() {
+    let (nodes, clock) = (Nodes::start(3), Standing::default());
+    let builder = Leases::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO).ttl(LONG);
+    let leases = builder.clock(clock.clone()).build().await.expect("they are there");
+    let mut held = Vec::new();
+    for name in names(MANY) {
+        held.push(leases.lock(name).acquire().await.expect("it is free"));
+    }
+    clock.stand();
+    let mut releases = Crowd::of(held.into_iter().map(Lease::release));
+    releases.once().await;
+    let last = leases.lock(names(MANY).last().expect("there are many"));
+    let next = within(HANGS, "they vote", last.try_acquire()).await.expect("they are well");
+    assert!(next.is_some(), "its release was asked for before");
+    clock.go_on();
+    assert!(releases.all().await.iter().all(Result::is_ok));
+}
 
 #[tokio::test]
 async fn a_name_is_released_and_acquired_in_one_batch() {

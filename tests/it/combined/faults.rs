@@ -236,7 +236,7 @@ async fn f31_acquires_dropped_before_their_batch() {
     let (fillers, queued) = rig.queued(names(MANY).map(|name| rig.leases.lock(name).acquire())).await;
     drop(queued);
     rig.go_on(fillers).await;
-    // What comes later is sent later.
+    // Later requests are sent later.
     let later = within(HANGS, "the server is well", rig.leases.lock("later").acquire()).await.unwrap();
     assert_eq!(rig.batches(), [0; 0], "what nobody wants is never sent");
     assert_eq!(rig.proxy.count(Match::script(RELEASE)), 0, "and needs no undo");

@@ -234,7 +234,7 @@ fn a_batch_whose_writes_are_refused_asks_alone_and_leaves_nothing_half_done() {
     }
 }
 
-/// Whatever the server has against it: here its expiry.
+/// A floor may be refused for any reason: here its expiry.
 #[test]
 fn an_acquire_whose_floor_is_refused_asks_alone_and_leaves_no_lock() {
     let server = Server::start();

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, hash::Hash};
 
 use stateright::{Checker, HasDiscoveries, Model, Path};
 
-/// What there is to search.
+/// A world to search.
 pub(super) trait World:
     Model<State: Clone + Hash + PartialEq + Send + Sync + 'static, Action: Clone + PartialEq + Send + Sync>
     + Clone
