@@ -141,7 +141,8 @@ async fn f26_the_keeper_is_starved() {
             Ok(()) => held += 1,
             Err(error) => assert_eq!(error.lost().map(Lost::reason), Some(LossReason::Expired)),
         }
-        assert!(matches!(end(lease).await, None | Some(LossReason::Expired)));
+        let end = end(lease).await;
+        assert!(matches!(end, None | Some(LossReason::Expired)), "{end:?}");
         proxy.forget();
         late = late.max(lag.worst());
     }
@@ -173,7 +174,8 @@ async fn f26_the_keeper_is_starved_after_a_batch() {
             assert_never_beyond(&watch.end(), &requests);
         }
         for lease in held {
-            assert!(matches!(end(lease).await, None | Some(LossReason::Expired)));
+            let end = end(lease).await;
+            assert!(matches!(end, None | Some(LossReason::Expired)), "{end:?}");
         }
         batches += proxy.count(Match::script(COMBINED));
         proxy.forget();

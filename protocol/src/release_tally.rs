@@ -24,11 +24,12 @@ impl ReleaseAnswer {
     fn verdict(&self, now: Time, valid_until: Time) -> Verdict {
         match (self.owned, self.only_sending) {
             (Ok(()), _) => Ok(()),
+            // It was over by then: its key had expired, whoever has it now.
+            (Err(_), _) if now >= valid_until => Err(LossReason::Expired),
+            // Our own replay: the sending before it did it, while the lease was good.
+            (Err(_), false) => Ok(()),
             (Err(Denial::Gone), true) => Err(LossReason::Deleted),
             (Err(Denial::Taken), true) => Err(LossReason::Taken),
-            // Our own replay: the sending before it did it, while the lease was good.
-            (Err(_), false) if now < valid_until => Ok(()),
-            (Err(_), false) => Err(LossReason::Expired),
         }
     }
 }
@@ -120,6 +121,13 @@ mod tests {
     fn a_replay_did_it_itself_unless_the_lease_was_over_by_then() {
         assert!(matches!(one(at(99), said(GONE, false)), Some(End::Released)));
         assert!(matches!(one(at(100), said(TAKEN, false)), Some(End::Lost(LossReason::Expired))));
+    }
+
+    #[test]
+    fn a_denial_says_nothing_of_a_lease_that_was_over_by_then() {
+        for denial in [GONE, TAKEN] {
+            assert!(matches!(one(at(100), said(denial, true)), Some(End::Lost(LossReason::Expired))));
+        }
     }
 
     #[test]

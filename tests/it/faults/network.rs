@@ -367,6 +367,25 @@ async fn f8_link_reset_in_the_middle_of_every_release() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f11_a_release_that_comes_when_the_key_has_expired() {
+    let rig = Rig::start().await;
+    let patient = Leases::builder().url(rig.proxy.url()).command_timeout(HANGS);
+    let patient = patient.build().await.expect("the server is well");
+    let lease = within(HANGS, "the lock is free", patient.lock(NAME).ttl(SHORT).acquire()).await.expect("it is");
+    let held_up = rig.on(RELEASE, Action::Hold);
+    let release = tokio::spawn(lease.release());
+    has_happened(&held_up).await;
+    let mut wire = rig.server.wire();
+    eventually(SHORT, "the key expires", || !wire.exists(NAME));
+    held_up.release();
+    match within(HANGS, "the release ends", release).await.expect("it does not panic") {
+        // Nobody has deleted it.
+        Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Expired),
+        other => panic!("it had expired, and it says {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f9_reply_of_an_acquire_swallowed() {
     let rig = Rig::start().await;
     let swallowed = rig.on(ACQUIRE, Action::SwallowReply);
