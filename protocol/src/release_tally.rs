@@ -22,14 +22,14 @@ pub type Verdict = Result<(), LossReason>;
 
 impl ReleaseAnswer {
     fn verdict(&self, now: Time, valid_until: Time) -> Verdict {
-        match (self.owned, self.only_sending) {
-            (Ok(()), _) => Ok(()),
+        match self.owned {
+            Ok(()) => Ok(()),
             // It was over by then: its key had expired, whoever has it now.
-            (Err(_), _) if now >= valid_until => Err(LossReason::Expired),
+            Err(_) if now >= valid_until => Err(LossReason::Expired),
             // Our own replay: the sending before it did it, while the lease was good.
-            (Err(_), false) => Ok(()),
-            (Err(Denial::Gone), true) => Err(LossReason::Deleted),
-            (Err(Denial::Taken), true) => Err(LossReason::Taken),
+            Err(_) if !self.only_sending => Ok(()),
+            Err(Denial::Gone) => Err(LossReason::Deleted),
+            Err(Denial::Taken) => Err(LossReason::Taken),
         }
     }
 }
