@@ -17,7 +17,8 @@
 //! 7. An unfinished lease always has a next moment to look, and it is never after the deadline; a renewal is never
 //!    ordered twice for the same moment (no hot loop).
 //! 8. Rounds that nobody answers go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests
-//!    under way, however long the outage.
+//!    under way, however long the outage. After a refusal the next goes out when a sixth of the TTL has passed, or half of
+//!    that: what lets it through is done by hand.
 //! 9. A [hint](HeldLease::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds, whose
 //!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
 //! 10. A node that lost the key while a majority confirmed it is repaired, before the deadline only.
@@ -85,15 +86,22 @@ pub enum Answer {
     Denied(Denial),
     /// No answer, or one that tells nothing about the key.
     Unclear,
+    /// It will not, say for want of a right. That tells nothing about the key either.
+    Refused,
 }
 
 impl Answer {
+    /// What it says that a node has failed.
+    pub fn of(failure: &Failure) -> Self {
+        if failure.is_refusal() { Self::Refused } else { Self::Unclear }
+    }
+
     /// What a node's answer to one renewal says.
     pub fn read(answer: &Result<Owned, Failure>) -> Self {
         match answer {
             Ok(Ok(())) => Self::Confirmed,
             Ok(Err(denial)) => Self::Denied(*denial),
-            Err(_) => Self::Unclear,
+            Err(failure) => Self::of(failure),
         }
     }
 }
@@ -286,7 +294,7 @@ impl HeldLease {
         }
         let orders = match answer {
             Answer::Confirmed => self.confirmed(node, sent),
-            Answer::Denied(_) | Answer::Unclear => self.not_confirmed(now, node, sent, answer),
+            Answer::Denied(_) | Answer::Unclear | Answer::Refused => self.not_confirmed(now, node, sent, answer),
         };
         if self.is_over() { orders } else { Orders { repair: self.tally.repairs(), ..orders } }
     }
@@ -320,7 +328,7 @@ impl HeldLease {
         let was_hopeless = self.tally.is_hopeless(sent);
         match answer {
             Answer::Denied(denial) => self.tally.deny(node, sent, denial),
-            Answer::Unclear | Answer::Confirmed => self.tally.doubt(node, sent),
+            Answer::Unclear | Answer::Refused | Answer::Confirmed => self.tally.doubt(node, sent),
         }
         match self.tally.denied() {
             Some(Denial::Gone) => return self.end(LossReason::Deleted, now),
@@ -333,8 +341,10 @@ impl HeldLease {
         }
         self.unanswered = 0;
         self.failures = self.failures.saturating_add(1);
-        let pause = self.backoff(sent);
-        self.next_round = self.next_round.min(now + pause);
+        self.next_round = match answer {
+            Answer::Refused => now + self.half_to_all(self.third() / 2, sent),
+            _ => self.next_round.min(now + self.backoff(sent)),
+        };
         Orders { news: self.move_to(Phase::AtRisk), ..Orders::default() }
     }
 
@@ -366,12 +376,15 @@ impl HeldLease {
         sent + third.saturating_sub(early)
     }
 
-    /// Doubles from a small part of the TTL up to the patience; between half and all of that. Those that failed together
-    /// try again together.
+    /// Doubles from a small part of the TTL up to the patience; between half and all of that.
     fn backoff(&self, sent: Time) -> Duration {
         let first = (self.third() / 64).max(Duration::from_millis(2));
         let doubled = first.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
-        let most = doubled.min(self.patience);
+        self.half_to_all(doubled.min(self.patience), sent)
+    }
+
+    /// Those that failed together try again together.
+    fn half_to_all(&self, most: Duration, sent: Time) -> Duration {
         most / 2 + self.jitter.at(sent).below(most / 2)
     }
 }

@@ -273,6 +273,7 @@ fn renewed(answer: Answer) -> &'static str {
         Answer::Denied(Denial::Gone) => "not renewed: the key is gone",
         Answer::Denied(Denial::Taken) => "not renewed: the key holds somebody else's value",
         Answer::Unclear => "not renewed: no answer, or none that says how it is",
+        Answer::Refused => "not renewed: it is refused",
     }
 }
 

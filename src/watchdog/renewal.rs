@@ -19,12 +19,18 @@ use crate::{
     quorum::{FanOut, Member},
 };
 
+/// Into so many parts a batch is taken that is refused. Two would find one key of 500 with 18 requests, and half of them with
+/// 999; with eight it takes 24, and 585.
+const PARTS: usize = 8;
+
 impl Watchdog {
     /// One batch: sends it to every node, and feeds the answers to the cores.
     pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: &Batch) {
         let route = self.route();
         for (at, member) in self.quorum.members() {
-            self.send(at, member, route, sent, batch.clone());
+            for batch in without_refused(at, batch) {
+                self.send(at, member, route, sent, batch);
+            }
         }
     }
 
@@ -49,14 +55,18 @@ impl Watchdog {
         }
         let claims = batch.iter().map(|hold| hold.claim()).collect();
         let answers = self.renewed(&member, route, claims, shortest, patience).await;
-        // One key that is refused, say by an ACL, has all refused that travel with it.
-        if batch.len() > 1 && answers.as_ref().is_err_and(Failure::is_refusal) {
-            let (some, others) = batch.split_at(batch.len() / 2);
-            for half in [some, others] {
-                let half = half.iter().map(|hold| (*hold).clone()).collect();
-                self.send(at, &member, route, self.now(), Arc::new(half));
+        let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
+        match batch[..] {
+            [hold] => hold.noted.set_refused_by(at, is_refused),
+            // One key that is refused, say by an ACL, has all refused that travel with it.
+            _ if is_refused => {
+                for part in batch.chunks(batch.len().div_ceil(PARTS)) {
+                    let part = part.iter().map(|hold| (*hold).clone()).collect();
+                    self.send(at, &member, route, self.now(), Arc::new(part));
+                }
+                return;
             }
-            return;
+            _ => {}
         }
         for (place, hold) in batch.iter().enumerate() {
             let said = match &answers {
@@ -167,7 +177,7 @@ impl Watchdog {
         if is_extended {
             hold.measured.was_renewed(now.since(sent.at), left, hold.ttl);
         }
-        if sent.ask != Ask::Renew && answer == Answer::Unclear {
+        if sent.ask != Ask::Renew && matches!(answer, Answer::Unclear | Answer::Refused) {
             return raise;
         }
         foreign::tell_debug(|| Event::Renewal {
@@ -205,6 +215,17 @@ impl Watchdog {
     }
 }
 
+/// The batch in as few parts as this node will renew: those that it has refused go alone, until it does not.
+fn without_refused(node: usize, batch: &Batch) -> Vec<Batch> {
+    let is_refused = |hold: &Arc<Hold>| hold.noted.is_refused_by(node);
+    if batch.len() == 1 || !batch.iter().any(is_refused) {
+        return vec![batch.clone()];
+    }
+    let (refused, others): (Vec<_>, Vec<_>) = batch.iter().cloned().partition(is_refused);
+    let alone = refused.into_iter().map(|hold| vec![hold]);
+    (!others.is_empty()).then_some(others).into_iter().chain(alone).map(Arc::new).collect()
+}
+
 fn tell_failed(hold: &Hold, member: &Member, failure: &Failure) {
     foreign::tell_debug(|| Event::RenewalFailed {
         lock: hold.key.name().into(),
@@ -224,6 +245,7 @@ fn answer(said: &Result<Said, Failure>) -> Answer {
             Answer::Denied(Denial::Taken)
         }
         Ok(Said::Vote { acquired: Acquired::Recovering(_), .. }) => Answer::Denied(Denial::Gone),
-        Ok(Said::Repaired(_)) | Err(_) => Answer::Unclear,
+        Ok(Said::Repaired(_)) => Answer::Unclear,
+        Err(failure) => Answer::of(failure),
     }
 }

@@ -48,13 +48,15 @@ pub(super) struct Table {
     empty_since: Option<Time>,
 }
 
-/// The table's notes in a hold. Only the table changes them, under its lock.
+/// Notes in a hold.
 #[derive(Debug)]
 pub(super) struct Noted {
-    /// When it is looked at next, as [`Time`]; never, if that is not planned.
+    /// When it is looked at next, as [`Time`]; never, if that is not planned. Only the table changes it, under its lock.
     look: AtomicU64,
-    /// Where the table has it.
+    /// Where the table has it. As above.
     place: AtomicU32,
+    /// The nodes that refuse to renew it, one bit each.
+    refused_by: AtomicU32,
 }
 
 /// Places of a hold. From [`FIRST_FRESH`] on it is the one among the fresh.
@@ -64,11 +66,25 @@ const FIRST_FRESH: u32 = 2;
 
 impl Default for Noted {
     fn default() -> Self {
-        Self { look: AtomicU64::new(Time::NEVER.as_nanos()), place: AtomicU32::new(NOT_HERE) }
+        let (look, place) = (AtomicU64::new(Time::NEVER.as_nanos()), AtomicU32::new(NOT_HERE));
+        Self { look, place, refused_by: AtomicU32::new(0) }
     }
 }
 
 impl Noted {
+    /// Whether this node refused it when it was the only one that was to be renewed.
+    pub(super) fn is_refused_by(&self, node: usize) -> bool {
+        self.refused_by.load(Relaxed) & bit(node) != 0
+    }
+
+    pub(super) fn set_refused_by(&self, node: usize, is_refused: bool) {
+        if is_refused {
+            self.refused_by.fetch_or(bit(node), Relaxed);
+        } else if self.is_refused_by(node) {
+            self.refused_by.fetch_and(!bit(node), Relaxed);
+        }
+    }
+
     fn look(&self) -> Time {
         Time::from_nanos(self.look.load(Relaxed))
     }
@@ -93,6 +109,10 @@ impl Noted {
     fn set_place(&self, place: u32) {
         self.place.store(place, Relaxed);
     }
+}
+
+fn bit(node: usize) -> u32 {
+    u32::try_from(node).ok().and_then(|node| 1_u32.checked_shl(node)).unwrap_or_default()
 }
 
 /// A hold, found by its key.

@@ -298,6 +298,33 @@ fn a_failed_renewal_is_retried_quickly_and_then_less_quickly() {
 }
 
 #[test]
+fn invariant_8_after_a_refusal_a_part_of_the_ttl_passes_and_the_lease_is_at_risk_meanwhile() {
+    let mut core = core();
+    let mut now = at(2_000);
+    let mut rounds = 0;
+    while now < at(1_000) + VALID {
+        assert!(core.tick(now).renew);
+        let _ = core.answer(now, 0, now, Answer::Refused);
+        assert_eq!(core.phase(), Phase::AtRisk);
+        let next = core.next_tick().unwrap();
+        assert!(next == core.valid_until() || (TTL / 12..=TTL / 6).contains(&next.since(now)), "{:?}", next.since(now));
+        (now, rounds) = (next, rounds + 1);
+    }
+    assert!((4..=8).contains(&rounds), "{rounds}");
+    assert_eq!(core.tick(now), Orders { undo: true, news: true, ..NOTHING });
+}
+
+#[test]
+fn a_lease_that_was_refused_is_held_again_once_it_is_confirmed() {
+    let mut core = core();
+    let _ = core.tick(at(2_000));
+    let _ = core.answer(at(2_005), 0, at(2_000), Answer::Refused);
+    assert_eq!(core.answer(at(2_200), 0, at(2_195), Answer::Confirmed), Orders { news: true, ..NOTHING });
+    let next = core.next_tick().unwrap().since(at(2_195));
+    assert!((TTL * 9 / 30..=TTL / 3).contains(&next), "{next:?}");
+}
+
+#[test]
 fn the_pause_after_a_failure_is_between_half_and_all_of_its_bound() {
     let pauses: Vec<_> = (0..200)
         .map(|seed| {
@@ -518,7 +545,8 @@ enum Event {
 fn answers() -> impl Strategy<Value = Answer> {
     prop_oneof![
         6 => Just(Answer::Confirmed),
-        3 => Just(Answer::Unclear),
+        2 => Just(Answer::Unclear),
+        1 => Just(Answer::Refused),
         1 => Just(Answer::Denied(Denial::Gone)),
         1 => Just(Answer::Denied(Denial::Taken)),
     ]
@@ -646,7 +674,7 @@ fn answer_both(core: &mut HeldLease, reference: &mut Reference, now: Time, round
         match answer {
             Answer::Confirmed => reference.confirmed.push(round),
             Answer::Denied(_) => reference.over = true,
-            Answer::Unclear => {}
+            Answer::Unclear | Answer::Refused => {}
         }
     }
     orders

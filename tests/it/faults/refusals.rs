@@ -6,8 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, ErrorKind, Keeper, Leases, LossReason};
-use support::{HANGS, Lag, Match, Proxy, Server, Value, Wire, eventually_async, within};
+use futures_util::FutureExt;
+use leasehold::{Builder, Error, ErrorKind, Keeper, Lease, Leases, LossReason, Status, StatusChanges};
+use support::{HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async, scripts::RENEW, within};
 
 /// No error and no `Debug` may contain these.
 const SECRET: &str = "open-s3same";
@@ -378,33 +379,90 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
 }
 
+/// Some leases that the server will refuse to renew, and some that it will not, all due at once.
+struct Mixed {
+    wire: Wire,
+    proxy: Proxy,
+    bad: Vec<Lease>,
+    good: Vec<Lease>,
+    changes: Vec<StatusChanges>,
+    _server: Server,
+}
+
+impl Mixed {
+    const EACH: usize = 12;
+
+    async fn start(ttl: Duration) -> Self {
+        let server = Server::start();
+        let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
+        set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
+        let builder = builder(url_of("worker", SECRET, proxy.port())).prefix("app:").ttl(ttl);
+        let leases = builder.keeper(Keeper::CurrentRuntime).build().await.unwrap();
+        let (mut bad, mut good) = (Vec::new(), Vec::new());
+        for number in 0..Self::EACH {
+            bad.push(leases.lock(format!("bad-{number}")).acquire().await.unwrap());
+            good.push(leases.lock(format!("good-{number}")).acquire().await.unwrap());
+        }
+        let changes = good.iter().map(Lease::status_changes).collect();
+        wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~app:good-*", "~{app:good-*"]);
+        // The keeper is on this thread: all are due when it goes on.
+        std::thread::sleep(ttl / 2);
+        Self { wire, proxy, bad, good, changes, _server: server }
+    }
+
+    /// The locks of each renewal so far.
+    fn renewals(&self) -> Vec<Vec<String>> {
+        let renew = Match::script(RENEW);
+        let locks = |seen: Seen| {
+            let texts = seen.args.into_iter().filter_map(|arg| String::from_utf8(arg).ok());
+            texts.filter(|text| text.starts_with("app:")).collect()
+        };
+        self.proxy.seen().into_iter().filter(|seen| renew.matches(&seen.args)).map(locks).collect()
+    }
+
+    /// How many locks each renewal of this one was for.
+    fn renewals_of(&self, lease: &Lease) -> Vec<usize> {
+        let lock = format!("app:{}", lease.name());
+        self.renewals().iter().filter(|locks| locks.contains(&lock)).map(Vec::len).collect()
+    }
+
+    fn assert_good_ones_are_held(&mut self) {
+        for changes in &mut self.changes {
+            if let Some(change) = changes.next().now_or_never() {
+                panic!("{change:?}");
+            }
+        }
+    }
+}
+
 /// Renewals due together go out as one command, which is refused as a whole.
 #[tokio::test]
-async fn a_key_that_is_refused_puts_no_other_lease_at_risk() {
-    const SHORT: Duration = Duration::from_millis(1500);
-    let server = Server::start();
-    let mut wire = server.wire();
-    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
-    let builder = builder(url_of("worker", SECRET, server.port())).prefix("app:").ttl(SHORT);
-    let leases = builder.keeper(Keeper::CurrentRuntime).build().await.unwrap();
-    let (mut good, mut changes) = (Vec::new(), Vec::new());
-    let bad = leases.lock("bad").acquire().await.unwrap();
-    for number in 0..6 {
-        let lease = leases.lock(format!("good-{number}")).acquire().await.unwrap();
-        changes.push(lease.status_changes());
-        good.push(lease);
+async fn a_key_that_is_refused_travels_alone_and_puts_no_other_lease_at_risk() {
+    let mut mixed = Mixed::start(Duration::from_millis(1_500)).await;
+    for bad in &mixed.bad {
+        assert_eq!(within(HANGS, "the loss", bad.lost()).await.reason(), LossReason::Expired);
+        let renewals = mixed.renewals_of(bad);
+        let alone = renewals.iter().position(|locks| *locks == 1).expect("a refusal of its own");
+        assert!(renewals[alone..].iter().all(|locks| *locks == 1), "{renewals:?}");
+        // Each pause is a twelfth of the TTL or longer, and half of the TTL is left.
+        assert!(renewals.len() - alone <= 7, "{renewals:?}");
     }
-    wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~app:good-*", "~{app:good-*"]);
-    // The keeper is on this thread: all are due when it goes on.
-    std::thread::sleep(SHORT / 2);
-    let lost = within(HANGS, "the loss", bad.lost()).await;
-    assert_eq!(lost.reason(), LossReason::Expired);
-    for (lease, changes) in good.into_iter().zip(&mut changes) {
-        tokio::select! {
-            biased;
-            change = changes.next() => panic!("{change:?}"),
-            () = std::future::ready(()) => {}
-        }
+    mixed.assert_good_ones_are_held();
+}
+
+#[tokio::test]
+async fn a_lease_that_is_not_refused_any_more_travels_with_the_others_again() {
+    let mut mixed = Mixed::start(Duration::from_secs(3)).await;
+    let refused = || mixed.bad.iter().all(|bad| mixed.renewals_of(bad).contains(&1));
+    eventually_async(HANGS, "each is refused alone", refused).await;
+    mixed.wire.must(&["ACL", "SETUSER", "worker", "~app:*", "~{app:*"]);
+    let held = || mixed.bad.iter().all(|bad| bad.status() == Status::Held);
+    eventually_async(HANGS, "all are held again", held).await;
+    mixed.proxy.forget();
+    let together = || mixed.bad.iter().any(|bad| mixed.renewals_of(bad).iter().any(|locks| *locks > 1));
+    eventually_async(HANGS, "some travel with others", together).await;
+    mixed.assert_good_ones_are_held();
+    for lease in mixed.bad.into_iter().chain(mixed.good) {
         lease.release().await.unwrap();
     }
 }

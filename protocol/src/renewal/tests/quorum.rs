@@ -17,7 +17,8 @@ enum Event {
 fn answers() -> impl Strategy<Value = Answer> {
     prop_oneof![
         8 => Just(Answer::Confirmed),
-        3 => Just(Answer::Unclear),
+        2 => Just(Answer::Unclear),
+        1 => Just(Answer::Refused),
         3 => Just(Answer::Denied(Denial::Gone)),
         1 => Just(Answer::Denied(Denial::Taken)),
     ]
@@ -95,9 +96,10 @@ impl Reference {
 
     /// Whether no majority is left to confirm what was sent at `sent`.
     fn is_hopeless(&self, sent: Time) -> bool {
+        let tells_nothing = |answer| matches!(answer, Answer::Unclear | Answer::Refused);
         let may_confirm = |node: &usize| {
             self.confirmed_by(*node) >= sent
-                || self.denied_by(*node).is_none() && self.sends(*node, |answer| answer == Answer::Unclear) < sent
+                || self.denied_by(*node).is_none() && self.sends(*node, tells_nothing) < sent
         };
         self.nodes().filter(may_confirm).count() < self.majority()
     }
