@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -35,14 +35,15 @@ static HAVE_NEWS: AtomicBool = AtomicBool::new(false);
 #[cfg(feature = "metrics")]
 static UNDOS_LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// The series of one node. Without the feature it is nothing.
-#[derive(Debug, Clone)]
+/// The series of one node, for one of its users. Without the feature it is nothing.
+#[derive(Debug)]
 pub(crate) struct NodeMetrics(#[cfg(feature = "metrics")] Arc<Node>);
 
 #[cfg(feature = "metrics")]
 #[derive(Debug)]
 struct Node {
     address: String,
+    users: AtomicUsize,
     is_up: Value,
     is_push_active: Value,
     clock_offset_micros: Value,
@@ -64,11 +65,13 @@ impl NodeMetrics {
         #[cfg(feature = "metrics")]
         {
             let mut nodes = NODES.lock();
-            if let Some(known) = nodes.iter().find(|node| node.address == address) {
-                return Self(known.clone());
-            }
-            let node = Arc::new(Node::new(address));
-            nodes.push(node.clone());
+            let known = nodes.iter().find(|node| node.address == address).cloned();
+            let node = known.unwrap_or_else(|| {
+                let node = Arc::new(Node::new(address));
+                nodes.push(node.clone());
+                node
+            });
+            node.users.fetch_add(1, Ordering::AcqRel);
             Self(node)
         }
         #[cfg(not(feature = "metrics"))]
@@ -128,8 +131,8 @@ impl NodeMetrics {
 #[cfg(feature = "metrics")]
 impl Drop for NodeMetrics {
     fn drop(&mut self) {
-        // The other one is that of `NODES`.
-        if Arc::strong_count(&self.0) == 2 && self.0.is_up.now.load(Ordering::Acquire) == 0 {
+        let was_last = self.0.users.fetch_sub(1, Ordering::AcqRel) == 1;
+        if was_last && self.0.is_up.now.load(Ordering::Acquire) == 0 {
             self.note_up(true);
         }
     }
@@ -175,6 +178,7 @@ impl Node {
     fn new(address: &str) -> Self {
         Self {
             address: address.into(),
+            users: AtomicUsize::new(0),
             is_up: Value::new(),
             is_push_active: Value::new(),
             clock_offset_micros: Value::new(),
@@ -215,5 +219,23 @@ pub(super) fn tell(all: bool) {
     let nodes = NODES.lock().clone();
     for node in nodes {
         let _told = catching_panics(|| node.tell(all));
+    }
+}
+
+#[cfg(all(test, feature = "metrics", not(leasehold_shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_up_once_its_last_user_has_gone_whoever_reads_its_series_meanwhile() {
+        let [one, other] = [(); 2].map(|()| NodeMetrics::of("nodes-tests:1"));
+        one.note_up(false);
+        let read = NODES.lock().clone();
+        let node = one.0.clone();
+        drop(one);
+        assert_eq!(node.is_up.now.load(Ordering::Acquire), 0, "somebody uses it");
+        drop(other);
+        assert_eq!(node.is_up.now.load(Ordering::Acquire), 1);
+        drop(read);
     }
 }

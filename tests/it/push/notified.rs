@@ -32,7 +32,8 @@ async fn a_release_in_another_process_is_notified() {
         lease.release().await.unwrap();
         let (next, at) = within(HANGS, "the waiter", waiter).await.unwrap();
         let took = at.duration_since(released);
-        assert!(took <= SIGNAL + lag.worst(), "round {round}: {took:?}");
+        // The release with its notification, and the acquire: each of the two may be as late as the control.
+        assert!(took <= SIGNAL + 2 * lag.worst(), "round {round}: {took:?}; the machine lagged {:?}", lag.worst());
         all.push(took);
         next.unwrap().release().await.unwrap();
     }
