@@ -32,12 +32,11 @@ async fn a_release_in_another_process_is_notified() {
         lease.release().await.unwrap();
         let (next, at) = within(HANGS, "the waiter", waiter).await.unwrap();
         let took = at.duration_since(released);
-        // The release with its notification, and the acquire: each of the two may be as late as the control.
-        assert!(took <= SIGNAL + 2 * lag.worst(), "round {round}: {took:?}; the machine lagged {:?}", lag.worst());
+        assert!(took <= SIGNAL + lag.worst(), "round {round}: {took:?}; the machine lagged {:?}", lag.worst());
         all.push(took);
         next.unwrap().release().await.unwrap();
     }
-    println!("hand-off: median and worst {:?}", median(all));
+    println!("hand-off: median and worst {:?}; the machine lagged {:?}", median(all), lag.worst());
 }
 
 /// Neither the holder's own renewals nor the waiters' looks are news that would bring the next ones.
@@ -236,9 +235,10 @@ async fn a_deleted_key_is_notified() {
         let (lost, at) = within(HANGS, "the loss", lost).await.unwrap();
         assert_eq!(lost.reason(), LossReason::Deleted);
         all.push(at.saturating_duration_since(deleted));
-        assert!(all[all.len() - 1] <= SIGNAL + lag.worst(), "{:?}", all[all.len() - 1]);
+        let took = all[all.len() - 1];
+        assert!(took <= SIGNAL + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
     }
-    println!("loss: median and worst {:?}", median(all));
+    println!("loss: median and worst {:?}; the machine lagged {:?}", median(all), lag.worst());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

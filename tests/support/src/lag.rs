@@ -4,6 +4,9 @@
 //! beside the test what a client does: it sleeps, sends a request, and awaits the reply. As there, several threads hand it
 //! on: the caller's, the client's, the server's, and back. It measures how late the reply is; a test then allows
 //! `50 ms + lag.worst()`.
+//!
+//! Each of these threads stays on a core of its own. A host may take one core away for a tenth of a second, and only who
+//! is on it, say the server, is late.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,10 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
 const NAP: Duration = Duration::from_millis(2);
 
-/// The threads that hand a request on, besides the one that makes it.
-const HANDS: usize = 4;
+/// At least so many threads hand a request on, besides the one that makes it.
+const FEWEST_HANDS: usize = 4;
+/// On a machine with more cores than this, some are not looked at.
+const MOST_CORES: usize = 8;
 
 /// Measures, until dropped, how late a short sleep and a request after it end together.
 #[derive(Debug)]
@@ -42,7 +49,9 @@ impl Lag {
     /// Starts measuring.
     pub fn start() -> Self {
         let track = Arc::new(Mutex::new(Track { worst: Duration::ZERO, round_since: Instant::now(), stop: false }));
-        let pairs: Vec<_> = (0..=HANDS).map(|_| UnixStream::pair().expect("a pair of sockets")).collect();
+        let cores = cores();
+        let hands = FEWEST_HANDS.max(cores.len());
+        let pairs: Vec<_> = (0..=hands).map(|_| UnixStream::pair().expect("a pair of sockets")).collect();
         let (mut out, mut back): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
         let (request, reply) = (out.remove(0), back.pop().expect("one more than hands"));
         let shared = Arc::clone(&track);
@@ -58,7 +67,12 @@ impl Lag {
         let mut threads = vec![spawn(control)];
         // Each ends with the one before it.
         let hands = back.into_iter().zip(out);
-        threads.extend(hands.map(|(from, to)| spawn(move || while take(&from).and_then(|()| hand_on(&to)).is_ok() {})));
+        threads.extend(hands.zip(cores.into_iter().cycle()).map(|((from, to), core)| {
+            spawn(move || {
+                stay_on(core);
+                while take(&from).and_then(|()| hand_on(&to)).is_ok() {}
+            })
+        }));
         Self { track, threads }
     }
 
@@ -79,6 +93,18 @@ impl Drop for Lag {
 
 fn spawn(run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     Builder::new().name("lag".into()).spawn(run).expect("a thread for the control")
+}
+
+/// Those that this process may run on.
+fn cores() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).expect("Linux tells");
+    (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).take(MOST_CORES).collect()
+}
+
+fn stay_on(core: usize) {
+    let mut only = CpuSet::new();
+    only.set(core);
+    sched_setaffinity(None, &only).expect("it may run there");
 }
 
 fn lock(track: &Mutex<Track>) -> MutexGuard<'_, Track> {
