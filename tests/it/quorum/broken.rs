@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use support::{
     Action, Match, Server, Wire,
-    scripts::{ACQUIRE, REPAIR},
+    scripts::{ACQUIRE, RELEASE, REPAIR},
 };
 
 use super::scene::{HANGS, Scene};
@@ -76,7 +76,7 @@ async fn a_resent_vote_of_a_slow_node_does_not_outlive_the_release() {
     for node in &scene.nodes {
         let mut wire = node.server.wire();
         wire.must(&["SCRIPT", "FLUSH"]);
-        wire.must(&["SCRIPT", "LOAD", support::scripts::RELEASE]);
+        wire.must(&["SCRIPT", "LOAD", RELEASE]);
     }
     scene.nodes[2].proxy.delay(Duration::from_millis(5));
     let lease = scene.acquire(LONG).await;
@@ -141,6 +141,20 @@ async fn a_lease_dropped_while_a_node_is_silent_is_released_when_the_node_return
     support::eventually_async(Duration::from_secs(6), "the key is taken away", || !wire.exists(NAME)).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_undo_that_gets_no_answer_is_not_asked_for_again_at_once() {
+    const TIMEOUT: Duration = Duration::from_millis(20);
+    const TTL: Duration = Duration::from_secs(2);
+    let scene = Scene::with(3, |builder| builder.command_timeout(TIMEOUT)).await;
+    let lease = scene.acquire_everywhere(TTL).await;
+    let unanswered = scene.nodes[2].proxy.on_each(Match::script(RELEASE), Action::DropRequest);
+    drop(lease);
+    tokio::time::sleep(TTL).await;
+    // Without pauses it would be asked for every 20 ms; they double from there to a second.
+    let asked = unanswered.hits();
+    assert!((2..20).contains(&asked), "{asked}");
+}
+
 /// A release that a majority neither confirmed nor denied may have freed the lock all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_of_unknown_outcome_wakes_a_waiter_of_the_same_client() {
@@ -180,7 +194,7 @@ async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
     assert!(!is_up());
     let named = |args: &[Vec<u8>]| args.iter().any(|arg| arg == NAME.as_bytes());
     let count = |script| proxy.count(Match::script(script).and(Match::with(named)));
-    let undone = || count(support::scripts::RELEASE);
+    let undone = || count(RELEASE);
     let before = undone();
     proxy.black_hole(false);
     support::eventually_async(Duration::from_secs(5), "it answers again", is_up).await;

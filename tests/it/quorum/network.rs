@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, LossReason, Status};
+use leasehold::{Error, LossReason, NodeState, Status};
 use support::{
     Action, Lag, Match, Nodes, RuleHandle, SIGNAL, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RAISE, RELEASE, RENEW},
@@ -50,6 +50,20 @@ async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {
     // A majority has answered; the last node may still be connected to.
     let is_nowhere = || tokens().iter().all(Option::is_none);
     eventually_but_for(&lag, MEDIUM / 2, "no node has it", is_nowhere).await;
+}
+
+/// A renewal is waited for as long as it may help; that its node is silent is known long before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_answers_no_renewal_is_silent_before_the_renewal_is_given_up() {
+    const TTL: Duration = Duration::from_secs(6);
+    let scene = Scene::of(3).await;
+    let lease = scene.acquire_everywhere(TTL).await;
+    scene.nodes[2].proxy.black_hole(true);
+    let is_silent = || *scene.leases.nodes()[2].state() != NodeState::Up;
+    // The next renewal goes out within a third of the TTL, and its node is silent after the time that one command has.
+    eventually_but_for(&scene.lag, TTL / 3 + 2 * COMMAND, "its silence is known", is_silent).await;
+    lease.check().expect("two of three hold it");
+    lease.release().await.expect("two of three held it");
 }
 
 fn restart_empty(nodes: &[Node]) {

@@ -105,6 +105,24 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f40_a_node_restarted_empty_is_not_asked_to_bring_a_key_back_before_it_votes() {
+    const LATER: Duration = Duration::from_secs(6);
+    let nodes = servers(3);
+    let proxies = nodes.proxies();
+    let leases = within(HANGS, "build", builder(urls(&proxies)).restart_delay(LATER).ttl(TTL).build()).await;
+    let lease = leases.expect("the servers are there").lock(NAME).acquire().await.expect("it is free");
+    forget(&nodes, 0);
+    let asked = |script| proxies[0].count(Match::script(script));
+    let before = asked(RENEW);
+    eventually_async(HANGS, "it denies renewals", || asked(RENEW) >= before + 6).await;
+    let repairs = asked(REPAIR);
+    assert!(uptime(&mut nodes[0].wire()) < LATER, "it may vote by now");
+    // The first is told for how long. The server does not know the script, so that is two commands.
+    assert!((1..=2).contains(&repairs), "{repairs}");
+    lease.release().await.expect("two of three held it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f40_a_node_restarted_empty_makes_no_second_majority() {
     let nodes = servers(5);
     let proxies = nodes.proxies();
