@@ -84,3 +84,48 @@ impl Drop for OwnRelease {
         }
     }
 }
+
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod tests {
+    use std::{
+        future::Future,
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+
+    fn is_over(releases: &OwnReleases, key: &Key) -> bool {
+        pin!(releases.over(key)).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn it_is_over_when_enough_nodes_have_answered() {
+        let (releases, [key, other]) = (Arc::<OwnReleases>::default(), ["job", "other"].map(Key::of_lock));
+        let release = releases.begin(&key, 2);
+        release.answered();
+        assert!(!is_over(&releases, &key) && is_over(&releases, &other));
+        release.answered();
+        assert!(is_over(&releases, &key) && !releases.is_any());
+        // The last node, and the end of the release, say nothing new of one that begins meanwhile.
+        let next = releases.begin(&key, 2);
+        release.answered();
+        drop(release);
+        assert!(!is_over(&releases, &key));
+        // One that is given up is over as well.
+        drop(next);
+        assert!(is_over(&releases, &key) && !releases.is_any());
+    }
+
+    #[test]
+    fn an_acquire_comes_after_every_release_of_its_lock() {
+        let (releases, key) = (Arc::<OwnReleases>::default(), Key::of_lock("job"));
+        let under_way = [0, 1, 2].map(|_| releases.begin(&key, 1));
+        let mut over = pin!(releases.over(&key));
+        for release in &under_way {
+            assert!(over.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            release.answered();
+        }
+        assert!(over.poll(&mut Context::from_waker(Waker::noop())).is_ready() && releases.of.lock().is_empty());
+    }
+}
