@@ -8,7 +8,7 @@
 
 use std::{
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use leasehold::{Error, ErrorKind, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, Status, StatusChanges};
@@ -353,6 +353,18 @@ async fn f8_link_reset_in_the_middle_of_a_release() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f7_a_release_on_a_link_that_stalls_takes_one_command_time_out_at_most() {
+    let rig = Rig::start().await;
+    let lease = rig.acquire(LONG).await;
+    rig.proxy.black_hole(true);
+    let began = Instant::now();
+    let released = lease.release().await;
+    let took = began.elapsed();
+    assert!(matches!(released, Err(Error::Unknown(_))), "{released:?}");
+    assert!(took <= COMMAND + SIGNAL + rig.lag.worst(), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f8_link_reset_in_the_middle_of_every_release() {
     let rig = Rig::start().await;
     let lease = rig.acquire(LONG).await;
@@ -373,14 +385,18 @@ async fn f11_a_release_that_comes_when_the_key_has_expired() {
     let patient = patient.build().await.expect("the server is well");
     let lease = within(HANGS, "the lock is free", patient.lock(NAME).ttl(SHORT).acquire()).await.expect("it is");
     let held_up = rig.on(RELEASE, Action::Hold);
-    let release = tokio::spawn(lease.release());
+    let (deadline, release) = (SystemTime::now() + lease.remaining(), tokio::spawn(lease.release()));
     has_happened(&held_up).await;
     let mut wire = rig.server.wire();
     eventually(SHORT, "the key expires", || !wire.exists(NAME));
+    // Its length tells the end of the lease from the moment in which it is noticed.
+    tokio::time::sleep(SHORT).await;
     held_up.release();
     match within(HANGS, "the release ends", release).await.expect("it does not panic") {
-        // Nobody has deleted it.
-        Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Expired),
+        Err(Error::Lost(lost)) => {
+            assert_eq!(lost.reason(), LossReason::Expired, "nobody has deleted it");
+            assert!(lost.since() <= deadline + SHORT / 2, "{:?} after it", lost.since().duration_since(deadline));
+        }
         other => panic!("it had expired, and it says {other:?}"),
     }
 }
