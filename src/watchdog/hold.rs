@@ -465,6 +465,18 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_as_our_last_renewal_left_it_while_it_lives_for_as_long() {
+        let ((hold, _signal), now, milli) = (held(), at(100), Duration::from_millis(1));
+        let value = hold.token.value(fence::ZERO);
+        let is_as_left = |left| hold.is_as_left(&value, left, now);
+        let least = hold.remaining(now);
+        assert!(is_as_left(least) && is_as_left(TTL), "{least:?}");
+        assert!(!is_as_left(least - milli), "somebody shortened it");
+        assert!(!is_as_left(TTL + milli), "somebody lengthened it");
+        assert!(!hold.is_as_left(&random::token("host:7").value(fence::ZERO), least, now), "it is another's");
+    }
+
+    #[test]
     fn close_releases_a_held_lease_once() {
         let (hold, signal) = held();
         assert!(closes(&hold, 1) && !closes(&hold, 2));
