@@ -237,6 +237,30 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
     nothing_is_left(&mut wire).await;
 }
 
+/// No server notifies a connection of what happens on it, so a client tells its own waiter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fair_waiter_acquires_as_soon_as_a_key_is_gone_that_its_own_client_has_kept() {
+    const KEPT: Duration = Duration::from_secs(3);
+    let (server, lag) = (Server::start(), Lag::start());
+    for drops in [true, false] {
+        let [leases] = programs(&server).await;
+        let began = Instant::now();
+        let lease = leases.lock("job").keep_for(KEPT).acquire().await.unwrap();
+        let waiter = place(&leases.lock("job")).await;
+        // By then the waiter looks rarely.
+        tokio::time::sleep(KEPT - 2 * PROMPT).await;
+        if drops {
+            drop(lease);
+        } else {
+            lease.release().await.unwrap();
+        }
+        let (next, at) = had(waiter).await;
+        let took = at.duration_since(began);
+        assert!(took + Duration::from_millis(2) >= KEPT && took <= KEPT + PROMPT + lag.worst(), "{took:?}");
+        next.release().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f34_close_takes_fair_waiters_out_of_the_queue() {
     let server = Server::start();
