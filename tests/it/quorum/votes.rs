@@ -114,11 +114,12 @@ async fn f40_a_node_restarted_empty_is_not_asked_to_bring_a_key_back_before_it_v
     forget(&nodes, 0);
     let asked = |script| proxies[0].count(Match::script(script));
     let before = asked(RENEW);
-    eventually_async(HANGS, "it denies renewals", || asked(RENEW) >= before + 6).await;
+    eventually_async(HANGS, "it denies renewals", || asked(RENEW) >= before + 10).await;
     let repairs = asked(REPAIR);
     assert!(uptime(&mut nodes[0].wire()) < LATER, "it may vote by now");
-    // The first is told for how long. The server does not know the script, so that is two commands.
-    assert!((1..=2).contains(&repairs), "{repairs}");
+    // The first is told for how long. The server does not know the script, so that is two commands; one that is answered
+    // too late, on a machine that stands still, is followed by another.
+    assert!((1..=4).contains(&repairs), "{repairs}");
     lease.release().await.expect("two of three held it");
 }
 
