@@ -471,7 +471,7 @@ mod tests {
         let is_as_left = |left| hold.is_as_left(&value, left, now);
         let least = hold.remaining(now);
         assert!(is_as_left(least) && is_as_left(TTL), "{least:?}");
-        assert!(!is_as_left(least - milli), "somebody shortened it");
+        assert!(!is_as_left(least.saturating_sub(milli)), "somebody shortened it");
         assert!(!is_as_left(TTL + milli), "somebody lengthened it");
         assert!(!hold.is_as_left(&random::token("host:7").value(fence::ZERO), least, now), "it is another's");
     }

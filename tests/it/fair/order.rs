@@ -248,7 +248,7 @@ async fn a_fair_waiter_acquires_as_soon_as_a_key_is_gone_that_its_own_client_has
         let lease = leases.lock("job").keep_for(KEPT).acquire().await.unwrap();
         let waiter = place(&leases.lock("job")).await;
         // By then the waiter looks rarely.
-        tokio::time::sleep(KEPT - 2 * PROMPT).await;
+        tokio::time::sleep_until((began + KEPT.saturating_sub(2 * PROMPT)).into()).await;
         if drops {
             drop(lease);
         } else {
