@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Error, ErrorKind, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, Status, StatusChanges};
+use leasehold::{Error, ErrorKind, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, Owner, Status, StatusChanges};
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, SIGNAL, Server, Stamped, eventually, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
@@ -350,6 +350,24 @@ async fn f8_link_reset_in_the_middle_of_a_release() {
         has_happened(&cut).await;
         assert!(!rig.server.wire().exists(NAME), "{action:?}: released and still there");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f7_a_re_entrant_acquire_of_a_lease_at_risk_waits_for_as_long_as_it_was_told() {
+    const TTL: Duration = Duration::from_secs(3);
+    // Longer than one renewal is waited for, and shorter than what is left of a lease at risk.
+    const LIMIT: Duration = Duration::from_millis(450);
+    let rig = Rig::start().await;
+    let lock = rig.lock(TTL).reentrant(true).owner(Owner::new());
+    let lease = within(HANGS, "the lock is free", lock.acquire()).await.expect("it is");
+    let mut changes = lease.status_changes();
+    rig.proxy.black_hole(true);
+    assert_eq!(next(&mut changes, "a missing renewal is told").await, Some(Status::AtRisk));
+    let began = Instant::now();
+    let error = lock.acquire_within(LIMIT).await.map(drop).expect_err("no renewal gets through");
+    let took = began.elapsed();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(took >= LIMIT && took <= LIMIT + LAST_LOOK + EXACT + rig.lag.worst(), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -93,6 +93,26 @@ async fn one_of_several_simultaneous_tries_acquires() {
     }
 }
 
+/// Attempts that split the votes take back what they were granted: what stays is somebody's lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_does_not_wait_for_votes_that_stay_split() {
+    let scene = Scene::with(3, |builder| builder.command_timeout(HANGS)).await;
+    let (other, mut leases, mut ours) = (scene.other().await, Vec::new(), Vec::new());
+    for name in ["one", "two"] {
+        leases.push(other.lock(name).ttl(LONG).acquire().await.expect("it is free"));
+        ours.push(scene.wires()[0].get(name).expect("it is held"));
+    }
+    for values in [["another library's", "a third one's"], [&ours[0], &ours[1]]] {
+        for (mut wire, value) in scene.wires().into_iter().zip(values) {
+            wire.must(&["SET", NAME, value, "PX", "60000"]);
+        }
+        let began = Instant::now();
+        let tried = within(HANGS, "the try ends", scene.leases.lock(NAME).ttl(LONG).try_acquire()).await;
+        let (took, limit) = (began.elapsed(), scene.allowed(HANGS / 8));
+        assert!(tried.expect("the nodes are well").is_none() && took < limit, "{values:?}: {took:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pause_after_split_votes_is_shorter_than_the_wait_for_a_silent_node() {
     for _ in 0..3 {
