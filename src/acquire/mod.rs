@@ -140,10 +140,10 @@ impl Acquire {
     /// gets no answer, the lock may be free all the same: half of the time is left to look.
     async fn follow_own_release(&self) {
         let client = &self.client;
-        let limit = self.limit(client.now()) / 2;
+        let (limit, few) = (self.limit(client.now()) / 2, client.quorum.len() - client.quorum.majority());
         tokio::select! {
             biased;
-            () = client.own_releases.over(&self.wanted.key) => {}
+            () = client.own_releases.over(&self.wanted.key, few) => {}
             () = client.ended.cancelled() => {}
             () = client.host.sleep(limit) => {}
         }

@@ -1,4 +1,9 @@
 //! The releases of dropped leases that are under way: an acquire of the same lock comes after them.
+//!
+//! # Invariants
+//!
+//! 1. An acquire goes ahead when a majority of the nodes have none under way, whichever lease it is of: a node that has
+//!    released the last lease may still have the one before it.
 
 use std::{
     collections::HashMap,
@@ -8,41 +13,41 @@ use std::{
     },
 };
 
-use leasehold_protocol::key::Key;
+use leasehold_protocol::{key::Key, tally::Nodes};
 
 use crate::sync::{Mutex, Notify};
 
-/// How many releases of which lock are under way.
+/// Which releases of which lock are under way.
 #[derive(Debug, Default)]
 pub(crate) struct OwnReleases {
     /// Of all locks: an acquire mostly finds none, and takes no lock for that.
     all: AtomicUsize,
-    of: Mutex<HashMap<Key, usize>>,
+    /// The node of each.
+    of: Mutex<HashMap<Key, Vec<usize>>>,
     over: Notify,
 }
 
-/// One release under way, until enough nodes have answered, or until it is dropped.
+/// One release under way on one node, until it is dropped.
 #[derive(Debug)]
 pub(super) struct OwnRelease {
     releases: Arc<OwnReleases>,
     key: Key,
-    answers_needed: AtomicUsize,
+    node: usize,
 }
 
 impl OwnReleases {
-    pub(super) fn begin(self: &Arc<Self>, key: &Key, answers_needed: usize) -> Arc<OwnRelease> {
-        *self.of.lock().entry(key.clone()).or_default() += 1;
+    pub(super) fn begin(self: &Arc<Self>, key: &Key, node: usize) -> OwnRelease {
+        self.of.lock().entry(key.clone()).or_default().push(node);
         self.all.fetch_add(1, Ordering::AcqRel);
-        let answers_needed = AtomicUsize::new(answers_needed);
-        Arc::new(OwnRelease { releases: self.clone(), key: key.clone(), answers_needed })
+        OwnRelease { releases: self.clone(), key: key.clone(), node }
     }
 
-    /// Completes when no release of this lock is under way.
-    pub(crate) async fn over(&self, key: &Key) {
+    /// Completes when releases of this lock are under way on so few nodes, or fewer.
+    pub(crate) async fn over(&self, key: &Key, few: usize) {
         while self.is_any() {
             // Made before the look, it hears of every end after it.
             let over = self.over.notified();
-            if !self.of.lock().contains_key(key) {
+            if self.nodes(key).iter().count() <= few {
                 return;
             }
             over.await;
@@ -53,35 +58,27 @@ impl OwnReleases {
         self.all.load(Ordering::Acquire) > 0
     }
 
-    fn end(&self, key: &Key) {
-        let mut of = self.of.lock();
-        if let Some(count) = of.get_mut(key) {
-            *count -= 1;
-            if *count == 0 {
-                of.remove(key);
-            }
-        }
-        drop(of);
-        self.all.fetch_sub(1, Ordering::AcqRel);
-        self.over.notify_waiters();
-    }
-}
-
-impl OwnRelease {
-    /// One more node has answered, or will not.
-    pub(super) fn answered(&self) {
-        let needed = |left: usize| left.checked_sub(1);
-        if self.answers_needed.fetch_update(Ordering::AcqRel, Ordering::Acquire, needed) == Ok(1) {
-            self.releases.end(&self.key);
-        }
+    fn nodes(&self, key: &Key) -> Nodes {
+        let mut nodes = Nodes::NONE;
+        self.of.lock().get(key).into_iter().flatten().for_each(|&node| nodes.insert(node));
+        nodes
     }
 }
 
 impl Drop for OwnRelease {
     fn drop(&mut self) {
-        if *self.answers_needed.get_mut() > 0 {
-            self.releases.end(&self.key);
+        let mut of = self.releases.of.lock();
+        if let Some(nodes) = of.get_mut(&self.key) {
+            if let Some(at) = nodes.iter().position(|&node| node == self.node) {
+                nodes.swap_remove(at);
+            }
+            if nodes.is_empty() {
+                of.remove(&self.key);
+            }
         }
+        drop(of);
+        self.releases.all.fetch_sub(1, Ordering::AcqRel);
+        self.releases.over.notify_waiters();
     }
 }
 
@@ -95,37 +92,35 @@ mod tests {
 
     use super::*;
 
+    /// Of a quorum of three.
     fn is_over(releases: &OwnReleases, key: &Key) -> bool {
-        pin!(releases.over(key)).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        pin!(releases.over(key, 1)).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
-    fn it_is_over_when_enough_nodes_have_answered() {
+    fn it_is_over_when_a_majority_has_released() {
         let (releases, [key, other]) = (Arc::<OwnReleases>::default(), ["job", "other"].map(Key::of_lock));
-        let release = releases.begin(&key, 2);
-        release.answered();
+        let [one, two, three] = [0, 1, 2].map(|node| releases.begin(&key, node));
+        drop(one);
         assert!(!is_over(&releases, &key) && is_over(&releases, &other));
-        release.answered();
-        assert!(is_over(&releases, &key) && !releases.is_any());
-        // The last node, and the end of the release, say nothing new of one that begins meanwhile.
-        let next = releases.begin(&key, 2);
-        release.answered();
-        drop(release);
-        assert!(!is_over(&releases, &key));
-        // One that is given up is over as well.
-        drop(next);
-        assert!(is_over(&releases, &key) && !releases.is_any());
+        drop(three);
+        assert!(is_over(&releases, &key) && releases.is_any());
+        drop(two);
+        assert!(is_over(&releases, &key) && !releases.is_any() && releases.of.lock().is_empty());
     }
 
     #[test]
-    fn an_acquire_comes_after_every_release_of_its_lock() {
+    fn a_majority_that_released_one_lease_is_not_enough_while_nodes_have_others() {
         let (releases, key) = (Arc::<OwnReleases>::default(), Key::of_lock("job"));
-        let under_way = [0, 1, 2].map(|_| releases.begin(&key, 1));
-        let mut over = pin!(releases.over(&key));
-        for release in &under_way {
-            assert!(over.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-            release.answered();
-        }
-        assert!(over.poll(&mut Context::from_waker(Waker::noop())).is_ready() && releases.of.lock().is_empty());
+        let before = releases.begin(&key, 1);
+        let [one, two, three] = [0, 1, 2].map(|node| releases.begin(&key, node));
+        drop((one, two));
+        // The second node still has the lease before, and the third the last one.
+        let mut over = pin!(releases.over(&key, 1));
+        assert!(over.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(before);
+        assert!(over.poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        drop(three);
+        assert!(!releases.is_any());
     }
 }

@@ -178,16 +178,16 @@ impl Client {
     /// Releases a hold without anybody waiting for it; but the next acquire of it here does.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
         let Some(undo) = hold.abandon(mode) else { return };
-        let own_release = self.own_releases.begin(&hold.key, self.quorum.majority());
-        for node in undo.nodes.iter() {
+        let releases = undo.nodes.iter().map(|node| (node, self.own_releases.begin(&hold.key, node)));
+        // All of them are under way before the first is over.
+        for (node, own_release) in releases.collect::<Vec<_>>() {
             let undoing = self.watchdog.undoing(node, Undo::new(&undo, hold.claim()));
             // With this the connections stay until it is done.
             let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
-            let own_release = own_release.clone();
             let mut releasing = Box::pin(async move {
                 undoing.await;
                 client.notify_of_retained(&hold.key, &mode);
-                own_release.answered();
+                drop(own_release);
             });
             // A node in memory answers at once, so the lock is free before the next line of the program runs.
             let at_once = self.quorum.member(node).is_some_and(|member| member.answers_at_once());
