@@ -40,6 +40,11 @@ impl Nodes {
         self.0 |= 1_u16.checked_shl(u32::try_from(node).unwrap_or(u32::MAX)).unwrap_or_default();
     }
 
+    /// One less.
+    pub fn remove(&mut self, node: usize) {
+        self.0 &= !Self::one(node).0;
+    }
+
     /// This one.
     pub fn one(node: usize) -> Self {
         [node].into_iter().collect()

@@ -33,11 +33,16 @@ impl LateReplies {
         let late_replies = self.clone();
         self.host.spawn(async move {
             late_replies.host.sleep(GATHER).await;
-            let gathered = take(&mut *late_replies.gathered.lock());
-            for late_reply in gathered {
-                late_replies.host.spawn(late_reply);
-            }
+            late_replies.hear_now();
         });
+    }
+
+    /// Hears those that are gathered without waiting for more: somebody waits for one of them.
+    pub(super) fn hear_now(&self) {
+        let gathered = take(&mut *self.gathered.lock());
+        for late_reply in gathered {
+            self.host.spawn(late_reply);
+        }
     }
 }
 

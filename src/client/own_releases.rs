@@ -4,6 +4,9 @@
 //!
 //! 1. An acquire goes ahead when a majority of the nodes have none under way, whichever lease it is of: a node that has
 //!    released the last lease may still have the one before it.
+//! 2. On a node that has not voted for the lease yet, its release is under way until that vote was heard, and taken back if
+//!    it is a grant. The release takes the keeper's connection, and may overtake the acquire: the node answers that it has
+//!    nothing, and grants after that.
 
 use std::{
     collections::HashMap,
@@ -13,7 +16,7 @@ use std::{
     },
 };
 
-use leasehold_protocol::{key::Key, tally::Nodes};
+use leasehold_protocol::{key::Key, tally::Nodes, token::Token};
 
 use crate::sync::{Mutex, Notify};
 
@@ -22,9 +25,23 @@ use crate::sync::{Mutex, Notify};
 pub(crate) struct OwnReleases {
     /// Of all locks: an acquire mostly finds none, and takes no lock for that.
     all: AtomicUsize,
-    /// The node of each.
-    of: Mutex<HashMap<Key, Vec<usize>>>,
+    state: Mutex<State>,
     over: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Those under way.
+    of: HashMap<Key, Vec<UnderWay>>,
+    /// The nodes whose vote for a lease is still to come.
+    votes: HashMap<Token, Nodes>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct UnderWay {
+    node: usize,
+    /// Ends with the vote for this lease.
+    vote: Option<Token>,
 }
 
 /// One release under way on one node, until it is dropped.
@@ -35,11 +52,38 @@ pub(super) struct OwnRelease {
     node: usize,
 }
 
+/// A vote that comes after its lease was won, until it is dropped: heard, and taken back if it has to be.
+#[derive(Debug)]
+pub(super) struct LateVote {
+    releases: Arc<OwnReleases>,
+    key: Key,
+    token: Token,
+    node: usize,
+}
+
 impl OwnReleases {
     pub(super) fn begin(self: &Arc<Self>, key: &Key, node: usize) -> OwnRelease {
-        self.of.lock().entry(key.clone()).or_default().push(node);
+        self.state.lock().begins(key, UnderWay { node, vote: None });
         self.all.fetch_add(1, Ordering::AcqRel);
         OwnRelease { releases: self.clone(), key: key.clone(), node }
+    }
+
+    /// This node has not voted yet for a lease that is won.
+    pub(super) fn vote_to_come(self: &Arc<Self>, key: &Key, token: &Token, node: usize) -> LateVote {
+        self.state.lock().votes.entry(token.clone()).or_insert(Nodes::NONE).insert(node);
+        LateVote { releases: self.clone(), key: key.clone(), token: token.clone(), node }
+    }
+
+    /// The lease was dropped: where its votes are still to come, its release is not over before them (invariant 2). Whether
+    /// there are any.
+    pub(super) fn begin_with_votes(&self, key: &Key, token: &Token) -> bool {
+        let mut state = self.state.lock();
+        let votes = state.votes.get(token).copied().unwrap_or(Nodes::NONE);
+        for node in votes.iter() {
+            state.begins(key, UnderWay { node, vote: Some(token.clone()) });
+            self.all.fetch_add(1, Ordering::AcqRel);
+        }
+        !votes.is_empty()
     }
 
     /// Completes when releases of this lock are under way on so few nodes, or fewer.
@@ -60,25 +104,56 @@ impl OwnReleases {
 
     fn nodes(&self, key: &Key) -> Nodes {
         let mut nodes = Nodes::NONE;
-        self.of.lock().get(key).into_iter().flatten().for_each(|&node| nodes.insert(node));
+        self.state.lock().of.get(key).into_iter().flatten().for_each(|one| nodes.insert(one.node));
         nodes
+    }
+
+    fn one_is_over(&self) {
+        self.all.fetch_sub(1, Ordering::AcqRel);
+        self.over.notify_waiters();
+    }
+}
+
+impl State {
+    fn begins(&mut self, key: &Key, one: UnderWay) {
+        self.of.entry(key.clone()).or_default().push(one);
+    }
+
+    /// Whether it was under way.
+    fn ends(&mut self, key: &Key, one: &UnderWay) -> bool {
+        let Some(all) = self.of.get_mut(key) else { return false };
+        let Some(at) = all.iter().position(|other| other == one) else { return false };
+        all.swap_remove(at);
+        if all.is_empty() {
+            self.of.remove(key);
+        }
+        true
     }
 }
 
 impl Drop for OwnRelease {
     fn drop(&mut self) {
-        let mut of = self.releases.of.lock();
-        if let Some(nodes) = of.get_mut(&self.key) {
-            if let Some(at) = nodes.iter().position(|&node| node == self.node) {
-                nodes.swap_remove(at);
-            }
-            if nodes.is_empty() {
-                of.remove(&self.key);
+        let one = UnderWay { node: self.node, vote: None };
+        let _was_under_way = self.releases.state.lock().ends(&self.key, &one);
+        self.releases.one_is_over();
+    }
+}
+
+impl Drop for LateVote {
+    fn drop(&mut self) {
+        let Self { releases, key, token, node } = self;
+        let mut state = releases.state.lock();
+        if let Some(votes) = state.votes.get_mut(token) {
+            votes.remove(*node);
+            if votes.is_empty() {
+                state.votes.remove(token);
             }
         }
-        drop(of);
-        self.releases.all.fetch_sub(1, Ordering::AcqRel);
-        self.releases.over.notify_waiters();
+        let was_dropped = state.ends(key, &UnderWay { node: *node, vote: Some(token.clone()) });
+        drop(state);
+        if was_dropped {
+            releases.one_is_over();
+        }
     }
 }
 
@@ -106,7 +181,7 @@ mod tests {
         drop(three);
         assert!(is_over(&releases, &key) && releases.is_any());
         drop(two);
-        assert!(is_over(&releases, &key) && !releases.is_any() && releases.of.lock().is_empty());
+        assert!(is_over(&releases, &key) && !releases.is_any() && releases.state.lock().of.is_empty());
     }
 
     #[test]
@@ -122,5 +197,32 @@ mod tests {
         assert!(over.poll(&mut Context::from_waker(Waker::noop())).is_ready());
         drop(three);
         assert!(!releases.is_any());
+    }
+
+    #[test]
+    fn a_release_is_not_over_on_a_node_that_may_still_grant_the_lease() {
+        let (releases, key) = (Arc::<OwnReleases>::default(), Key::of_lock("job"));
+        let [one, other] = ["host:7", "host:8"].map(crate::random::token);
+        let vote = releases.vote_to_come(&key, &one, 2);
+        assert!(!releases.is_any(), "the lease is held");
+        assert!(!releases.begin_with_votes(&key, &other) && releases.begin_with_votes(&key, &one));
+        let [first, second, third] = [0, 1, 2].map(|node| releases.begin(&key, node));
+        // The third has answered that it has nothing, and the first that it has none any more.
+        drop((first, third));
+        assert!(!is_over(&releases, &key));
+        drop(vote);
+        assert!(is_over(&releases, &key));
+        drop(second);
+        let state = releases.state.lock();
+        assert!(!releases.is_any() && state.of.is_empty() && state.votes.is_empty());
+    }
+
+    #[test]
+    fn a_vote_that_comes_while_the_lease_is_held_leaves_nothing() {
+        let (releases, key, token) =
+            (Arc::<OwnReleases>::default(), Key::of_lock("job"), crate::random::token("host:7"));
+        drop([1, 2].map(|node| releases.vote_to_come(&key, &token, node)));
+        assert!(!releases.begin_with_votes(&key, &token) && !releases.is_any());
+        assert!(releases.state.lock().votes.is_empty());
     }
 }

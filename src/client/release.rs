@@ -178,6 +178,9 @@ impl Client {
     /// Releases a hold without anybody waiting for it; but the next acquire of it here does.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
         let Some(undo) = hold.abandon(mode) else { return };
+        if self.own_releases.begin_with_votes(&hold.key, &hold.token) {
+            self.late_replies.hear_now();
+        }
         let releases = undo.nodes.iter().map(|node| (node, self.own_releases.begin(&hold.key, node)));
         // All of them are under way before the first is over.
         for (node, own_release) in releases.collect::<Vec<_>>() {

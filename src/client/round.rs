@@ -19,7 +19,7 @@ use crate::{
     quorum::{Asked, ComingVote, FanOut, Undo, Untold},
     random,
     status::Signal,
-    watchdog::Hold,
+    watchdog::{Hold, Left},
 };
 
 /// A lease that was won, and what its first holder is told by.
@@ -90,7 +90,11 @@ impl Client {
         let overtaken = member.overtaken_since(sent);
         let said = vote.map(|acquired| Said::Vote { acquired, overtaken });
         let sent = Sent { node, ask: Ask::Acquire, at: sent };
-        if let Some((fence, _)) = self.watchdog.on_reply(&hold, sent, said) {
+        let Left { raise, undo } = self.watchdog.on_reply(&hold, sent, said);
+        if let Some(undo) = undo {
+            self.watchdog.undoing(node, Undo::new(&undo, hold.claim())).await;
+        }
+        if let Some((fence, _)) = raise {
             let limit = self.options.command_timeout;
             let raise = Request::Raise { claim: hold.claim(), fence };
             let _raised = member.ask::<Owned>(route, raise, limit).await;
@@ -166,7 +170,12 @@ impl Round<'_> {
         let Self { client, route, sent, .. } = self;
         let (hold, signal) = client.hold(wanted, self.request.claim.token.clone(), fence, acquisition);
         for (node, vote) in self.votes.take() {
-            client.late_replies.hear(client.clone().late_vote(hold.clone(), node, route, sent, vote));
+            let to_come = client.own_releases.vote_to_come(&hold.key, &hold.token, node);
+            let heard = client.clone().late_vote(hold.clone(), node, route, sent, vote);
+            client.late_replies.hear(async move {
+                heard.await;
+                drop(to_come);
+            });
         }
         for (_, raise) in self.raises.take() {
             // One more that keeps the floor, as there; it may not have been sent yet.

@@ -35,7 +35,10 @@ mod settling;
 mod table;
 mod tracking;
 
-pub(crate) use self::hold::{Entry, Hold, Leaving, Reaction};
+pub(crate) use self::{
+    hold::{Entry, Hold, Leaving, Reaction},
+    renewal::Left,
+};
 
 /// Questions about everything that is held are spread by this much each.
 const ASK_EACH: Duration = Duration::from_micros(10);

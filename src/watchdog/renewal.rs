@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    acquisition::{Ask, Said, Sent},
+    acquisition::{Ask, Said, Sent, Undo},
     failure::Failure,
     fence::Fence,
     message::{Acquired, Claim, Denial, Owned, Repaired, Request, Route, only},
@@ -22,6 +22,15 @@ use crate::{
 /// Into so many parts a batch is taken that is refused. Two would find one key of 500 with 18 requests, and 250 with up to
 /// 998; with eight it takes 24, and up to 572.
 const PARTS: usize = 8;
+
+/// What a node's answer leaves to the driver of the request.
+#[must_use = "it is there to be carried out"]
+pub(crate) struct Left {
+    /// The floor is to be raised there.
+    pub(crate) raise: Option<(Fence, Nodes)>,
+    /// A vote that nobody uses is to be taken back there.
+    pub(crate) undo: Option<Undo>,
+}
 
 impl Watchdog {
     /// One batch: sends it to every node, and feeds the answers to the cores.
@@ -155,20 +164,17 @@ impl Watchdog {
         if hold.is_confirmed(sent) { Ok(()) } else { Err(last) }
     }
 
-    /// A node's answer, for its acquisition. If the floor is to be raised there, that is left to the driver of the request.
-    pub(crate) fn on_reply(
-        self: &Arc<Self>,
-        hold: &Arc<Hold>,
-        sent: Sent,
-        said: Result<Said, Failure>,
-    ) -> Option<(Fence, Nodes)> {
+    /// A node's answer, for its acquisition. What only the driver of the request can do is left to it.
+    pub(crate) fn on_reply(self: &Arc<Self>, hold: &Arc<Hold>, sent: Sent, said: Result<Said, Failure>) -> Left {
         let now = self.now();
         // Whoever is told of a loss may close at once, and that must wait for what it orders.
         let _under_way = self.host.token();
         let left = hold.remaining(now);
         let answer = answer(&said);
         let mut reaction = hold.on_reply(now, sent, said);
-        let raise = reaction.actions.raise.take();
+        let is_of_vote = |undo: &mut Undo| sent.ask == Ask::Acquire && undo.nodes == Nodes::one(sent.node);
+        let undo = reaction.actions.undo.take_if(is_of_vote);
+        let left_over = Left { raise: reaction.actions.raise.take(), undo };
         let is_extended = hold.remaining(now) > left;
         self.reschedule(hold);
         self.execute(hold, reaction);
@@ -176,7 +182,7 @@ impl Watchdog {
             hold.measured.was_renewed(now.since(sent.at), left, hold.ttl);
         }
         if sent.ask != Ask::Renew && matches!(answer, Answer::Unclear | Answer::Refused) {
-            return raise;
+            return left_over;
         }
         foreign::tell_debug(|| Event::Renewal {
             lock: hold.key.name().into(),
@@ -185,7 +191,7 @@ impl Watchdog {
             answer,
             took: now.since(sent.at),
         });
-        raise
+        left_over
     }
 
     /// Brings the key back on a node that has lost it, and counts that as a renewal.

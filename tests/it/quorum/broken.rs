@@ -5,6 +5,7 @@ use std::time::Duration;
 use support::{
     Action, Match, Server, Wire,
     scripts::{ACQUIRE, RELEASE, REPAIR},
+    within,
 };
 
 use super::scene::{HANGS, Scene};
@@ -203,4 +204,29 @@ async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
     let (undone, asked) = (undone() - before, count(ACQUIRE));
     assert!(asked < 40, "its silence is noticed");
     assert!(undone <= 2 * asked + 2, "it was asked for {asked} of 100 leases, and to undo {undone}");
+}
+
+/// The release of a drop takes another connection than the acquire, and may come to a node before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_after_a_drop_waits_for_a_vote_that_the_release_has_overtaken() {
+    // Enough for the two rules in turn.
+    let scene = Scene::with(3, |builder| builder.command_timeout(HANGS)).await;
+    let vote = scene.nodes[2].proxy.on(Match::script(ACQUIRE), 1, Action::Hold);
+    let lease = scene.acquire(LONG).await;
+    within(HANGS, "the vote is on its way", vote.hit()).await;
+    let release = scene.nodes[1].proxy.on(Match::script(RELEASE), 1, Action::Hold);
+    let overtakes = scene.nodes[2].proxy.on(Match::script(RELEASE), 1, Action::HoldReply);
+    drop(lease);
+    for (rule, what) in [(&release, "a release that is slow"), (&overtakes, "a release that overtakes the vote")] {
+        within(HANGS, what, rule.hit()).await;
+    }
+    let taken_back = scene.nodes[2].proxy.on(Match::script(RELEASE), 1, Action::Hold);
+    let again = tokio::spawn(scene.leases.lock(NAME).try_acquire());
+    // The third node has nothing, says so, and grants the dropped lease after that; the second still has it.
+    overtakes.release();
+    vote.release();
+    within(HANGS, "the grant is to be taken back", taken_back.hit()).await;
+    taken_back.release();
+    release.release();
+    assert!(within(HANGS, "the try", again).await.unwrap().unwrap().is_some(), "busy with the lease that was dropped");
 }
