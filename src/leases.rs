@@ -2,7 +2,12 @@
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence, glob, key::Key, node_status::NodeStatus, rounded::Rounded};
+use leasehold_protocol::{
+    fence, glob,
+    key::{self, Key},
+    node_status::NodeStatus,
+    rounded::Rounded,
+};
 
 use crate::{
     bounds::{check_fence_memory, check_times, fair_quorum},
@@ -180,10 +185,12 @@ impl Leases {
     }
 
     /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a quorum,
-    /// answers, and none of those is known to give no vote yet ([`restart_delay`](Builder::restart_delay)). It takes at most
-    /// a command time-out; before the [first connection](Builder::build_lazy) also the time for that.
+    /// would grant one that is free. What would refuse an acquire fails this too: a replica, a full memory, a missing right, data
+    /// that is still being loaded, a [`restart_delay`](Builder::restart_delay) that is not over. It takes at most a command
+    /// time-out; before the [first connection](Builder::build_lazy) also the time for that.
     ///
-    /// It writes nothing, so it does not see what only a write meets: a replica, a full memory, a missing right.
+    /// It rehearses an acquire on the key `{prefix}:lh:health`, and writes nothing. A user who has no right to that key is told
+    /// only whether the server answers.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -202,11 +209,13 @@ impl Leases {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// It writes nothing.
     pub async fn health(&self) -> Result<(), Error> {
         self.client.check_acquires()?;
         self.client.ready().await?;
-        Ok(relayed!(Relay::of_answers(), self.client.quorum.health(self.client.options.command_timeout))?)
+        let Options { prefix, command_timeout, .. } = &self.client.options;
+        let rehearsal = self.client.quorum.health(key::of_nobody(prefix), *command_timeout);
+        Ok(relayed!(Relay::of_answers(), rehearsal)?)
     }
 
     /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.

@@ -58,6 +58,27 @@ struct Section {
     findings: Vec<Finding>,
 }
 
+/// What to do about what a server says, or about what it is. One cause has one advice, wherever it is met.
+const CAUSES: [(&str, &str); 11] = [
+    ("is a replica", "name its primary in the URL"),
+    ("READONLY", "name its primary in the URL"),
+    ("MASTERDOWN", "name its primary in the URL"),
+    ("is a Sentinel", "name the primary that it watches: SENTINEL MASTERS lists them"),
+    ("part of a cluster", "name a stand-alone server"),
+    ("CLUSTERDOWN", "name a stand-alone server"),
+    ("OOM", "raise the server's maxmemory, or free some of its memory"),
+    ("LOADING", "ask again when it has loaded its data"),
+    ("MISCONF", "see to the server's disk: it cannot save its data"),
+    ("NOREPLICAS", "see to the server's replicas, or to its min-replicas-to-write"),
+    ("SSL_CERT_FILE", "name a PEM file with the certificate of the server's authority in SSL_CERT_FILE"),
+];
+
+/// The advice for an error, unless its cause is none of these.
+fn advice_for(error: &Error) -> Option<&'static str> {
+    let text = error.to_string();
+    CAUSES.iter().find(|(words, _)| text.contains(words)).map(|(_, advice)| *advice)
+}
+
 pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
     options.servers.tell_a_guess();
     let (sections, all_there) = block_on(examine(options))?;
@@ -105,6 +126,8 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     let servers = &options.servers;
     let is_quorum = !servers.quorum.is_empty();
     let waits_after_restart = servers.delay().is_some_and(|delay| !delay.is_zero());
+    // Settings that are wrong are told as such, before anybody is asked.
+    drop(servers.builder().build_lazy()?);
     let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url().to_owned()] };
     let (mut sections, mut all_there) = (Vec::new(), true);
     for (at, url) in urls.into_iter().enumerate() {
@@ -118,11 +141,10 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
                 findings.extend(vote);
                 findings
             }
-            Err(error @ Error::Config(_)) => return Err(error.into()),
             Err(error) => {
                 all_there = false;
-                let advice = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
-                vec![problem("server", error.to_string(), advice)]
+                let usual = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
+                vec![problem("server", error.to_string(), advice_for(&error).unwrap_or(usual))]
             }
         };
         sections.push(Section { place, findings });
@@ -136,11 +158,14 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
             leases.close().await;
             findings?
         }
-        Err(error @ Error::Config(_)) => return Err(error.into()),
         Err(error) => {
             all_there = false;
-            let advice = if is_quorum { "a majority of the servers must be there" } else { "ask again" };
-            vec![problem("lock", error.to_string(), advice)]
+            let usual = match error {
+                Error::Config(_) => "correct the URLs",
+                _ if is_quorum => "a majority of the servers must be there",
+                _ => "ask again",
+            };
+            vec![problem("lock", error.to_string(), advice_for(&error).unwrap_or(usual))]
         }
     };
     sections.push(Section { place: "a lock".into(), findings });
@@ -165,11 +190,12 @@ async fn look(
 
 async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
     let why = match leases.lock(format!("{name}:doctor")).try_acquire().await {
-        Ok(Some(lease)) => lease.release().await.err()?.to_string(),
+        Ok(Some(lease)) => lease.release().await.err()?,
         Ok(None) => return None,
-        Err(error) => error.to_string(),
+        Err(error) => error,
     };
-    Some(problem("vote", format!("it grants no lock: {why}"), "a quorum goes on without it, with one less to spare"))
+    let advice = advice_for(&why).unwrap_or("a quorum goes on without it, with one less to spare");
+    Some(problem("vote", format!("it grants no lock: {why}"), advice))
 }
 
 /// What a server tells of itself. Whether it waits after a restart makes up for what it may have forgotten.
@@ -309,7 +335,8 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
         }
         Err(error @ Error::Config(_)) => return Err(error.into()),
         Err(error) => {
-            let advice = if is_too_early(&error) { "wait for that long" } else { advice(error.is_transient()) };
+            let usual = if is_too_early(&error) { "wait for that long" } else { advice(error.is_transient()) };
+            let advice = advice_for(&error).unwrap_or(usual);
             return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice)]);
         }
     };

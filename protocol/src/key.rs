@@ -100,6 +100,11 @@ impl Key {
     }
 }
 
+/// A key behind this prefix that no lock has, and nobody writes.
+pub fn of_nobody(prefix: &str) -> Key {
+    Key::of_lock(&Key::of_lock(prefix).companion("health").concat())
+}
+
 /// Two keys are one lock if the server sees one key, however it was split into prefix and name.
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
@@ -147,6 +152,15 @@ mod tests {
     use std::hash::BuildHasher;
 
     use super::*;
+
+    #[test]
+    fn nobodys_key_is_no_locks_and_within_the_rights_for_companions() {
+        for (prefix, expected) in [("", "{}:lh:health"), ("jobs:", "{jobs:}:lh:health"), ("{a}:", "{a}::lht:health")] {
+            let key = of_nobody(prefix);
+            assert_eq!(key.lock(), expected);
+            assert!(Key::new("", expected).is_err());
+        }
+    }
 
     fn key(name: &str) -> Key {
         Key::new("", name).unwrap()

@@ -73,6 +73,14 @@ pub enum Request {
     GuardedGet(Key),
     /// Whether the node is there, and who it is: [`ServerIdentity`].
     Probe,
+    /// All that an acquire asks of a node, but nothing is granted: for how long a node that was started lately grants
+    /// nothing, if it does not now. What would refuse an acquire is a failure.
+    Rehearse {
+        /// A key that no lock has.
+        key: Key,
+        /// As that of [`Voting`].
+        restart_delay: Duration,
+    },
 }
 
 impl Request {
@@ -144,6 +152,8 @@ replies! {
     Guarded(Option<(Vec<u8>, Fence)>),
     /// To [`Request::Probe`].
     Identity(ServerIdentity),
+    /// To [`Request::Rehearse`].
+    Rehearsed(Option<Duration>),
 }
 
 /// Who waits for a lock, in order: tokens, and how long each has waited.

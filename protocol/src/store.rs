@@ -113,6 +113,7 @@ impl Store {
             Request::GuardedSet { key, value, fence } => self.guarded_set(now, key, value, *fence).map(Into::into),
             Request::GuardedGet(key) => self.guarded_get(now, key).map(Into::into),
             Request::Probe => Ok(identity(now).into()),
+            Request::Rehearse { restart_delay, .. } => Ok(self.recovers_for(now, *restart_delay).into()),
         };
         Applied { reply, changed: None, told: Vec::new() }
     }

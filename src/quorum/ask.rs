@@ -6,7 +6,7 @@ use leasehold_protocol::{
     failure::Failure,
     holder::{self, Holder},
     key::Key,
-    message::{Page, Reply, Request, Route, ServerIdentity},
+    message::{Page, Reply, Request, Route},
     plurality::Plurality,
     tally::Nodes,
     votes::NodeAnswer,
@@ -104,11 +104,13 @@ impl Quorum {
         common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
     }
 
-    /// Whether a majority answers and may vote, as far as that is known.
-    pub(crate) async fn health(&self, limit: Duration) -> Result<(), Failure> {
-        let said = self.everybody(self.ask_all::<ServerIdentity>(&Request::Probe, limit)).await;
-        let answers = self.members().zip(said).map(|((_, member), said)| said.map(|_| member.recovers_in()));
-        let said: Vec<Result<Option<Duration>, Failure>> = answers.collect();
+    /// Whether a majority could grant a lock now. The key is nobody's.
+    pub(crate) async fn health(&self, key: Key, limit: Duration) -> Result<(), Failure> {
+        let rehearsal = Request::Rehearse { key, restart_delay: self.restart_delay() };
+        let said = self.everybody(self.ask_all::<Option<Duration>>(&rehearsal, limit)).await;
+        if let ([Ok(Some(left))], Some(only)) = (&*said, self.member(0)) {
+            return Err(Failure::recovering(only.address(), *left));
+        }
         if said.iter().filter(|said| matches!(said, Ok(None))).count() < self.majority() {
             let vote = |left: &Option<Duration>| {
                 left.map_or(NodeAnswer::Granted, |remaining| NodeAnswer::Recovering { remaining })

@@ -153,11 +153,16 @@ impl Quorum {
                 next = coming.next() => next,
                 () = &mut grace, if is_waiting => break,
             };
-            let outcome =
-                outcome.and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| admit(at, member, arrival)));
+            // Nothing that time could mend: one of the urls is wrong.
+            let of_url = |error| match error {
+                Error::Config(why) => Error::config(format!("quorum[{at}]: {why}")),
+                error => error,
+            };
+            let outcome = outcome
+                .map_err(of_url)
+                .and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| admit(at, member, arrival)));
             match outcome {
                 Ok(()) => connected += 1,
-                // Nothing that time could mend.
                 Err(error) if error.kind() == ErrorKind::Config => return Err(error),
                 Err(error) => outcomes.splice(at..=at, [Some(error)]).for_each(drop),
             }

@@ -21,6 +21,7 @@ mod releasing;
 mod renewing;
 mod restart_delay;
 mod scripts;
+mod servers;
 mod set_back;
 mod stopping;
 mod waiting;

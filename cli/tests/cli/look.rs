@@ -480,13 +480,13 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     // A replica tells of itself, and its primary of it.
     let replica = Server::start();
     replica.wire().must(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
-    let role = |server: &Server| {
+    let role = |server: &Server, check: &str| {
         let (_, findings) = examined(&mut tool(server, &["doctor", "--json"]));
-        findings.into_iter().find(|finding| finding["check"] == "replicas")
+        findings.into_iter().find(|finding| finding["check"] == check)
     };
     eventually(HANGS, "it has a replica", || {
-        role(&server).is_some_and(|finding| finding["level"] == "note")
-            && role(&replica).is_some_and(|finding| finding["level"] == "problem")
+        role(&server, "replicas").is_some_and(|finding| finding["level"] == "note")
+            && role(&replica, "server").is_some_and(|finding| finding["level"] == "problem")
     });
     replica.wire().must(&["REPLICAOF", "NO", "ONE"]);
     // And one who may have some keys only.
@@ -553,6 +553,34 @@ fn a_doctor_finds_a_link_slow_only_where_a_lease_would_be_lost_over_it() {
         found.contains("it cannot be renewed")
     });
     assert!(found.contains("are slow or away") && !found.contains("give our user"), "{found:?}");
+}
+
+#[test]
+fn a_doctor_has_one_advice_for_one_cause() {
+    let cluster = Server::builder().arg("--cluster-enabled", "yes");
+    // The usual port of its bus may be none.
+    let cluster = if Server::version().at_least(7, 0) { cluster.arg("--cluster-port", "0") } else { cluster }.start();
+    let replica = Server::start();
+    replica.wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
+    let [full, alone, unsafe_now] = [Server::start(), Server::start(), Server::start()];
+    full.wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
+    alone.wire().must(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    unsafe_now.wire().must(&["CONFIG", "SET", "requirepass", "secret"]);
+    for (server, what, advice) in [
+        (&cluster, "part of a cluster", "name a stand-alone server"),
+        (&Server::builder().sentinel(true).start(), "is a Sentinel", "SENTINEL MASTERS"),
+        (&replica, "is a replica", "name its primary"),
+        (&full, "OOM", "raise the server's maxmemory"),
+        (&alone, "NOREPLICAS", "min-replicas-to-write"),
+        (&unsafe_now, "NOAUTH", "correct its URL"),
+    ] {
+        let (_, findings) = examined(&mut tool(server, &["doctor", "--json"]));
+        let problems: Vec<_> = findings.iter().filter(|finding| finding["level"] == "problem").collect();
+        let [problem] = &problems[..] else { panic!("{findings:?}") };
+        let says = |of: &str, words: &str| problem[of].as_str().is_some_and(|said| said.contains(words));
+        assert!(says("what", what) && says("advice", advice), "{problem}");
+        assert!(!says("advice", "start it") && !says("advice", "slow"), "{problem}");
+    }
 }
 
 #[test]

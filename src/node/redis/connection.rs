@@ -5,6 +5,8 @@
 //! 1. A request that finds no link waits for one here, within its own limit, and not in fred: when the limit is over it was
 //!    never sent, and never will be.
 //! 2. While the connection is open there is a link, or one is being made; unless the connection's runtime has ended.
+//! 3. While the server says that it is no primary, its address is resolved and connected to again, once in [`LOOK_EVERY`]. The
+//!    link stays until another leads to a primary: the server's own words are the best answer meanwhile.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -14,11 +16,15 @@ use fred::{
 };
 use leasehold_protocol::{failure::Failure, time::Time};
 use parking_lot::Mutex;
-use tokio::{sync::watch, task::AbortHandle};
+use tokio::{
+    sync::{Notify, watch},
+    task::AbortHandle,
+};
 
 pub(crate) use super::link::Limits;
 use super::{
-    failure::{self, classify, is_full, is_refusal, is_unsent, words},
+    failure::{self, classify, is_full, is_no_primary, is_refusal, is_unsent, words},
+    kind::ServerKind,
     link::{Ending, Link},
     opening::{Opening, Side},
     reply,
@@ -34,6 +40,9 @@ use crate::{
 
 /// What an answer has at least: zero is fred's "for ever".
 pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
+
+/// How often another primary is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How a script's answer came.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +69,7 @@ struct Inner {
     limits: Limits,
     clock: Arc<dyn Clock>,
     state: watch::Sender<State>,
+    no_primary: Notify,
 }
 
 enum State {
@@ -130,7 +140,8 @@ impl Connection {
         let (link, ending) = opening.first(target, last_reason).await?;
         let (server, state): (Arc<str>, _) = (target.to_string().into(), watch::Sender::new(State::Up(Arc::new(link))));
         let metrics = NodeMetrics::of(&server);
-        let inner = Arc::new(Inner { server, metrics, limits, clock: clock.clone(), state });
+        let (clock, no_primary) = (clock.clone(), Notify::new());
+        let inner = Arc::new(Inner { server, metrics, limits, clock, state, no_primary });
         let maintenance = tokio::task::spawn(inner.clone().maintain(ending, opening)).abort_handle();
         Ok(Self { inner, maintenance })
     }
@@ -299,6 +310,11 @@ impl Connection {
         }
     }
 
+    /// The server has answered that it is no primary: another one may be by now.
+    pub(super) fn find_primary(&self) {
+        self.inner.no_primary.notify_one();
+    }
+
     pub(super) async fn close(&self, limit: Duration) {
         self.maintenance.abort();
         if let State::Up(link) = self.inner.state.send_replace(State::Over) {
@@ -379,6 +395,9 @@ impl Inner {
         if error.kind() == &FredKind::Timeout && link.is_silent(limit, self.now()) {
             self.give_up(link);
         }
+        if is_no_primary(error.details()) {
+            self.no_primary.notify_one();
+        }
         classify(&self.server, error, limit)
     }
 
@@ -393,14 +412,66 @@ impl Inner {
         link.end();
     }
 
-    /// Replaces each link that ends, for as long as its runtime lives.
+    /// Replaces each link that ends, or leads to no primary, for as long as its runtime lives.
     async fn maintain(self: Arc<Self>, first: Ending, mut opening: Opening) {
         let (inner, mut ending) = (Over(self), first);
+        let mut looked = Time::ZERO;
         loop {
-            let reason = ending.ended().await;
-            inner.0.lost(reason.as_ref());
-            ending = inner.0.connect_again(&mut opening).await;
+            let ended = tokio::select! {
+                biased;
+                reason = ending.ended() => Err(reason),
+                found = inner.0.other_primary(&mut opening, &mut looked) => Ok(found),
+            };
+            ending = match ended {
+                Ok((link, ending)) => {
+                    inner.0.replace_up(Arc::new(link));
+                    ending
+                }
+                Err(reason) => {
+                    inner.0.lost(reason.as_ref());
+                    inner.0.connect_again(&mut opening).await
+                }
+            };
         }
+    }
+
+    /// A link to a primary, once the server is known to be none (invariant 3).
+    async fn other_primary(&self, opening: &mut Opening, looked: &mut Time) -> (Link, Ending) {
+        loop {
+            self.no_primary.notified().await;
+            tokio::time::sleep((*looked + LOOK_EVERY).since(self.now())).await;
+            *looked = self.now();
+            match opening.next().await {
+                Ok((_, _)) if self.is_primary_again().await => {}
+                Ok((link, ending)) if link.kind() != ServerKind::Replica => return (link, ending),
+                Ok(_a_replica_too) => {}
+                Err(error) => foreign::tell_debug(|| Event::Connection { error: words(&error).into() }),
+            }
+        }
+    }
+
+    /// Whether what the link leads to was promoted meanwhile.
+    async fn is_primary_again(&self) -> bool {
+        match self.up() {
+            Some(link) => !link.is_to_a_replica(self.limits).await,
+            None => false,
+        }
+    }
+
+    /// The server is another from now on.
+    fn replace_up(&self, link: Arc<Link>) {
+        let mut old = None;
+        self.state.send_if_modified(|state| {
+            let is_open = !matches!(state, State::Over);
+            if is_open {
+                old = Some(std::mem::replace(state, State::Up(link)));
+            }
+            is_open
+        });
+        if let Some(State::Up(old)) = old {
+            old.end();
+        }
+        self.metrics.note_reconnect();
     }
 
     /// The link has ended, if it was not given up before.

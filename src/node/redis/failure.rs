@@ -6,19 +6,11 @@ use fred::error::{Error, ErrorKind};
 use leasehold_protocol::{failure::Failure, rounded::Rounded};
 
 /// Server replies, by their first word, that mean "not now".
-const NOT_NOW: [&str; 11] = [
-    "LOADING",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "READONLY",
-    "BUSY",
-    "OOM",
-    "MISCONF",
-    "NOREPLICAS",
-    "MOVED",
-    "ASK",
-];
+const NOT_NOW: [&str; 9] =
+    ["LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "BUSY", "OOM", "MISCONF", "NOREPLICAS"];
+
+/// What a server says, by its first word, that has become a replica, or becomes one. Another may be the primary by now.
+const NO_PRIMARY: [&str; 3] = ["READONLY", "MASTERDOWN", "LOADING"];
 
 /// fred's words for a request that found no connection, or no task to send it.
 const NEVER_SENT: [&str; 3] =
@@ -36,6 +28,11 @@ pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure 
     }
     match error.kind() {
         ErrorKind::Timeout => silent(server, limit),
+        _ if untrusted(details).is_some() => {
+            let why = untrusted(details).unwrap_or_default();
+            Failure::refused(format!("redis at {server} is not trusted: {why}"))
+        }
+        _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")),
         _ if is_unsent(error) => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
@@ -51,9 +48,57 @@ pub(super) fn is_unsent(error: &Error) -> bool {
     NEVER_SENT.iter().any(|text| error.details().starts_with(text))
 }
 
-/// Whether a failed connection is the server's refusal of us rather than its absence.
+/// Whether it is the server's answer, and not fred's or the system's.
+pub(super) fn is_answer(error: &Error) -> bool {
+    reply_word(error.details()).is_some()
+}
+
+/// Whether a server says that it is no primary.
+pub(super) fn is_no_primary(details: &str) -> bool {
+    reply_word(own_words(details)).is_some_and(|word| NO_PRIMARY.contains(&word))
+}
+
+/// The url leads to a server that keeps no locks for us. The text follows its address.
+pub(super) fn wrong_server(text: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+/// Whether it is that.
+pub(super) fn is_wrong_server(error: &Error) -> bool {
+    error.kind() == &ErrorKind::InvalidArgument
+}
+
+/// Why the server's certificate does not do, in the words of rustls' errors or of OpenSSL's, and what to do about it.
+fn untrusted(details: &str) -> Option<&'static str> {
+    let says = |any: &[&str]| any.iter().any(|words| details.contains(words));
+    if !says(&["InvalidCertificate", "certificate verify failed"]) {
+        return None;
+    }
+    Some(if says(&["UnknownIssuer", "BadSignature", "self-signed", "self signed", "local issuer"]) {
+        "this machine does not know the authority of its certificate; put that authority's certificate into a PEM file, \
+         and name the file in SSL_CERT_FILE"
+    } else if says(&["NotValidForName", "ostname mismatch", "address mismatch"]) {
+        "its certificate is for another name; put a name into the url that the certificate has"
+    } else if says(&["NotValidYet", "not yet valid"]) {
+        "its certificate is not valid yet; is this machine's clock right?"
+    } else if says(&["Expired", "expired"]) {
+        "its certificate has expired; renew it"
+    } else {
+        "its certificate cannot be used; replace it"
+    })
+}
+
+/// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was better.
+pub(super) fn is_closed(error: &Error) -> bool {
+    // The second is that of a socket's file.
+    ["kind: ConnectionRefused", "kind: NotFound"].iter().any(|kind| error.details().contains(kind))
+}
+
+/// Whether a failed connection is the server's refusal of us rather than its absence; or ours of the server.
 pub(super) fn is_refusal(error: &Error) -> bool {
     error.kind() == &ErrorKind::Auth
+        || is_wrong_server(error)
+        || untrusted(error.details()).is_some()
         || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !full(error.details()))
 }
 
@@ -105,6 +150,12 @@ fn lacks_a_right(word: &str, details: &str) -> bool {
     word == "NOPERM" || ["The user executing the script", "ACL failure in script"].iter().any(|no| details.contains(no))
 }
 
+/// Whether the user has the right to the command, and none to the key.
+pub(super) fn is_of_a_key(failure: &Failure) -> bool {
+    let text = failure.to_string();
+    text.contains("NOPERM") && (text.contains("access a key") || text.contains("access one of the keys"))
+}
+
 /// One key of a batch of renewals met an error; the lease is at risk, whatever it was.
 pub(super) fn not_extended(details: &str) -> Failure {
     let advice = advice(reply_word(details).unwrap_or_default(), details);
@@ -122,6 +173,17 @@ fn advice(word: &str, details: &str) -> &'static str {
         "LOADING" => ": it answers once its data is loaded",
         "READONLY" | "MASTERDOWN" => ": the url must name a primary, not a replica",
         "OOM" => ": the server's maxmemory is reached, raise it",
+        "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" => {
+            ": it is part of a cluster, and the url must name a stand-alone server, for Cluster is not supported yet"
+        }
+        "CLUSTERDOWN" => {
+            ": its cluster is down, and the url must name a stand-alone server, for Cluster is not supported yet"
+        }
+        "MISCONF" => ": it cannot save its data, see to its disk",
+        "NOREPLICAS" => ": too few of its replicas are there, see to them or to its min-replicas-to-write",
+        _ if details.starts_with("ERR unknown command") && details.to_lowercase().contains("eval") => {
+            ": a Sentinel, or a proxy without scripts, is no server for locks; the url must name a primary"
+        }
         _ => "",
     }
 }
@@ -129,8 +191,16 @@ fn advice(word: &str, details: &str) -> &'static str {
 fn server_said(server: &str, word: &str, details: &str) -> Failure {
     let advice = advice(word, details);
     let text = format!("redis at {server} said \"{}\"{advice}", spoken(details));
+    // fred ends the connection then, and tells its neighbours on it the same, who may have been served.
+    if word == "CLUSTERDOWN" || details.contains("non local key") {
+        return Failure::unknown(text);
+    }
     let failure =
         if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };
+    // A replica refuses the first write of a script, and so all of it.
+    if word == "READONLY" {
+        return failure;
+    }
     // Such a reply names the line of the script that failed: the lines before it were executed.
     if details.contains(" script: ")
         || details.starts_with(WRAPPED)
@@ -162,11 +232,55 @@ mod tests {
             ("LOADING Redis is loading the dataset in memory", false),
             ("READONLY You can't write against a read only replica.", false),
             ("MASTERDOWN Link with MASTER is down", false),
+            ("MOVED 9189 127.0.0.1:7941", true),
+            ("ASK 9189 127.0.0.1:7941", true),
+            ("CROSSSLOT Keys in request don't hash to the same slot", true),
             ("ERR max number of clients reached", false),
         ] {
             let failure = of(ErrorKind::Unknown, reply);
             assert_eq!((failure.is_refusal(), failure.may_have_happened()), (refused, false), "{failure}");
             assert!(failure.to_string().contains(reply), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_replica_has_done_nothing_of_a_script() {
+        for reply in [
+            "READONLY You can't write against a read only replica. script: ab12, on @user_script:20.",
+            "ERR Error running script (call to f_7da5): @user_script:30: @user_script: 30: -READONLY You can't write \
+             against a read only replica.",
+        ] {
+            let failure = of(ErrorKind::Unknown, reply);
+            assert!(!failure.may_have_happened() && !failure.is_refusal(), "{failure}");
+            assert!(is_no_primary(reply) && failure.to_string().contains("name a primary"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_neighbours_clusterdown_says_nothing_of_what_was_executed() {
+        for reply in
+            ["CLUSTERDOWN The cluster is down", "ERR Script attempted to access a non local key in a cluster node"]
+        {
+            let failure = of(ErrorKind::Unknown, reply);
+            assert!(failure.may_have_happened() && !failure.is_refusal(), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_that_does_not_do_is_refused_with_what_to_do() {
+        let of_rustls = |what: &str| format!("Custom {{ kind: InvalidData, error: InvalidCertificate({what}) }}");
+        for (details, says) in [
+            (of_rustls("UnknownIssuer"), "SSL_CERT_FILE"),
+            (of_rustls("NotValidForNameContext { expected: DnsName(\"h\"), presented: [] }"), "another name"),
+            (of_rustls("ExpiredContext { time: 1, not_after: 0 }"), "renew it"),
+            (of_rustls("NotValidYetContext { time: 1, not_before: 2 }"), "clock"),
+            (of_rustls("BadEncoding"), "replace it"),
+            ("certificate verify failed: (self-signed certificate)".into(), "SSL_CERT_FILE"),
+        ] {
+            let error = Error::new(ErrorKind::IO, details);
+            let failure = classify("h:1", &error, Duration::from_secs(1));
+            assert!(failure.is_refusal() && is_refusal(&error), "{failure}");
+            assert!(failure.to_string().contains(says), "{failure}");
         }
     }
 

@@ -40,6 +40,7 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
+    kind::ServerKind,
     opening::Opened,
     script::{OfRun, Script, Text},
     tls,
@@ -81,6 +82,7 @@ pub(super) struct Link {
     router: AbortHandle,
     /// Which of its connection's links it is.
     number: u64,
+    kind: ServerKind,
     made: Time,
     /// How long a silence has to be for the link to be given up: half a command time-out, and not shorter than the handshake
     /// was, for all answers may take their time.
@@ -128,12 +130,16 @@ impl Link {
         let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
         let errors = client.error_rx();
         let began = clock::now(clock);
-        let router = connect(&client).await?;
+        let router = AbortOnDropHandle::new(connect(&client).await?);
+        let kind = ServerKind::of(&client, limits).await?;
+        kind.check()?;
+        let router = router.detach();
         let made = clock::now(clock);
         let link = Self {
             client,
             router: router.abort_handle(),
             number,
+            kind,
             made,
             patience: made.since(began).max(limits.command / 2),
             silent: AtomicU64::new(0),
@@ -149,6 +155,16 @@ impl Link {
 
     pub(super) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// What the server was when the link was made.
+    pub(super) fn kind(&self) -> ServerKind {
+        self.kind
+    }
+
+    /// Whether it leads to a replica still.
+    pub(super) async fn is_to_a_replica(&self, limits: Limits) -> bool {
+        !matches!(ServerKind::of(&self.client, limits).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
     /// Whether it is younger than any silence on it could be told by.

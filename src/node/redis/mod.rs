@@ -31,6 +31,7 @@ mod connection;
 mod failure;
 #[cfg(test)]
 mod fuzz;
+mod kind;
 mod link;
 mod opening;
 mod pack;
@@ -98,7 +99,7 @@ impl Server {
         let at_the_keeper = || open(host.runtime().clone(), Side::Keeper(host.clone()));
         let (home, keeper) = match here.clone() {
             Some(runtime) => {
-                let at_home = open(runtime.clone(), Side::Here(runtime.clone()));
+                let at_home = open(runtime.clone(), Side::Here(runtime.clone(), host.clone()));
                 let (home, keeper) = tokio::join!(at_home, at_the_keeper());
                 (Some((runtime.id(), home?)), keeper?)
             }

@@ -14,7 +14,8 @@ use tokio::{
 };
 
 use super::{
-    failure::{classify, is_refusal, words},
+    failure::{classify, is_closed, is_refusal, is_wrong_server, words},
+    kind::ServerKind,
     link::{Ending, Limits, Link, config},
     url::{Address, Target},
 };
@@ -79,7 +80,7 @@ impl Opening {
         })
     }
 
-    /// The first link: tries until `limits.connect` has passed or the server refuses us.
+    /// The first link: tries until `limits.connect` has passed, or the server refuses us, or nobody listens there.
     pub(super) async fn first(
         &mut self,
         target: &Target,
@@ -89,6 +90,11 @@ impl Opening {
         let until = clock::now(&*clock) + limits.connect;
         loop {
             let error = match self.next().await {
+                Ok((link, _)) if link.kind() == ServerKind::Replica => {
+                    return Err(Error::unavailable(format!(
+                        "redis at {target} is a replica, and grants no locks: the url must name its primary"
+                    )));
+                }
                 Ok(link) => return Ok(link),
                 Err(error) => error,
             };
@@ -97,8 +103,18 @@ impl Opening {
                     "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
                 ));
             }
+            if is_wrong_server(&error) {
+                return Err(Error::config(format!("redis at {target} {}", error.details())));
+            }
             if is_refusal(&error) {
                 return Err(classify(&target.to_string(), &error, limits.connect).into());
+            }
+            if is_closed(&error) {
+                return Err(Error::unavailable(format!(
+                    "cannot reach redis at {target}: {}. {}",
+                    words(&error),
+                    advice(target)
+                )));
             }
             if clock::now(&*clock) >= until {
                 return Err(unreachable(target, limits, words(&error)));
@@ -111,7 +127,7 @@ impl Opening {
     pub(super) async fn next(&mut self) -> Opened {
         if self.under_way == 0 {
             if !self.pause.is_zero() {
-                tokio::time::sleep(self.pause).await;
+                self.place.sleep(self.pause).await;
             }
             self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
             self.begin().await?;
@@ -129,7 +145,7 @@ impl Opening {
                     return opened;
                 }
                 // Not from this call on: the tries before this one end one after the other, each with a call of its own.
-                () = tokio::time::sleep(rest) => self.begin().await?,
+                () = self.place.sleep(rest) => self.begin().await?,
             }
         }
     }
@@ -148,7 +164,7 @@ impl Opening {
     /// In a task that nobody cancels: a link that comes too late is dropped, and so closed.
     async fn begin(&mut self) -> Result<(), FredError> {
         let runtime = match &self.place {
-            Side::Here(runtime) => runtime.clone(),
+            Side::Here(runtime, _) => runtime.clone(),
             Side::Keeper(host) => host.transport().await.map_err(FredError::from)?,
         };
         let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
@@ -161,20 +177,31 @@ impl Opening {
 
 pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
     let connect = Rounded(limits.connect);
-    let tls = if matches!(target.address, Address::Tcp { tls: true, .. }) { ", does it speak TLS there" } else { "" };
-    let text = format!(
-        "cannot reach redis at {target} within {connect}: {reason}. Is the server running there{tls}, and is the url right?"
-    );
-    Error::unavailable(text)
+    Error::unavailable(format!("cannot reach redis at {target} within {connect}: {reason}. {}", advice(target)))
+}
+
+fn advice(target: &Target) -> &'static str {
+    match target.address {
+        Address::Tcp { tls: true, .. } => "Is the server running there, does it speak TLS there, and is the url right?",
+        _ => "Is the server running there, and is the url right?",
+    }
 }
 
 /// Where the links of a connection live.
 #[derive(Clone)]
 pub(super) enum Side {
     /// On the runtime of somebody who calls.
-    Here(Handle),
+    Here(Handle, Host),
     /// Where nothing that blocks the link blocks the keeper.
     Keeper(Host),
+}
+
+impl Side {
+    /// The runtime of somebody who calls may have no timers.
+    async fn sleep(&self, span: Duration) {
+        let (Self::Here(_, host) | Self::Keeper(host)) = self;
+        host.sleep(span).await;
+    }
 }
 
 /// Reports how a try has ended, and if it panics or is dropped, that.

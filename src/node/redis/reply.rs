@@ -12,7 +12,7 @@ use leasehold_protocol::{
     token::Token,
 };
 
-use super::failure::not_extended;
+use super::failure::{is_no_primary, not_extended};
 
 /// With `votes`, the server's time and run id follow.
 pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
@@ -78,6 +78,14 @@ pub(super) fn repaired(reply: &Value) -> Option<Repaired> {
         [done] if done.as_i64() == Some(1) => Some(Repaired::Done),
         [taken] if taken.as_i64() == Some(-1) => Some(Repaired::Taken),
         [recovering, missing, _run_id] if recovering.as_i64() == Some(2) => Some(Repaired::Recovering(secs(missing)?)),
+        _ => None,
+    }
+}
+
+pub(super) fn rehearsed(reply: &Value) -> Option<Option<Duration>> {
+    match array(reply) {
+        [done] if done.as_i64() == Some(1) => Some(None),
+        [recovering, missing, _run_id] if recovering.as_i64() == Some(2) => Some(Some(secs(missing)?)),
         _ => None,
     }
 }
@@ -156,6 +164,13 @@ pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
         code => owned(code.as_i64()?).map(Ok),
     };
     array(reply).iter().map(verdict).collect()
+}
+
+/// Whether a renewal has met errors that only a server gives that is no primary.
+pub(super) fn is_of_no_primary(reply: &Value) -> bool {
+    array(reply)
+        .iter()
+        .any(|one| matches!(array(one), [_, text] if text.as_str().is_some_and(|text| is_no_primary(&text))))
 }
 
 /// For each key what it holds and for how long, if it holds a text and for a time.

@@ -15,6 +15,7 @@ use super::{
     Server,
     combining::{Entered, Flight},
     connection::{Connection, SHORTEST_LIMIT, Way},
+    failure::is_of_a_key,
     pack::{Text, packed, whole_millis},
     push::Push,
     reply,
@@ -40,6 +41,7 @@ scripts! {
     14 HELD = "held";
     15 FLOORS = "floors";
     16 COMBINED = "value" "issue" "combined";
+    17 REHEARSE = "may_vote" "rehearse";
 }
 
 /// How many keys the server looks at to say how much memory floors take, in a millisecond.
@@ -105,7 +107,13 @@ impl Server {
                         all.push("watch".into());
                     }
                 };
-                self.run(via, &RENEW, keys, arguments, |reply, _| reply::renewed(reply))
+                let connection = self.connection(via.0);
+                self.run(via, &RENEW, keys, arguments, move |reply, _| {
+                    if reply::is_of_no_primary(reply) {
+                        connection.find_primary();
+                    }
+                    reply::renewed(reply)
+                })
             }
             Request::Release { claim, mode } => match mode {
                 ReleaseMode::Delete => {
@@ -164,6 +172,7 @@ impl Server {
                 self.run(via, &GUARDED_GET, 1, arguments, |reply, _| reply::guarded(reply))
             }
             Request::Probe => self.probe(via),
+            Request::Rehearse { key, restart_delay } => self.rehearse(via, key, restart_delay),
         }
     }
 
@@ -268,6 +277,28 @@ impl Server {
                 Ok(sign.into())
             });
             time.keep(answer, || Err(keeper_ended())).await
+        })
+    }
+
+    /// A user may have rights to some locks only, and none to this key: then an answer has to be enough.
+    fn rehearse(&self, via: Via, key: Key, restart_delay: Duration) -> Answer<Reply> {
+        let witness = self.witness.clone();
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend([key.lock().into(), seconds(restart_delay)]);
+            if !restart_delay.is_zero() {
+                witness.testify(all);
+            }
+        };
+        let witness = self.witness.clone();
+        let rehearsal = self.run(via, &REHEARSE, 1, arguments, move |reply, _| {
+            witness.read(reply);
+            reply::rehearsed(reply)
+        });
+        Box::pin(async move {
+            match rehearsal.await {
+                Err(failure) if is_of_a_key(&failure) => Ok(None::<Duration>.into()),
+                outcome => outcome,
+            }
         })
     }
 

@@ -4,6 +4,18 @@ use fred::types::config::Config;
 
 use crate::error::Error;
 
+/// A file that the environment names is meant to be read.
+#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
+fn check_environment() -> Result<(), Error> {
+    let Some(path) = std::env::var_os("SSL_CERT_FILE") else { return Ok(()) };
+    std::fs::read(&path).map(drop).map_err(|error| {
+        let path = path.display();
+        Error::config(format!(
+            "SSL_CERT_FILE names {path}, which cannot be read ({error}): name a PEM file, or unset it"
+        ))
+    })
+}
+
 /// rustls with the ring provider named outright: which provider is the process's default depends on what else the
 /// program links.
 #[cfg(feature = "tls-rustls")]
@@ -16,6 +28,7 @@ pub(super) fn enable(config: &mut Config) -> Result<(), Error> {
         types::config::TlsConnector,
     };
 
+    check_environment()?;
     let found = load_native_certs();
     let mut roots = RootCertStore::empty();
     let (usable, _unusable) = roots.add_parsable_certificates(found.certs);
@@ -39,6 +52,7 @@ pub(super) fn enable(config: &mut Config) -> Result<(), Error> {
 pub(super) fn enable(config: &mut Config) -> Result<(), Error> {
     use fred::types::config::TlsConnector;
 
+    check_environment()?;
     let connector = TlsConnector::default_native_tls()
         .map_err(|error| Error::config(format!("TLS cannot be set up: {}", error.details())))?;
     config.tls = Some(connector.into());

@@ -754,6 +754,7 @@ mod tls {
 
     /// The child's part: prints how connecting and one lease went.
     async fn tell(url: &str) {
+        let (start, lag) = (Instant::now(), Lag::start());
         match within(HANGS, "build", builder(url).connect_timeout(Duration::from_secs(2)).build()).await {
             Ok(leases) => {
                 let lease = leases.lock("job").acquire().await.unwrap();
@@ -762,7 +763,11 @@ mod tls {
                 lease.release().await.unwrap();
                 leases.close().await;
             }
-            Err(error) => println!("{:?}: {}", error.kind(), said(&error)),
+            Err(error) => {
+                let is_at_once = start.elapsed() < Duration::from_secs(1) + lag.worst();
+                let when = if is_at_once { "at once" } else { "late" };
+                println!("{:?}: {}, {when}", error.kind(), said(&error));
+            }
         }
     }
 
@@ -796,13 +801,22 @@ mod tls {
             f22_tls_works_with_the_servers_authority_and_names_the_certificate_without,
             &with_password(&server, "127.0.0.1"),
         );
-        names(&printed, &["Unavailable: ", "certificate", &server.tls_port().to_string()]);
+        names(
+            &printed,
+            &["Refused: ", "authority of its certificate", "SSL_CERT_FILE, at once", &server.tls_port().to_string()],
+        );
         let printed = again_trusting(
             &none,
             f22_tls_works_with_the_servers_authority_and_names_the_certificate_without,
             &with_password(&server, "127.0.0.1"),
         );
         names(&printed, &["Config: ", "root certificates", "SSL_CERT_FILE"]);
+        let printed = again_trusting(
+            &server.directory().join("missing.pem"),
+            f22_tls_works_with_the_servers_authority_and_names_the_certificate_without,
+            &with_password(&server, "127.0.0.1"),
+        );
+        names(&printed, &["Config: ", "missing.pem, which cannot be read", "SSL_CERT_FILE"]);
     }
 
     #[tokio::test]

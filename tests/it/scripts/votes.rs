@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use support::{
     ClockShim, Server, Value, Wire,
-    scripts::{ACQUIRE, KEEP, RAISE, RELEASE, RENEW, REPAIR},
+    scripts::{ACQUIRE, KEEP, POLL, RAISE, RELEASE, RENEW, REPAIR},
 };
 
 use super::{FENCE, LOCK, MEMORY, TTL, fence_in, owner, token};
@@ -86,6 +86,39 @@ fn a_replayed_acquire_is_granted_again_with_its_fence_and_never_shortens() {
     assert!(shorter == first && left > 30_000, "{left} ms");
     let (longer, left) = acquire("90000");
     assert!(longer == first && left > 60_000, "{left} ms");
+}
+
+/// What a server answers to a replay has to be as good as what it answered first, to those who count its replicas too.
+#[test]
+fn a_replay_is_a_write() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let writes = |wire: &mut Wire| -> u64 {
+        wire.info_field("persistence", "rdb_changes_since_last_save").unwrap().parse().unwrap()
+    };
+    let queue = ["{job}:lh:queue", "{job}:lh:wait"];
+    let one = token("one");
+    let poll = vec![
+        "EVAL", POLL, "4", LOCK, FENCE, queue[0], queue[1], &one, TTL, "0", "1000", "1000", "~c", "1", "0", MEMORY,
+    ];
+    let stays = token("what stays");
+    for (what, script) in [
+        ("acquire", vec!["EVAL", ACQUIRE, "2", LOCK, FENCE, &one, "1000", MEMORY]),
+        ("poll", poll),
+        ("keep", vec!["EVAL", KEEP, "1", LOCK, &one, "20000", &stays]),
+    ] {
+        let first = wire.cmd(&script);
+        assert!(first.error().is_none(), "{what}: {first:?}");
+        let (before, left) = (writes(&mut wire), wire.pttl(LOCK));
+        assert_eq!(wire.cmd(&script), first, "{what}");
+        assert!(writes(&mut wire) > before, "{what} wrote nothing");
+        let lives = wire.pttl(LOCK);
+        assert!(lives <= left.max(30_000) && lives > left - 5_000, "{what}: {lives} of {left} ms");
+    }
+    // Somebody took its end away: a replay does not take the key away for that.
+    wire.must(&["PERSIST", LOCK]);
+    assert_eq!(wire.cmd(&["EVAL", KEEP, "1", LOCK, &one, "20000", &stays]).int(), 1);
+    assert!(wire.exists(LOCK));
 }
 
 #[test]

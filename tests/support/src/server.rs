@@ -30,6 +30,7 @@ const PORT_TRIES: u32 = 20;
 const POLL: Duration = Duration::from_millis(2);
 
 const SOCKET: &str = "s.sock";
+const SENTINEL: &str = "sentinel.conf";
 const LOG: &str = "log";
 const OUTPUT: &str = "output";
 
@@ -205,6 +206,7 @@ pub struct ServerBuilder {
     env: Vec<(&'static str, OsString)>,
     aof: bool,
     socket: bool,
+    sentinel: bool,
     tls: bool,
 }
 
@@ -229,6 +231,13 @@ impl ServerBuilder {
     #[must_use]
     pub fn unix_socket(mut self, yes: bool) -> Self {
         self.socket = yes;
+        self
+    }
+
+    /// Whether it is a Sentinel, which keeps no keys.
+    #[must_use]
+    pub fn sentinel(mut self, yes: bool) -> Self {
+        self.sentinel = yes;
         self
     }
 
@@ -264,6 +273,7 @@ impl ServerBuilder {
             env: self.env,
             aof: self.aof,
             socket: self.socket,
+            sentinel: self.sentinel,
             port: 0,
             tls_port: None,
         };
@@ -310,6 +320,7 @@ struct Plan {
     env: Vec<(&'static str, OsString)>,
     aof: bool,
     socket: bool,
+    sentinel: bool,
     port: u16,
     tls_port: Option<u16>,
 }
@@ -322,6 +333,10 @@ impl Plan {
     /// Starts the process and waits until it, and not a stranger who has the
     /// port, answers.
     fn launch(&self) -> Result<Process, Failure> {
+        if self.sentinel {
+            // It keeps what it finds out there.
+            std::fs::write(self.file(SENTINEL), "").expect("a file for the Sentinel");
+        }
         for stale in [LOG, OUTPUT] {
             std::fs::remove_file(self.file(stale)).ok();
         }
@@ -356,6 +371,9 @@ impl Plan {
 
     fn arguments(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
+        if self.sentinel {
+            args.extend([self.file(SENTINEL).into(), "--sentinel".into()]);
+        }
         let mut set = |name: &str, value: &dyn AsRef<std::ffi::OsStr>| {
             args.extend([name.into(), value.as_ref().to_owned()]);
         };

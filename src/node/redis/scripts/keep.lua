@@ -16,5 +16,11 @@ if not denied then
   redis.call('SET', lock, with_fence(stays, fence_of(value) or '0'), 'PX', ARGV[2])
 elseif denial(value, stays) then
   return denied
+else
+  -- A replay writes too: what it answers counts for a write.
+  local left = redis.call('PTTL', lock)
+  if left > 0 then
+    redis.call('PEXPIRE', lock, left)
+  end
 end
 return 1

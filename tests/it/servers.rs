@@ -1,0 +1,248 @@
+//! Where a url leads to: servers that keep no locks for us, a name that comes to lead to another server, and what a
+//! readiness probe says of all that.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, ErrorKind, Leases, Status};
+use support::{HANGS, Lag, Proxy, Server, Wire, eventually_async, within};
+
+use crate::common::{COMMAND, LONG, NAME};
+
+async fn connect(url: &str) -> Result<Leases, Error> {
+    within(HANGS, "build", Leases::builder().url(url).command_timeout(COMMAND).build()).await
+}
+
+fn cluster_member() -> Server {
+    let server = Server::builder().arg("--cluster-enabled", "yes");
+    // The usual port of its bus may be none.
+    if Server::version().at_least(7, 0) { server.arg("--cluster-port", "0") } else { server }.start()
+}
+
+/// A replica that has all that its primary has.
+fn replica_of(primary: &Server) -> Server {
+    let replica = Server::start();
+    follow(&mut replica.wire(), primary);
+    replica
+}
+
+fn follow(wire: &mut Wire, primary: &Server) {
+    // Or it would wait five seconds for others.
+    primary.wire().must(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    wire.must(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_member_and_a_sentinel_are_named_at_once_and_end_every_call() {
+    let sentinel = Server::builder().sentinel(true).start();
+    for (server, says) in [(cluster_member(), "part of a cluster"), (sentinel, "is a Sentinel")] {
+        let is_named = |error: Error| {
+            let text = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Config, "{text}");
+            assert!(text.contains(says) && text.contains(&server.port().to_string()), "{text}");
+            assert!(text.contains("the url must name") && !error.is_transient(), "{text}");
+        };
+        is_named(connect(&server.url()).await.unwrap_err());
+        let others = [Server::start(), Server::start()];
+        let urls = [&others[0], &others[1], &server].map(Server::url);
+        let error = Leases::builder().quorum(urls).build().await.unwrap_err();
+        assert!(error.to_string().contains("quorum[2]"), "{error}");
+        is_named(error);
+        let lazy = Leases::connect_lazy(server.url()).unwrap();
+        is_named(within(HANGS, "health", lazy.health()).await.unwrap_err());
+        is_named(within(HANGS, "a try", lazy.lock(NAME).try_acquire()).await.unwrap_err());
+        is_named(within(HANGS, "an acquire", lazy.lock(NAME).acquire()).await.unwrap_err());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_is_named_at_connect_and_waited_for_until_it_is_promoted() {
+    let primary = Server::start();
+    let replica = replica_of(&primary);
+    let error = connect(&replica.url()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("is a replica") && error.to_string().contains("name its primary"), "{error}");
+    let lazy = Leases::connect_lazy(replica.url()).unwrap();
+    assert!(lazy.health().await.unwrap_err().to_string().contains("is a replica"));
+    let waiting = tokio::spawn(lazy.lock(NAME).acquire());
+    replica.wire().must(&["REPLICAOF", "NO", "ONE"]);
+    drop(within(HANGS, "the lock", waiting).await.unwrap().unwrap());
+}
+
+/// The name may come to lead to a server that keeps no locks for us while we are connected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_comes_to_lead_to_a_cluster_asks_it_nothing() {
+    let (server, member) = (Server::start(), cluster_member());
+    let proxy = Proxy::to(&server);
+    let leases = connect(&proxy.url()).await.unwrap();
+    leases.lock(NAME).acquire().await.unwrap().release().await.unwrap();
+    proxy.turn_to(member.port());
+    proxy.cut();
+    let asked = || proxy.seen().iter().filter(|seen| seen.args[0].starts_with(b"EVAL")).count();
+    let (before, began) = (asked(), Instant::now());
+    loop {
+        match within(HANGS, "a try", leases.lock(NAME).try_acquire()).await {
+            Err(Error::Refused(why)) if why.to_string().contains("part of a cluster") => break,
+            // The link has just ended, and the next one is on its way.
+            Err(Error::Unavailable(_)) => assert!(began.elapsed() < HANGS),
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+    assert_eq!(asked(), before);
+}
+
+/// As a name server, a Kubernetes Service or an operator lead new connections to the primary that was promoted: the old one
+/// goes on, as a replica.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
+    let old = Server::start();
+    let new = replica_of(&old);
+    let (proxy, lag) = (Proxy::to(&old), Lag::start());
+    let leases = connect(&proxy.url()).await.unwrap();
+    let lease = leases.lock(NAME).ttl(LONG).acquire().await.unwrap();
+    eventually_async(HANGS, "the lock is replicated", || new.wire().exists(NAME)).await;
+    new.wire().must(&["REPLICAOF", "NO", "ONE"]);
+    follow(&mut old.wire(), &new);
+
+    // Before the name follows, every call says how it is, and the address is asked for anew once a second.
+    let (before, began) = (connections(&proxy), Instant::now());
+    while began.elapsed() < Duration::from_millis(2_500) {
+        let error = within(HANGS, "a try", leases.lock("other").try_acquire()).await.unwrap_err();
+        assert!(error.to_string().contains("name a primary"), "{error}");
+        let error = leases.health().await.unwrap_err();
+        assert!(error.to_string().contains("READONLY"), "{error}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Of the caller's connection, the keeper's, and the one for notifications.
+    let tried = connections(&proxy) - before;
+    assert!((1..=3 * 4).contains(&tried), "{tried} connections in {:?}", began.elapsed());
+
+    proxy.turn_to(new.port());
+    let moved = Instant::now();
+    while within(HANGS, "a renewal", lease.renew()).await.is_err() {
+        assert!(moved.elapsed() < Duration::from_secs(2) + lag.worst(), "it does not follow");
+    }
+    while leases.health().await.is_err() {
+        assert!(moved.elapsed() < Duration::from_secs(3) + lag.worst(), "it does not follow");
+    }
+    assert_eq!(lease.status(), Status::Held);
+    assert!(new.wire().pttl(NAME) > 25_000, "it was renewed there");
+    // And waiters hear of what happens there.
+    let waiting = tokio::spawn(leases.lock(NAME).ttl(LONG).fair(true).acquire());
+    eventually_async(HANGS, "the waiter is in the queue", || new.wire().exists("{job}:lh:queue")).await;
+    lease.release().await.unwrap();
+    let next = within(Duration::from_secs(5) + lag.worst(), "the hand-off", waiting).await.unwrap().unwrap();
+    next.check().unwrap();
+}
+
+/// So many were made.
+fn connections(proxy: &Proxy) -> usize {
+    usize::try_from(proxy.seen().iter().map(|seen| seen.connection).max().unwrap_or_default()).unwrap()
+}
+
+/// One that says no for a moment only keeps its links: nothing in flight is lost for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_was_a_replica_for_a_moment_keeps_its_connections() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = connect(&proxy.url()).await.unwrap();
+    server.wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
+    leases.lock(NAME).try_acquire().await.unwrap_err();
+    server.wire().must(&["REPLICAOF", "NO", "ONE"]);
+    let lease = within(HANGS, "the lock", leases.lock(NAME).acquire()).await.unwrap();
+    let ours = |wire: &mut Wire| wire.must(&["CLIENT", "LIST"]).text().lines().count();
+    let mut wire = server.wire();
+    let before = proxy
+        .seen()
+        .iter()
+        .filter(|seen| seen.args[0] == b"EVAL" || seen.args[0] == b"EVALSHA")
+        .last()
+        .unwrap()
+        .connection;
+    eventually_async(HANGS, "the address was tried", || connections(&proxy) > 2 && ours(&mut wire) <= 4).await;
+    lease.release().await.unwrap();
+    let after = proxy
+        .seen()
+        .iter()
+        .filter(|seen| seen.args[0] == b"EVAL" || seen.args[0] == b"EVALSHA")
+        .last()
+        .unwrap()
+        .connection;
+    assert_eq!(before, after);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_is_whether_a_lock_could_be_taken_now() {
+    let server = Server::start();
+    let leases = connect(&server.url()).await.unwrap();
+    let mut wire = server.wire();
+    let written = |wire: &mut Wire| wire.info_field("persistence", "rdb_changes_since_last_save");
+    let before = written(&mut wire);
+    leases.health().await.unwrap();
+    assert_eq!(written(&mut wire), before, "it writes nothing");
+    for (what, ill, well) in [
+        ("OOM", &["CONFIG", "SET", "maxmemory", "1"][..], &["CONFIG", "SET", "maxmemory", "0"][..]),
+        ("READONLY", &["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]),
+        (
+            "NOREPLICAS",
+            &["CONFIG", "SET", "min-replicas-to-write", "1"],
+            &["CONFIG", "SET", "min-replicas-to-write", "0"],
+        ),
+    ] {
+        wire.must(ill);
+        let (health, acquire) = (leases.health().await, leases.lock(NAME).try_acquire().await);
+        let (health, acquire) = (health.unwrap_err(), acquire.map(drop).unwrap_err());
+        assert_eq!(health.kind(), ErrorKind::Unavailable, "{health}");
+        assert!(health.to_string().contains(what), "{health}");
+        assert_eq!(health.to_string(), acquire.to_string());
+        wire.must(well);
+        leases.health().await.unwrap();
+    }
+    // A missing right is not missed either; a key that only the probe needs is no reason to turn away.
+    wire.must(&["ACL", "SETUSER", "worker", "on", ">secret", "~job", "~{job*", "+@all", "-set"]);
+    let url = format!("redis://worker:secret@127.0.0.1:{}", server.port());
+    wire.must(&["ACL", "SETUSER", "worker", "allkeys"]);
+    let worker = connect(&url).await.unwrap();
+    assert_eq!(worker.health().await.unwrap_err().kind(), ErrorKind::Refused);
+    wire.must(&["ACL", "SETUSER", "worker", "+set", "resetkeys", "~job", "~{job*"]);
+    worker.health().await.unwrap();
+    worker.lock(NAME).try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_over_a_quorum_is_that_of_a_majority_that_grants() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let builder = Leases::builder().quorum(servers.iter().map(Server::url)).command_timeout(COMMAND);
+    let leases = builder.restart_delay(Duration::ZERO).build().await.unwrap();
+    servers[0].wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
+    leases.health().await.unwrap();
+    servers[1].wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
+    let error = leases.health().await.unwrap_err();
+    assert_eq!(error.votes().map(|votes| (votes.granted(), votes.needed())), Some((1, 2)), "{error}");
+    assert!(error.to_string().contains("OOM") && error.to_string().contains("READONLY"), "{error}");
+}
+
+/// Also of one that nobody has asked for a lock before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_knows_of_a_restart_delay_that_is_not_over() {
+    let server = Server::start();
+    let leases =
+        Leases::builder().url(server.url()).restart_delay(LONG + Duration::from_secs(1)).build().await.unwrap();
+    let error = leases.health().await.unwrap_err();
+    assert!(error.retry_after().is_some_and(|wait| wait > LONG / 2), "{error}");
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_told_at_once() {
+    // Taken, so that nobody else gets it, and never listened at.
+    let taken = tokio::net::TcpSocket::new_v4().unwrap();
+    taken.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let lag = Lag::start();
+    for url in [format!("redis://{}", taken.local_addr().unwrap()), "unix:///nonexistent/redis.sock".into()] {
+        let began = Instant::now();
+        let error = Leases::connect(url).await.unwrap_err();
+        let took = began.elapsed();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("Is the server running there"), "{error}");
+        assert!(took < Duration::from_millis(500) + lag.worst(), "{took:?}");
+    }
+}
