@@ -93,7 +93,7 @@ async fn a_connection_that_comes_to_lead_to_a_cluster_asks_it_nothing() {
 /// As a name server, a Kubernetes Service or an operator lead new connections to the primary that was promoted: the old one
 /// goes on, as a replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
+async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     let old = Server::start();
     let new = replica_of(&old);
     let (proxy, lag) = (Proxy::to(&old), Lag::start());
