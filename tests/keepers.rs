@@ -387,9 +387,12 @@ fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
     let panics = panics();
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let connect_timeout = Duration::from_millis(400);
+    // Connections come about, and nobody answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", silent.local_addr().unwrap());
     runtime.block_on(async {
         for _ in 0..3 {
-            let nobody_there = Leases::builder().url("redis://127.0.0.1:1").connect_timeout(connect_timeout).build();
+            let nobody_there = Leases::builder().url(&url).connect_timeout(connect_timeout).build();
             tokio::time::timeout(Duration::from_millis(100), nobody_there).await.unwrap_err();
         }
     });

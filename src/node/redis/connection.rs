@@ -23,7 +23,7 @@ use tokio::{
 
 pub(crate) use super::link::Limits;
 use super::{
-    failure::{self, classify, is_full, is_no_primary, is_refusal, is_unsent, words},
+    failure::{self, classify, is_full, is_no_primary, is_refusal, is_unsent, is_wrong_server, words},
     kind::ServerKind,
     link::{Ending, Link},
     opening::{Opening, Side},
@@ -395,6 +395,9 @@ impl Inner {
         if error.kind() == &FredKind::Timeout && link.is_silent(limit, self.now()) {
             self.give_up(link);
         }
+        if is_wrong_server(error) {
+            self.give_up(link);
+        }
         if is_no_primary(error.details()) {
             self.no_primary.notify_one();
         }
@@ -428,6 +431,9 @@ impl Inner {
                     ending
                 }
                 Err(reason) => {
+                    if reason.as_ref().is_some_and(is_wrong_server) {
+                        opening.be_wary();
+                    }
                     inner.0.lost(reason.as_ref());
                     inner.0.connect_again(&mut opening).await
                 }
@@ -443,7 +449,7 @@ impl Inner {
             *looked = self.now();
             match opening.next().await {
                 Ok((_, _)) if self.is_primary_again().await => {}
-                Ok((link, ending)) if link.kind() != ServerKind::Replica => return (link, ending),
+                Ok((link, ending)) if link.kind().await != ServerKind::Replica => return (link, ending),
                 Ok(_a_replica_too) => {}
                 Err(error) => foreign::tell_debug(|| Event::Connection { error: words(&error).into() }),
             }

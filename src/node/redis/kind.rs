@@ -1,6 +1,18 @@
 //! What a server is: each new link asks before the first request counts.
+//!
+//! # Invariants
+//!
+//! 1. The question is the first that is handed over on a link, so the server answers it first.
+//! 2. Whoever waits for the answer has one: a task that asks and ends without an answer has found [`ServerKind::Unknown`].
+
+use std::{
+    future::{Future, poll_fn},
+    sync::{Arc, OnceLock},
+    task::Poll,
+};
 
 use fred::{clients::Client, error::Error as FredError, types::Value};
+use tokio::sync::Notify;
 
 use super::{
     failure::{is_answer, wrong_server},
@@ -20,6 +32,75 @@ pub(super) enum ServerKind {
     Sentinel,
     /// It keeps that to itself, or a proxy stands between: its answers will tell.
     Unknown,
+}
+
+/// The kind of the server that a link leads to, once it is known.
+#[derive(Debug, Default)]
+pub(super) struct Kind {
+    known: OnceLock<ServerKind>,
+    told: Notify,
+}
+
+impl Kind {
+    /// Asks, and does not wait for the answer. `is_wrong` is called if the url may not lead there.
+    pub(super) async fn ask(client: &Client, limits: Limits, is_wrong: impl FnOnce() + Send + 'static) -> Arc<Self> {
+        let kind = Arc::new(Self::default());
+        let (client, asking) = (client.clone(), Asking(kind.clone()));
+        let mut answer = Box::pin(async move { ServerKind::of(&client, limits).await });
+        // Handed over by the first poll (invariant 1).
+        let early = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
+        let heard = async move {
+            let found = if let Poll::Ready(found) = early { found } else { answer.await };
+            let found = found.unwrap_or(ServerKind::Unknown);
+            asking.note(found);
+            if found.check().is_err() {
+                is_wrong();
+            }
+        };
+        #[allow(clippy::disallowed_methods, reason = "like fred's own tasks it belongs to this runtime and this link")]
+        drop(tokio::task::spawn(heard));
+        kind
+    }
+
+    /// The same for one that is known.
+    pub(super) fn known(found: ServerKind) -> Arc<Self> {
+        let kind = Self::default();
+        let _first = kind.known.set(found);
+        Arc::new(kind)
+    }
+
+    /// Completes when it is known.
+    pub(super) async fn get(&self) -> ServerKind {
+        loop {
+            // Made before the look, it hears of every answer after it.
+            let told = self.told.notified();
+            if let Some(kind) = self.known.get() {
+                return *kind;
+            }
+            told.await;
+        }
+    }
+
+    /// Why the url may not lead there, if that is known.
+    pub(super) fn wrong(&self) -> Option<FredError> {
+        self.known.get()?.check().err()
+    }
+}
+
+/// A question under way (invariant 2).
+struct Asking(Arc<Kind>);
+
+impl Asking {
+    fn note(&self, kind: ServerKind) {
+        let _first_stays = self.0.known.set(kind);
+        self.0.told.notify_waiters();
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.note(ServerKind::Unknown);
+    }
 }
 
 impl ServerKind {

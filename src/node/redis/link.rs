@@ -40,7 +40,8 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    kind::ServerKind,
+    failure::is_answer,
+    kind::{Kind, ServerKind},
     opening::Opened,
     script::{OfRun, Script, Text},
     tls,
@@ -82,7 +83,7 @@ pub(super) struct Link {
     router: AbortHandle,
     /// Which of its connection's links it is.
     number: u64,
-    kind: ServerKind,
+    kind: Arc<Kind>,
     made: Time,
     /// How long a silence has to be for the link to be given up: half a command time-out, and not shorter than the handshake
     /// was, for all answers may take their time.
@@ -109,30 +110,40 @@ pub(super) struct Ending {
     errors: Receiver<(FredError, Option<Server>)>,
     router: ConnectHandle,
     given_up: Arc<Notify>,
+    kind: Arc<Kind>,
 }
 
 impl Ending {
     /// Completes when the link has ended, or was given up; with the reason if there is one.
     pub(super) async fn ended(mut self) -> Option<FredError> {
-        tokio::select! {
+        let error = tokio::select! {
             biased;
             error = self.errors.recv() => error.ok().map(|(error, _server)| error),
             _ended = &mut self.router => None,
             () = self.given_up.notified() => None,
-        }
+        };
+        self.kind.wrong().or(error)
     }
 }
 
 impl Link {
-    /// Connects, on the runtime that this runs on.
-    pub(super) async fn open(config: Config, limits: Limits, number: u64, clock: &dyn Clock) -> Opened {
+    /// Connects, on the runtime that this runs on. With `is_wary` it is there once the kind of the server is known; without,
+    /// requests may go out behind that question.
+    pub(super) async fn open(config: Config, limits: Limits, number: u64, clock: &dyn Clock, is_wary: bool) -> Opened {
         let settings = settings(limits);
         let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
         let errors = client.error_rx();
         let began = clock::now(clock);
         let router = AbortOnDropHandle::new(connect(&client).await?);
-        let kind = ServerKind::of(&client, limits).await?;
-        kind.check()?;
+        let given_up = Arc::<Notify>::default();
+        let kind = if is_wary {
+            let kind = ServerKind::of(&client, limits).await?;
+            kind.check()?;
+            Kind::known(kind)
+        } else {
+            let given_up = given_up.clone();
+            Kind::ask(&client, limits, move || given_up.notify_one()).await
+        };
         let router = router.detach();
         let made = clock::now(clock);
         let link = Self {
@@ -147,19 +158,19 @@ impl Link {
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
             load: Arc::default(),
-            given_up: Arc::default(),
+            given_up: given_up.clone(),
         };
-        let given_up = link.given_up.clone();
-        Ok((link, Ending { errors, router, given_up }))
+        let kind = link.kind.clone();
+        Ok((link, Ending { errors, router, given_up, kind }))
     }
 
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// What the server was when the link was made.
-    pub(super) fn kind(&self) -> ServerKind {
-        self.kind
+    /// What the server was when the link was made, once that is known.
+    pub(super) async fn kind(&self) -> ServerKind {
+        self.kind.get().await
     }
 
     /// Whether it leads to a replica still.
@@ -238,12 +249,17 @@ impl Link {
         track: bool,
     ) -> Result<(Value, bool), FredError> {
         let (client, Command { name, arguments }) = (once(&self.client, limit), command);
-        if track {
+        let outcome = if track {
             // Boxed: it is large, and most requests are not tracked.
             Box::pin(send_tracked(&client, name, arguments)).await
         } else {
             client.custom(custom(name), arguments).await.map(|value| (value, false))
+        };
+        // It counts only from a server of the right kind, which has said so before.
+        if outcome.as_ref().err().is_none_or(is_answer) {
+            self.kind.get().await.check()?;
         }
+        outcome
     }
 
     /// Sends a command that is no script.

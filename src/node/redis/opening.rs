@@ -55,6 +55,9 @@ pub(super) struct Opening {
     under_way: usize,
     /// When the last try began.
     began: Time,
+    /// Whether the next link is there only when the kind of the server is known: the first one, and one after a server of
+    /// the wrong kind.
+    is_wary: bool,
     hand_over: UnboundedSender<Opened>,
     outcomes: UnboundedReceiver<Opened>,
 }
@@ -75,6 +78,7 @@ impl Opening {
             pause: Duration::ZERO,
             under_way: 0,
             began: Time::ZERO,
+            is_wary: true,
             hand_over,
             outcomes,
         })
@@ -90,7 +94,7 @@ impl Opening {
         let until = clock::now(&*clock) + limits.connect;
         loop {
             let error = match self.next().await {
-                Ok((link, _)) if link.kind() == ServerKind::Replica => {
+                Ok((link, _)) if link.kind().await == ServerKind::Replica => {
                     return Err(Error::unavailable(format!(
                         "redis at {target} is a replica, and grants no locks: the url must name its primary"
                     )));
@@ -139,8 +143,9 @@ impl Opening {
                 biased;
                 Some(opened) = self.outcomes.recv() => {
                     self.under_way -= 1;
-                    if opened.is_ok() {
-                        self.begin_anew();
+                    match &opened {
+                        Ok(_) => self.begin_anew(),
+                        Err(error) => self.is_wary |= is_wrong_server(error),
                     }
                     return opened;
                 }
@@ -155,10 +160,16 @@ impl Opening {
         (self.hand_over, self.outcomes) = unbounded_channel();
         self.under_way = 0;
         self.number += 1;
+        self.is_wary = false;
         // The links before it may have ended at once, one after the other.
         let (now, before) = (clock::now(&*self.clock), self.opened);
         self.pause = if now.since(before) < STEADY { (self.pause * 2).min(LONGEST_FLAP) } else { FIRST_PAUSE };
         self.opened = now;
+    }
+
+    /// The last link has led to a server of the wrong kind.
+    pub(super) fn be_wary(&mut self) {
+        self.is_wary = true;
     }
 
     /// In a task that nobody cancels: a link that comes too late is dropped, and so closed.
@@ -168,9 +179,10 @@ impl Opening {
             Side::Keeper(host) => host.transport().await.map_err(FredError::from)?,
         };
         let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
+        let is_wary = self.is_wary;
         let report = Report(Some(self.hand_over.clone()));
         (self.under_way, self.began) = (self.under_way + 1, clock::now(&*self.clock));
-        runtime.spawn(async move { report.opened(Link::open(config, limits, number, &*clock).await) });
+        runtime.spawn(async move { report.opened(Link::open(config, limits, number, &*clock, is_wary).await) });
         Ok(())
     }
 }
