@@ -22,7 +22,7 @@ use leasehold_protocol::{
 use super::Client;
 use crate::{
     error::Error,
-    quorum::{Asked, FanOut, Member, Undo, Untold},
+    quorum::{Asked, FanOut, MayFail, Member, Undo, Untold},
     sync::catching_panics,
     watchdog::Hold,
 };
@@ -42,6 +42,12 @@ impl Future for Releasing {
             Self::First(answer) => Pin::new(answer).poll(context).map(|said| (FIRST, said)),
             Self::Again(ask, answer) => answer.as_mut().poll(context).map(|said| (*ask, said)),
         }
+    }
+}
+
+impl MayFail for (Ask, Result<Owned, Failure>) {
+    fn has_failed(&self) -> bool {
+        self.1.is_err()
     }
 }
 

@@ -17,7 +17,10 @@ use futures_util::stream::FuturesUnordered;
 /// 1. Whatever was asked before an answer is told has been sent by then: a request is sent by the first look at its answer,
 ///    so every one is looked at before any is told. What is sent after a decision, such as a release of what was acquired,
 ///    would otherwise overtake it.
-/// 2. After its first look an answer is looked at only when it has woken us: the answers of a round come one by one, and each
+/// 2. Where failures and other answers are here at the same time, the failures are told first. A node that is known to
+///    be away fails at the first look. If the others were told before it, they might decide without it, and it would
+///    count as asked: as one that has to be asked to undo.
+/// 3. After its first look an answer is looked at only when it has woken us: the answers of a round come one by one, and each
 ///    would have us look at all the others.
 pub(crate) struct FanOut<A: Future + Unpin> {
     /// The only one: it needs no bookkeeping, and most deployments have one node.
@@ -30,14 +33,33 @@ pub(crate) struct FanOut<A: Future + Unpin> {
 struct Numbered<A> {
     node: usize,
     answer: A,
+    was_looked_at: bool,
 }
 
 impl<A: Future + Unpin> Future for Numbered<A> {
     type Output = (usize, A::Output);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.was_looked_at = true;
         let outcome = ready!(Pin::new(&mut self.answer).poll(context));
         Poll::Ready((self.node, outcome))
+    }
+}
+
+/// An outcome that may be a failure.
+pub(crate) trait MayFail {
+    fn has_failed(&self) -> bool;
+}
+
+impl<T, E> MayFail for Result<T, E> {
+    fn has_failed(&self) -> bool {
+        self.is_err()
+    }
+}
+
+impl MayFail for () {
+    fn has_failed(&self) -> bool {
+        false
     }
 }
 
@@ -68,7 +90,7 @@ impl<A: Future + Unpin> FanOut<A> {
     }
 
     pub(crate) fn push(&mut self, node: usize, answer: A) {
-        let answer = Numbered { node, answer };
+        let answer = Numbered { node, answer, was_looked_at: false };
         if self.is_empty() {
             self.lone = Some(answer);
         } else {
@@ -81,11 +103,17 @@ impl<A: Future + Unpin> FanOut<A> {
     /// # Cancel safety
     ///
     /// No answer is lost.
-    pub(crate) async fn next(&mut self) -> (usize, A::Output) {
+    pub(crate) async fn next(&mut self) -> (usize, A::Output)
+    where
+        A::Output: MayFail,
+    {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, A::Output)> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, A::Output)>
+    where
+        A::Output: MayFail,
+    {
         if let Some(lone) = &mut self.lone {
             let outcome = ready!(Pin::new(lone).poll(context));
             self.lone = None;
@@ -95,8 +123,14 @@ impl<A: Future + Unpin> FanOut<A> {
             while let Poll::Ready(Some(outcome)) = Pin::new(&mut *pending).poll_next(context) {
                 self.come.push_back(outcome);
             }
+            // It stops early where answers wake themselves, and has us called again then (invariant 1).
+            if !pending.iter().all(|answer| answer.was_looked_at) {
+                return Poll::Pending;
+            }
         }
-        self.come.pop_front().map_or(Poll::Pending, Poll::Ready)
+        // Invariant 2.
+        let failed = self.come.iter().position(|(_, outcome)| outcome.has_failed());
+        self.come.remove(failed.unwrap_or_default()).map_or(Poll::Pending, Poll::Ready)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -108,7 +142,7 @@ impl<A: Future + Unpin> FanOut<A> {
         let come =
             std::mem::take(&mut self.come).into_iter().map(|(node, outcome)| (node, Untold::Come(Some(outcome))));
         let pending = self.pending.take().into_iter().flatten().chain(self.lone.take());
-        come.chain(pending.map(|Numbered { node, answer }| (node, Untold::Coming(answer))))
+        come.chain(pending.map(|Numbered { node, answer, .. }| (node, Untold::Coming(answer))))
     }
 }
 
@@ -133,9 +167,14 @@ mod tests {
 
     use super::*;
 
+    /// The outcome that is a failure.
+    const FAILED: usize = 404;
+
     /// An answer that counts how often it is looked at, and is there when it was given.
     #[derive(Clone, Default)]
     struct Looked {
+        /// Whether a look that finds nothing wants another one at once.
+        wakes_itself: bool,
         times: Rc<Cell<usize>>,
         outcome: Rc<Cell<Option<usize>>>,
         waker: Rc<RefCell<Option<Waker>>>,
@@ -156,7 +195,16 @@ mod tests {
         fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<usize> {
             self.times.set(self.times.get() + 1);
             *self.waker.borrow_mut() = Some(context.waker().clone());
+            if self.wakes_itself {
+                context.waker().wake_by_ref();
+            }
             self.outcome.take().map_or(Poll::Pending, Poll::Ready)
+        }
+    }
+
+    impl MayFail for usize {
+        fn has_failed(&self) -> bool {
+            *self == FAILED
         }
     }
 
@@ -182,6 +230,32 @@ mod tests {
             answers.take().map(|(node, untold)| (node, matches!(untold, Untold::Come(_)))).collect();
         assert_eq!(untold, [(3, true), (1, false)], "one that has come, and one that may");
         assert!(answers.is_empty());
+    }
+
+    /// As an answer that comes during the first look does.
+    #[test]
+    fn everything_is_sent_before_any_answer_is_told_also_where_answers_wake_themselves() {
+        let mut all: [Looked; 5] = Default::default();
+        all[0].give(7);
+        for node in [1, 2] {
+            all[node].wakes_itself = true;
+        }
+        let mut answers: FanOut<Looked> = all.iter().cloned().enumerate().collect();
+        // It gives way to others in between.
+        let told = (0..5).map(|_| next(&mut answers)).find(Poll::is_ready);
+        assert_eq!(told, Some(Poll::Ready((0, 7))));
+        assert!(looks(&all).iter().all(|&times| times > 0), "{:?}", looks(&all));
+    }
+
+    #[test]
+    fn failures_are_told_before_answers_that_come_at_the_same_time() {
+        let all: [Looked; 4] = Default::default();
+        for (node, outcome) in [(0, 7), (1, FAILED), (2, 8), (3, FAILED)] {
+            all[node].give(outcome);
+        }
+        let mut answers: FanOut<Looked> = all.iter().cloned().enumerate().collect();
+        let told = [(); 4].map(|()| next(&mut answers));
+        assert_eq!(told, [(1, FAILED), (3, FAILED), (0, 7), (2, 8)].map(Poll::Ready));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 pub(crate) use self::{
     connect::{ConnectConfig, NodeAddress},
-    fan_out::{FanOut, Untold},
+    fan_out::{FanOut, MayFail, Untold},
     first_connection::FirstConnection,
     member::{Asked, ComingVote, Member},
     undo::{Undo, Undone},
