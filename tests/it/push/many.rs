@@ -75,10 +75,10 @@ async fn a_thousand_waiters_of_one_process_cost_one_check_for_each_renewal() {
     for proxy in [&ours_proxy, &theirs_proxy, &same_proxy] {
         proxy.forget();
     }
-    let before = (wire.calls("evalsha"), wire.calls("eval"));
+    let before = wire.scripts();
     // The ten seconds in which everybody waits.
     tokio::time::sleep(SPAN).await;
-    let scripts = wire.calls("evalsha") + wire.calls("eval") - before.0 - before.1;
+    let scripts = wire.scripts() - before;
     let looks = ours_proxy.count(Match::script(ACQUIRE));
     let renewals = theirs_proxy.count(Match::script(RENEW));
     println!("{looks} looks, {renewals} renewals, {scripts} scripts in {SPAN:?}");

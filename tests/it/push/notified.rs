@@ -57,7 +57,7 @@ async fn our_own_commands_cause_no_more_notifications() {
             waiting.push(tokio::spawn(lock.acquire()));
             within(HANGS, "it waits", hears.recv()).await.unwrap();
         }
-        let counts = |wire: &mut Wire| (wire.calls("pexpire"), wire.calls("evalsha"));
+        let counts = |wire: &mut Wire| (wire.calls("pexpire"), wire.scripts());
         let (start, before) = (Instant::now(), counts(&mut wire));
         // The window in which they are counted.
         tokio::time::sleep(WINDOW).await;
@@ -424,8 +424,8 @@ async fn a_step_of_the_servers_clock_does_not_keep_a_waiter_asleep() {
     waiter_is_tracked([&mut wire], 1).await;
     clock.back(HOUR);
     // The waiter's own timer, after which it looks at a key of an hour.
-    let looks = wire.calls("evalsha");
-    eventually_async(HANGS, "it looks again", || wire.calls("evalsha") > looks).await;
+    let looks = wire.scripts();
+    eventually_async(HANGS, "it looks again", || wire.scripts() > looks).await;
     assert!(!waiter.is_finished() && wire.pttl("job") > 3_000_000);
     waiter_is_tracked([&mut wire], 1).await;
     let freed = Instant::now();

@@ -195,11 +195,8 @@ async fn another_node_replaces_one_that_fails_to_raise() {
     lease.release().await.expect("it was ours");
 }
 
-fn scripts_run(nodes: &Nodes) -> Vec<u64> {
-    let calls = |text: String| text.split(',').next().and_then(|calls| calls.strip_prefix("calls=")?.parse().ok());
-    let of = |node: &support::Server, command: &str| node.wire().info_field("commandstats", command).and_then(calls);
-    let both = |node| of(node, "cmdstat_evalsha").unwrap_or(0) + of(node, "cmdstat_eval").unwrap_or(0);
-    nodes.iter().map(both).collect()
+fn scripts_run(nodes: &Nodes) -> Vec<usize> {
+    nodes.iter().map(|node| node.wire().scripts()).collect()
 }
 
 /// Each cycle is one acquire and one release on each node, and no raise: known nodes issue the same fence.
@@ -226,7 +223,7 @@ async fn cycles_take_one_round_trip_each(clocks: &[Duration], clients: usize) {
     };
     let before = settled().await;
     let mut late = 0;
-    let since = |runs: Vec<u64>| before.iter().zip(runs).map(|(before, now)| now - before).collect::<Vec<_>>();
+    let since = |runs: Vec<usize>| before.iter().zip(runs).map(|(before, now)| now - before).collect::<Vec<_>>();
     let mut least = 0;
     for turn in 0..CYCLES {
         let began = Instant::now();
@@ -235,7 +232,7 @@ async fn cycles_take_one_round_trip_each(clocks: &[Duration], clients: usize) {
         // A node that lags behind the majority would meet the next cycle's acquire first, and issue another fence.
         let all_have = || since(scripts_run(&nodes)).iter().all(|runs| *runs >= least);
         eventually_async(HANGS, "each node has run both", all_have).await;
-        late += u64::from(began.elapsed() >= AHEAD);
+        late += usize::from(began.elapsed() >= AHEAD);
     }
     let runs = since(settled().await);
     assert!(runs.iter().all(|runs| (least..=least + late).contains(runs)), "{runs:?}, and {late} that may raise");

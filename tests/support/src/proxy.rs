@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
 use super::proxy_conn::{self, reset};
-use super::proxy_rule::{Action, Match, Rule, RuleHandle};
+use super::proxy_rule::{self, Action, Match, Rule, RuleHandle};
 use super::server::Server;
 
 /// How many commands are kept; the count goes on beyond it.
@@ -286,6 +286,7 @@ impl State {
     /// Puts a command on record.
     pub(crate) fn note(&mut self, connection: u64, args: &[Vec<u8>]) {
         self.commands += 1;
+        proxy_rule::note(args);
         if self.record.len() < RECORD_LIMIT {
             self.record.push(Seen { connection, at: Instant::now(), args: args.to_vec() });
         }

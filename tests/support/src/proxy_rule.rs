@@ -1,5 +1,6 @@
 //! Which command a proxy interferes with, and how.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::scripts::{ACQUIRE, REPAIR};
+use super::scripts::{ACQUIRE, VOTES};
 use super::sha1::sha1_hex;
+
+/// The hashes of votes of runs, from the texts that proxies of this process have seen.
+static VOTES_OF_RUNS: Mutex<BTreeSet<Vec<u8>>> = Mutex::new(BTreeSet::new());
 
 /// A description of commands, by name and arguments.
 #[derive(Clone)]
@@ -24,6 +28,25 @@ fn is_script(source: &str) -> impl Fn(&[Vec<u8>]) -> bool + Send + Sync + use<> 
                 || (is_named(args, "EVAL") && script == source.as_bytes())
         })
     }
+}
+
+/// A command has arrived. A text goes out before its hash does, so that a hash is known by then.
+pub(crate) fn note(args: &[Vec<u8>]) {
+    if let Some(text) = args.get(1).filter(|text| is_named(args, "EVAL") && is_vote(text)) {
+        let hash = sha1_hex(&String::from_utf8_lossy(text)).into_bytes();
+        VOTES_OF_RUNS.lock().unwrap_or_else(PoisonError::into_inner).insert(hash);
+    }
+}
+
+fn is_vote(text: &[u8]) -> bool {
+    text.ends_with(VOTES.as_bytes())
+}
+
+fn is_vote_of_a_run(args: &[Vec<u8>]) -> bool {
+    args.get(1).is_some_and(|script| {
+        let is_known = || VOTES_OF_RUNS.lock().unwrap_or_else(PoisonError::into_inner).contains(script);
+        (is_named(args, "EVAL") && is_vote(script)) || (is_named(args, "EVALSHA") && is_known())
+    })
 }
 
 impl Match {
@@ -42,13 +65,8 @@ impl Match {
     /// `EVAL` with its text. (`SCRIPT LOAD` does not run it and is not meant.) A vote has a text for each run of a server,
     /// and counts as [`ACQUIRE`].
     pub fn script(source: &str) -> Self {
-        let is_it = is_script(source);
-        let (is_vote, is_acquire, is_repair) = (source == ACQUIRE, is_script(ACQUIRE), is_script(REPAIR));
-        // Of all scripts only these have two keys and five arguments.
-        let is_vote_of_a_run = move |args: &[Vec<u8>]| {
-            is_vote && args.len() == 10 && args[2] == b"2" && !is_acquire(args) && !is_repair(args)
-        };
-        Self::with(move |args| is_it(args) || is_vote_of_a_run(args))
+        let (is_it, is_acquire) = (is_script(source), source == ACQUIRE);
+        Self::with(move |args| is_it(args) || (is_acquire && is_vote_of_a_run(args)))
     }
 
     /// Commands with `text` somewhere in their name or an argument.
@@ -261,5 +279,40 @@ impl fmt::Debug for Rule {
             .field("nth", &self.nth)
             .field("hits", &self.hits())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scripts::{RENEW, REPAIR};
+    use super::*;
+
+    fn evaluates(how: &str, text: &str, rest: &[&str]) -> Vec<Vec<u8>> {
+        let script = if how == "EVALSHA" { sha1_hex(text) } else { text.to_owned() };
+        [how, &script].into_iter().chain(rest.iter().copied()).map(|arg| arg.as_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn a_vote_of_a_run_counts_as_an_acquire_with_a_witness_and_without() {
+        let acquires = Match::script(ACQUIRE);
+        let text = format!("local function may_vote() return '0a1b', 0 end\n{VOTES}");
+        let (least, witness) = (["2", "job", "{job}:lh:fence", "lh1:", "30", "86400000", "0", "7"], ["0a1b", "31"]);
+        for arguments in [least.to_vec(), [&least[..], &witness].concat()] {
+            for how in ["EVAL", "EVALSHA"] {
+                note(&evaluates("EVAL", &text, &arguments));
+                assert!(acquires.matches(&evaluates(how, &text, &arguments)), "{how} {arguments:?}");
+                assert!(!Match::script(REPAIR).matches(&evaluates(how, &text, &arguments)), "{how} {arguments:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_renewal_of_two_keys_that_are_to_be_tracked_is_no_vote() {
+        let arguments = ["2", "one", "two", "lh1:", "30", "lh1:", "30", "watch"];
+        for how in ["EVAL", "EVALSHA"] {
+            let renewal = evaluates(how, RENEW, &arguments);
+            note(&renewal);
+            assert!(!Match::script(ACQUIRE).matches(&renewal) && Match::script(RENEW).matches(&renewal), "{how}");
+        }
     }
 }

@@ -163,6 +163,12 @@ impl Wire {
         calls.map_or(0, |calls| calls.parse().expect("a number"))
     }
 
+    /// How many scripts the server has run: the first time on a connection a script goes out by its text, then by its hash.
+    #[track_caller]
+    pub fn scripts(&mut self) -> usize {
+        self.calls("evalsha") + self.calls("eval")
+    }
+
     /// Runs a command whose error reply would mean that the test is wrong.
     #[track_caller]
     pub fn must(&mut self, args: &[&str]) -> Value {
