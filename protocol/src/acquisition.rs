@@ -297,6 +297,13 @@ impl Acquisition {
         }
     }
 
+    /// Something has happened to the key on this node: ask about it now, or soon.
+    pub fn hint_of(&mut self, node: usize, now: Time) {
+        if let Stage::Held(lease) = &mut self.stage {
+            lease.hint_of(node, now);
+        }
+    }
+
     /// Time has passed.
     pub fn on_tick(&mut self, now: Time) -> Actions {
         self.lease(|lease| lease.tick(now))

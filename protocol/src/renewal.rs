@@ -27,6 +27,9 @@
 //!     of eight whenever that is, if all of its TTL have room in one batch. A renewal comes earlier for that, never later.
 //!     How early a round comes by itself depends on the moment of the one before it and on the seed alone. So leases that
 //!     were renewed together once come due together, and those that were not soon are.
+//! 12. A hint of a node that lacks the key is a chance to repair that node, and no reason to renew on the others: each
+//!     renewal wakes every waiter, waiters ask for the node that is free, and what they do there is the next hint. Such
+//!     hints order at most one repair in 20 ms, and none is forgotten while the lease is well.
 
 use std::time::Duration;
 
@@ -135,6 +138,9 @@ pub struct HeldLease {
     next_round: Time,
     /// When a hint is to be followed.
     ask_at: Time,
+    /// The nodes that are to be repaired for a hint, and from when on.
+    to_repair: Nodes,
+    repairs_from: Time,
     /// When the last renewal was ordered.
     last_sent: Time,
     /// How many rounds went out since the last answer.
@@ -158,6 +164,8 @@ impl HeldLease {
             phase: Phase::Held,
             next_round: Time::NEVER,
             ask_at: Time::NEVER,
+            to_repair: Nodes::NONE,
+            repairs_from: Time::ZERO,
             last_sent: Time::ZERO,
             unanswered: 0,
             suspect_at: Time::NEVER,
@@ -201,7 +209,10 @@ impl HeldLease {
     pub fn next_tick(&self) -> Option<Time> {
         match self.phase {
             Phase::Over { .. } => None,
-            Phase::Held | Phase::AtRisk => Some(self.next_round.min(self.ask_at).min(self.valid_until())),
+            Phase::Held | Phase::AtRisk => {
+                let repairs = if self.to_repair.is_empty() { Time::NEVER } else { self.repairs_from };
+                Some(self.next_round.min(self.ask_at).min(repairs).min(self.valid_until()))
+            }
         }
     }
 
@@ -225,6 +236,15 @@ impl HeldLease {
         self.ask_at = self.ask_at.min(at.max(self.last_sent + self.grain()));
     }
 
+    /// Something has happened to the key on this node: ask about it now, or as soon as invariants 9 and 12 allow.
+    pub fn hint_of(&mut self, node: usize, now: Time) {
+        if self.tally.nodes() > 1 && self.tally.lacks(node) {
+            self.to_repair.insert(node);
+        } else {
+            self.hint(now);
+        }
+    }
+
     /// Time has passed: judge, and renew if it is due.
     pub fn tick(&mut self, now: Time) -> Orders {
         let mut orders = self.expire_if_due(now);
@@ -240,6 +260,14 @@ impl HeldLease {
         }
         if orders.renew {
             self.last_sent = now;
+        }
+        if !self.to_repair.is_empty() && now >= self.repairs_from {
+            let nodes = std::mem::take(&mut self.to_repair);
+            // While it is at risk, its rounds find out who lacks it.
+            if self.phase == Phase::Held {
+                orders.repair = self.tally.repairs_of(nodes);
+                self.repairs_from = now + self.grain();
+            }
         }
         orders
     }

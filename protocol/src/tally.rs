@@ -7,7 +7,8 @@
 //! 2. A denial stands until the node has confirmed something that was sent later. On one node nothing brings a key back,
 //!    so there it stands for ever.
 //! 3. A node that lost the key is repaired only when a majority has confirmed the round in which it said so, or a later
-//!    one, and once for each denial.
+//!    one, and once for each denial; and when something has happened to the key on a node that
+//!    [lacks](Tally::lacks) it.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -260,6 +261,18 @@ impl Tally {
             }
         }
         nodes
+    }
+
+    /// Whether `node` is not known to have the token: it has denied that, or never confirmed it.
+    pub fn lacks(&self, node: usize) -> bool {
+        self.seats.get(node).is_some_and(|seat| seat.denial.is_some() || seat.sent == Time::ZERO)
+    }
+
+    /// Those of the nodes that still lack the token, and may have it back now.
+    pub fn repairs_of(&mut self, nodes: Nodes) -> Nodes {
+        let lacking: Nodes = nodes.iter().filter(|&node| self.lacks(node)).collect();
+        lacking.iter().for_each(|node| self.suspect(node));
+        lacking
     }
 
     /// The nodes that have not confirmed what was sent at `sent`, or later.

@@ -316,7 +316,7 @@ impl Listener {
 
 impl NodeListener for Listener {
     fn changed(&self, key: &str) {
-        self.watchdog.hint(key);
+        self.watchdog.hint(key, self.node);
         let now = self.now();
         self.lines.changed(key, self.node, now);
         self.fair_waiters.changed(key, now);

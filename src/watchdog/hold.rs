@@ -236,6 +236,10 @@ impl Hold {
         self.state.lock().acquisition.hint(at);
     }
 
+    pub(crate) fn hint_of(&self, node: usize, now: Time) {
+        self.state.lock().acquisition.hint_of(node, now);
+    }
+
     pub(crate) fn tick(self: &Arc<Self>, now: Time) -> Reaction {
         self.feed(now, |acquisition| acquisition.on_tick(now))
     }

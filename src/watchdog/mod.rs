@@ -164,10 +164,10 @@ impl Watchdog {
         if is_ours { holder::ours(holder) } else { holder }
     }
 
-    /// Something may have happened to this key: asks about it at once. The answer decides, not the hint.
-    pub(crate) fn hint(&self, key: &str) {
+    /// Something may have happened to this key on this node: asks about it at once. The answer decides, not the hint.
+    pub(crate) fn hint(&self, key: &str, node: usize) {
         let Some(hold) = self.newest(key) else { return };
-        hold.hint(self.now());
+        hold.hint_of(node, self.now());
         self.reschedule(&hold);
     }
 

@@ -485,6 +485,59 @@ fn what_a_node_never_had_is_not_on_it() {
     assert!(core.may_be_on().contains(2));
 }
 
+fn lacking_the_third() -> HeldLease {
+    let mut tally = Tally::new(3);
+    tally.confirm(0, at(1_000));
+    tally.confirm(1, at(1_000));
+    tally.deny(2, at(1_000), Denial::Taken);
+    HeldLease::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7))
+}
+
+#[test]
+fn invariant_12_a_hint_of_a_node_that_lacks_the_key_orders_a_repair_there_and_no_renewal() {
+    let (mut core, repair) = (lacking_the_third(), Orders { repair: Nodes::one(2), ..NOTHING });
+    let round = core.next_tick();
+    core.hint_of(2, at(1_100));
+    assert!(core.next_tick() <= Some(at(1_100)));
+    assert_eq!((core.tick(at(1_100)), core.next_tick()), (repair, round));
+    assert!(core.may_be_on().contains(2), "it may have the key from then on");
+    // Another in the same 20 ms waits for their end; somebody else had the key again.
+    let _taken = core.answer(at(1_101), 2, at(1_100), Answer::Denied(Denial::Taken));
+    core.hint_of(2, at(1_101));
+    assert_eq!((core.tick(at(1_101)), core.next_tick()), (NOTHING, Some(at(1_120))));
+    assert_eq!(core.tick(at(1_120)), repair);
+    // It has the key now.
+    let _done = core.answer(at(1_121), 2, at(1_120), Answer::Confirmed);
+    core.hint_of(2, at(1_200));
+    assert_eq!(core.tick(at(1_200)), Orders { renew: true, ..NOTHING });
+}
+
+#[test]
+fn invariant_12_a_node_that_has_confirmed_nothing_yet_lacks_the_key_and_one_that_has_it_is_renewed() {
+    let mut tally = Tally::new(3);
+    tally.confirm(0, at(1_000));
+    tally.confirm(1, at(1_000));
+    tally.suspect(2);
+    let mut core = HeldLease::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7));
+    core.hint_of(2, at(1_010));
+    assert_eq!(core.tick(at(1_010)), Orders { repair: Nodes::one(2), ..NOTHING });
+    core.hint_of(1, at(1_011));
+    assert_eq!(core.tick(at(1_011)), Orders { renew: true, ..NOTHING });
+}
+
+#[test]
+fn invariant_12_a_node_is_not_repaired_for_a_hint_that_has_it_by_then_nor_while_the_lease_is_at_risk() {
+    let mut core = lacking_the_third();
+    core.hint_of(2, at(1_100));
+    let _done = core.answer(at(1_101), 2, at(1_090), Answer::Confirmed);
+    assert_eq!(core.tick(at(1_102)), NOTHING);
+    let mut core = lacking_the_third();
+    let _unclear = core.answer(at(2_001), 1, at(2_000), Answer::Unclear);
+    assert_eq!(core.phase(), Phase::AtRisk);
+    core.hint_of(2, at(2_002));
+    assert_eq!(core.tick(at(2_002)).repair, Nodes::NONE, "nobody knows that a majority has it");
+}
+
 #[test]
 fn a_short_lease_is_not_renewed_much_before_its_third() {
     for seed in 0..200 {

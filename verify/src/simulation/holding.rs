@@ -105,7 +105,13 @@ impl Client {
     }
 
     pub(super) fn hint(&mut self, world: &mut World, session: &mut Session) {
-        session.acquisition.hint(self.now(world));
+        let now = self.now(world);
+        if world.dice.percent(50) {
+            session.acquisition.hint(now);
+        } else {
+            let node = usize::try_from(world.dice.below(9)).unwrap_or_default() % world.nodes();
+            session.acquisition.hint_of(node, now);
+        }
     }
 
     /// The job is done, or has noticed that it must stop.

@@ -10,6 +10,7 @@ enum Event {
     /// One that was answered before is answered once more: a late copy, or another verdict.
     Again(prop::sample::Index, Answer),
     Hint,
+    HintOf(usize),
     /// A heal that was ordered is done.
     Repair(prop::sample::Index),
 }
@@ -30,6 +31,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         12 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::Answer(which, answer)),
         1 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::Again(which, answer)),
         1 => Just(Event::Hint),
+        2 => (0_usize..3).prop_map(Event::HintOf),
         2 => any::<prop::sample::Index>().prop_map(Event::Repair),
     ];
     prop::collection::vec(event, 1..160)
@@ -40,12 +42,16 @@ struct Reference {
     said: Vec<Vec<(Time, Answer)>>,
     /// The denials for which a heal was ordered.
     repaired: Vec<(usize, Time)>,
+    /// The nodes that gave a hint while they lacked the key, and when the next of them may be repaired.
+    hinted: Vec<usize>,
+    repairs_from: Time,
     is_over: bool,
 }
 
 impl Reference {
     fn new(nodes: usize) -> Self {
-        Self { said: vec![vec![(at(1_000), Answer::Confirmed)]; nodes], repaired: Vec::new(), is_over: false }
+        let said = vec![vec![(at(1_000), Answer::Confirmed)]; nodes];
+        Self { said, repaired: Vec::new(), hinted: Vec::new(), repairs_from: Time::ZERO, is_over: false }
     }
 
     fn majority(&self) -> usize {
@@ -122,6 +128,25 @@ impl Reference {
         repairs
     }
 
+    fn hint_of(&mut self, node: usize) {
+        if self.denied_by(node).is_some() {
+            self.hinted.push(node);
+        }
+    }
+
+    /// The nodes that are to have the key back for a hint.
+    fn repairs_for_hints(&mut self, now: Time, is_well: bool) -> Nodes {
+        if self.hinted.is_empty() || now < self.repairs_from {
+            return Nodes::NONE;
+        }
+        let hinted = std::mem::take(&mut self.hinted);
+        if !is_well {
+            return Nodes::NONE;
+        }
+        self.repairs_from = now + Duration::from_millis(20);
+        hinted.into_iter().filter(|&node| self.denied_by(node).is_some()).collect()
+    }
+
     fn hear(&mut self, now: Time, node: usize, sent: Time, answer: Answer) {
         if !self.is_over && now < self.deadline() {
             self.said[node].push((sent, answer));
@@ -157,6 +182,11 @@ proptest! {
                     core.hint(now);
                     (core.tick(now), None)
                 }
+                Event::HintOf(node) => {
+                    core.hint_of(node, now);
+                    reference.hint_of(node);
+                    (core.tick(now), None)
+                }
                 Event::Answer(..) if under_way.is_empty() => continue,
                 Event::Again(..) if answered.is_empty() => continue,
                 Event::Repair(_) if healing.is_empty() => continue,
@@ -190,8 +220,10 @@ proptest! {
                 break;
             }
             prop_assert_eq!(core.valid_until(), reference.deadline(), "invariant 1");
-            let repairs = if heard.is_some() { reference.repairs() } else { Nodes::NONE };
-            prop_assert_eq!(orders.repair, repairs, "invariant 10");
+            let is_well = core.phase() == Phase::Held;
+            let repairs =
+                if heard.is_some() { reference.repairs() } else { reference.repairs_for_hints(now, is_well) };
+            prop_assert_eq!(orders.repair, repairs, "invariants 10 and 12");
             if (before, core.phase()) == (Phase::Held, Phase::AtRisk) {
                 match heard {
                     Some((_, sent, _)) => {
