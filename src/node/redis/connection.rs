@@ -426,16 +426,18 @@ impl Inner {
                 found = inner.0.other_primary(&mut opening, &mut looked) => Ok(found),
             };
             ending = match ended {
-                Ok((link, ending)) => {
+                Ok((link, next)) => {
                     inner.0.replace_up(Arc::new(link));
-                    ending
+                    ending.settle().await;
+                    next
                 }
                 Err(reason) => {
                     if reason.as_ref().is_some_and(is_wrong_server) {
                         opening.be_wary();
                     }
                     inner.0.lost(reason.as_ref());
-                    inner.0.connect_again(&mut opening).await
+                    let (next, ()) = tokio::join!(inner.0.connect_again(&mut opening), ending.settle());
+                    next
                 }
             };
         }
@@ -543,4 +545,44 @@ fn unwanted() -> Failure {
 
 fn unknown_script(error: &FredError) -> bool {
     error.details().starts_with("NOSCRIPT")
+}
+
+#[cfg(test)]
+mod tests {
+    use support::Server;
+
+    use super::*;
+    use crate::clock::SystemClock;
+
+    /// Longer than the test: what is waited for to its end fails it.
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    async fn connection(server: &Server) -> Connection {
+        let (target, limits) = (Target::parse(&server.url()).unwrap(), Limits { connect: LIMIT, command: LIMIT });
+        let (clock, reason): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Mutex::default());
+        let here = Side::Here(tokio::runtime::Handle::current());
+        Connection::open(here, &target, limits, &clock, &reason).await.unwrap()
+    }
+
+    /// After this fred takes requests that nobody reads, as it may while its task is ended.
+    #[tokio::test]
+    async fn a_request_that_is_left_in_the_queue_of_a_link_that_is_over_was_never_sent() {
+        let server = Server::start();
+        let connection = connection(&server).await;
+        let (link, mut links) = (connection.inner.up().unwrap(), connection.links());
+        link.quit(LIMIT).await;
+        tokio::time::timeout(LIMIT, links.next()).await.expect("there is another link");
+        for track in [false, true] {
+            let mut no_arguments = |all: &mut Vec<Value>| {
+                all.push("key".into());
+                Some(1)
+            };
+            let look = link.call(&super::super::request::LOOK, false, &mut no_arguments).unwrap();
+            let error = link.send(look, LIMIT, track).await.unwrap_err();
+            assert!(is_unsent(&error), "{error:?}");
+        }
+        let error = link.command("PING", Vec::new(), LIMIT).await.unwrap_err();
+        assert!(is_unsent(&error), "{error:?}");
+        connection.command("PING", Vec::new(), LIMIT).await.expect("the next link has an answer");
+    }
 }

@@ -12,9 +12,12 @@ const NOT_NOW: [&str; 9] =
 /// What a server says, by its first word, that has become a replica, or becomes one. Another may be the primary by now.
 const NO_PRIMARY: [&str; 3] = ["READONLY", "MASTERDOWN", "LOADING"];
 
-/// fred's words for a request that found no connection, or no task to send it.
-const NEVER_SENT: [&str; 3] =
-    ["Failed to send command to router", "Failed to route command", "Connection closed unexpectedly"];
+/// Our words for a request that is left in the queue of a link that is over.
+pub(super) const LINK_IS_OVER: &str = "The link was over before it was sent";
+
+/// The words for a request that found no connection, or no task to send it: fred's, but for ours.
+const NEVER_SENT: [&str; 4] =
+    ["Failed to send command to router", "Failed to route command", "Connection closed unexpectedly", LINK_IS_OVER];
 
 /// What the server or fred said, sorted by whether it was executed: a request that was answered by an error was not,
 /// unless the error came from a line of the script; anything else may have been.

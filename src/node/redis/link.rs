@@ -6,6 +6,9 @@
 //!    with the link. So nothing that was handed over before an outage is sent after it.
 //! 2. A link takes no request while the requests that it holds weigh [`FULL`] or more. A request weighs its bytes and
 //!    [`EACH`], from its sending to its answer, whether anybody still waits for that or not.
+//! 3. Nobody waits on a link that is over. A request that is handed to fred while its task ends may stay in the queue that
+//!    nobody reads: tokio empties it only up to the place that a sender has taken and not filled yet. Its caller would wait
+//!    for all of its time.
 
 use std::{
     future::{Future, poll_fn},
@@ -37,10 +40,10 @@ use tokio::{
     sync::{Notify, broadcast::Receiver},
     task::AbortHandle,
 };
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
-    failure::is_answer,
+    failure::{LINK_IS_OVER, is_answer},
     kind::{Kind, ServerKind},
     opening::Opened,
     script::{OfRun, Script, Text},
@@ -97,6 +100,8 @@ pub(super) struct Link {
     of_run: Mutex<Option<Arc<OfRun>>>,
     load: Arc<AtomicUsize>,
     given_up: Arc<Notify>,
+    /// Cancelled once fred's task has ended (invariant 3).
+    over: CancellationToken,
 }
 
 /// What a link is to send.
@@ -108,21 +113,37 @@ pub(super) struct Command {
 /// Tells when a link has ended.
 pub(super) struct Ending {
     errors: Receiver<(FredError, Option<Server>)>,
-    router: ConnectHandle,
+    /// `None` once it has ended.
+    router: Option<ConnectHandle>,
     given_up: Arc<Notify>,
     kind: Arc<Kind>,
+    over: CancellationToken,
 }
 
 impl Ending {
     /// Completes when the link has ended, or was given up; with the reason if there is one.
-    pub(super) async fn ended(mut self) -> Option<FredError> {
+    pub(super) async fn ended(&mut self) -> Option<FredError> {
+        let Self { errors, router, given_up, .. } = self;
         let error = tokio::select! {
             biased;
-            error = self.errors.recv() => error.ok().map(|(error, _server)| error),
-            _ended = &mut self.router => None,
-            () = self.given_up.notified() => None,
+            error = errors.recv() => error.ok().map(|(error, _server)| error),
+            () = has_ended(router) => None,
+            () = given_up.notified() => None,
         };
         self.kind.wrong().or(error)
+    }
+
+    /// Tells those who still wait, once fred's task has ended. Its link has to have been [ended](Link::end).
+    pub(super) async fn settle(mut self) {
+        has_ended(&mut self.router).await;
+        self.over.cancel();
+    }
+}
+
+async fn has_ended(router: &mut Option<ConnectHandle>) {
+    if let Some(running) = router {
+        let _ended = running.await;
+        *router = None;
     }
 }
 
@@ -134,10 +155,15 @@ impl Link {
         let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
         let errors = client.error_rx();
         let began = clock::now(clock);
-        let router = AbortOnDropHandle::new(connect(&client).await?);
+        let mut router = AbortOnDropHandle::new(connect(&client).await?);
         let given_up = Arc::<Notify>::default();
         let kind = if is_wary {
-            let kind = ServerKind::of(&client, limits).await?;
+            let kind = tokio::select! {
+                biased;
+                kind = ServerKind::of(&client, limits) => kind?,
+                // What was handed over since would be in a queue that nobody reads.
+                _ended = &mut router => return Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)),
+            };
             kind.check()?;
             Kind::known(kind)
         } else {
@@ -159,9 +185,10 @@ impl Link {
             of_run: Mutex::default(),
             load: Arc::default(),
             given_up: given_up.clone(),
+            over: CancellationToken::new(),
         };
-        let kind = link.kind.clone();
-        Ok((link, Ending { errors, router, given_up, kind }))
+        let (kind, over) = (link.kind.clone(), link.over.clone());
+        Ok((link, Ending { errors, router: Some(router), given_up, kind, over }))
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -251,15 +278,24 @@ impl Link {
         let (client, Command { name, arguments }) = (once(&self.client, limit), command);
         let outcome = if track {
             // Boxed: it is large, and most requests are not tracked.
-            Box::pin(send_tracked(&client, name, arguments)).await
+            self.unless_over(Box::pin(send_tracked(&client, name, arguments))).await
         } else {
-            client.custom(custom(name), arguments).await.map(|value| (value, false))
+            self.unless_over(client.custom(custom(name), arguments)).await.map(|value| (value, false))
         };
         // It counts only from a server of the right kind, which has said so before.
         if outcome.as_ref().err().is_none_or(is_answer) {
             self.kind.get().await.check()?;
         }
         outcome
+    }
+
+    /// The answer, or that none will come (invariant 3): what fred's task had, it has answered or dropped by its end.
+    async fn unless_over<T>(&self, answer: impl Future<Output = Result<T, FredError>>) -> Result<T, FredError> {
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = self.over.cancelled() => Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)),
+        }
     }
 
     /// Sends a command that is no script.
@@ -269,7 +305,7 @@ impl Link {
         arguments: Vec<Value>,
         limit: Duration,
     ) -> Result<Value, FredError> {
-        ask(&self.client, command, arguments, limit).await
+        self.unless_over(ask(&self.client, command, arguments, limit)).await
     }
 
     pub(super) fn answered(&self) {
