@@ -93,6 +93,7 @@ impl Acquiring {
         }
         self.outcome = match outcome {
             Ok(_) => "acquired",
+            Err(Error::TimedOut { holder, .. }) if holder.not_a_lock().is_some() => "misplaced",
             Err(Error::TimedOut { .. }) if is_try => "busy",
             Err(Error::TimedOut { .. }) => "timed_out",
             Err(Error::Closed) => "closed",

@@ -72,6 +72,13 @@ async fn a_life_of_a_lease(exporter: &Exporter) {
     assert!(lock.acquire_within(Duration::from_millis(50)).await.is_err());
     assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"timed_out\"}"), Some(1.0));
 
+    server.wire().must(&["RPUSH", "data", "value"]);
+    let data = leases.lock("data");
+    assert!(data.try_acquire().await.expect("the server is well").is_none());
+    assert!(data.acquire_within(Duration::from_millis(50)).await.is_err());
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"misplaced\"}"), Some(2.0), "it will not be free");
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"busy\"}"), Some(2.0));
+
     lease.renew().await.expect("the server is well");
     assert!(exporter.value("leasehold_renewals_total{outcome=\"ok\"}").is_some_and(|renewals| renewals >= 1.0));
     assert_eq!(exporter.value("leasehold_renewals_total{outcome=\"failed\"}"), Some(0.0));

@@ -326,12 +326,22 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
     const SLOW: &str = "find out why the servers, or the way to them, are slow or away, and ask again";
     let advice = |passes: bool| if passes { SLOW } else { RIGHTS };
     let lock = leases.lock(format!("{name}:doctor"));
+    let mut misplaced = Vec::new();
+    for name in [name, lock.name()] {
+        // An error is told below, by the lock.
+        if let Ok(Some(holder)) = leases.lock(name).holder().await {
+            misplaced.extend(judge_key(name, holder.not_a_lock()));
+        }
+    }
     let began = SystemClock.now();
     let lease = match lock.try_acquire().await {
         Ok(Some(lease)) => lease,
         Ok(None) => {
-            let held = format!("{:?} is held: another doctor is at work", lock.name());
-            return Ok(vec![note("lock", held, "ask again")]);
+            if misplaced.is_empty() {
+                let held = format!("{:?} is held: another doctor is at work", lock.name());
+                misplaced.push(note("lock", held, "ask again"));
+            }
+            return Ok(misplaced);
         }
         Err(error @ Error::Config(_)) => return Err(error.into()),
         Err(error) => {
@@ -348,7 +358,9 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
         problem("lock", format!("it cannot be released: {error}"), advice(matches!(error, Error::Lost(_))))
     });
     let mut findings: Vec<_> = [renewed, released].into_iter().filter_map(Result::err).collect();
-    if findings.is_empty() {
+    let works = findings.is_empty();
+    findings.extend(misplaced);
+    if works {
         findings.push(ok(
             "lock",
             format!("acquired, renewed and released within {:.1?}", SystemClock.now().saturating_sub(began)),
@@ -383,6 +395,12 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
     }
     findings.extend(clocks(leases));
     Ok(findings)
+}
+
+/// What is under a lock's name that is no lock.
+fn judge_key(name: &str, not_a_lock: Option<&str>) -> Option<Finding> {
+    let what = format!("{name:?} holds a {}, which is no lock: nobody releases it", not_a_lock?);
+    Some(problem("name", what, "give the lock another name or a --prefix, or delete the key"))
 }
 
 /// Whether servers have been started too lately to grant anything.

@@ -61,6 +61,7 @@ fn as_json(holder: &Holder) -> Value {
         "held_ms": holder.since().map(ago).map(millis),
         "remaining_ms": holder.remaining().map(millis),
         "fence": holder.fence().map(u64::from),
+        "not_a_lock": holder.not_a_lock(),
     })
 }
 

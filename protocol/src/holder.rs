@@ -17,6 +17,7 @@ pub struct Holder {
     pub(crate) remaining: Option<Duration>,
     pub(crate) fence: Option<Fence>,
     pub(crate) is_ours: bool,
+    pub(crate) not_a_lock: Option<&'static str>,
 }
 
 impl Holder {
@@ -55,6 +56,17 @@ impl Holder {
         self.is_ours
     }
 
+    /// What the key holds if that is no lock: data of a program under the lock's name. A `"list"`, a value of another type
+    /// that is no string, or a `"string without a TTL"`. Nobody releases it, so the lock is not free before the key is
+    /// gone: give the lock another name or its `Leases` a prefix, or delete the key. `"value of another type"` where our
+    /// user lacks the right `+type`.
+    ///
+    /// `None` for a lock of ours, and for a string with a TTL: that is another library's lock.
+    #[must_use]
+    pub fn not_a_lock(&self) -> Option<&str> {
+        self.not_a_lock
+    }
+
     /// What tells this acquisition from every other, and proves ownership: whoever has it can release the lock. It is never
     /// printed. The key's value begins with it.
     #[must_use]
@@ -68,14 +80,38 @@ pub const RELEASED: &str = " (released)";
 
 /// A holder of these parts. This and the functions below are no methods, because a method is there for users too.
 pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Holder {
-    Holder { token, remaining, fence, is_ours: false }
+    Holder { token, remaining, fence, is_ours: false, not_a_lock: None }
 }
 
-/// Puts together what a node read: the key's value (`None` for another type than a string), and its PTTL in milliseconds
-/// (negative without a TTL).
+/// Puts together what a node read: the key's value (`None` if that is no text), and its PTTL in milliseconds (-1 without a
+/// TTL).
 pub fn read(value: Option<&str>, pttl: i64) -> Holder {
     let (token, fence) = value.and_then(Token::read_value).unzip();
-    of(token, u64::try_from(pttl).ok().map(Duration::from_millis), fence)
+    let not_a_lock = (token.is_none() && pttl == NO_TTL).then_some("string without a TTL");
+    Holder { not_a_lock, ..of(token, remaining(pttl), fence) }
+}
+
+/// The same for a key whose value could not be read, as TYPE names its type; `None` if that is not known. What is a string
+/// may be a lock.
+pub fn of_type(name: Option<&str>, pttl: i64) -> Holder {
+    let not_a_lock = match name {
+        Some("string") => None,
+        Some("list") => Some("list"),
+        Some("set") => Some("set"),
+        Some("zset") => Some("sorted set"),
+        Some("hash") => Some("hash"),
+        Some("stream") => Some("stream"),
+        Some("ReJSON-RL") => Some("JSON document"),
+        _ => Some("value of another type"),
+    };
+    Holder { not_a_lock, ..of(None, remaining(pttl), None) }
+}
+
+/// What PTTL says of a key without a TTL.
+const NO_TTL: i64 = -1;
+
+fn remaining(pttl: i64) -> Option<Duration> {
+    u64::try_from(pttl).ok().map(Duration::from_millis)
 }
 
 /// The same holder, which is a lease of ours.
@@ -95,12 +131,18 @@ pub fn lasting(holder: Holder, remaining: Option<Duration>) -> Holder {
 
 /// Whether it is the same acquisition, seen at another moment.
 pub fn is_same(one: &Holder, other: &Holder) -> bool {
-    one.token == other.token
+    (&one.token, one.not_a_lock) == (&other.token, other.not_a_lock)
 }
 
 /// A sentence's end: `worker-1:4711 (fence 1795…) for another 12.3 s`.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(kind) = self.not_a_lock {
+            return write!(
+                f,
+                "a {kind} under its key, which is no lock: give the lock another name or a prefix, or delete the key"
+            );
+        }
         match self.label() {
             Some(label) => f.write_str(label)?,
             None => f.write_str("another program (its key has none of our tokens)")?,
@@ -126,20 +168,22 @@ impl fmt::Debug for Holder {
             .field("label", &self.label())
             .field("remaining", &self.remaining)
             .field("fence", &self.fence)
+            .field("not_a_lock", &self.not_a_lock)
             .finish_non_exhaustive()
     }
 }
 
-/// `label`, `remaining_seconds`, `fence`, each `null` if it is not known, and `is_ours`; never the token.
+/// `label`, `remaining_seconds`, `fence` and `not_a_lock`, each `null` if there is none, and `is_ours`; never the token.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Holder {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct as _;
-        let mut holder = serializer.serialize_struct("Holder", 4)?;
+        let mut holder = serializer.serialize_struct("Holder", 5)?;
         holder.serialize_field("label", &self.label())?;
         holder.serialize_field("remaining_seconds", &self.remaining.map(|remaining| remaining.as_secs_f64()))?;
         holder.serialize_field("fence", &self.fence)?;
         holder.serialize_field("is_ours", &self.is_ours)?;
+        holder.serialize_field("not_a_lock", &self.not_a_lock)?;
         holder.end()
     }
 }
@@ -151,9 +195,33 @@ mod tests {
 
     #[test]
     fn a_foreign_key_has_neither_label_nor_fence() {
-        let holder = read(Some("someone-else"), -1);
-        assert_eq!((holder.label(), holder.fence(), holder.token()), (None, None, None));
-        assert!(holder.to_string().contains("no TTL"), "{holder}");
+        let holder = read(Some("someone-else"), 1_500);
+        assert_eq!((holder.label(), holder.fence(), holder.token(), holder.not_a_lock()), (None, None, None, None));
+        assert!(holder.to_string().starts_with("another program"), "{holder}");
+    }
+
+    #[test]
+    fn what_nobody_releases_is_no_lock() {
+        let ours = Token::draw("host:7").value(fence::ZERO);
+        for (holder, kind) in [
+            (read(Some("data"), -1), Some("string without a TTL")),
+            // Bytes that are no text.
+            (read(None, -1), Some("string without a TTL")),
+            (read(Some("data"), 1_500), None),
+            (read(Some(&ours), -1), None),
+            (of_type(Some("list"), -1), Some("list")),
+            (of_type(Some("zset"), 1_500), Some("sorted set")),
+            (of_type(Some("vectorset"), -1), Some("value of another type")),
+            (of_type(Some("string"), -1), None),
+            (of_type(None, -1), Some("value of another type")),
+        ] {
+            assert_eq!(holder.not_a_lock(), kind);
+            let text = holder.to_string();
+            assert_eq!(text.contains("another name or a prefix, or delete the key"), kind.is_some(), "{text}");
+            assert!(kind.is_none_or(|kind| text.starts_with(&format!("a {kind}"))), "{text}");
+        }
+        assert_eq!(of_type(Some("zset"), 1_500).remaining(), Some(Duration::from_millis(1_500)));
+        assert!(!is_same(&of_type(Some("list"), -1), &read(Some("data"), -1)), "that is news");
     }
 
     #[test]
@@ -209,8 +277,11 @@ mod tests {
         let (token, fence) = (Token::draw("host:7"), Fence::try_from(7_u64).unwrap());
         let json = |holder: &Holder| serde_json::to_string(holder).unwrap();
         let held = json(&ours(read(Some(&token.value(fence)), 1_500)));
-        assert_eq!(held, r#"{"label":"host:7","remaining_seconds":1.5,"fence":7,"is_ours":true}"#);
+        assert_eq!(held, r#"{"label":"host:7","remaining_seconds":1.5,"fence":7,"is_ours":true,"not_a_lock":null}"#);
         let foreign = json(&read(Some("someone-else"), -1));
-        assert_eq!(foreign, r#"{"label":null,"remaining_seconds":null,"fence":null,"is_ours":false}"#);
+        assert_eq!(
+            foreign,
+            r#"{"label":null,"remaining_seconds":null,"fence":null,"is_ours":false,"not_a_lock":"string without a TTL"}"#
+        );
     }
 }

@@ -131,7 +131,7 @@ impl Store {
     fn take(&mut self, now: Micros, AcquireRequest { claim, voting }: &AcquireRequest) -> Acquired {
         let Claim { key, token, ttl, fence_memory, .. } = claim;
         if self.guarded.contains_key(key) {
-            return busy(Holder::default());
+            return busy(guarded_value());
         }
         let proposal = voting.and_then(|Voting { proposal, .. }| proposal);
         match self.lock(now, key) {
@@ -292,7 +292,7 @@ impl Store {
     /// Who has the lock.
     pub fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
         if self.guarded.contains_key(key) {
-            return Some(Holder::default());
+            return Some(guarded_value());
         }
         let Lock { token, fence, until } = self.lock(now, key)?;
         let remaining = Duration::from_micros(until.saturating_sub(now));
@@ -459,6 +459,11 @@ fn identity(now: Micros) -> ServerIdentity {
 /// Every key is watched for everybody.
 fn busy(holder: Holder) -> Acquired {
     Acquired::Busy { holder, tracked: true }
+}
+
+/// What a server has for it is a hash that stays.
+fn guarded_value() -> Holder {
+    holder::of_type(Some("hash"), -1)
 }
 
 fn wrong_type(key: &Key, what: &str) -> Failure {

@@ -55,10 +55,11 @@ static TELL_ALL: AtomicBool = AtomicBool::new(false);
 type Counter = (&'static str, &'static str, &'static str);
 
 #[cfg(feature = "metrics")]
-const COUNTERS: [Counter; 16] = [
+const COUNTERS: [Counter; 17] = [
     (ACQUIRES, "outcome", "acquired"),
     (ACQUIRES, "outcome", "busy"),
     (ACQUIRES, "outcome", "timed_out"),
+    (ACQUIRES, "outcome", "misplaced"),
     (ACQUIRES, "outcome", "unavailable"),
     (ACQUIRES, "outcome", "refused"),
     (ACQUIRES, "outcome", "closed"),

@@ -14,6 +14,7 @@ mod fair;
 mod faults;
 mod fences;
 mod grace;
+mod misplaced;
 mod pages;
 mod push;
 mod quorum;

@@ -427,6 +427,26 @@ fn problems(findings: &[Value]) -> Vec<String> {
 }
 
 #[test]
+fn a_key_that_is_no_lock_is_shown_as_such_and_is_a_problem_for_the_doctor() {
+    let server = Server::start();
+    server.wire().must(&["RPUSH", "user:17", "value"]);
+    let (code, findings) = examined(&mut tool(&server, &["doctor", "--json", "--name", "user:17"]));
+    let problems = problems(&findings);
+    assert_eq!((code, problems.len()), (Some(1), 1), "{findings:?}");
+    for words in ["user:17", "a list, which is no lock", "another name or a --prefix"] {
+        assert!(problems[0].contains(words), "{words}: {problems:?}");
+    }
+    let shown = tool(&server, &["show", "user:17"]).output().unwrap();
+    assert!(printed(&shown).contains("a list under its key, which is no lock"), "{shown:?}");
+    let shown: Value =
+        serde_json::from_slice(&tool(&server, &["show", "--json", "user:17"]).output().unwrap().stdout).unwrap();
+    assert_eq!(shown["holder"]["not_a_lock"], "list");
+    // A command that would be skipped for ever says so, cron or not.
+    let skipped = tool(&server, &["run", "--nonblock", "user:17", "--", "true"]).output().unwrap();
+    ends_with(&skipped, 1, &["user:17", "a list under its key"]);
+}
+
+#[test]
 fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     let server = Server::start();
     let wire = || server.wire();

@@ -329,7 +329,7 @@ fn a_guarded_value_is_somebody_elses_to_every_lock() {
     assert_eq!(leave(&mut store, 0, &key, &one), Err(Denial::Taken));
     assert_eq!(retain(&mut store, 0, &key, &one, TTL, &Token::draw("kept")), Err(Denial::Taken));
     assert!(store.force_release(0, &key, &|_| true).is_err());
-    assert_eq!(store.holder(0, &key), Some(Holder::default()));
+    assert_eq!(store.holder(0, &key), Some(holder::of_type(Some("hash"), -1)));
 }
 
 #[test]

@@ -248,8 +248,16 @@ fn owned(code: i64) -> Option<Owned> {
     }
 }
 
+/// The value of a string, or `{0, type}` of another key, or `{0}` where our user may not ask for the type.
 fn found(pttl: &Value, value: &Value) -> Option<Holder> {
-    Some(holder::read(value.as_str().as_deref(), pttl.as_i64()?))
+    let pttl = pttl.as_i64()?;
+    Some(match value {
+        Value::Array(other) => holder::of_type(other.get(1).and_then(Value::as_str).as_deref(), pttl),
+        Value::Integer(_) => holder::of_type(None, pttl),
+        // There is none.
+        Value::Null => holder::of(None, u64::try_from(pttl).ok().map(Duration::from_millis), None),
+        text => holder::read(text.as_str().as_deref(), pttl),
+    })
 }
 
 fn fence(value: &Value) -> Option<Fence> {
@@ -280,13 +288,20 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_of_another_type_has_no_value() {
-        let reply = Value::Array(vec![0.into(), 1_500.into(), Value::Null]);
-        let vote = vote(&reply, false, false);
-        let Some(Vote { acquired: Acquired::Busy { holder, .. }, sign: None, .. }) = vote else {
-            panic!("busy was said")
-        };
-        assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
-        assert!(holder.token().is_none());
+    fn a_key_of_another_type_is_told_by_its_type_if_that_is_known() {
+        let list = Value::Array(vec![0.into(), "list".into()]);
+        for (other, kind) in [
+            (list, "list"),
+            (0.into(), "value of another type"),
+            (Value::Array(vec![0.into()]), "value of another type"),
+        ] {
+            let reply = Value::Array(vec![0.into(), 1_500.into(), other]);
+            let vote = vote(&reply, false, false);
+            let Some(Vote { acquired: Acquired::Busy { holder, .. }, sign: None, .. }) = vote else {
+                panic!("busy was said")
+            };
+            assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
+            assert_eq!((holder.token(), holder.not_a_lock()), (None, Some(kind)));
+        }
     }
 }

@@ -292,7 +292,8 @@ async fn f17_release_of_a_lease_whose_key_became_another_type() {
 async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
     let server = Server::start();
     let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
-    for make in OTHER_TYPES {
+    let kinds = ["hash", "list", "set", "sorted set", "stream"];
+    for (make, kind) in OTHER_TYPES.into_iter().zip(kinds) {
         replace(&mut wire, make, NAME);
         let before = dump(&mut wire, "job");
         let lock = leases.lock("job");
@@ -302,11 +303,13 @@ async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
             Error::TimedOut { holder, .. } => {
                 assert_eq!((holder.label(), holder.token(), holder.fence()), (None, None, None));
                 assert_eq!(holder.remaining(), None, "the key has no TTL");
+                assert_eq!(holder.not_a_lock(), Some(kind));
             }
             other => panic!("a key made by {make:?} gave {other:?}"),
         }
         let holder = lock.holder().await.unwrap().expect("any key is a holder");
         assert_eq!((holder.label(), holder.token(), holder.remaining()), (None, None, None));
+        assert_eq!(holder.not_a_lock(), Some(kind));
         assert_eq!(dump(&mut wire, "job"), before);
 
         let waits = Arc::new(AtomicBool::new(false));

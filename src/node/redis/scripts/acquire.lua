@@ -5,7 +5,7 @@
 -- ARGV   1 token  2 TTL in ms   3 fence memory in ms; for a vote also  4 restart delay in s   5 the fence to issue if it is
 --        large enough, or ""; and perhaps a witness of this server's uptime  6 run id   7 seconds
 -- Reply  {1, fence}              granted
---        {0, PTTL in ms, value}  somebody holds it; value is nil for another type than a string
+--        {0, PTTL in ms, value}  somebody holds it; value is {0, type} for another type than a string, {0} if that is not told
 --        {2, seconds}            up for too short a time to vote, and for how long that lasts
 --        and for a vote  time in µs, run id (or nil)  after each of them
 --
@@ -40,7 +40,7 @@ if not reply then
   else
     local value, pttl = redis.pcall('GET', lock), redis.call('PTTL', lock)
     if denial(value, token) then
-      reply = {0, pttl, type(value) == 'string' and value}
+      reply = {0, pttl, type(value) == 'string' and value or {0, redis.pcall('TYPE', lock).ok}}
     else
       -- A replay writes too: what it answers counts for a write.
       redis.call('PEXPIRE', lock, math.max(pttl, tonumber(ttl)))

@@ -2,7 +2,7 @@
 --
 -- KEYS   1 lock
 -- Reply  {0}                     nobody
---        {1, PTTL in ms, value}  somebody; value is nil for another type than a string
+--        {1, PTTL in ms, value}  somebody; value is {0, type} for another type than a string, {0} if that is not told
 --
 -- Atomic so that the value and its TTL belong together. Writes nothing.
 local value = redis.pcall('GET', KEYS[1])
@@ -12,6 +12,6 @@ elseif type(value) ~= 'string' then
   if not string.find(value.err, 'WRONGTYPE', 1, true) then
     return value
   end
-  value = false
+  value = {0, redis.pcall('TYPE', KEYS[1]).ok}
 end
 return {1, redis.call('PTTL', KEYS[1]), value}
