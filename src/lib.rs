@@ -24,6 +24,7 @@ mod reentry;
 mod shuttle_tests;
 mod status;
 mod sync;
+mod troubles;
 mod wait;
 mod waiter;
 mod watchdog;

@@ -5,13 +5,18 @@
 
 use std::time::Duration;
 
-use leasehold::{Leases, Owner};
+use leasehold::{Leases, Lock, Owner};
 use support::{EventLog, HANGS, Server, eventually_async, within};
 use tracing::Level;
 
 async fn expect(log: EventLog, start: &str, field: &str) {
     let is_there = || log.lines().iter().any(|line| line.starts_with(start) && line.contains(field));
     eventually_async(HANGS, &format!("{start:?} with {field:?}"), is_there).await;
+}
+
+/// Whether a try of somebody else finds the lock busy.
+async fn other_try(lock: &Lock) -> bool {
+    lock.clone().owner(Owner::anonymous()).try_acquire().await.unwrap().is_none()
 }
 
 /// The keeper has a thread of its own, so the subscriber must be the process's: one test tells the whole story.
@@ -40,8 +45,23 @@ async fn events_have_stable_names_and_never_show_the_token() {
     assert!(remaining.len() <= 4 && wait.contains(&format!("lives {remaining} s more")), "{wait}");
     waiter.abort();
     let _cancelled = waiter.await;
+    assert!(other_try(&lock).await);
+    expect(log, "DEBUG busy", "lock=\"job\" holder=\"one\" remaining=").await;
+    expect(log, "DEBUG busy", "not acquired: it is held by one").await;
     assert!(lock.acquire_within(Duration::from_millis(50)).await.is_err());
     expect(log, "WARN wait", "this task itself acquired it").await;
+
+    let data = Leases::builder().url(server.url()).prefix("app:").build().await.unwrap();
+    server.wire().must(&["RPUSH", "app:user:17", "value"]);
+    server.wire().set("app:user:18", "value");
+    for _ in 0..3 {
+        assert!(data.lock("user:17").try_run(|_| async {}).await.unwrap().is_none());
+    }
+    expect(log, "WARN misplaced", "lock=\"user:17\" key=\"app:user:17\" kind=\"list\" count=1").await;
+    assert!(data.lock("user:18").acquire_within(Duration::from_millis(50)).await.is_err());
+    expect(log, "WARN misplaced", "the key \"app:user:18\" holds a string without a TTL").await;
+    let misplaced = log.lines().into_iter().filter(|line| line.starts_with("WARN misplaced"));
+    assert_eq!(misplaced.count(), 2, "each is told once a minute");
 
     server.stop();
     expect(log, "WARN at_risk", "lock=\"job\"").await;

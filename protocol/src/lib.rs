@@ -16,6 +16,7 @@
 //! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
 //! | [`combiner`] | which requests travel together, and what each of their callers is told |
+//! | [`troubles`] | which troubles are told, and how often |
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are what these speak in: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`], [`failure`],
@@ -53,6 +54,7 @@ pub mod tally;
 pub mod text;
 pub mod time;
 pub mod token;
+pub mod troubles;
 pub mod undo;
 pub mod votes;
 pub mod wait_loop;

@@ -40,7 +40,7 @@ impl Acquire {
             Err(look) => look,
         };
         if self.is_over() {
-            return Err(self.over(seen));
+            return Err(self.gives_up(seen));
         }
         let waiter = client.queues.join(&self.wanted.key);
         Ok(in_owner_slot(Box::pin(self.wait(&waiter, seen, Some(standing))).await?, owner_slot))

@@ -1,6 +1,6 @@
 //! One acquire from its start to its lease: who asks, one look or many, and the wait between them.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     backoff::Backoff,
@@ -9,6 +9,7 @@ use leasehold_protocol::{
     message::Route,
     rounded::Rounded,
     time::Time,
+    troubles::{causes, causes_of_absence},
     wait_loop::{Action, Facts, SHORTEST_CHECK, Surroundings, WaitLoop},
 };
 
@@ -128,7 +129,7 @@ impl Acquire {
             };
             match outcome {
                 Err(Error::Unavailable(why)) if !self.is_over() => {
-                    tracing::warn!(name: "wait", target: "leasehold", lock = self.wanted.key.name(), failure = %why, "waiting for the server");
+                    self.tell_outage(causes_of_absence(&why.to_string(), why.votes()), &why);
                     self.pause(backoff.next(None)).await?;
                 }
                 outcome => return outcome,
@@ -192,7 +193,7 @@ impl Acquire {
                 return Ok(in_owner_slot(self.settle(seen).await?, owner_slot));
             }
             if self.is_over() {
-                return Err(self.over(seen));
+                return Err(self.gives_up(seen));
             }
         }
         let waiter = client.lines.join(&self.wanted.key);
@@ -210,10 +211,10 @@ impl Acquire {
             let other = match &seen {
                 // Each attempt has a token of its own, and another library's is not known.
                 Check::Split { holder, .. } if holder.token().is_some() && again < SAME_SPLITS => holder.clone(),
-                _ => return Err(self.over(seen)),
+                _ => return Err(self.gives_up(seen)),
             };
             if pause >= self.limit(client.now()) {
-                return Err(self.over(seen));
+                return Err(self.gives_up(seen));
             }
             tokio::select! {
                 biased;
@@ -332,6 +333,9 @@ impl Acquire {
     }
 
     fn conclude(&self, outcome: Result<Won, Check>) -> Result<Result<Lease, Check>, Error> {
+        if !matches!(outcome, Err(Check::Failed(_))) {
+            self.tell_answer();
+        }
         match outcome {
             Ok((hold, signal)) => {
                 // From here on somebody owns the hold, whatever panics or is dropped.
@@ -400,6 +404,12 @@ impl Acquire {
         until.since(now).max(SHORTEST_CHECK).min(most)
     }
 
+    /// The end of an acquire that has not waited.
+    fn gives_up(&self, look: Check) -> Error {
+        self.tell_busy(&look);
+        self.over(look)
+    }
+
     /// The end of a wait, from its last look.
     fn over(&self, look: Check) -> Error {
         match look {
@@ -429,9 +439,7 @@ impl Acquire {
         match look {
             // Who it will be is not known yet.
             Check::NotYet | Check::Split { .. } => {}
-            Check::Failed(failure) => {
-                tracing::warn!(name: "wait", target: "leasehold", lock, %failure, "waiting for the server");
-            }
+            Check::Failed(failure) => self.tell_outage(causes(failure), failure),
             Check::Held { holder, .. } if told.is(holder) => {}
             Check::Held { holder, .. } => {
                 let holder = client.watchdog.recognize(&self.wanted.key, holder.clone());
@@ -442,11 +450,57 @@ impl Acquire {
                 } else {
                     tracing::info!(name: "wait", target: "leasehold", lock, holder = label, remaining, "waiting for {holder}");
                 }
-                if let Some(on_wait) = &self.on_wait {
-                    on_wait(&holder);
-                }
-                *told = Told(Some(holder.token().map(Into::into)));
+                self.tell_program(&holder);
+                *told = Told(Some(holder));
             }
+        }
+    }
+
+    /// Tells the log and the program what keeps an acquire from its lock that does not wait for it.
+    fn tell_busy(&self, look: &Check) {
+        let lock = self.wanted.key.name();
+        match look {
+            // The error says it.
+            Check::NotYet | Check::Failed(_) => {}
+            Check::Split { holder, .. } => {
+                tracing::debug!(name: "busy", target: "leasehold", lock, holder = holder.label(), "not acquired: several try at once, and none has a majority of the nodes");
+            }
+            Check::Held { holder, .. } => {
+                let holder = self.client.watchdog.recognize(&self.wanted.key, holder.clone());
+                let remaining = holder.remaining().map(|remaining| tracing::field::display(Rounded(remaining)));
+                tracing::debug!(name: "busy", target: "leasehold", lock, holder = holder.label(), remaining, "not acquired: it is held by {holder}");
+                self.tell_program(&holder);
+            }
+        }
+    }
+
+    /// Tells the program who has the lock, and warns if nobody will release it. Last, for it runs the program's code.
+    fn tell_program(&self, holder: &Holder) {
+        if let Some(kind) = holder.not_a_lock() {
+            let (lock, key) = (self.wanted.key.name(), self.wanted.key.lock());
+            let cause = [format!("{kind} {key}")];
+            if let Some(count) = self.client.misplaced.meet_causes(self.client.now(), cause) {
+                tracing::warn!(name: "misplaced", target: "leasehold", lock, key, kind, count, "the key {key:?} holds a {kind}, which is no lock and is not released: give the lock another name or a prefix, or delete the key");
+            }
+        }
+        if let Some(on_wait) = &self.on_wait {
+            on_wait(holder);
+        }
+    }
+
+    /// Warns of what keeps this from an answer, once for all who meet it.
+    fn tell_outage(&self, causes: Vec<String>, failure: &dyn fmt::Display) {
+        let (client, lock) = (&self.client, self.wanted.key.name());
+        if let Some(count) = client.outages.meet_causes(client.now(), causes) {
+            tracing::warn!(name: "wait", target: "leasehold", lock, %failure, count, "waiting for the server");
+        }
+    }
+
+    /// The end of that.
+    fn tell_answer(&self) {
+        if let Some(count) = self.client.outages.end() {
+            let lock = self.wanted.key.name();
+            tracing::info!(name: "wait", target: "leasehold", lock, count, "the server answers again");
         }
     }
 }
@@ -475,11 +529,11 @@ async fn notification(waiter: &Waiter<'_>, called: Option<&FairWaiter>) {
 
 /// The holder that was last told about.
 #[derive(Debug, Default)]
-struct Told(Option<Option<Box<str>>>);
+struct Told(Option<Holder>);
 
 impl Told {
     fn is(&self, holder: &Holder) -> bool {
-        self.0.as_ref().is_some_and(|token| token.as_deref() == holder.token())
+        self.0.as_ref().is_some_and(|told| holder::is_same(told, holder))
     }
 }
 

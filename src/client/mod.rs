@@ -36,6 +36,7 @@ use crate::{
     reentry::Owners,
     status::Signal,
     sync::OnceLock,
+    troubles::Troubles,
     wait::{CheckSlots, FairWaiters, Lines},
     watchdog::{Hold, Watchdog},
 };
@@ -83,6 +84,12 @@ pub(crate) struct Client {
     /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
     pub(crate) own_releases: Arc<OwnReleases>,
+    /// What keeps acquires waiting for servers.
+    pub(crate) outages: Troubles,
+    /// The keys that are no locks.
+    pub(crate) misplaced: Troubles,
+    /// Why releases are not confirmed.
+    unconfirmed: Troubles,
     /// How many leases were held when this was closed.
     cut_short: OnceLock<usize>,
     /// Of a `Leases` that connects at its first use.
@@ -164,6 +171,9 @@ impl Client {
             closed,
             ended,
             own_releases: Arc::default(),
+            outages: Troubles::default(),
+            misplaced: Troubles::default(),
+            unconfirmed: Troubles::default(),
             cut_short: OnceLock::new(),
             first_connection,
             _listeners: listeners,

@@ -71,13 +71,24 @@ impl Client {
         if let End::Unknown(said) = end {
             let failure =
                 self.quorum.failure(&said, |did| if did.is_ok() { NodeAnswer::Granted } else { NodeAnswer::NotOurs });
-            tracing::warn!(
-                name: "release", target: "leasehold", lock, label, %failure,
-                "the release is not confirmed: the key expires within its TTL"
-            );
+            // The caller has the error of each.
+            if let Some(count) = self.unconfirmed.meet(self.now(), &failure) {
+                tracing::warn!(
+                    name: "release", target: "leasehold", lock, label, %failure, count,
+                    "the release is not confirmed: the key expires within its TTL"
+                );
+            } else {
+                tracing::debug!(
+                    name: "release", target: "leasehold", lock, label, %failure,
+                    "the release is not confirmed: the key expires within its TTL"
+                );
+            }
             // It may be free all the same; and what was deleted on our own connection is not told.
             self.released(&hold.key, &mode);
             return Err(Error::unknown_release(&failure, matches!(mode, ReleaseMode::Retain(..))));
+        }
+        if let Some(count) = self.unconfirmed.end() {
+            tracing::info!(name: "release", target: "leasehold", lock, label, count, "releases are confirmed again");
         }
         let was_ours = matches!(end, End::Released);
         let text = if was_ours { "released" } else { "not released: the lease had ended before" };

@@ -63,9 +63,11 @@ pub(crate) enum Event {
     NodeAnswers {
         node: String,
     },
+    /// With how often that was so since it was last told.
     NodeSilent {
         node: String,
         reason: String,
+        count: u64,
     },
     NodeAbsent {
         node: String,
@@ -98,10 +100,23 @@ pub(crate) enum Event {
         label: String,
         was_ours: bool,
     },
+    /// With how many were left for this reason since that was last told.
     UndoLeft {
         lock: String,
         label: String,
         failure: Failure,
+        count: u64,
+    },
+    /// One of those that are only counted.
+    UndoGivenUp {
+        lock: String,
+        label: String,
+        failure: Failure,
+    },
+    /// After some were left. With how many were left since that was last told.
+    UndosGoOn {
+        node: String,
+        count: u64,
     },
     UndoFailed {
         lock: String,
@@ -140,7 +155,7 @@ fn is_wanted(level: Level) -> bool {
 impl Event {
     fn level(&self) -> Level {
         match self {
-            Self::Recovered { .. } | Self::NodeAnswers { .. } => Level::INFO,
+            Self::Recovered { .. } | Self::NodeAnswers { .. } | Self::UndosGoOn { .. } => Level::INFO,
             Self::Renewal { .. }
             | Self::RenewalFailed { .. }
             | Self::Repair { .. }
@@ -148,6 +163,7 @@ impl Event {
             | Self::PushInterrupted { .. }
             | Self::Connection { .. }
             | Self::Undone { .. }
+            | Self::UndoGivenUp { .. }
             | Self::UndoFailed { .. } => Level::DEBUG,
             Self::Lost { .. }
             | Self::AtRisk { .. }
@@ -205,8 +221,8 @@ impl Event {
             Self::NodeAnswers { node } => {
                 tracing::info!(name: "node", target: TARGET, node, "the node answers again");
             }
-            Self::NodeSilent { node, reason } => {
-                tracing::warn!(name: "node", target: TARGET, node, reason, "the node does not answer: it is not asked until it does");
+            Self::NodeSilent { node, reason, count } => {
+                tracing::warn!(name: "node", target: TARGET, node, reason, count, "the node does not answer: it is not asked until it does");
             }
             Self::NodeAbsent { node, error } => {
                 tracing::warn!(name: "node", target: TARGET, node, error, "the node is not there yet: it is connected to in the background");
@@ -244,8 +260,14 @@ impl Event {
             Self::Undone { lock, label, was_ours } => {
                 tracing::debug!(name: "undo", target: TARGET, lock, label, was_ours, "taken back: nothing is left of it");
             }
-            Self::UndoLeft { lock, label, failure } => {
-                tracing::warn!(name: "undo", target: TARGET, lock, label, %failure, "not taken back: the key is left to expire");
+            Self::UndoLeft { lock, label, failure, count } => {
+                tracing::warn!(name: "undo", target: TARGET, lock, label, %failure, count, "not taken back: the key is left to expire");
+            }
+            Self::UndoGivenUp { lock, label, failure } => {
+                tracing::debug!(name: "undo", target: TARGET, lock, label, %failure, "not taken back: the key is left to expire");
+            }
+            Self::UndosGoOn { node, count } => {
+                tracing::info!(name: "undo", target: TARGET, node, count, "the node takes back again what it is asked to");
             }
             Self::UndoFailed { lock, label, failure } => {
                 tracing::debug!(name: "undo", target: TARGET, lock, label, %failure, "not taken back yet: it is tried again");
@@ -349,7 +371,7 @@ mod tests {
             Event::Reconnect { lock: text() },
             Event::Crowded { held: 1, awaited: 2, queued: 3, room: 4 },
             Event::NodeAnswers { node: text() },
-            Event::NodeSilent { node: text(), reason: text() },
+            Event::NodeSilent { node: text(), reason: text(), count: 1 },
             Event::NodeAbsent { node: text(), error: text() },
             Event::NodeRecovers { node: text(), votes_in: Duration::ZERO },
             Event::SameServer { node: text(), other: text() },
@@ -358,7 +380,9 @@ mod tests {
             Event::PushRefused { reason: text() },
             Event::Connection { error: text() },
             Event::Undone { lock: text(), label: text(), was_ours: true },
-            Event::UndoLeft { lock: text(), label: text(), failure: Failure::unknown("no answer") },
+            Event::UndoLeft { lock: text(), label: text(), failure: Failure::unknown("no answer"), count: 1 },
+            Event::UndoGivenUp { lock: text(), label: text(), failure: Failure::unknown("no answer") },
+            Event::UndosGoOn { node: text(), count: 1 },
             Event::UndoFailed { lock: text(), label: text(), failure: Failure::unknown("no answer") },
             Event::UndosFull { node: text() },
             Event::EventsDropped { events: 1, samples: 2 },

@@ -20,7 +20,6 @@ use super::{FanOut, Member, Quorum};
 use crate::{
     clock::Clock,
     error::{Error, ErrorKind},
-    foreign::{self, Event},
     keeper::Host,
     node::{
         Node,
@@ -191,8 +190,7 @@ impl Quorum {
                 let later = ConnectConfig { home: None, ..config.clone() };
                 let trying = keep_trying(at, member.clone(), connecting, place.clone(), later);
                 config.host.spawn_until_stopped(trying);
-                let (node, error) = (member.address().into(), error.to_string());
-                foreign::tell(Event::NodeAbsent { node, error });
+                member.is_absent(error.to_string());
             }
         }
     }

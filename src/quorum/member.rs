@@ -25,6 +25,7 @@ use leasehold_protocol::{
     node_status::NodeStatus,
     time::Time,
     token::Token,
+    troubles::causes_of_absence,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -38,6 +39,7 @@ use crate::{
     keeper::Host,
     metrics::{self, NodeMetrics},
     node::{Answer, Node, NodeListener},
+    troubles::Troubles,
 };
 
 /// One node, and what its answers have shown.
@@ -51,6 +53,8 @@ pub(crate) struct Member {
     host: Host,
     command_timeout: Duration,
     pub(super) undos: Undos,
+    /// What was told of it.
+    told: Troubles,
     /// Nanoseconds on our clock; zero before the first.
     last_answer: AtomicU64,
     /// When a bid was last answered that may have been overtaken; nanoseconds on our clock.
@@ -81,6 +85,7 @@ impl Member {
             host,
             command_timeout,
             undos: Undos::new(),
+            told: Troubles::default(),
             last_answer: AtomicU64::new(0),
             last_overtaken: AtomicU64::new(0),
             is_troubled: AtomicBool::new(false),
@@ -263,17 +268,44 @@ impl Member {
         let node = || self.address().into();
         match tell {
             None => {}
-            Some(News::Silent { reason }) => foreign::tell(Event::NodeSilent { node: node(), reason }),
+            Some(News::Silent { reason }) => {
+                if let Some(count) = self.meet(causes_of_absence(&reason, None)) {
+                    foreign::tell(Event::NodeSilent { node: node(), reason, count });
+                }
+            }
             Some(News::Answers) => {
                 // Leases want to be renewed there, and whoever waits may have missed something.
                 if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
                     listener.missed();
                 }
-                foreign::tell(Event::NodeAnswers { node: node() });
+                if self.told.end().is_some() {
+                    foreign::tell(Event::NodeAnswers { node: node() });
+                }
             }
-            Some(News::Recovers { votes_in }) => foreign::tell(Event::NodeRecovers { node: node(), votes_in }),
-            Some(News::SameServer { other }) => foreign::tell(Event::SameServer { node: node(), other }),
+            Some(News::Recovers { votes_in }) => {
+                self.tell("recovers".to_owned(), Event::NodeRecovers { node: node(), votes_in });
+            }
+            Some(News::SameServer { other }) => {
+                self.tell(format!("is {other}"), Event::SameServer { node: node(), other });
+            }
         }
+    }
+
+    /// It is in trouble. How often it was since that was last told, if it is to be told: a node may come and go many times
+    /// a minute.
+    fn meet(&self, causes: impl IntoIterator<Item = String>) -> Option<u64> {
+        self.told.meet_causes(self.now(), causes)
+    }
+
+    fn tell(&self, cause: String, event: Event) {
+        if self.meet([cause]).is_some() {
+            foreign::tell(event);
+        }
+    }
+
+    /// The first connection to it is made in the background.
+    pub(super) fn is_absent(&self, error: String) {
+        self.tell("absent".to_owned(), Event::NodeAbsent { node: self.address().into(), error });
     }
 
     async fn probe(self: Arc<Self>, row: ProbeRow) {

@@ -22,6 +22,7 @@ use leasehold_protocol::{
     acquisition,
     failure::Failure,
     message::{Claim, Owned, ReleaseMode, Request, Route},
+    time::Time,
     undo::{Next, Outcome, Undoing},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -32,6 +33,7 @@ use crate::{
     foreign::{self, Event},
     keeper::Host,
     metrics,
+    troubles::Troubles,
 };
 
 /// The most tries that are under way at a time on one node: thousands at once would time out behind each other.
@@ -65,6 +67,8 @@ pub(super) struct Undos {
     of_attempts: Semaphore,
     weight: AtomicUsize,
     is_full: AtomicBool,
+    /// Why some were left.
+    left: Troubles,
 }
 
 impl Undos {
@@ -75,6 +79,7 @@ impl Undos {
             of_attempts: Semaphore::new(AT_ONCE),
             weight: AtomicUsize::new(0),
             is_full: AtomicBool::new(false),
+            left: Troubles::default(),
         }
     }
 
@@ -182,7 +187,7 @@ impl Undo {
                 () = async { host.sleep(left()).await } => None,
             };
             let Some(turn) = turn else {
-                self.is_left(Failure::unsent("too many undos were under way"));
+                self.is_left(member, now(), Failure::unsent("too many undos were under way"));
                 return Outcome::Unanswered;
             };
             let (route, limit) = undoing.ask(now(), member.command_timeout());
@@ -191,7 +196,7 @@ impl Undo {
             drop(turn);
             match undoing.answered(now(), &answer) {
                 Next::Over(outcome) => {
-                    self.tell(answer);
+                    self.tell(member, now(), answer);
                     return outcome;
                 }
                 Next::After(pause) => {
@@ -205,13 +210,18 @@ impl Undo {
         }
     }
 
-    fn tell(&self, answer: Result<Owned, Failure>) {
+    fn tell(&self, member: &Member, now: Time, answer: Result<Owned, Failure>) {
         match answer {
-            Err(failure) => self.is_left(failure),
-            Ok(found) => foreign::tell_debug(|| {
-                let (lock, label) = self.names();
-                Event::Undone { lock, label, was_ours: found.is_ok() }
-            }),
+            Err(failure) => self.is_left(member, now, failure),
+            Ok(found) => {
+                if let Some(count) = member.undos.left.end() {
+                    foreign::tell(Event::UndosGoOn { node: member.address().into(), count });
+                }
+                foreign::tell_debug(|| {
+                    let (lock, label) = self.names();
+                    Event::Undone { lock, label, was_ours: found.is_ok() }
+                });
+            }
         }
     }
 
@@ -224,10 +234,13 @@ impl Undo {
         }
     }
 
-    fn is_left(&self, failure: Failure) {
+    fn is_left(&self, member: &Member, now: Time, failure: Failure) {
         metrics::undo_is_unconfirmed();
         let (lock, label) = self.names();
-        foreign::tell(Event::UndoLeft { lock, label, failure });
+        match member.undos.left.meet(now, &failure) {
+            Some(count) => foreign::tell(Event::UndoLeft { lock, label, failure, count }),
+            None => foreign::tell_debug(|| Event::UndoGivenUp { lock, label, failure }),
+        }
     }
 
     fn names(&self) -> (String, String) {

@@ -139,6 +139,8 @@ conformance! {
     a_free_lock_is_acquired
     a_held_lock_is_busy_for_others
     a_wait_of_zero_is_one_try
+    a_try_that_finds_the_lock_held_tells_by_whom
+    data_under_a_locks_name_is_told_as_such
     a_wait_that_ends_says_who_holds_it
     a_release_frees_the_lock
     a_drop_frees_the_lock
@@ -223,6 +225,59 @@ async fn a_wait_of_zero_is_one_try(place: Place) {
     assert!(matches!(refused, Error::TimedOut { .. }), "{refused}");
     lease.release().await.unwrap();
     drop(two.lock("job").acquire_within(Duration::ZERO).await.unwrap());
+}
+
+async fn a_try_that_finds_the_lock_held_tells_by_whom(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let lock = two.lock("job").on_wait(move |holder: &Holder| tell.send(holder.label().map(str::to_owned)).unwrap());
+    drop(lock.try_acquire().await.unwrap().unwrap());
+    let lease = within(HANGS, "the lock", one.lock("job").acquire()).await.unwrap();
+    assert!(told.try_recv().is_err(), "it was free");
+    for what in ["try_acquire", "try_run", "a wait of zero"] {
+        match what {
+            "try_acquire" => assert!(lock.try_acquire().await.unwrap().is_none()),
+            "try_run" => assert_eq!(lock.try_run(|_| async {}).await.unwrap(), None),
+            _ => drop(lock.acquire_within(Duration::ZERO).await.unwrap_err()),
+        }
+        assert_eq!(told.try_recv().ok(), Some(Some("one".to_owned())), "{what}");
+        assert!(told.try_recv().is_err(), "{what} tells once");
+    }
+    lease.release().await.unwrap();
+}
+
+async fn data_under_a_locks_name_is_told_as_such(place: Place) {
+    // A guarded value is data, which every kind of node has.
+    for url in &place.urls {
+        let program = Leases::connect(url).await.unwrap();
+        program.guarded("job").set("value", Fence::try_from(1_u64).unwrap()).await.unwrap();
+    }
+    let leases = place.program("one").await;
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let kind = |holder: &Holder| holder.not_a_lock().map(str::to_owned);
+    let lock = leases.lock("job").on_wait(move |holder| tell.send(kind(holder)).unwrap());
+    let hash = Some("hash".to_owned());
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    assert_eq!(told.try_recv().ok().as_ref(), Some(&hash), "try_acquire");
+    assert_eq!(lock.try_run(|_| async {}).await.unwrap(), None);
+    assert_eq!(told.try_recv().ok().as_ref(), Some(&hash), "try_run");
+    for limit in [Duration::ZERO, Duration::from_millis(100)] {
+        let error = in_vain(&lock, limit).await;
+        assert_eq!(told.try_recv().ok().as_ref(), Some(&hash), "acquire_within {limit:?}");
+        while told.try_recv().is_ok() {}
+        let (text, holder) = (error.to_string(), error.timed_out().unwrap());
+        assert_eq!(holder.not_a_lock(), Some("hash"));
+        for part in ["\"job\"", "a hash under its key", "another name or a prefix, or delete the key"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    let waiter = tokio::spawn(lock.acquire());
+    assert_eq!(within(HANGS, "on_wait", told.recv()).await.as_ref(), Some(&hash), "acquire");
+    waiter.abort();
+    assert_eq!(lock.holder().await.unwrap().as_ref().map(kind), Some(hash));
+    let held = leases.lock("another").acquire().await.unwrap();
+    assert_eq!(leases.lock("another").holder().await.unwrap().as_ref().map(kind), Some(None), "that is a lock");
+    held.release().await.unwrap();
 }
 
 async fn a_wait_that_ends_says_who_holds_it(place: Place) {

@@ -292,10 +292,15 @@ async fn acquire(
     began: Duration,
 ) -> Result<Lease, Ended> {
     let conflict = options.waiting.conflict_exit_code;
-    let (name, verbose) = (options.name.clone(), options.verbose);
+    let (name, verbose, nonblock) = (options.name.clone(), options.verbose, options.waiting.nonblock);
     let lock = lock.on_wait(move |holder| {
-        waits();
-        if verbose {
+        if !nonblock {
+            waits();
+        }
+        if holder.not_a_lock().is_some() {
+            // Nobody will release it.
+            tell(format_args!("{name:?} is held by {holder}"));
+        } else if verbose && !nonblock {
             tell(format_args!("{name:?} is held by {holder}; waiting"));
         }
     });
