@@ -165,10 +165,10 @@ impl Lock {
         self
     }
 
-    /// Is called when an acquire finds the lock held, whether the call waits or not: `try_acquire` and `try_run` call it too.
-    /// While one waits, it is called at first, and again when the lock has changed hands. [`Holder::not_a_lock`] tells a
-    /// key that is no lock, which nobody will release. It runs inside the acquire, in the caller's own task, so it should be
-    /// quick: while it blocks, this acquire stands still, and those behind it in
+    /// Is called when an acquire finds the lock held, whether the call waits or not: `try_acquire` and `try_run` call
+    /// it too. While one waits, it is called at first, and again when the lock has changed hands.
+    /// [`Holder::not_a_lock`] tells a key that is no lock, which nobody will release. It runs inside the acquire, in
+    /// the caller's own task, so it should be quick: while it blocks, this acquire stands still, and those behind it in
     /// this process wait for up to two seconds and two command time-outs before they go on without it. A panic in it
     /// unwinds through the acquire, which is undone as if it had been dropped. Nobody else notices either.
     ///

@@ -1,4 +1,5 @@
-//! How much an outage writes into the log: each cause once, then at most once a minute with its count, and its end once.
+//! How much an outage writes into the log: each cause once, then at most once a minute with its count, and its end
+//! once.
 
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]

@@ -56,10 +56,10 @@ impl Holder {
         self.is_ours
     }
 
-    /// What the key holds if that is no lock: data of a program under the lock's name. A `"list"`, a value of another type
-    /// that is no string, or a `"string without a TTL"`. Nobody releases it, so the lock is not free before the key is
-    /// gone: give the lock another name or its `Leases` a prefix, or delete the key. `"value of another type"` where our
-    /// user lacks the right `+type`.
+    /// What the key holds if that is no lock: data of a program under the lock's name. A `"list"`, a value of another
+    /// type that is no string, or a `"string without a TTL"`. Nobody releases it, so the lock is not free before the
+    /// key is gone: give the lock another name or its `Leases` a prefix, or delete the key. `"value of another type"`
+    /// where our user lacks the right `+type`.
     ///
     /// `None` for a lock of ours, and for a string with a TTL: that is another library's lock.
     #[must_use]
@@ -83,16 +83,16 @@ pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence
     Holder { token, remaining, fence, is_ours: false, not_a_lock: None }
 }
 
-/// Puts together what a node read: the key's value (`None` if that is no text), and its PTTL in milliseconds (-1 without a
-/// TTL).
+/// Puts together what a node read: the key's value (`None` if that is no text), and its PTTL in milliseconds (-1
+/// without a TTL).
 pub fn read(value: Option<&str>, pttl: i64) -> Holder {
     let (token, fence) = value.and_then(Token::read_value).unzip();
     let not_a_lock = (token.is_none() && pttl == NO_TTL).then_some("string without a TTL");
     Holder { not_a_lock, ..of(token, remaining(pttl), fence) }
 }
 
-/// The same for a key whose value could not be read, as TYPE names its type; `None` if that is not known. What is a string
-/// may be a lock.
+/// The same for a key whose value could not be read, as TYPE names its type; `None` if that is not known. What is a
+/// string may be a lock.
 pub fn of_type(name: Option<&str>, pttl: i64) -> Holder {
     let not_a_lock = match name {
         Some("string") => None,
@@ -173,7 +173,8 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// `label`, `remaining_seconds`, `fence` and `not_a_lock`, each `null` if there is none, and `is_ours`; never the token.
+/// `label`, `remaining_seconds`, `fence` and `not_a_lock`, each `null` if there is none, and `is_ours`; never the
+/// token.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Holder {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -2,12 +2,12 @@
 //!
 //! # Invariants
 //!
-//! 1. A cause is told when it is first met, and again once [`PERIOD`] has passed since it was last told, however often it
-//!    is met in between and however often it ends.
+//! 1. A cause is told when it is first met, and again once [`PERIOD`] has passed since it was last told, however often
+//!    it is met in between and however often it ends.
 //! 2. What is told says how often its cause was met since that was last told. Of several causes at once the most.
 //! 3. An end is told once, and only if a cause was told since the last end.
-//! 4. At most [`MOST_CAUSES`] are kept. A cause gives its place up only a period after it was told, so no more than that
-//!    many lines are told in a period.
+//! 4. At most [`MOST_CAUSES`] are kept. A cause gives its place up only a period after it was told, so no more than
+//!    that many lines are told in a period.
 
 use std::time::Duration;
 
@@ -117,8 +117,8 @@ impl Troubles {
 }
 
 /// What is behind a failure: for each server what it replied, or that it is silent, in whatever way that shows: no
-/// answer, no connection, no question. Over a quorum those are the nodes that gave no vote, and not the others, which may
-/// say something else each time.
+/// answer, no connection, no question. Over a quorum those are the nodes that gave no vote, and not the others, which
+/// may say something else each time.
 pub fn causes(failure: &Failure) -> Vec<String> {
     let text = failure.to_string();
     match failure.votes() {

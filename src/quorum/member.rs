@@ -291,8 +291,8 @@ impl Member {
         }
     }
 
-    /// It is in trouble. How often it was since that was last told, if it is to be told: a node may come and go many times
-    /// a minute.
+    /// It is in trouble. How often it was since that was last told, if it is to be told: a node may come and go many
+    /// times a minute.
     fn meet(&self, causes: impl IntoIterator<Item = String>) -> Option<u64> {
         self.told.meet_causes(self.now(), causes)
     }

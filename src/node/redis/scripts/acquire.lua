@@ -5,7 +5,8 @@
 -- ARGV   1 token  2 TTL in ms   3 fence memory in ms; for a vote also  4 restart delay in s   5 the fence to issue if it is
 --        large enough, or ""; and perhaps a witness of this server's uptime  6 run id   7 seconds
 -- Reply  {1, fence}              granted
---        {0, PTTL in ms, value}  somebody holds it; value is {0, type} for another type than a string, {0} if that is not told
+--        {0, PTTL in ms, value}  somebody holds it; value is {0, type} for another type than a string, and {0} if that
+--                                is not told
 --        {2, seconds}            up for too short a time to vote, and for how long that lasts
 --        and for a vote  time in µs, run id (or nil)  after each of them
 --

@@ -9,9 +9,9 @@
 --        and perhaps a witness of this server's uptime  10 run id  11 seconds
 -- Reply  {1, fence}  the lock is the token's, for its TTL; and the run id, if the uptime was read
 --        {0, PTTL in ms, value, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: poll
---          again at once. value is nil if the lock is free; {0, type} for another type than a string, {0} if that is not
---          told. ticket is decimal text, "0" if it only looked; rank is how many wait before it; entered is 1 if it was not
---          in the queue and the hash before, else 0
+--          again at once. value is nil if the lock is free; {0, type} for another type than a string, {0} if that is
+--          not told. ticket is decimal text, "0" if it only looked; rank is how many wait before it; entered is 1 if it
+--          was not in the queue and the hash before, else 0
 --        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server up for too short a time
 --          to grant it, and for how long that lasts: meanwhile it waits
 --        or an error about a queue key that holds no queue, or a fence key that holds no fence
