@@ -45,7 +45,7 @@ async fn main() -> Result<(), Error> {
         println!("job: that was {:.1?} after the deletion", stopped.saturating_duration_since(deleted?));
     }
     match lease.release().await {
-        Ok(()) => println!("job: released, finished: {finished}"),
+        Ok(_) => println!("job: released, finished: {finished}"),
         Err(error) => println!("job: nothing left to release: {error}"),
     }
     leases.close().await;

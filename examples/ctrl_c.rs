@@ -48,9 +48,10 @@ async fn program(url: String) -> Result<()> {
     Ok(())
 }
 
-async fn work() {
+async fn work() -> Result<(), leasehold::Error> {
     println!("{WORKING}");
     sleep(Duration::from_secs(60)).await;
+    Ok(())
 }
 
 #[tokio::main]

@@ -67,7 +67,7 @@ async fn do_job(leases: Leases, job: Job, tell: UnboundedSender<Told>) {
             }
             Job::Short | Job::Waiting => sleep(LIMIT / 3).await,
         }
-        lease.is_held()
+        Ok(lease.is_held())
     };
     let ended = leases.lock(format!("examples:graceful_shutdown:{name:?}")).run(work).await;
     println!("{job:?}: {ended:?}");

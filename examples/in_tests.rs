@@ -25,7 +25,7 @@ async fn import(lock: Lock, mut rows: mpsc::Receiver<u32>) -> Result<u32, Error>
         while rows.recv().await.is_some() {
             count += 1;
         }
-        count
+        Ok(count)
     });
     count.await
 }

@@ -47,7 +47,7 @@ async fn stand_for_election(
         println!("{} steps down: {ended}", lease.label());
         match lease.release().await {
             // Lost before: another one may lead already. Stand again.
-            Ok(()) | Err(Error::Lost(_)) => {}
+            Ok(_) | Err(Error::Lost(_)) => {}
             Err(error) => println!("{error}"),
         }
     }

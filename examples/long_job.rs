@@ -20,6 +20,7 @@ const TTL: Duration = Duration::from_secs(2);
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
+    println!("a job under a lock, on {}", if url.starts_with("memory:") { "a server in memory" } else { "REDIS_URL" });
     let leases = Leases::builder().url(url).ttl(TTL).build().await?;
     let lock = leases.lock("examples:long_job").on_wait(|holder| println!("waiting for {holder}"));
 
@@ -39,7 +40,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Four to eight seconds of work in small steps.
-async fn job(lease: LeaseHandle) -> u64 {
+async fn job(lease: LeaseHandle) -> Result<u64, leasehold::Error> {
     println!("acquired as {}, fence {}, for {TTL:?} at a time", lease.label(), lease.fence());
     let steps = 80 + RandomState::new().hash_one("length") % 81;
     let mut before = lease.remaining();
@@ -52,5 +53,5 @@ async fn job(lease: LeaseHandle) -> u64 {
         }
         before = remaining;
     }
-    steps
+    Ok(steps)
 }

@@ -75,11 +75,11 @@ async fn machine_loop(leases: Leases, start: Instant) -> Result<Vec<Run>, Error>
 }
 
 /// The work: much quicker than the interval.
-async fn report(lease: LeaseHandle) -> Instant {
+async fn report(lease: LeaseHandle) -> Result<Instant, Error> {
     let started = Instant::now();
     println!("machine {}: writes the report, fence {}", lease.label(), lease.fence());
     tokio::time::sleep(Duration::from_millis(50)).await;
-    started
+    Ok(started)
 }
 
 struct Run {

@@ -47,7 +47,8 @@ async fn import(lock: Lock, task: &'static str) -> Result<(), Error> {
     }
     println!("  {task}: imported holds {}", lease.hold_count());
     // The last of them releases the key.
-    lease.release().await
+    lease.release().await?;
+    Ok(())
 }
 
 /// Needs the lock for its one row, whoever calls it.
@@ -55,5 +56,6 @@ async fn add(lock: &Lock, task: &str, row: u32) -> Result<(), Error> {
     let lease = lock.acquire().await?;
     println!("  {task}:   row {row}  holds {}, fence {}", lease.hold_count(), lease.fence());
     tokio::time::sleep(Duration::from_millis(100)).await;
-    lease.release().await
+    lease.release().await?;
+    Ok(())
 }

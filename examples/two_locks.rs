@@ -26,13 +26,14 @@ use tokio::{task::JoinSet, time::sleep};
 const ALICE: &str = "examples:account:alice";
 const BOB: &str = "examples:account:bob";
 
-/// Runs `work` while both locks are held. `budget` is for the wait for both.
-async fn with_both<T, Fut: Future<Output = T>>(
+/// Runs `work` while both locks are held. `budget` is for the wait for both. The result is the work's own, and its error
+/// any type that is `From<leasehold::Error>`. A release without an answer does not turn it into a failure.
+async fn with_both<T, E: From<Error>, Fut: Future<Output = Result<T, E>>>(
     leases: &Leases,
     mut names: [&str; 2],
     budget: Duration,
     work: impl FnOnce([LeaseHandle; 2]) -> Fut,
-) -> Result<T, Error> {
+) -> Result<T, E> {
     names.sort_unstable();
     let [first, second] = names.map(|name| leases.lock(name));
     let began = Instant::now();
@@ -40,11 +41,20 @@ async fn with_both<T, Fut: Future<Output = T>>(
     // If this fails, `?` drops the first lease, which releases it.
     let second = second.acquire_within(budget.saturating_sub(began.elapsed())).await?;
     // The loss of the first drops the inner `run`, and the work with it; the loss of the second ends both.
-    first.run(|first| second.run(|second| work([first, second]))).await?
+    first.run(|first| second.run(|second| work([first, second]))).await
+}
+
+/// What a transfer fails with: an error of its own, or one of the locks.
+#[derive(Debug, thiserror::Error)]
+enum TransferError {
+    #[error(transparent)]
+    Lock(#[from] Error),
+    #[error("the account has less than that")]
+    TooPoor,
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Error> {
+async fn main() -> Result<(), TransferError> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
     let leases = Leases::connect(url).await?;
 
@@ -58,9 +68,13 @@ async fn main() -> Result<(), Error> {
             let work = async |_: [LeaseHandle; 2]| {
                 let [alice, bob] = &*balances;
                 let (from, to) = (alice.load(Relaxed), bob.load(Relaxed));
+                if from < by || to < -by {
+                    return Err(TransferError::TooPoor);
+                }
                 sleep(Duration::from_millis(10)).await;
                 alice.store(from - by, Relaxed);
                 bob.store(to + by, Relaxed);
+                Ok(())
             };
             with_both(&leases, names, Duration::from_secs(30), work).await
         });
@@ -74,7 +88,7 @@ async fn main() -> Result<(), Error> {
 
     // The second lock is busy: the budget ends, and the first is free again.
     let busy = leases.lock(BOB).acquire().await?;
-    let outcome = with_both(&leases, [BOB, ALICE], Duration::from_millis(200), async |_| ()).await;
+    let outcome = with_both(&leases, [BOB, ALICE], Duration::from_millis(200), async |_| Ok::<_, Error>(())).await;
     println!("budget: {outcome:?}");
     assert!(matches!(outcome, Err(Error::TimedOut { ref name, .. }) if name == BOB));
     let free = leases.lock(ALICE).try_acquire().await?;
@@ -86,7 +100,7 @@ async fn main() -> Result<(), Error> {
         let operator = leases.lock(taken);
         let work = async |_: [LeaseHandle; 2]| {
             assert_eq!(operator.force_release().await, Ok(true));
-            pending::<()>().await;
+            pending::<Result<(), Error>>().await
         };
         let outcome = with_both(&leases, [ALICE, BOB], Duration::from_secs(5), work).await;
         println!("loss: {outcome:?}");

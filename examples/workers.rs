@@ -55,12 +55,12 @@ async fn pool(leases: Leases, mut queue: VecDeque<String>, done: Done) -> Result
 }
 
 /// One job, under its lease.
-async fn work(lease: Lease, done: Done) -> Result<()> {
+async fn work(lease: Lease, done: Done) -> Result<(), leasehold::Error> {
     lease
         .run(|lease| async move {
             // Somebody may have done it between our look at the queue and our acquire.
             if done.lock().unwrap_or_else(PoisonError::into_inner).contains_key(lease.name()) {
-                return;
+                return Ok(());
             }
             sleep(Duration::from_millis(100)).await;
             println!("{:>5}: {}", lease.label(), lease.name());
@@ -69,9 +69,9 @@ async fn work(lease: Lease, done: Done) -> Result<()> {
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(lease.name().to_owned(), lease.label().to_owned());
             assert_eq!(before, None, "{} is done once", lease.name());
+            Ok(())
         })
-        .await?;
-    Ok(())
+        .await
 }
 
 #[tokio::main]

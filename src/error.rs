@@ -69,9 +69,10 @@ pub enum Error {
     /// [`lost`](crate::Lease::lost) completed with.)
     #[error(transparent)]
     Lost(#[from] Lost),
-    /// The server did not confirm it in time. A release goes on in the background, and the key expires within its TTL. After
-    /// a renewal the lease is valid for as long as [`remaining`](crate::Lease::remaining) says, and the watchdog goes on.
-    #[error("{before}{0}{after}", before = .0.0.around.0, after = .0.0.around.1)]
+    /// The server did not confirm a [renewal](crate::Lease::renew) in time. The lease is valid for as long as
+    /// [`remaining`](crate::Lease::remaining) says, and the keeper goes on renewing it. (An unconfirmed release is no error:
+    /// [`Released::Unconfirmed`](crate::Released::Unconfirmed).)
+    #[error("{before}{0}", before = .0.0.before)]
     Unknown(Details),
     /// A later holder has written the guarded value: this job is from the past, and must stop.
     #[error("the fence {fence} is older than {seen}, which {key:?} has seen: a later holder has written, so stop")]
@@ -115,8 +116,8 @@ pub struct Details(Arc<Inner>);
 #[derive(PartialEq, Eq)]
 struct Inner {
     text: Box<str>,
-    /// What the error says before and after the text.
-    around: (&'static str, &'static str),
+    /// What the error says before the text.
+    before: &'static str,
     votes: Option<Arc<Votes>>,
     retry_after: Option<Duration>,
 }
@@ -138,17 +139,8 @@ impl Error {
         Self::unavailable(KEEPER_ENDED)
     }
 
-    pub(crate) fn unknown_release(failure: &Failure, is_kept: bool) -> Self {
-        let goes_on = if is_kept {
-            ". It goes on in the background, and the key expires within its TTL, or after the time for which it is kept"
-        } else {
-            ". It goes on in the background, and the key expires within its TTL"
-        };
-        Self::Unknown(Details::of(failure, ("the release is not confirmed: ", goes_on)))
-    }
-
     pub(crate) fn unknown_renewal(failure: &Failure) -> Self {
-        Self::Unknown(Details::of(failure, ("the renewal is not confirmed: ", "")))
+        Self::Unknown(Details::of(failure, "the renewal is not confirmed: "))
     }
 
     /// Which error it is.
@@ -168,6 +160,10 @@ impl Error {
 
     /// Whether the same call may succeed later with nothing changed. [`Lost`](Self::Lost) is not: that lease is over, and a new
     /// one has to be acquired.
+    ///
+    /// Retry the acquire, not the work. A transient error of an acquire means that no work was done. Where your work calls
+    /// the library too, such as [`renew`](crate::Lease::renew), its transient errors come from the middle of the work. See
+    /// [the guide](crate::guide#work-that-can-fail).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -178,8 +174,13 @@ impl Error {
         }
     }
 
-    /// When it makes sense to try again, where that is known: the key of the holder expires then unless it is renewed, or
-    /// enough servers have been up for the [`restart_delay`](crate::Builder::restart_delay).
+    /// When it makes sense to try again, where that is known.
+    ///
+    /// - After [`TimedOut`](Self::TimedOut) it is the holder's [`remaining`](crate::Holder::remaining): how long its key
+    ///   lives **if the holder has died**. A living holder renews the key, and may release it at any moment: a job of three
+    ///   seconds with the default TTL says nearly 30 s. So it bounds nothing for a busy lock. For a `Retry-After` take at
+    ///   most what your jobs take, such as five seconds.
+    /// - Otherwise enough servers will have been up for the [`restart_delay`](crate::Builder::restart_delay) then.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -232,12 +233,25 @@ impl Error {
 
 impl Details {
     fn new(text: impl Into<Box<str>>) -> Self {
-        Self(Arc::new(Inner { text: text.into(), around: ("", ""), votes: None, retry_after: None }))
+        Self(Arc::new(Inner { text: text.into(), before: "", votes: None, retry_after: None }))
     }
 
-    fn of(failure: &Failure, around: (&'static str, &'static str)) -> Self {
+    fn of(failure: &Failure, before: &'static str) -> Self {
+        Self::saying(failure.to_string(), failure, before)
+    }
+
+    pub(crate) fn of_release(failure: &Failure, is_kept: bool) -> Self {
+        let why = failure.to_string();
+        // A runtime that has ended does nothing more.
+        let goes_on = if why.contains(KEEPER_ENDED) { "The" } else { "It goes on while this process runs, and the" };
+        let kept = if is_kept { ", or after the time for which it is kept" } else { "" };
+        let text = format!("the release is not confirmed: {why}. {goes_on} key expires within its TTL{kept}");
+        Self::saying(text, failure, "")
+    }
+
+    fn saying(text: String, failure: &Failure, before: &'static str) -> Self {
         let (votes, retry_after) = (failure.votes().cloned(), failure.retry_after());
-        Self(Arc::new(Inner { text: failure.to_string().into(), around, votes, retry_after }))
+        Self(Arc::new(Inner { text: text.into(), before, votes, retry_after }))
     }
 
     /// What each node of a quorum said, when too few of them granted what was asked.
@@ -268,7 +282,7 @@ pub(crate) fn keeper_ended() -> Failure {
 #[doc(hidden)]
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        let details = Details::of(&failure, ("", ""));
+        let details = Details::of(&failure, "");
         if failure.is_refusal() { Self::Refused(details) } else { Self::Unavailable(details) }
     }
 }
@@ -291,12 +305,7 @@ mod tests {
         let kinds = |failure: &Failure| {
             let nodes = ["one", "two"].map(|node| (node.to_owned(), NodeAnswer::Unreachable(failure.to_string())));
             let of_nodes = Error::from(Failure::of_nodes(nodes));
-            [
-                Error::from(failure.clone()),
-                Error::unknown_release(failure, false),
-                Error::unknown_renewal(failure),
-                of_nodes,
-            ]
+            [Error::from(failure.clone()), Error::unknown_renewal(failure), of_nodes]
         };
         assert!(!Error::keeper_ended().is_transient());
         assert!(kinds(&keeper_ended()).iter().all(|error| !error.is_transient()));

@@ -12,14 +12,15 @@ use crate::{
     foreign::{Relay, relayed},
     lost::Lost,
     reentry::OwnerSlot,
+    released::Released,
     status::{Board, HasBoard, Signal, Status, StatusChanges},
     watchdog::{Hold, Leaving},
 };
 
 /// A held lock: from the acquire until [`release`](Self::release), loss or drop.
 ///
-/// A watchdog extends it in the background for as long as it lives. Believe in it only while [`check`](Self::check)
-/// says so, and stop when [`lost`](Self::lost) completes: from then on somebody else may hold the lock. For what must
+/// The *keeper*, a thread of the library, extends it for as long as it lives. Believe in it only while
+/// [`check`](Self::check) says so, and stop when [`lost`](Self::lost) completes: from then on somebody else may hold the lock. For what must
 /// never go wrong, hand [`fence`](Self::fence) to whatever the lock protects.
 ///
 /// Dropping it releases the lock in the background and never blocks, inside a runtime, outside one or during a panic;
@@ -105,24 +106,28 @@ impl Lease {
         self.view.clone()
     }
 
-    /// Releases the lock, if this is the last lease of a re-entrant owner, and says whether it had been ours to the
-    /// end. [`lost`](Self::lost) completes with [`LossReason::Released`](crate::LossReason::Released) as soon as this begins.
+    /// Releases the lock, if this is the last lease of its acquisition. [`lost`](Self::lost) completes with
+    /// [`LossReason::Released`](crate::LossReason::Released) as soon as this begins.
+    ///
+    /// `Ok` says that the lease was ours to the end. [`Released`] says whether the server has confirmed the release in
+    /// time. If it has not, that is no failure of the work: the release goes on in the background, and the key expires
+    /// within its TTL. So `lease.release().await?` after the work fails for one reason only. See
+    /// [the guide](crate::guide#when-a-release-is-not-confirmed).
     ///
     /// It takes at most one command time-out. Over a quorum a majority decides, and the others are seen to in the
     /// background.
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the lease ended before. What the job did after [`Lost::since`] was not protected. After
-    ///   [`LossReason::MaxHold`](crate::LossReason::MaxHold) the release is `Ok` all the same.
-    /// - [`Error::Unknown`]: the server did not confirm it. It goes on in the background, and the key expires
-    ///   within its TTL.
+    /// [`Error::Lost`]: the lease ended before. What the job did after [`Lost::since`] was not protected. After
+    /// [`LossReason::MaxHold`](crate::LossReason::MaxHold) the release is `Ok` all the same.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future drops the lease: the release goes on in the background. Nothing is left in Redis for longer
     /// than one TTL.
-    pub async fn release(self) -> Result<(), Error> {
+    #[doc(alias = "unlock")]
+    pub async fn release(self) -> Result<Released, Error> {
         relayed!(Relay::of_answers(), self.part(Duration::ZERO))
     }
 
@@ -131,33 +136,33 @@ impl Lease {
     /// its holder meanwhile. For a time that counts from the acquire there is [`Lock::keep_for`](crate::Lock::keep_for).
     ///
     /// Of several leases of a [re-entrant](crate::Lock::reentrant) owner the one that lets go last decides: before that
-    /// this one ends, and nothing is kept.
+    /// this one ends, and nothing is kept. An [unconfirmed](Released::Unconfirmed) one may have kept nothing: the key may
+    /// then go after what was left of its TTL.
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release); after an unknown outcome the key may also go after what was left of its TTL.
-    /// [`Error::Config`] if it cannot be kept for so long: the lease is dropped.
+    /// As [`release`](Self::release). [`Error::Config`] if it cannot be kept for so long: the lease is dropped.
     ///
     /// # Cancel safety
     ///
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
-    pub async fn release_keeping(self, keep: Duration) -> Result<(), Error> {
+    pub async fn release_keeping(self, keep: Duration) -> Result<Released, Error> {
         check_keep("release_keeping", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())?;
         relayed!(Relay::of_answers(), self.part(keep))
     }
 
     /// The key stays for so long from now on at least.
-    async fn part(self, keep: Duration) -> Result<(), Error> {
+    async fn part(self, keep: Duration) -> Result<Released, Error> {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
         let _under_way = client.host.token();
         let leaving = self.view.leave();
         let parting = hold.release_mode(client.now(), keep);
         match leaving {
-            Leaving::Nothing(outcome) => outcome.map_err(Error::Lost),
+            Leaving::Nothing(outcome) => outcome.map(|()| Released::Confirmed).map_err(Error::Lost),
             Leaving::Release { valid_until } => client.release(hold, parting, valid_until).await,
             Leaving::Forgiven => match client.release(hold, parting, client.now()).await {
-                Err(Error::Lost(_)) => Ok(()),
+                Err(Error::Lost(_)) => Ok(Released::Confirmed),
                 outcome => outcome,
             },
         }
@@ -174,6 +179,35 @@ impl Lease {
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then
     /// releases the lock.
     ///
+    /// The work may fail. Its error `E` is any type that is `From<leasehold::Error>`, such as your program's own, and is
+    /// the error of this call too: one `?` serves both. Work that cannot fail ends with `Ok::<_, Error>(…)`.
+    ///
+    /// ```
+    /// # use leasehold::{Error, LeaseHandle, Leases};
+    /// #[derive(Debug)]
+    /// enum ImportError {
+    ///     Lock(Error),
+    ///     BadRow(String),
+    /// }
+    ///
+    /// impl From<Error> for ImportError {
+    ///     fn from(error: Error) -> Self {
+    ///         Self::Lock(error)
+    ///     }
+    /// }
+    ///
+    /// async fn import(lease: LeaseHandle) -> Result<u32, ImportError> {
+    ///     lease.check()?; // a leasehold::Error
+    ///     "42".parse().map_err(|_| ImportError::BadRow("42".into())) // an error of its own
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), ImportError> {
+    /// # let leases = Leases::in_memory();
+    /// let lease = leases.lock("import").acquire().await?;
+    /// let rows = lease.run(import).await?;
+    /// # assert_eq!(rows, 42); Ok(()) }
+    /// ```
+    ///
     /// During a [`shutdown`](crate::Leases::shutdown) it goes on: the work hears of that from
     /// [`lost`](LeaseHandle::lost) or its [`cancellation_token`](LeaseHandle::cancellation_token).
     ///
@@ -182,16 +216,20 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// The loss, if the work was not started, was stopped, or ended when the lease was gone already. A release that is
-    /// merely unconfirmed is no error: the work was protected to its end.
+    /// - What the work failed with. The lock is released then too.
+    /// - [`Error::Lost`], as an `E`: the work was not started, was stopped, or ended with `Ok` when the lease was gone
+    ///   already.
+    ///
+    /// A release that is not confirmed is no error: the work was protected to its end.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future drops the work and then the lease, which is released in the background.
-    pub async fn run<F, Fut>(self, work: F) -> Result<Fut::Output, Error>
+    pub async fn run<F, Fut, T, E>(self, work: F) -> Result<T, E>
     where
         F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
     {
         let signal = self.view.signal();
         self.run_until(work, async move { relayed!(Relay::of_signals(), signal.over()) }).await
@@ -206,7 +244,7 @@ impl Lease {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # async fn copy_everything() {}
+    /// # async fn copy_everything() -> Result<(), leasehold::Error> { Ok(()) }
     /// # async fn delete_the_half_of_it() {}
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
     /// # let leases = leasehold::Leases::in_memory();
@@ -216,8 +254,11 @@ impl Lease {
     ///     .run_with_grace(grace, |lease| async move {
     ///         tokio::select! {
     ///             biased;
-    ///             _ = lease.lost() => delete_the_half_of_it().await,
-    ///             () = copy_everything() => {}
+    ///             lost = lease.lost() => {
+    ///                 delete_the_half_of_it().await;
+    ///                 Err(lost.into())
+    ///             }
+    ///             outcome = copy_everything() => outcome,
     ///         }
     ///     })
     ///     .await?;
@@ -226,40 +267,43 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run): work that ended while the lease held is `Ok`, though it was asked to stop. [`Error::Config`] if
-    /// `grace` is more than half of the TTL: the lease is dropped.
+    /// As [`run`](Self::run): work that ended while the lease held gives its own result, though it was asked to stop.
+    /// [`Error::Config`], as an `E`, if `grace` is more than half of the TTL: the lease is dropped.
     ///
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub async fn run_with_grace<F, Fut>(self, grace: Duration, work: F) -> Result<Fut::Output, Error>
+    pub async fn run_with_grace<F, Fut, T, E>(self, grace: Duration, work: F) -> Result<T, E>
     where
         F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
     {
         check_grace(grace, self.view.hold.ttl)?;
         let stop = self.handle();
         self.run_until(work, async move { relayed!(Relay::of_signals(), stop.out_of_grace(grace)) }).await
     }
 
-    async fn run_until<F, Fut>(self, work: F, stop: impl Future<Output = Lost>) -> Result<Fut::Output, Error>
+    async fn run_until<F, Fut, T, E>(self, work: F, stop: impl Future<Output = Lost>) -> Result<T, E>
     where
         F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
     {
         self.check()?;
         let output = {
             let (stop, job) = (pin!(stop), pin!(work(self.handle())));
             tokio::select! {
                 biased;
-                lost = stop => return Err(lost.into()),
+                lost = stop => return Err(Error::Lost(lost).into()),
                 output = job => output,
             }
         };
-        match self.release().await {
-            Err(lost @ Error::Lost(_)) => Err(lost),
-            Ok(()) | Err(_) => Ok(output),
-        }
+        let released = self.release().await;
+        // What the work failed with says more than a loss behind it.
+        let done = output?;
+        released?;
+        Ok(done)
     }
 }
 
@@ -496,7 +540,7 @@ macro_rules! view {
                 self.view().hold.holds()
             }
 
-            /// Extends the lease now, instead of waiting for the watchdog: before a step that needs a full TTL.
+            /// Extends the lease now, instead of waiting for the keeper: before a step that needs a full TTL.
             ///
             /// # Errors
             ///
@@ -507,6 +551,7 @@ macro_rules! view {
             ///
             /// Dropping it may or may not have extended the key; the lease is believed as before. Nothing is left
             /// behind.
+            #[doc(alias = "extend")]
             pub async fn renew(&self) -> Result<(), Error> {
                 self.check()?;
                 let LeaseHandle { client, hold, .. } = self.view();

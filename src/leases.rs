@@ -52,6 +52,7 @@ const LONGEST_PREFIX: usize = 256;
 /// assert!(same.lock("reports:nightly").try_acquire().await?.is_none());
 /// # Ok(()) }
 /// ```
+#[doc(alias = "redisson")]
 #[derive(Clone)]
 pub struct Leases {
     pub(crate) client: Arc<Client>,
@@ -337,6 +338,7 @@ impl Builder {
     /// that takes over, no cluster. A server that was restarted gives no vote for the
     /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks and [`Guarded`] values are for one server.
     /// The page [`deployments`](crate::deployments) says when all that is worth it.
+    #[doc(alias = "redlock")]
     pub fn quorum<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
         self.quorum = Some(urls.into_iter().map(Into::into).collect());
         self

@@ -20,6 +20,7 @@ mod node;
 mod owner;
 mod random;
 mod reentry;
+mod released;
 #[cfg(all(test, leasehold_shuttle))]
 mod shuttle_tests;
 mod status;
@@ -82,6 +83,7 @@ pub use crate::{
     lock::Lock,
     lost::Lost,
     owner::Owner,
+    released::Released,
     status::{Status, StatusChanges},
     waiter::Waiter,
 };

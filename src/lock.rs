@@ -36,6 +36,7 @@ use crate::{
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
+#[doc(alias = "mutex")]
 #[must_use = "a lock holds nothing until it is acquired"]
 pub struct Lock {
     pub(crate) client: Arc<Client>,
@@ -68,7 +69,7 @@ impl Lock {
     /// How long the key lives without a renewal, 100 ms to a day; the builder's, 30 s, unless set here.
     ///
     /// It is how long the others wait after this process has died, and how long an outage may last before a lease is
-    /// lost. It does not bound the job: the watchdog renews. Where there is a
+    /// lost. It does not bound the job: the keeper renews. Where there is a
     /// [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
@@ -150,8 +151,9 @@ impl Lock {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
     /// # let leases = leasehold::Leases::in_memory();
     /// let hourly = leases.lock("reports:hourly").keep_for(Duration::from_secs(59 * 60));
-    /// assert_eq!(hourly.try_run(|_| async { "done" }).await?, Some("done"));
-    /// assert_eq!(hourly.try_run(|_| async { "done twice" }).await?, None); // not within the hour
+    /// # async fn job(_: leasehold::LeaseHandle) -> Result<&'static str, leasehold::Error> { Ok("done") }
+    /// assert_eq!(hourly.try_run(job).await?, Some("done"));
+    /// assert_eq!(hourly.try_run(job).await?, None); // not within the hour
     /// # Ok(()) }
     /// ```
     pub fn keep_for(mut self, keep: Duration) -> Self {
@@ -232,7 +234,7 @@ impl Lock {
     /// # let leases = leasehold::Leases::in_memory();
     /// # let _held = leases.lock("reports:nightly").acquire().await?;
     /// match leases.lock("reports:nightly").acquire_within(Duration::from_millis(20)).await {
-    ///     Ok(lease) => lease.release().await?,
+    ///     Ok(lease) => println!("{:?}", lease.release().await?),
     ///     Err(error @ leasehold::Error::TimedOut { .. }) => println!("{error}; try again in {:?}", error.retry_after()),
     ///     Err(error) => return Err(error),
     /// }
@@ -260,7 +262,7 @@ impl Lock {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
     /// # let leases = leasehold::Leases::in_memory();
     /// match leases.lock("reports:nightly").try_acquire().await? {
-    ///     Some(lease) => lease.release().await?,
+    ///     Some(lease) => println!("{:?}", lease.release().await?),
     ///     None => println!("somebody else is at it"),
     /// }
     /// # Ok(()) }
@@ -273,6 +275,7 @@ impl Lock {
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
+    #[doc(alias = "try_lock")]
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Lease>, Error>> + Send + use<> {
         let acquire = self.clone().acquire_or_wait(Patience::None);
         async move {
@@ -285,25 +288,65 @@ impl Lock {
 
     /// Acquires the lock, runs `work` under it, releases it; stops and drops the work the moment the lease is lost.
     ///
+    /// The work gives a `Result`, and this call gives it on. Its error `E` is any type that is `From<leasehold::Error>`:
+    /// [`Error`] itself, your program's own with a `#[from]`, `anyhow::Error` or `Box<dyn Error + Send + Sync>`. So one `?`
+    /// serves the lock and the work.
+    ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// let leases = leasehold::Leases::in_memory();
-    /// let answer = leases.lock("reports:nightly").run(|lease| async move { u64::from(lease.fence()) + 1 }).await?;
-    /// # assert!(answer > 1); Ok(()) }
+    /// # use leasehold::{Error, Leases};
+    /// # async fn insert(_: leasehold::Fence) -> Result<u32, std::num::ParseIntError> { "42".parse() }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let lock = Leases::in_memory().lock("reports:nightly");
+    /// // Work that cannot fail names a type.
+    /// let fence = lock.run(|lease| async move { Ok::<_, Error>(lease.fence()) }).await?;
+    /// // Work that can: here its `?` and the outer one make the same box of any error.
+    /// let rows = lock
+    ///     .run(|lease| async move {
+    ///         let rows = insert(lease.fence()).await?;
+    ///         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(rows)
+    ///     })
+    ///     .await?;
+    /// # assert!(rows == 42 && u64::from(fence) > 0); Ok(()) }
+    /// ```
+    ///
+    /// The compiler warns of a forgotten `.await`, and of a result that nobody looks at:
+    ///
+    /// ```compile_fail
+    /// #![deny(unused_must_use)]
+    /// # use leasehold::{Error, LeaseHandle, Lock};
+    /// # async fn job(_: LeaseHandle) -> Result<(), Error> { Ok(()) }
+    /// # async fn forgets(lock: Lock) {
+    /// lock.run(job);
+    /// # }
+    /// ```
+    ///
+    /// ```compile_fail
+    /// #![deny(unused_must_use)]
+    /// # use leasehold::{Error, LeaseHandle, Lock};
+    /// # async fn job(_: LeaseHandle) -> Result<(), Error> { Ok(()) }
+    /// # async fn forgets(lock: Lock) {
+    /// lock.run(job).await;
+    /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and then the work never started. [`Error::Lost`] if the work was stopped, or ended when
-    /// the lease was gone already. Finished work whose release is merely unconfirmed is `Ok`.
+    /// All of them are an `E`.
+    ///
+    /// - As [`acquire`](Self::acquire): then the work never started, so nothing is done twice if you call again.
+    /// - What the work failed with. It wins over a loss that only the release behind it finds.
+    /// - [`Error::Lost`], if the work was stopped, or ended with `Ok` when the lease was gone already.
+    ///
+    /// A release that is not confirmed is no error: see [the guide](crate::guide#when-a-release-is-not-confirmed).
     ///
     /// # Cancel safety
     ///
     /// Dropping the future drops the work, then releases in the background.
-    pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    pub fn run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
     where
         F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
     {
         let acquire = self.acquire();
         async move { acquire.await?.run(work).await }
@@ -313,19 +356,20 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`acquire_within`](Self::acquire_within), and then the work never started. [`Error::Lost`] as in [`run`](Self::run).
+    /// As [`acquire_within`](Self::acquire_within), and then the work never started. Otherwise as [`run`](Self::run).
     ///
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub fn run_within<F, Fut>(
+    pub fn run_within<F, Fut, T, E>(
         &self,
         limit: Duration,
         work: F,
-    ) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    ) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
     where
         F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
     {
         let acquire = self.acquire_within(limit);
         async move { acquire.await?.run(work).await }
@@ -338,21 +382,23 @@ impl Lock {
     /// # let leases = leasehold::Leases::in_memory();
     /// let lock = leases.lock("reports:nightly");
     /// let _lease = lock.acquire().await?;
-    /// assert_eq!(lock.try_run(|_| async { "done" }).await?, None); // it is busy: somebody else does it
+    /// # async fn job(_: leasehold::LeaseHandle) -> Result<&'static str, leasehold::Error> { Ok("done") }
+    /// assert_eq!(lock.try_run(job).await?, None); // it is busy: somebody else does it
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`try_acquire`](Self::try_acquire), and then the work never started. [`Error::Lost`] as in [`run`](Self::run).
+    /// As [`try_acquire`](Self::try_acquire), and then the work never started. Otherwise as [`run`](Self::run).
     ///
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub fn try_run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Option<Fut::Output>, Error>> + use<F, Fut>
+    pub fn try_run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<Option<T>, E>> + use<F, Fut, T, E>
     where
         F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
     {
         let acquire = self.try_acquire();
         async move {
@@ -372,14 +418,15 @@ impl Lock {
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub fn run_with_grace<F, Fut>(
+    pub fn run_with_grace<F, Fut, T, E>(
         &self,
         grace: Duration,
         work: F,
-    ) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    ) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
     where
         F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
     {
         let (acquire, in_bounds) = (self.acquire(), check_grace(grace, self.ttl));
         async move {

@@ -68,7 +68,7 @@ async fn events_have_stable_names_and_never_show_the_token() {
     server.cont();
     expect(log, "INFO recovered", "lock=\"job\"").await;
 
-    lease.release().await.unwrap();
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed));
     expect(log, "DEBUG release", "lock=\"job\" label=\"one\"").await;
     expect(log, "DEBUG release", "message=released").await;
 

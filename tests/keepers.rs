@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, ErrorKind, Keeper, Lease, Leases, LossReason, Owner, Status};
+use leasehold::{Error, ErrorKind, Keeper, Lease, Leases, LossReason, Owner, Released, Status};
 use support::{Child, HANGS, Lag, Part, SIGNAL, Server, eventually, on_no_runtime, one_thread, two_workers};
 use tokio::runtime::{Builder, Runtime};
 
@@ -132,7 +132,7 @@ fn calls(leases: &Leases, held: &str) -> Vec<(&'static str, Call)> {
         ("try_acquire, held", call(held.try_acquire())),
         ("fair acquire", call(fair.acquire())),
         ("fair try_acquire", call(fair.try_acquire())),
-        ("run", call(free.run(async |_| ()))),
+        ("run", call(free.run(async |_| Ok::<_, Error>(())))),
         ("holder", call(async move { lock.holder().await })),
         ("waiters", call(async move { lock2.waiters().await })),
         ("force_release", call(async move { lock3.force_release().await })),
@@ -308,8 +308,8 @@ fn a_request_under_way_ends_with_the_runtime() {
             ),
             ("holder", under_way(from, "holder", async move { asked.holder().await.map(drop) })),
             ("renew", under_way(from, "renew", async move { handle.renew().await })),
-            ("release", under_way(from, "release", async move { lease.release().await })),
         ];
+        let releasing = under_way(from, "release", async move { lease.release().await });
         let closing = {
             let leases = leases.clone();
             under_way(from, "close", async move {
@@ -323,6 +323,8 @@ fn a_request_under_way_ends_with_the_runtime() {
         for (what, call) in &under_way_now {
             ends_at_once(what, ended, &lag, call).expect_err(what);
         }
+        let released = ends_at_once("release", ended, &lag, &releasing);
+        assert!(matches!(released, Ok(Released::Unconfirmed(_))), "{released:?}");
         ends_at_once("close", ended, &lag, &closing);
         server.cont();
     }

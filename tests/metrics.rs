@@ -106,7 +106,7 @@ async fn a_life_of_a_lease(exporter: &Exporter) {
     drop(lease);
 
     let next = lock.acquire().await.expect("it is free");
-    next.release().await.expect("it was ours");
+    assert_eq!(next.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     assert_eq!(exporter.gauges(), [Some(0.0), Some(0.0), Some(0.0)]);
     assert_eq!(exporter.value("leasehold_hold_seconds_count"), Some(2.0));
     assert_eq!(exporter.value("leasehold_wait_seconds_count"), Some(2.0), "of those that had it");
@@ -161,7 +161,7 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     exporter.counts(&of_node("push_active"), 1).await;
     exporter.counts(&of_node("reconnects_total"), 0).await;
     // A program that asks for nothing sees it by its connection.
-    lease.release().await.expect("it was ours");
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     server.kill();
     exporter.counts(&of_node("node_up"), 0).await;
     exporter.counts(&of_node("push_active"), 0).await;

@@ -76,7 +76,7 @@ async fn locks_work_by_polling(leases: &Leases, wire: &mut Wire, lag: &Lag) {
             let lease = lease.unwrap();
             lease.renew().await.unwrap();
             freed = Instant::now();
-            lease.release().await.unwrap();
+            assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed));
         }
     }
 }
@@ -118,7 +118,7 @@ async fn is_told_once_and_not_asked_again(
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(freed);
     assert!(took <= SIGNAL + lag.worst(), "{how}: {took:?}");
-    lease.unwrap().release().await.unwrap();
+    assert_eq!(lease.unwrap().release().await, Ok(leasehold::Released::Confirmed));
     assert_eq!(log.all().iter().filter(|name| *name == "push").count(), 1, "{how}");
     leases.close().await;
     wire.must(&["FLUSHALL"]);

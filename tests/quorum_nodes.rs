@@ -157,7 +157,7 @@ async fn a_majority_is_enough_and_the_others_join_when_they_come() {
     eventually_async(HANGS, "it is repaired", || nodes[1].wire().token(NAME) == token).await;
     let told = || count(log, "node", &address) >= 2;
     eventually_async(HANGS, "both that it is missed and that it has come are told", told).await;
-    lease.release().await.expect("it was ours");
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -194,7 +194,7 @@ async fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
     eventually_is(&leases, 2, "it joins", |state| *state == NodeState::Up).await;
     let lease = leases.lock(NAME).acquire().await.expect("all are there");
     eventually_async(HANGS, "it has a vote", || nodes.with_key(NAME) == [0, 1, 2]).await;
-    lease.release().await.expect("it was ours");
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -205,7 +205,11 @@ async fn a_node_that_becomes_another_one_loses_its_vote() {
     let mut urls = nodes.urls();
     urls[2] = proxy.url();
     let leases = build(urls).await;
-    leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+    assert_eq!(
+        leases.lock(NAME).acquire().await.expect("all are there").release().await,
+        Ok(leasehold::Released::Confirmed),
+        "it was ours"
+    );
     // What it said before is not heard after what it says then.
     eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
     proxy.turn_to(nodes[0].port());
@@ -230,7 +234,11 @@ async fn a_vote_of_a_server_that_has_one_already_is_undone() {
     let nodes = Nodes::seasoned(3);
     let [first, last] = [0, 2].map(|at| Proxy::to(&nodes[at]));
     let leases = build(vec![first.url(), nodes[1].url(), last.url()]).await;
-    leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+    assert_eq!(
+        leases.lock(NAME).acquire().await.expect("all are there").release().await,
+        Ok(leasehold::Released::Confirmed),
+        "it was ours"
+    );
     // What it said before is not heard after what it says then.
     eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
     eventually_async(HANGS, "the lock is free", || nodes.with_key(NAME).is_empty()).await;
@@ -268,7 +276,11 @@ async fn f22_a_wrong_password_on_one_node_is_told_by_its_state() {
         NodeState::Refused(text) => names(&text, &["WRONGPASS", "check the user and password"]),
         other => panic!("it turned us down, and is {other:?}"),
     }
-    leases.lock(NAME).acquire().await.expect("two are there").release().await.expect("it was ours");
+    assert_eq!(
+        leases.lock(NAME).acquire().await.expect("two are there").release().await,
+        Ok(leasehold::Released::Confirmed),
+        "it was ours"
+    );
     names(&format!("{leases:?} {:?}", leases.nodes()), &[]);
     // Once it lets us in it takes part.
     nodes[0].wire().must(&["ACL", "SETUSER", "worker", &format!(">{SECRET}")]);
@@ -326,7 +338,7 @@ async fn nodes_tell_how_each_is() {
     eventually_is(&leases, 0, "it is back", is_recovering).await;
     eventually_is(&leases, 0, "it may vote", |state| *state == NodeState::Up).await;
     eventually_async(HANGS, "it is repaired", || nodes.with_key(NAME) == [0, 1, 2]).await;
-    lease.release().await.expect("it was ours");
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -338,10 +350,14 @@ async fn differing_clocks_are_reported_once() {
     let look = async || {
         let lease = leases.lock(NAME).acquire().await.expect("all are there");
         eventually_async(HANGS, "all have voted", || nodes.with_key(NAME).len() == 3).await;
-        lease.release().await.expect("it was ours");
+        assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
         // They are compared once a second.
         tokio::time::sleep(SECOND + PROMPT).await;
-        leases.lock(NAME).acquire().await.expect("all are there").release().await.expect("it was ours");
+        assert_eq!(
+            leases.lock(NAME).acquire().await.expect("all are there").release().await,
+            Ok(leasehold::Released::Confirmed),
+            "it was ours"
+        );
         count(log, "clocks", &address)
     };
     // Leases of 30 s allow for 302 ms.
@@ -375,7 +391,7 @@ async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
     let lease = within(HANGS, "they vote", leases.lock(NAME).acquire()).await.expect("it waits for them");
     assert!(before.elapsed() + SECOND >= DELAY, "they voted after {:?}", before.elapsed());
     assert!(up.elapsed() <= DELAY + SECOND + PROMPT + lag.worst(), "they voted after {:?} only", up.elapsed());
-    lease.release().await.expect("it was ours");
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
 }
 
 /// The least rights on one server, as docs/operations.md has them.
@@ -423,5 +439,5 @@ async fn f22_a_quorum_needs_the_right_to_info() {
     lease.renew().await.expect("two of three hold it");
     eventually_async(HANGS, "it is repaired", || nodes.with_key(NAME) == [0, 1, 2]).await;
     assert!(proxies[0].count(Match::script(REPAIR)) > 0);
-    lease.release().await.expect("it was ours");
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
 }

@@ -173,7 +173,10 @@ fn after_a_suspend_the_same_task_competes_anew() {
             assert!(matches!(answer, Ok(None)), "{answer:?}");
             assert_eq!(before.check().unwrap_err().lost().map(Lost::reason), Some(LossReason::Expired));
             drop(before);
-            within(HANGS, "the key to be undone", lock.acquire()).await.unwrap().release().await.unwrap();
+            assert_eq!(
+                within(HANGS, "the key to be undone", lock.acquire()).await.unwrap().release().await,
+                Ok(leasehold::Released::Confirmed)
+            );
         }
     });
 }
@@ -228,5 +231,5 @@ async fn re_entry_at_risk_finds_the_key_gone_and_acquires_anew() {
     let again = within(HANGS, "the re-entry", entering).await.unwrap().unwrap().expect("the lock is free");
     assert!(again.fence() > lease.fence());
     assert_eq!(within(HANGS, "lost()", lease.lost()).await.reason(), LossReason::Deleted);
-    again.release().await.unwrap();
+    assert_eq!(again.release().await, Ok(leasehold::Released::Confirmed));
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Capabilities, Clock, Error, Leases, NodeAnswer, Push, SystemClock, Vote, Votes};
+use leasehold::{Capabilities, Clock, Error, Leases, NodeAnswer, Push, Released, SystemClock, Vote, Votes};
 use serde_json::{Value, json};
 
 use crate::{
@@ -73,9 +73,8 @@ const CAUSES: [(&str, &str); 11] = [
     ("SSL_CERT_FILE", "name a PEM file with the certificate of the server's authority in SSL_CERT_FILE"),
 ];
 
-/// The advice for an error, unless its cause is none of these.
-fn advice_for(error: &Error) -> Option<&'static str> {
-    let text = error.to_string();
+/// The advice for the text of an error, unless its cause is none of these.
+fn advice_for(text: &str) -> Option<&'static str> {
     CAUSES.iter().find(|(words, _)| text.contains(words)).map(|(_, advice)| *advice)
 }
 
@@ -144,7 +143,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
             Err(error) => {
                 all_there = false;
                 let usual = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
-                vec![problem("server", error.to_string(), advice_for(&error).unwrap_or(usual))]
+                vec![problem("server", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))]
             }
         };
         sections.push(Section { place, findings });
@@ -165,7 +164,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
                 _ if is_quorum => "a majority of the servers must be there",
                 _ => "ask again",
             };
-            vec![problem("lock", error.to_string(), advice_for(&error).unwrap_or(usual))]
+            vec![problem("lock", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))]
         }
     };
     sections.push(Section { place: "a lock".into(), findings });
@@ -190,9 +189,13 @@ async fn look(
 
 async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
     let why = match leases.lock(format!("{name}:doctor")).try_acquire().await {
-        Ok(Some(lease)) => lease.release().await.err()?,
+        Ok(Some(lease)) => match lease.release().await {
+            Ok(Released::Unconfirmed(why)) => why.to_string(),
+            Ok(_) => return None,
+            Err(error) => error.to_string(),
+        },
         Ok(None) => return None,
-        Err(error) => error,
+        Err(error) => error.to_string(),
     };
     let advice = advice_for(&why).unwrap_or("a quorum goes on without it, with one less to spare");
     Some(problem("vote", format!("it grants no lock: {why}"), advice))
@@ -346,7 +349,7 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
         Err(error @ Error::Config(_)) => return Err(error.into()),
         Err(error) => {
             let usual = if is_too_early(&error) { "wait for that long" } else { advice(error.is_transient()) };
-            let advice = advice_for(&error).unwrap_or(usual);
+            let advice = advice_for(&error.to_string()).unwrap_or(usual);
             return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice)]);
         }
     };
@@ -354,10 +357,13 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
     let renewed = lease.renew().await.map_err(|error| {
         problem("lock", format!("it cannot be renewed: {error}"), advice(matches!(error, Error::Lost(_))))
     });
-    let released = lease.release().await.map_err(|error| {
-        problem("lock", format!("it cannot be released: {error}"), advice(matches!(error, Error::Lost(_))))
-    });
-    let mut findings: Vec<_> = [renewed, released].into_iter().filter_map(Result::err).collect();
+    let unreleased = match lease.release().await {
+        Ok(Released::Unconfirmed(why)) => Some((why.to_string(), advice(false))),
+        Ok(_) => None,
+        Err(error) => Some((error.to_string(), advice(matches!(error, Error::Lost(_))))),
+    };
+    let unreleased = unreleased.map(|(why, advice)| problem("lock", format!("it cannot be released: {why}"), advice));
+    let mut findings: Vec<_> = renewed.err().into_iter().chain(unreleased).collect();
     let works = findings.is_empty();
     findings.extend(misplaced);
     if works {

@@ -54,7 +54,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let leases = Leases::connect(url).await?;
     let lock = leases.lock("examples:observed");
     let lease = lock.acquire().await?;
-    // The watchdog does this at a third of the TTL.
+    // The keeper does this at a third of the TTL.
     lease.renew().await?;
     assert!(lock.try_acquire().await?.is_none());
     lease.release().await?;

@@ -30,6 +30,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+/// The most seconds that a client is asked to wait before its next try: how long our jobs take, as far as we know.
+const RETRY_AT_MOST: u64 = 5;
+
 /// What a handler fails with: one conversion serves every call of the library.
 struct ApiError(Error);
 
@@ -44,15 +47,17 @@ impl IntoResponse for ApiError {
         let Self(error) = self;
         let status = match error {
             Error::TimedOut { .. } => StatusCode::CONFLICT,
-            Error::Unavailable(_) | Error::Unknown(_) | Error::Closed => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Unavailable(_) | Error::Closed => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         // The text is for us, and not for the client: it names hosts.
         println!("server: {status}: {error}");
         let mut response = status.into_response();
         if let Some(after) = error.retry_after() {
-            // When the holder's key expires unless it is renewed: a hint. Rounded up, since 0 means "at once".
-            response.headers_mut().insert(RETRY_AFTER, (after.as_secs() + 1).into());
+            // The key's rest of life, were its holder dead. A living holder renews the key, and may release at any
+            // moment: so ask again soon. Rounded up, since 0 means "at once".
+            let rest = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            response.headers_mut().insert(RETRY_AFTER, rest.clamp(1, RETRY_AT_MOST).into());
         }
         response
     }
@@ -74,12 +79,13 @@ async fn start_job(State(leases): State<Leases>, Path(name): Path<String>) -> Re
     Ok(answer)
 }
 
-async fn job(lease: LeaseHandle) {
+async fn job(lease: LeaseHandle) -> Result<(), Error> {
     tokio::select! {
         biased;
         () = lease.cancellation_token().cancelled_owned() => println!("server: the job saves, {:?}", lease.status()),
         () = sleep(Duration::from_secs(3600)) => {}
     }
+    Ok(())
 }
 
 async fn readyz(State(leases): State<Leases>) -> Result<&'static str, ApiError> {
@@ -115,7 +121,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(request(&mut one, "POST /jobs/a").await?.status, 202);
     let again = request(&mut one, "POST /jobs/a").await?;
     assert_eq!(again.status, 409, "the same connection enters once");
-    assert!(again.retry_after.is_some_and(|after| (1..=31).contains(&after)), "the TTL is 30 s");
+    assert!(again.retry_after.is_some_and(|after| (1..=5).contains(&after)), "not the TTL, which is 30 s");
 
     let mut other = TcpStream::connect(address).await?;
     assert_eq!(request(&mut other, "POST /jobs/a").await?.status, 409);

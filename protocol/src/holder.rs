@@ -28,6 +28,10 @@ impl Holder {
     }
 
     /// How long the key still lived when it was read, if nobody renews it.
+    ///
+    /// So it says when the lock is free **if its holder has died**. A living holder renews the key at a third of its TTL,
+    /// and may release it at any moment: that says nothing of how long its work takes. Zero, or `None`, promises nothing
+    /// either.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining

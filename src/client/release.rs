@@ -23,6 +23,7 @@ use super::Client;
 use crate::{
     error::Error,
     quorum::{Asked, FanOut, MayFail, Member, Undo, Untold},
+    released::Released,
     sync::catching_panics,
     watchdog::Hold,
 };
@@ -61,7 +62,7 @@ impl Client {
         hold: &Arc<Hold>,
         mode: ReleaseMode,
         valid_until: Time,
-    ) -> Result<(), Error> {
+    ) -> Result<Released, Error> {
         // `close` must not take the connection away from under it.
         let _under_way = self.host.token();
         let mut background = Dropped { client: self, hold, mode: Some(mode.clone()) };
@@ -85,7 +86,7 @@ impl Client {
             }
             // It may be free all the same; and what was deleted on our own connection is not told.
             self.released(&hold.key, &mode);
-            return Err(Error::unknown_release(&failure, matches!(mode, ReleaseMode::Retain(..))));
+            return Ok(Released::unconfirmed(&failure, matches!(mode, ReleaseMode::Retain(..))));
         }
         if let Some(count) = self.unconfirmed.end() {
             tracing::info!(name: "release", target: "leasehold", lock, label, count, "releases are confirmed again");
@@ -100,7 +101,7 @@ impl Client {
                 let since = if reason == LossReason::Expired { valid_until } else { now };
                 Err(Error::Lost(hold.lost(now, since, reason)))
             }
-            End::Released | End::Unknown(_) => Ok(()),
+            End::Released | End::Unknown(_) => Ok(Released::Confirmed),
         }
     }
 

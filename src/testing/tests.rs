@@ -6,7 +6,7 @@ use std::{future::Future, time::Duration};
 use tokio::time::timeout;
 
 use super::*;
-use crate::{ErrorKind, Keeper, Owner, Status};
+use crate::{ErrorKind, Keeper, Owner, Released, Status};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -101,7 +101,8 @@ async fn a_lock_is_taken_over_before_all_who_stand_in_line() {
     // They have kept their places.
     for waiter in waiters {
         soon("a TTL", clock.pass(2 * TTL, &leases)).await;
-        soon("its turn", waiter).await.unwrap().unwrap().release().await.unwrap();
+        let released = soon("its turn", waiter).await.unwrap().unwrap().release().await;
+        assert_eq!(released, Ok(Released::Confirmed));
     }
 }
 
@@ -175,7 +176,7 @@ async fn a_lease_is_lost_on_purpose() {
     clock.advance(TTL);
     assert_eq!(soon("the loss", lease.lost()).await.reason(), LossReason::Expired);
     drop(silence);
-    soon("the next", lock.acquire()).await.unwrap().release().await.unwrap();
+    assert_eq!(soon("the next", lock.acquire()).await.unwrap().release().await, Ok(Released::Confirmed));
 }
 
 #[tokio::test]

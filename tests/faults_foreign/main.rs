@@ -80,7 +80,7 @@ async fn cause(event: &str, scene: &Scene) {
                 .await;
             assert!(all[0].wire().del("victim"));
             sprung(event).await;
-            victim.release().await.expect("a majority has it");
+            assert_eq!(victim.release().await, Ok(leasehold::Released::Confirmed), "a majority has it");
         }
         "node" => {
             all[2].stop();
@@ -354,7 +354,7 @@ async fn a_waker_is_dropped(fault: Fault) {
     });
     let won = tokio::task::spawn_blocking(move || won.join().unwrap()).await.unwrap().expect("two of three are there");
     scene.servers.all()[2].cont();
-    won.release().await.expect("it was ours");
+    assert_eq!(won.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     scene.others_do_not_notice().await;
     TRAP.spared_the_keeper();
 }
@@ -390,13 +390,13 @@ async fn on_wait_goes_wrong(fault: Fault) {
     let (waiter, lag) = (on_a_thread(lock.acquire_within(5 * TTL)), Lag::start());
     sprung("on_wait").await;
     let next = on_a_thread(scene.leases.lock("busy").acquire());
-    busy.release().await.expect("it was ours");
+    assert_eq!(busy.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     let began = std::time::Instant::now();
     let got = within(HANGS, "others have their turn", next).await.unwrap().expect("it is free");
     // Then they make a look of their own.
     let (took, limit) = (began.elapsed(), Duration::from_secs(2) + 2 * COMMAND + SIGNAL);
     assert!(took <= limit + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
-    got.release().await.expect("it was ours");
+    assert_eq!(got.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     scene.others_do_not_notice().await;
     TRAP.disarm("on_wait");
     assert_eq!(within(HANGS, "it ends", waiter).await.is_err(), fault == Fault::Panics, "it is the caller's own panic");
@@ -448,7 +448,7 @@ fn f91_a_keeper_panic_ends_every_lease_and_later_ones_are_renewed() {
             began.elapsed() > TTL * 5 / 4
         })
         .await;
-        later.release().await.unwrap();
+        assert_eq!(later.release().await, Ok(leasehold::Released::Confirmed));
     });
 }
 

@@ -294,7 +294,7 @@ impl Others {
         let (begins, began) = oneshot::channel();
         let run = leases.lock("other:run").run(move |lease| async move {
             begins.send(lease).ok();
-            std::future::pending::<()>().await;
+            std::future::pending::<Result<(), Error>>().await
         });
         let run = stamped(run);
         let running = within(HANGS, "the work begins", began).await.expect("it began");

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Status};
+use leasehold::{Details, Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Released, Status};
 use support::{HANGS, Lag, Match, Wire, seen, within};
 
 pub(crate) const NAME: &str = "job";
@@ -66,7 +66,34 @@ pub(crate) fn ending<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Lost {
     }
 }
 
-pub(crate) fn assert_says_lost(outcome: Result<(), Error>, reason: LossReason) {
+/// What a release is by default here: the server has confirmed it.
+pub(crate) trait Confirmed {
+    fn confirmed(self);
+}
+
+impl Confirmed for Released {
+    #[track_caller]
+    fn confirmed(self) {
+        assert_eq!(self, Released::Confirmed, "the release was ours, and is not confirmed");
+    }
+}
+
+/// The text of a release that the server has not confirmed.
+#[track_caller]
+pub(crate) fn unconfirmed(outcome: Result<Released, Error>) -> Details {
+    match outcome {
+        Ok(Released::Unconfirmed(why)) => why,
+        other => panic!("the release is not unconfirmed, it says {other:?}"),
+    }
+}
+
+/// The lease was ours, whether or not the server has confirmed its release in time.
+#[track_caller]
+pub(crate) fn assert_was_ours(outcome: &Result<Released, Error>) {
+    assert!(outcome.is_ok(), "the release says {outcome:?}");
+}
+
+pub(crate) fn assert_says_lost(outcome: Result<Released, Error>, reason: LossReason) {
     match outcome {
         Err(Error::Lost(lost)) => assert_eq!(lost.reason(), reason),
         other => panic!("the release of a lost lease says {other:?}"),

@@ -1,7 +1,8 @@
 //! What every deployment does, to the last detail: one function per behaviour, run against each kind of node.
 
 use std::{
-    future::Future,
+    convert::Infallible,
+    future::{Future, pending},
     pin::Pin,
     sync::{
         Arc,
@@ -16,7 +17,7 @@ use leasehold::{
 use support::{HANGS, Lag, Server, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::common::{ending, in_vain};
+use crate::common::{Confirmed as _, ending, in_vain};
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -177,6 +178,7 @@ conformance! {
     force_release_takes_the_lock_from_whoever_has_it
     what_is_held_is_listed_by_its_name
     run_returns_what_the_work_returned
+    work_that_fails_gives_its_own_error_and_releases
     run_fits_spawn_borrows_boxes_and_local_sets
     run_stops_the_work_when_the_lease_is_lost
     run_drops_the_work_before_the_lock_is_free
@@ -207,7 +209,7 @@ async fn a_free_lock_is_acquired(place: Place) {
     // Less 1 % and 2 ms for the clocks.
     let valid = Duration::from_millis(988);
     assert!(lease.remaining() <= valid && !lease.remaining().is_zero(), "{:?}", lease.remaining());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert!(leases.lock("job").try_acquire().await.unwrap().is_some());
 }
 
@@ -223,7 +225,7 @@ async fn a_wait_of_zero_is_one_try(place: Place) {
     let lease = one.lock("job").acquire_within(Duration::ZERO).await.unwrap();
     let refused = two.lock("job").acquire_within(Duration::ZERO).await.unwrap_err();
     assert!(matches!(refused, Error::TimedOut { .. }), "{refused}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     drop(two.lock("job").acquire_within(Duration::ZERO).await.unwrap());
 }
 
@@ -307,7 +309,7 @@ async fn a_wait_that_ends_says_who_holds_it(place: Place) {
 
 async fn a_release_frees_the_lock(place: Place) {
     let (one, two) = place.two_programs().await;
-    one.lock("job").acquire().await.unwrap().release().await.unwrap();
+    one.lock("job").acquire().await.unwrap().release().await.unwrap().confirmed();
     assert!(two.lock("job").try_acquire().await.unwrap().is_some());
 }
 
@@ -332,7 +334,7 @@ async fn a_key_that_is_kept_ends_the_lease_but_not_the_lock(place: Place) {
     let lease = one.lock("job").acquire().await.unwrap();
     let lost = lease.lost();
     let released = Instant::now();
-    lease.release_keeping(keep).await.unwrap();
+    lease.release_keeping(keep).await.unwrap().confirmed();
     assert_eq!(lost.await.reason(), LossReason::Released);
     assert!(one.lock("job").try_acquire().await.unwrap().is_none(), "not even for who kept it");
     let kept = two.lock("job").holder().await.unwrap().unwrap();
@@ -352,7 +354,7 @@ async fn a_waiter_gets_the_lock_and_was_told_whom_it_waits_for(place: Place) {
     assert_eq!(within(HANGS, "on_wait", told.recv()).await, Some(Some("one".into())));
 
     let fence = lease.fence();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     let second = within(HANGS, "the waiter", waiter).await.unwrap().unwrap();
     assert!(second.fence() > fence);
     assert!(told.try_recv().is_err(), "the same holder is told once");
@@ -369,11 +371,11 @@ async fn waiters_of_one_process_come_in_order(place: Place) {
         tokio::spawn(async move {
             let lease = lock.acquire().await.unwrap();
             came.send(n).unwrap();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         });
         assert_eq!(within(HANGS, "on_wait", told.recv()).await, Some(n), "it waits before the next one comes");
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     for n in 0..5 {
         assert_eq!(within(HANGS, "the next waiter", order.recv()).await, Some(n));
     }
@@ -387,7 +389,7 @@ async fn a_lease_outlives_many_ttls(place: Place) {
     assert!(ended.is_err(), "held for four TTLs, not {ended:?}");
     lease.check().unwrap();
     assert!(two.lock("job").try_acquire().await.unwrap().is_none());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     // Whatever it went through, it was not lost.
     while let Some(status) = within(HANGS, "the last status", changes.next()).await {
         assert!(!matches!(status, Status::Lost(_)), "{status:?}");
@@ -402,7 +404,7 @@ async fn fences_grow(place: Place) {
             let lease = leases.lock("job").acquire().await.unwrap();
             assert!(lease.fence() > last, "{} after {last}", lease.fence());
             last = lease.fence();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         }
     }
 }
@@ -421,7 +423,7 @@ async fn renewing_by_hand_extends(place: Place) {
     let (after, apart) = (deadline(), Duration::from_millis(5));
     assert!(after + apart > before + passing, "extended by {:?}", after.saturating_duration_since(before));
     let handle = lease.handle();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     let error = handle.renew().await.unwrap_err();
     assert!(matches!(&error, Error::Lost(lost) if lost.reason() == LossReason::Released), "{error}");
 }
@@ -460,7 +462,7 @@ async fn a_taken_key_is_left_to_its_taker(place: Place) {
     let holder = one.lock("job").holder().await.unwrap().unwrap();
     assert_eq!((holder.label(), holder.fence()), (Some("two"), Some(taker.fence())));
     taker.check().unwrap();
-    taker.release().await.unwrap();
+    taker.release().await.unwrap().confirmed();
 }
 
 async fn max_hold_tells_and_lets_the_key_run_out(place: Place) {
@@ -480,7 +482,7 @@ async fn release_after_max_hold_deletes_and_is_ok(place: Place) {
     let lease = one.lock("job").max_hold(TTL).acquire().await.unwrap();
     lease.renew().await.unwrap();
     within(HANGS, "lost()", lease.lost()).await;
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert!(two.lock("job").try_acquire().await.unwrap().is_some());
 
     let lease = one.lock("another").max_hold(TTL).acquire().await.unwrap();
@@ -493,7 +495,7 @@ async fn a_release_is_told_as_such(place: Place) {
     let leases = place.program("one").await;
     let lease = leases.lock("job").acquire().await.unwrap();
     let (lost, token) = (lease.lost(), lease.cancellation_token());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert_eq!(lost.await.reason(), LossReason::Released);
     assert!(token.is_cancelled());
 
@@ -507,7 +509,7 @@ async fn status_changes_end_with_the_last_status(place: Place) {
     let leases = place.program("one").await;
     let lease = leases.lock("job").acquire().await.unwrap();
     let (mut early, handle) = (lease.status_changes(), lease.handle());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert_eq!(early.next().await, Some(Status::Released));
     assert_eq!(early.next().await, None);
     assert_eq!(handle.status_changes().next().await, None, "nothing changes from here on");
@@ -527,7 +529,7 @@ async fn a_handle_outlives_its_lease_and_says_so(place: Place) {
     let handle = lease.handle();
     handle.clone().check().unwrap();
     assert_eq!((handle.name(), handle.fence(), handle.hold_count()), ("job", lease.fence(), 1));
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert_eq!(ending(handle.check()).reason(), LossReason::Released);
     assert_eq!((handle.status(), handle.remaining(), handle.hold_count()), (Status::Released, Duration::ZERO, 0));
 }
@@ -541,7 +543,7 @@ async fn busy_is_no_error_for_the_task_that_has_the_lock_either(place: Place) {
     assert!(holder.is_ours() && holder.fence() == Some(lease.fence()), "{holder:?}");
     let mut waiting = Box::pin(lock.acquire());
     assert!(poll_once(&mut waiting).await.is_none());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     drop(within(HANGS, "its turn", waiting).await.unwrap());
 }
 
@@ -567,7 +569,7 @@ async fn a_holder_knows_whether_it_is_one_of_ours(place: Place) {
         assert_eq!(holder.is_ours(), ours, "{holder:?}");
         assert_eq!(holder.fence(), Some(lease.fence()));
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 async fn re_entry_shares_the_acquisition(place: Place) {
@@ -583,11 +585,11 @@ async fn re_entry_shares_the_acquisition(place: Place) {
 
     // Signals are per lease, the key goes with the last, in whichever order.
     let (outer_lost, inner_lost) = (outer.lost(), inner.lost());
-    outer.release().await.unwrap();
+    outer.release().await.unwrap().confirmed();
     assert_eq!(outer_lost.await.reason(), LossReason::Released);
     inner.check().unwrap();
     assert!(two.lock("job").try_acquire().await.unwrap().is_none());
-    inner.release().await.unwrap();
+    inner.release().await.unwrap().confirmed();
     assert_eq!(inner_lost.await.reason(), LossReason::Released);
     assert!(two.lock("job").try_acquire().await.unwrap().is_some());
 }
@@ -597,7 +599,7 @@ async fn re_entry_must_be_asked_for_both_times(place: Place) {
     let (plain, reentrant) = (leases.lock("job"), leases.lock("job").reentrant(true));
     let held = plain.acquire().await.unwrap();
     assert!(reentrant.try_acquire().await.unwrap().is_none());
-    held.release().await.unwrap();
+    held.release().await.unwrap().confirmed();
     let _held = reentrant.acquire().await.unwrap();
     assert!(plain.try_acquire().await.unwrap().is_none());
 }
@@ -609,18 +611,18 @@ async fn re_entrant_acquires_under_way_share_what_one_of_them_wins(place: Place)
         let held = one.lock("job").acquire().await.unwrap();
         let (mut first, mut second) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
         assert!(poll_once(&mut first).await.is_none() && poll_once(&mut second).await.is_none());
-        held.release().await.unwrap();
+        held.release().await.unwrap().confirmed();
         let (first, second) = within(HANGS, "both", async { tokio::join!(first, second) }).await;
         let (first, second) = (first.unwrap(), second.unwrap());
         assert_eq!((first.fence(), first.hold_count()), (second.fence(), 2));
-        first.release().await.unwrap();
-        second.release().await.unwrap();
+        first.release().await.unwrap().confirmed();
+        second.release().await.unwrap().confirmed();
     }
     // Where nobody polls the first, the second does not wait for it.
     let held = one.lock("job").acquire().await.unwrap();
     let mut first = Box::pin(lock.acquire());
     assert!(poll_once(&mut first).await.is_none());
-    held.release().await.unwrap();
+    held.release().await.unwrap().confirmed();
     let second = within(HANGS, "the second", lock.acquire()).await.unwrap();
     let first = within(HANGS, "the first", first).await.unwrap();
     assert_eq!(first.fence(), second.fence());
@@ -633,13 +635,13 @@ async fn a_handle_shares_its_lease_by_value(place: Place) {
     let shared = handle.share().unwrap();
     assert_eq!((shared.fence(), shared.hold_count(), lease.hold_count()), (lease.fence(), 2, 2));
     let lost = lease.lost();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert_eq!(lost.await.reason(), LossReason::Released);
     shared.renew().await.unwrap();
     assert!(two.lock("job").try_acquire().await.unwrap().is_none(), "the other goes on");
     assert_eq!(ending(handle.share()).reason(), LossReason::Released, "its own lease has ended");
     let handle = shared.handle();
-    shared.release().await.unwrap();
+    shared.release().await.unwrap().confirmed();
     assert_eq!(ending(handle.share()).reason(), LossReason::Released);
     drop(two.lock("job").try_acquire().await.unwrap().unwrap());
 }
@@ -732,7 +734,7 @@ async fn the_anonymous_wait_even_for_themselves(place: Place) {
     let patience = Duration::from_millis(30);
     let error = in_vain(&lock, patience).await;
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     drop(lock.acquire().await.unwrap());
 }
 
@@ -770,7 +772,7 @@ async fn one_at_a_time(place: Place) {
                 assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
                 tokio::task::yield_now().await;
                 inside.store(false, Ordering::SeqCst);
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
             }
         }));
     }
@@ -791,7 +793,7 @@ async fn holder_reads_what_the_key_says(place: Place) {
     let value = Some(format!("{token}:{}@one", lease.fence()));
     let shows_it = place.servers.iter().filter(|server| server.wire().get("job") == value).count();
     assert!(2 * shows_it >= place.servers.len(), "a majority shows {value:?}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert_eq!(two.lock("job").holder().await.unwrap(), None);
 }
 
@@ -827,7 +829,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
         leases.first().map(leasehold::Lease::fence)
     );
     for lease in leases {
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
     // On a minority of the nodes it may be for a moment more.
     let asked = Instant::now();
@@ -851,31 +853,80 @@ async fn run_returns_what_the_work_returned(place: Place) {
         lease.check()?;
         Ok::<Fence, Error>(lease.fence())
     };
-    let fence = one.lock("job").run(work).await.unwrap().unwrap();
+    let fence = one.lock("job").run(work).await.unwrap();
     assert!(fence > Fence::try_from(0_u64).unwrap());
     assert!(two.lock("job").try_acquire().await.unwrap().is_some(), "released");
 }
 
-type Work<'a> = Box<dyn FnOnce(leasehold::LeaseHandle) -> Pin<Box<dyn Future<Output = u64> + 'a>> + 'a>;
+/// What a program fails with.
+#[derive(Debug)]
+enum JobError {
+    Lock(Error),
+    NoRows(Fence),
+}
+
+impl From<Error> for JobError {
+    fn from(error: Error) -> Self {
+        Self::Lock(error)
+    }
+}
+
+async fn no_rows(lease: LeaseHandle) -> Result<Infallible, JobError> {
+    lease.check()?;
+    Err(JobError::NoRows(lease.fence()))
+}
+
+async fn work_that_fails_gives_its_own_error_and_releases(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let (lock, theirs) = (one.lock("job"), two.lock("job"));
+    let grace = TTL / 4;
+    for how in 0..6 {
+        let outcome = match how {
+            0 => lock.run(no_rows).await.map(drop),
+            1 => lock.run_within(HANGS, no_rows).await.map(drop),
+            2 => lock.try_run(no_rows).await.map(drop),
+            3 => lock.run_with_grace(grace, no_rows).await.map(drop),
+            4 => lock.acquire().await.unwrap().run(no_rows).await.map(drop),
+            _ => lock.acquire().await.unwrap().run_with_grace(grace, no_rows).await.map(drop),
+        };
+        assert!(matches!(outcome, Err(JobError::NoRows(fence)) if u64::from(fence) > 0), "{how}: {outcome:?}");
+        theirs.try_acquire().await.unwrap().expect("released").release().await.unwrap().confirmed();
+    }
+    // What goes wrong with the lock is of the same type.
+    let outcome = one.lock("").run(no_rows).await;
+    assert!(matches!(&outcome, Err(JobError::Lock(Error::Config(_)))), "{outcome:?}");
+    let taken = async |_| {
+        theirs.force_release().await?;
+        pending::<Result<(), JobError>>().await
+    };
+    let outcome = within(HANGS, "the loss", lock.run(taken)).await;
+    assert!(matches!(&outcome, Err(JobError::Lock(Error::Lost(_)))), "{outcome:?}");
+}
+
+type Work<'a> = Box<dyn FnOnce(LeaseHandle) -> Pin<Box<dyn Future<Output = Result<u64, Error>> + 'a>> + 'a>;
 
 async fn run_fits_spawn_borrows_boxes_and_local_sets(place: Place) {
     let leases = place.program("one").await;
     let lock = leases.lock("job");
 
     let spawned = lock.clone();
-    let spawned = tokio::spawn(async move { spawned.run(|lease| async move { lease.fence() }).await });
+    let spawned = tokio::spawn(async move { spawned.run(|lease| async move { Ok::<_, Error>(lease.fence()) }).await });
     spawned.await.unwrap().unwrap();
 
     let mut log = Vec::new();
-    lock.run(async |lease| log.push(lease.fence())).await.unwrap();
+    let push = async |lease: LeaseHandle| {
+        log.push(lease.fence());
+        Ok::<_, Error>(())
+    };
+    lock.run(push).await.unwrap();
     assert_eq!(log.len(), 1);
 
-    let boxed: Work<'_> = Box::new(|lease| Box::pin(async move { lease.fence().into() }));
+    let boxed: Work<'_> = Box::new(|lease| Box::pin(async move { Ok(lease.fence().into()) }));
     lock.run(boxed).await.unwrap();
 
     let local = tokio::task::LocalSet::new();
     let not_send = std::rc::Rc::new(7);
-    let answer = local.run_until(lock.run(|_| async move { *not_send })).await.unwrap();
+    let answer = local.run_until(lock.run(|_| async move { Ok::<_, Error>(*not_send) })).await.unwrap();
     assert_eq!(answer, 7);
 }
 
@@ -886,7 +937,7 @@ async fn run_stops_the_work_when_the_lease_is_lost(place: Place) {
     let run = tokio::spawn(async move {
         lock.run(|_| async move {
             started.send(()).unwrap();
-            std::future::pending::<()>().await;
+            std::future::pending::<Result<(), Error>>().await
         })
         .await
     });
@@ -912,7 +963,7 @@ async fn run_drops_the_work_before_the_lock_is_free(place: Place) {
         lock.run(|_| async move {
             let _witness = witness;
             started.send(()).unwrap();
-            std::future::pending::<()>().await;
+            std::future::pending::<Result<(), Error>>().await
         })
         .await
     });
@@ -927,7 +978,11 @@ async fn run_drops_the_work_before_the_lock_is_free(place: Place) {
 async fn run_that_could_not_acquire_never_starts_the_work(place: Place) {
     let leases = place.program("one").await;
     let started = AtomicBool::new(false);
-    let refused = leases.lock("").run(async |_| started.store(true, Ordering::SeqCst)).await;
+    let work = async |_| {
+        started.store(true, Ordering::SeqCst);
+        Ok(())
+    };
+    let refused = leases.lock("").run(work).await;
     assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
     assert!(!started.into_inner());
 }
@@ -937,21 +992,22 @@ async fn run_skips_the_work_of_a_busy_lock_or_waits_for_a_while(place: Place) {
     let lock = two.lock("job");
     let limit = Duration::from_millis(30);
     let lease = one.lock("job").acquire().await.unwrap();
-    assert_eq!(lock.try_run(async |_| panic!("it is busy")).await.unwrap(), None::<()>);
-    let error = lock.run_within(limit, async |_| panic!("it is busy")).await.unwrap_err();
+    let never = async |_| -> Result<(), Error> { panic!("it is busy") };
+    assert_eq!(lock.try_run(never).await.unwrap(), None);
+    let error = lock.run_within(limit, never).await.unwrap_err();
     assert_eq!(error.timed_out().and_then(Holder::label), Some("one"), "{error}");
     assert!(error.retry_after().is_some_and(|wait| wait <= TTL), "{error}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     // A fair lock may be granted to the wait that has just ended, until that is taken back.
-    assert_eq!(lock.run_within(HANGS, async |_| 2).await.unwrap(), 2);
-    assert_eq!(lock.try_run(async |_| 1).await.unwrap(), Some(1));
+    assert_eq!(lock.run_within(HANGS, async |_| Ok::<_, Error>(2)).await.unwrap(), 2);
+    assert_eq!(lock.try_run(async |_| Ok::<_, Error>(1)).await.unwrap(), Some(1));
     assert!(one.lock("job").try_acquire().await.unwrap().is_some(), "released");
 }
 
 async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
     let (one, two) = place.two_programs().await;
     let (grace, tidied) = (TTL / 4, Arc::new(AtomicBool::new(false)));
-    let too_long = one.lock("job").run_with_grace(TTL / 2 + Duration::from_millis(1), async |_| ()).await;
+    let too_long = one.lock("job").run_with_grace(TTL / 2 + Duration::from_millis(1), async |_| Ok(())).await;
     assert!(matches!(&too_long, Err(Error::Config(text)) if text.to_string().contains("grace")), "{too_long:?}");
     for stops in [true, false] {
         let (tidied, began) = (tidied.clone(), Arc::new(AtomicBool::new(false)));
@@ -968,6 +1024,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
                 } else {
                     std::future::pending::<()>().await;
                 }
+                Ok(())
             };
             lock.run_with_grace(grace, work).await
         });
@@ -1004,11 +1061,11 @@ async fn a_lock_is_kept_for_its_time_however_it_is_let_go_of(place: Place) {
         let lock = one.lock(&name).keep_for(keep);
         let began = Instant::now();
         match how {
-            0 => lock.acquire().await.unwrap().release().await.unwrap(),
+            0 => lock.acquire().await.unwrap().release().await.unwrap().confirmed(),
             1 => drop(lock.acquire().await.unwrap()),
-            2 => lock.run(async |_| ()).await.unwrap(),
+            2 => lock.run(async |_| Ok::<_, Error>(())).await.unwrap(),
             // A shorter one takes nothing away.
-            _ => lock.acquire().await.unwrap().release_keeping(Duration::from_millis(1)).await.unwrap(),
+            _ => lock.acquire().await.unwrap().release_keeping(Duration::from_millis(1)).await.unwrap().confirmed(),
         }
         assert!(lock.try_acquire().await.unwrap().is_none(), "not even for who kept it");
         let holder = two.lock(&name).holder().await.unwrap().unwrap();
@@ -1020,7 +1077,7 @@ async fn a_lock_is_kept_for_its_time_however_it_is_let_go_of(place: Place) {
     let lock = one.lock("job").keep_for(Duration::from_millis(1));
     let lease = lock.acquire().await.unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert!(two.lock("job").try_acquire().await.unwrap().is_some());
 }
 
@@ -1036,7 +1093,7 @@ async fn what_cannot_be_kept_is_refused(place: Place) {
         assert!(matches!(&refused, Error::Config(text) if text.to_string().contains("from 1 ms to 24 h")), "{refused}");
         assert!(leases.lock("job").try_acquire().await.unwrap().is_some(), "it is dropped");
     }
-    leases.lock("job").keep_for(DAY).acquire().await.unwrap().release().await.unwrap();
+    leases.lock("job").keep_for(DAY).acquire().await.unwrap().release().await.unwrap().confirmed();
     let left = leases.lock("job").holder().await.unwrap().and_then(|holder| holder.remaining()).unwrap();
     assert!(left + HANGS > DAY, "{left:?}");
 }
@@ -1146,7 +1203,7 @@ async fn a_shutdown_waits_until_the_holder_has_tidied_up(place: Place) {
     });
     assert_eq!(within(HANGS, "the shutdown", one.shutdown(HANGS)).await, 0);
     assert!(token.is_cancelled());
-    within(HANGS, "the job", job).await.unwrap().unwrap();
+    within(HANGS, "the job", job).await.unwrap().unwrap().confirmed();
     within(HANGS, "the other program", other).await.unwrap();
     assert!(matches!(one.lock("job").try_acquire().await, Err(Error::Closed)));
 }
@@ -1165,7 +1222,7 @@ async fn a_shutdown_cuts_short_who_does_not_stop(place: Place) {
     assert!(began.elapsed() >= limit, "{:?}", began.elapsed());
     assert_eq!(lease.lost().await.reason(), LossReason::Closed);
     assert_eq!(ending(lease.check()).reason(), LossReason::Closed);
-    within(HANGS, "the other job", stopping).await.unwrap().unwrap();
+    within(HANGS, "the other job", stopping).await.unwrap().unwrap().confirmed();
     assert!(two.lock("job").try_acquire().await.unwrap().is_some(), "released");
 }
 
@@ -1195,7 +1252,7 @@ async fn a_shutdown_ends_waiters_and_lets_work_go_on(place: Place) {
     assert!(one.lock("job").holder().await.unwrap().is_some_and(|holder| holder.is_ours()), "looking is allowed");
     assert!(two.lock("job").try_acquire().await.unwrap().is_none());
     finish.send(()).unwrap();
-    assert_eq!(within(HANGS, "the run", run).await.unwrap().unwrap().unwrap(), "to its end");
+    assert_eq!(within(HANGS, "the run", run).await.unwrap().unwrap(), "to its end");
     assert_eq!(within(HANGS, "the shutdown", shutdown).await.unwrap(), 0);
     theirs.check().unwrap();
 }
@@ -1225,7 +1282,7 @@ async fn nothing_works_after_closing(place: Place) {
     within(HANGS, "a second close", leases.close()).await;
     assert!(matches!(lock.acquire().await, Err(Error::Closed)));
     assert!(matches!(lock.try_acquire().await, Err(Error::Closed)));
-    let ran = lock.run(async |_| ()).await;
+    let ran = lock.run(async |_| Ok::<_, Error>(())).await;
     let fence = Fence::try_from(1_u64).unwrap();
     let errors = [
         ran.unwrap_err(),

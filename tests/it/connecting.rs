@@ -8,6 +8,8 @@ use std::{
 use leasehold::{Builder, Error, ErrorKind, Leases};
 use support::{HANGS, Lag, Proxy, Server, eventually_async, on_no_runtime, one_thread, within};
 
+use crate::common::Confirmed as _;
+
 const SOON: Duration = Duration::from_millis(200);
 
 fn lazy(urls: &[String]) -> Builder {
@@ -53,14 +55,14 @@ async fn it_connects_at_the_first_use_and_again_after_a_failure() {
         let lease = within(HANGS, "the lock", lock.try_acquire()).await.unwrap().expect("it is free");
         leases.health().await.unwrap();
         lease.renew().await.unwrap();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         // Once it is there, nothing connects again. Of several nodes, the last may still be on its way.
         if let [proxy] = proxies.as_slice() {
             let last = || proxy.seen().iter().map(|seen| seen.connection).max();
             let before = last();
             assert_ne!(before, None);
             for _ in 0..3 {
-                lock.try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+                lock.try_acquire().await.unwrap().expect("it is free").release().await.unwrap().confirmed();
             }
             assert_eq!(last(), before);
         }
@@ -87,7 +89,7 @@ async fn an_acquire_waits_for_the_first_connection_and_ends_on_time() {
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
     proxy.refuse(false);
     for waiting in waiting {
-        within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
+        within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
     }
     // Closing ends who waits for it.
     proxy.refuse(true);
@@ -103,9 +105,9 @@ fn a_lazy_one_can_be_made_and_used_without_a_runtime() {
     let leases = Leases::connect_lazy(server.url()).unwrap();
     let lease = on_no_runtime("the lock", leases.lock("job").acquire()).unwrap();
     assert!(server.wire().exists("job"));
-    on_no_runtime("the release", lease.release()).unwrap();
+    on_no_runtime("the release", lease.release()).unwrap().confirmed();
     // On a runtime of somebody's own as well.
-    one_thread().block_on(async { leases.lock("job").acquire().await.unwrap().release().await.unwrap() });
+    one_thread().block_on(async { leases.lock("job").acquire().await.unwrap().release().await.unwrap().confirmed() });
 }
 
 #[tokio::test]
@@ -163,7 +165,7 @@ async fn the_first_try_has_its_own_time_beside_that_of_the_connection() {
         let began = Instant::now();
         let lease = within(HANGS, "the lock", leases.lock("job").fair(fair).try_acquire()).await;
         assert!(began.elapsed() > COMMAND, "the premise: {:?}", began.elapsed());
-        lease.unwrap().expect("it is free").release().await.unwrap();
+        lease.unwrap().expect("it is free").release().await.unwrap().confirmed();
     }
 }
 
@@ -186,7 +188,7 @@ async fn many_who_come_during_one_try_to_connect_do_not_wait_for_one_try_each() 
     assert!(took < SOON * 4 + lag.worst(), "{took:?}");
     proxy.black_hole(false);
     for waiting in waiting {
-        within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
+        within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
     }
 }
 
@@ -209,7 +211,7 @@ async fn callers_who_all_give_up_too_early_connect_together() {
             gave_up += 1;
             assert!(gave_up < 50, "{error}");
         }
-        within(HANGS, "the lock", lock.acquire()).await.unwrap().release().await.unwrap();
+        within(HANGS, "the lock", lock.acquire()).await.unwrap().release().await.unwrap().confirmed();
         assert!(gave_up > 0, "the premise");
     }
 }
@@ -243,7 +245,8 @@ fn a_first_user_whose_runtime_stands_still_holds_up_the_others_for_one_try() {
     assert!(begun.is_pending(), "the premise");
     one_thread().block_on(async {
         let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     });
-    still.block_on(async { within(HANGS, "the first user", first).await.unwrap().release().await.unwrap() });
+    still
+        .block_on(async { within(HANGS, "the first user", first).await.unwrap().release().await.unwrap().confirmed() });
 }

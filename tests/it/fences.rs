@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use leasehold::Error;
 use support::Server;
 
-use crate::common::program;
+use crate::common::{Confirmed as _, program};
 
 const KEY: &str = "{job}:lh:fence";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -25,7 +25,7 @@ async fn a_fence_is_the_servers_time_in_microseconds_and_stays_a_day() {
     assert_eq!(server.wire().get(KEY), Some(fence.to_string()), "every digit");
     let lives = Duration::from_millis(server.wire().pttl(KEY).try_into().unwrap());
     assert!(lives <= DAY && lives > DAY.checked_sub(Duration::from_secs(60)).unwrap(), "{lives:?}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert!(server.wire().exists(KEY), "it outlives the lock");
 }
 
@@ -42,7 +42,7 @@ async fn a_fence_from_the_future_is_incremented_and_stays_a_day_longer_than_itse
         assert_eq!(server.wire().get(KEY), Some((ahead + n).to_string()), "every digit");
         let lives = Duration::from_millis(server.wire().pttl(KEY).try_into().unwrap());
         assert!(lives <= DAY * 2 && lives > (DAY * 2).checked_sub(Duration::from_secs(60)).unwrap(), "{lives:?}");
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -52,7 +52,7 @@ async fn a_server_that_forgot_everything_issues_a_larger_fence() {
     let leases = program(server.url()).await;
     let first = leases.lock("job").acquire().await.unwrap();
     let fence = first.fence();
-    first.release().await.unwrap();
+    first.release().await.unwrap().confirmed();
     server.wire().must(&["FLUSHALL"]);
     assert!(leases.lock("job").acquire().await.unwrap().fence() > fence);
 }

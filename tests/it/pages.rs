@@ -46,3 +46,25 @@ fn the_operations_page_lists_the_rights_that_are_enough() {
         assert!(missing.is_empty(), "{missing:?}");
     }
 }
+
+/// What people of other libraries type into the search of the documentation.
+#[test]
+fn the_words_of_other_libraries_find_ours() {
+    let aliases = [
+        ("src/lease.rs", "unlock", "pub async fn release("),
+        ("src/lease.rs", "extend", "pub async fn renew("),
+        ("src/lock.rs", "try_lock", "pub fn try_acquire("),
+        ("src/lock.rs", "mutex", "pub struct Lock "),
+        ("src/leases.rs", "redlock", "pub fn quorum"),
+        ("src/leases.rs", "redisson", "pub struct Leases "),
+        ("src/lib.rs", "leader", "pub mod cookbook "),
+    ];
+    for (file, alias, item) in aliases {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let attribute = format!("#[doc(alias = \"{alias}\")]");
+        let (_, after) = text.split_once(&attribute).unwrap_or_else(|| panic!("{file} has no {attribute}"));
+        let lines = after.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let first = lines.into_iter().next().unwrap_or_default();
+        assert!(first.starts_with(item), "{file}: {alias} is an alias of {first:?}, not of {item}");
+    }
+}

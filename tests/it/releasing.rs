@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    future::ready,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -10,10 +11,14 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Clock, Error, Lease, Leases, LossReason, SystemClock};
+use leasehold::{Clock, Error, Lease, LeaseHandle, Leases, LossReason, Lost, SystemClock};
 use support::{
-    Action, Child, HANGS, Match, Part, Proxy, Server, eventually, eventually_async, one_thread, two_workers, within,
+    Action, Child, HANGS, Match, Part, Proxy, RuleHandle, Server, eventually, eventually_async, one_thread,
+    scripts::{KEEP, RELEASE},
+    two_workers, within,
 };
+
+use crate::common::{COMMAND, Confirmed as _, unconfirmed};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_in_the_middle_of_everything_leaves_no_key() {
@@ -61,7 +66,7 @@ async fn closing_releases_a_lease_that_has_reached_its_max_hold() {
     assert!(left.iter().all(|&left| left > 0), "the premise: {left:?}");
     leases.close().await;
     assert_eq!(["job", "queued"].map(|key| server.wire().pttl(key)), [-2, -2]);
-    within(HANGS, "the release", lease.release()).await.unwrap();
+    within(HANGS, "the release", lease.release()).await.unwrap().confirmed();
     drop(queued);
 }
 
@@ -75,7 +80,7 @@ async fn a_late_renewal_cannot_shorten_a_retained_key() {
     let renewal = proxy.on(renew, 1, Action::Hold);
     within(HANGS, "a renewal on its way", renewal.hit()).await;
     let hour = Duration::from_secs(3_600);
-    lease.release_keeping(hour).await.unwrap();
+    lease.release_keeping(hour).await.unwrap().confirmed();
     // The first renewal on a connection is sent with its text.
     let calls = |server: &Server| server.wire().info_field("commandstats", "cmdstat_eval").unwrap_or_default();
     let before = calls(&server);
@@ -109,7 +114,7 @@ fn a_shutdown_hands_the_lock_to_another_process_when_the_job_is_over() {
             part.say("waits");
             let lease = lock.acquire().await.unwrap();
             part.say(moment().as_nanos());
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         });
     }
     let server = Server::start();
@@ -128,7 +133,7 @@ fn a_shutdown_hands_the_lock_to_another_process_when_the_job_is_over() {
                 lease.check().unwrap();
                 believed = now;
             }
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             believed
         });
         assert_eq!(within(HANGS, "the shutdown", leases.shutdown(HANGS)).await, 0);
@@ -178,7 +183,7 @@ async fn a_lost_reply_to_the_release_of_a_dropped_lease_leaves_time_to_acquire_a
             Some(limit) => Some(lock.acquire_within(limit).await.unwrap()),
         };
         assert!(lost.wait_hit(HANGS), "the premise");
-        again.expect("it is free").release().await.unwrap();
+        again.expect("it is free").release().await.unwrap().confirmed();
     }
 }
 
@@ -192,11 +197,11 @@ async fn a_lease_that_was_lost_to_its_max_hold_keeps_nothing() {
         let lease = leases.lock(how).ttl(TTL).max_hold(TTL).keep_for(HOUR).acquire().await.unwrap();
         assert_eq!(within(HANGS, "max_hold", lease.lost()).await.reason(), LossReason::MaxHold);
         match how {
-            "release" => lease.release().await.unwrap(),
+            "release" => lease.release().await.unwrap().confirmed(),
             "drop" => drop(lease),
             "close" => leases.close().await,
             // This one is asked for.
-            _ => lease.release_keeping(HOUR).await.unwrap(),
+            _ => lease.release_keeping(HOUR).await.unwrap().confirmed(),
         }
         if how == "release_keeping" {
             assert!(server.wire().pttl(how) > 3_000_000, "{how}");
@@ -219,8 +224,111 @@ async fn an_unconfirmed_release_says_that_its_key_may_stay() {
         let lost = proxy.on_each(Match::script(script), Action::SwallowReply);
         let keeps = script == support::scripts::KEEP;
         let released = if keeps { lease.release_keeping(command).await } else { lease.release().await };
-        let text = released.unwrap_err().to_string();
+        let text = unconfirmed(released).to_string();
         assert!(text.ends_with(words), "{text}");
         lost.disarm();
+    }
+}
+
+/// What a program fails with.
+#[derive(Debug, PartialEq)]
+enum JobError {
+    Lock(Error),
+    OfItsOwn,
+}
+
+impl From<Error> for JobError {
+    fn from(error: Error) -> Self {
+        Self::Lock(error)
+    }
+}
+
+/// The same call again for as long as it may succeed with nothing changed.
+async fn retried<T>(mut call: impl AsyncFnMut() -> Result<T, JobError>) -> Result<T, JobError> {
+    loop {
+        match call().await {
+            Err(JobError::Lock(error)) if error.is_transient() => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// A caller that retries pays once, whichever of the calls it uses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_whose_release_is_never_answered_is_done_once_by_a_caller_that_retries() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
+    for how in ["run", "run_within", "try_run", "run_with_grace", "release", "release_keeping"] {
+        let (lock, paid) = (leases.lock(how), AtomicUsize::new(0));
+        let swallowed = [RELEASE, KEEP].map(|script| proxy.on_each(Match::script(script), Action::SwallowReply));
+        let pay = |_: LeaseHandle| {
+            paid.fetch_add(1, Ordering::SeqCst);
+            ready(Ok::<_, JobError>(()))
+        };
+        let outcome = retried(async || {
+            match how {
+                "run" => lock.run(pay).await?,
+                "run_within" => lock.run_within(HANGS, pay).await?,
+                "try_run" => lock.try_run(pay).await?.unwrap_or_default(),
+                "run_with_grace" => lock.run_with_grace(Duration::from_secs(1), pay).await?,
+                how => {
+                    let lease = lock.acquire().await?;
+                    pay(lease.handle()).await?;
+                    let keep = Duration::from_secs(60);
+                    let ended =
+                        if how == "release" { lease.release().await? } else { lease.release_keeping(keep).await? };
+                    assert!(!ended.is_confirmed(), "{how}: {ended:?}");
+                }
+            }
+            Ok(())
+        });
+        assert_eq!(within(HANGS, how, Box::pin(outcome)).await, Ok(()), "{how}");
+        assert!(swallowed.iter().any(|rule| rule.hits() > 0), "{how}: the premise");
+        assert_eq!(paid.load(Ordering::SeqCst), 1, "{how}");
+        swallowed.iter().for_each(RuleHandle::disarm);
+    }
+}
+
+/// The text is for a log: it says why, and what comes next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unconfirmed_release_says_why_and_that_the_key_expires() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
+    for keeps in [false, true] {
+        let lease = leases.lock(format!("job:{keeps}")).acquire().await.unwrap();
+        proxy.black_hole(true);
+        let released = if keeps { lease.release_keeping(HANGS).await } else { lease.release().await };
+        let text = unconfirmed(released).to_string();
+        assert!(text.starts_with("the release is not confirmed: "), "{text}");
+        assert!(text.contains("It goes on while this process runs, and the key expires within its TTL"), "{text}");
+        assert_eq!(text.contains("after the time for which it is kept"), keeps, "{text}");
+        proxy.black_hole(false);
+        // It went on: nothing else frees the lock before its TTL is over.
+        eventually_async(HANGS, "the release goes on", || server.wire().pttl(&format!("job:{keeps}")) < 20_000).await;
+    }
+}
+
+/// The work ends in the poll in which its key goes: only the release can find that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_that_the_release_finds_is_an_error_but_never_hides_that_of_the_work() {
+    let server = Server::start();
+    let leases = Leases::connect(server.url()).await.unwrap();
+    for fails in [true, false] {
+        let name = format!("job:{fails}");
+        let mut wire = server.wire();
+        let work = async |lease: LeaseHandle| {
+            wire.del(lease.name());
+            if fails { Err(JobError::OfItsOwn) } else { Ok(()) }
+        };
+        match (fails, leases.lock(&name).run(work).await) {
+            (true, outcome) => assert_eq!(outcome, Err(JobError::OfItsOwn)),
+            (false, Err(JobError::Lock(error))) => {
+                assert_eq!(error.lost().map(Lost::reason), Some(LossReason::Deleted), "{error}");
+                assert!(!error.is_transient(), "{error}");
+            }
+            (false, other) => panic!("its key was gone, and it says {other:?}"),
+        }
     }
 }

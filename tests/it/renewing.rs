@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Lease, Leases};
 use support::{HANGS, Lag, Server, Wire, eventually_async};
 
-use crate::common::program_with;
+use crate::common::{Confirmed as _, program_with};
 
 const TTL: Duration = Duration::from_millis(1_500);
 const LEASES: u32 = 50;
@@ -89,7 +89,7 @@ async fn renewals_of_leases_that_were_taken_one_after_the_other_travel_together(
             disturbed += 1;
             assert!(disturbed <= DISTURBED, "the machine lagged {:?} once more", lag.worst());
             for lease in held {
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
             }
             held = hold(&leases, &mut wire).await;
         }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Builder, Error, Lease, Leases, NodeState};
 use support::{ClockShim, Lag, Nodes, Server, eventually_async, within};
 
+use crate::common::Confirmed as _;
 use crate::fair::line::{HEARTBEAT, all_can_be_called, had, place};
 
 const TTL: Duration = Duration::from_secs(1);
@@ -57,7 +58,7 @@ async fn tries_on(leases: &Leases, fair: bool) -> (Lease, Vec<u64>) {
 
 /// Gets to know the servers: from the first answer on, for as long as the delay.
 async fn knows_them_for_the_delay(leases: &Leases) {
-    within(HANGS, "the servers vote", leases.lock("job").acquire()).await.unwrap().release().await.unwrap();
+    within(HANGS, "the servers vote", leases.lock("job").acquire()).await.unwrap().release().await.unwrap().confirmed();
     // Nothing to wait for but the time itself.
     tokio::time::sleep(DELAY + Duration::from_millis(10)).await;
 }
@@ -72,8 +73,8 @@ async fn f29_a_client_older_than_the_delay_acquires_after_the_clock_was_set_back
     assert!(uptime < 0, "the server does not know any more that it has been up: {uptime}");
 
     let lease = tries(&old, false).await.expect("it knows that the server is old enough");
-    lease.release().await.unwrap();
-    tries(&old, true).await.expect("a fair lock too").release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
+    tries(&old, true).await.expect("a fair lock too").release().await.unwrap().confirmed();
     assert_eq!(*old.nodes()[0].state(), NodeState::Up);
 }
 
@@ -95,7 +96,7 @@ async fn f29_a_new_client_acquires_after_the_delay_when_the_clock_was_set_back()
         let took = met.elapsed();
         println!("fair {fair}: {took:?}");
         assert!(took <= DELAY + PROMPT + lag.worst(), "{took:?}");
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -122,7 +123,7 @@ async fn f29_fair_waiters_come_in_their_order_after_the_clock_was_set_back() {
     // A release says what its program knows of the uptime, as polls do. The second program may not have asked before.
     for (n, waiter) in waiters.enumerate() {
         let released = Instant::now();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let (next, at) = had(waiter).await;
         let took = at.saturating_duration_since(released);
         println!("passed on after {took:?}");
@@ -130,7 +131,7 @@ async fn f29_fair_waiters_come_in_their_order_after_the_clock_was_set_back() {
         assert!(took <= limit + PROMPT + lag.worst(), "{n}: {took:?}");
         lease = next;
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -141,10 +142,10 @@ async fn f29_over_a_quorum_the_clocks_of_all_nodes_are_set_back() {
     let held = old.lock("held").acquire().await.unwrap();
     (0..3).for_each(|at| nodes.clock(at).back(HOUR));
 
-    tries(&old, false).await.expect("it knows that the nodes are old enough").release().await.unwrap();
+    tries(&old, false).await.expect("it knows that the nodes are old enough").release().await.unwrap().confirmed();
     assert!(nodes[0].wire().del("held"));
     eventually_async(HANGS, "the lost key is brought back", || nodes.with_key("held") == [0, 1, 2]).await;
-    held.release().await.unwrap();
+    held.release().await.unwrap().confirmed();
 
     let met = Instant::now();
     let new = builder("new").quorum(nodes.urls()).build().await.unwrap();
@@ -156,7 +157,7 @@ async fn f29_over_a_quorum_the_clocks_of_all_nodes_are_set_back() {
     println!("{took:?}, {told:?}");
     assert!(told.is_sorted_by(|one, next| one >= next), "the time left counts down: {told:?}");
     assert!(took >= DELAY && took <= DELAY + SECOND + PROMPT + lag.worst(), "{took:?}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,7 +178,7 @@ async fn an_old_witness_gives_nothing(fair: bool) {
     for back in [Duration::ZERO, HOUR] {
         clock.back(back);
         knows_them_for_the_delay(&old).await;
-        tries(&old, fair).await.expect("known for long enough").release().await.unwrap();
+        tries(&old, fair).await.expect("known for long enough").release().await.unwrap().confirmed();
         let forgotten = within(HANGS, "the lease", holder.lock("job").acquire()).await.unwrap();
         server.kill();
         let killed = Instant::now();
@@ -188,7 +189,7 @@ async fn an_old_witness_gives_nothing(fair: bool) {
         // The uptime is counted in whole seconds, and so up to one too many.
         assert!(waited + SECOND >= DELAY && waited >= TTL, "{waited:?}");
         assert!(!told.is_empty(), "it was never refused");
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -210,7 +211,7 @@ async fn f40_an_old_witness_gives_no_majority_of_nodes_that_really_restarted() {
     assert!(!forgotten.is_held(), "two holders after {waited:?}");
     assert!(waited + SECOND >= DELAY && waited >= TTL, "{waited:?}");
     assert!(!told.is_empty(), "no node has refused it");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 /// As `tries_on`, where the third node may still know who holds the lock.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Lease, Leases, LossReason, Owner};
+use leasehold::{Error, Lease, Leases, LossReason, Owner};
 use support::{HANGS, Proxy, Server, within};
 
 async fn held(leases: &Leases, many: usize) -> Vec<Lease> {
@@ -104,6 +104,7 @@ async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
         assert_eq!(within(HANGS, "the shutdown's signal", lost).await.reason(), LossReason::Closing);
         let third = lease.share().unwrap();
         assert_eq!(within(HANGS, "the same", third.lost()).await.reason(), LossReason::Closing);
+        Ok::<_, Error>(())
     };
     let run = Box::pin(lock.run_with_grace(Duration::from_millis(400), work));
     within(HANGS, "the run", run).await.unwrap();

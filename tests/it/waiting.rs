@@ -11,7 +11,7 @@ use leasehold::{Error, Lease, Leases, Owner};
 use support::{Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, within};
 use tokio::sync::mpsc;
 
-use crate::common::program;
+use crate::common::{Confirmed as _, program};
 
 /// The least that the last look of a wait has for its answer.
 const LAST_LOOK: Duration = Duration::from_millis(15);
@@ -47,7 +47,7 @@ async fn many_waiters_of_one_process_poll_like_one() {
     for task in &tasks {
         task.abort();
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -69,7 +69,7 @@ async fn a_waiter_checks_again_when_the_holders_key_expires() {
         // A pause ends a millisecond after the expiry that the look before it saw; 20 ms for the look itself.
         let late = lag.worst();
         assert!(took <= ttl + Duration::from_millis(20) + late, "{took:?}; the machine lagged {late:?}");
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -85,12 +85,12 @@ async fn a_release_in_the_same_process_hands_over_at_once() {
         let waiter = tokio::spawn(leases.lock("job").on_wait(move |_| tell.send(()).unwrap()).acquire());
         within(HANGS, "the waiter to wait", told.recv()).await;
         let released = Instant::now();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let next = within(HANGS, "the waiter", waiter).await.unwrap().unwrap();
         let took = released.elapsed();
         // Two round trips, not the rest of a pause, which is as long as the key lives.
         assert!(round == 0 || took <= SIGNAL + lag.worst(), "{took:?}");
-        next.release().await.unwrap();
+        next.release().await.unwrap().confirmed();
     }
 }
 
@@ -135,10 +135,10 @@ async fn a_waiter_that_goes_away_passes_its_turn_on() {
     waiters[0].abort();
     asking.release();
     waiters[1].abort();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     let last = waiters.pop().unwrap();
     let lease = within(HANGS, "the third", last).await.unwrap().unwrap();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -150,11 +150,11 @@ async fn a_waiter_that_nobody_polls_does_not_stop_the_others() {
     let mut half = Box::pin(lock.acquire());
     let waiting = tokio::time::timeout(Duration::from_millis(50), &mut half).await;
     assert!(waiting.is_err());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     // Two pauses of a second and two looks, at the most, and then our own look.
     let limit = Duration::from_secs(4);
     let lease = within(limit, "the lock", tokio::spawn(lock.acquire())).await.unwrap().unwrap();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 /// An acquire that is not polled any more.
@@ -209,7 +209,7 @@ async fn unpolled_waiters_do_not_keep_other_tasks_from_their_locks() {
         })
         .collect();
     for lease in held {
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
     let (released, bound) = (Instant::now(), Duration::from_secs(2) + 2 * COMMAND);
     let mut worst = Duration::ZERO;
@@ -244,11 +244,11 @@ async fn an_unpolled_check_delays_nobody_longer_than_a_check_may_take() {
         let waiter = tokio::spawn(async move { (lock.acquire().await.unwrap(), Instant::now()) });
         within(HANGS, "the waiter to wait", told.recv()).await;
         let released = Instant::now();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let (lease, at) = within(HANGS, "the hand-off", waiter).await.unwrap();
         let (took, limit) = (at.saturating_duration_since(released), HAND_OFF + lag.worst());
         assert!(took <= limit, "round {round}: handed over after {took:?}, not within {limit:?}");
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -265,11 +265,11 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
     wire.del("job");
     // One of the two checks first and has it; the server notified the other.
     match lock.acquire_within(Duration::ZERO).await {
-        Ok(lease) => lease.release().await.unwrap(),
+        Ok(lease) => lease.release().await.unwrap().confirmed(),
         Err(Error::TimedOut { holder, .. }) => assert!(holder.label().is_some(), "the waiter's: {holder:?}"),
         Err(error) => panic!("{error}"),
     }
-    within(HANGS, "the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+    within(HANGS, "the waiter", waiter).await.unwrap().unwrap().release().await.unwrap().confirmed();
 }
 
 /// The last look has no more time than is left of the wait, which may be less than any answer takes.
@@ -293,6 +293,6 @@ async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
         }
     }
     for lease in held {
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }

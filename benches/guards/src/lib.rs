@@ -50,7 +50,14 @@ impl Cycles {
                 let (lock, each) = (self.leases.lock(format!("guard:{task}")), self.each);
                 running.spawn(async move {
                     for _ in 0..each {
-                        lock.try_acquire().await?.ok_or("the lock is not free")?.release().await?;
+                        lock.try_acquire()
+                            .await?
+                            .ok_or("the lock is not free")?
+                            .release()
+                            .await?
+                            .is_confirmed()
+                            .then_some(())
+                            .ok_or("the release is not confirmed")?;
                     }
                     Result::Ok(each)
                 });

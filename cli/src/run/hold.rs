@@ -11,7 +11,7 @@ use leasehold::Lease;
 use rustix::process::Signal;
 use tokio::sync::{oneshot, watch};
 
-use super::{Released, catch, keeps_for_that_long, now, release, trouble, under_a_lease};
+use super::{Found, catch, keeps_for_that_long, now, release, trouble, under_a_lease};
 use crate::{
     args::{Hold, Wanted},
     connect::block_on,
@@ -57,7 +57,7 @@ async fn until_closed(options: &Wanted, lease: Lease, input: &Input, signals: &m
         }
     };
     let released = release(lease, options.lease.keep_for, now().saturating_sub(acquired), false).await;
-    Ok(if released == Released::WasLost { Exit::Lost } else { exit })
+    Ok(if released == Found::Lost { Exit::Lost } else { exit })
 }
 
 /// On a thread of its own: a pipe that nobody reads may be full, and must stop no renewal.

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Clock, Error, Lease, Lock, LossReason, SystemClock};
+use leasehold::{Clock, Error, Lease, Lock, LossReason, Released, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
 use tokio::time::timeout;
 
@@ -228,7 +228,7 @@ async fn hold(
     };
     let mut outcome = job.watch(&lease, signals).await;
     outcome.ran = now().saturating_sub(acquired);
-    if release(lease, options.wanted.lease.keep_for, outcome.ran, outcome.lost).await == Released::WasLost {
+    if release(lease, options.wanted.lease.keep_for, outcome.ran, outcome.lost).await == Found::Lost {
         outcome.exit = Exit::Lost;
     }
     Ok(outcome)
@@ -236,44 +236,36 @@ async fn hold(
 
 /// What a release has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Released {
-    AsFarAsIsKnown,
+enum Found {
+    OursAsFarAsIsKnown,
     /// Somebody had taken the lock away, and nobody had noticed.
-    WasLost,
+    Lost,
 }
 
 /// Frees a lock that was held for so long, or keeps it for as long as was asked.
-async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_was_told: bool) -> Released {
+async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_was_told: bool) -> Found {
     let rest = keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
     let released = match rest {
         Some(rest) => lease.release_keeping(rest).await,
         None => lease.release().await,
     };
     match released {
+        // No reason to fail: the command has done its work, under the lock.
+        Ok(Released::Unconfirmed(why)) => tell(format_args!("the command has ended; {why}")),
+        Ok(_) => {}
         // What became of it was told when it was lost.
         Err(_) if loss_was_told => {}
-        // What else goes wrong is no reason to fail: the command has done its work, under the lock.
         Err(error) => {
-            match &error {
-                // Nothing goes on in the background of a process that ends.
-                Error::Unknown(why) => {
-                    let what = if rest.is_some() { "that the lock is kept" } else { "the release" };
-                    tell(format_args!(
-                        "the command has ended; {what} is not confirmed: {why}. The key expires within its TTL"
-                    ));
-                }
-                other => tell(other),
-            }
+            tell(&error);
             if let Error::Lost(lost) = error {
                 // Since when is not known.
                 if matches!(lost.reason(), LossReason::Deleted | LossReason::Taken) {
-                    return Released::WasLost;
+                    return Found::Lost;
                 }
             }
         }
-        Ok(()) => {}
     }
-    Released::AsFarAsIsKnown
+    Found::OursAsFarAsIsKnown
 }
 
 /// Who has a lock that was not to be had, if that can still be told.

@@ -69,7 +69,7 @@ fn show_tells_the_fence_of_a_lease_of_25_hours_and_of_one_whose_floor_was_delete
         let fence = u64::from(lease.fence());
         server.wire().del(&floor);
         assert_eq!(shown(), Some(fence), "its floor was deleted");
-        lease.release().await.unwrap();
+        assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed));
         let lease = leases.lock(NAME).acquire().await.unwrap();
         assert!(u64::from(lease.fence()) > fence);
         for _half in 0..2 {
@@ -78,7 +78,7 @@ fn show_tells_the_fence_of_a_lease_of_25_hours_and_of_one_whose_floor_was_delete
         }
         assert!(!server.wire().exists(&floor), "the premise");
         assert_eq!(shown(), Some(lease.fence().into()), "it is held for 25 hours");
-        lease.release().await.unwrap();
+        assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed));
     });
 }
 

@@ -13,7 +13,7 @@ use support::{
 };
 
 use super::{Crowd, MANY, Rig, Standing, know_the_scripts, names};
-use crate::common::LONG;
+use crate::common::{Confirmed as _, LONG};
 
 /// A vote goes at once. A release that waited for its turn would come after it, and the lock be busy.
 #[tokio::test]
@@ -45,14 +45,14 @@ async fn a_name_is_released_and_acquired_in_one_batch() {
     let mut release = Crowd::of([before.release()]);
     release.once().await;
     rig.go_on(fillers).await;
-    release.all().await.remove(0).expect("it was ours");
+    release.all().await.remove(0).expect("it was ours").confirmed();
     let mut next: Vec<Lease> = next.all().await.into_iter().filter_map(|outcome| outcome.expect("served")).collect();
     assert_eq!(rig.batches(), [3]);
     assert_eq!(next.len(), 1, "the release came first, and then one of the two");
     let next = next.remove(0);
     assert!(next.fence() > fence);
     next.renew().await.expect("it is ours");
-    next.release().await.expect("it was ours to the end");
+    next.release().await.expect("it was ours to the end").confirmed();
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn a_script_that_the_server_forgets_between_two_batches_is_sent_again() {
     rig.server.wire().must(&["SCRIPT", "FLUSH"]);
     rig.proxy.forget();
     for outcome in rig.release(leases).await {
-        outcome.expect("it was ours");
+        outcome.expect("it was ours").confirmed();
     }
     assert_eq!(rig.batches(), [MANY, MANY], "by its hash, and then by its text");
     let leases = rig.hold(MANY).await;
@@ -76,7 +76,7 @@ async fn a_script_that_the_server_forgets_between_two_batches_is_sent_again() {
 async fn a_second_sending_leaves_out_who_was_answered_meanwhile() {
     const COMMAND: Duration = Duration::from_secs(2);
     let rig = Rig::with(Server::start(), |builder| builder.command_timeout(COMMAND)).await;
-    rig.hold(1).await.remove(0).release().await.unwrap();
+    rig.hold(1).await.remove(0).release().await.unwrap().confirmed();
     let mut wire = rig.server.wire();
     wire.must(&["SCRIPT", "FLUSH"]);
     for known in [ACQUIRE, RELEASE, RENEW] {
@@ -101,7 +101,7 @@ async fn a_second_sending_leaves_out_who_was_answered_meanwhile() {
             Ok(lease) if number % 2 == 1 => {
                 assert_eq!(lease.name(), format!("job:{number}"));
                 lease.renew().await.expect("it is ours");
-                lease.release().await.expect("it was ours to the end");
+                lease.release().await.expect("it was ours to the end").confirmed();
             }
             Err(leasehold::Error::Unavailable(_)) if number % 2 == 0 => {}
             other => panic!("{number}: {other:?}"),
@@ -124,7 +124,7 @@ async fn fences_of_other_memories_travel_in_batches_of_their_own() {
         assert!((least..=most).contains(&floor), "{number}: {floor}");
         let (lease, name) = (lease.expect("it is free"), format!("job:{number}"));
         let fence = lease.fence();
-        lease.release().await.expect("it was ours");
+        lease.release().await.expect("it was ours").confirmed();
         let next = rig.leases.lock(name).fence_memory(memory(number)).acquire().await.expect("it is free");
         assert!(next.fence() > fence);
     }
@@ -143,7 +143,7 @@ async fn a_batch_on_a_link_that_breaks_is_over_and_the_next_goes_by_the_next_lin
         rig.proxy.seen().into_iter().filter(|seen| script.matches(&seen.args)).map(|seen| seen.connection).collect();
     assert!(matches!(links[..], [one, other] if one < other), "{links:?}");
     for outcome in rig.release(leases).await {
-        outcome.expect("it was ours");
+        outcome.expect("it was ours").confirmed();
     }
     rig.nothing_is_left().await;
 }
@@ -161,10 +161,10 @@ async fn thousands(rig: &Rig) {
                 assert_eq!(lease.name(), format!("job:{number}"));
                 let tried = shared.try_acquire().await.expect("the server answers");
                 let shared = tried.map(|lease| (lease.name().to_owned(), lease.fence(), lease));
-                lease.release().await.expect("it was ours");
+                lease.release().await.expect("it was ours").confirmed();
                 match shared {
                     Some((name, fence, lease)) => {
-                        lease.release().await.expect("it was ours");
+                        lease.release().await.expect("it was ours").confirmed();
                         Some((name, fence))
                     }
                     None => None,
@@ -242,7 +242,7 @@ fn callers_on_another_runtime_go_alone_by_the_keepers_connection() {
     assert_eq!((rig.proxy.count(alone), rig.batches()), (MANY, vec![]));
     let releases = leases.into_iter().map(|lease| lease.expect("it is free").release());
     for outcome in away.block_on(Crowd::of(releases).all()) {
-        outcome.expect("it was ours");
+        outcome.expect("it was ours").confirmed();
     }
     assert_eq!((rig.proxy.count(Match::script(RELEASE)), rig.batches()), (MANY, vec![]));
     home.block_on(rig.go_on(fillers));
@@ -257,7 +257,7 @@ async fn requests_travel_together_where_the_keeper_is_on_the_programs_runtime() 
     let rig = Rig::with(server, |builder| builder.keeper(leasehold::Keeper::CurrentRuntime)).await;
     let leases = rig.hold(MANY).await;
     for outcome in rig.release(leases).await {
-        outcome.expect("it was ours");
+        outcome.expect("it was ours").confirmed();
     }
     assert_eq!(rig.batches(), [MANY, MANY]);
     assert_eq!(rig.server.wire().keys("job:*"), [""; 0]);

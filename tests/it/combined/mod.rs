@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Clock, Error, Lease, Leases, SystemClock};
+use leasehold::{Builder, Clock, Error, Lease, Leases, Released, SystemClock};
 use support::{
     HANGS, Match, Proxy, Server, eventually_async,
     scripts::{ACQUIRE, COMBINED, RELEASE, RENEW},
@@ -189,7 +189,7 @@ impl Rig {
         acquired.into_iter().map(|lease| lease.expect("it is free")).collect()
     }
 
-    async fn release(&self, leases: Vec<Lease>) -> Vec<Result<(), Error>> {
+    async fn release(&self, leases: Vec<Lease>) -> Vec<Result<Released, Error>> {
         self.batch(leases.into_iter().map(Lease::release)).await.all().await
     }
 

@@ -10,7 +10,7 @@ use support::{
 };
 
 use super::line::{HEARTBEAT, History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key};
-use crate::common::LONG;
+use crate::common::{Confirmed as _, LONG};
 
 const GRANT: Duration = Duration::from_millis(200);
 
@@ -42,7 +42,7 @@ fn waits_when_told(part: &Part) {
                 note(&mut wire, &format!("{word} in"));
                 lease.check().unwrap();
                 note(&mut wire, &format!("{word} out"));
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
             });
         }
     });
@@ -101,7 +101,7 @@ fn f35_sixty_four_waiters_of_eight_processes_acquire_in_order_also_when_three_ar
             let expected: Vec<_> = (0..WAITERS).filter(|&n| !killed.contains(&process_of(n))).collect();
             wire.del("history");
             note(&mut wire, "1000 out");
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             eventually_async(SOON, "everybody has had it", || history(&mut wire).len() == 2 * expected.len() + 1).await;
             let notes = history(&mut wire);
             let order: Vec<_> = notes.iter().skip(1).step_by(2).map(|&(n, ..)| n).collect();
@@ -158,7 +158,7 @@ fn f35_the_head_killed_cancelled_or_stopped() {
             }
             wire.must(&["PING"]);
             let released = Instant::now();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             let (lease, at) = had(next).await;
             let took = at.duration_since(released);
             println!("{case}: {took:?}");
@@ -169,12 +169,12 @@ fn f35_the_head_killed_cancelled_or_stopped() {
             if case == "stopped" {
                 stopped.cont();
                 eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == 3).await;
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
                 eventually_async(SOON, "they have it", || history(&mut wire).len() == 6).await;
                 let order: Vec<_> = history(&mut wire).iter().step_by(2).map(|&(n, ..)| n).collect();
                 assert_eq!(order, [0, 1, 2], "with their old places");
             } else {
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
             }
             wire.del("history");
             nothing_is_left(&mut wire).await;
@@ -202,7 +202,7 @@ fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
             // A round trip, by whose end the server has read what the process sent before.
             wire.must(&["PING"]);
             let released = Instant::now();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             let (lease, at) = had(next).await;
             let took = at.duration_since(released);
             println!("{count} stopped: {took:?}");
@@ -211,7 +211,7 @@ fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
             assert!(took <= GRANT + PROMPT + lag.worst(), "{count}: {took:?}");
             stopped.cont();
             eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == count).await;
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             eventually_async(SOON, "they have it", || history(&mut wire).len() == 2 * count).await;
             let order: Vec<_> = history(&mut wire).iter().step_by(2).map(|&(n, ..)| n).collect();
             assert!(order.is_sorted(), "with their old places: {order:?}");
@@ -248,7 +248,7 @@ fn f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die() 
             }
             wire.must(&["PING"]);
             let released = Instant::now();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             let (lease, at) = had(next).await;
             let took = at.duration_since(released);
             println!("{count}, killed {is_killed}: {took:?}");
@@ -260,12 +260,12 @@ fn f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die() 
                 child.cont();
                 eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == count + 1).await;
             }
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             if !is_killed {
                 eventually_async(SOON, "they have it", || history(&mut wire).len() == 2 * count).await;
                 wire.del("history");
             }
-            had(after).await.0.release().await.unwrap();
+            had(after).await.0.release().await.unwrap().confirmed();
             drop(child);
             // The mark of a killed process stays for as long as the queue would.
             wire.del(&wait_key("job"));
@@ -308,7 +308,7 @@ fn f1_holder_killed_with_a_fair_queue_behind_it() {
             }
             assert!(took <= limit, "{n}: {took:?}");
             before = Instant::now();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         }
         nothing_is_left(&mut wire).await;
     });
@@ -338,7 +338,7 @@ async fn f36_a_notification_lost_late_or_twice_costs_others_a_grant_and_its_wait
             all_can_be_called(&mut wire, &name, 2).await;
             proxy.messages(fate);
             let released = Instant::now();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             let (grant, call) = match fate {
                 Messages::Lose => (GRANT, HEARTBEAT),
                 Messages::Late(by) => (GRANT, by),
@@ -348,16 +348,16 @@ async fn f36_a_notification_lost_late_or_twice_costs_others_a_grant_and_its_wait
                 let (lease, at) = had(unlucky).await;
                 assert!(at.duration_since(released) <= PROMPT + lag.worst());
                 let released = Instant::now();
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
                 let (lease, at) = had(next).await;
                 assert!(at.duration_since(released) <= PROMPT + lag.worst());
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
                 return;
             }
             let (lease, at) = had(next).await;
             let took = at.duration_since(released);
             assert!(took <= grant + PROMPT + lag.worst(), "{name}: the next one after {took:?}");
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             let (lease, at) = had(unlucky).await;
             let its = at.duration_since(released);
             println!("{name}: the next one after {took:?}, itself after {its:?}");
@@ -365,7 +365,7 @@ async fn f36_a_notification_lost_late_or_twice_costs_others_a_grant_and_its_wait
             seen::took(&format!("next of a queue, {what}"), took, grant + PROMPT, &lag);
             seen::took(&format!("the called one itself, {what}"), its, call + PROMPT, &lag);
             assert!(its <= call + PROMPT + lag.worst(), "{name}: itself after {its:?}");
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         }));
     }
     for case in cases {
@@ -386,7 +386,7 @@ async fn f36_a_notification_that_comes_after_the_grant_does_not_pass_the_lock_on
     let token = tokens(&mut wire, "job").remove(0);
     let entry = wire.must(&["HGET", &wait_key("job"), &token]).text();
     let channel = entry.rsplit('|').next().unwrap();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     let (lease, _) = had(waiter).await;
     let unknown = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@who has gone".to_owned();
     for token in [&token, &unknown] {
@@ -411,8 +411,8 @@ async fn f36_a_notification_that_comes_after_the_grant_does_not_pass_the_lock_on
     eventually_async(SOON, "who has gone leaves", || leaves(&unknown) > before).await;
     assert_eq!(leaves(&token), 0, "it is being released");
     release.release();
-    within(SOON, "the release", releasing).await.unwrap().unwrap();
-    had(next).await.0.release().await.unwrap();
+    within(SOON, "the release", releasing).await.unwrap().unwrap().confirmed();
+    had(next).await.0.release().await.unwrap().confirmed();
     nothing_is_left(&mut wire).await;
 }
 
@@ -464,7 +464,7 @@ async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
         proxy.black_hole(true);
         waiting.abort();
         let lease = if is_granted {
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             assert_eq!(tokens(&mut wire, "job").len(), 0);
             proxy.cut();
             None
@@ -477,7 +477,7 @@ async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
         proxy.black_hole(false);
         eventually_async(SOON, "it has left", || !wire.exists(&wait_key("job"))).await;
         if let Some(lease) = lease {
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         }
     }
 }

@@ -13,6 +13,8 @@ use tokio::{sync::Notify, task::JoinHandle};
 
 use support::{Server, Value, Wire, eventually_async, within};
 
+use crate::common::Confirmed as _;
+
 /// Ends a test that would hang.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// What the fault table allows a hand-over.
@@ -79,7 +81,7 @@ impl History {
         tokio::task::yield_now().await;
         lease.check().unwrap();
         self.inside.store(false, Ordering::SeqCst);
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 
     pub(crate) fn had(&self) -> Vec<usize> {

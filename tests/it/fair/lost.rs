@@ -3,14 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leases, LossReason};
+use leasehold::{Error, Leases, LossReason, Released};
 use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, seen, within};
 
 use super::line::{
     HEARTBEAT, History, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place, queue_key,
     tokens, wait_key,
 };
-use crate::common::{LONG, program_with};
+use crate::common::{Confirmed as _, LONG, program_with};
 
 /// After the queue was lost, the first waiter to poll takes a free lock. Once all the others have polled too, they
 /// have their old places.
@@ -26,14 +26,14 @@ async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<W
     assert_eq!(tokens(wire, name), line);
     for waiter in waiters {
         let (released, fence) = (Instant::now(), lease.fence());
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let (next, at) = had(waiter).await;
         let took = at.saturating_duration_since(released);
         assert!(took <= PROMPT + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
         assert!(next.fence() > fence);
         lease = next;
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 /// Waiters of several programs.
@@ -97,7 +97,7 @@ async fn deleted_queue_keys_are_restored_in_order() {
                 assert_eq!(tokens(&mut wire, &name), line);
                 lease.check().unwrap();
             }
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             come_in_their_old_order(&mut wire, &name, waiters, line).await;
         }
     }
@@ -119,15 +119,15 @@ async fn f17_a_queue_key_of_another_type_is_refused_and_stops_no_holder() {
         let Err(Error::Refused(error)) = outcome else { panic!("{outcome:?}") };
         assert!(error.to_string().contains(&key) && error.to_string().contains("another type"), "{error}");
         let (lag, released) = (Lag::start(), Instant::now());
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let (outcome, at) = within(SOON, "the waiter's end", waiter).await.unwrap();
         assert!(matches!(outcome, Err(Error::Refused(_))), "{outcome:?}");
         assert!(at.duration_since(released) <= PROMPT + lag.worst(), "{:?}", at.duration_since(released));
         assert!(!wire.exists("job"));
         // It does not concern waiters outside the queue.
-        all[2].lock("job").acquire().await.unwrap().release().await.unwrap();
+        all[2].lock("job").acquire().await.unwrap().release().await.unwrap().confirmed();
         wire.must(&["DEL", &queue_key("job"), &wait_key("job")]);
-        all[2].lock("job").fair(true).acquire().await.unwrap().release().await.unwrap();
+        all[2].lock("job").fair(true).acquire().await.unwrap().release().await.unwrap().confirmed();
     }
     nothing_is_left(&mut wire).await;
 }
@@ -147,7 +147,7 @@ async fn f29_the_servers_clock_steps_back_while_a_fair_queue_waits() {
     }
     all_can_be_called(&mut wire, "job", 9).await;
     let (lag, released) = (Lag::start(), Instant::now());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     for task in tasks {
         within(SOON, "everybody has it", task).await.unwrap();
     }
@@ -191,8 +191,8 @@ async fn f19_connections_that_end_while_a_fair_queue_waits() {
             let released = Instant::now();
             let outcome = lease.release().await;
             // With its connections it may have lost the answer; then it goes on in the background.
-            let is_unknown = matches!(outcome, Err(Error::Unknown(_)));
-            assert!(outcome.is_ok() || (at_once && is_unknown), "{outcome:?}");
+            let was_ours = if at_once { outcome.is_ok() } else { outcome == Ok(Released::Confirmed) };
+            assert!(was_ours, "{outcome:?}");
             eventually_async(SOON, "the next one", || waiters.iter().any(Waiter::is_finished)).await;
             let took = released.elapsed();
             println!("{kinds:?}, at once {at_once}: {took:?}");

@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::line::{
     HEARTBEAT, PROMPT, SOON, all_can_be_called, nothing_is_left, place, programs, queue_key, tokens, wait_key,
 };
-use crate::common::program;
+use crate::common::{Confirmed as _, program};
 
 /// The builder's default.
 const GRANT: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
     all_can_be_called(&mut wire, "job", 1_000).await;
     let first = tokens(&mut wire, "job").remove(0);
     let (lag, released, freed) = (Lag::start(), Instant::now(), SystemTime::now());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     let winner =
         || processes.iter().position(|(child, _)| child.has_said().is_some_and(|said| said.starts_with("won")));
     let mut won = None;
@@ -172,7 +172,7 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     let (mut lease, mut took) = (lease, Vec::new());
     for next in &line[..20] {
         let released = Instant::now();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         eventually_async(SOON, "the next one", || waiters.iter().any(JoinHandle::is_finished)).await;
         took.push(released.elapsed());
         let at = waiters.iter().position(JoinHandle::is_finished).unwrap();
@@ -189,7 +189,7 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     for waiter in &waiters {
         waiter.abort();
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     eventually_async(SOON, "nobody waits", || wire.must(&["ZCARD", &queue]).int() == 0).await;
     nothing_is_left(&mut wire).await;
     println!("gone after {:?}", dropped.elapsed());

@@ -13,6 +13,7 @@ use support::{Dropped, Lag, Polls, Server, eventually_async, within};
 use tokio::sync::Notify;
 
 use super::line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, programs, tokens};
+use crate::common::Confirmed as _;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_are_listed_in_order_with_label_and_wait() {
@@ -42,7 +43,7 @@ async fn waiters_are_listed_in_order_with_label_and_wait() {
     assert!(waited.is_sorted_by(|a, b| a >= b) && waited[0] <= began.elapsed(), "{waited:?}");
 
     all_can_be_called(&mut wire, "job", 5).await;
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     for task in tasks.into_iter().chain(others) {
         within(SOON, "everybody has it", task).await.unwrap();
     }
@@ -102,7 +103,7 @@ async fn nobody_overtakes_the_queue() {
     });
     eventually_async(SOON, "they hammer", || tries.load(Ordering::SeqCst) > 100).await;
     assert_eq!(tokens(&mut wire, "job"), line);
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     for task in tasks {
         within(SOON, "everybody has it", task).await.unwrap();
     }
@@ -136,7 +137,7 @@ async fn dropped_after_any_poll() {
             }
             let next = place(&theirs.lock(&name)).await;
             let mut since = Instant::now();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             let (outcome, at) = match gone {
                 Some(gone) => gone,
                 None => within(SOON, &name, dropped).await.unwrap(),
@@ -144,7 +145,7 @@ async fn dropped_after_any_poll() {
             since = since.max(at);
             if let Some(lease) = outcome {
                 since = Instant::now();
-                lease.unwrap().release().await.unwrap();
+                lease.unwrap().release().await.unwrap().confirmed();
                 ready = middles > 0;
                 // What wakes it may come all at once: then it was not dropped in the middle, and is once more.
                 polls = 2;
@@ -157,7 +158,7 @@ async fn dropped_after_any_poll() {
             let late = lag.worst();
             assert!(took <= PROMPT + late, "{name}: the next one had it after {took:?}; the machine lagged {late:?}");
             worst = worst.max(took);
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             if ready {
                 break;
             }
@@ -204,7 +205,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
         // From 3 ms before the end to 3 ms after it.
         let at = Duration::from_micros(WAIT * 1_000 - 3_000 + round * 125);
         tokio::time::sleep(at.saturating_sub(began.elapsed())).await;
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let released = Instant::now();
         let (outcome, at) = match ended {
             Some(ended) => ended,
@@ -215,7 +216,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
                 won += 1;
                 assert!(!next.is_finished(), "two holders");
                 assert_eq!(wire.get("{job}:lh:fence"), Some(lease.fence().to_string()));
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
                 Instant::now()
             }
             // Where the machine had its own affairs for 15 ms, the last look was not answered in its time.
@@ -230,7 +231,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
         // The last look has 15 ms for its answer; who leaves waits for that first.
         let limit = PROMPT + Duration::from_millis(15) + 2 * lag.worst();
         assert!(took <= limit, "round {round}: the next one had it after {took:?}");
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
     println!("{won} won, {over} were over");
     assert!(won > 0 && over > 0, "{won} won, {over} were over: never at the same instant");
@@ -252,12 +253,12 @@ async fn a_fair_waiter_acquires_as_soon_as_a_key_is_gone_that_its_own_client_has
         if drops {
             drop(lease);
         } else {
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         }
         let (next, at) = had(waiter).await;
         let took = at.duration_since(began);
         assert!(took + Duration::from_millis(2) >= KEPT && took <= KEPT + PROMPT + lag.worst(), "{took:?}");
-        next.release().await.unwrap();
+        next.release().await.unwrap().confirmed();
     }
 }
 
@@ -279,10 +280,10 @@ async fn f34_close_takes_fair_waiters_out_of_the_queue() {
     }
     assert_eq!(tokens(&mut wire, "job").len(), 1, "close waits until they have left");
     let (lag, released) = (Lag::start(), Instant::now());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     let (lease, at) = had(next).await;
     assert!(at.duration_since(released) <= PROMPT + lag.worst());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     nothing_is_left(&mut wire).await;
 }
 
@@ -303,7 +304,7 @@ async fn unreachable_waiters_acquire_in_order_too() {
         tasks.push(history.enter(&all[n % 2].lock("job"), n).await);
     }
     let (lag, released) = (Lag::start(), Instant::now());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     for task in tasks {
         within(SOON, "everybody has it", task).await.unwrap();
     }
@@ -328,7 +329,7 @@ async fn a_fair_lock_is_re_entered_and_bounded_like_any_other() {
     let third = mine.acquire().await.unwrap();
     assert_eq!(first.fence(), third.fence(), "its own lock, before all who wait");
     for lease in [first, second] {
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         assert!(!next.is_finished());
     }
     let lag = Lag::start();
@@ -340,7 +341,7 @@ async fn a_fair_lock_is_re_entered_and_bounded_like_any_other() {
     let took = at.saturating_duration_since(told);
     assert!(took <= ttl + PROMPT + lag.worst(), "{took:?}");
     assert!(next.fence() > third.fence());
-    next.release().await.unwrap();
+    next.release().await.unwrap().confirmed();
     drop(third);
     nothing_is_left(&mut wire).await;
 }

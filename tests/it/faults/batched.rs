@@ -6,7 +6,7 @@ use leasehold::{Lease, Leases, LossReason, Status};
 use support::{HANGS, Lag, Match, Proxy, SIGNAL, Seen, Server, eventually_async, scripts::RENEW, seen, within};
 use tokio::task::JoinSet;
 
-use crate::common::{OTHER_TYPES, replace};
+use crate::common::{Confirmed as _, OTHER_TYPES, replace};
 
 const TTL: Duration = Duration::from_millis(1_200);
 const LEASES: usize = 20;
@@ -34,7 +34,7 @@ async fn travelling_together(leases: &Leases, proxy: &Proxy) -> Vec<Lease> {
             return held;
         }
         for lease in held {
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         }
     }
 }
@@ -67,7 +67,7 @@ async fn f96_one_key_of_a_renewal_batch_overwritten_with_each_other_type() {
         }
         assert!(held.iter().all(|lease| lease.status() == Status::Held), "{make:?}");
         for lease in held {
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         }
         leases.close().await;
         wire.must(&["FLUSHALL"]);

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use leasehold::{Fence, Leases, LossReason, Owner};
 use support::{ClockShim, HANGS, Lag, SIGNAL, Server, Wire, seen, within};
 
+use crate::common::Confirmed as _;
+
 const TTL: Duration = Duration::from_millis(1_200);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -35,7 +37,7 @@ impl Rig {
             let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
             assert!(lease.fence() > last, "{when}: {} after {last}", lease.fence());
             last = lease.fence();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
         }
         last
     }
@@ -75,7 +77,7 @@ async fn f29_the_servers_clock_steps_back_an_hour() {
     assert!(lost.is_err(), "{lost:?}");
     assert!(Duration::from_millis(rig.wire.pttl("job").try_into().unwrap()) <= TTL, "a renewal puts the TTL right");
     let fence = lease.fence();
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
     rig.fences_grow(fence, "an hour back").await;
 
     let dead = rig.leases.lock("dead").owner(Owner::anonymous());
@@ -84,5 +86,5 @@ async fn f29_the_servers_clock_steps_back_an_hour() {
     assert!(left + 4 * TTL + rig.lag.worst() > HOUR && left <= HOUR + TTL, "{left:?}");
     rig.clock.forward(HOUR);
     let next = within(HANGS, "the lock of the dead", dead.acquire()).await.unwrap();
-    next.release().await.unwrap();
+    next.release().await.unwrap().confirmed();
 }

@@ -16,7 +16,7 @@ use support::{
     within,
 };
 
-use crate::common::{FENCE, LONG};
+use crate::common::{Confirmed as _, FENCE, LONG};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ async fn take(leases: &Leases, name: &str) -> Lease {
 async fn next_fence(leases: &Leases, name: &str) -> Fence {
     let lease = take(leases, name).await;
     let fence = lease.fence();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     fence
 }
 
@@ -73,7 +73,7 @@ async fn a_lease_held_for_25_hours_shows_its_fence() {
     assert!(!server.wire().exists(FENCE), "its floor has gone: the premise");
     assert_eq!(seen(&other, "job").await, Some(lease.fence()));
     let fence = lease.fence();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert!(next_fence(&other, "job").await > fence);
 }
 
@@ -87,7 +87,7 @@ async fn a_lease_whose_floor_was_deleted_shows_its_fence() {
     assert!(matches!(other.lock("job").acquire_within(Duration::ZERO).await,
         Err(Error::TimedOut { holder, .. }) if holder.fence() == Some(lease.fence())));
     let fence = lease.fence();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert!(next_fence(&other, "job").await > fence);
 }
 
@@ -122,7 +122,7 @@ async fn f97_floors_are_evicted_while_locks_are_held() {
                     assert!(last < Some(fence), "{fence} after {last:?}");
                     assert_eq!(seen(&leases, &name).await, Some(fence));
                     last = Some(fence);
-                    lease.release().await.unwrap();
+                    lease.release().await.unwrap().confirmed();
                 }
             })
         })
@@ -137,7 +137,7 @@ async fn f97_floors_are_evicted_while_locks_are_held() {
         lease.renew().await.unwrap();
         assert_eq!(seen(&other, lease.name()).await, Some(lease.fence()), "{}", lease.name());
         let (name, fence) = (lease.name().to_owned(), lease.fence());
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         assert!(next_fence(&other, &name).await > fence, "{name}");
     }
 }
@@ -165,7 +165,7 @@ async fn f97_floors_are_evicted_from_a_quorum_while_locks_are_held() {
     for lease in held {
         lease.renew().await.unwrap();
         assert_eq!(seen(&other, lease.name()).await, Some(lease.fence()), "{}", lease.name());
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -260,7 +260,7 @@ async fn without_fence_memory_fences_grow_while_the_clock_stands_or_goes_on() {
                 let lease = within(HANGS, "the lock is free", lock.acquire()).await.unwrap();
                 assert!(lease.fence() > last, "{} after {last} at a rate of {rate}", lease.fence());
                 last = lease.fence();
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
             }
         }
     }
@@ -271,7 +271,7 @@ async fn a_fence_memory_is_the_locks_or_the_builders_and_at_most_a_day() {
     let server = Server::start();
     let leases = remembering(server.url(), HOUR).await;
     let lives = async |lock: leasehold::Lock| {
-        lock.acquire().await.unwrap().release().await.unwrap();
+        lock.acquire().await.unwrap().release().await.unwrap().confirmed();
         let lives = Duration::from_millis(server.wire().pttl(FENCE).try_into().unwrap_or(0));
         server.wire().del(FENCE);
         lives.as_secs().div_ceil(60)
@@ -322,11 +322,11 @@ async fn a_waiter_that_is_granted_the_lock_has_its_own_fence_memory() {
     let lease = holder.lock("job").fair(true).acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.lock("job").fair(true).acquire());
     support::eventually_async(HANGS, "it waits", || server.wire().exists("{job}:lh:queue")).await;
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     let lease = within(HANGS, "its turn", waiting).await.unwrap().unwrap();
     let lives = Duration::from_millis(server.wire().pttl(FENCE).try_into().unwrap());
     assert!(lives <= HOUR && lives > 59 * MINUTE, "{lives:?}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 /// Prints what the table of `docs/deployments.md` says, for names of 14 and of 42 bytes.

@@ -17,7 +17,7 @@ use support::{
     seen, within,
 };
 
-use crate::common::{NAME, OTHER_TYPES, ending, in_vain, program_with, replace};
+use crate::common::{Confirmed as _, NAME, OTHER_TYPES, ending, in_vain, program_with, replace};
 
 /// Long enough that a renewal is never missed on a busy machine, short enough to wait for a third of it.
 const TTL: Duration = Duration::from_millis(1_200);
@@ -206,7 +206,7 @@ async fn f15_flushall_and_flushdb() {
         // The fence's floor went with the rest; the server's clock carries it on.
         let next = leases.lock("c").acquire().await.unwrap();
         assert!(next.fence() > fence);
-        next.release().await.unwrap();
+        next.release().await.unwrap().confirmed();
         leases.close().await;
         assert_eq!(wire.keys("*"), ["{c}:lh:fence"], "after {flush}");
     }
@@ -236,7 +236,7 @@ async fn f16_ttl_changed_by_hand_is_corrected_at_once() {
         assert_by_the_next_renewal(&proxy, "job", fault);
         lease.check().unwrap();
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 /// What tells that a key of whatever type was not touched.
@@ -320,7 +320,7 @@ async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
         // Pushed or not; `push.rs` has the bound.
         wire.del("job");
         let lease = within(HANGS, "the freed lock", waiting).await.unwrap().unwrap();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -366,7 +366,7 @@ async fn f18_script_flush_during_use_is_invisible() {
         flush(&mut wire);
         assert_eq!(results.get().await.unwrap(), Some((vec![round], lease.fence())));
         flush(&mut wire);
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         flush(&mut wire);
         assert!(!lock.force_release().await.unwrap());
     }
@@ -401,7 +401,7 @@ async fn f18_script_flush_during_use_is_invisible() {
     for _ in 0..100 {
         let other = leases.lock("other").acquire().await.unwrap();
         other.renew().await.unwrap();
-        other.release().await.unwrap();
+        other.release().await.unwrap().confirmed();
         lease.renew().await.unwrap();
     }
     stop.store(true, Ordering::SeqCst);
@@ -411,7 +411,7 @@ async fn f18_script_flush_during_use_is_invisible() {
     let calm = lag.worst() < TTL / 12;
     let change = tokio::time::timeout(Duration::ZERO, changes.next()).await;
     assert!(change.is_err() || !calm, "the holder was told {change:?}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 /// The second sending has what the first has left of the limit.
@@ -422,7 +422,7 @@ async fn f18_script_flush_costs_no_more_than_the_limit() {
     let proxy = Proxy::to(&server);
     let leases = program_with(proxy.url(), TTL).await;
     let lock = leases.lock("job");
-    lock.acquire().await.unwrap().release().await.unwrap();
+    lock.acquire().await.unwrap().release().await.unwrap().confirmed();
     // An answer takes 400 ms, and with the text 800.
     proxy.delay(Duration::from_millis(200));
     server.wire().must(&["SCRIPT", "FLUSH"]);
@@ -435,7 +435,7 @@ async fn f18_script_flush_costs_no_more_than_the_limit() {
     // The request that was sent is undone.
     proxy.delay(Duration::ZERO);
     let lease = within(HANGS, "it is free", lock.acquire()).await.unwrap();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]
@@ -538,7 +538,7 @@ async fn f46_unusual_names_work_on_exactly_that_key() {
             assert_eq!(wire.get(&fence).unwrap(), lease.fence().to_string());
 
             lease.renew().await.unwrap();
-            lease.release().await.unwrap();
+            lease.release().await.unwrap().confirmed();
             assert_eq!(wire.keys("*"), [fence], "{name:?}");
             wire.must(&["FLUSHALL"]);
         }
@@ -556,7 +556,7 @@ async fn f46_names_that_look_alike_are_different_locks() {
     }
     for lease in held {
         lease.check().unwrap();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -581,7 +581,7 @@ async fn f46_another_librarys_key_excludes_and_is_excluded() {
 
         let lease = lock.try_acquire().await.unwrap().unwrap();
         assert!(wire.must(&["SET", "shared", "theirs", "NX", "PX", "60000"]).is_nil());
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -657,7 +657,7 @@ async fn f47_options_out_of_bounds_are_refused_on_lock_before_any_io() {
 
     let bounds = [lock().ttl(ms(100)).max_hold(ms(100)), lock().ttl(day).max_hold(day), lock().max_hold(None)];
     for lock in bounds {
-        lock.acquire().await.unwrap().release().await.unwrap();
+        lock.acquire().await.unwrap().release().await.unwrap().confirmed();
     }
 }
 
@@ -737,15 +737,15 @@ async fn use_everything(leases: Leases, busy: &str, name: &str) {
     step("waiting", start + limit).await;
 
     let start = Instant::now();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     step("release", start).await;
     let start = Instant::now();
-    assert!(lock.run(async |lease| lease.is_held()).await.unwrap());
+    assert!(lock.run(async |lease| Ok::<_, Error>(lease.is_held())).await.unwrap());
     step("run", start).await;
     let start = Instant::now();
     drop(lock.acquire().await.unwrap());
     // Its release is under way, and wakes whoever waits in this process.
-    lock.acquire().await.unwrap().release().await.unwrap();
+    lock.acquire().await.unwrap().release().await.unwrap().confirmed();
     step("a drop and the next acquire", start).await;
     let start = Instant::now();
     assert!(!lock.force_release().await.unwrap());
@@ -760,7 +760,7 @@ fn use_from_everywhere(leases: &Leases, busy: &str) {
         runtime.block_on(within(HANGS, "use from another runtime", async move {
             use_everything(leases.clone(), busy, &name).await;
             let spawned = tokio::spawn(async move { leases.lock("spawned").acquire().await.unwrap().release().await });
-            spawned.await.unwrap().unwrap();
+            spawned.await.unwrap().unwrap().confirmed();
         }));
     }
     on_no_runtime("use without a runtime", use_everything(leases.clone(), busy, "on no runtime"));
@@ -790,7 +790,7 @@ fn f48_the_runtime_that_built_it_ended() {
 
         assert_outlives_its_ttl(&lease, &mut wire);
         use_from_everywhere(&leases, "job");
-        on_no_runtime("release", lease.release()).unwrap();
+        on_no_runtime("release", lease.release()).unwrap().confirmed();
         assert!(!wire.exists("job"));
         close_is_bounded(&leases);
     }
@@ -810,7 +810,7 @@ fn f48_the_runtime_that_built_it_is_not_polled() {
     // From here on nothing polls it, though it is there.
     assert_outlives_its_ttl(&lease, &mut wire);
     use_from_everywhere(&leases, "job");
-    on_no_runtime("release", lease.release()).unwrap();
+    on_no_runtime("release", lease.release()).unwrap().confirmed();
     assert!(!wire.exists("job"));
     close_is_bounded(&leases);
     drop(runtime);

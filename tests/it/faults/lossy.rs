@@ -9,12 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases, Status};
+use leasehold::{Error, Lease, Leases, Released, Status};
 use support::{
     Action, HANGS, Lag, Match, Proxy, RuleHandle, Server, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
     seen, within,
 };
+
+use crate::common::{Confirmed as _, assert_was_ours};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_each_way() {
@@ -47,10 +49,10 @@ async fn f11_a_link_that_is_slow_each_way() {
     seen::at_least("TTLs held", (began.elapsed().as_millis() / TTL.as_millis()) as usize, ttls as usize);
     // All else works over the same link.
     let other = within(HANGS, "a free lock", leases.lock("other").acquire()).await.unwrap();
-    other.release().await.expect("it was ours");
+    other.release().await.expect("it was ours").confirmed();
     match lease.release().await {
         Err(Error::Lost(_)) if is_too_slow(&lag) => {}
-        outcome => outcome.expect("it was ours to the end"),
+        outcome => outcome.expect("it was ours to the end").confirmed(),
     }
     assert_eq!(server.wire().keys("job"), Vec::<String>::new());
 }
@@ -76,8 +78,8 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(100) * n).await;
                 match lock.acquire().await?.release().await {
-                    Err(Error::Unknown(_)) if lag.worst() >= SPARE => {}
-                    outcome => outcome.expect("every answer is in time"),
+                    Ok(Released::Unconfirmed(_)) if lag.worst() >= SPARE => {}
+                    outcome => outcome.expect("every answer is in time").confirmed(),
                 }
                 Ok::<_, leasehold::Error>(())
             })
@@ -90,7 +92,7 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
     let connections = 1 + proxy.seen().iter().map(|seen| seen.connection).max().unwrap_or(0);
     seen::at_most("connections", usize::try_from(connections).unwrap(), 12);
     assert!(connections <= 12, "{connections} connections were made");
-    lease.release().await.expect("it was ours all the time");
+    lease.release().await.expect("it was ours all the time").confirmed();
 }
 
 const COMMAND: Duration = Duration::from_millis(100);
@@ -131,7 +133,7 @@ fn lose_renewals(proxy: &Proxy, many: u64) -> RuleHandle {
 async fn is_released(lease: Lease, server: &Server, lag: &Lag) {
     let (name, mut wire) = (lease.name().to_owned(), server.wire());
     let released = lease.release().await;
-    assert!(matches!(released, Ok(()) | Err(Error::Unknown(_))), "{released:?}");
+    assert_was_ours(&released);
     eventually_but_for(lag, TTL / 2, "the key is gone", || !wire.exists(&name)).await;
 }
 
@@ -191,7 +193,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64, turns: usize) {
                 inside.fetch_sub(1, Ordering::SeqCst);
                 // Without an answer it is unknown, and goes on in the background.
                 let released = lease.release().await;
-                assert!(matches!(released, Ok(()) | Err(Error::Unknown(_))), "{released:?}");
+                assert_was_ours(&released);
             }
         }));
     }

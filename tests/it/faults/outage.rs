@@ -16,6 +16,8 @@ use leasehold::{Error, Leases};
 use support::{Child, Lag, Part, Proxy, Server, eventually, seen};
 use tokio::time::MissedTickBehavior;
 
+use crate::common::Confirmed as _;
+
 /// How many wait, half of them for a lock each, the others in lines of five.
 const WAITERS: usize = 100;
 const IN_LINES: usize = 50;
@@ -129,7 +131,7 @@ fn f90_an_outage_of_minutes_under_waiters_and_failing_tries() {
 async fn client(part: &Part) {
     let leases = Leases::builder().url(&part.url).ttl(TTL).build().await.expect("the server is there");
     // The connection for notifications is there as well.
-    leases.lock("before").acquire().await.expect("the server is there").release().await.expect("as it was");
+    leases.lock("before").acquire().await.expect("the server is there").release().await.expect("as it was").confirmed();
     part.say("connected");
 
     assert_eq!(part.hear(), "wait");
@@ -140,7 +142,7 @@ async fn client(part: &Part) {
         waiters.spawn(async move {
             let lease = lock.acquire().await.expect("an outage is no reason to give up");
             let acquired = Instant::now();
-            lease.release().await.expect("it is there");
+            lease.release().await.expect("it is there").confirmed();
             acquired
         });
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Error, ErrorKind, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
 use support::{Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
 
-use crate::common::{COMMAND, Calm, LONG, MEDIUM, NAME};
+use crate::common::{COMMAND, Calm, Confirmed as _, LONG, MEDIUM, NAME};
 use crate::fair::line::{all_can_be_called, had, nothing_is_left, place, tokens};
 use crate::quorum::scene::{HANGS, Node, Scene, Share};
 
@@ -70,7 +70,7 @@ async fn f21_memory_is_used_up() {
     held.renew().await.expect("a renewal needs no memory");
     seen::at_least("renewals confirmed in 2 TTL without memory", renewals(&proxy) - before, 4);
     assert!(!waiter.is_finished(), "it waits for the memory");
-    held.release().await.expect("a release needs no memory");
+    held.release().await.expect("a release needs no memory").confirmed();
     drop(dropped);
     eventually_async(HANGS, "what was dropped is released", || !wire.exists("dropped")).await;
     assert!(!wire.exists("held") && !wire.exists("free"));
@@ -81,7 +81,7 @@ async fn f21_memory_is_used_up() {
     let took = relieved.elapsed();
     seen::took("waiter served after memory came back", took, LOOK + SIGNAL, &lag);
     assert!(took <= LOOK + SIGNAL + lag.worst(), "{took:?}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,7 +112,7 @@ async fn f21_memory_is_used_up_while_a_fair_queue_waits() {
         assert!(u64::from(lease.fence()) > fence);
         fence = lease.fence().into();
         let released = Instant::now();
-        lease.release().await.expect("a release needs no memory");
+        lease.release().await.expect("a release needs no memory").confirmed();
         let (next, at) = had(waiter).await;
         let took = at.saturating_duration_since(released);
         seen::took("next of the queue after a release", took, SIGNAL, &lag);
@@ -120,10 +120,10 @@ async fn f21_memory_is_used_up_while_a_fair_queue_waits() {
         next.renew().await.expect("a renewal needs no memory");
         lease = next;
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     nothing_is_left(&mut wire).await;
     relieve(&server);
-    theirs.lock("job").fair(true).acquire().await.unwrap().release().await.unwrap();
+    theirs.lock("job").fair(true).acquire().await.unwrap().release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -135,7 +135,7 @@ async fn f21_memory_of_quorum_nodes_is_used_up() {
         scene.faulty(share).iter().for_each(|node| fill(&node.server));
         let outcome = scene.leases.lock("other").ttl(MEDIUM).try_acquire().await;
         match share {
-            Share::Minority => outcome.unwrap().expect("it is free").release().await.expect("it was ours"),
+            Share::Minority => outcome.unwrap().expect("it is free").release().await.expect("it was ours").confirmed(),
             Share::Majority => {
                 let error = unavailable(outcome, &["OOM", "1 of 3 nodes agreed"]);
                 let votes = error.votes().expect("it says what each node said");
@@ -146,12 +146,12 @@ async fn f21_memory_of_quorum_nodes_is_used_up() {
         // Longer than it lasts without renewals.
         tokio::time::sleep(MEDIUM * 3 / 2).await;
         calm.lasted(&scene.lag);
-        lease.release().await.expect("a release needs no memory");
+        lease.release().await.expect("a release needs no memory").confirmed();
         for name in [NAME, "other"] {
             scene.is_taken_away_within(MEDIUM / 2, name).await;
         }
         scene.faulty(share).iter().for_each(|Node { server, .. }| relieve(server));
-        scene.acquire(MEDIUM).await.release().await.expect("it was ours");
+        scene.acquire(MEDIUM).await.release().await.expect("it was ours").confirmed();
     }
 }
 
@@ -191,10 +191,10 @@ async fn f23_no_more_clients_are_let_in() {
     seen::at_least("renewals confirmed in 2 TTL while full", renewals(&proxy) - before, 4);
     calm.lasted(&lag);
     let other = leases.lock("other").acquire().await.expect("no connection is needed for it");
-    other.release().await.unwrap();
+    other.release().await.unwrap().confirmed();
     let released = Instant::now();
-    lease.release().await.unwrap();
-    within(HANGS, "the waiter has it", waiter).await.unwrap().unwrap().release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
+    within(HANGS, "the waiter has it", waiter).await.unwrap().unwrap().release().await.unwrap().confirmed();
     let took = released.elapsed();
     seen::took("waiter served after a release while full", took, LOOK + SIGNAL, &lag);
     assert!(took <= LOOK + SIGNAL + lag.worst(), "{took:?}");
@@ -223,7 +223,7 @@ async fn f23_a_connection_that_ends_is_not_let_in_again_for_a_while() {
     let (took, limit) = (open.elapsed(), Duration::from_millis(500) + COMMAND + SIGNAL);
     seen::took("held again after the door was open", took, limit, &lag);
     assert!(took <= limit + lag.worst(), "{took:?}");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 /// Everything but `noeviction`. Locks and fences have a TTL, so the volatile ones evict them too.
@@ -251,7 +251,7 @@ async fn the_next_one_is_later(leases: &Leases, wire: &mut Wire, lease: Lease) {
     // The fence's floor was evicted as well.
     let next = leases.lock("job").ttl(LONG).acquire().await.unwrap();
     assert!(next.fence() > fence);
-    next.release().await.unwrap();
+    next.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]

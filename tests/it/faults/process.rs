@@ -20,7 +20,7 @@ use support::{
 };
 use tokio::{runtime::Runtime, sync::Notify};
 
-use crate::common::{COMMAND, Calm, block_both_workers, ending, program_with};
+use crate::common::{COMMAND, Calm, Confirmed as _, block_both_workers, ending, program_with};
 
 /// So long that nothing here ends by expiring: a key that goes was released.
 const LONG: Duration = Duration::from_secs(60);
@@ -172,7 +172,7 @@ fn stays_held_while_blocked(runtime: &Runtime, block: impl FnOnce(Duration)) {
         assert!(lease.check().is_ok(), "{:?}", lease.check());
         assert_eq!(lease.status(), Status::Held);
         assert_eq!(wire.get("job"), token, "nobody else had it");
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
     });
 }
 
@@ -215,12 +215,12 @@ fn f27_wall_clock_steps() {
                     // `Unavailable` where a loaded machine leaves the last look without an answer.
                     assert!(others.as_ref().is_err_and(Error::is_transient), "{others:?}");
                     assert!((TTL / 10..HANGS).contains(&waited.elapsed()), "{:?}", waited.elapsed());
-                    store.lock("another job").acquire().await.unwrap().release().await.unwrap();
+                    store.lock("another job").acquire().await.unwrap().release().await.unwrap().confirmed();
                 }
             }
             for (store, lease) in leases {
                 let old = lease.fence();
-                lease.release().await.expect("it was ours to the end");
+                lease.release().await.expect("it was ours to the end").confirmed();
                 assert!(store.lock("job").acquire().await.unwrap().fence() > old);
             }
         });
@@ -367,7 +367,7 @@ async fn drop_after_each_poll(ours: &Leases, theirs: &Leases) -> (Vec<String>, u
                         // A task of its own, so that it causes no polls of the acquire.
                         holder = Some(tokio::spawn(async move {
                             seen.notified().await;
-                            lease.release().await.expect("nobody took it from its holder");
+                            lease.release().await.expect("nobody took it from its holder").confirmed();
                         }));
                     }
                     let acquire = Polls::of(call.on(&lock), polls, dropped);
@@ -377,7 +377,7 @@ async fn drop_after_each_poll(ours: &Leases, theirs: &Leases) -> (Vec<String>, u
                         holder.await.unwrap();
                     }
                     if let Some(lease) = outcome {
-                        lease.unwrap_or_else(|error| panic!("{name}: {error}")).release().await.unwrap();
+                        lease.unwrap_or_else(|error| panic!("{name}: {error}")).release().await.unwrap().confirmed();
                         ready = Some(polls);
                         break;
                     }
@@ -397,7 +397,7 @@ async fn nothing_is_left(ours: Leases, look: &Leases, names: &[String]) {
     for name in names {
         // The same owner asks: of what it dropped, nothing is in its way once the undo is done.
         let again = ours.lock(name).acquire_within(HANGS).await;
-        again.unwrap_or_else(|error| panic!("{name}: {error}")).release().await.unwrap();
+        again.unwrap_or_else(|error| panic!("{name}: {error}")).release().await.unwrap().confirmed();
     }
     // `close` waits for whatever is still under way, if it never ends for the whole of the time-out.
     let start = Instant::now();
@@ -457,7 +457,7 @@ fn f31_acquire_dropped_while_the_server_is_stopped() {
         let leases = program_with(server.url(), LONG).await;
         let lock = leases.lock("job");
         // So that the script is known and the acquire is one command, which the stopped server finds on its socket.
-        lock.acquire().await.unwrap().release().await.unwrap();
+        lock.acquire().await.unwrap().release().await.unwrap().confirmed();
         server.stop();
         let acquire = Polls::of(lock.acquire(), 1, Dropped::AtOnce);
         assert!(acquire.await.is_none(), "a stopped server granted a lock");
@@ -730,7 +730,7 @@ async fn close_ends_everything(url: &str) {
         assert!(matches!(&released, Err(Error::Lost(lost)) if lost.reason() == LossReason::Closed), "{released:?}");
     }
     within(COMMAND + lag.worst(), "closing again", leases.close()).await;
-    theirs.release().await.unwrap();
+    theirs.release().await.unwrap().confirmed();
 }
 
 #[test]
@@ -759,7 +759,7 @@ fn f34_close_while_the_server_is_stopped() {
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
         let lost = within(HANGS, "the lease is signalled", held.lost()).await;
         assert_eq!(lost.reason(), LossReason::Closed);
-        theirs.release().await.unwrap();
+        theirs.release().await.unwrap().confirmed();
         drop((leases, others, held));
         eventually_async(HANGS, "the connections are closed", || other_clients(&mut wire) == 0).await;
     });
@@ -785,7 +785,7 @@ fn the_last_client_to_close_ends_connections_and_keeper() {
     // A thread names itself once it runs.
     eventually(HANGS, "one keeper runs", || keepers() == 1);
     drop(leases);
-    runtime.block_on(async { clone.lock("job").acquire().await.unwrap().release().await.unwrap() });
+    runtime.block_on(async { clone.lock("job").acquire().await.unwrap().release().await.unwrap().confirmed() });
     drop(clone);
     all_is_gone("after a use");
 
@@ -801,7 +801,7 @@ fn the_last_client_to_close_ends_connections_and_keeper() {
     // Longer than it lasts without a keeper.
     std::thread::sleep(3 * TTL);
     assert!(lease.check().is_ok(), "{:?}", lease.check());
-    runtime.block_on(lease.release()).unwrap();
+    runtime.block_on(lease.release()).unwrap().confirmed();
     all_is_gone("after the last lease");
 
     // Dropped, its release needs them once more.

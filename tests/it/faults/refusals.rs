@@ -6,8 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::common::{Confirmed as _, unconfirmed};
 use futures_util::FutureExt;
-use leasehold::{Builder, Error, ErrorKind, Keeper, Lease, Leases, LossReason, Status, StatusChanges};
+use leasehold::{Builder, Error, ErrorKind, Keeper, Lease, Leases, LossReason, Released, Status, StatusChanges};
 use support::{HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async, scripts::RENEW, within};
 
 /// No error and no `Debug` may contain these.
@@ -129,18 +130,15 @@ async fn f22_readonly_replica() {
         other => panic!("a replica renewed: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
-    match lease.release().await {
-        Err(Error::Unknown(error)) => names(&said(&error), &words),
-        other => panic!("a replica released: {other:?}"),
-    }
+    names(&said(&unconfirmed(lease.release().await)), &words);
 
     // `acquire` rides it out.
     let waiting = tokio::spawn(leases.lock("later").acquire());
     tokio::task::yield_now().await;
     wire.must(&["REPLICAOF", "NO", "ONE"]);
-    within(HANGS, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap();
+    within(HANGS, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
     kept.renew().await.unwrap();
-    kept.release().await.unwrap();
+    kept.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]
@@ -166,9 +164,9 @@ async fn f22_masterdown() {
     let waiting = tokio::spawn(leases.lock("later").acquire());
     tokio::task::yield_now().await;
     wire.must(&["REPLICAOF", "NO", "ONE"]);
-    within(HANGS, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap();
+    within(HANGS, "the lock of a primary", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
     lease.renew().await.unwrap();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]
@@ -204,9 +202,9 @@ async fn f22_loading() {
 
     wire.must(&["CONFIG", "SET", "key-load-delay", "0"]);
     assert!(loader.reply().unwrap().is_ok());
-    within(HANGS, "the lock of a loaded server", waiting).await.unwrap().unwrap().release().await.unwrap();
+    within(HANGS, "the lock of a loaded server", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
     lease.renew().await.unwrap();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]
@@ -227,7 +225,7 @@ async fn f22_noauth_and_wrongpass_are_distinct() {
     // Four answers, none of which is worth a second try.
     assert!(start.elapsed() < CONNECT_TIMEOUT + lag.worst() * 4, "it was tried until {:?}", start.elapsed());
 
-    connect(url_of("", SECRET, port)).await.lock("job").acquire().await.unwrap().release().await.unwrap();
+    connect(url_of("", SECRET, port)).await.lock("job").acquire().await.unwrap().release().await.unwrap().confirmed();
     // A password where the server wants none is an error of the configuration too.
     let open = Server::start();
     let error = turned_down(builder(url_of("worker", SECRET, open.port()))).await;
@@ -275,7 +273,7 @@ async fn f22_password_rotated_while_connected() {
             break;
         }
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]
@@ -319,6 +317,14 @@ fn set_user(wire: &mut Wire, rules: &str) {
     wire.must(&command);
 }
 
+/// A release that is not confirmed, as an error with the reason.
+fn is_confirmed(released: Released) -> Result<(), Error> {
+    match released {
+        Released::Unconfirmed(why) => Err(Error::Unknown(why)),
+        _ => Ok(()),
+    }
+}
+
 /// Connects and does all that there is, from an empty script cache.
 async fn do_everything(server: &Server) -> Result<(), Error> {
     let mut wire = server.wire();
@@ -335,9 +341,9 @@ async fn do_everything(server: &Server) -> Result<(), Error> {
         leases.guarded(format!("{name}:result")).set("again", lease.fence()).await?;
         leases.guarded(format!("{name}:result")).get().await?;
         assert!(leases.lock(name).owner(leasehold::Owner::anonymous()).try_acquire().await?.is_none());
-        lease.release().await?;
+        is_confirmed(lease.release().await?)?;
         drop(lock.try_acquire().await?);
-        lock.acquire().await?.release().await?;
+        is_confirmed(lock.acquire().await?.release().await?)?;
         let left = lock.try_acquire().await?.expect("it is free again");
         assert!(lock.force_release().await?);
         match left.renew().await {
@@ -463,7 +469,7 @@ async fn a_lease_that_is_not_refused_any_more_travels_with_the_others_again() {
     eventually_async(HANGS, "some travel with others", together).await;
     mixed.assert_good_ones_are_held();
     for lease in mixed.bad.into_iter().chain(mixed.good) {
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
     }
 }
 
@@ -480,8 +486,9 @@ async fn queue_up(server: &Server) -> Result<(), Error> {
         }
         lease.release().await
     });
-    released?;
-    waiter?.release().await
+    released?.confirmed();
+    waiter?.release().await?.confirmed();
+    Ok(())
 }
 
 #[tokio::test]
@@ -510,7 +517,7 @@ async fn f22_a_database_number_needs_one_right_more() {
     assert_eq!(error.kind(), ErrorKind::Refused);
     names(&said(&error), &["NOPERM", "select", "give the user the rights"]);
     set_user(&mut wire, &format!("{LEAST_ACL} {FOR_A_DATABASE}"));
-    connect(&url).await.lock("app:job").acquire().await.unwrap().release().await.unwrap();
+    connect(&url).await.lock("app:job").acquire().await.unwrap().release().await.unwrap().confirmed();
 }
 
 #[tokio::test]
@@ -584,10 +591,7 @@ async fn f22_rights_taken_away_put_a_lease_at_risk_and_are_named() {
     lease.check().expect("no answer about the key is no loss");
     wire.must(&["ACL", "SETUSER", "worker", "+pexpire", "-del"]);
     lease.renew().await.unwrap();
-    match lease.release().await {
-        Err(Error::Unknown(error)) => names(&said(&error), &["give the user the rights"]),
-        other => panic!("released without the right to: {other:?}"),
-    }
+    names(&said(&unconfirmed(lease.release().await)), &["give the user the rights"]);
 }
 
 #[tokio::test]
@@ -673,7 +677,7 @@ async fn f22_unix_socket_with_a_database_and_password_works() {
     wire.must(&["SELECT", "2"]);
     assert_eq!(wire.keys("*"), ["job", "{job}:lh:fence"]);
     lease.renew().await.unwrap();
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
 
     let wrong = format!("unix://{}?password={WRONG}", server.socket_path().display());
@@ -698,7 +702,7 @@ async fn f22_database_number_is_where_the_key_is_also_after_a_reconnection() {
         lease.check().expect("it is in database 3");
         assert!(start.elapsed() < HANGS, "it did not reconnect");
     }
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
 
     // A server has 16 of them unless told otherwise.
@@ -760,7 +764,7 @@ mod tls {
                 let lease = leases.lock("job").acquire().await.unwrap();
                 lease.renew().await.unwrap();
                 println!("held: {}", leases.lock("job").holder().await.unwrap().is_some());
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
                 leases.close().await;
             }
             Err(error) => {

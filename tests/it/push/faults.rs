@@ -15,7 +15,7 @@ use support::{
     waiter_is_tracked, within,
 };
 
-use crate::common::{COMMAND, program_with};
+use crate::common::{COMMAND, Confirmed as _, program_with};
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(20);
@@ -70,14 +70,14 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
             eventually_async(SOON, "pushes are on again", || wire.trackers().len() == 2).await;
         }
         let released = Instant::now();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let (next, at) = within(SOON, "the waiter", waiters.remove(0)).await.unwrap();
         let took = at.duration_since(released);
         // Connecting anew takes a few pauses.
         let limit = if round > 0 { SIGNAL } else { 5 * SIGNAL };
         seen::took(if round > 0 { "hand-off afterwards" } else { "hand-off at once" }, took, limit, &lag);
         assert!(took <= limit + lag.worst(), "{round}: {took:?}");
-        next.unwrap().release().await.unwrap();
+        next.unwrap().release().await.unwrap().confirmed();
     }
 }
 
@@ -159,7 +159,7 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
                 let took = at.duration_since(freed);
                 *worst = took.max(*worst);
                 assert!(took <= limit + lag.worst(), "{ends:?} in state {state}: {took:?}");
-                lease.unwrap().release().await.unwrap();
+                lease.unwrap().release().await.unwrap().confirmed();
             }
         }
         println!("{ends:?}: {worst:?}");
@@ -227,7 +227,7 @@ async fn no_wake_up_is_missed_while_notifications_are_switched_on() {
                     // At worst it polls, and its look is not answered before it is given up.
                     let limit = LONGEST_PAUSE + 2 * COMMAND + SIGNAL + lag.worst();
                     assert!(took <= limit, "{name}, recovered: {recovered}: {took:?}");
-                    lease.unwrap().release().await.unwrap();
+                    lease.unwrap().release().await.unwrap().confirmed();
                 }
             }));
         }
@@ -255,7 +255,7 @@ async fn waiters_poll_from_the_moment_when_notifications_cannot_come_back() {
     let (lease, at) = within(SOON, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(freed);
     assert!(took <= LONGEST_PAUSE + SIGNAL + lag.worst(), "{took:?}");
-    lease.unwrap().release().await.unwrap();
+    lease.unwrap().release().await.unwrap().confirmed();
 }
 
 /// What became of the messages, for people.
@@ -288,7 +288,7 @@ async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most
         lease.check().unwrap();
         let remaining = Duration::from_millis(u64::try_from(wire.pttl("job")).unwrap());
         let freed = Instant::now();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let (next, at) = within(SOON, "the waiter", waiter).await.unwrap();
         let took = at.duration_since(freed);
         let limit = match messages {
@@ -299,7 +299,7 @@ async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most
         assert!(took <= limit + SIGNAL + lag.worst(), "{messages:?}: {took:?} of {limit:?}");
         println!("{messages:?}: {took:?} of {limit:?}");
         seen::took(&format!("waiter's delay, {}", fate(messages)), took, limit + SIGNAL, &lag);
-        next.unwrap().release().await.unwrap();
+        next.unwrap().release().await.unwrap().confirmed();
     }
 }
 
@@ -358,7 +358,7 @@ async fn f36_there_are_never_two_holders() {
                     assert!(last.fetch_max(fence, Ordering::SeqCst) < fence, "the fence has fallen");
                     tokio::time::sleep(Duration::from_millis(fence % 4)).await;
                     assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
-                    lease.release().await.unwrap();
+                    lease.release().await.unwrap().confirmed();
                     taken.fetch_add(1, Ordering::SeqCst);
                     tokio::task::yield_now().await;
                 }

@@ -14,7 +14,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use support::scripts::{ACQUIRE, RENEW};
 
-use crate::common::program_with;
+use crate::common::{Confirmed as _, program_with};
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(30);
@@ -125,7 +125,7 @@ async fn f37_a_thousand_waiters_in_ten_processes_and_one_release() {
         proxy.forget();
     }
     let (lag, freed, fence) = (Lag::start(), micros_since_1970(), lease.fence());
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     let winner = || processes.iter().find_map(|(child, _)| child.has_said());
     let mut won = None;
     eventually_async(SOON, "the next holder", || {

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use support::scripts::{ACQUIRE, LOOK};
 
-use crate::common::program;
+use crate::common::{Confirmed as _, program};
 
 fn median(mut all: Vec<Duration>) -> (Duration, Duration) {
     all.sort();
@@ -29,12 +29,12 @@ async fn a_release_in_another_process_is_notified() {
         let waiter = timed(two.lock("job").acquire());
         waiter_is_tracked([&mut wire], 1).await;
         let released = Instant::now();
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let (next, at) = within(HANGS, "the waiter", waiter).await.unwrap();
         let took = at.duration_since(released);
         assert!(took <= SIGNAL + lag.worst(), "round {round}: {took:?}; the machine lagged {:?}", lag.worst());
         all.push(took);
-        next.unwrap().release().await.unwrap();
+        next.unwrap().release().await.unwrap().confirmed();
     }
     println!("hand-off: median and worst {:?}; the machine lagged {:?}", median(all), lag.worst());
 }
@@ -119,7 +119,7 @@ async fn a_notified_waiter_that_is_dropped_leaves_no_key() {
     let waiter = tokio::spawn(ours.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
     let granted = proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply);
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
     within(HANGS, "the grant", granted.hit()).await;
     assert!(wire.exists("job"));
     waiter.abort();
@@ -166,7 +166,7 @@ async fn whoever_frees_the_lock_wakes_the_waiter() {
         let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
         let took = at.duration_since(freed);
         assert!(took <= SIGNAL + lag.worst(), "{take:?} {free:?}: {took:?}");
-        lease.unwrap().release().await.unwrap();
+        lease.unwrap().release().await.unwrap().confirmed();
     }
 }
 
@@ -211,7 +211,7 @@ async fn an_overwritten_key_is_another_holder_whose_end_is_waited_for() {
     let took = at.duration_since(taken);
     assert!(took <= Duration::from_millis(300) + SIGNAL + lag.worst(), "{took:?}");
     assert!(took >= Duration::from_millis(298), "{took:?}");
-    lease.unwrap().release().await.unwrap();
+    lease.unwrap().release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -267,7 +267,7 @@ async fn a_notification_alone_is_never_a_loss() {
     assert_eq!(lease.status(), Status::Held);
     let change = tokio::time::timeout(Duration::from_millis(50), changes.next()).await;
     assert!(change.is_err(), "it was {change:?} for a while");
-    lease.release().await.unwrap();
+    lease.release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -288,12 +288,12 @@ async fn a_wait_that_ends_as_the_lock_is_released_ends_one_way() {
         while started.elapsed() < release {
             std::hint::spin_loop();
         }
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         match within(HANGS, "the waiter's end", waiter).await.unwrap() {
             Ok(lease) => {
                 assert!(lease.check().is_ok() && lease.fence() > fence && wire.exists("job"));
                 won += 1;
-                lease.release().await.unwrap();
+                lease.release().await.unwrap().confirmed();
                 assert!(!wire.exists("job"));
             }
             // A look that the machine left without an answer for the whole of the wait knows of no holder.
@@ -327,7 +327,7 @@ async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
             4 => Some(proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply)),
             _ => None,
         };
-        lease.release().await.unwrap();
+        lease.release().await.unwrap().confirmed();
         let released = Instant::now();
         if let Some(held) = held {
             within(HANGS, "the look", held.hit()).await;
@@ -343,13 +343,13 @@ async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
         let passed_on = Instant::now();
         match cancelled.await {
             // It was faster: then the lock is its own to release.
-            Ok(lease) => lease.unwrap().release().await.unwrap(),
+            Ok(lease) => lease.unwrap().release().await.unwrap().confirmed(),
             Err(error) => assert!(error.is_cancelled(), "{error}"),
         }
         let (lease, at) = within(HANGS, "the other", other).await.unwrap();
         let took = at.saturating_duration_since(passed_on);
         assert!(took <= SIGNAL + lag.worst(), "round {round}: {took:?}");
-        lease.unwrap().release().await.unwrap();
+        lease.unwrap().release().await.unwrap().confirmed();
     }
     two.close().await;
     assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
@@ -395,7 +395,7 @@ async fn the_receiving_connection_is_there_only_while_it_is_needed() {
     wire.del("busy");
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
     assert!(at.duration_since(freed) <= SIGNAL + lag.worst());
-    lease.unwrap().release().await.unwrap();
+    lease.unwrap().release().await.unwrap().confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -415,7 +415,7 @@ async fn a_step_of_the_servers_clock_does_not_keep_a_waiter_asleep() {
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(stepped);
     assert!(took <= Duration::from_millis(200) + SIGNAL + lag.worst(), "{took:?}");
-    lease.unwrap().release().await.unwrap();
+    lease.unwrap().release().await.unwrap().confirmed();
 
     // Back: a key lives on, and its release is heard all the same.
     start_anew([&mut wire]).await;
@@ -433,5 +433,5 @@ async fn a_step_of_the_servers_clock_does_not_keep_a_waiter_asleep() {
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(freed);
     assert!(took <= SIGNAL + lag.worst(), "{took:?}");
-    lease.unwrap().release().await.unwrap();
+    lease.unwrap().release().await.unwrap().confirmed();
 }

@@ -9,7 +9,7 @@ use support::{
 };
 
 use super::scene::{HANGS, Scene};
-use crate::common::{COMMAND, LONG, NAME};
+use crate::common::{COMMAND, Confirmed as _, LONG, NAME, unconfirmed};
 
 /// Long enough to tell a loop that never pauses from backoff with a pause of a second.
 const A_WHILE: Duration = Duration::from_secs(2);
@@ -87,7 +87,7 @@ async fn a_resent_vote_of_a_slow_node_does_not_outlive_the_release() {
     }
     scene.nodes[2].proxy.delay(Duration::from_millis(5));
     let lease = scene.acquire(LONG).await;
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
     tokio::time::sleep(Duration::from_millis(300)).await;
     scene.is_taken_away_within(Duration::from_secs(1), NAME).await;
 }
@@ -124,7 +124,7 @@ async fn a_holder_of_four_of_five_nodes_is_reported_whichever_node_answers_first
     assert_eq!(told.load(std::sync::atomic::Ordering::SeqCst), 1, "after {looks} requests");
     assert_eq!(looks, 0, "everybody will tell");
     waiter.abort();
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
 }
 
 /// Nobody probes for a `Leases` that has gone, so what is left to undo is sent all the same.
@@ -177,7 +177,7 @@ async fn a_release_of_unknown_outcome_wakes_a_waiter_of_the_same_client() {
     scene.nodes[1].proxy.on_each(Match::script(REPAIR), Action::Mangle);
     scene.nodes[1].server.wire().del(NAME);
     let released = lease.release().await;
-    assert!(matches!(released, Err(leasehold::Error::Unknown(_))), "{released:?}");
+    unconfirmed(released);
     let next = support::within(Duration::from_secs(10), "the waiter has it", waiter).await;
     drop(next.expect("it does not panic").expect("two of three are free"));
 }
@@ -190,12 +190,12 @@ async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
     let is_up = || *scene.leases.nodes()[2].state() == leasehold::NodeState::Up;
     proxy.black_hole(true);
     while is_up() {
-        scene.acquire_as("other", LONG).await.release().await.expect("it was ours");
+        scene.acquire_as("other", LONG).await.release().await.expect("it was ours").confirmed();
     }
     // By then what it was asked has timed out, and it is not asked any more.
     tokio::time::sleep(2 * COMMAND).await;
     for _ in 0..50 {
-        scene.acquire(LONG).await.release().await.expect("it was ours");
+        scene.acquire(LONG).await.release().await.expect("it was ours").confirmed();
         drop(scene.acquire(LONG).await);
     }
     assert!(!is_up());

@@ -22,7 +22,7 @@ use support::{
 };
 use tokio::task::spawn_blocking;
 
-use crate::common::{COMMAND, Calm, MEDIUM, NAME, requests};
+use crate::common::{COMMAND, Calm, Confirmed as _, MEDIUM, NAME, requests};
 
 const TTL: Duration = Duration::from_secs(1);
 /// Long enough for [`MEDIUM`], in whole seconds.
@@ -142,7 +142,7 @@ async fn cycle(rig: &Rig, name: &str) -> Duration {
     let started = Instant::now();
     let lease = rig.acquire(name, TTL).await;
     let acquired = Instant::now();
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
     acquired.duration_since(started).max(acquired.elapsed())
 }
 
@@ -204,7 +204,7 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     }
     calm.lasted(&rig.lag);
     there.clone().skip(1).for_each(|at| rig.nodes[at].cont());
-    lease.release().await.expect("it was held to the end");
+    lease.release().await.expect("it was held to the end").confirmed();
     eventually_but_for(&rig.lag, TTL + SIGNAL, "no key is left", || rig.nodes.with_key(NAME).is_empty()).await;
 }
 
@@ -264,7 +264,7 @@ async fn f38_a_node_that_was_black_holed_while_nothing_was_held_is_used_again() 
             }
         });
         let everywhere = everywhere.await.is_ok();
-        lease.release().await.expect("it was ours");
+        lease.release().await.expect("it was ours").confirmed();
         if everywhere {
             return;
         }
@@ -288,7 +288,7 @@ async fn stays_held(away: Away) {
     tokio::time::sleep_until(deadline.into()).await;
     calm.lasted(&rig.lag);
     assert_eq!(lease.fence(), fence);
-    lease.release().await.expect("it was held to the end");
+    lease.release().await.expect("it was held to the end").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -361,7 +361,7 @@ async fn is_told_by_the_deadline(away: Away) {
         other => panic!("the release of a lost lease says {other:?}"),
     }
     successor.renew().await.expect("the successor holds the lock");
-    successor.release().await.expect("it did to the end");
+    successor.release().await.expect("it did to the end").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

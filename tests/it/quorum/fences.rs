@@ -10,7 +10,7 @@ use support::{
     urls, within,
 };
 
-use crate::common::{COMMAND, Calm, FENCE, LONG, NAME};
+use crate::common::{COMMAND, Calm, Confirmed as _, FENCE, LONG, NAME};
 
 const TTL: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -64,7 +64,7 @@ async fn acquire(leases: &Leases) -> Lease {
 async fn cycle(leases: &Leases) -> Fence {
     let lease = acquire(leases).await;
     let fence = lease.fence();
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
     fence
 }
 
@@ -192,7 +192,7 @@ async fn another_node_replaces_one_that_fails_to_raise() {
     within(HANGS, "the first one's raise", refused.hit()).await;
     let backed = (0..3).filter(|&at| floor(&nodes, at) >= Some(lease.fence())).count();
     assert!(backed >= 2, "the floor is on {backed} nodes");
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
 }
 
 fn scripts_run(nodes: &Nodes) -> Vec<usize> {
@@ -261,7 +261,7 @@ async fn holder_reports_the_fence_of_the_lease() {
         let lease = acquire(&leases).await;
         let holder = leases.lock(NAME).holder().await.expect("all are there").expect("it is held");
         assert_eq!(holder.fence(), Some(lease.fence()));
-        lease.release().await.expect("it was ours");
+        lease.release().await.expect("it was ours").confirmed();
     }
 }
 
@@ -283,7 +283,7 @@ async fn holder_reports_the_fence_of_the_lease_when_a_faster_clock_came_late() {
         assert_eq!(holder.fence(), Some(lease.fence()));
     }
     let fence = lease.fence();
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
     assert!(cycle(&leases).await > fence);
 }
 
@@ -308,7 +308,7 @@ async fn holder_reports_the_fence_of_the_lease_when_two_issued_alike_after_a_rai
     eventually_async(HANGS, "the raise arrives", || floor(&nodes, SLOW) == floor(&nodes, FAST)).await;
     let holder = leases.lock(NAME).holder().await.expect("all are there").expect("it is held");
     assert_eq!(holder.fence(), Some(lease.fence()));
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -357,7 +357,7 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
     eventually_async(HANGS, "it is repaired", || nodes[0].wire().token(NAME) == token).await;
     tokio::time::sleep(TTL).await;
     calm.lasted(&lag);
-    lease.release().await.expect("it was held to the end");
+    lease.release().await.expect("it was held to the end").confirmed();
     fences_grow_over(&nodes, &leases, fence, "ahead").await;
     let last = cycle(&leases).await;
     nodes.clock(0).back(HOUR);
@@ -392,7 +392,7 @@ async fn the_holder_is_not_told_of_steps_back(stepping: usize) {
     // The wait is for what the step might do to renewals.
     tokio::time::sleep(2 * TTL).await;
     calm.lasted(&lag);
-    lease.release().await.expect("it was held to the end");
+    lease.release().await.expect("it was held to the end").confirmed();
     fences_grow_over(&nodes, &leases, fence, "back").await;
 }
 

@@ -13,7 +13,7 @@ use leasehold::Error;
 use support::{SIGNAL, Wire, eventually_async, within};
 
 use super::scene::{HANGS, Scene, builder, built};
-use crate::common::{Calm, LONG, MEDIUM, NAME, in_vain};
+use crate::common::{Calm, Confirmed as _, LONG, MEDIUM, NAME, in_vain};
 
 const COMPARE_AND_DELETE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
@@ -70,7 +70,7 @@ async fn a_classic_holder_keeps_us_out_until_it_releases() {
         let lease = within(HANGS, "the lock", waiter).await.expect("it does not panic").expect("it is free");
         let took = released.elapsed();
         assert!(took <= scene.allowed(SIGNAL), "it took {took:?} to be told");
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         scene.is_taken_away(NAME).await;
     }
 }
@@ -92,7 +92,7 @@ async fn a_classic_holder_that_dies_keeps_us_out_for_its_ttl() {
         let run_out = || !scene.tokens(NAME).contains(&Some("classic".to_owned()));
         eventually_async(HANGS, "the last of its keys runs out", run_out).await;
         assert_eq!(classic.release(), 0, "what ran out is not its own any more");
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         scene.is_taken_away(NAME).await;
     }
 }
@@ -112,7 +112,7 @@ async fn a_lease_keeps_classic_clients_out_and_they_do_not_disturb_it() {
         }
         assert_eq!(scene.tokens(NAME), token);
         calm.lasted(&scene.lag);
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         // A majority is enough for either; on the others the release may be a moment behind.
         assert!(classic.acquire(LONG), "the lock is free");
         assert!(classic.release() > nodes / 2);
@@ -157,7 +157,7 @@ async fn a_classic_clients_leftovers_on_a_minority_block_nobody() {
     // It runs out, and a renewal of ours takes its place.
     scene.is_everywhere(&lease, LEFT + MEDIUM / 3 + SIGNAL).await;
     calm.lasted(&scene.lag);
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -178,7 +178,7 @@ async fn keys_are_plain_strings_at_exactly_the_prefix_and_the_name() {
     assert!(tokens[0].starts_with("lh1:") && tokens[0].ends_with("@here"), "{tokens:?}");
     tokens.dedup();
     assert_eq!(tokens.len(), 1, "one token for all nodes");
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -213,7 +213,7 @@ async fn classic_clients_and_ours_take_turns() {
         lease.check().expect("nobody took it");
         assert!(fence < Some(lease.fence()));
         fence = Some(lease.fence());
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
     }
     for classic in classic {
         within(HANGS, "its turns", classic).await.expect("two hold the lock");

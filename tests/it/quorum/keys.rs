@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Lease, Leases, LossReason, Lost, NodeAnswer, Vote};
+use leasehold::{Lease, Leases, LossReason, Lost, NodeAnswer, Vote};
 use support::{Action, Match, SIGNAL, eventually_async, scripts::REPAIR, seen, timed, within};
 use tokio::task::JoinHandle;
 
 use super::scene::{HANGS, Node, Scene, Share, at_once, builder, built};
-use crate::common::{Calm, FENCE, LONG, MEDIUM, NAME, assert_says_lost, is_ours};
+use crate::common::{Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, assert_says_lost, is_ours, unconfirmed};
 
 /// Whose keys are not ours.
 const SOMEBODY: &[&str] = &["SET", NAME, "somebody-else", "PX", "60000"];
@@ -63,7 +63,7 @@ async fn f13_deleted_on_a_minority_is_repaired() {
             assert!(floor >= u64::from(lease.fence()));
         }
         calm.lasted(&scene.lag);
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         scene.is_taken_away(NAME).await;
     }
 }
@@ -131,7 +131,7 @@ async fn f13_without_notifications_the_next_renewal_repairs_or_reports_the_loss(
             Share::Minority => {
                 is_healed(&scene, &lease, deleted, limit).await;
                 calm.lasted(&scene.lag);
-                lease.release().await.expect("it was ours to the end");
+                lease.release().await.expect("it was ours to the end").confirmed();
             }
             Share::Majority => {
                 is_told(loss, deleted, limit, LossReason::Deleted, &scene).await;
@@ -161,7 +161,7 @@ async fn f14_overwritten_on_a_minority_is_left_alone() {
     wire.must(SOMEBODY);
     scene.is_renewed(&lease, MEDIUM).await;
     calm.lasted(&scene.lag);
-    lease.release().await.expect("a majority was ours to the end");
+    lease.release().await.expect("a majority was ours to the end").confirmed();
     eventually_async(MEDIUM / 2, "ours are gone, the other's is not", || {
         scene.tokens(NAME) == [None, None, Some("somebody-else".to_owned())]
     })
@@ -205,7 +205,7 @@ async fn f15_flushed_minority_is_repaired() {
             calm.lasted(&scene.lag);
         }
         for lease in held {
-            lease.release().await.expect("it was ours to the end");
+            lease.release().await.expect("it was ours to the end").confirmed();
         }
     }
 }
@@ -228,7 +228,7 @@ async fn f15_flushed_majority_is_a_loss() {
         // The floors went with the rest; the clocks carry the fences on.
         let next = scene.acquire_as("a", LONG).await;
         assert!(next.fence() > held[0].fence());
-        next.release().await.expect("it was ours to the end");
+        next.release().await.expect("it was ours to the end").confirmed();
         for lease in held {
             assert_says_lost(lease.release().await, LossReason::Deleted);
         }
@@ -257,7 +257,7 @@ async fn f16_ttl_changed_by_hand_is_corrected() {
         seen::took("quorum: TTL put right", took, bound, &scene.lag);
         assert!(took <= scene.allowed(bound), "{share:?}, {change}: {took:?}");
         calm.lasted(&scene.lag);
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
     }
 }
 
@@ -275,7 +275,7 @@ async fn f17_another_type_on_a_minority_is_left_alone_and_on_a_majority_a_loss()
                 // The time in which it might be touched, or the holder disturbed.
                 tokio::time::sleep(MEDIUM).await;
                 calm.lasted(&scene.lag);
-                lease.release().await.expect("a majority was ours to the end");
+                lease.release().await.expect("a majority was ours to the end").confirmed();
             }
             Share::Majority => {
                 is_told(loss, replaced, SIGNAL, LossReason::Taken, &scene).await;
@@ -308,12 +308,12 @@ async fn f18_script_flush_during_use_is_invisible() {
         flush();
         is_ours(&lease).await;
         flush();
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         cycles += 1;
     }
     seen::counted("quorum: cycles with an empty cache", cycles);
     calm.lasted(&scene.lag);
-    held.release().await.expect("it was ours to the end");
+    held.release().await.expect("it was ours to the end").confirmed();
 }
 
 /// Two of five have released it, one had lost it, and two say nothing.
@@ -326,10 +326,7 @@ async fn an_unconfirmed_release_reports_each_nodes_answer() {
         node.proxy.black_hole(true);
     }
     scene.nodes[0].server.wire().del(NAME);
-    let error = match within(HANGS, "the release", lease.release()).await {
-        Err(Error::Unknown(error)) => error,
-        other => panic!("two of five released it: {other:?}"),
-    };
+    let error = unconfirmed(within(HANGS, "the release", lease.release()).await);
     let votes = error.votes().expect("it was put to five nodes");
     let answers: Vec<_> = votes.nodes().iter().map(Vote::answer).collect();
     assert_eq!((votes.granted(), votes.needed()), (2, 3), "{error}");

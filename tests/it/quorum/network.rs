@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, LossReason, NodeState, Status};
+use leasehold::{Error, LossReason, NodeState, Released, Status};
 use support::{
     Action, Lag, Match, Nodes, RuleHandle, SIGNAL, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RAISE, RELEASE, RENEW},
@@ -20,7 +20,9 @@ use support::{
 use tokio::task::spawn_blocking;
 
 use super::scene::{HANGS, Node, Scene, Share, all_hit, builder, built, floors_apart, on_each, on_first, renewals};
-use crate::common::{COMMAND, Calm, FENCE, LONG, MEDIUM, NAME, SHORT, assert_says_lost, ending, is_ours};
+use crate::common::{
+    COMMAND, Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, SHORT, assert_says_lost, assert_was_ours, ending, is_ours,
+};
 
 /// How a link is reset in the middle of a command.
 const CUTS: [Action; 2] = [Action::CutBefore, Action::CutAfter];
@@ -46,7 +48,7 @@ async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {
     let is_renewed = || Instant::now() + lease.remaining() > deadline + SIGNAL || lease.check().is_err();
     eventually_async(HANGS, "a renewal is confirmed", is_renewed).await;
     assert_eq!((lease.check(), tokens()), (Ok(()), before));
-    lease.release().await.expect("it was held to the end");
+    lease.release().await.expect("it was held to the end").confirmed();
     // A majority has answered; the last node may still be connected to.
     let is_nowhere = || tokens().iter().all(Option::is_none);
     eventually_but_for(&lag, MEDIUM / 2, "no node has it", is_nowhere).await;
@@ -63,7 +65,7 @@ async fn a_node_that_answers_no_renewal_is_silent_before_the_renewal_is_given_up
     // The next renewal goes out within a third of the TTL, and its node is silent after the time that one command has.
     eventually_but_for(&scene.lag, TTL / 3 + 2 * COMMAND, "its silence is known", is_silent).await;
     lease.check().expect("two of three hold it");
-    lease.release().await.expect("two of three held it");
+    lease.release().await.expect("two of three held it").confirmed();
 }
 
 fn restart_empty(nodes: &[Node]) {
@@ -86,7 +88,7 @@ async fn f5_minority_killed_and_restarted_empty_is_repaired() {
         scene.is_everywhere(&lease, MEDIUM).await;
         scene.is_renewed(&lease, MEDIUM).await;
         calm.lasted(&scene.lag);
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         scene.is_taken_away_within(MEDIUM / 2, NAME).await;
     }
 }
@@ -141,7 +143,7 @@ async fn f7_minority_black_holed_just_before_a_renewal_and_for_ever() {
         tokio::time::sleep(2 * MEDIUM).await;
         calm.lasted(&scene.lag);
         let started = Instant::now();
-        lease.release().await.expect("a majority released it");
+        lease.release().await.expect("a majority released it").confirmed();
         // Nodes that are known to be silent are not waited for.
         assert!(started.elapsed() <= scene.allowed(COMMAND / 2), "the release took {:?}", started.elapsed());
     }
@@ -198,7 +200,7 @@ async fn f7_majority_black_holed_just_before_a_renewal_and_for_ever() {
     assert!(successor.fence() > lease.fence());
     assert_says_lost(lease.release().await, LossReason::NoQuorum);
     is_ours(&successor).await;
-    successor.release().await.expect("it did to the end");
+    successor.release().await.expect("it did to the end").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -215,11 +217,11 @@ async fn f8_links_reset_in_the_middle_of_an_acquire() {
         }
         scene.is_everywhere(&lease, MEDIUM).await;
         calm.lasted(&scene.lag);
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
 
         let cuts = on_first(scene.faulty(share), ACQUIRE, action);
         match scene.leases.lock("tried").ttl(LONG).try_acquire().await {
-            Ok(Some(lease)) => lease.release().await.expect("it was ours to the end"),
+            Ok(Some(lease)) => lease.release().await.expect("it was ours to the end").confirmed(),
             Err(Error::Unavailable(_)) if share == Share::Majority => {}
             other => panic!("{share:?}, {action:?}: {other:?}"),
         }
@@ -233,18 +235,18 @@ async fn f8_links_reset_in_the_middle_of_an_acquire() {
 async fn f8_acquires_and_their_releases_wait_for_the_same_link() {
     const LEASES: usize = 16;
     let scene = Scene::of(3).await;
-    scene.acquire_everywhere(MEDIUM).await.release().await.expect("it was ours to the end");
+    scene.acquire_everywhere(MEDIUM).await.release().await.expect("it was ours to the end").confirmed();
     let apart = &scene.nodes[2].proxy;
     apart.refuse(true);
     apart.cut();
     // From now on it is known that the link has ended.
-    scene.acquire(MEDIUM).await.release().await.expect("it was ours to the end");
+    scene.acquire(MEDIUM).await.release().await.expect("it was ours to the end").confirmed();
     let names: Vec<String> = (0..LEASES).map(|number| format!("tried:{number}")).collect();
     let cycles = names.iter().map(|name| {
         let lock = scene.leases.lock(name).ttl(LONG);
         tokio::spawn(async move {
             let lease = lock.acquire().await.expect("a majority grants it");
-            lease.release().await.expect("it was ours to the end");
+            lease.release().await.expect("it was ours to the end").confirmed();
         })
     });
     for cycle in cycles.collect::<Vec<_>>() {
@@ -253,7 +255,7 @@ async fn f8_acquires_and_their_releases_wait_for_the_same_link() {
     let before = apart.count(Match::script(ACQUIRE));
     apart.refuse(false);
     eventually_async(HANGS, "they come through", || apart.count(Match::script(ACQUIRE)) > before).await;
-    scene.acquire_everywhere(MEDIUM).await.release().await.expect("it was ours to the end");
+    scene.acquire_everywhere(MEDIUM).await.release().await.expect("it was ours to the end").confirmed();
     for name in &names {
         scene.is_taken_away(name).await;
     }
@@ -279,7 +281,7 @@ async fn f8_links_reset_in_the_middle_of_a_raise() {
         let floor = |node: &Node| node.server.wire().get(FENCE).and_then(|floor| floor.parse().ok());
         let raised = scene.nodes.iter().filter(|node| floor(node).is_some_and(|floor: u64| floor >= fence)).count();
         assert!(raised >= 2, "{share:?}, {action:?}: {raised} nodes have the floor");
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         // Neither is anything left of an attempt that failed.
         scene.is_taken_away(NAME).await;
     }
@@ -302,7 +304,7 @@ async fn f8_links_reset_in_the_middle_of_a_renewal() {
             calm.lasted(&scene.lag);
         }
         lease.check().expect("a link that was reset is no loss");
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
     }
 }
 
@@ -312,7 +314,7 @@ async fn f8_links_reset_in_the_middle_of_a_release() {
         let scene = Scene::of(3).await;
         let lease = scene.acquire_everywhere(LONG).await;
         let cuts = on_first(scene.faulty(share), RELEASE, action);
-        lease.release().await.expect("it is sent again, and was ours");
+        lease.release().await.expect("it is sent again, and was ours").confirmed();
         all_hit(&cuts, "the links are reset").await;
         scene.is_taken_away(NAME).await;
     }
@@ -325,7 +327,7 @@ async fn f8_links_reset_in_the_middle_of_every_release() {
         let lease = scene.acquire_everywhere(LONG).await;
         let cuts = on_each(scene.faulty(share), RELEASE, Action::CutBefore);
         match (share, lease.release().await) {
-            (Share::Minority, Ok(())) | (Share::Majority, Err(Error::Unknown(_))) => {}
+            (Share::Minority, Ok(Released::Confirmed)) | (Share::Majority, Ok(Released::Unconfirmed(_))) => {}
             (share, other) => panic!("{share:?} released nothing, and it says {other:?}"),
         }
         let left = scene.tokens(NAME).iter().flatten().count();
@@ -346,14 +348,14 @@ async fn f9_replies_of_an_acquire_swallowed() {
             assert_eq!(scene.nodes[0].proxy.count(Match::script(ACQUIRE)), 1);
         }
         is_ours(&lease).await;
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         scene.is_taken_away(NAME).await;
     }
     for share in Share::BOTH {
         let scene = Scene::of(3).await;
         let swallowed = on_first(scene.faulty(share), ACQUIRE, Action::SwallowReply);
         match (share, scene.leases.lock(NAME).ttl(LONG).try_acquire().await) {
-            (Share::Minority, Ok(Some(lease))) => lease.release().await.expect("a majority released it"),
+            (Share::Minority, Ok(Some(lease))) => lease.release().await.expect("a majority released it").confirmed(),
             (Share::Majority, Err(Error::Unavailable(_))) => {}
             (share, other) => panic!("{share:?} did not answer, and it says {other:?}"),
         }
@@ -382,10 +384,14 @@ async fn f10_replies_of_a_release_swallowed_and_the_commands_replayed() {
         all_hit(&replays, "they are sent again").await;
         let token = scene.is_everywhere(&successor, HANGS).await;
         replays.iter().for_each(RuleHandle::release);
-        within(HANGS, "the release ends", release).await.expect("it does not panic").expect("it was ours to the end");
+        within(HANGS, "the release ends", release)
+            .await
+            .expect("it does not panic")
+            .expect("it was ours to the end")
+            .confirmed();
         assert_eq!(scene.tokens(NAME), vec![Some(token); 3], "the next holder's keys are left alone");
         is_ours(&successor).await;
-        successor.release().await.expect("it did to the end");
+        successor.release().await.expect("it did to the end").confirmed();
     }
 }
 
@@ -413,7 +419,7 @@ async fn f11_a_link_that_is_slow_each_way() {
     };
     lease.check().expect("it was renewed all the time");
     seen::at_least("quorum: TTLs held", (began.elapsed().as_millis() / TTL.as_millis()) as usize, ttls as usize);
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
     scene.is_taken_away(NAME).await;
 }
 
@@ -428,7 +434,7 @@ async fn f11_acquired_over_a_link_that_is_slow_each_way() {
     assert_eq!(attempts, 1, "the machine lagged {:?}", scene.lag.worst());
     let lost = tokio::time::timeout(2 * TTL, lease.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
 }
 
 /// Three processes take turns, and one of them holds another lock all the time, while replies are lost.
@@ -458,7 +464,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64) {
                 fences.push(lease.fence());
                 // Without an answer of a majority it is unknown, and goes on in the background.
                 let released = lease.release().await;
-                assert!(matches!(released, Ok(()) | Err(Error::Unknown(_))), "{released:?}");
+                assert_was_ours(&released);
             }
             fences
         }));
@@ -481,7 +487,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64) {
     eventually_async(HANGS, "it is well", || lease.status() == Status::Held).await;
     // Connections whose reply was lost last may not have been made anew yet.
     let released = lease.release().await;
-    assert!(matches!(released, Ok(()) | Err(Error::Unknown(_))), "{released:?}");
+    assert_was_ours(&released);
     scene.is_taken_away("held").await;
 }
 
@@ -515,7 +521,7 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     seen::at_least("quorum: kills of every connection", usize::try_from(kills).expect("a few"), 9);
     assert_eq!(lease.check(), Ok(()), "the machine lagged {:?}", scene.lag.worst());
     scene.is_renewed(&lease, MEDIUM).await;
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
     scene.is_taken_away_within(MEDIUM / 2, NAME).await;
 }
 
@@ -536,7 +542,8 @@ async fn a_release_waits_for_nodes_that_are_about_to_answer_again() {
     eventually_async(HANGS, "the release has begun", || !first.wire().exists(NAME)).await;
     probes.iter().for_each(RuleHandle::disarm);
     probes.iter().for_each(RuleHandle::release);
-    assert!(within(HANGS, "the release ends", released).await.expect("it does not panic").is_ok());
+    let released = within(HANGS, "the release ends", released).await.expect("it does not panic");
+    assert_eq!(released, Ok(Released::Confirmed));
     scene.is_taken_away(NAME).await;
 }
 
@@ -562,7 +569,7 @@ async fn a_node_that_answers_on_another_connection_is_not_silent() {
     renewed().await;
     held.release();
     probes.release();
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
 }
 
 /// A fence that a majority has to be raised to takes a second round trip, which is part of the wait.

@@ -18,7 +18,7 @@ use support::{
 use tokio::sync::Notify;
 
 use super::scene::{HANGS, Scene, builder, built};
-use crate::common::{COMMAND, Calm, LONG, NAME, ending};
+use crate::common::{COMMAND, Calm, Confirmed as _, LONG, NAME, ending};
 
 /// Far more than a child needs for what it was told.
 const TTL: Duration = Duration::from_secs(2);
@@ -91,7 +91,7 @@ fn f25_job_blocks_the_only_thread() {
         std::thread::sleep(3 * TTL);
         assert_eq!((lease.check(), lease.status()), (Ok(()), Status::Held));
         assert_eq!(tokens(), held, "nobody else had it");
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
     });
 }
 
@@ -147,11 +147,11 @@ async fn hold_while_the_clock_steps(part: &Part) {
         let others = leases.lock(NAME).owner(Owner::anonymous()).acquire_within(TTL / 10).await;
         assert!(others.as_ref().is_err_and(Error::is_transient), "{others:?}");
         let other = leases.lock("another job").acquire().await.expect("it is free");
-        other.release().await.expect("it was ours");
+        other.release().await.expect("it was ours").confirmed();
     }
     calm.lasted(&lag);
     let old = lease.fence();
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
     assert!(leases.lock(NAME).acquire().await.expect("it is free").fence() > old);
 }
 
@@ -173,7 +173,7 @@ async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Leases, held: bo
             // A task of its own, so that it causes no polls of the acquire.
             holder = Some(tokio::spawn(async move {
                 seen.notified().await;
-                lease.release().await.expect("nobody took it from its holder");
+                lease.release().await.expect("nobody took it from its holder").confirmed();
             }));
         }
         let acquire = Polls::of(lock.acquire(), polls, Dropped::AtOnce);
@@ -183,7 +183,7 @@ async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Leases, held: bo
             holder.await.expect("it does not panic");
         }
         if let Some(lease) = outcome {
-            lease.expect("the nodes are well").release().await.expect("it was ours to the end");
+            lease.expect("the nodes are well").release().await.expect("it was ours to the end").confirmed();
             return names;
         }
     }
@@ -345,5 +345,5 @@ async fn close_ends_everything(scene: &Scene, other: &leasehold::Leases, bound: 
     for lease in held {
         assert_eq!(ending(lease.check()).reason(), LossReason::Closed);
     }
-    theirs.release().await.expect("it was theirs to the end");
+    theirs.release().await.expect("it was theirs to the end").confirmed();
 }

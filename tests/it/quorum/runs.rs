@@ -6,7 +6,7 @@ use leasehold::{Error, Leases};
 use support::{HANGS, Nodes, Server, Wire, within};
 
 use super::scene::{builder, built};
-use crate::common::NAME;
+use crate::common::{Confirmed as _, NAME};
 
 const TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(2);
@@ -19,7 +19,7 @@ async fn client(nodes: &Nodes, restart_delay: Duration) -> Leases {
 
 async fn cycle(leases: &Leases) {
     let lease = within(HANGS, "it is free", leases.lock(NAME).acquire()).await.expect("they are there");
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
 }
 
 /// How often somebody but this has asked the server for INFO, in a script or alone.
@@ -115,5 +115,5 @@ async fn f40_a_node_that_was_not_asked_any_more_is_asked_after_its_restart() {
     };
     let waited = killed.elapsed();
     assert!(waited + SECOND >= DELAY && refusals > 0, "two nodes that forgot voted after {waited:?}");
-    successor.release().await.expect("it was ours");
+    successor.release().await.expect("it was ours").confirmed();
 }

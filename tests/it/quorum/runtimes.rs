@@ -6,7 +6,7 @@ use leasehold::{Lease, Leases};
 use support::{Child, Lag, Nodes, Part, SIGNAL, Wire, eventually_but_for, seen, two_workers, within};
 
 use super::scene::{HANGS, builder, built};
-use crate::common::NAME;
+use crate::common::{Confirmed as _, NAME};
 
 async fn acquired(leases: &Leases, name: &str) -> Lease {
     within(HANGS, "a free lock", leases.lock(name).acquire()).await.expect("the nodes are well")
@@ -92,8 +92,8 @@ fn f48_the_runtime_that_built_it_ended() {
     two_workers().block_on(async {
         let refused = leases.lock(NAME).acquire_within(Duration::from_millis(100)).await;
         assert!(refused.is_err(), "it is held");
-        acquired(&leases, "other").await.release().await.expect("the nodes are well");
-        within(HANGS, "the release", lease.release()).await.expect("it was ours to the end");
+        acquired(&leases, "other").await.release().await.expect("the nodes are well").confirmed();
+        within(HANGS, "the release", lease.release()).await.expect("it was ours to the end").confirmed();
         assert!(wires(&nodes).iter_mut().all(|wire| !wire.exists(NAME)));
         within(HANGS, "the end", leases.close()).await;
     });

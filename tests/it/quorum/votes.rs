@@ -18,7 +18,7 @@ use tokio::{
     task::{JoinSet, spawn_blocking},
 };
 
-use crate::common::{COMMAND, Calm, FENCE, LONG, NAME};
+use crate::common::{COMMAND, Calm, Confirmed as _, FENCE, LONG, NAME};
 
 /// For leases that run out during their test.
 const TTL: Duration = Duration::from_secs(1);
@@ -97,10 +97,10 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
     calm.lasted(&lag);
 
     nodes[1].stop();
-    lease.release().await.expect("two of three held it");
+    lease.release().await.expect("two of three held it").confirmed();
     let lease = within(HANGS, "two of three grant it", rival.lock(NAME).acquire()).await.expect("they are there");
     assert!(wire.token(NAME).is_some_and(|other| other != token), "it votes again");
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
     nodes[1].cont();
 }
 
@@ -120,7 +120,7 @@ async fn f40_a_node_restarted_empty_is_not_asked_to_bring_a_key_back_before_it_v
     // The first is told for how long. The server does not know the script, so that is two commands; one that is answered
     // too late, on a machine that stands still, is followed by another.
     assert!((1..=4).contains(&repairs), "{repairs}");
-    lease.release().await.expect("two of three held it");
+    lease.release().await.expect("two of three held it").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -155,7 +155,7 @@ async fn f40_a_node_restarted_empty_makes_no_second_majority() {
         other => panic!("two of five are left of it, and it is {other:?}"),
     }
     assert!(successor.fence() > lease.fence());
-    successor.release().await.expect("it was held to the end");
+    successor.release().await.expect("it was held to the end").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -207,7 +207,7 @@ async fn f40_an_acquire_that_fails_for_nodes_that_forgot_says_so() {
     assert!(down.elapsed() + SECOND >= DELAY, "they voted after {:?}", down.elapsed());
     seen::took("votes again after a restart", up.elapsed(), DELAY + LOOK + NOTICED, &lag);
     assert!(up.elapsed() <= DELAY + LOOK + NOTICED + lag.worst(), "they voted after {:?} only", up.elapsed());
-    lease.release().await.expect("it was ours");
+    lease.release().await.expect("it was ours").confirmed();
 }
 
 /// A quorum whose second and third node are slow to take part.
@@ -321,7 +321,7 @@ async fn contests(clients: usize, nodes: usize, away: usize) -> Vec<usize> {
     }
     for client in &all {
         let first = client.lock("first").acquire().await.expect("a majority is there");
-        first.release().await.expect("it was ours");
+        first.release().await.expect("it was ours").confirmed();
         // The first round may wait for the nodes that are away, and none after it.
         let gone = |status: &NodeStatus| matches!(status.state(), NodeState::Unreachable(_));
         let all_known = || client.nodes().iter().filter(|status| gone(status)).count() == away;
@@ -356,7 +356,7 @@ async fn contests(clients: usize, nodes: usize, away: usize) -> Vec<usize> {
         rounds.extend(taken);
         running.shutdown().await;
         let lease = lease.expect("a majority is there");
-        lease.release().await.expect("it was ours");
+        lease.release().await.expect("it was ours").confirmed();
     }
     rounds
 }

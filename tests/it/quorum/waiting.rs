@@ -17,7 +17,7 @@ use support::{
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 use super::scene::{HANGS, Scene, builder, built, renewals};
-use crate::common::{COMMAND, Calm, FENCE, LONG, MEDIUM, NAME, in_vain};
+use crate::common::{COMMAND, Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, in_vain};
 
 /// Has the waiter wait for the lock, which is then released. How long the hand-off took, and the new lease.
 async fn handed_over(scene: &Scene, holder: &Leases, waiter: &Leases, watching: usize) -> (Duration, Lease) {
@@ -27,14 +27,14 @@ async fn handed_over(scene: &Scene, holder: &Leases, waiter: &Leases, watching: 
     let waiter = timed(waiter.lock(NAME).ttl(LONG).acquire());
     waiter_is_tracked(&mut wires, watching).await;
     let released = Instant::now();
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
     let (next, at) = within(HANGS, "the waiter has it", waiter).await.expect("it does not panic");
     (at.saturating_duration_since(released), next.expect("it was released"))
 }
 
 async fn has_it(waiter: JoinHandle<Result<Lease, Error>>) {
     let lease = within(HANGS, "the waiter has it", waiter).await.expect("it does not panic");
-    lease.expect("it was released").release().await.expect("it was ours to the end");
+    lease.expect("it was released").release().await.expect("it was ours to the end").confirmed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -47,7 +47,7 @@ async fn a_release_in_another_process_is_notified() {
             // By then a polling waiter pauses for up to a second, and a tracked one for the TTL.
             let limit = scene.allowed(SIGNAL);
             assert!(took <= limit, "round {round} of {nodes} nodes: {took:?}, not within {limit:?}");
-            next.release().await.expect("it was ours to the end");
+            next.release().await.expect("it was ours to the end").confirmed();
         }
     }
 }
@@ -62,7 +62,7 @@ async fn a_minority_without_notifications_delays_nothing() {
         let (took, next) = handed_over(&scene, &holder, &partly, 2).await;
         let limit = scene.allowed(SIGNAL);
         assert!(took <= limit, "round {round}: {took:?}, not within {limit:?}");
-        next.release().await.expect("it was ours to the end");
+        next.release().await.expect("it was ours to the end").confirmed();
     }
 
     third.proxy.black_hole(true);
@@ -71,7 +71,7 @@ async fn a_minority_without_notifications_delays_nothing() {
         // It may be in the middle of a look that waits for the silent node.
         let limit = scene.allowed(SIGNAL + if round == 0 { COMMAND } else { Duration::ZERO });
         assert!(took <= limit, "round {round}: {took:?}, not within {limit:?}");
-        next.release().await.expect("it was ours to the end");
+        next.release().await.expect("it was ours to the end").confirmed();
     }
 }
 
@@ -133,7 +133,7 @@ async fn a_pause_after_split_votes_is_shorter_than_the_wait_for_a_silent_node() 
         // The wait for the third, and a pause: as long as that wait again, and it would be over 600 ms.
         let (took, limit) = (at.saturating_duration_since(freed), scene.allowed(COMMAND * 3 / 2));
         assert!(took <= limit, "{took:?}, not within {limit:?}");
-        lease.expect("it is free").release().await.expect("it was ours to the end");
+        lease.expect("it is free").release().await.expect("it was ours to the end").confirmed();
     }
 }
 
@@ -147,7 +147,7 @@ async fn a_waiter_polls_where_a_majority_sends_no_notifications() {
         let (took, next) = handed_over(&scene, &holder, &polls, 1).await;
         // The longest pause of the backoff.
         assert!(took <= scene.allowed(Duration::from_secs(1) + SIGNAL), "{took:?}");
-        next.release().await.expect("it was ours to the end");
+        next.release().await.expect("it was ours to the end").confirmed();
     }
 }
 
@@ -184,7 +184,7 @@ async fn renewals_do_not_make_a_waiter_thrash() {
         }
         assert!(!waiter.is_finished());
         calm.lasted(&scene.lag);
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
         has_it(waiter).await;
     }
 }
@@ -259,7 +259,7 @@ async fn scripts_of_one_release() -> (usize, usize) {
             may_go.acquire().await.expect("it stays open").forget();
             inside.fetch_sub(1, Ordering::SeqCst);
             lease.check().expect("nobody took it");
-            lease.release().await.expect("it was ours to the end");
+            lease.release().await.expect("it was ours to the end").confirmed();
         }));
     }
     let mut wires = scene.wires();
@@ -268,7 +268,7 @@ async fn scripts_of_one_release() -> (usize, usize) {
     let items = |wires: &mut [Wire]| wires.iter_mut().map(Wire::tracked_items).sum::<usize>();
     eventually_async(HANGS, "all waiters are tracked", || items(&mut wires) >= (2 * 3 - 1) * WAITERS).await;
     let before = scripts_run(&mut wires);
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
     eventually_async(HANGS, "somebody has it", || inside.load(Ordering::SeqCst) == 1).await;
     let after = scripts_run(&mut wires);
     // The winner may lack a node, for which the others ask. It ends when that node is the winner's too.
@@ -305,7 +305,7 @@ async fn a_free_minority_is_not_acquired_and_undone_without_end() {
     for _ in 0..OTHERS {
         let acquire = scene.other().await.lock(NAME).ttl(LONG).acquire();
         waiters.push(tokio::spawn(async move {
-            acquire.await.expect("the nodes are well").release().await.expect("it was ours to the end");
+            acquire.await.expect("the nodes are well").release().await.expect("it was ours to the end").confirmed();
         }));
     }
     let items = |wire: &mut Wire| wire.tracked_items() >= 2 * OTHERS;
@@ -347,7 +347,7 @@ async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_repaired() {
         lease.check().expect("a majority has its key");
     }
     calm.lasted(&scene.lag);
-    lease.release().await.expect("it was ours to the end");
+    lease.release().await.expect("it was ours to the end").confirmed();
     has_it(waiter).await;
 }
 
@@ -380,7 +380,7 @@ fn f1_holder_killed() {
         seen::took("quorum: next holder after the kill", took, bound, &scene.lag);
         assert!(took <= scene.allowed(bound), "{took:?}");
         assert!(u64::from(lease.fence()) > fence);
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
     });
 }
 
@@ -403,7 +403,7 @@ async fn fences_grow_over_two_hundred_hand_offs_among_four() {
                     tokio::task::yield_now().await;
                     lease.check().expect("nobody took it");
                     inside.fetch_sub(1, Ordering::SeqCst);
-                    lease.release().await.expect("it was ours to the end");
+                    lease.release().await.expect("it was ours to the end").confirmed();
                 }
             }));
         }
@@ -437,6 +437,6 @@ async fn a_wait_that_times_out_names_the_holder() {
             assert!(holder.remaining().is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");
             assert!(waited >= limit, "{waited:?}");
         }
-        lease.release().await.expect("it was ours to the end");
+        lease.release().await.expect("it was ours to the end").confirmed();
     }
 }

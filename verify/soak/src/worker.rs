@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Error, Guarded, Lease, Leases, Lock};
+use leasehold::{Builder, Error, Guarded, Lease, Leases, Lock, Released};
 
 use crate::{
     chance::Chance,
@@ -330,9 +330,9 @@ impl Job {
         let release = self.in_time(Call::Release, COMMAND_TIMEOUT, held.lease.release());
         let Some(released) = release.await else { return };
         say([match released {
-            Ok(()) => Line::Counted(Outcome::Released),
+            Ok(Released::Confirmed) => Line::Counted(Outcome::Released),
             Err(Error::Lost(_)) => Line::ReleaseLost { lease, at: now() },
-            Err(_) => Line::Counted(Outcome::ReleaseUnknown),
+            Ok(_) | Err(_) => Line::Counted(Outcome::ReleaseUnknown),
         }]);
     }
 }
@@ -354,7 +354,7 @@ impl Held {
         self.until
     }
 
-    pub async fn release(self) -> Result<(), Error> {
+    pub async fn release(self) -> Result<Released, Error> {
         self.lease.release().await
     }
 

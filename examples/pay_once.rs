@@ -1,0 +1,97 @@
+//! Work that can fail, and a retry that pays once.
+//!
+//! `run` gives the work's own result. The error is any type that is `From<leasehold::Error>`, so one `?` serves the lock
+//! and the work.
+//!
+//! Two traps. A retry around acquire *and* work pays twice when an error comes after the payment: retry the acquire
+//! alone. And a release without an answer is no failure of the work: `run` is `Ok`, and the key expires by itself.
+//!
+//! ```text
+//! cargo run --example pay_once
+//! ```
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
+
+use leasehold::{Error, Lease, LeaseHandle, Leases, testing};
+use tokio::time::sleep;
+
+/// What this program fails with.
+#[derive(Debug, thiserror::Error)]
+enum PayError {
+    #[error(transparent)]
+    Lock(#[from] Error),
+    #[error("the bank declined it")]
+    Declined,
+}
+
+/// Stands for the bank.
+#[derive(Debug, Default)]
+struct Bank {
+    limit: u32,
+    paid: AtomicU32,
+}
+
+/// Pays an invoice at most once, however often the lock has to be asked for.
+async fn pay(leases: &Leases, bank: &Bank, amount: u32) -> Result<u32, PayError> {
+    let lease = acquire_with_retries(leases).await?;
+    // From here on nothing is retried.
+    lease.run(|lease| transfer(bank, amount, lease)).await
+}
+
+/// Tries again while no work has been done.
+async fn acquire_with_retries(leases: &Leases) -> Result<Lease, Error> {
+    let lock = leases.lock("examples:pay_once:invoice:17");
+    for pause in [50, 100, 200].map(Duration::from_millis) {
+        match lock.acquire_within(Duration::from_secs(1)).await {
+            Err(error) if error.is_transient() => println!("not acquired, once more: {error}"),
+            outcome => return outcome,
+        }
+        sleep(pause).await;
+    }
+    lock.acquire_within(Duration::from_secs(1)).await
+}
+
+/// The work: its `?` takes errors of the lock, its own errors are as good.
+async fn transfer(bank: &Bank, amount: u32, lease: LeaseHandle) -> Result<u32, PayError> {
+    lease.check()?;
+    if amount > bank.limit {
+        return Err(PayError::Declined);
+    }
+    sleep(Duration::from_millis(50)).await;
+    let paid = bank.paid.fetch_add(1, Relaxed) + 1;
+    println!("paid {amount}, fence {}", lease.fence());
+    Ok(paid)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), PayError> {
+    let leases = Leases::builder().url("memory://").command_timeout(Duration::from_millis(200)).build().await?;
+    let bank = Bank { limit: 100, ..Bank::default() };
+
+    // The work's own error comes out, and the lock is free again.
+    let outcome = pay(&leases, &bank, 1_000).await;
+    println!("{outcome:?}");
+    assert!(matches!(outcome, Err(PayError::Declined)));
+
+    // The server falls silent after the payment: nobody confirms the release.
+    let lease = acquire_with_retries(&leases).await?;
+    let mut silence = None;
+    let outcome: Result<u32, PayError> = lease
+        .run(async |lease| {
+            let paid = transfer(&bank, 40, lease).await?;
+            silence = Some(testing::silence(&leases)?);
+            Ok(paid)
+        })
+        .await;
+    println!("{outcome:?}, though the release is not confirmed");
+    assert!(matches!(outcome, Ok(1)));
+
+    // It speaks again, and the release has gone through.
+    drop(silence);
+    assert_eq!(pay(&leases, &bank, 40).await?, 2);
+    leases.close().await;
+    Ok(())
+}

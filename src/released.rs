@@ -1,0 +1,31 @@
+//! What a release came to.
+
+use leasehold_protocol::failure::Failure;
+
+use crate::error::Details;
+
+/// What became of a [release](crate::Lease::release) of a lease that was ours to its end.
+///
+/// Neither is a failure of the work, so `lease.release().await?` is all that most programs need. The
+/// [guide](crate::guide#when-a-release-is-not-confirmed) says more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Released {
+    /// The server has released it. Of several leases of one acquisition it means that this one has let go.
+    Confirmed,
+    /// The server has not confirmed it in time. The text says why. The release goes on in the background, and the key
+    /// expires within its TTL: until then the lock may be busy.
+    Unconfirmed(Details),
+}
+
+impl Released {
+    pub(crate) fn unconfirmed(failure: &Failure, is_kept: bool) -> Self {
+        Self::Unconfirmed(Details::of_release(failure, is_kept))
+    }
+
+    /// Whether the server has confirmed it.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        matches!(self, Self::Confirmed)
+    }
+}
