@@ -1,3 +1,20 @@
+// The page has links to files, for a clone and a forge. Here are the same names for rustdoc, which has no files beside
+// it: of two definitions the first counts.
+#![doc = "[contributing]: https://docs.rs/crate/leasehold/latest/source/CONTRIBUTING.md"]
+#![doc = "[cookbook]: crate::cookbook"]
+#![doc = "[cron]: crate::cron"]
+#![doc = "[Deployments]: crate::deployments"]
+#![doc = "[guide]: crate::guide"]
+#![doc = "[metrics]: crate::metrics"]
+#![doc = "[Operations]: crate::operations"]
+#![doc = "[Performance]: https://docs.rs/crate/leasehold/latest/source/docs/performance.md"]
+#![doc = "[Quorum]: crate::quorum"]
+#![doc = "[Safety]: crate::safety"]
+#![doc = "[Security]: https://docs.rs/crate/leasehold/latest/source/SECURITY.md"]
+#![doc = "[unconfirmed]: crate::guide#when-a-release-is-not-confirmed"]
+#![doc = "[Waiting]: crate::waiting"]
+#![doc = "[work that can fail]: crate::guide#work-that-can-fail"]
+#![doc = include_str!("../docs/performance/rates-multi.link")]
 #![doc = include_str!("../README.md")]
 // Shows which feature an item needs; docs.rs builds with a compiler that can.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,5 +1,7 @@
 //! Bar charts as SVG.
 
+use std::fmt::Write as _;
+
 use charts_rs::{BarChart, Series, SeriesBand};
 
 use crate::{Result, Spread};
@@ -12,6 +14,37 @@ pub struct Bars {
     pub series: Vec<(String, Vec<Spread>)>,
     /// Whether the bars of a group stand upon each other.
     pub stacked: bool,
+}
+
+/// A Markdown definition that carries the picture itself: rustdoc shows the README, and has no files beside it.
+pub fn as_link(name: &str, svg: &str) -> String {
+    let mut link = format!("[{name}]: data:image/svg+xml,");
+    for byte in svg.bytes() {
+        match byte {
+            b'0'..=b'9'
+            | b'A'..=b'Z'
+            | b'a'..=b'z'
+            | b'-'
+            | b'_'
+            | b'.'
+            | b'~'
+            | b'!'
+            | b'*'
+            | b','
+            | b';'
+            | b':'
+            | b'/'
+            | b'='
+            | b'@'
+            | b'+'
+            | b'&' => link.push(byte.into()),
+            _ => {
+                let _ = write!(link, "%{byte:02X}");
+            }
+        }
+    }
+    link.push('\n');
+    link
 }
 
 impl Bars {

@@ -10,6 +10,8 @@ use crate::{
 const TEXT: &str = include_str!("page.md");
 const PAGE: &str = "docs/performance.md";
 const CHARTS: &str = "docs/performance";
+/// The chart that the README shows.
+const FRONT: &str = "rates-multi";
 /// The most that a line of prose is long.
 const WIDTH: usize = 120;
 
@@ -45,7 +47,11 @@ impl Section {
     /// A picture beside the page.
     pub fn bars(&mut self, name: &str, bars: &chart::Bars) -> Result<()> {
         fs::create_dir_all(CHARTS)?;
-        fs::write(PathBuf::from(CHARTS).join(format!("{name}.svg")), bars.svg()?)?;
+        let (charts, svg) = (PathBuf::from(CHARTS), bars.svg()?);
+        if name == FRONT {
+            fs::write(charts.join(format!("{name}.link")), chart::as_link("chart", &svg))?;
+        }
+        fs::write(charts.join(format!("{name}.svg")), svg)?;
         let _ = write!(self.text, "\n<img src=\"performance/{name}.svg\" alt=\"{}\">\n", bars.title);
         Ok(())
     }
