@@ -310,7 +310,8 @@ impl fmt::Debug for Leases {
 ///     .label("worker-1")
 ///     .build()
 ///     .await?;
-/// # leases.lock("a").acquire().await?.release().await }
+/// # leases.lock("a").acquire().await?.release().await?;
+/// # Ok(()) }
 /// ```
 #[derive(Clone)]
 #[must_use = "nothing is connected before `build`"]

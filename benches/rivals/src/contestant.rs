@@ -10,7 +10,7 @@ use fred::{
     interfaces::{ClientLike as _, KeysInterface as _},
     types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value},
 };
-use leasehold::{Lease, Leases};
+use leasehold::{Lease, Leases, Released};
 use redis::aio::{ConnectionManager, MultiplexedConnection};
 use rlock::{
     AcquireOptions,
@@ -223,7 +223,7 @@ impl Contestant {
 
     pub async fn release(&self, guard: Guard) -> Result<()> {
         match (self, guard) {
-            (_, Guard::Leasehold(lease)) => lease.release().await?,
+            (_, Guard::Leasehold(lease)) => confirmed(&lease.release().await?)?,
             (_, Guard::Rslock(guard)) => guard.release().await,
             (_, Guard::Rlock(mut guard)) => guard.release().await?,
             (_, Guard::DistributedLock(handle)) => handle.release().await?,
@@ -262,6 +262,11 @@ impl fmt::Debug for Contestant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// A release that nobody confirmed is no cycle to count.
+pub fn confirmed(released: &Released) -> Result<()> {
+    if released.is_confirmed() { Ok(()) } else { Err(format!("{released:?}").into()) }
 }
 
 /// Makes the script of a plain release known; its hash.

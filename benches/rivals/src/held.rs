@@ -15,7 +15,7 @@ use tokio::{runtime::Builder, sync::mpsc, task::JoinSet};
 use crate::{
     Result, Server, Spread, TTL,
     chart::Bars,
-    contestant::{leases, leases_at},
+    contestant::{confirmed, leases, leases_at},
     machine,
     page::Section,
     peer,
@@ -172,7 +172,7 @@ async fn short() -> Result<Vec<Vec<String>>> {
     let lock = leases.lock("short");
     let (process, keeper, started) = (usage::cpu()?, usage::cpu_of_threads(KEEPER)?, Instant::now());
     for _ in 0..CYCLES {
-        lock.acquire().await?.release().await?;
+        confirmed(&lock.acquire().await?.release().await?)?;
     }
     let wall = started.elapsed().as_secs_f64();
     let used = [wall, usage::cpu()? - process, usage::cpu_of_threads(KEEPER)? - keeper];

@@ -15,8 +15,15 @@ use tokio::{
 };
 
 use crate::{
-    Contestant, Result, Server, contestant::leases_over, machine, median, page::Section, percentile, rates::Load,
-    stats, table::thousands, usage,
+    Contestant, Result, Server,
+    contestant::{confirmed, leases_over},
+    machine, median,
+    page::Section,
+    percentile,
+    rates::Load,
+    stats,
+    table::thousands,
+    usage,
 };
 
 const PLACE: &str = "five servers and the client on the same 2 cores";
@@ -143,12 +150,12 @@ async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
     let mut rows = Vec::new();
     let leases = leases_over(servers).await?;
     for _ in 0..CYCLES {
-        leases.lock("counted").acquire().await?.release().await?;
+        confirmed(&leases.lock("counted").acquire().await?.release().await?)?;
     }
     let mut in_one_round = 0;
     let mut before = settled(&clients).await?;
     for _ in 0..COUNTED {
-        leases.lock("counted").acquire().await?.release().await?;
+        confirmed(&leases.lock("counted").acquire().await?.release().await?)?;
         let after = settled(&clients).await?;
         if (after - before) <= PLAIN_REQUESTS {
             in_one_round += 1;
@@ -185,7 +192,7 @@ async fn busy(leases: &Leases, tasks: usize) -> Result<u32> {
         running.spawn(async move {
             let mut cycles = 0_u32;
             while started.elapsed() < Duration::from_secs(1) {
-                lock.acquire().await?.release().await?;
+                confirmed(&lock.acquire().await?.release().await?)?;
                 cycles += 1;
             }
             Ok::<_, leasehold::Error>(cycles)

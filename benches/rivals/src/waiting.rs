@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::{
     Result, Server,
-    contestant::{leases, leases_at},
+    contestant::{confirmed, leases, leases_at},
     hand_off::micros,
     machine,
     page::Section,
@@ -96,7 +96,7 @@ async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
         }
         let before = scripts(&client).await?;
         let released = Instant::now();
-        held.release().await?;
+        confirmed(&held.release().await?)?;
         let (program, lease, at) = timeout(SOON, winners.recv()).await?.ok_or("nobody waits")?;
         let by_then = scripts(&client).await?;
         sleep(Duration::from_millis(100)).await;
