@@ -195,7 +195,7 @@ async fn busy(leases: &Leases, tasks: usize) -> Result<u32> {
                 confirmed(&lock.acquire().await?.release().await?)?;
                 cycles += 1;
             }
-            Ok::<_, leasehold::Error>(cycles)
+            Ok::<_, crate::Error>(cycles)
         });
     }
     let mut cycles = 0;
