@@ -55,7 +55,7 @@ async fn events_have_stable_names_and_never_show_the_token() {
     server.wire().must(&["RPUSH", "app:user:17", "value"]);
     server.wire().set("app:user:18", "value");
     for _ in 0..3 {
-        assert!(data.lock("user:17").try_run(|_| async {}).await.unwrap().is_none());
+        assert!(data.lock("user:17").try_run(async |_| Ok::<_, leasehold::Error>(())).await.unwrap().is_none());
     }
     expect(log, "WARN misplaced", "lock=\"user:17\" key=\"app:user:17\" kind=\"list\" count=1").await;
     assert!(data.lock("user:18").acquire_within(Duration::from_millis(50)).await.is_err());

@@ -239,7 +239,7 @@ async fn a_try_that_finds_the_lock_held_tells_by_whom(place: Place) {
     for what in ["try_acquire", "try_run", "a wait of zero"] {
         match what {
             "try_acquire" => assert!(lock.try_acquire().await.unwrap().is_none()),
-            "try_run" => assert_eq!(lock.try_run(|_| async {}).await.unwrap(), None),
+            "try_run" => assert_eq!(lock.try_run(async |_| Ok::<_, Error>(())).await.unwrap(), None),
             _ => drop(lock.acquire_within(Duration::ZERO).await.unwrap_err()),
         }
         assert_eq!(told.try_recv().ok(), Some(Some("one".to_owned())), "{what}");
@@ -261,7 +261,7 @@ async fn data_under_a_locks_name_is_told_as_such(place: Place) {
     let hash = Some("hash".to_owned());
     assert!(lock.try_acquire().await.unwrap().is_none());
     assert_eq!(told.try_recv().ok().as_ref(), Some(&hash), "try_acquire");
-    assert_eq!(lock.try_run(|_| async {}).await.unwrap(), None);
+    assert_eq!(lock.try_run(async |_| Ok::<_, Error>(())).await.unwrap(), None);
     assert_eq!(told.try_recv().ok().as_ref(), Some(&hash), "try_run");
     for limit in [Duration::ZERO, Duration::from_millis(100)] {
         let error = in_vain(&lock, limit).await;

@@ -552,23 +552,27 @@ mod tests {
     use support::Server;
 
     use super::*;
-    use crate::clock::SystemClock;
+    use crate::{
+        clock::SystemClock,
+        keeper::{Host, Keeper, Stop},
+    };
 
     /// Longer than the test: what is waited for to its end fails it.
     const LIMIT: Duration = Duration::from_secs(5);
 
-    async fn connection(server: &Server) -> Connection {
+    async fn connection(server: &Server) -> (Connection, Stop) {
         let (target, limits) = (Target::parse(&server.url()).unwrap(), Limits { connect: LIMIT, command: LIMIT });
         let (clock, reason): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Mutex::default());
-        let here = Side::Here(tokio::runtime::Handle::current());
-        Connection::open(here, &target, limits, &clock, &reason).await.unwrap()
+        let (host, stop) = Host::start(Keeper::CurrentRuntime, &clock).unwrap();
+        let here = Side::Here(tokio::runtime::Handle::current(), host);
+        (Connection::open(here, &target, limits, &clock, &reason).await.unwrap(), stop)
     }
 
     /// After this fred takes requests that nobody reads, as it may while its task is ended.
     #[tokio::test]
     async fn a_request_that_is_left_in_the_queue_of_a_link_that_is_over_was_never_sent() {
         let server = Server::start();
-        let connection = connection(&server).await;
+        let (connection, _stop) = connection(&server).await;
         let (link, mut links) = (connection.inner.up().unwrap(), connection.links());
         link.quit(LIMIT).await;
         tokio::time::timeout(LIMIT, links.next()).await.expect("there is another link");

@@ -9,7 +9,7 @@ use crate::error::Error;
 fn check_environment() -> Result<(), Error> {
     let Some(path) = std::env::var_os("SSL_CERT_FILE") else { return Ok(()) };
     std::fs::read(&path).map(drop).map_err(|error| {
-        let path = path.display();
+        let path = std::path::Path::new(&path).display();
         Error::config(format!(
             "SSL_CERT_FILE names {path}, which cannot be read ({error}): name a PEM file, or unset it"
         ))
