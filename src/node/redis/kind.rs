@@ -71,6 +71,10 @@ impl Kind {
 
     /// Completes when it is known.
     pub(super) async fn get(&self) -> ServerKind {
+        // Every answer asks, and it is known for nearly all.
+        if let Some(kind) = self.known.get() {
+            return *kind;
+        }
         loop {
             // Made before the look, it hears of every answer after it.
             let told = self.told.notified();

@@ -13,6 +13,7 @@
 use std::{
     future::{Future, poll_fn},
     panic::resume_unwind,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
@@ -278,9 +279,10 @@ impl Link {
         let (client, Command { name, arguments }) = (once(&self.client, limit), command);
         let outcome = if track {
             // Boxed: it is large, and most requests are not tracked.
-            self.unless_over(Box::pin(send_tracked(&client, name, arguments))).await
+            self.unless_over(Box::pin(send_tracked(&client, name, arguments)).as_mut()).await
         } else {
-            self.unless_over(client.custom(custom(name), arguments)).await.map(|value| (value, false))
+            let answer = pin!(client.custom(custom(name), arguments));
+            self.unless_over(answer).await.map(|value| (value, false))
         };
         // It counts only from a server of the right kind, which has said so before.
         if outcome.as_ref().err().is_none_or(is_answer) {
@@ -290,7 +292,12 @@ impl Link {
     }
 
     /// The answer, or that none will come (invariant 3): what fred's task had, it has answered or dropped by its end.
-    async fn unless_over<T>(&self, answer: impl Future<Output = Result<T, FredError>>) -> Result<T, FredError> {
+    ///
+    /// The answer stays where it is: fred's is large.
+    async fn unless_over<T>(
+        &self,
+        answer: Pin<&mut impl Future<Output = Result<T, FredError>>>,
+    ) -> Result<T, FredError> {
         tokio::select! {
             biased;
             answer = answer => answer,
@@ -305,7 +312,7 @@ impl Link {
         arguments: Vec<Value>,
         limit: Duration,
     ) -> Result<Value, FredError> {
-        self.unless_over(ask(&self.client, command, arguments, limit)).await
+        self.unless_over(pin!(ask(&self.client, command, arguments, limit))).await
     }
 
     pub(super) fn answered(&self) {
