@@ -19,6 +19,13 @@ pub(super) const LINK_IS_OVER: &str = "The link was over before it was sent";
 const NEVER_SENT: [&str; 4] =
     ["Failed to send command to router", "Failed to route command", "Connection closed unexpectedly", LINK_IS_OVER];
 
+/// What is said of a server of the wrong kind, behind its address.
+pub(super) const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, for \
+                       Cluster is not supported yet";
+
+pub(super) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url must name the primary that it watches, for Sentinel is not \
+                        supported yet";
+
 /// What the server or fred said, sorted by whether it was executed: a request that was answered by an error was not,
 /// unless the error came from a line of the script; anything else may have been.
 pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
@@ -61,14 +68,14 @@ pub(super) fn is_no_primary(details: &str) -> bool {
     reply_word(own_words(details)).is_some_and(|word| NO_PRIMARY.contains(&word))
 }
 
-/// The url leads to a server that keeps no locks for us. The text follows its address.
+/// The url leads to a server that keeps no locks for us.
 pub(super) fn wrong_server(text: &'static str) -> Error {
-    Error::new(ErrorKind::InvalidArgument, text)
+    Error::new(ErrorKind::Config, text)
 }
 
-/// Whether it is that.
+/// Whether it is that. By its text: fred has a kind for none of its own.
 pub(super) fn is_wrong_server(error: &Error) -> bool {
-    error.kind() == &ErrorKind::InvalidArgument
+    [CLUSTER, SENTINEL].contains(&error.details())
 }
 
 /// Why the server's certificate does not do, in the words of rustls' errors or of OpenSSL's, and what to do about it.

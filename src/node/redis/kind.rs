@@ -15,7 +15,7 @@ use fred::{clients::Client, error::Error as FredError, types::Value};
 use tokio::sync::Notify;
 
 use super::{
-    failure::{is_answer, wrong_server},
+    failure::{CLUSTER, SENTINEL, is_answer, wrong_server},
     link::{Limits, ask},
 };
 
@@ -142,12 +142,6 @@ impl ServerKind {
         }
     }
 }
-
-const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, for \
-                       Cluster is not supported yet";
-
-const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url must name the primary that it watches, for Sentinel is not \
-                        supported yet";
 
 #[cfg(test)]
 mod tests {
