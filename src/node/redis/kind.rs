@@ -11,13 +11,10 @@ use std::{
     task::Poll,
 };
 
-use fred::{clients::Client, error::Error as FredError, types::Value};
+use fred::{error::Error as FredError, types::Value};
 use tokio::sync::Notify;
 
-use super::{
-    failure::{CLUSTER, SENTINEL, is_answer, wrong_server},
-    link::{Limits, ask},
-};
+use super::failure::{CLUSTER, SENTINEL, wrong_server};
 
 /// What a server says that it is, to `HELLO`: a command that every user may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,15 +40,16 @@ pub(super) struct Kind {
 
 impl Kind {
     /// Asks, and does not wait for the answer. `is_wrong` is called if the url may not lead there.
-    pub(super) async fn ask(client: &Client, limits: Limits, is_wrong: impl FnOnce() + Send + 'static) -> Arc<Self> {
+    pub(super) async fn ask(
+        answer: impl Future<Output = ServerKind> + Send + 'static,
+        is_wrong: impl FnOnce() + Send + 'static,
+    ) -> Arc<Self> {
         let kind = Arc::new(Self::default());
-        let (client, asking) = (client.clone(), Asking(kind.clone()));
-        let mut answer = Box::pin(async move { ServerKind::of(&client, limits).await });
+        let (mut answer, asking) = (Box::pin(answer), Asking(kind.clone()));
         // Handed over by the first poll (invariant 1).
         let early = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
         let heard = async move {
             let found = if let Poll::Ready(found) = early { found } else { answer.await };
-            let found = found.unwrap_or(ServerKind::Unknown);
             asking.note(found);
             if found.check().is_err() {
                 is_wrong();
@@ -108,17 +106,8 @@ impl Drop for Asking {
 }
 
 impl ServerKind {
-    /// Asks. An error only if there is no answer.
-    pub(super) async fn of(client: &Client, limits: Limits) -> Result<Self, FredError> {
-        match ask(client, "HELLO", vec!["2".into()], limits.connect).await {
-            Ok(answer) => Ok(Self::read(&answer)),
-            Err(error) if is_answer(&error) => Ok(Self::Unknown),
-            Err(error) => Err(error),
-        }
-    }
-
     /// From names and values in turn.
-    fn read(answer: &Value) -> Self {
+    pub(super) fn read(answer: &Value) -> Self {
         let Value::Array(parts) = answer else { return Self::Unknown };
         let named = |name: &str| {
             let mut pairs = parts.chunks_exact(2).filter_map(<[Value]>::first_chunk::<2>);

@@ -161,15 +161,16 @@ impl Link {
         let kind = if is_wary {
             let kind = tokio::select! {
                 biased;
-                kind = ServerKind::of(&client, limits) => kind?,
+                kind = kind_of(&client, limits) => kind?,
                 // What was handed over since would be in a queue that nobody reads.
                 _ended = &mut router => return Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)),
             };
             kind.check()?;
             Kind::known(kind)
         } else {
-            let given_up = given_up.clone();
-            Kind::ask(&client, limits, move || given_up.notify_one()).await
+            let (client, given_up) = (client.clone(), given_up.clone());
+            let answer = async move { kind_of(&client, limits).await.unwrap_or(ServerKind::Unknown) };
+            Kind::ask(answer, move || given_up.notify_one()).await
         };
         let router = router.detach();
         let made = clock::now(clock);
@@ -203,7 +204,7 @@ impl Link {
 
     /// Whether it leads to a replica still.
     pub(super) async fn is_to_a_replica(&self, limits: Limits) -> bool {
-        !matches!(ServerKind::of(&self.client, limits).await, Ok(ServerKind::Primary | ServerKind::Unknown))
+        !matches!(kind_of(&self.client, limits).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
     /// Whether it is younger than any silence on it could be told by.
@@ -372,6 +373,15 @@ impl AsRef<[u8]> for Weighed {
 impl Drop for Weighed {
     fn drop(&mut self) {
         self.load.fetch_sub(self.weight, Ordering::Relaxed);
+    }
+}
+
+/// What the server is. An error only if there is no answer.
+async fn kind_of(client: &Client, limits: Limits) -> Result<ServerKind, FredError> {
+    match ask(client, "HELLO", vec!["2".into()], limits.connect).await {
+        Ok(answer) => Ok(ServerKind::read(&answer)),
+        Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),
+        Err(error) => Err(error),
     }
 }
 
