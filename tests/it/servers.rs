@@ -103,6 +103,8 @@ async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     let (proxy, lag) = (Proxy::to(&old), Lag::start());
     let leases = connect(&proxy.url()).await.unwrap();
     let lease = leases.lock(NAME).ttl(LONG).acquire().await.unwrap();
+    // Whatever number we have on the old one, somebody has it on the new one.
+    let _strangers: Vec<Wire> = (0..64).map(|_| new.wire()).collect();
     eventually_async(HANGS, "the lock is replicated", || new.wire().exists(NAME)).await;
     new.wire().must(&["REPLICAOF", "NO", "ONE"]);
     follow(&mut old.wire(), &new);
@@ -131,6 +133,15 @@ async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     assert_eq!(lease.status(), Status::Held);
     assert!(new.wire().pttl(NAME) > 25_000, "it was renewed there");
     // And waiters hear of what happens there.
+    let other = connect(&new.url()).await.unwrap();
+    let held = other.lock("another's").ttl(LONG).acquire().await.unwrap();
+    let (mut wire, tracked) = (new.wire(), new.wire().tracked_keys());
+    let waiting = tokio::spawn(leases.lock("another's").ttl(LONG).acquire());
+    eventually_async(HANGS, "the waiter is notified of changes", || wire.tracked_keys() > tracked).await;
+    held.release().await.unwrap();
+    drop(
+        within(Duration::from_secs(5) + lag.worst(), "the lock that another program released", waiting).await.unwrap(),
+    );
     let waiting = tokio::spawn(leases.lock(NAME).ttl(LONG).fair(true).acquire());
     eventually_async(HANGS, "the waiter is in the queue", || new.wire().exists("{job}:lh:queue")).await;
     lease.release().await.unwrap();

@@ -296,7 +296,7 @@ impl Push {
         links: &mut Links,
         is_steady: &mut bool,
     ) -> End {
-        let mut was_on = false;
+        let (mut was_on, mut was_called) = (false, false);
         let mut steady = pin!(tokio::time::sleep(STEADY));
         let mut look = pin!(tokio::time::sleep(LOOK_EVERY));
         let mut was_idle = false;
@@ -307,7 +307,13 @@ impl Push {
             }
             match self.set_up(&session, keeper, limits).await {
                 Ok(()) => {
-                    was_on = true;
+                    let called = self.called.load(Ordering::Acquire);
+                    // There its number is nobody's, or a stranger's.
+                    if was_called && !called {
+                        self.missed();
+                        return End::Failed("the keeper is connected to another server".into());
+                    }
+                    (was_on, was_called) = (true, called);
                     // Whoever asked for it meanwhile has it; or the next session would follow this one for nobody.
                     let _asked_before = pin!(self.wanted.notified()).enable();
                 }
