@@ -42,7 +42,11 @@ const LONGEST_PREFIX: usize = 256;
 /// Connections to where the locks are, and the keeper that renews them. Cheap to clone: make one per process.
 ///
 /// It works from any runtime, and from none: a clone may be used on another Tokio runtime than the one that built it,
-/// or outside of all. Only a runtime that it is built on must have timers and I/O (`enable_all`). Dropping the last clone ends nothing while a lease lives.
+/// or outside of all. Dropping the last clone ends nothing while a lease lives.
+///
+/// Only a runtime that it is built on must have timers and I/O (`enable_all`). Without them `build` fails with
+/// [`Error::Config`]. Tokio cannot be asked for that, so a task of that runtime panics first: its message is printed, and
+/// with `panic = "abort"` it ends the program.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
