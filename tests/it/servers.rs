@@ -195,6 +195,10 @@ async fn health_is_whether_a_lock_could_be_taken_now() {
             &["CONFIG", "SET", "min-replicas-to-write", "0"],
         ),
     ] {
+        // Before 7.0 scripts write whatever the replicas.
+        if what == "NOREPLICAS" && !Server::version().at_least(7, 0) {
+            continue;
+        }
         wire.must(ill);
         let (health, acquire) = (leases.health().await, leases.lock(NAME).try_acquire().await);
         let (health, acquire) = (health.unwrap_err(), acquire.map(drop).unwrap_err());
