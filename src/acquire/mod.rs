@@ -116,7 +116,7 @@ impl Acquire {
     /// Makes the first connection, for as long as this waits.
     async fn connect(&self) -> Result<(), Error> {
         let client = &self.client;
-        let mut backoff = Backoff::new(random::jitter());
+        let (mut backoff, mut last) = (Backoff::new(random::jitter()), None);
         loop {
             let left = self.until.since(client.now());
             let outcome = tokio::select! {
@@ -124,12 +124,14 @@ impl Acquire {
                 () = client.ended.cancelled() => return Err(client.end()),
                 outcome = client.connect() => outcome,
                 () = client.host.sleep(left), if self.until != self.started && self.until != Time::NEVER => {
-                    return Err(Error::unavailable("the wait ended before the server could be reached"));
+                    let unknown = || Error::unavailable("the wait ended before the server could be reached");
+                    return Err(last.map_or_else(unknown, Error::Unavailable));
                 }
             };
             match outcome {
                 Err(Error::Unavailable(why)) if !self.is_over() => {
                     self.tell_outage(causes_of_absence(&why.to_string(), why.votes()), &why);
+                    last = Some(why);
                     self.pause(backoff.next(None)).await?;
                 }
                 outcome => return outcome,
@@ -447,8 +449,11 @@ impl Acquire {
                 let label = holder.label();
                 if self.waits_for_itself(&holder) {
                     tracing::warn!(name: "wait", target: "leasehold", lock, holder = label, remaining, "waiting for {holder}: this task itself acquired it, and has not released it");
-                } else {
+                } else if told.0.is_none() {
                     tracing::info!(name: "wait", target: "leasehold", lock, holder = label, remaining, "waiting for {holder}");
+                } else {
+                    // A busy lock changes hands often, and each waiter sees it.
+                    tracing::debug!(name: "wait", target: "leasehold", lock, holder = label, remaining, "waiting for {holder}");
                 }
                 self.tell_program(&holder);
                 *told = Told(Some(holder));

@@ -256,4 +256,9 @@ async fn a_refused_connection_is_told_at_once() {
         assert!(error.to_string().contains("Is the server running there"), "{error}");
         assert!(took < Duration::from_millis(500) + lag.worst(), "{took:?}");
     }
+    // Who waits for it all the same is told why it was in vain.
+    let lazy = Leases::connect_lazy(format!("redis://{}", taken.local_addr().unwrap())).unwrap();
+    let error = lazy.lock(NAME).acquire_within(Duration::from_millis(300)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("refused. Is the server running there"), "{error}");
 }

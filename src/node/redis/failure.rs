@@ -79,23 +79,40 @@ pub(super) fn is_wrong_server(error: &Error) -> bool {
 }
 
 /// Why the server's certificate does not do, in the words of rustls' errors or of OpenSSL's, and what to do about it.
-fn untrusted(details: &str) -> Option<&'static str> {
+fn untrusted(details: &str) -> Option<String> {
     let says = |any: &[&str]| any.iter().any(|words| details.contains(words));
     if !says(&["InvalidCertificate", "certificate verify failed"]) {
         return None;
     }
-    Some(if says(&["UnknownIssuer", "BadSignature", "self-signed", "self signed", "local issuer"]) {
-        "this machine does not know the authority of its certificate; put that authority's certificate into a PEM file, \
-         and name the file in SSL_CERT_FILE"
-    } else if says(&["NotValidForName", "ostname mismatch", "address mismatch"]) {
-        "its certificate is for another name; put a name into the url that the certificate has"
-    } else if says(&["NotValidYet", "not yet valid"]) {
-        "its certificate is not valid yet; is this machine's clock right?"
-    } else if says(&["Expired", "expired"]) {
-        "its certificate has expired; renew it"
-    } else {
-        "its certificate cannot be used; replace it"
-    })
+    Some(
+        if says(&["UnknownIssuer", "BadSignature", "self-signed", "self signed", "local issuer"]) {
+            return Some(of_stranger(std::env::var("SSL_CERT_FILE").ok().as_deref()));
+        } else if says(&["NotValidForName", "ostname mismatch", "address mismatch"]) {
+            "its certificate is for another name; put a name into the url that the certificate has"
+        } else if says(&["NotValidYet", "not yet valid"]) {
+            "its certificate is not valid yet; is this machine's clock right?"
+        } else if says(&["Expired", "expired"]) {
+            "its certificate has expired; renew it"
+        } else {
+            "its certificate cannot be used; replace it"
+        }
+        .to_owned(),
+    )
+}
+
+/// The same for an authority that nobody has named, or that is not in the file that somebody has.
+fn of_stranger(file: Option<&str>) -> String {
+    match file {
+        None => {
+            "this machine does not know the authority of its certificate; put that authority's certificate into a PEM \
+                 file, and name the file in SSL_CERT_FILE"
+                .to_owned()
+        }
+        Some(file) => format!(
+            "the authority of its certificate is not in {file}, which SSL_CERT_FILE names; put that authority's certificate \
+             into this file"
+        ),
+    }
 }
 
 /// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was better.
@@ -190,6 +207,9 @@ fn advice(word: &str, details: &str) -> &'static str {
             ": its cluster is down, and the url must name a stand-alone server, for Cluster is not supported yet"
         }
         "MISCONF" => ": it cannot save its data, see to its disk",
+        "WRONGTYPE" => {
+            ": a key of the lock holds something else; give the lock another name or a prefix, or delete that key"
+        }
         "NOREPLICAS" => ": too few of its replicas are there, see to them or to its min-replicas-to-write",
         _ if details.starts_with("ERR unknown command") && details.to_lowercase().contains("eval") => {
             ": a Sentinel, or a proxy without scripts, is no server for locks; the url must name a primary"
@@ -274,6 +294,12 @@ mod tests {
             let failure = of(ErrorKind::Unknown, reply);
             assert!(failure.may_have_happened() && !failure.is_refusal(), "{failure}");
         }
+    }
+
+    #[test]
+    fn a_file_of_authorities_that_lacks_the_servers_is_named() {
+        assert!(of_stranger(Some("/etc/ours.pem")).contains("is not in /etc/ours.pem, which SSL_CERT_FILE names"));
+        assert!(of_stranger(None).ends_with("name the file in SSL_CERT_FILE"));
     }
 
     #[test]

@@ -807,7 +807,12 @@ mod tls {
         );
         names(
             &printed,
-            &["Refused: ", "authority of its certificate", "SSL_CERT_FILE, at once", &server.tls_port().to_string()],
+            &[
+                "Refused: ",
+                "authority of its certificate is not in",
+                "into this file, at once",
+                &server.tls_port().to_string(),
+            ],
         );
         let printed = again_trusting(
             &none,
