@@ -4,7 +4,11 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Error, ErrorKind, Leases, Status};
-use support::{HANGS, Lag, Proxy, Server, Wire, eventually_async, within};
+use support::{
+    HANGS, Lag, Proxy, Server, Value, Wire, eventually_async,
+    scripts::{KEEP, RELEASE, RENEW},
+    within,
+};
 
 use crate::common::{COMMAND, LONG, NAME};
 
@@ -149,6 +153,45 @@ async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     next.check().unwrap();
 }
 
+/// Answers that write nothing would be taken from a server that has become a replica, and has no such key: the release of a
+/// drop would leave its key on the primary, and a renewal there would end a lease that is well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_demoted_server_does_not_have_is_neither_released_nor_lost() {
+    let (old, new) = (Server::start(), Server::start());
+    let proxy = Proxy::to(&old);
+    let leases = connect(&proxy.url()).await.unwrap();
+    leases.lock("before").acquire().await.unwrap().release().await.unwrap();
+    // It answers, and never has what is written from now on.
+    old.wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
+    let mut wire = old.wire();
+    let keys = ["{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait"];
+    let token = "lh1:00000000-0000-4000-8000-000000000000@one";
+    let says_so = |reply: Value| {
+        let error = reply.error().map(str::to_owned);
+        let text = error.unwrap_or_else(|| reply.array()[0].array()[1].text());
+        assert!(text.contains("READONLY"), "{text}");
+    };
+    says_so(wire.cmd(&["EVAL", RENEW, "1", NAME, token, "30000"]));
+    says_so(wire.cmd(&["EVAL", RELEASE, "4", NAME, keys[0], keys[1], keys[2], token]));
+    says_so(wire.cmd(&["EVAL", KEEP, "1", NAME, token, "30000", token]));
+
+    proxy.turn_to(new.port());
+    let began = Instant::now();
+    let held = loop {
+        match leases.lock(NAME).ttl(LONG).try_acquire().await {
+            Ok(lease) => break lease.expect("it is free"),
+            Err(_) => assert!(began.elapsed() < HANGS, "it does not follow"),
+        }
+    };
+    for turn in 0..20 {
+        let name = format!("dropped:{turn}");
+        drop(leases.lock(&name).ttl(LONG).acquire().await.unwrap());
+        eventually_async(HANGS, "the dropped lock is released", || !new.wire().exists(&name)).await;
+    }
+    held.renew().await.unwrap();
+    assert_eq!(held.status(), Status::Held);
+}
+
 /// So many were made.
 fn connections(proxy: &Proxy) -> usize {
     usize::try_from(proxy.seen().iter().map(|seen| seen.connection).max().unwrap_or_default()).unwrap()
@@ -175,6 +218,22 @@ async fn a_primary_that_was_a_replica_for_a_moment_keeps_its_connections() {
     eventually_async(HANGS, "the address was tried", || connections(&proxy) > 2 && ours(&mut wire) <= 4).await;
     lease.release().await.unwrap();
     assert_eq!(last_script_on(&proxy), before);
+}
+
+/// An answer that is an error of one caller's is no reason to end the connection of all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_of_another_type_costs_no_connection() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = connect(&proxy.url()).await.unwrap();
+    server.wire().must(&["RPUSH", "list", "value"]);
+    let before = connections(&proxy);
+    for _ in 0..5 {
+        let error = leases.guarded("list").get().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+        leases.lock(NAME).acquire().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(connections(&proxy), before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

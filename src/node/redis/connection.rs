@@ -8,7 +8,11 @@
 //! 3. While the server says that it is no primary, its address is resolved and connected to again, once in [`LOOK_EVERY`]. The
 //!    link stays until another leads to a primary: the server's own words are the best answer meanwhile.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
 
 use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
@@ -70,6 +74,7 @@ struct Inner {
     clock: Arc<dyn Clock>,
     state: watch::Sender<State>,
     no_primary: Notify,
+    sibling: OnceLock<Weak<Inner>>,
 }
 
 enum State {
@@ -141,7 +146,8 @@ impl Connection {
         let (server, state): (Arc<str>, _) = (target.to_string().into(), watch::Sender::new(State::Up(Arc::new(link))));
         let metrics = NodeMetrics::of(&server);
         let (clock, no_primary) = (clock.clone(), Notify::new());
-        let inner = Arc::new(Inner { server, metrics, limits, clock, state, no_primary });
+        let sibling = OnceLock::new();
+        let inner = Arc::new(Inner { server, metrics, limits, clock, state, no_primary, sibling });
         let maintenance = tokio::task::spawn(inner.clone().maintain(ending, opening)).abort_handle();
         Ok(Self { inner, maintenance })
     }
@@ -312,7 +318,13 @@ impl Connection {
 
     /// The server has answered that it is no primary: another one may be by now.
     pub(super) fn find_primary(&self) {
-        self.inner.no_primary.notify_one();
+        self.inner.find_primary();
+    }
+
+    /// Two connections to one server: when one hears that it is no primary, the other looks for another too.
+    pub(super) fn pair(&self, other: &Self) {
+        let _paired = self.inner.sibling.set(Arc::downgrade(&other.inner));
+        let _paired = other.inner.sibling.set(Arc::downgrade(&self.inner));
     }
 
     pub(super) async fn close(&self, limit: Duration) {
@@ -399,7 +411,7 @@ impl Inner {
             self.give_up(link);
         }
         if is_no_primary(error.details()) {
-            self.no_primary.notify_one();
+            self.find_primary();
         }
         classify(&self.server, error, limit)
     }
@@ -443,6 +455,14 @@ impl Inner {
         }
     }
 
+    /// The server has answered that it is no primary: here, and to whoever else has a connection to it.
+    fn find_primary(&self) {
+        self.no_primary.notify_one();
+        if let Some(sibling) = self.sibling.get().and_then(Weak::upgrade) {
+            sibling.no_primary.notify_one();
+        }
+    }
+
     /// A link to a primary, once the server is known to be none (invariant 3).
     async fn other_primary(&self, opening: &mut Opening, looked: &mut Time) -> (Link, Ending) {
         loop {
@@ -451,8 +471,10 @@ impl Inner {
             *looked = self.now();
             match opening.next().await {
                 Ok((_, _)) if self.is_primary_again().await => {}
-                Ok((link, ending)) if link.kind().await != ServerKind::Replica => return (link, ending),
-                Ok(_a_replica_too) => {}
+                Ok((link, ending)) if matches!(link.kind().await, ServerKind::Primary | ServerKind::Unknown) => {
+                    return (link, ending);
+                }
+                Ok(_no_primary_either) => {}
                 Err(error) => foreign::tell_debug(|| Event::Connection { error: words(&error).into() }),
             }
         }

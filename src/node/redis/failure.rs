@@ -42,7 +42,8 @@ pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure 
             let why = untrusted(details).unwrap_or_default();
             Failure::refused(format!("redis at {server} is not trusted: {why}"))
         }
-        _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")),
+        // A part of a cluster may have granted what it was asked for.
+        _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")).halfway(),
         _ if is_unsent(error) => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }

@@ -297,12 +297,18 @@ impl Link {
     /// The answer stays where it is: fred's is large.
     async fn unless_over<T>(
         &self,
-        answer: Pin<&mut impl Future<Output = Result<T, FredError>>>,
+        mut answer: Pin<&mut impl Future<Output = Result<T, FredError>>>,
     ) -> Result<T, FredError> {
         tokio::select! {
             biased;
-            answer = answer => answer,
-            () = self.over.cancelled() => Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)),
+            answer = answer.as_mut() => return answer,
+            () = self.over.cancelled() => {}
+        }
+        // It may have come between the two looks.
+        let late = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
+        match late {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)),
         }
     }
 

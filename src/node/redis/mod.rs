@@ -101,7 +101,9 @@ impl Server {
             Some(runtime) => {
                 let at_home = open(runtime.clone(), Side::Here(runtime.clone(), host.clone()));
                 let (home, keeper) = tokio::join!(at_home, at_the_keeper());
-                (Some((runtime.id(), home?)), keeper?)
+                let (home, keeper) = (home?, keeper?);
+                home.pair(&keeper);
+                (Some((runtime.id(), home)), keeper)
             }
             None => (None, at_the_keeper().await?),
         };

@@ -15,6 +15,10 @@ local denied = denial(value, ARGV[1])
 if not denied then
   redis.call('SET', lock, with_fence(stays, fence_of(value) or '0'), 'PX', ARGV[2])
 elseif denial(value, stays) then
+  if denied == 0 then
+    -- A server that has become a replica may not have the key yet. Only a write tells what it is.
+    redis.call('DEL', lock)
+  end
   return denied
 else
   -- A replay writes too: what it answers counts for a write.

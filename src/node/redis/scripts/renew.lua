@@ -34,6 +34,18 @@ if #unread > 0 and redis.call('EXISTS', unpack(unread)) > 0 then
   end
 end
 
+-- A server that has become a replica may never have had the key, or not have it yet. Only a write tells what it is.
+if #unread > 0 then
+  for i, lock in ipairs(KEYS) do
+    if replies[i] == 0 then
+      local written = redis.pcall('PEXPIRE', lock, 1)
+      if type(written) == 'table' then
+        replies[i] = {-2, written.err}
+      end
+    end
+  end
+end
+
 -- The extension has used up what the first read registered.
 if ARGV[2 * #KEYS + 1] == 'watch' then
   redis.call('MGET', unpack(KEYS))
