@@ -324,8 +324,9 @@ fn a_request_under_way_ends_with_the_runtime() {
             ends_at_once(what, ended, &lag, call).expect_err(what);
         }
         let released = ends_at_once("release", ended, &lag, &releasing);
-        // Its first poll may come when the runtime has ended, and the lease with it.
-        let is_lost = |error: &Error| error.lost().is_some_and(|lost| lost.reason() == LossReason::KeeperEnded);
+        // Its first poll may come when the runtime has ended, and the lease with it; or when it is closed.
+        let is_over = |reason| matches!(reason, LossReason::KeeperEnded | LossReason::Closed);
+        let is_lost = |error: &Error| error.lost().is_some_and(|lost| is_over(lost.reason()));
         let ended_with_it = released.as_ref().is_err_and(is_lost);
         assert!(ended_with_it || matches!(released, Ok(Released::Unconfirmed(_))), "{released:?}");
         ends_at_once("close", ended, &lag, &closing);
