@@ -395,7 +395,7 @@ async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
 }
 
 /// The least rights on one server, as docs/operations.md has them.
-const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
+const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +getrange +mget +exists +set +del +pexpire \
                          +pttl +time";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

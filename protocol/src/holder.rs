@@ -18,10 +18,13 @@ pub struct Holder {
     pub(crate) fence: Option<Fence>,
     pub(crate) is_ours: bool,
     pub(crate) not_a_lock: Option<&'static str>,
+    /// The lock is free, and its queue is not ready to pass it on.
+    pub(crate) is_nobody: bool,
 }
 
 impl Holder {
-    /// The readable name that the holder gave itself, `host:pid` unless it chose another.
+    /// The readable name that the holder gave itself, `host:pid` unless it chose another. As it is: what another process
+    /// wrote may hold newlines and escape sequences, which `Display` shows as `\n` and `\u{1b}`.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.token.as_ref().map(Token::label)
@@ -84,7 +87,12 @@ pub const RELEASED: &str = " (released)";
 
 /// A holder of these parts. This and the functions below are no methods, because a method is there for users too.
 pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Holder {
-    Holder { token, remaining, fence, is_ours: false, not_a_lock: None }
+    Holder { token, remaining, fence, is_ours: false, not_a_lock: None, is_nobody: false }
+}
+
+/// Nobody, of a free lock whose queue has so many waiters that are gone that one call does not remove them all.
+pub fn nobody() -> Holder {
+    Holder { is_nobody: true, ..of(None, Some(Duration::ZERO), None) }
 }
 
 /// Puts together what a node read: the key's value (`None` if that is no text), and its PTTL in milliseconds (-1
@@ -135,7 +143,8 @@ pub fn lasting(holder: Holder, remaining: Option<Duration>) -> Holder {
 
 /// Whether it is the same acquisition, seen at another moment.
 pub fn is_same(one: &Holder, other: &Holder) -> bool {
-    (&one.token, one.not_a_lock) == (&other.token, other.not_a_lock)
+    let of = |holder: &'_ Holder| (holder.not_a_lock, holder.is_nobody);
+    one.token == other.token && of(one) == of(other)
 }
 
 /// A sentence's end: `worker-1:4711 (fence 1795…) for another 12.3 s`.
@@ -147,8 +156,11 @@ impl fmt::Display for Holder {
                 "a {kind} under its key, which is no lock: give the lock another name or a prefix, or delete the key"
             );
         }
+        if self.is_nobody {
+            return f.write_str("nobody: its queue is being cleared of waiters that have gone");
+        }
         match self.label() {
-            Some(label) => f.write_str(label)?,
+            Some(label) => label.chars().try_for_each(|char| write_visibly(f, char))?,
             None => f.write_str("another program (its key has none of our tokens)")?,
         }
         if self.is_ours {
@@ -163,6 +175,14 @@ impl fmt::Display for Holder {
             Some(remaining) => write!(f, ", whose key lives {} more unless renewed", Rounded(remaining)),
             None => f.write_str(", whose key has no TTL"),
         }
+    }
+}
+
+/// A label is what another process wrote: it begins no new line of a log, and moves nothing in a terminal.
+fn write_visibly(f: &mut fmt::Formatter<'_>, char: char) -> fmt::Result {
+    match char {
+        '\'' | '"' | '\\' => fmt::Write::write_char(f, char),
+        char => write!(f, "{}", char.escape_debug()),
     }
 }
 
@@ -237,6 +257,13 @@ mod tests {
         assert_eq!(read(Some("someone-else"), -1).since(), None);
         // The largest fence there is.
         assert!(of(None, None, Fence::try_from(i64::MAX).ok()).since().is_some());
+    }
+
+    #[test]
+    fn a_label_begins_no_line_and_moves_nothing_in_a_terminal() {
+        let holder = read(Some(&Token::draw("it's \"ü\"\n\u{1b}[2J\u{202e}").value(fence::ZERO)), 1_500);
+        let shown = holder.to_string();
+        assert!(shown.starts_with(r#"it's "ü"\n\u{1b}[2J\u{202e} (fence 0)"#), "{shown}");
     }
 
     #[test]

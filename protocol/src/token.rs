@@ -12,6 +12,10 @@ use crate::{
 /// Tells our values from other libraries' on the same key; the digit is the format's version.
 const MARK: &str = "lh1:";
 
+/// A value has fewer bytes than this, with the longest label that a builder takes. Scripts answer with so many of a value,
+/// whatever it is: what has them all is another program's.
+pub const TOO_LONG: usize = 256;
+
 /// How long the identity is, in bytes: the mark and a UUID.
 const IDENTITY: usize = MARK.len() + 36;
 
@@ -41,11 +45,14 @@ impl Token {
 
     /// Reads what a queue holds; `None` for what is no token of ours.
     pub fn parse(text: &str) -> Option<Self> {
-        split(text)?.1.starts_with('@').then(|| Self(text.into()))
+        (text.len() < TOO_LONG && split(text)?.1.starts_with('@')).then(|| Self(text.into()))
     }
 
     /// Reads a lock's value, and the fence in it; `None` for what another library wrote.
     pub fn read_value(value: &str) -> Option<(Self, Fence)> {
+        if value.len() >= TOO_LONG {
+            return None;
+        }
         let (identity, rest) = split(value)?;
         let (fence, label) = rest.strip_prefix(':')?.split_once('@')?;
         let fence = fence.bytes().all(|digit| digit.is_ascii_digit()).then(|| fence.parse().ok())??;
@@ -126,6 +133,16 @@ mod tests {
             assert!(token.owns(&value) && token.owns(token.as_str()) && !Token::draw(label).owns(&value));
             assert_eq!(Token::parse(&value), None, "it is no token");
             assert_eq!(Token::read_value(token.as_str()), None, "it is no value");
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_another_programs() {
+        let shortest = Token::draw("").value(Fence::try_from(i64::MAX).unwrap()).len();
+        for (more, is_ours) in [(0, true), (128, true), (TOO_LONG - 1 - shortest, true), (TOO_LONG - shortest, false)] {
+            let token = Token::draw(&"x".repeat(more));
+            let value = token.value(Fence::try_from(i64::MAX).unwrap());
+            assert_eq!(Token::read_value(&value).is_some(), is_ours, "{}", value.len());
         }
     }
 

@@ -15,6 +15,7 @@ mod faults;
 mod fences;
 mod grace;
 mod misplaced;
+mod neighbours;
 mod pages;
 mod push;
 mod quorum;

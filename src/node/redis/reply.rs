@@ -119,7 +119,10 @@ pub(super) fn polled(reply: &Value, tracked: bool, called: bool) -> Option<Polle
             let mut holder = found(pttl, value)?;
             if pttl.as_i64() == Some(NO_KEY) {
                 // Free already: nothing to wait for.
-                holder = holder::lasting(holder, Some(Duration::ZERO));
+                holder = match value {
+                    Value::Null => holder::nobody(),
+                    _expired => holder::lasting(holder, Some(Duration::ZERO)),
+                };
             }
             (holder, None, place)
         }

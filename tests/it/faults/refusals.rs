@@ -295,7 +295,7 @@ async fn f22_password_introduced_while_connected() {
 
 /// All that the library needs on a server: a user of the key prefix `app:` with no right beyond this line. A companion
 /// key begins with a brace unless the name has a hash tag of its own.
-pub(crate) const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +mget +exists +set +del +pexpire \
+pub(crate) const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +getrange +mget +exists +set +del +pexpire \
                          +pttl +time +hget +hset +hmget";
 /// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
 pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \

@@ -613,7 +613,7 @@ fn a_release_works_whatever_is_wrong_with_the_queue() {
 
 #[test]
 fn a_user_without_rights_to_the_queue_can_release() {
-    const BASE: &str = "+eval +get +set +del +pttl +pexpire +time";
+    const BASE: &str = "+eval +get +getrange +exists +set +del +pttl +pexpire +time";
 
     let server = Server::start();
     let mut wire = server.wire();

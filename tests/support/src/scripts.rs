@@ -22,4 +22,5 @@ pub const FORCE_RELEASE: &str = script!("value" "issue" "may_vote" "promote" "pa
 pub const POLL: &str = script!("value" "issue" "may_vote" "promote" "poll");
 pub const LEAVE: &str = script!("value" "issue" "may_vote" "promote" "pass_on" "leave");
 pub const QUEUE: &str = script!("queue");
+pub const HOLDER: &str = script!("holder");
 pub const LOOK: &str = script!("look");

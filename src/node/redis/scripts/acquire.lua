@@ -5,7 +5,7 @@
 -- ARGV   1 token  2 TTL in ms   3 fence memory in ms; for a vote also  4 restart delay in s   5 the fence to issue if it is
 --        large enough, or ""; and perhaps a witness of this server's uptime  6 run id   7 seconds
 -- Reply  {1, fence}              granted
---        {0, PTTL in ms, value}  somebody holds it; value is {0, type} for another type than a string, and {0} if that
+--        {0, PTTL in ms, value}  somebody holds it; value is its first 256 bytes, {0, type} for another type than a string, and {0} if that
 --                                is not told
 --        {2, seconds}            up for too short a time to vote, and for how long that lasts
 --        and for a vote  time in µs, run id (or nil)  after each of them
@@ -39,8 +39,11 @@ if not reply then
     end
     reply = {1, issued}
   else
-    local value, pttl = redis.pcall('GET', lock), redis.call('PTTL', lock)
-    if denial(value, token) then
+    local value, pttl = redis.pcall('GETRANGE', lock, 0, 255), redis.call('PTTL', lock)
+    local denied = denial(value, token)
+    if type(denied) == 'table' then
+      return denied
+    elseif denied then
       reply = {0, pttl, type(value) == 'string' and value or {0, redis.pcall('TYPE', lock).ok}}
     else
       -- A replay writes too: what it answers counts for a write.

@@ -5,7 +5,7 @@
 -- ARGV   1 n   2 fence memory in ms; then the values of the n locks; the tokens of the m acquires; their TTLs in ms
 -- Reply  {the fence of all that are granted, or "", and for each of them, releases first:
 --        1                       released, or granted
---        {0, PTTL in ms, value}  somebody holds it
+--        {0, PTTL in ms, value}  somebody holds it; the first 256 bytes
 --        -2                      not as simple as that: ask for this one alone}
 --
 -- Atomic per lock as release.lua and acquire.lua are; the locks are in one call only to travel together.
@@ -70,7 +70,7 @@ for i = 1, m do
     local value = string.sub(token, 1, 40) .. ':' .. drawn .. string.sub(token, 41)
     local taken = redis.pcall('SET', lock, value, 'NX', 'PX', ARGV[n + m + i + 2])
     if not taken then
-      local holder, pttl = redis.pcall('GET', lock), redis.pcall('PTTL', lock)
+      local holder, pttl = redis.pcall('GETRANGE', lock, 0, 255), redis.pcall('PTTL', lock)
       if type(holder) == 'string' and denial(holder, token) and type(pttl) == 'number' then
         reply = {0, pttl, holder}
       end

@@ -7,6 +7,9 @@
 local function raise_floor(fence, to, memory)
   local stored = redis.pcall('GET', fence)
   if type(stored) == 'table' then
+    if string.find(stored.err, 'WRONGTYPE', 1, true) then
+      return redis.error_reply('ERR the fence key ' .. fence .. ' holds another type: delete it to go on')
+    end
     return stored
   end
   local floor, wanted = tonumber(stored or 0), tonumber(to)

@@ -2,11 +2,11 @@
 --
 -- KEYS   1 lock
 -- Reply  {0}                     nobody
---        {1, PTTL in ms, value}  somebody; value is {0, type} for another type than a string, {0} if that is not told
+--        {1, PTTL in ms, value}  somebody; value is its first 256 bytes, {0, type} for another type than a string, {0} if that is not told
 --
 -- Atomic so that the value and its TTL belong together. Writes nothing.
-local value = redis.pcall('GET', KEYS[1])
-if value == false then
+local value = redis.pcall('GETRANGE', KEYS[1], 0, 255)
+if value == '' and redis.call('EXISTS', KEYS[1]) == 0 then
   return {0}
 elseif type(value) ~= 'string' then
   if not string.find(value.err, 'WRONGTYPE', 1, true) then

@@ -14,6 +14,9 @@ local function issue(fence, stored, time, proposal)
     return issued, now
   end
   if type(stored) ~= 'string' then
+    if string.find(stored.err, 'WRONGTYPE', 1, true) then
+      stored = redis.error_reply('ERR the fence key ' .. fence .. ' holds another type: delete it to go on')
+    end
     return nil, stored
   end
   -- Something else than an earlier time. From 2^53 on a Lua number skips integers, and the next fence would not be

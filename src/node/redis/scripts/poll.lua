@@ -9,7 +9,7 @@
 --        and perhaps a witness of this server's uptime  10 run id  11 seconds
 -- Reply  {1, fence}  the lock is the token's, for its TTL; and the run id, if the uptime was read
 --        {0, PTTL in ms, value, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: poll
---          again at once. value is nil if the lock is free; {0, type} for another type than a string, {0} if that is
+--          again at once. value is its first 256 bytes, nil if the lock is free; {0, type} for another type than a string, {0} if that is
 --          not told. ticket is decimal text, "0" if it only looked; rank is how many wait before it; entered is 1 if it
 --          was not in the queue and the hash before, else 0
 --        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server up for too short a time
@@ -48,7 +48,10 @@ local issued, now = issue(fence, redis.pcall('GET', fence), redis.call('TIME'))
 if not issued then
   return now
 end
-local value = redis.pcall('GET', lock)
+local value = redis.pcall('GETRANGE', lock, 0, 255)
+if value == '' and redis.call('EXISTS', lock) == 0 then
+  value = false
+end
 if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
   return value
 end
@@ -138,7 +141,7 @@ if outcome == 'me' or outcome == 'nobody' then
   leave()
   return run_id and {1, issued, run_id} or {1, issued}
 elseif outcome == 'granted' then
-  value = redis.call('GET', lock)
+  value = redis.call('GETRANGE', lock, 0, 255)
 end
 
 local ticket, rank = '0', redis.call('ZCARD', queue)

@@ -19,7 +19,7 @@ local reply = {time[1] * 1000000 + time[2], length}
 if limit > 0 then
   local line = redis.call('ZRANGE', queue, 0, limit - 1, 'WITHSCORES')
   for i = 1, #line, 2 do
-    reply[i + 2] = line[i]
+    reply[i + 2] = string.sub(line[i], 1, 256)
     -- tostring would print 14 digits.
     reply[i + 3] = string.format('%.0f', line[i + 1])
   end

@@ -3,8 +3,11 @@
 -- Its first 40 bytes are the identity of an acquisition, and decide whose it is: the fence may be raised, and who undoes an
 -- acquire knows none. A token is the same without the fence. The places are fixed, so no label looks like an identity or like
 -- a fence.
+--
+-- None of ours has more than 255 bytes: scripts that answer with a value read 256 of it, and what has so many is another
+-- program's, whatever it begins with. So a large value of theirs costs neither copies nor replies.
 
--- denial(value, token) takes what GET answered. It gives nothing if that is of this token's acquisition, else what a script
+-- denial(value, token) takes what GET or GETRANGE answered. It gives nothing if that is of this token's acquisition, else what a script
 -- replies: 0 the key is gone, -1 it holds something else, or an error.
 local function denial(value, token)
   if value == false then
