@@ -26,8 +26,11 @@
 //!
 //! [`sweep`]: Combiner::sweep
 
-use std::{collections::VecDeque, mem::take, time::Duration};
+mod queue;
 
+use std::time::Duration;
+
+use self::queue::{Queue, Waiting};
 use crate::{
     failure::Failure,
     message::{AcquireRequest, Claim, ReleaseMode, Request},
@@ -151,8 +154,7 @@ pub struct Swept<T> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Combiner<T> {
     limits: Limits,
-    waiting: VecDeque<Waiting<T>>,
-    weight: usize,
+    waiting: Queue<T>,
     flights: usize,
     /// When the last one began, or came down.
     moved: Time,
@@ -160,14 +162,6 @@ pub struct Combiner<T> {
     is_called_for: bool,
     /// The requests of each batch under way, by its number.
     air: Vec<Option<Vec<Sent<T>>>>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Waiting<T> {
-    want: Want,
-    caller: T,
-    until: Time,
-    limit: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -181,20 +175,15 @@ struct Sent<T> {
 impl<T> Combiner<T> {
     /// Nothing waits, and nothing is under way.
     pub fn new(limits: Limits) -> Self {
-        Self {
-            limits,
-            waiting: VecDeque::new(),
-            weight: 0,
-            flights: 0,
-            moved: Time::ZERO,
-            is_called_for: false,
-            air: Vec::new(),
-        }
+        Self { limits, waiting: Queue::new(), flights: 0, moved: Time::ZERO, is_called_for: false, air: Vec::new() }
     }
 
     /// Whether nothing waits, and nothing is under way.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.weight == 0 && self.flights == 0 && self.air.iter().all(Option::is_none)
+        self.waiting.is_empty()
+            && self.waiting.weight() == 0
+            && self.flights == 0
+            && self.air.iter().all(Option::is_none)
     }
 
     /// A request that has so much time comes (invariant 1).
@@ -204,12 +193,10 @@ impl<T> Combiner<T> {
             return Entry::Alone;
         }
         let (want, caller) = request();
-        let weight = self.weight + want.weight();
-        if weight > self.limits.weight {
+        if self.waiting.weight() + want.weight() > self.limits.weight {
             return Entry::Full;
         }
-        self.weight = weight;
-        self.waiting.push_back(Waiting { want, caller, until: now + limit, limit });
+        self.waiting.push(Waiting { want, caller, until: now + limit, limit });
         Entry::Queued(self.stalls_at().min(now + limit))
     }
 
@@ -250,8 +237,7 @@ impl<T> Combiner<T> {
             if !self.waiting.front().is_some_and(|next| next.want.goes_with(&mut memory)) {
                 break;
             }
-            let Some(Waiting { want, caller, until, limit }) = self.waiting.pop_front() else { break };
-            self.weight -= want.weight();
+            let Some(Waiting { want, caller, until, limit }) = self.waiting.pop() else { break };
             if until <= now {
                 late.push((caller, limit));
             } else if wants_it(&caller) {
@@ -291,16 +277,16 @@ impl<T> Combiner<T> {
     /// The connection has taken nothing since this moment. Takes out the requests that have waited so long; for later ones the
     /// same flight [goes on](Self::goes_on).
     pub fn turn_away(&mut self, since: Time) -> Vec<T> {
-        let older = self.remove(|waiting| waiting.until <= since + waiting.limit);
+        let older = self.waiting.remove(|waiting| waiting.until <= since + waiting.limit);
         self.is_called_for = !self.waiting.is_empty();
-        older.map(|waiting| waiting.caller).collect()
+        older.into_iter().map(|waiting| waiting.caller).collect()
     }
 
-    fn remove<F: Fn(&Waiting<T>) -> bool>(&mut self, goes: F) -> impl Iterator<Item = Waiting<T>> + use<T, F> {
-        let (gone, waiting): (VecDeque<_>, _) = take(&mut self.waiting).into_iter().partition(|waiting| goes(waiting));
-        self.waiting = waiting;
-        self.weight -= gone.iter().map(|gone| gone.want.weight()).sum::<usize>();
-        gone.into_iter()
+    /// Nothing ran for long before `now`: whose time ended meanwhile has it once more.
+    pub fn stood_still(&mut self, now: Time) {
+        let again = |until: &mut Time, limit: Duration| *until = if *until <= now { now + limit } else { *until };
+        self.waiting.iter_mut().for_each(|waiting| again(&mut waiting.until, waiting.limit));
+        self.air.iter_mut().flatten().flatten().for_each(|sent| again(&mut sent.until, sent.limit));
     }
 
     /// A flight has come to a sudden end, and none can follow it (invariant 6): those who wait, and those of its batch.
@@ -312,18 +298,16 @@ impl<T> Combiner<T> {
 
     /// An acquire is being taken back: it need not be sent, if it was not (invariant 5).
     pub fn withdraw(&mut self, token: &Token) -> Option<T> {
-        let is_it = |waiting: &Waiting<T>| matches!(&waiting.want, Want::Acquire(claim) if claim.token == *token);
-        let at = self.waiting.iter().rposition(is_it)?;
-        let Waiting { want, caller, .. } = self.waiting.remove(at)?;
-        self.weight -= want.weight();
-        Some(caller)
+        self.waiting.withdraw(token).map(|waiting| waiting.caller)
     }
 
     /// Looks for whose time is over, and for what has waited long enough for a flight (invariants 1 and 7).
     pub fn sweep(&mut self, now: Time) -> Swept<T> {
         let (mut unsent, mut unknown, mut next) = (Vec::new(), Vec::new(), Time::NEVER);
         if self.waiting.iter().any(|waiting| waiting.until <= now) {
-            unsent.extend(self.remove(|waiting| waiting.until <= now).map(|late| (late.caller, late.limit)));
+            unsent.extend(
+                self.waiting.remove(|waiting| waiting.until <= now).into_iter().map(|late| (late.caller, late.limit)),
+            );
         }
         for sent in self.air.iter_mut().flatten().flatten() {
             if sent.until <= now {

@@ -10,6 +10,7 @@
 
 use std::{
     collections::HashMap,
+    future::Future,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -26,15 +27,20 @@ pub(crate) struct OwnReleases {
     /// Of all locks: an acquire mostly finds none, and takes no lock for that.
     all: AtomicUsize,
     state: Mutex<State>,
-    over: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Those under way.
-    of: HashMap<Key, Vec<UnderWay>>,
+    of: HashMap<Key, OfLock>,
     /// The nodes whose vote for a lease is still to come.
     votes: HashMap<Token, Nodes>,
+}
+
+#[derive(Debug, Default)]
+struct OfLock {
+    under_way: Vec<UnderWay>,
+    /// One has ended. Once somebody waits for that.
+    ended: Option<Arc<Notify>>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -88,13 +94,10 @@ impl OwnReleases {
 
     /// Completes when releases of this lock are under way on so few nodes, or fewer.
     pub(crate) async fn over(&self, key: &Key, few: usize) {
-        while self.is_any() {
-            // Made before the look, it hears of every end after it.
-            let over = self.over.notified();
-            if self.nodes(key).iter().count() <= few {
-                return;
-            }
-            over.await;
+        loop {
+            let ended = self.state.lock().more_than(few, key);
+            let Some(ended) = ended else { return };
+            ended.await;
         }
     }
 
@@ -102,40 +105,46 @@ impl OwnReleases {
         self.all.load(Ordering::Acquire) > 0
     }
 
-    fn nodes(&self, key: &Key) -> Nodes {
-        let mut nodes = Nodes::NONE;
-        self.state.lock().of.get(key).into_iter().flatten().for_each(|one| nodes.insert(one.node));
-        nodes
-    }
-
-    fn one_is_over(&self) {
+    fn one_is_over(&self, ended: Option<&Notify>) {
         self.all.fetch_sub(1, Ordering::AcqRel);
-        self.over.notify_waiters();
+        if let Some(ended) = ended {
+            ended.notify_waiters();
+        }
     }
 }
 
 impl State {
     fn begins(&mut self, key: &Key, one: UnderWay) {
-        self.of.entry(key.clone()).or_default().push(one);
+        self.of.entry(key.clone()).or_default().under_way.push(one);
     }
 
-    /// Whether it was under way.
-    fn ends(&mut self, key: &Key, one: &UnderWay) -> bool {
-        let Some(all) = self.of.get_mut(key) else { return false };
-        let Some(at) = all.iter().position(|other| other == one) else { return false };
-        all.swap_remove(at);
-        if all.is_empty() {
+    /// If it was under way: whoever waits for the end of one of this lock.
+    fn ends(&mut self, key: &Key, one: &UnderWay) -> Option<Option<Arc<Notify>>> {
+        let of_lock = self.of.get_mut(key)?;
+        let at = of_lock.under_way.iter().position(|other| other == one)?;
+        of_lock.under_way.swap_remove(at);
+        let ended = of_lock.ended.clone();
+        if of_lock.under_way.is_empty() {
             self.of.remove(key);
         }
-        true
+        Some(ended)
+    }
+
+    /// The next end of one of this lock, if they are under way on more nodes.
+    fn more_than(&mut self, few: usize, key: &Key) -> Option<impl Future<Output = ()> + use<>> {
+        let of_lock = self.of.get_mut(key)?;
+        let mut nodes = Nodes::NONE;
+        of_lock.under_way.iter().for_each(|one| nodes.insert(one.node));
+        // Made with the look, it hears of every end after it.
+        (nodes.iter().count() > few).then(|| of_lock.ended.get_or_insert_default().clone().notified_owned())
     }
 }
 
 impl Drop for OwnRelease {
     fn drop(&mut self) {
         let one = UnderWay { node: self.node, vote: None };
-        let _was_under_way = self.releases.state.lock().ends(&self.key, &one);
-        self.releases.one_is_over();
+        let ended = self.releases.state.lock().ends(&self.key, &one).flatten();
+        self.releases.one_is_over(ended.as_deref());
     }
 }
 
@@ -149,10 +158,10 @@ impl Drop for LateVote {
                 state.votes.remove(token);
             }
         }
-        let was_dropped = state.ends(key, &UnderWay { node: *node, vote: Some(token.clone()) });
+        let ended = state.ends(key, &UnderWay { node: *node, vote: Some(token.clone()) });
         drop(state);
-        if was_dropped {
-            releases.one_is_over();
+        if let Some(ended) = ended {
+            releases.one_is_over(ended.as_deref());
         }
     }
 }

@@ -28,7 +28,10 @@
 //!   scheduler its seed, from which `SHUTTLE_RANDOM_SEED` starts. `select!` without `biased`, and the order of hash
 //!   tables, are not shuttle's, so now and then a schedule does not repeat.
 
-use std::{env, sync::PoisonError};
+use std::{
+    env,
+    sync::{Arc, PoisonError},
+};
 
 use shuttle::{
     Config, MaxSteps, Runner,
@@ -36,7 +39,10 @@ use shuttle::{
     scheduler::{PctScheduler, RandomScheduler},
     sync as shuttles,
 };
-use tokio::sync::{AcquireError, TryAcquireError, futures::Notified};
+use tokio::sync::{
+    AcquireError, TryAcquireError,
+    futures::{Notified, OwnedNotified},
+};
 
 pub(crate) use shuttle::sync::atomic;
 
@@ -119,11 +125,16 @@ impl<T> OnceLock<T> {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Notify(tokio::sync::Notify);
+pub(crate) struct Notify(Arc<tokio::sync::Notify>);
 
 impl Notify {
     pub(crate) fn new() -> Self {
-        Self(tokio::sync::Notify::new())
+        Self(Arc::default())
+    }
+
+    pub(crate) fn notified_owned(self: Arc<Self>) -> OwnedNotified {
+        step();
+        self.0.clone().notified_owned()
     }
 
     pub(crate) fn notified(&self) -> Notified<'_> {

@@ -78,7 +78,7 @@ fn who_came_after_a_flight_began_to_wait_is_not_turned_away_with_it() {
     assert!(!combiner.sweep(at(9_000)).flies, "the other has this flight");
     assert!(combiner.goes_on(at(4)), "it goes on for the other");
     assert_eq!(combiner.turn_away(at(4)), [2]);
-    assert_eq!(combiner.weight, 0);
+    assert_eq!(combiner.waiting.weight(), 0);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn who_has_just_come_waits_for_a_connection_with_the_same_flight() {
     assert!(!swept.flies && swept.next == Some(at(2_000) + LIMIT), "it needs no other flight");
     assert_eq!(combiner.turn_away(at(3_000)), [2]);
     assert!(!combiner.goes_on(at(9_001)));
-    assert_eq!(combiner.weight, 0);
+    assert_eq!(combiner.waiting.weight(), 0);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn the_queue_weighs_no_more_than_it_may() {
     while let Some(batch) = taken(&mut combiner, at(2)) {
         left -= u32::try_from(batch.wants.len()).unwrap();
     }
-    assert_eq!((left, combiner.weight), (0, 0), "what is taken out weighs nothing");
+    assert_eq!((left, combiner.waiting.weight()), (0, 0), "what is taken out weighs nothing");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn what_is_over_its_time_is_not_sent() {
     assert_eq!((swept.unsent, swept.unknown), (vec![(2, LIMIT / 2)], vec![]));
     let (batch, late) = combiner.take(end, |_| true);
     assert!(batch.is_none());
-    assert_eq!((late, combiner.weight), (vec![(1, LIMIT)], 0));
+    assert_eq!((late, combiner.waiting.weight()), (vec![(1, LIMIT)], 0));
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn whose_caller_has_gone_is_not_sent() {
     let (batch, late) = combiner.take(at(2), |caller| caller % 2 == 0);
     let batch = batch.unwrap();
     assert_eq!((combiner.landed(&batch), late), (vec![Some(2), Some(4)], vec![]));
-    assert_eq!(combiner.weight, 0);
+    assert_eq!(combiner.waiting.weight(), 0);
 }
 
 #[test]
@@ -279,4 +279,22 @@ fn an_error_of_the_whole_is_nobodys_and_silence_is_everybodys() {
     for failure in [Failure::unsent("down"), Failure::unknown("silent")] {
         assert_eq!(after_failure(failure.clone()), Verdict::Failed(failure));
     }
+}
+
+#[test]
+fn whose_time_ended_while_nothing_ran_has_it_once_more() {
+    let mut combiner = busy([1]);
+    let mut batch = taken(&mut combiner, at(2)).unwrap();
+    let _queued = combiner.enter(at(3), LIMIT, || (acquire("job"), 2));
+    let _queued = combiner.enter(at(3), 10 * LIMIT, || (acquire("job"), 3));
+    let now = at(0) + 5 * LIMIT;
+    combiner.stood_still(now);
+    let swept = combiner.sweep(now);
+    assert!(swept.unsent.is_empty() && swept.unknown.is_empty(), "{swept:?}");
+    assert!(combiner.keep_unanswered(&mut batch));
+    assert_eq!(combiner.landed(&batch), [Some(1)]);
+    let swept = combiner.sweep(now + LIMIT);
+    assert_eq!(swept.unsent, [(2, LIMIT)], "once");
+    let swept = combiner.sweep(at(3) + 10 * LIMIT);
+    assert_eq!(swept.unsent, [(3, 10 * LIMIT)], "its time had not ended");
 }

@@ -1,0 +1,210 @@
+//! The requests that wait for a flight, in the order in which they came.
+//!
+//! An acquire can be taken back from wherever it is. Where many wait, that takes no search: when a server is away, all of them
+//! may be cancelled together.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use super::Want;
+use crate::{time::Time, token::Token};
+
+/// So many are searched; of more the places are kept.
+const FEW: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Waiting<T> {
+    pub(super) want: Want,
+    pub(super) caller: T,
+    pub(super) until: Time,
+    pub(super) limit: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Queue<T> {
+    /// `None` where one was withdrawn; never in front.
+    entries: VecDeque<Option<Waiting<T>>>,
+    /// Of all of them together, in bytes.
+    weight: usize,
+    /// The number of the first entry; it counts on while places are kept.
+    first: usize,
+    /// The numbers of acquires. Those that have left may still be there.
+    places: BTreeMap<Token, usize>,
+    /// Entries before this number are in there.
+    placed: usize,
+}
+
+impl<T> Queue<T> {
+    pub(super) fn new() -> Self {
+        Self { entries: VecDeque::new(), weight: 0, first: 0, places: BTreeMap::new(), placed: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn weight(&self) -> usize {
+        self.weight
+    }
+
+    pub(super) fn push(&mut self, waiting: Waiting<T>) {
+        self.weight += waiting.want.weight();
+        self.entries.push_back(Some(waiting));
+    }
+
+    pub(super) fn front(&self) -> Option<&Waiting<T>> {
+        self.entries.front()?.as_ref()
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Waiting<T>> {
+        let waiting = self.entries.front_mut()?.take();
+        self.left(waiting.as_ref());
+        waiting
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiting<T>> {
+        self.entries.iter().flatten()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Waiting<T>> {
+        self.entries.iter_mut().flatten()
+    }
+
+    /// Takes out those that go, in their order.
+    pub(super) fn remove(&mut self, goes: impl Fn(&Waiting<T>) -> bool) -> Vec<Waiting<T>> {
+        self.forget_places();
+        let all = std::mem::take(&mut self.entries).into_iter().flatten();
+        let (gone, stays): (Vec<_>, Vec<_>) = all.partition(goes);
+        self.entries = stays.into_iter().map(Some).collect();
+        self.weight -= gone.iter().map(|gone| gone.want.weight()).sum::<usize>();
+        gone
+    }
+
+    /// Takes out the acquire of this token.
+    pub(super) fn withdraw(&mut self, token: &Token) -> Option<Waiting<T>> {
+        let at = if self.entries.len() <= FEW {
+            self.forget_places();
+            self.entries.iter().rposition(|waiting| waiting.as_ref().and_then(acquires) == Some(token))
+        } else {
+            self.keep_places();
+            self.places.remove(token).and_then(|number| number.checked_sub(self.first))
+        };
+        let waiting = self.entries.get_mut(at?)?.take();
+        self.left(waiting.as_ref());
+        waiting
+    }
+
+    /// After one was taken out.
+    fn left(&mut self, waiting: Option<&Waiting<T>>) {
+        self.weight -= waiting.map_or(0, |waiting| waiting.want.weight());
+        while let Some(None) = self.entries.front() {
+            self.entries.pop_front();
+            self.first += usize::from(self.placed > 0);
+        }
+        if self.entries.is_empty() {
+            self.forget_places();
+        }
+    }
+
+    fn keep_places(&mut self) {
+        if self.places.len() > 2 * self.entries.len() {
+            self.places.retain(|_, number| *number >= self.first);
+        }
+        let end = self.first + self.entries.len();
+        let skipped = self.placed.saturating_sub(self.first);
+        for (number, waiting) in (self.first + skipped..).zip(self.entries.iter().skip(skipped)) {
+            if let Some(token) = waiting.as_ref().and_then(acquires) {
+                self.places.insert(token.clone(), number);
+            }
+        }
+        self.placed = end;
+    }
+
+    fn forget_places(&mut self) {
+        (self.first, self.placed) = (0, 0);
+        self.places.clear();
+    }
+}
+
+fn acquires<T>(waiting: &Waiting<T>) -> Option<&Token> {
+    match &waiting.want {
+        Want::Acquire(claim) => Some(&claim.token),
+        Want::Release(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{key::Key, message::Claim};
+
+    fn waiting(token: &Token) -> Waiting<()> {
+        let (ttl, fence_memory) = (Duration::from_secs(1), Duration::ZERO);
+        let claim = Claim { key: Key::of_lock("job"), token: token.clone(), ttl, fence_memory, fence: None };
+        Waiting { want: Want::Acquire(claim), caller: (), until: Time::NEVER, limit: ttl }
+    }
+
+    fn tokens(queue: &Queue<()>) -> Vec<Token> {
+        queue.iter().filter_map(acquires).cloned().collect()
+    }
+
+    proptest! {
+        /// Whatever is taken out in whatever order, the others stay in theirs.
+        #[test]
+        fn it_is_a_queue_of_which_some_are_withdrawn(steps in prop::collection::vec((0..8_u8, any::<usize>()), 0..300)) {
+            let (mut queue, mut model, mut gone) = (Queue::new(), VecDeque::new(), vec![Token::draw("")]);
+            for (step, which) in steps {
+                match step {
+                    0 => {
+                        let first = model.pop_front();
+                        gone.extend(first.clone());
+                        let popped = queue.pop();
+                        prop_assert_eq!(popped.as_ref().and_then(acquires), first.as_ref());
+                    }
+                    1 if !model.is_empty() => {
+                        let token = model.remove(which % model.len()).unwrap();
+                        prop_assert!(queue.withdraw(&token).is_some());
+                        gone.push(token);
+                    }
+                    2 => prop_assert_eq!(queue.withdraw(&gone[which % gone.len()]), None),
+                    3 if which % 16 == 0 => {
+                        let goes = |waiting: &Waiting<()>| acquires(waiting).is_some_and(|token| token.as_str().as_bytes()[39] % 2 == 0);
+                        let (even, odd): (Vec<_>, Vec<_>) = model.drain(..).partition(|token| goes(&waiting(token)));
+                        prop_assert_eq!(queue.remove(goes).len(), even.len());
+                        (gone, model) = ([gone, even].concat(), odd.into());
+                    }
+                    _ => for _ in 0..which % 8 {
+                        let token = Token::draw("");
+                        queue.push(waiting(&token));
+                        model.push_back(token);
+                    }
+                }
+                prop_assert_eq!(&tokens(&queue), model.make_contiguous());
+                prop_assert_eq!(queue.front().and_then(acquires), model.front());
+                prop_assert_eq!(queue.weight(), model.iter().map(|token| waiting(token).want.weight()).sum::<usize>());
+                prop_assert_eq!(queue.is_empty(), model.is_empty());
+                prop_assert!(queue.places.len() <= 2 * queue.entries.len().max(FEW) + 64);
+            }
+        }
+    }
+
+    #[test]
+    fn of_many_the_places_are_kept() {
+        let (mut queue, all) = (Queue::new(), (0..1_000).map(|_| Token::draw("")).collect::<Vec<_>>());
+        for token in &all {
+            queue.push(waiting(token));
+        }
+        assert!(queue.places.is_empty(), "nothing is withdrawn: nobody pays for it");
+        // From both ends, so that those in the middle are the last.
+        for (place, (one, other)) in all.iter().zip(all.iter().rev()).take(all.len() / 2).enumerate() {
+            assert!(queue.withdraw(other).is_some() && queue.withdraw(one).is_some());
+            let left = all.len() - 2 * (place + 1);
+            assert_eq!(queue.places.len(), if queue.is_empty() { 0 } else { left }, "all that wait, and no others");
+        }
+        assert!(queue.is_empty());
+    }
+}
