@@ -82,14 +82,15 @@ impl Acquire {
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(mut self) -> Result<Lease, Error> {
         self.wanted.owner = self.owner.resolve();
+        if self.until == self.started {
+            self.begin_anew();
+        }
         // Boxed, so that no other acquire pays for these.
         if !self.client.is_connected() {
             let is_try = self.until == self.started;
             Box::pin(self.connect()).await?;
             if is_try {
-                // It has all its time for the lock.
-                self.started = self.client.now();
-                self.until = self.started;
+                self.begin_anew();
             }
         }
         let client = &self.client;
@@ -111,6 +112,12 @@ impl Acquire {
                 }
             }
         }
+    }
+
+    /// A try has all its time for the lock, however long ago it was called for.
+    fn begin_anew(&mut self) {
+        self.started = self.client.now();
+        self.until = self.started;
     }
 
     /// Makes the first connection, for as long as this waits.

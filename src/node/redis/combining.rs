@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::{
-    connection::{Connection, Way},
+    connection::{Connection, STOOD_STILL, Way},
     pack::{Packed, Text, whole_millis},
     reply,
     request::COMBINED,
@@ -87,6 +87,11 @@ impl Combining {
         self.connection.now()
     }
 
+    /// What is left of a request's limit, which is over at `until`.
+    pub(super) fn left(&self, limit: Duration, until: Time) -> Duration {
+        self.connection.left(limit, until)
+    }
+
     /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them all.
     pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
         Want::of(request).filter(|_| limit >= self.command_timeout / 2)
@@ -142,6 +147,7 @@ impl Combining {
     fn look(self: &Arc<Self>, now: Time) -> Option<Time> {
         let Swept { unsent, unknown, flies, next } = {
             let mut state = self.state.lock();
+            state.notice_gap(now);
             let swept = state.combiner.sweep(now);
             state.sweeps = swept.next;
             swept
@@ -191,6 +197,15 @@ enum Sweeper {
 }
 
 impl State {
+    /// This process stood still: that time is nobody's. Their answers may have come meanwhile.
+    fn notice_gap(&mut self, now: Time) {
+        let Some(planned) = self.sweeps else { return };
+        if now.since(planned) >= STOOD_STILL {
+            self.combiner.stood_still(now);
+            self.sweeps = Some(now);
+        }
+    }
+
     fn sweep_by(&mut self, at: Time) -> Sweeper {
         match self.sweeps.replace(self.sweeps.map_or(at, |planned| planned.min(at))) {
             Some(planned) if planned <= at => Sweeper::InTime,
@@ -280,7 +295,9 @@ impl Combining {
         if let Some(batch) = batch {
             state.combiner.keep_unanswered(batch);
         } else {
-            let (taken, late) = state.combiner.take(self.connection.now(), |caller| !caller.is_closed());
+            let now = self.connection.now();
+            state.notice_gap(now);
+            let (taken, late) = state.combiner.take(now, |caller| !caller.is_closed());
             *batch = taken;
             let looks_at = state.combiner.looks_at();
             let sweeper = looks_at.map_or(Sweeper::InTime, |at| state.sweep_by(at));
@@ -297,6 +314,7 @@ impl Combining {
     /// A batch has come down: everybody who has no answer yet gets it.
     fn landed(&self, batch: &Batch, outcome: Result<(Value, Way), Failure>) {
         let callers = self.state.lock().combiner.landed(batch);
+        let repeated = outcome.as_ref().is_ok_and(|(_, way)| way.repeated);
         let mut replies = match outcome {
             Ok((value, way)) => match reply::combined(&value, &batch.wants, way.overtaken) {
                 Some(replies) => Ok(replies.into_iter()),
@@ -304,9 +322,13 @@ impl Combining {
             },
             Err(failure) => Err(after_failure(failure)),
         };
-        for caller in callers {
+        for (caller, want) in callers.into_iter().zip(&batch.wants) {
             let told = match &mut replies {
-                Ok(replies) => Ok(replies.next().flatten()),
+                Ok(replies) => match (replies.next().flatten(), want) {
+                    // Asked alone as if for the first time it would find its lock released, and not know by whom.
+                    (None, Want::Release(_)) if repeated => Err(self.connection.silent(self.command_timeout)),
+                    (reply, _) => Ok(reply),
+                },
                 Err(Verdict::Alone) => Ok(None),
                 Err(Verdict::Failed(failure)) => Err(failure.clone()),
             };

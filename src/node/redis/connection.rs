@@ -27,7 +27,10 @@ use tokio::{
 
 pub(crate) use super::link::Limits;
 use super::{
-    failure::{self, classify, is_full, is_no_primary, is_refusal, is_unsent, is_wrong_server, words},
+    failure::{
+        self, classify, classify_of, is_full, is_no_primary, is_refusal, is_unsent, is_wrong_server, missing_right,
+        words,
+    },
     kind::ServerKind,
     link::{Ending, Link},
     opening::{Opening, Side},
@@ -45,6 +48,10 @@ use crate::{
 /// What an answer has at least: zero is fred's "for ever".
 pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 
+/// A time-out that comes so much too late says nothing of the server: this process stood still, or hardly ran, perhaps with
+/// the answer in its socket.
+pub(super) const STOOD_STILL: Duration = Duration::from_millis(250);
+
 /// How often another primary is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -56,6 +63,8 @@ pub(super) struct Way {
     /// What was asked later on this connection may have come to the server before it: it waited for a link, among others, or
     /// was sent twice, for the server did not know the script.
     pub(super) overtaken: bool,
+    /// An earlier sending may have been executed too: this process stood still, and did not hear of it.
+    pub(super) repeated: bool,
     /// The number of the link on which it came.
     pub(super) link: u64,
 }
@@ -120,6 +129,10 @@ impl Links {
     }
 }
 
+fn is_timeout(error: &FredError) -> bool {
+    error.kind() == &FredKind::Timeout
+}
+
 fn number(state: &State) -> u64 {
     match state {
         State::Up(link) => link.number(),
@@ -154,7 +167,7 @@ impl Connection {
 
     /// Runs a script once: by its text the first time on a link, so that this takes one round trip on a server that has
     /// never seen it, then by its hash; with its text again if the server has forgotten it. `limit` bounds all of it, the
-    /// wait for a link too. With `track` the server is asked to notify us when a key changes that the script reads; the
+    /// wait for a link too. Only a process that stood still until after that has it once more: scripts may be repeated. With `track` the server is asked to notify us when a key changes that the script reads; the
     /// answer says whether it will.
     ///
     /// `arguments` gives the keys and then the arguments, and how many of them are keys; or nothing if nobody wants the
@@ -168,8 +181,8 @@ impl Connection {
         track: impl Fn() -> bool + Send,
     ) -> Result<(Value, Way), Failure> {
         let inner = &*self.inner;
-        let until = inner.now() + limit;
-        let (mut left, mut overtaken) = (limit, inner.up().is_none());
+        let (mut left, mut until) = (limit, inner.now() + limit);
+        let (mut overtaken, mut repeated) = (inner.up().is_none(), false);
         loop {
             let link = inner.link(&mut left).await?;
             if link.is_full() {
@@ -181,7 +194,7 @@ impl Connection {
                 match link.send(call, left, track).await {
                     Err(error) if by_hash && unknown_script(&error) => {
                         (by_hash, overtaken) = (false, true);
-                        left = until.since(inner.now()).max(SHORTEST_LIMIT);
+                        left = inner.left(limit, until);
                     }
                     outcome => break outcome,
                 }
@@ -189,15 +202,27 @@ impl Connection {
             match outcome {
                 Ok((value, tracked)) => {
                     link.answered();
-                    return Ok((value, Way { tracked, overtaken, link: link.number() }));
+                    return Ok((value, Way { tracked, overtaken, repeated, link: link.number() }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
                 Err(error) if is_unsent(&error) && inner.now() < until => {
                     inner.give_up(&link);
                     overtaken = true;
-                    left = until.since(inner.now()).max(SHORTEST_LIMIT);
+                    left = inner.left(limit, until);
                 }
-                Err(error) => return Err(inner.failed(&link, &error, limit)),
+                Err(error) if script.repeats && !repeated && is_timeout(&error) && inner.stood_still(until) => {
+                    (repeated, overtaken) = (true, true);
+                    (left, until) = (limit, inner.now() + limit);
+                }
+                Err(error) => {
+                    let keys = || {
+                        let mut all = Vec::new();
+                        let keys = arguments(&mut all).unwrap_or_default();
+                        all.iter().take(keys).filter_map(Value::as_string).collect()
+                    };
+                    let more = |details: &str| missing_right(details, script.source, keys);
+                    return Err(inner.failed_of(&link, &error, (limit, until), more));
+                }
             }
         }
     }
@@ -223,14 +248,14 @@ impl Connection {
         match link.send(call, limit, track()).await {
             Ok((value, tracked)) => {
                 link.answered();
-                return Ok((value, Way { tracked, overtaken: false, link: link.number() }));
+                return Ok((value, Way { tracked, overtaken: false, repeated: false, link: link.number() }));
             }
             // It may be another run by now: it is asked, and not given the text.
             Err(error) if unknown_script(&error) => link.forget_run(),
             Err(error) if is_unsent(&error) && inner.now() < until => inner.give_up(&link),
-            Err(error) => return Err(inner.failed(&link, &error, limit)),
+            Err(error) => return Err(inner.failed(&link, &error, (limit, until))),
         }
-        let left = until.since(inner.now()).max(SHORTEST_LIMIT);
+        let left = inner.left(limit, until);
         let (value, way) = self.run(script, arguments, left, track).await?;
         Ok((value, Way { overtaken: true, ..way }))
     }
@@ -257,7 +282,7 @@ impl Connection {
 
     /// What the server says of itself; nothing if it keeps that to itself.
     pub(super) async fn info(&self, limit: Duration) -> Result<String, Failure> {
-        let mut left = limit;
+        let (mut left, until) = (limit, self.now() + limit);
         let link = self.inner.link(&mut left).await?;
         match link.command("INFO", Vec::new(), left).await {
             Ok(info) => {
@@ -266,7 +291,7 @@ impl Connection {
             }
             Err(error) => {
                 // It may be all that is asked on this connection.
-                let failure = self.inner.failed(&link, &error, limit);
+                let failure = self.inner.failed(&link, &error, (limit, until));
                 if failure.is_refusal() { Ok(String::new()) } else { Err(failure) }
             }
         }
@@ -279,6 +304,11 @@ impl Connection {
 
     pub(super) fn now(&self) -> Time {
         self.inner.now()
+    }
+
+    /// What is left of a request's limit, which is over at `until`.
+    pub(super) fn left(&self, limit: Duration, until: Time) -> Duration {
+        self.inner.left(limit, until)
     }
 
     /// It takes no more requests now.
@@ -402,9 +432,20 @@ impl Inner {
     }
 
     /// A request on this link came to nothing. fred does not notice a dead peer by itself while commands are written:
-    /// silence does.
-    fn failed(&self, link: &Arc<Link>, error: &FredError, limit: Duration) -> Failure {
-        if error.kind() == &FredKind::Timeout && link.is_silent(limit, self.now()) {
+    /// silence does. `limit` was its time, which was over at `until`.
+    fn failed(&self, link: &Arc<Link>, error: &FredError, time: (Duration, Time)) -> Failure {
+        self.failed_of(link, error, time, |_| None)
+    }
+
+    /// The same of a script.
+    fn failed_of(
+        &self,
+        link: &Arc<Link>,
+        error: &FredError,
+        (limit, until): (Duration, Time),
+        more: impl FnOnce(&str) -> Option<String>,
+    ) -> Failure {
+        if is_timeout(error) && !self.stood_still(until) && link.is_silent(limit, self.now()) {
             self.give_up(link);
         }
         if is_wrong_server(error) {
@@ -413,7 +454,17 @@ impl Inner {
         if is_no_primary(error.details()) {
             self.find_primary();
         }
-        classify(&self.server, error, limit)
+        classify_of(&self.server, error, limit, more)
+    }
+
+    /// What is left of this limit, which is over at `until`; all of it for a process that stood still then.
+    fn left(&self, limit: Duration, until: Time) -> Duration {
+        if self.stood_still(until) { limit } else { until.since(self.now()).max(SHORTEST_LIMIT) }
+    }
+
+    /// Whether nobody here has noticed for long that this moment has come.
+    fn stood_still(&self, until: Time) -> bool {
+        self.now().since(until) >= STOOD_STILL
     }
 
     fn give_up(&self, link: &Arc<Link>) {

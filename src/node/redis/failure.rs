@@ -29,12 +29,23 @@ pub(super) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url mus
 /// What the server or fred said, sorted by whether it was executed: a request that was answered by an error was not,
 /// unless the error came from a line of the script; anything else may have been.
 pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
+    classify_of(server, error, limit, |_| None)
+}
+
+/// The same of a script, of which more may be known than the server says of a right that the user lacks.
+pub(super) fn classify_of(
+    server: &str,
+    error: &Error,
+    limit: Duration,
+    more: impl FnOnce(&str) -> Option<String>,
+) -> Failure {
     let details = error.details();
     let own = own_words(details);
     // What Redis 6.2 wraps of an ACL's refusal has no such word.
     let is_no_right = own != details && lacks_a_right("", own);
     if let Some(word) = reply_word(own).or(is_no_right.then_some("NOPERM")) {
-        return server_said(server, word, details);
+        let more = lacks_a_right(word, details).then(|| more(details)).flatten().unwrap_or_default();
+        return server_said(server, word, details, &more);
     }
     match error.kind() {
         ErrorKind::Timeout => silent(server, limit),
@@ -61,7 +72,8 @@ pub(super) fn is_unsent(error: &Error) -> bool {
 
 /// Whether it is the server's answer, and not fred's or the system's.
 pub(super) fn is_answer(error: &Error) -> bool {
-    reply_word(error.details()).is_some()
+    let details = error.details();
+    reply_word(details).is_some() || own_words(details) != details
 }
 
 /// Whether a server says that it is no primary.
@@ -155,19 +167,22 @@ fn reply_word(details: &str) -> Option<&str> {
 }
 
 /// Redis before 7.0 wraps what a command inside a script said:
-/// `ERR Error running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`.
+/// `ERR Error running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`, or from
+/// `@user_script: 30: ` on where the script has caught it and answers it.
 fn own_words(details: &str) -> &str {
-    let inner = details.strip_prefix(WRAPPED).and_then(|text| text.split_once("@user_script: "));
+    let wrapped = details.starts_with(WRAPPED) || details.starts_with(CAUGHT);
+    let inner = details.split_once(CAUGHT).filter(|_| wrapped);
     inner.and_then(|(_, text)| text.split_once(": ")).map_or(details, |(_line, said)| said.trim_start_matches('-'))
 }
 
 /// What a user can do something with: not the hash of the script, nor its line.
 fn spoken(details: &str) -> &str {
     let own = own_words(details);
-    own.split_once(" script: ").filter(|(_, place)| place.contains("@user_script")).map_or(own, |(said, _)| said)
+    own.rsplit_once(" script: ").filter(|(_, place)| place.contains("@user_script")).map_or(own, |(said, _)| said)
 }
 
 const WRAPPED: &str = "ERR Error running script";
+const CAUGHT: &str = "@user_script: ";
 
 fn full(details: &str) -> bool {
     details.contains("max number of clients reached")
@@ -182,6 +197,37 @@ fn lacks_a_right(word: &str, details: &str) -> bool {
 pub(super) fn is_of_a_key(failure: &Failure) -> bool {
     let text = failure.to_string();
     text.contains("NOPERM") && (text.contains("access a key") || text.contains("access one of the keys"))
+}
+
+/// What a server does not say of the right that a user lacks to something in this script: the command, which is in the line
+/// that it names, if it names one; or the keys.
+pub(super) fn missing_right(details: &str, source: &str, keys: impl FnOnce() -> Vec<String>) -> Option<String> {
+    // From 7.4 on it says `run the 'mget' command` and `access the 'job' key`.
+    if details.contains(" the '") {
+        return None;
+    }
+    if details.contains("access") {
+        let keys = keys();
+        return Some(match &*keys {
+            [key] => format!(" of the key {key:?}"),
+            [some @ .., last] if keys.len() <= 4 => format!(" of the keys {} and {last:?}", listed(some)),
+            [first, ..] => format!(" of {} keys from {first:?} on", keys.len()),
+            [] => return None,
+        });
+    }
+    let line =
+        details.rsplit_once("user_script:").and_then(|(_, line)| line.trim().split([':', '.']).next()?.parse().ok());
+    let commands = |text: &str| {
+        let calls = text.split("call('").skip(1);
+        calls.filter_map(|rest| rest.split('\'').next()).map(str::to_owned).collect::<std::collections::BTreeSet<_>>()
+    };
+    let of_line = line.and_then(|line: usize| Some(commands(source.lines().nth(line.checked_sub(1)?)?)));
+    let commands = of_line.filter(|of_line| !of_line.is_empty()).unwrap_or_else(|| commands(source));
+    Some(format!(" of a script that runs {}", commands.into_iter().collect::<Vec<_>>().join(", ")))
+}
+
+fn listed(keys: &[String]) -> String {
+    keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")
 }
 
 /// One key of a batch of renewals met an error; the lease is at risk, whatever it was.
@@ -219,9 +265,9 @@ fn advice(word: &str, details: &str) -> &'static str {
     }
 }
 
-fn server_said(server: &str, word: &str, details: &str) -> Failure {
+fn server_said(server: &str, word: &str, details: &str, more: &str) -> Failure {
     let advice = advice(word, details);
-    let text = format!("redis at {server} said \"{}\"{advice}", spoken(details));
+    let text = format!("redis at {server} said \"{}\"{more}{advice}", spoken(details));
     // fred ends the connection then, and tells its neighbours on it the same, who may have been served.
     if word == "CLUSTERDOWN" || details.contains("non local key") {
         return Failure::unknown(text);
@@ -235,6 +281,7 @@ fn server_said(server: &str, word: &str, details: &str) -> Failure {
     // Such a reply names the line of the script that failed: the lines before it were executed.
     if details.contains(" script: ")
         || details.starts_with(WRAPPED)
+        || details.starts_with(CAUGHT)
         || (word != "NOPERM" && lacks_a_right(word, details))
     {
         failure.halfway()
@@ -338,6 +385,40 @@ mod tests {
         assert!(failure.may_have_happened() && failure.is_refusal(), "{failure}");
         assert!(failure.to_string().contains("give the user the rights"), "{failure}");
         assert!(failure.to_string().contains("said \"The user executing the script can't"), "{failure}");
+    }
+
+    #[test]
+    fn a_missing_right_is_told_by_its_command_or_its_key() {
+        let source = "local value = redis.pcall('GET', lock)\nif redis.call('SET', lock, 'x') then\nend";
+        let keys = |count: usize| move || (0..count).map(|key| format!("k{key}")).collect::<Vec<_>>();
+        let more = |details, count| missing_right(details, source, keys(count)).unwrap_or_default();
+        // Redis 7.0, where the script stopped, and where it caught the error.
+        let no_command = "ERR The user executing the script can't run this command or subcommand";
+        let at = format!("{no_command} script: ab12, on @user_script:2.");
+        assert_eq!(more(&at, 1), " of a script that runs SET");
+        assert_eq!(more(no_command, 1), " of a script that runs GET, SET");
+        // Redis 6.2.
+        let caught = "@user_script: 1: The user executing the script can't run this command or subcommand";
+        let wrapped =
+            format!("{WRAPPED} (call to f_7da5): @user_script:2: @user_script: 2: The user executing the script");
+        assert_eq!((more(caught, 1), more(&wrapped, 1)), (more("ERR, user_script:1", 1), more(&at, 1)));
+        let failure = of(ErrorKind::Unknown, caught);
+        assert!(failure.is_refusal() && failure.to_string().contains("said \"The user executing"), "{failure}");
+        // Redis 7.4 and later name it.
+        let named = "ERR ACL failure in script: User worker has no permissions to run the 'mget' command script: ab12, \
+                     on @user_script:20.";
+        assert_eq!(more(named, 1), "");
+        let failure = of(ErrorKind::Unknown, named);
+        assert!(
+            failure.to_string().contains(
+                "said \"ERR ACL failure in script: User worker has no permissions to run the 'mget' command\": give"
+            ),
+            "{failure}"
+        );
+        let no_key = "NOPERM No permissions to access a key";
+        assert_eq!(more(no_key, 1), " of the key \"k0\"");
+        assert_eq!(more(no_key, 3), " of the keys \"k0\", \"k1\" and \"k2\"");
+        assert_eq!(more(no_key, 500), " of 500 keys from \"k0\" on");
     }
 
     #[test]

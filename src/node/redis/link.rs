@@ -452,7 +452,10 @@ pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError>
 
 pub(super) fn config(target: &Target) -> Result<Config, Error> {
     let (server, tls) = match &target.address {
+        #[cfg(unix)]
         url::Address::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
+        #[cfg(not(unix))]
+        url::Address::Unix(_) => return Err(Error::config("this system has no Unix sockets")),
         url::Address::Tcp { host, port, tls } => {
             (ServerConfig::Centralized { server: Server::new(host.as_str(), *port) }, *tls)
         }

@@ -14,7 +14,7 @@ use leasehold_protocol::{
 use super::{
     Server,
     combining::{Entered, Flight},
-    connection::{Connection, SHORTEST_LIMIT, Way},
+    connection::{Connection, Way},
     failure::is_of_a_key,
     pack::{Text, packed, whole_millis},
     push::Push,
@@ -28,10 +28,10 @@ scripts! {
     1 RAISE = "value" "issue" "floor" "raise";
     2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
     3 RENEW = "value" "renew";
-    4 RELEASE = "release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
-    5 KEEP = "value" "keep";
+    4 RELEASE once = "release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
+    5 KEEP once = "value" "keep";
     6 HOLDER = "holder";
-    7 FORCE_RELEASE = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
+    7 FORCE_RELEASE once = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
     8 GUARDED_SET = "guarded_set";
     9 GUARDED_GET = "guarded_get";
     10 POLL = "value" "issue" "may_vote" "promote" "poll";
@@ -75,7 +75,7 @@ impl Server {
                         Ok(Ok(Some(reply))) => Ok(reply),
                         // Later requests on this route may have come before it now.
                         Ok(Ok(None)) => {
-                            let left = until.since(combining.now()).max(SHORTEST_LIMIT);
+                            let left = combining.left(limit, until);
                             server.ask_alone((route, left), request, None).await.map(reply::overtaken)
                         }
                         Ok(Err(failure)) => Err(failure),

@@ -14,13 +14,15 @@ pub(crate) struct Script {
     hash: OnceLock<String>,
     /// Its place in a set of scripts.
     pub(crate) bit: u32,
+    /// Whether a replay does no harm, and has the same answer. That of a release is asked for by who knows what it means.
+    pub(super) repeats: bool,
 }
 
 /// Defines scripts, each with a place of its own in a set. One may need parts before it; its header says which.
 macro_rules! scripts {
-    ($($at:literal $name:ident = $($file:literal)+;)*) => {$(
+    ($($at:literal $name:ident $($once:ident)? = $($file:literal)+;)*) => {$(
         pub(super) static $name: Script =
-            Script::new($at, concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+));
+            Script::new($at, concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))$(.$once())?;
     )*};
 }
 
@@ -28,7 +30,13 @@ pub(super) use scripts;
 
 impl Script {
     pub(super) const fn new(at: u32, source: &'static str) -> Self {
-        Self { source, hash: OnceLock::new(), bit: 1 << at }
+        Self { source, hash: OnceLock::new(), bit: 1 << at, repeats: true }
+    }
+
+    /// The same, of which each sending counts.
+    pub(super) const fn once(mut self) -> Self {
+        self.repeats = false;
+        self
     }
 
     pub(super) fn hash(&'static self) -> &'static str {

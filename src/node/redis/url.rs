@@ -79,6 +79,9 @@ impl Target {
     }
 
     fn unix(url: &Url) -> Result<Self, Error> {
+        if cfg!(not(unix)) {
+            return Err(Error::config("a unix:// url names a Unix socket, which this system has not: use redis://"));
+        }
         if url.host().is_some() {
             return Err(Error::config("a unix url has three slashes: unix:///run/redis/redis.sock"));
         }

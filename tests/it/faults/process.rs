@@ -412,6 +412,50 @@ async fn nothing_is_left(ours: Leases, look: &Leases, names: &[String]) {
 /// A command time-out that nothing needs on a healthy server.
 const UNDO: Duration = Duration::from_secs(4);
 
+/// The server has answered all along: that this process did not hear it is nobody's failure.
+#[test]
+fn calls_go_on_where_their_process_stood_still() {
+    if let Some(part) = Part::mine() {
+        return two_workers().block_on(async {
+            let leases = Leases::builder().url(&part.url).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+            let ended = Arc::new(AtomicU64::new(0));
+            let callers: Vec<_> = (0..300)
+                .map(|number| {
+                    let (lock, ended) = (leases.lock(format!("job:{number}")), ended.clone());
+                    tokio::spawn(async move {
+                        while ended.load(Ordering::Relaxed) == 0 {
+                            lock.try_acquire().await?.expect("it is free").release().await?.confirmed();
+                        }
+                        Ok::<(), Error>(())
+                    })
+                })
+                .collect();
+            part.say("calls");
+            tokio::task::spawn_blocking(move || part.hear()).await.unwrap();
+            ended.store(1, Ordering::Relaxed);
+            let part = Part::mine().unwrap();
+            for caller in callers {
+                if let Err(error) = within(HANGS, "a caller", caller).await.unwrap() {
+                    part.say(format!("failed {error}"));
+                }
+            }
+            part.say("done");
+        });
+    }
+    let server = Server::start();
+    let mut child = Child::start(calls_go_on_where_their_process_stood_still, "call", &server.url());
+    child.says("calls");
+    for _ in 0..3 {
+        std::thread::sleep(COMMAND);
+        child.stop();
+        std::thread::sleep(4 * COMMAND);
+        child.cont();
+    }
+    std::thread::sleep(COMMAND);
+    child.tell("enough");
+    child.says("done");
+}
+
 #[test]
 fn f31_acquire_dropped_after_any_poll() {
     let server = Server::start();

@@ -116,7 +116,7 @@ impl Push {
         let _first_stays = self.listener.set(listener);
     }
 
-    /// How many keys may be watched: half of the server's table, which evicts at random when it is full.
+    /// How many keys may be watched: the server's table evicts at random when it is full.
     pub(super) fn tracking_capacity(&self) -> usize {
         self.room.load(Ordering::Relaxed)
     }
@@ -230,6 +230,10 @@ impl Push {
             if self.off() {
                 self.missed();
             }
+            if self.refused.lock().is_none() {
+                // It is asked for again, however full the table was.
+                self.room.store(USUAL_TABLE / 2, Ordering::Relaxed);
+            }
             match end {
                 End::Idle => {}
                 End::Failed(reason) => {
@@ -299,13 +303,13 @@ impl Push {
         let (mut was_on, mut was_called) = (false, false);
         let mut steady = pin!(tokio::time::sleep(STEADY));
         let mut look = pin!(tokio::time::sleep(LOOK_EVERY));
-        let mut was_idle = false;
+        let (mut was_idle, mut table) = (false, None);
         loop {
             // What came before the tracking below is dealt with by it.
             if links.have_come() {
                 self.forgive();
             }
-            match self.set_up(&session, keeper, limits).await {
+            match self.set_up(&session, keeper, limits, &mut table).await {
                 Ok(()) => {
                     let called = self.called.load(Ordering::Acquire);
                     // There its number is nobody's, or a stranger's.
@@ -347,6 +351,7 @@ impl Push {
                             return End::Idle;
                         }
                         was_idle = is_idle;
+                        self.look_at_the_table(keeper, limits, table).await;
                         look.set(tokio::time::sleep(LOOK_EVERY));
                     }
                 }
@@ -356,14 +361,22 @@ impl Push {
     }
 
     /// On a new connection of the keeper: has its reads tracked, and finds out whether we can be called.
-    async fn set_up(&self, session: &Session, keeper: &Connection, limits: Limits) -> Result<(), End> {
+    async fn set_up(
+        &self,
+        session: &Session,
+        keeper: &Connection,
+        limits: Limits,
+        table: &mut Option<usize>,
+    ) -> Result<(), End> {
         let called = self.hears_itself(keeper, limits).await?;
         self.deaf.store(!called, Ordering::Release);
         self.called.store(called, Ordering::Release);
         if self.tracking_capacity() > 0 || !called {
             match session.track(keeper, limits).await {
                 Ok(()) => {
-                    self.room.store(session::tracking_capacity(keeper, limits).await, Ordering::Relaxed);
+                    *table = session::table(keeper, limits).await;
+                    let tracked = session::tracked(keeper, limits).await;
+                    self.room.store(session::room_of(*table, tracked.unwrap_or_default()), Ordering::Relaxed);
                     *self.refused.lock() = None;
                     self.on.store(true, Ordering::Release);
                     self.metrics.note_push(true);
@@ -374,6 +387,17 @@ impl Push {
         }
         self.known.notify_waiters();
         Ok(())
+    }
+
+    /// Others fill the table too. Once it is full, what is watched may be evicted unheard: then waiters poll.
+    async fn look_at_the_table(&self, keeper: &Connection, limits: Limits, table: Option<usize>) {
+        // Who does not tell the one does not tell the other either.
+        let Some(table @ 1..) = table else { return };
+        let Some(tracked) = session::tracked(keeper, limits).await else { return };
+        let room = session::room_of(Some(table), tracked);
+        if self.room.swap(room, Ordering::Relaxed) > 0 && room == 0 {
+            self.missed();
+        }
     }
 
     /// Whether there are fair waiters to be called, as far as we know that they can be.

@@ -110,15 +110,56 @@ pub(super) fn ended(error: &FredError) -> End {
     if is_refusal(error) && !reason.contains("does not exist") { End::Refused(reason) } else { End::Failed(reason) }
 }
 
-/// Half of what the server is set to track; it need not tell.
-pub(super) async fn tracking_capacity(keeper: &Connection, limits: Limits) -> usize {
-    room_of(keeper.setting("tracking-table-max-keys", limits.command).await)
+/// How many keys the server is set to track, 0 for any number; it need not tell.
+pub(super) async fn table(keeper: &Connection, limits: Limits) -> Option<usize> {
+    keeper.setting("tracking-table-max-keys", limits.command).await?.parse().ok()
 }
 
-pub(super) fn room_of(setting: Option<String>) -> usize {
-    match setting.and_then(|table| table.parse::<usize>().ok()) {
-        // No bound.
-        Some(0) => usize::MAX,
-        table => table.unwrap_or(USUAL_TABLE) / 2,
+/// How many keys it tracks for all its clients; it need not tell.
+pub(super) async fn tracked(keeper: &Connection, limits: Limits) -> Option<usize> {
+    let stats = keeper.command("INFO", vec!["stats".into()], limits.command).await.ok()?;
+    tracked_keys(&stats.as_str()?)
+}
+
+fn tracked_keys(stats: &str) -> Option<usize> {
+    stats.lines().find_map(|line| line.strip_prefix("tracking_total_keys:"))?.trim().parse().ok()
+}
+
+/// How many keys it can track for us: what is free in its table, at most half of that; nothing if it is as good as full.
+///
+/// From a full table a server evicts some key for each that it takes in, and does not tell the connection whose command did
+/// that: `NOLOOP` holds for evictions too.
+pub(super) fn room_of(table: Option<usize>, tracked: usize) -> usize {
+    let table = match table {
+        Some(0) => return usize::MAX,
+        table => table.unwrap_or(USUAL_TABLE),
+    };
+    match table.saturating_sub(tracked) {
+        free if free <= table / 16 => 0,
+        free => free.min(table / 2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_room_is_what_is_free_in_the_table() {
+        for (table, tracked, room) in [
+            (Some(1_000), 0, 500),
+            (Some(1_000), 400, 500),
+            (Some(1_000), 700, 300),
+            (Some(1_000), 938, 0),
+            (Some(1_000), 1_200, 0),
+            (Some(1), 0, 0),
+            (Some(0), 5_000_000, usize::MAX),
+            (None, 0, 500_000),
+            (None, 900_000, 100_000),
+        ] {
+            assert_eq!(room_of(table, tracked), room, "{table:?} {tracked}");
+        }
+        assert_eq!(tracked_keys("# Stats\r\ntracking_total_keys:17\r\ntracking_total_items:19\r\n"), Some(17));
+        assert_eq!(tracked_keys("# Stats\r\n"), None);
     }
 }
