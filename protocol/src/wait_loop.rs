@@ -9,7 +9,9 @@
 //! 2. A follower whose leader is late becomes a substitute: it goes on without the turn.
 //! 3. After split votes only time brings the next check. Everybody undoes its own votes then, and whoever checked at each
 //!    of these notifications would meet the others again at once.
-//! 4. Where this process holds the lock itself, a plain waiter asks no server before it is notified of the release.
+//! 4. A leader that has seen nothing for a command time-out before its time is over checks then: a server that is silent is not
+//!    told as a holder. What is shorter may be the answer of a moment ago.
+//! 5. Where this process holds the lock itself, a plain waiter asks no server before it is notified of the release.
 
 use std::time::Duration;
 
@@ -283,7 +285,7 @@ impl WaitLoop {
             }
             // A check whose answer there was no time for says nothing of the server: what was seen before it stands.
             Check::Failed(_)
-                if limit < self.command_timeout
+                if limit < self.command_timeout / 2
                     && facts.now.since(began) >= limit
                     && matches!(self.seen, Check::Held { .. } | Check::Split { .. }) =>
             {
@@ -308,8 +310,15 @@ impl WaitLoop {
         };
     }
 
-    /// When to check, if nothing happens before.
+    /// When to check, if nothing happens before (invariant 4).
     fn plan(&mut self, facts: &Facts<'_>) -> Time {
+        let planned = self.plan_freely(facts);
+        let before_the_end = Time::ZERO + self.until.since(Time::ZERO + self.command_timeout);
+        let answers = matches!(self.seen, Check::Held { .. });
+        if answers && self.leads() && before_the_end > self.checked_at { planned.min(before_the_end) } else { planned }
+    }
+
+    fn plan_freely(&mut self, facts: &Facts<'_>) -> Time {
         let Some(queue) = facts.queue else { return facts.now + self.backoff.after(&self.seen) };
         if facts.around.tracks() && queue.polled_on != Route::Tracked && self.route(facts) == Route::Tracked {
             return self.checked_at;
@@ -441,6 +450,32 @@ mod tests {
     }
 
     #[test]
+    fn before_its_end_it_sees_whether_the_server_still_answers() {
+        let (world, until) = (World::default(), at(5_000));
+        let mut wait = leader(&world, held(false), until);
+        wait.checked(held(true), at(0), COMMAND, &world.at(10));
+        assert_eq!(sleeps(wait.next(&world.at(10))), at(4_800));
+        wait.slept();
+        assert_eq!(wait.next(&world.at(4_800)), Action::Check(Route::Tracked));
+        // No answer for all of the time that is left.
+        wait.checked(failed(), at(4_800), COMMAND, &world.at(5_000));
+        assert_eq!(wait.next(&world.at(5_000)), Action::End);
+        assert!(matches!(wait.into_seen(), Check::Failed(_)));
+    }
+
+    #[test]
+    fn what_answers_a_command_time_out_before_the_end_is_asked_at_the_end() {
+        let (world, until) = (World::default(), at(5_000));
+        let mut wait = leader(&world, held(false), until);
+        wait.checked(held(true), at(4_800), COMMAND, &world.at(4_801));
+        assert_eq!(sleeps(wait.next(&world.at(4_801))), until);
+        // Who waits for less asks no more often.
+        let mut wait = leader(&world, held(false), at(150));
+        wait.checked(held(true), at(0), COMMAND, &world.at(1));
+        assert_eq!(sleeps(wait.next(&world.at(1))), at(150));
+    }
+
+    #[test]
     fn after_split_votes_a_notification_brings_no_check() {
         let world = World::default();
         let mut wait = leader(&world, split(), Time::NEVER);
@@ -481,7 +516,8 @@ mod tests {
         let world = World::default();
         let mut wait = leader(&world, held(false), at(500));
         wait.checked(held(true), at(0), COMMAND, &world.at(10));
-        assert_eq!(wait.next(&world.at(10)), Action::Sleep(at(500)));
+        wait.checked(held(true), at(300), COMMAND, &world.at(310));
+        assert_eq!(wait.next(&world.at(310)), Action::Sleep(at(500)));
         assert_eq!(wait.next(&world.at(500)), Action::Check(Route::Tracked));
         wait.checked(held(true), at(500), COMMAND, &world.at(510));
         assert_eq!(wait.next(&world.at(510)), Action::End);
@@ -491,12 +527,12 @@ mod tests {
     fn a_check_that_was_cut_off_says_nothing() {
         let world = World::default();
         let mut wait = leader(&world, held(true), at(500));
-        wait.checked(failed(), at(480), COMMAND / 2, &world.at(580));
+        wait.checked(failed(), at(480), COMMAND / 4, &world.at(580));
         assert!(matches!(wait.seen(), Check::Held { .. }));
         wait.checked(failed(), at(300), COMMAND, &world.at(500));
         assert!(matches!(wait.seen(), Check::Failed(_)), "it had all the time that a check has");
         let mut wait = leader(&world, Check::NotYet, at(500));
-        wait.checked(failed(), at(480), COMMAND / 2, &world.at(580));
+        wait.checked(failed(), at(480), COMMAND / 4, &world.at(580));
         assert!(matches!(wait.seen(), Check::Failed(_)), "nothing was seen before");
     }
 

@@ -11,7 +11,7 @@ use leasehold::{Error, Lease, Leases, Owner};
 use support::{Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, within};
 use tokio::sync::mpsc;
 
-use crate::common::{Confirmed as _, program};
+use crate::common::{COMMAND, Confirmed as _, program};
 
 /// The least that the last look of a wait has for its answer.
 const LAST_LOOK: Duration = Duration::from_millis(15);
@@ -295,4 +295,27 @@ async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
     for lease in held {
         lease.release().await.unwrap().confirmed();
     }
+}
+
+/// It is silent for longer than any answer takes: nobody knows then who holds the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_that_begins_during_a_wait_is_told_as_one() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
+    let other = program(server.url()).await;
+    let held = other.lock("job").acquire().await.unwrap();
+    for fair in [false, true] {
+        let lock = leases.lock("job").fair(fair);
+        let waiting = tokio::spawn(lock.acquire_within(3 * COMMAND));
+        tokio::time::sleep(COMMAND).await;
+        proxy.freeze(true);
+        let outcome = within(HANGS, "the end of the wait", waiting).await.unwrap();
+        assert!(matches!(outcome, Err(Error::Unavailable(_))), "fair: {fair}: {outcome:?}");
+        proxy.freeze(false);
+        // And one that answers to the end has somebody hold it.
+        let outcome = within(HANGS, "the end of the wait", lock.acquire_within(3 * COMMAND)).await;
+        assert!(matches!(outcome, Err(Error::TimedOut { .. })), "fair: {fair}: {outcome:?}");
+    }
+    held.release().await.unwrap().confirmed();
 }
