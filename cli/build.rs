@@ -1,0 +1,10 @@
+//! Says in one sentence what a hundred errors would say otherwise.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    if std::env::var_os("CARGO_CFG_UNIX").is_none() {
+        println!(
+            "cargo::error=the command `leasehold` is for Unix, for it stops its job by signals: elsewhere use the library"
+        );
+    }
+}
