@@ -211,7 +211,8 @@ async fn callers_who_do_not_poll_delay_nobody() {
         }
         worst = worst.max(began.elapsed());
     }
-    assert!(worst <= SIGNAL + lag.worst(), "{worst:?}; the machine lagged {:?}", lag.worst());
+    // The flight is called for, and comes after the releases of the turn before.
+    assert!(worst <= SIGNAL + lag.of(3), "{worst:?}; the machine lagged {:?}", lag.worst());
     drop(unpolled);
     rig.nothing_is_left().await;
 }

@@ -80,6 +80,11 @@ impl Lag {
     pub fn worst(&self) -> Duration {
         lock(&self.track).worst()
     }
+
+    /// How late something may be that takes so many requests, one after the other: each of them may be late.
+    pub fn of(&self, requests: u32) -> Duration {
+        self.worst() * requests
+    }
 }
 
 impl Drop for Lag {
