@@ -137,7 +137,7 @@ fn say_who_is_ahead(section: &mut Section, ahead: Vec<(String, Vec<String>)>) {
     });
     let lines: Vec<String> = lines.collect();
     section.say(&format!(
-        "**Rivals that do more cycles than leasehold**, and how many times as many:\n\n{}",
+        "**Rivals that do more cycles than leasehold**, and how many times as many: the median over pairs of runs side by side, so it need not be the quotient of the medians above:\n\n{}",
         lines.join("\n")
     ));
 }
