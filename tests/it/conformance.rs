@@ -1005,6 +1005,8 @@ async fn run_skips_the_work_of_a_busy_lock_or_waits_for_a_while(place: Place) {
 }
 
 async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
+    // Over a quorum the first node may have its key back, by a repair of the lease before, until that is taken back.
+    let is_gone = |reason| matches!(reason, LossReason::Deleted | LossReason::Taken);
     let (one, two) = place.two_programs().await;
     let (grace, tidied) = (TTL / 4, Arc::new(AtomicBool::new(false)));
     let too_long = one.lock("job").run_with_grace(TTL / 2 + Duration::from_millis(1), async |_| Ok(())).await;
@@ -1016,7 +1018,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
         let run = tokio::spawn(async move {
             let work = async |lease: LeaseHandle| {
                 started.send(()).unwrap();
-                assert_eq!(lease.lost().await.reason(), LossReason::Deleted);
+                assert!(is_gone(lease.lost().await.reason()));
                 began.store(true, Ordering::SeqCst);
                 if stops {
                     tokio::task::yield_now().await;
@@ -1031,7 +1033,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
         within(HANGS, "the work", running).await.unwrap();
         two.lock("job").force_release().await.unwrap();
         let lost = ending(within(HANGS, "the end of run", run).await.unwrap());
-        assert_eq!(lost.reason(), LossReason::Deleted, "it was not protected to its end");
+        assert!(is_gone(lost.reason()), "it was not protected to its end: {lost:?}");
         assert!(tidied.load(Ordering::SeqCst));
     }
 }

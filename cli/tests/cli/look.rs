@@ -190,7 +190,7 @@ fn a_lock_that_cannot_be_read_hides_no_other() {
     let server = Server::start();
     let holders = [holder(&server, "web-1", "report"), holder(&server, "web-2", "backup")];
     // Listed for everybody who may read its first bytes.
-    server.wire().must(&["ACL", "SETUSER", "default", "-get", "(+get ~backup)"]);
+    server.wire().must(&["ACL", "SETUSER", "default", "-pttl", "(+pttl ~backup)"]);
     for args in [&["ls"][..], &["ls", "--json"]] {
         let listed = tool(&server, args).output().unwrap();
         ends_with(&listed, 69, &["\"report\": ", "give the user the rights"]);
@@ -202,7 +202,7 @@ fn a_lock_that_cannot_be_read_hides_no_other() {
     top.press("q");
     let drawn = top.ended();
     assert!(drawn.contains("2 held") && drawn.contains("web-2"), "{drawn}");
-    server.wire().must(&["ACL", "SETUSER", "default", "clearselectors", "+get"]);
+    server.wire().must(&["ACL", "SETUSER", "default", "clearselectors", "+pttl"]);
     holders.into_iter().for_each(sent_away);
 }
 
