@@ -70,11 +70,14 @@ impl Acquire {
         patience: Patience,
         on_wait: Option<OnWait>,
     ) -> Self {
-        let started = client.now();
-        let until = match patience {
-            Patience::Unlimited => Time::NEVER,
-            Patience::Within(limit) => started + limit,
-            Patience::None => started,
+        let (started, until) = match patience {
+            Patience::Unlimited => (client.now(), Time::NEVER),
+            Patience::Within(limit) => {
+                let started = client.now();
+                (started, started + limit)
+            }
+            // It begins with its first poll.
+            Patience::None => (Time::ZERO, Time::ZERO),
         };
         Self { client, wanted, owner, reentrant, on_wait, started, until }
     }
