@@ -64,8 +64,8 @@ impl Capabilities {
         self.calls
     }
 
-    /// How many leases and waited-for names of this `Leases` it will watch: half of its `tracking-table-max-keys`, and
-    /// a waited-for name counts twice, four times for fair waiters. `None` if there is no bound.
+    /// How many leases and waited-for names of this `Leases` it will watch: half of its `tracking-table-max-keys`, or
+    /// none while that table is full; and a waited-for name counts twice, four times for fair waiters. `None` if there is no bound.
     #[must_use]
     pub fn watched_keys(&self) -> Option<usize> {
         self.watched_keys

@@ -60,6 +60,9 @@ pub(crate) enum Event {
         queued: usize,
         room: usize,
     },
+    TableFull {
+        table: usize,
+    },
     NodeAnswers {
         node: String,
     },
@@ -168,6 +171,7 @@ impl Event {
             Self::Lost { .. }
             | Self::AtRisk { .. }
             | Self::Crowded { .. }
+            | Self::TableFull { .. }
             | Self::NodeSilent { .. }
             | Self::NodeAbsent { .. }
             | Self::NodeRecovers { .. }
@@ -216,6 +220,13 @@ impl Event {
                     name: "crowded", target: TARGET, held, awaited, queued, room,
                     "more leases and waiters than half of the server's tracking-table-max-keys allows: waiters poll, and \
                      a loss is told by the next renewal only"
+                );
+            }
+            Self::TableFull { table } => {
+                tracing::warn!(
+                    name: "crowded", target: TARGET, table,
+                    "the server's table of tracked keys is full, with those of all its clients: waiters poll, and a loss is told \
+                     by the next renewal only"
                 );
             }
             Self::NodeAnswers { node } => {
@@ -370,6 +381,7 @@ mod tests {
             Event::Repair { lock: text(), label: text(), node: text(), repaired: text() },
             Event::Reconnect { lock: text() },
             Event::Crowded { held: 1, awaited: 2, queued: 3, room: 4 },
+            Event::TableFull { table: 1 },
             Event::NodeAnswers { node: text() },
             Event::NodeSilent { node: text(), reason: text(), count: 1 },
             Event::NodeAbsent { node: text(), error: text() },

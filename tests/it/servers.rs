@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, ErrorKind, Leases, Status};
 use support::{
-    HANGS, Lag, Proxy, Seen, Server, Value, Wire, eventually_async,
+    Action, HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async,
     scripts::{KEEP, RELEASE, RENEW},
     within,
 };
@@ -322,4 +322,43 @@ async fn a_refused_connection_is_told_at_once() {
     let error = lazy.lock(NAME).acquire_within(Duration::from_millis(300)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("refused. Is the server running there"), "{error}");
+}
+
+/// As twemproxy does with each command that it does not know.
+fn ends_each_connection_on(proxy: &Proxy, commands: &[&str]) {
+    for command in commands {
+        proxy.on_each(Match::command(command), Action::CutBefore);
+    }
+}
+
+/// What we ask besides scripts may be left out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_proxy_that_ends_connections_on_our_own_questions_locks_are_acquired() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    ends_each_connection_on(&proxy, &["HELLO", "SUBSCRIBE", "PUBLISH", "CONFIG"]);
+    let leases = connect(&proxy.url()).await.unwrap();
+    let held = within(HANGS, "the lock", leases.lock(NAME).acquire()).await.unwrap();
+    let waiting = tokio::spawn(leases.lock(NAME).owner(leasehold::Owner::anonymous()).acquire());
+    let before = connections(&proxy);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let made = connections(&proxy) - before;
+    assert!(made <= 15, "{made} connections in three seconds");
+    held.release().await.unwrap();
+    drop(within(HANGS, "the lock", waiting).await.unwrap().unwrap());
+}
+
+/// The client library itself asks these on each connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_ends_connections_on_the_clients_questions_is_said_to() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    ends_each_connection_on(&proxy, &["CLIENT", "INFO"]);
+    let limit = Duration::from_secs(1);
+    let building = Leases::builder().url(proxy.url()).connect_timeout(limit).build();
+    let error = within(HANGS, "build", building).await.unwrap_err();
+    println!("{error}");
+    let made = connections(&proxy);
+    assert!(made <= 20, "{made} connections in a second");
+    assert!(error.to_string().contains("proxy"), "{error}");
 }

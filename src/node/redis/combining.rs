@@ -44,17 +44,23 @@ const BATCH: usize = 128;
 /// The most that waiting requests weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
 
-/// A caller's answer: its reply, or that it has to ask alone.
-type Told = Result<Option<Reply>, Failure>;
+/// A caller's answer.
+pub(super) enum Told {
+    Reply(Reply),
+    /// It has to ask alone. With `repeated` its batch may have been executed before, unheard.
+    Alone {
+        repeated: bool,
+    },
+}
 
-type Caller = oneshot::Sender<Told>;
+type Caller = oneshot::Sender<Result<Told, Failure>>;
 
 /// Where a request goes.
 pub(super) enum Entered {
     /// At once, by itself.
     Alone(Flight),
     /// With others: this hears what comes of it.
-    Queued(oneshot::Receiver<Told>),
+    Queued(oneshot::Receiver<Result<Told, Failure>>),
     /// Nowhere.
     Full(Failure),
 }
@@ -107,7 +113,8 @@ impl Combining {
         };
         let mut state = self.state.lock();
         let entry = state.combiner.enter(now, limit, queued);
-        let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at) } else { Sweeper::InTime };
+        // What stands still is long due; that is no gap in our own looks.
+        let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at.max(now)) } else { Sweeper::InTime };
         drop(state);
         self.see_to(sweeper);
         match (entry, told) {
@@ -300,7 +307,7 @@ impl Combining {
             let (taken, late) = state.combiner.take(now, |caller| !caller.is_closed());
             *batch = taken;
             let looks_at = state.combiner.looks_at();
-            let sweeper = looks_at.map_or(Sweeper::InTime, |at| state.sweep_by(at));
+            let sweeper = looks_at.map_or(Sweeper::InTime, |at| state.sweep_by(at.max(now)));
             drop(state);
             self.see_to(sweeper);
             for (caller, _) in late {
@@ -314,22 +321,22 @@ impl Combining {
     /// A batch has come down: everybody who has no answer yet gets it.
     fn landed(&self, batch: &Batch, outcome: Result<(Value, Way), Failure>) {
         let callers = self.state.lock().combiner.landed(batch);
-        let repeated = outcome.as_ref().is_ok_and(|(_, way)| way.repeated);
-        let mut replies = match outcome {
+        let (mut replies, repeated) = match outcome {
             Ok((value, way)) => match reply::combined(&value, &batch.wants, way.overtaken) {
-                Some(replies) => Ok(replies.into_iter()),
-                None => Err(Verdict::Failed(reply::unreadable())),
+                Some(replies) => (Ok(replies.into_iter()), way.repeated),
+                None => (Err(Verdict::Failed(reply::unreadable())), way.repeated),
             },
-            Err(failure) => Err(after_failure(failure)),
+            Err(failure) => (Err(after_failure(failure)), false),
         };
         for (caller, want) in callers.into_iter().zip(&batch.wants) {
             let told = match &mut replies {
                 Ok(replies) => match (replies.next().flatten(), want) {
+                    (Some(reply), _) => Ok(Told::Reply(reply)),
                     // Asked alone as if for the first time it would find its lock released, and not know by whom.
                     (None, Want::Release(_)) if repeated => Err(self.connection.silent(self.command_timeout)),
-                    (reply, _) => Ok(reply),
+                    (None, _) => Ok(Told::Alone { repeated }),
                 },
-                Err(Verdict::Alone) => Ok(None),
+                Err(Verdict::Alone) => Ok(Told::Alone { repeated }),
                 Err(Verdict::Failed(failure)) => Err(failure.clone()),
             };
             if let Some(caller) = caller {
@@ -339,7 +346,7 @@ impl Combining {
     }
 }
 
-fn tell(caller: Caller, told: Told) {
+fn tell(caller: Caller, told: Result<Told, Failure>) {
     let _nobody_waits = caller.send(told);
 }
 

@@ -32,6 +32,7 @@ use super::{
         words,
     },
     kind::ServerKind,
+    left_out::LeftOut,
     link::{Ending, Link},
     opening::{Opening, Side},
     reply,
@@ -84,6 +85,7 @@ struct Inner {
     state: watch::Sender<State>,
     no_primary: Notify,
     sibling: OnceLock<Weak<Inner>>,
+    left_out: Arc<LeftOut>,
 }
 
 enum State {
@@ -154,21 +156,25 @@ impl Connection {
         clock: &Arc<dyn Clock>,
         last_reason: &Mutex<String>,
     ) -> Result<Self, Error> {
-        let mut opening = Opening::new(place, target, limits, clock)?;
+        let left_out = Arc::<LeftOut>::default();
+        let mut opening = Opening::new(place, target, limits, clock, &left_out)?;
         let (link, ending) = opening.first(target, last_reason).await?;
         let (server, state): (Arc<str>, _) = (target.to_string().into(), watch::Sender::new(State::Up(Arc::new(link))));
         let metrics = NodeMetrics::of(&server);
         let (clock, no_primary) = (clock.clone(), Notify::new());
         let sibling = OnceLock::new();
-        let inner = Arc::new(Inner { server, metrics, limits, clock, state, no_primary, sibling });
+        let inner = Arc::new(Inner { server, metrics, limits, clock, state, no_primary, sibling, left_out });
         let maintenance = tokio::task::spawn(inner.clone().maintain(ending, opening)).abort_handle();
         Ok(Self { inner, maintenance })
     }
 
-    /// Runs a script once: by its text the first time on a link, so that this takes one round trip on a server that has
+    /// Runs a script: by its text the first time on a link, so that this takes one round trip on a server that has
     /// never seen it, then by its hash; with its text again if the server has forgotten it. `limit` bounds all of it, the
-    /// wait for a link too. Only a process that stood still until after that has it once more: scripts may be repeated. With `track` the server is asked to notify us when a key changes that the script reads; the
+    /// wait for a link too. With `track` the server is asked to notify us when a key changes that the script reads; the
     /// answer says whether it will.
+    ///
+    /// A process that stood still until after that sends a script [that repeats](Script::repeats) once more: what failed then may
+    /// have been executed the first time.
     ///
     /// `arguments` gives the keys and then the arguments, and how many of them are keys; or nothing if nobody wants the
     /// answer any more, and then nothing is sent. It is asked right before each sending, for a second one again: a copy kept
@@ -180,9 +186,29 @@ impl Connection {
         limit: Duration,
         track: impl Fn() -> bool + Send,
     ) -> Result<(Value, Way), Failure> {
+        let until = self.inner.now() + limit;
+        let outcome = self.run_once(script, arguments, limit, &track).await;
+        match outcome {
+            Err(failure) if script.repeats && failure.is_silence() && self.inner.stood_still(until) => {
+                // Boxed: it is large, and nearly never needed.
+                let again = Box::pin(self.run_once(script, arguments, limit, &track)).await;
+                let (value, way) = again.map_err(|failure| Failure::unknown(failure.to_string()))?;
+                Ok((value, Way { overtaken: true, repeated: true, ..way }))
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn run_once(
+        &self,
+        script: &'static Script,
+        arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
+        limit: Duration,
+        track: &(impl Fn() -> bool + Send),
+    ) -> Result<(Value, Way), Failure> {
         let inner = &*self.inner;
         let (mut left, mut until) = (limit, inner.now() + limit);
-        let (mut overtaken, mut repeated) = (inner.up().is_none(), false);
+        let mut overtaken = inner.up().is_none();
         loop {
             let link = inner.link(&mut left).await?;
             if link.is_full() {
@@ -194,7 +220,7 @@ impl Connection {
                 match link.send(call, left, track).await {
                     Err(error) if by_hash && unknown_script(&error) => {
                         (by_hash, overtaken) = (false, true);
-                        left = inner.left(limit, until);
+                        (left, until) = inner.left(limit, until);
                     }
                     outcome => break outcome,
                 }
@@ -202,17 +228,13 @@ impl Connection {
             match outcome {
                 Ok((value, tracked)) => {
                     link.answered();
-                    return Ok((value, Way { tracked, overtaken, repeated, link: link.number() }));
+                    return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number() }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
                 Err(error) if is_unsent(&error) && inner.now() < until => {
                     inner.give_up(&link);
                     overtaken = true;
-                    left = inner.left(limit, until);
-                }
-                Err(error) if script.repeats && !repeated && is_timeout(&error) && inner.stood_still(until) => {
-                    (repeated, overtaken) = (true, true);
-                    (left, until) = (limit, inner.now() + limit);
+                    (left, until) = inner.left(limit, until);
                 }
                 Err(error) => {
                     let keys = || {
@@ -241,7 +263,7 @@ impl Connection {
         let link = inner.up().filter(|link| !link.is_full());
         let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
         let Some((link, run)) = link.and_then(of_run) else {
-            return self.run(script, arguments, limit, track).await;
+            return self.run_once(script, arguments, limit, &track).await;
         };
         let (name, text) = run.next();
         let call = link.evaluate(name, text, arguments).ok_or_else(unwanted)?;
@@ -255,8 +277,8 @@ impl Connection {
             Err(error) if is_unsent(&error) && inner.now() < until => inner.give_up(&link),
             Err(error) => return Err(inner.failed(&link, &error, (limit, until))),
         }
-        let left = inner.left(limit, until);
-        let (value, way) = self.run(script, arguments, left, track).await?;
+        let (left, _until) = inner.left(limit, until);
+        let (value, way) = self.run_once(script, arguments, left, &track).await?;
         Ok((value, Way { overtaken: true, ..way }))
     }
 
@@ -277,14 +299,14 @@ impl Connection {
         let unsent = |failure: Failure| FredError::new(FredKind::IO, failure.to_string());
         let mut left = limit;
         let link = self.inner.link(&mut left).await.map_err(unsent)?;
-        link.command(command, arguments, left).await
+        self.inner.ask(&link, command, arguments, left).await
     }
 
     /// What the server says of itself; nothing if it keeps that to itself.
     pub(super) async fn info(&self, limit: Duration) -> Result<String, Failure> {
         let (mut left, until) = (limit, self.now() + limit);
         let link = self.inner.link(&mut left).await?;
-        match link.command("INFO", Vec::new(), left).await {
+        match self.inner.ask(&link, "INFO", Vec::new(), left).await {
             Ok(info) => {
                 link.answered();
                 Ok(info.as_string().unwrap_or_default())
@@ -308,7 +330,7 @@ impl Connection {
 
     /// What is left of a request's limit, which is over at `until`.
     pub(super) fn left(&self, limit: Duration, until: Time) -> Duration {
-        self.inner.left(limit, until)
+        self.inner.left(limit, until).0
     }
 
     /// It takes no more requests now.
@@ -431,6 +453,20 @@ impl Inner {
         }
     }
 
+    /// Sends a command that we can do without.
+    async fn ask(
+        &self,
+        link: &Link,
+        command: &'static str,
+        arguments: Vec<Value>,
+        limit: Duration,
+    ) -> Result<Value, FredError> {
+        self.left_out.check(command, self.now())?;
+        let outcome = link.command(command, arguments, limit).await;
+        self.left_out.note(command, &outcome, self.now());
+        outcome
+    }
+
     /// A request on this link came to nothing. fred does not notice a dead peer by itself while commands are written:
     /// silence does. `limit` was its time, which was over at `until`.
     fn failed(&self, link: &Arc<Link>, error: &FredError, time: (Duration, Time)) -> Failure {
@@ -457,9 +493,11 @@ impl Inner {
         classify_of(&self.server, error, limit, more)
     }
 
-    /// What is left of this limit, which is over at `until`; all of it for a process that stood still then.
-    fn left(&self, limit: Duration, until: Time) -> Duration {
-        if self.stood_still(until) { limit } else { until.since(self.now()).max(SHORTEST_LIMIT) }
+    /// What is left of this limit, which is over at `until`, and when that is over; all of it for a process that stood still then.
+    fn left(&self, limit: Duration, until: Time) -> (Duration, Time) {
+        let now = self.now();
+        let left = if now.since(until) >= STOOD_STILL { limit } else { until.since(now).max(SHORTEST_LIMIT) };
+        (left, now + left)
     }
 
     /// Whether nobody here has noticed for long that this moment has come.

@@ -46,6 +46,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use super::{
     failure::{LINK_IS_OVER, is_answer},
     kind::{Kind, ServerKind},
+    left_out::LeftOut,
     opening::Opened,
     script::{OfRun, Script, Text},
     tls,
@@ -58,6 +59,9 @@ use crate::{
 
 /// What all requests of a link may weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
+
+/// What asks a server what it is.
+const HELLO: &str = "HELLO";
 
 /// What fred keeps of a request besides its bytes, about.
 const EACH: usize = 1024;
@@ -151,29 +155,44 @@ async fn has_ended(router: &mut Option<ConnectHandle>) {
 impl Link {
     /// Connects, on the runtime that this runs on. With `is_wary` it is there once the kind of the server is known; without,
     /// requests may go out behind that question.
-    pub(super) async fn open(config: Config, limits: Limits, number: u64, clock: &dyn Clock, is_wary: bool) -> Opened {
+    pub(super) async fn open(
+        config: Config,
+        limits: Limits,
+        number: u64,
+        clock: &Arc<dyn Clock>,
+        is_wary: bool,
+        left_out: Arc<LeftOut>,
+    ) -> Opened {
         let settings = settings(limits);
         let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
         let errors = client.error_rx();
-        let began = clock::now(clock);
+        let began = clock::now(&**clock);
         let mut router = AbortOnDropHandle::new(connect(&client).await?);
         let given_up = Arc::<Notify>::default();
-        let kind = if is_wary {
+        let kind = if left_out.check(HELLO, began).is_err() {
+            Kind::known(ServerKind::Unknown)
+        } else if is_wary {
             let kind = tokio::select! {
                 biased;
-                kind = kind_of(&client, limits) => kind?,
+                kind = kind_of(&client, limits) => kind,
                 // What was handed over since would be in a queue that nobody reads.
-                _ended = &mut router => return Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)),
+                _ended = &mut router => Err(FredError::new(FredKind::Canceled, "it ended before it said what it is")),
             };
+            left_out.note(HELLO, &kind, clock::now(&**clock));
+            let kind = kind?;
             kind.check()?;
             Kind::known(kind)
         } else {
-            let (client, given_up) = (client.clone(), given_up.clone());
-            let answer = async move { kind_of(&client, limits).await.unwrap_or(ServerKind::Unknown) };
+            let (client, given_up, clock) = (client.clone(), given_up.clone(), clock.clone());
+            let answer = async move {
+                let kind = kind_of(&client, limits).await;
+                left_out.note(HELLO, &kind, clock::now(&*clock));
+                kind.unwrap_or(ServerKind::Unknown)
+            };
             Kind::ask(answer, move || given_up.notify_one()).await
         };
         let router = router.detach();
-        let made = clock::now(clock);
+        let made = clock::now(&**clock);
         let link = Self {
             client,
             router: router.abort_handle(),
@@ -384,7 +403,7 @@ impl Drop for Weighed {
 
 /// What the server is. An error only if there is no answer.
 async fn kind_of(client: &Client, limits: Limits) -> Result<ServerKind, FredError> {
-    match ask(client, "HELLO", vec!["2".into()], limits.connect).await {
+    match ask(client, HELLO, vec!["2".into()], limits.connect).await {
         Ok(answer) => Ok(ServerKind::read(&answer)),
         Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),
         Err(error) => Err(error),

@@ -32,6 +32,7 @@ mod failure;
 #[cfg(test)]
 mod fuzz;
 mod kind;
+mod left_out;
 mod link;
 mod opening;
 mod pack;

@@ -16,6 +16,7 @@ use tokio::{
 use super::{
     failure::{classify, is_closed, is_refusal, is_wrong_server, words},
     kind::ServerKind,
+    left_out::LeftOut,
     link::{Ending, Limits, Link, config},
     url::{Address, Target},
 };
@@ -46,6 +47,7 @@ pub(super) struct Opening {
     config: Config,
     limits: Limits,
     clock: Arc<dyn Clock>,
+    left_out: Arc<LeftOut>,
     /// The number of the link that comes next.
     number: u64,
     /// When there was a link for the last time.
@@ -66,13 +68,20 @@ pub(super) struct Opening {
 pub(super) type Opened = Result<(Link, Ending), FredError>;
 
 impl Opening {
-    pub(super) fn new(place: Side, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {
+    pub(super) fn new(
+        place: Side,
+        target: &Target,
+        limits: Limits,
+        clock: &Arc<dyn Clock>,
+        left_out: &Arc<LeftOut>,
+    ) -> Result<Self, Error> {
         let (hand_over, outcomes) = unbounded_channel();
         Ok(Self {
             place,
             config: config(target)?,
             limits,
             clock: clock.clone(),
+            left_out: left_out.clone(),
             number: 1,
             opened: Time::ZERO,
             pause: Duration::ZERO,
@@ -117,7 +126,7 @@ impl Opening {
                 return Err(Error::unavailable(format!(
                     "cannot reach redis at {target}: {}. {}",
                     words(&error),
-                    advice(target)
+                    advice(target, words(&error))
                 )));
             }
             if clock::now(&*clock) >= until {
@@ -179,21 +188,25 @@ impl Opening {
             Side::Keeper(host) => host.transport().await.map_err(FredError::from)?,
         };
         let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
-        let is_wary = self.is_wary;
+        let (is_wary, left_out) = (self.is_wary, self.left_out.clone());
         let report = Report(Some(self.hand_over.clone()));
         (self.under_way, self.began) = (self.under_way + 1, clock::now(&*self.clock));
-        runtime.spawn(async move { report.opened(Link::open(config, limits, number, &*clock, is_wary).await) });
+        runtime
+            .spawn(async move { report.opened(Link::open(config, limits, number, &clock, is_wary, left_out).await) });
         Ok(())
     }
 }
 
 pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
     let connect = Rounded(limits.connect);
-    Error::unavailable(format!("cannot reach redis at {target} within {connect}: {reason}. {}", advice(target)))
+    Error::unavailable(format!("cannot reach redis at {target} within {connect}: {reason}. {}", advice(target, reason)))
 }
 
-fn advice(target: &Target) -> &'static str {
+fn advice(target: &Target, reason: &str) -> &'static str {
     match target.address {
+        _ if ["reset", "roken pipe"].iter().any(|ended| reason.contains(ended)) => {
+            "It takes connections and ends them: is it a port for TLS (rediss://), or a proxy that does not know CLIENT or INFO?"
+        }
         Address::Tcp { tls: true, .. } => "Is the server running there, does it speak TLS there, and is the url right?",
         _ => "Is the server running there, and is the url right?",
     }

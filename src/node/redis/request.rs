@@ -13,7 +13,7 @@ use leasehold_protocol::{
 
 use super::{
     Server,
-    combining::{Entered, Flight},
+    combining::{Entered, Flight, Told},
     connection::{Connection, Way},
     failure::is_of_a_key,
     pack::{Text, packed, whole_millis},
@@ -24,24 +24,24 @@ use super::{
 use crate::{error::keeper_ended, node::Answer};
 
 scripts! {
-    0 ACQUIRE = "value" "issue" "may_vote" "acquire";
+    0 ACQUIRE repeats = "value" "issue" "may_vote" "acquire";
     1 RAISE = "value" "issue" "floor" "raise";
     2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
     3 RENEW = "value" "renew";
-    4 RELEASE once = "release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
-    5 KEEP once = "value" "keep";
-    6 HOLDER = "holder";
-    7 FORCE_RELEASE once = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
+    4 RELEASE = "release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
+    5 KEEP = "value" "keep";
+    6 HOLDER repeats = "holder";
+    7 FORCE_RELEASE = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
     8 GUARDED_SET = "guarded_set";
-    9 GUARDED_GET = "guarded_get";
-    10 POLL = "value" "issue" "may_vote" "promote" "poll";
+    9 GUARDED_GET repeats = "guarded_get";
+    10 POLL repeats = "value" "issue" "may_vote" "promote" "poll";
     11 LEAVE = "value" "issue" "may_vote" "promote" "pass_on" "leave";
-    12 QUEUE = "queue";
+    12 QUEUE repeats = "queue";
     13 LOOK = "look";
-    14 HELD = "held";
+    14 HELD repeats = "held";
     15 FLOORS = "floors";
-    16 COMBINED = "value" "issue" "combined";
-    17 REHEARSE = "may_vote" "rehearse";
+    16 COMBINED repeats = "value" "issue" "combined";
+    17 REHEARSE repeats = "may_vote" "rehearse";
 }
 
 /// How many keys the server looks at to say how much memory floors take, in a millisecond.
@@ -72,11 +72,13 @@ impl Server {
                 let (server, combining, until) = (self.clone(), combining.clone(), combining.now() + limit);
                 Box::pin(async move {
                     match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
-                        Ok(Ok(Some(reply))) => Ok(reply),
+                        Ok(Ok(Told::Reply(reply))) => Ok(reply),
                         // Later requests on this route may have come before it now.
-                        Ok(Ok(None)) => {
+                        Ok(Ok(Told::Alone { repeated })) => {
                             let left = combining.left(limit, until);
-                            server.ask_alone((route, left), request, None).await.map(reply::overtaken)
+                            let answer = server.ask_alone((route, left), request, None).await.map(reply::overtaken);
+                            // The batch may have done what this one did not come to.
+                            if repeated { answer.map_err(Failure::halfway) } else { answer }
                         }
                         Ok(Err(failure)) => Err(failure),
                         Err(_dropped) => Err(Failure::unknown("the request was lost on its way")),

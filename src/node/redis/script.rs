@@ -14,15 +14,16 @@ pub(crate) struct Script {
     hash: OnceLock<String>,
     /// Its place in a set of scripts.
     pub(crate) bit: u32,
-    /// Whether a replay does no harm, and has the same answer. That of a release is asked for by who knows what it means.
+    /// Whether it is sent again by a process that stood still: a replay has the same answer, and is of use that late. A renewal
+    /// is not, and a release's replay says something else.
     pub(super) repeats: bool,
 }
 
 /// Defines scripts, each with a place of its own in a set. One may need parts before it; its header says which.
 macro_rules! scripts {
-    ($($at:literal $name:ident $($once:ident)? = $($file:literal)+;)*) => {$(
+    ($($at:literal $name:ident $($repeats:ident)? = $($file:literal)+;)*) => {$(
         pub(super) static $name: Script =
-            Script::new($at, concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))$(.$once())?;
+            Script::new($at, concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))$(.$repeats())?;
     )*};
 }
 
@@ -30,12 +31,11 @@ pub(super) use scripts;
 
 impl Script {
     pub(super) const fn new(at: u32, source: &'static str) -> Self {
-        Self { source, hash: OnceLock::new(), bit: 1 << at, repeats: true }
+        Self { source, hash: OnceLock::new(), bit: 1 << at, repeats: false }
     }
 
-    /// The same, of which each sending counts.
-    pub(super) const fn once(mut self) -> Self {
-        self.repeats = false;
+    pub(super) const fn repeats(mut self) -> Self {
+        self.repeats = true;
         self
     }
 

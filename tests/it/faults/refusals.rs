@@ -298,7 +298,7 @@ async fn f22_password_introduced_while_connected() {
 pub(crate) const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +getrange +mget +exists +set +del +pexpire \
                          +pttl +time +hget +hset +hmget";
 /// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
-pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get \
+pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get +info \
                         &__redis__:invalidate &leasehold:*";
 /// For fair locks.
 pub(crate) const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";

@@ -21,6 +21,7 @@ use std::{
 };
 
 use fred::types::{Message, Value};
+use futures_util::future::OptionFuture;
 use leasehold_protocol::doubling::Doubling;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -304,6 +305,7 @@ impl Push {
         let mut steady = pin!(tokio::time::sleep(STEADY));
         let mut look = pin!(tokio::time::sleep(LOOK_EVERY));
         let (mut was_idle, mut table) = (false, None);
+        let mut counting = pin!(OptionFuture::from(None));
         loop {
             // What came before the tracking below is dealt with by it.
             if links.have_come() {
@@ -351,8 +353,19 @@ impl Push {
                             return End::Idle;
                         }
                         was_idle = is_idle;
-                        self.look_at_the_table(keeper, limits, table).await;
+                        if matches!(table, Some(1..)) {
+                            counting.set(Some(session::tracked(keeper, limits)).into());
+                        }
                         look.set(tokio::time::sleep(LOOK_EVERY));
+                    }
+                    // Beside the notifications: it may take a command time-out.
+                    Some(tracked) = &mut counting => {
+                        counting.set(None.into());
+                        match (table, tracked) {
+                            (Some(table), Some(tracked)) => self.note_table(table, tracked),
+                            // It keeps that to itself.
+                            _ => table = None,
+                        }
                     }
                 }
             }
@@ -376,7 +389,10 @@ impl Push {
                 Ok(()) => {
                     *table = session::table(keeper, limits).await;
                     let tracked = session::tracked(keeper, limits).await;
-                    self.room.store(session::room_of(*table, tracked.unwrap_or_default()), Ordering::Relaxed);
+                    match (*table, tracked) {
+                        (Some(table), Some(tracked)) => self.note_table(table, tracked),
+                        _ => self.room.store(session::room_of(table.take(), 0), Ordering::Relaxed),
+                    }
                     *self.refused.lock() = None;
                     self.on.store(true, Ordering::Release);
                     self.metrics.note_push(true);
@@ -390,12 +406,10 @@ impl Push {
     }
 
     /// Others fill the table too. Once it is full, what is watched may be evicted unheard: then waiters poll.
-    async fn look_at_the_table(&self, keeper: &Connection, limits: Limits, table: Option<usize>) {
-        // Who does not tell the one does not tell the other either.
-        let Some(table @ 1..) = table else { return };
-        let Some(tracked) = session::tracked(keeper, limits).await else { return };
+    fn note_table(&self, table: usize, tracked: usize) {
         let room = session::room_of(Some(table), tracked);
         if self.room.swap(room, Ordering::Relaxed) > 0 && room == 0 {
+            foreign::tell(Event::TableFull { table });
             self.missed();
         }
     }

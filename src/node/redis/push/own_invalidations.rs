@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use super::super::{connection::Connection, reply, request::LOOK};
 use crate::{keeper::Host, node::NodeListener};
 
-/// So many keys are looked at by one command.
-const AT_ONCE: usize = 256;
+/// So many keys are looked at by one command. Up to Redis 7.0 the server's work grows with the square of it: each read of a
+/// script has all its keys tracked.
+const AT_ONCE: usize = 64;
 
 /// The locks that we hold and that were touched, by us or by somebody else.
 pub(super) struct OwnInvalidations {

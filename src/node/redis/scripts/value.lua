@@ -5,7 +5,7 @@
 -- a fence.
 --
 -- None of ours has more than 255 bytes: scripts that answer with a value read 256 of it, and what has so many is another
--- program's, whatever it begins with. So a large value of theirs costs neither copies nor replies.
+-- program's, whatever it begins with. So a large value of theirs makes no large reply.
 
 -- denial(value, token) takes what GET or GETRANGE answered. It gives nothing if that is of this token's acquisition, else what a script
 -- replies: 0 the key is gone, -1 it holds something else, or an error.

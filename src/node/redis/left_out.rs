@@ -1,0 +1,89 @@
+//! What we ask besides scripts, and can do without: a proxy may end the connection on a command that it does not know. Such a
+//! command is left out for a while, and counts as refused.
+
+use std::time::Duration;
+
+use fred::error::{Error as FredError, ErrorKind as FredKind};
+use leasehold_protocol::time::Time;
+use parking_lot::Mutex;
+
+use super::failure::{is_answer, is_unsent};
+
+/// So many connections in a row ended on it: one may have ended for itself.
+const ENOUGH: u32 = 2;
+
+/// After this it is tried again.
+const FOR: Duration = Duration::from_secs(60);
+
+/// The commands on which connections to one server have ended.
+#[derive(Debug, Default)]
+pub(super) struct LeftOut(Mutex<Vec<Ended>>);
+
+#[derive(Debug)]
+struct Ended {
+    command: &'static str,
+    times: u32,
+    last: Time,
+}
+
+impl LeftOut {
+    /// An error in the place of an answer, if it is left out now.
+    pub(super) fn check(&self, command: &'static str, now: Time) -> Result<(), FredError> {
+        let all = self.0.lock();
+        match all.iter().find(|ended| ended.command == command) {
+            Some(ended) if ended.times >= ENOUGH && now.since(ended.last) < FOR => Err(FredError::new(
+                FredKind::Unknown,
+                format!(
+                    "ERR connections have ended on {command}, which is left out: is a proxy there that does not know it?"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// What it came to.
+    pub(super) fn note<T>(&self, command: &'static str, outcome: &Result<T, FredError>, now: Time) {
+        match outcome {
+            Err(error) if error.kind() == &FredKind::Timeout || is_unsent(error) => {}
+            Err(error) if !is_answer(error) => self.ended_on(command, now),
+            _ => self.0.lock().retain(|ended| ended.command != command),
+        }
+    }
+
+    fn ended_on(&self, command: &'static str, now: Time) {
+        let mut all = self.0.lock();
+        match all.iter_mut().find(|ended| ended.command == command) {
+            Some(ended) => (ended.times, ended.last) = (ended.times.saturating_add(1), now),
+            None => all.push(Ended { command, times: 1, last: now }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended() -> Result<(), FredError> {
+        Err(FredError::new(FredKind::IO, "Connection reset by peer"))
+    }
+
+    #[test]
+    fn what_has_ended_two_connections_in_a_row_is_left_out_for_a_minute() {
+        let (left_out, now) = (LeftOut::default(), Time::ZERO + FOR);
+        let unheard =
+            [FredError::new(FredKind::Timeout, "late"), FredError::new(FredKind::Unknown, "ERR unknown command")];
+        left_out.note("INFO", &ended(), now);
+        for error in unheard {
+            left_out.note("INFO", &Err::<(), _>(error), now);
+        }
+        left_out.note("INFO", &ended(), now);
+        assert!(left_out.check("INFO", now).is_ok(), "an answer was between");
+        left_out.note("INFO", &ended(), now);
+        let refused = left_out.check("INFO", now).unwrap_err();
+        assert!(is_answer(&refused) && refused.details().contains("INFO"), "{refused}");
+        assert!(left_out.check("PING", now).is_ok() && left_out.check("INFO", now + FOR).is_ok());
+        // Once is enough from then on.
+        left_out.note("INFO", &ended(), now + FOR);
+        assert!(left_out.check("INFO", now + FOR).is_err());
+    }
+}
