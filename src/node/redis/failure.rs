@@ -232,8 +232,9 @@ fn listed(keys: &[String]) -> String {
 
 /// One key of a batch of renewals met an error; the lease is at risk, whatever it was.
 pub(super) fn not_extended(details: &str) -> Failure {
-    let advice = advice(reply_word(details).unwrap_or_default(), details);
-    Failure::unknown(format!("redis could not extend this key: \"{details}\"{advice}"))
+    let own = own_words(details).trim_end();
+    let advice = advice(reply_word(own).unwrap_or_default(), own);
+    Failure::unknown(format!("redis could not extend this key: \"{own}\"{advice}"))
 }
 
 /// What to do about it.

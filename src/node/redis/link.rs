@@ -60,6 +60,9 @@ use crate::{
 /// What all requests of a link may weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
 
+/// Within this an answer that has come is delivered.
+const MOMENT: Duration = Duration::from_millis(20);
+
 /// What asks a server what it is.
 const HELLO: &str = "HELLO";
 
@@ -135,6 +138,8 @@ impl Ending {
             () = has_ended(router) => None,
             () = given_up.notified() => None,
         };
+        // It may have said what it is, and ended: who waits for the one may hear of the other first.
+        let _known_or_not = tokio::time::timeout(MOMENT, self.kind.get()).await;
         self.kind.wrong().or(error)
     }
 
