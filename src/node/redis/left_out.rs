@@ -9,11 +9,19 @@ use parking_lot::Mutex;
 
 use super::failure::{is_answer, is_unsent};
 
-/// So many connections in a row ended on it: one may have ended for itself.
-const ENOUGH: u32 = 2;
+/// So many connections in a row ended on it: one or two may have ended for themselves.
+const ENOUGH: u32 = 3;
 
 /// After this it is tried again.
 const FOR: Duration = Duration::from_secs(60);
+
+/// How the error begins: as an answer, which says that there will be none.
+const LEFT_OUT: &str = "ERR left out for a while is";
+
+/// Whether it is that error. It may go otherwise the next time.
+pub(super) fn is_left_out(error: &FredError) -> bool {
+    error.details().starts_with(LEFT_OUT)
+}
 
 /// The commands on which connections to one server have ended.
 #[derive(Debug, Default)]
@@ -34,7 +42,7 @@ impl LeftOut {
             Some(ended) if ended.times >= ENOUGH && now.since(ended.last) < FOR => Err(FredError::new(
                 FredKind::Unknown,
                 format!(
-                    "ERR connections have ended on {command}, which is left out: is a proxy there that does not know it?"
+                    "{LEFT_OUT} {command}, on which connections have ended: is a proxy there that does not know it?"
                 ),
             )),
             _ => Ok(()),
@@ -68,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_two_connections_in_a_row_is_left_out_for_a_minute() {
+    fn what_has_ended_three_connections_in_a_row_is_left_out_for_a_minute() {
         let (left_out, now) = (LeftOut::default(), Time::ZERO + FOR);
         let unheard =
             [FredError::new(FredKind::Timeout, "late"), FredError::new(FredKind::Unknown, "ERR unknown command")];
@@ -77,10 +85,11 @@ mod tests {
             left_out.note("INFO", &Err::<(), _>(error), now);
         }
         left_out.note("INFO", &ended(), now);
+        left_out.note("INFO", &ended(), now);
         assert!(left_out.check("INFO", now).is_ok(), "an answer was between");
         left_out.note("INFO", &ended(), now);
         let refused = left_out.check("INFO", now).unwrap_err();
-        assert!(is_answer(&refused) && refused.details().contains("INFO"), "{refused}");
+        assert!(is_answer(&refused) && is_left_out(&refused) && refused.details().contains("INFO"), "{refused}");
         assert!(left_out.check("PING", now).is_ok() && left_out.check("INFO", now + FOR).is_ok());
         // Once is enough from then on.
         left_out.note("INFO", &ended(), now + FOR);

@@ -12,6 +12,7 @@ use super::{
     super::{
         connection::{Connection, Limits},
         failure::{is_refusal, words},
+        left_out::is_left_out,
         link::{self, ask},
         url::Target,
     },
@@ -107,7 +108,11 @@ impl Drop for Session {
 pub(super) fn ended(error: &FredError) -> End {
     let reason = words(error).to_owned();
     // The receiver may have gone meanwhile, which the server calls an error of ours.
-    if is_refusal(error) && !reason.contains("does not exist") { End::Refused(reason) } else { End::Failed(reason) }
+    if is_refusal(error) && !is_left_out(error) && !reason.contains("does not exist") {
+        End::Refused(reason)
+    } else {
+        End::Failed(reason)
+    }
 }
 
 /// How many keys the server is set to track, 0 for any number; it need not tell.
