@@ -20,11 +20,13 @@
 //!    votes are asked for nothing is combined: they go at once, and would overtake a release that waits.
 //! 6. Flights and the queue change in one step. A flight that ends while requests wait is followed by the next; one that
 //!    cannot be followed leaves none behind.
-//! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]).
+//! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]); what
+//!    ended while nothing ran at all is given its time once more ([`stood_still`]).
 //! 8. A batch that may have been overtaken on its route was overtaken for each of its requests; and a batch has at most
 //!    [`Limits::batch`] requests, the queue at most [`Limits::weight`].
 //!
 //! [`sweep`]: Combiner::sweep
+//! [`stood_still`]: Combiner::stood_still
 
 mod queue;
 

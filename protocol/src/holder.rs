@@ -143,8 +143,7 @@ pub fn lasting(holder: Holder, remaining: Option<Duration>) -> Holder {
 
 /// Whether it is the same acquisition, seen at another moment.
 pub fn is_same(one: &Holder, other: &Holder) -> bool {
-    let of = |holder: &'_ Holder| (holder.not_a_lock, holder.is_nobody);
-    one.token == other.token && of(one) == of(other)
+    (&one.token, one.not_a_lock, one.is_nobody) == (&other.token, other.not_a_lock, other.is_nobody)
 }
 
 /// A sentence's end: `worker-1:4711 (fence 1795…) for another 12.3 s`.

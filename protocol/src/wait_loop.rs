@@ -469,7 +469,7 @@ mod tests {
         let mut wait = leader(&world, held(false), until);
         wait.checked(held(true), at(4_800), COMMAND, &world.at(4_801));
         assert_eq!(sleeps(wait.next(&world.at(4_801))), until);
-        // Who waits for less asks no more often.
+        // A shorter wait asks no more often.
         let mut wait = leader(&world, held(false), at(150));
         wait.checked(held(true), at(0), COMMAND, &world.at(1));
         assert_eq!(sleeps(wait.next(&world.at(1))), at(150));

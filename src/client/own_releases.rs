@@ -171,7 +171,7 @@ mod tests {
     use std::{
         future::Future,
         pin::pin,
-        task::{Context, Waker},
+        task::{Context, Wake, Waker},
     };
 
     use super::*;
@@ -191,6 +191,29 @@ mod tests {
         assert!(is_over(&releases, &key) && releases.is_any());
         drop(two);
         assert!(is_over(&releases, &key) && !releases.is_any() && releases.state.lock().of.is_empty());
+    }
+
+    #[test]
+    fn the_end_of_one_wakes_those_who_wait_for_its_lock_and_nobody_else() {
+        #[derive(Default)]
+        struct Woken(AtomicUsize);
+
+        impl Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+
+        let (releases, [key, other]) = (Arc::<OwnReleases>::default(), ["job", "other"].map(Key::of_lock));
+        let [one, two] = [&key, &other].map(|key| releases.begin(key, 0));
+        let woken = Arc::<Woken>::default();
+        let mut over = pin!(releases.over(&key, 0));
+        assert!(over.as_mut().poll(&mut Context::from_waker(&woken.clone().into())).is_pending());
+        drop(two);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 0);
+        drop(one);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        assert!(over.poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }
 
     #[test]

@@ -163,7 +163,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken out in whatever order, the others stay in theirs.
+        /// The others stay in their order, however many are taken out from wherever.
         #[test]
         fn it_is_a_queue_of_which_some_are_withdrawn(steps in prop::collection::vec((0..8_u8, any::<usize>()), 0..300)) {
             let (mut queue, mut model, mut gone) = (Queue::new(), VecDeque::new(), vec![Token::draw("")]);

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::{
-    connection::{Connection, STOOD_STILL, Way},
+    connection::{Connection, Way, stood_still},
     pack::{Packed, Text, whole_millis},
     reply,
     request::COMBINED,
@@ -93,11 +93,6 @@ impl Combining {
         self.connection.now()
     }
 
-    /// What is left of a request's limit, which is over at `until`.
-    pub(super) fn left(&self, limit: Duration, until: Time) -> Duration {
-        self.connection.left(limit, until)
-    }
-
     /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them all.
     pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
         Want::of(request).filter(|_| limit >= self.command_timeout / 2)
@@ -113,7 +108,7 @@ impl Combining {
         };
         let mut state = self.state.lock();
         let entry = state.combiner.enter(now, limit, queued);
-        // What stands still is long due; that is no gap in our own looks.
+        // A request that comes while nothing moves is long due: no gap in our own looks.
         let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at.max(now)) } else { Sweeper::InTime };
         drop(state);
         self.see_to(sweeper);
@@ -206,8 +201,7 @@ enum Sweeper {
 impl State {
     /// This process stood still: that time is nobody's. Their answers may have come meanwhile.
     fn notice_gap(&mut self, now: Time) {
-        let Some(planned) = self.sweeps else { return };
-        if now.since(planned) >= STOOD_STILL {
+        if self.sweeps.is_some_and(|planned| stood_still(now, planned)) {
             self.combiner.stood_still(now);
             self.sweeps = Some(now);
         }
@@ -321,12 +315,13 @@ impl Combining {
     /// A batch has come down: everybody who has no answer yet gets it.
     fn landed(&self, batch: &Batch, outcome: Result<(Value, Way), Failure>) {
         let callers = self.state.lock().combiner.landed(batch);
-        let (mut replies, repeated) = match outcome {
+        let repeated = outcome.as_ref().is_ok_and(|(_, way)| way.repeated);
+        let mut replies = match outcome {
             Ok((value, way)) => match reply::combined(&value, &batch.wants, way.overtaken) {
-                Some(replies) => (Ok(replies.into_iter()), way.repeated),
-                None => (Err(Verdict::Failed(reply::unreadable())), way.repeated),
+                Some(replies) => Ok(replies.into_iter()),
+                None => Err(Verdict::Failed(reply::unreadable())),
             },
-            Err(failure) => (Err(after_failure(failure)), false),
+            Err(failure) => Err(after_failure(failure)),
         };
         for (caller, want) in callers.into_iter().zip(&batch.wants) {
             let told = match &mut replies {

@@ -47,11 +47,11 @@ use crate::{
 };
 
 /// What an answer has at least: zero is fred's "for ever".
-pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
+const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 
 /// A time-out that comes so much too late says nothing of the server: this process stood still, or hardly ran, perhaps with
 /// the answer in its socket.
-pub(super) const STOOD_STILL: Duration = Duration::from_millis(250);
+const STOOD_STILL: Duration = Duration::from_millis(250);
 
 /// How often another primary is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -131,6 +131,16 @@ impl Links {
     }
 }
 
+/// Whether nobody here has noticed for long that this moment has come.
+pub(super) fn stood_still(now: Time, moment: Time) -> bool {
+    now.since(moment) >= STOOD_STILL
+}
+
+/// The rest of this limit, which is over at `until`; all of it in a process that stood still then.
+pub(super) fn left(now: Time, limit: Duration, until: Time) -> Duration {
+    if stood_still(now, until) { limit } else { until.since(now).max(SHORTEST_LIMIT) }
+}
+
 fn is_timeout(error: &FredError) -> bool {
     error.kind() == &FredKind::Timeout
 }
@@ -156,13 +166,12 @@ impl Connection {
         clock: &Arc<dyn Clock>,
         last_reason: &Mutex<String>,
     ) -> Result<Self, Error> {
-        let left_out = Arc::<LeftOut>::default();
-        let mut opening = Opening::new(place, target, limits, clock, &left_out)?;
+        let mut opening = Opening::new(place, target, limits, clock)?;
         let (link, ending) = opening.first(target, last_reason).await?;
         let (server, state): (Arc<str>, _) = (target.to_string().into(), watch::Sender::new(State::Up(Arc::new(link))));
         let metrics = NodeMetrics::of(&server);
         let (clock, no_primary) = (clock.clone(), Notify::new());
-        let sibling = OnceLock::new();
+        let (sibling, left_out) = (OnceLock::new(), opening.left_out());
         let inner = Arc::new(Inner { server, metrics, limits, clock, state, no_primary, sibling, left_out });
         let maintenance = tokio::task::spawn(inner.clone().maintain(ending, opening)).abort_handle();
         Ok(Self { inner, maintenance })
@@ -186,12 +195,13 @@ impl Connection {
         limit: Duration,
         track: impl Fn() -> bool + Send,
     ) -> Result<(Value, Way), Failure> {
-        let until = self.inner.now() + limit;
-        let outcome = self.run_once(script, arguments, limit, &track).await;
-        match outcome {
-            Err(failure) if script.repeats && failure.is_silence() && self.inner.stood_still(until) => {
+        let inner = &self.inner;
+        let until = inner.now() + limit;
+        match self.run_once(script, arguments, (limit, until), &track).await {
+            Err(failure) if script.repeats && failure.is_silence() && stood_still(inner.now(), until) => {
+                let time = (limit, inner.now() + limit);
                 // Boxed: it is large, and nearly never needed.
-                let again = Box::pin(self.run_once(script, arguments, limit, &track)).await;
+                let again = Box::pin(self.run_once(script, arguments, time, &track)).await;
                 let (value, way) = again.map_err(|failure| Failure::unknown(failure.to_string()))?;
                 Ok((value, Way { overtaken: true, repeated: true, ..way }))
             }
@@ -203,12 +213,11 @@ impl Connection {
         &self,
         script: &'static Script,
         arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
-        limit: Duration,
+        (limit, mut until): (Duration, Time),
         track: &(impl Fn() -> bool + Send),
     ) -> Result<(Value, Way), Failure> {
         let inner = &*self.inner;
-        let (mut left, mut until) = (limit, inner.now() + limit);
-        let mut overtaken = inner.up().is_none();
+        let (mut left, mut overtaken) = (limit, inner.up().is_none());
         loop {
             let link = inner.link(&mut left).await?;
             if link.is_full() {
@@ -263,7 +272,7 @@ impl Connection {
         let link = inner.up().filter(|link| !link.is_full());
         let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
         let Some((link, run)) = link.and_then(of_run) else {
-            return self.run_once(script, arguments, limit, &track).await;
+            return self.run_once(script, arguments, (limit, until), &track).await;
         };
         let (name, text) = run.next();
         let call = link.evaluate(name, text, arguments).ok_or_else(unwanted)?;
@@ -277,8 +286,8 @@ impl Connection {
             Err(error) if is_unsent(&error) && inner.now() < until => inner.give_up(&link),
             Err(error) => return Err(inner.failed(&link, &error, (limit, until))),
         }
-        let (left, _until) = inner.left(limit, until);
-        let (value, way) = self.run_once(script, arguments, left, &track).await?;
+        let time = inner.left(limit, until);
+        let (value, way) = self.run_once(script, arguments, time, &track).await?;
         Ok((value, Way { overtaken: true, ..way }))
     }
 
@@ -326,11 +335,6 @@ impl Connection {
 
     pub(super) fn now(&self) -> Time {
         self.inner.now()
-    }
-
-    /// What is left of a request's limit, which is over at `until`.
-    pub(super) fn left(&self, limit: Duration, until: Time) -> Duration {
-        self.inner.left(limit, until).0
     }
 
     /// It takes no more requests now.
@@ -481,7 +485,8 @@ impl Inner {
         (limit, until): (Duration, Time),
         more: impl FnOnce(&str) -> Option<String>,
     ) -> Failure {
-        if is_timeout(error) && !self.stood_still(until) && link.is_silent(limit, self.now()) {
+        let now = self.now();
+        if is_timeout(error) && !stood_still(now, until) && link.is_silent(limit, now) {
             self.give_up(link);
         }
         if is_wrong_server(error) {
@@ -493,16 +498,11 @@ impl Inner {
         classify_of(&self.server, error, limit, more)
     }
 
-    /// What is left of this limit, which is over at `until`, and when that is over; all of it for a process that stood still then.
+    /// The rest of this limit, which is over at `until`, and when that is over.
     fn left(&self, limit: Duration, until: Time) -> (Duration, Time) {
         let now = self.now();
-        let left = if now.since(until) >= STOOD_STILL { limit } else { until.since(now).max(SHORTEST_LIMIT) };
+        let left = left(now, limit, until);
         (left, now + left)
-    }
-
-    /// Whether nobody here has noticed for long that this moment has come.
-    fn stood_still(&self, until: Time) -> bool {
-        self.now().since(until) >= STOOD_STILL
     }
 
     fn give_up(&self, link: &Arc<Link>) {

@@ -479,7 +479,7 @@ pub(super) fn config(target: &Target) -> Result<Config, Error> {
         #[cfg(unix)]
         url::Address::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
         #[cfg(not(unix))]
-        url::Address::Unix(_) => return Err(Error::config("this system has no Unix sockets")),
+        url::Address::Unix(_) => return Err(url::no_unix_sockets()),
         url::Address::Tcp { host, port, tls } => {
             (ServerConfig::Centralized { server: Server::new(host.as_str(), *port) }, *tls)
         }

@@ -68,20 +68,14 @@ pub(super) struct Opening {
 pub(super) type Opened = Result<(Link, Ending), FredError>;
 
 impl Opening {
-    pub(super) fn new(
-        place: Side,
-        target: &Target,
-        limits: Limits,
-        clock: &Arc<dyn Clock>,
-        left_out: &Arc<LeftOut>,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(place: Side, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {
         let (hand_over, outcomes) = unbounded_channel();
         Ok(Self {
             place,
             config: config(target)?,
             limits,
             clock: clock.clone(),
-            left_out: left_out.clone(),
+            left_out: Arc::default(),
             number: 1,
             opened: Time::ZERO,
             pause: Duration::ZERO,
@@ -91,6 +85,11 @@ impl Opening {
             hand_over,
             outcomes,
         })
+    }
+
+    /// The commands that are left out on its links.
+    pub(super) fn left_out(&self) -> Arc<LeftOut> {
+        self.left_out.clone()
     }
 
     /// The first link: tries until `limits.connect` has passed, or the server refuses us, or nobody listens there.

@@ -14,7 +14,7 @@ use leasehold_protocol::{
 use super::{
     Server,
     combining::{Entered, Flight, Told},
-    connection::{Connection, Way},
+    connection::{Connection, Way, left},
     failure::is_of_a_key,
     pack::{Text, packed, whole_millis},
     push::Push,
@@ -75,7 +75,7 @@ impl Server {
                         Ok(Ok(Told::Reply(reply))) => Ok(reply),
                         // Later requests on this route may have come before it now.
                         Ok(Ok(Told::Alone { repeated })) => {
-                            let left = combining.left(limit, until);
+                            let left = left(combining.now(), limit, until);
                             let answer = server.ask_alone((route, left), request, None).await.map(reply::overtaken);
                             // The batch may have done what this one did not come to.
                             if repeated { answer.map_err(Failure::halfway) } else { answer }

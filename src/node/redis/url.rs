@@ -80,7 +80,7 @@ impl Target {
 
     fn unix(url: &Url) -> Result<Self, Error> {
         if cfg!(not(unix)) {
-            return Err(Error::config("a unix:// url names a Unix socket, which this system has not: use redis://"));
+            return Err(no_unix_sockets());
         }
         if url.host().is_some() {
             return Err(Error::config("a unix url has three slashes: unix:///run/redis/redis.sock"));
@@ -112,6 +112,10 @@ impl Target {
         }
         Ok(())
     }
+}
+
+pub(super) fn no_unix_sockets() -> Error {
+    Error::config("a unix:// url names a Unix socket, which this system has not: use redis://")
 }
 
 /// Where the server is, without who we are: for errors and `Debug`.
