@@ -166,7 +166,12 @@ mod tests {
         /// The others stay in their order, however many are taken out from wherever.
         #[test]
         fn it_is_a_queue_of_which_some_are_withdrawn(steps in prop::collection::vec((0..8_u8, any::<usize>()), 0..300)) {
-            let (mut queue, mut model, mut gone) = (Queue::new(), VecDeque::new(), vec![Token::draw("")]);
+            let (mut queue, mut gone) = (Queue::new(), vec![Token::draw("")]);
+            // So many that most steps find places kept, and holes among them.
+            let mut model: VecDeque<_> = (0..200).map(|_| Token::draw("")).collect();
+            for token in &model {
+                queue.push(waiting(token));
+            }
             for (step, which) in steps {
                 match step {
                     0 => {
@@ -175,9 +180,10 @@ mod tests {
                         let popped = queue.pop();
                         prop_assert_eq!(popped.as_ref().and_then(acquires), first.as_ref());
                     }
-                    1 if !model.is_empty() => {
-                        let token = model.remove(which % model.len()).unwrap();
-                        prop_assert!(queue.withdraw(&token).is_some());
+                    1 | 4 => for turn in 0..u32::try_from((which % 8).min(model.len())).unwrap() {
+                        let token = model.remove(which.rotate_left(7 * turn) % model.len()).unwrap();
+                        let withdrawn = queue.withdraw(&token);
+                        prop_assert_eq!(withdrawn.as_ref().and_then(acquires), Some(&token));
                         gone.push(token);
                     }
                     2 => prop_assert_eq!(queue.withdraw(&gone[which % gone.len()]), None),
