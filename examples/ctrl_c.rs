@@ -23,6 +23,7 @@ use std::{
 use leasehold::Leases;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
+    net::TcpStream,
     process::{Child, Command},
     signal::ctrl_c,
     time::sleep,
@@ -56,7 +57,7 @@ async fn work() -> Result<(), leasehold::Error> {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let (url, _server) = server()?;
+    let (url, _server) = server().await?;
     if env::args().nth(1).as_deref() == Some("program") {
         return program(url).await;
     }
@@ -110,7 +111,7 @@ async fn interrupt(program: &Child) -> Result<()> {
 }
 
 /// Where the locks are: a server that is there, or one of our own, which ends when it is dropped.
-fn server() -> Result<(String, Option<Child>)> {
+async fn server() -> Result<(String, Option<Child>)> {
     if let Ok(url) = env::var("REDIS_URL") {
         if url.starts_with("memory:") {
             return Err("two processes share no memory: REDIS_URL must name a server".into());
@@ -118,11 +119,18 @@ fn server() -> Result<(String, Option<Child>)> {
         return Ok((url, None));
     }
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let server = Command::new("redis-server")
+    let mut server = Command::new("redis-server")
         .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
         .stdout(Stdio::null())
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| format!("redis-server cannot be started ({error}): install it, or set REDIS_URL"))?;
+    // A refused connection is told at once, and it takes a moment until it listens.
+    while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        if server.try_wait()?.is_some() {
+            return Err("redis-server has ended before it listened".into());
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
     Ok((format!("redis://127.0.0.1:{port}"), Some(server)))
 }

@@ -18,6 +18,7 @@ use std::{
 use leasehold::{Leases, Lock};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
+    net::TcpStream,
     process::{Child, Command},
     sync::mpsc::{UnboundedSender, unbounded_channel},
     task::JoinSet,
@@ -76,7 +77,7 @@ async fn leases(url: &str, label: &str) -> Result<Leases> {
 
 /// What the first process does: has the line form, ends two of its members, watches the others take their turns.
 async fn lead() -> Result<()> {
-    let (url, _server) = server()?;
+    let (url, _server) = server().await?;
     let name = format!("examples:queue:{}", process::id());
     let leases = leases(&url, "the first process").await?;
     let lock = leases.lock(&name);
@@ -186,7 +187,7 @@ fn end_with_parent() -> Result<()> {
 }
 
 /// Where the locks are: a server that is there, or one of our own, which ends when it is dropped.
-fn server() -> Result<(String, Option<Child>)> {
+async fn server() -> Result<(String, Option<Child>)> {
     match env::var("REDIS_URL") {
         Ok(url) if url.starts_with("memory:") => {
             return Err("eight processes share no memory: REDIS_URL must name a server".into());
@@ -202,14 +203,20 @@ fn server() -> Result<(String, Option<Child>)> {
         .stdout(Stdio::null())
         .kill_on_drop(true)
         .spawn();
-    match server {
-        Ok(server) => Ok((format!("redis://127.0.0.1:{port}"), Some(server))),
-        Err(error) => Err(format!(
+    let mut server = server.map_err(|error| {
+        format!(
             "redis-server cannot be started ({error}): install it, or set REDIS_URL to a server that is there, such as \
              redis://127.0.0.1:6379"
         )
-        .into()),
+    })?;
+    // A refused connection is told at once, and it takes a moment until it listens.
+    while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        if server.try_wait()?.is_some() {
+            return Err("redis-server has ended before it listened".into());
+        }
+        sleep(Duration::from_millis(10)).await;
     }
+    Ok((format!("redis://127.0.0.1:{port}"), Some(server)))
 }
 
 /// Completes when this process is asked to end.

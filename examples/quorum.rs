@@ -17,6 +17,7 @@ use std::{
 
 use leasehold::{Error, Lease, Leases, Lost, NodeState};
 use tokio::{
+    net::TcpStream,
     process::{Child, Command},
     time::{sleep, timeout},
 };
@@ -42,7 +43,7 @@ async fn main() -> Result<()> {
 async fn story() -> Result<()> {
     let (urls, mut servers) = match env::var("REDIS_URLS") {
         Ok(urls) => (urls.split(',').map(|url| url.trim().into()).collect(), None),
-        Err(_) => Servers::start().map(|servers| (servers.urls(), Some(servers)))?,
+        Err(_) => Servers::start().await.map(|servers| (servers.urls(), Some(servers)))?,
     };
     let mut builder = Leases::builder().quorum(urls).ttl(TTL);
     if servers.is_some() {
@@ -125,7 +126,7 @@ struct Servers {
 }
 
 impl Servers {
-    fn start() -> Result<Self> {
+    async fn start() -> Result<Self> {
         // All at once, so that no two are the same.
         let listeners: Vec<TcpListener> =
             (0..NODES).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;
@@ -149,6 +150,15 @@ impl Servers {
                      independent servers that are there, such as redis://a:6379,redis://b:6379,redis://c:6379"
                 )
             })?);
+        }
+        // A refused connection is told at once, and they take a moment until they listen.
+        for (port, server) in servers.ports.iter().zip(&mut servers.running) {
+            while TcpStream::connect(("127.0.0.1", *port)).await.is_err() {
+                if server.try_wait()?.is_some() {
+                    return Err("a redis-server has ended before it listened".into());
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
         }
         Ok(servers)
     }
