@@ -1,30 +1,33 @@
-//! What a server can do for us, as far as it tells.
+//! The capabilities of a server, as far as it reports them.
 
 use std::fmt;
 
-/// What a server can do for waiters and holders, and some facts about it that matter to locks.
+/// The capabilities of a server for waiters and holders, and facts about it that matter to locks.
 ///
 /// ```
-/// # use leasehold::{Leases, Push};
+/// # use leasehold::{Leases, Notifications};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
 /// # let leases = Leases::in_memory();
 /// let server = leases.capabilities().await?;
-/// if let Push::Refused(reason) = server.push() {
+/// if let Notifications::Refused(reason) = server.notifications() {
 ///     eprintln!("waiters poll: {reason}");
 /// }
 /// println!("{server}"); // a line for each fact
 /// # Ok(()) }
 /// ```
 ///
-/// Everything that the server keeps to itself, because the user lacks a right or a proxy stands between, is `None`.
+/// A fact that the server does not report is `None`: the user may lack a right, or a proxy may stand between. The
+/// feature `serde` writes a field for each fact, `null` for `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Capabilities {
     pub(crate) server: Option<String>,
-    pub(crate) push: Push,
-    pub(crate) calls: bool,
-    pub(crate) watched_keys: Option<usize>,
+    pub(crate) notifications: Notifications,
+    pub(crate) notifies_waiters: bool,
+    pub(crate) tracked_keys: Option<usize>,
     pub(crate) eviction: Option<String>,
+    #[cfg_attr(feature = "serde", serde(rename = "floors_percent"))]
     pub(crate) floors: Option<u8>,
     pub(crate) append_only: Option<bool>,
     pub(crate) append_fsync: Option<String>,
@@ -32,47 +35,51 @@ pub struct Capabilities {
     pub(crate) replicas: Option<usize>,
 }
 
-/// Whether the server tells of changes by itself (client-side caching, `CLIENT TRACKING`).
+/// Whether the server notifies of changes by itself (client-side caching, `CLIENT TRACKING`). With the feature `serde` it
+/// is written as `"on"` or `"unknown"`, or as `{"refused":"…"}` with the reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
-pub enum Push {
-    /// Waiters are woken and losses told within a round trip.
+pub enum Notifications {
+    /// Waiters wake, and holders hear of a loss, within a round trip.
     On,
-    /// It does not, for this reason: waiters poll, and a loss is told by the next renewal.
+    /// The server does not notify, for this reason: waiters poll, and a holder hears of a loss by the next renewal.
     Refused(String),
-    /// It has not answered yet, and is asked again when somebody waits.
+    /// The server has not answered yet. `Leases` asks again when somebody waits.
     #[default]
     Unknown,
 }
 
 impl Capabilities {
-    /// What it calls itself, with its version: `redis 7.0.15`, `valkey 9.1.2`, `memory`.
+    /// The server's name for itself, with its version: `redis 7.0.15`, `valkey 9.1.2`, `memory`.
     #[must_use]
     pub fn server(&self) -> Option<&str> {
         self.server.as_deref()
     }
 
-    /// Whether it tells of changes by itself.
+    /// Whether the server notifies of changes by itself.
     #[must_use]
-    pub fn push(&self) -> &Push {
-        &self.push
+    pub fn notifications(&self) -> &Notifications {
+        &self.notifications
     }
 
-    /// Whether it can call [fair](crate::Lock::fair) waiters when it is their turn. If not, they poll.
+    /// Whether the server can notify [fair](crate::Lock::fair) waiters when it is their turn. If not, they poll.
     #[must_use]
-    pub fn calls_waiters(&self) -> bool {
-        self.calls
+    pub fn notifies_waiters(&self) -> bool {
+        self.notifies_waiters
     }
 
-    /// How many leases and waited-for names of this `Leases` it will watch: half of its `tracking-table-max-keys`, or
-    /// none while that table is full; and a waited-for name counts twice, four times for fair waiters. `None` if there is no bound.
+    /// The most leases and awaited names of this `Leases` that the server tracks; `None` if there is no bound.
+    ///
+    /// That is half of its `tracking-table-max-keys`, or zero while that table is nearly full. An awaited name counts
+    /// twice, and four times for fair waiters.
     #[must_use]
-    pub fn watched_keys(&self) -> Option<usize> {
-        self.watched_keys
+    pub fn tracked_keys(&self) -> Option<usize> {
+        self.tracked_keys
     }
 
-    /// Its `maxmemory-policy`. Anything but `noeviction` may take a lock away: `volatile-ttl` and the random ones do, when memory
-    /// is full. The page [`deployments`](crate::deployments) says which.
+    /// Its `maxmemory-policy`. Anything but `noeviction` may take a lock away: `volatile-ttl` and the random ones do,
+    /// when memory is full. The page [`deployments`](crate::deployments) says which.
     #[must_use]
     pub fn eviction(&self) -> Option<&str> {
         self.eviction.as_deref()
@@ -109,27 +116,29 @@ impl Capabilities {
         self.replicas
     }
 
-    /// Reads what `INFO` says. The floors take so many bytes, as far as that is known.
-    pub(crate) fn read(info: &str, floors: Option<u64>) -> Self {
-        let field = |name: &str| {
-            let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
-            info.lines().find_map(value).filter(|value| !value.is_empty())
-        };
-        let valkey = field("valkey_version").map(|version| format!("valkey {version}"));
+    /// The capabilities of both together.
+    pub(crate) fn common_with(self, other: Self) -> Self {
+        fn same<T: PartialEq>(one: Option<T>, other: Option<T>) -> Option<T> {
+            one.filter(|one| other.is_some_and(|other| other == *one))
+        }
         Self {
-            server: valkey.or_else(|| field("redis_version").map(|version| format!("redis {version}"))),
-            eviction: field("maxmemory_policy"),
-            floors: floors.zip(field("used_memory").and_then(|bytes| bytes.parse().ok())).map(percent),
-            append_only: field("aof_enabled").map(|enabled| enabled == "1"),
-            role: field("role"),
-            replicas: field("connected_slaves").and_then(|number| number.parse().ok()),
-            ..Self::default()
+            server: same(self.server, other.server),
+            // One server that notifies is enough to wake a waiter.
+            notifications: if self.notifications == Notifications::On {
+                self.notifications
+            } else {
+                other.notifications
+            },
+            notifies_waiters: self.notifies_waiters && other.notifies_waiters,
+            tracked_keys: self.tracked_keys.into_iter().chain(other.tracked_keys).min(),
+            eviction: same(self.eviction, other.eviction),
+            floors: self.floors.max(other.floors),
+            append_only: same(self.append_only, other.append_only),
+            append_fsync: same(self.append_fsync, other.append_fsync),
+            role: same(self.role, other.role),
+            replicas: same(self.replicas, other.replicas),
         }
     }
-}
-
-fn percent((part, whole): (u64, u64)) -> u8 {
-    u8::try_from(part.saturating_mul(100) / whole.max(1)).unwrap_or(100).min(100)
 }
 
 /// A line for each fact.
@@ -137,11 +146,11 @@ impl fmt::Display for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let told = |fact: Option<&str>| fact.unwrap_or("not told").to_owned();
         writeln!(f, "server: {}", told(self.server()))?;
-        writeln!(f, "push: {}", self.push)?;
-        writeln!(f, "fair waiters: {}", if self.calls { "called" } else { "poll" })?;
-        match self.watched_keys {
-            Some(keys) => writeln!(f, "watched keys: at most {keys}")?,
-            None => writeln!(f, "watched keys: no bound")?,
+        writeln!(f, "notifications: {}", self.notifications)?;
+        writeln!(f, "fair waiters: {}", if self.notifies_waiters { "notified" } else { "poll" })?;
+        match self.tracked_keys {
+            Some(keys) => writeln!(f, "tracked keys: at most {keys}")?,
+            None => writeln!(f, "tracked keys: no bound")?,
         }
         writeln!(f, "eviction: {}", told(self.eviction()))?;
         writeln!(f, "floors of fences: {}", told(self.floors.map(|share| format!("{share} % of memory")).as_deref()))?;
@@ -152,7 +161,7 @@ impl fmt::Display for Capabilities {
     }
 }
 
-impl fmt::Display for Push {
+impl fmt::Display for Notifications {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::On => f.write_str("on"),
@@ -162,85 +171,34 @@ impl fmt::Display for Push {
     }
 }
 
-/// A field for each question that can be asked, `null` for what was not told.
-#[cfg(feature = "serde")]
-impl serde::Serialize for Capabilities {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStruct as _;
-        let mut capabilities = serializer.serialize_struct("Capabilities", 10)?;
-        capabilities.serialize_field("server", &self.server)?;
-        capabilities.serialize_field("push", &self.push)?;
-        capabilities.serialize_field("calls_waiters", &self.calls)?;
-        capabilities.serialize_field("watched_keys", &self.watched_keys)?;
-        capabilities.serialize_field("eviction", &self.eviction)?;
-        capabilities.serialize_field("floors_percent", &self.floors)?;
-        capabilities.serialize_field("append_only", &self.append_only)?;
-        capabilities.serialize_field("append_fsync", &self.append_fsync)?;
-        capabilities.serialize_field("role", &self.role)?;
-        capabilities.serialize_field("replicas", &self.replicas)?;
-        capabilities.end()
-    }
-}
-
-/// `"on"` or `"unknown"`, or `{"refused":"…"}` with the reason.
-#[cfg(feature = "serde")]
-impl serde::Serialize for Push {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::On => serializer.serialize_unit_variant("Push", 0, "on"),
-            Self::Refused(reason) => serializer.serialize_newtype_variant("Push", 1, "refused", reason),
-            Self::Unknown => serializer.serialize_unit_variant("Push", 2, "unknown"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
-    fn what_info_says_is_read_and_what_it_keeps_is_not_made_up() {
-        let info = "# Server\r\nredis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\naof_enabled:0\r\nrole:master\r\n\
-                    connected_slaves:2\r\n";
-        let read = Capabilities::read(info, None);
-        assert_eq!((read.server(), read.eviction()), (Some("redis 7.0.15"), Some("noeviction")));
-        assert_eq!((read.append_only(), read.role(), read.replicas()), (Some(false), Some("master"), Some(2)));
-        assert_eq!(
-            Capabilities::read("redis_version:7.2.4\nvalkey_version:9.1.2\n", None).server(),
-            Some("valkey 9.1.2")
-        );
-        assert_eq!(Capabilities::read("", Some(1)), Capabilities::default());
-        for (used, share) in [("200", Some(50)), ("1", Some(100)), ("0", Some(100)), ("x", None)] {
-            assert_eq!(Capabilities::read(&format!("used_memory:{used}\n"), Some(100)).floors_percent(), share);
-        }
+    fn what_was_not_told_is_said_so() {
         assert!(Capabilities::default().to_string().contains("server: not told"));
-    }
-
-    proptest! {
-        #[test]
-        fn no_answer_about_a_server_is_too_odd_to_be_told(
-            info in "((role|aof_enabled|redis_version|valkey_version|maxmemory_policy|connected_slaves)?:?(-?[0-9]{0,25}|.{0,9})\r?\n)*",
-        ) {
-            let facts = Capabilities::read(&info, None);
-            prop_assert!(facts.to_string().lines().count() >= 8);
-            prop_assert!(facts.role().is_none_or(|role| !role.is_empty() && info.contains(role)));
-        }
     }
 
     #[cfg(feature = "serde")]
     #[test]
     fn serde_writes_what_can_be_asked() {
-        let info =
-            "redis_version:7.0.15\nmaxmemory_policy:noeviction\naof_enabled:1\nrole:master\nconnected_slaves:2\n";
-        let told = Capabilities { push: Push::Refused("no right".into()), ..Capabilities::read(info, None) };
-        let expected = r#"{"server":"redis 7.0.15","push":{"refused":"no right"},"calls_waiters":false,"#.to_owned()
-            + r#""watched_keys":null,"eviction":"noeviction","floors_percent":null,"append_only":true,"#
+        let told = Capabilities {
+            server: Some("redis 7.0.15".into()),
+            notifications: Notifications::Refused("no right".into()),
+            eviction: Some("noeviction".into()),
+            append_only: Some(true),
+            role: Some("master".into()),
+            replicas: Some(2),
+            ..Capabilities::default()
+        };
+        let expected = r#"{"server":"redis 7.0.15","notifications":{"refused":"no right"},"notifies_waiters":false,"#
+            .to_owned()
+            + r#""tracked_keys":null,"eviction":"noeviction","floors_percent":null,"append_only":true,"#
             + r#""append_fsync":null,"role":"master","replicas":2}"#;
         assert_eq!(serde_json::to_string(&told).unwrap(), expected);
-        for (push, expected) in [(Push::On, r#""on""#), (Push::Unknown, r#""unknown""#)] {
-            assert_eq!(serde_json::to_string(&push).unwrap(), expected);
+        for (notifications, expected) in [(Notifications::On, r#""on""#), (Notifications::Unknown, r#""unknown""#)] {
+            assert_eq!(serde_json::to_string(&notifications).unwrap(), expected);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The one place where time enters.
 //!
-//! A lease is judged by a clock that counts while the machine sleeps (rule 3): a laptop that was closed for an hour
-//! has lost its leases, whatever a timer believes. Tokio's timers do not count suspend, so everything that decides
-//! reads a [`Clock`], and timers are only ever a reason to look.
+//! A lease is judged by a clock that counts while the machine sleeps (rule 3). A laptop that was closed for an hour has
+//! lost its leases, whatever a timer believes. Tokio's timers do not count suspend, so every decision reads a
+//! [`Clock`], and a timer is only a reason to check.
 
 use std::{
     fmt,
@@ -17,25 +17,25 @@ use crate::sync::catching_panics;
 
 /// Where [`Leases`](crate::Leases) reads the time; [`SystemClock`] unless a test says otherwise.
 ///
-/// Give your own to [`Builder::clock`](crate::Builder::clock) to see what your job does when the machine is
-/// suspended: a clock that jumps by an hour is a machine that slept for an hour.
+/// Give your own to [`Builder::clock`](crate::Builder::clock) to see what your job does when the machine is suspended.
+/// A clock that jumps by an hour simulates a machine that slept for an hour.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The time since some fixed moment. It must never go back, and must go on while the machine is suspended. Every
     /// thread of the library asks it, the keeper's too: it must neither block nor panic. If it panics there, every lease
     /// ends ([`KeeperEnded`](crate::LossReason::KeeperEnded)).
     fn now(&self) -> Duration;
 
-    /// How this clock tells that it has jumped. Everything that sleeps until a moment then looks again at once. Asked
-    /// once, when the [`Leases`](crate::Leases) is built.
+    /// The notifier of this clock's jumps. After a jump, everything that sleeps until a moment checks the clock again
+    /// at once. [`Leases`](crate::Leases) asks for it once, when it is built.
     ///
-    /// `None`, the default, is right for a real clock: nobody tells a program that its machine has slept, and a lease
-    /// is looked at every 250 ms.
+    /// `None`, the default, is right for a real clock: nobody tells a program that its machine has slept, and the
+    /// keeper checks a lease every 250 ms.
     fn jumps(&self) -> Option<Jumps> {
         None
     }
 }
 
-/// How a [`Clock`] of your own tells its jumps. Clones tell the same sleepers.
+/// The notifier of the jumps of a [`Clock`] of your own. Clones wake the same sleepers.
 #[derive(Debug, Clone, Default)]
 pub struct Jumps(Arc<Notify>);
 
@@ -54,7 +54,7 @@ impl Jumps {
     /// Completes when the clock shows this moment because it has jumped there. A clock that panics never does.
     pub(crate) async fn reach(self, clock: Arc<dyn Clock>, moment: Time) {
         loop {
-            // Made before the look, it hears of every jump after it.
+            // Created before the check, it catches every jump after it.
             let jumped = self.0.notified();
             if catching_panics(|| now(&*clock)).is_some_and(|now| now >= moment) {
                 return;
@@ -71,7 +71,7 @@ pub struct SystemClock;
 #[cfg(all(test, leasehold_shuttle))]
 impl Clock for SystemClock {
     fn now(&self) -> Duration {
-        crate::shuttle_tests::time::now()
+        crate::sync::shuttle::time::now()
     }
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn wall() -> SystemTime {
     SystemTime::now()
 }
 
-/// What this clock shows, as a moment for the protocol.
+/// The time of this clock, as a moment for the protocol.
 pub(crate) fn now(clock: &dyn Clock) -> Time {
     Time::ZERO + clock.now()
 }

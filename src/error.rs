@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! The errors, and what to do about each.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -62,7 +62,7 @@ pub enum Error {
         name: String,
         /// How long we waited.
         waited: Duration,
-        /// Who held it at the last check.
+        /// The holder at the last check.
         holder: Box<Holder>,
     },
     /// The lease has ended: what the job did after [`Lost::since`] was not protected. (Or it is what
@@ -109,14 +109,14 @@ pub enum ErrorKind {
     Stale,
 }
 
-/// What went wrong, in the words of the server, the system or this library; and what the nodes of a quorum said.
+/// The cause of an error, in the words of the server, the system or this library, and the answers of a quorum's nodes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Details(Arc<Inner>);
 
 #[derive(PartialEq, Eq)]
 struct Inner {
     text: Box<str>,
-    /// What the error says before the text.
+    /// Stands before the text in the error's message.
     before: &'static str,
     votes: Option<Arc<Votes>>,
     retry_after: Option<Duration>,
@@ -189,7 +189,7 @@ impl Error {
         }
     }
 
-    /// What each node of a quorum said, when too few of them granted what was asked.
+    /// The answer of each node of a quorum, if too few of them granted the request.
     ///
     /// ```
     /// # fn tell(error: &leasehold::Error) {
@@ -203,7 +203,7 @@ impl Error {
         self.details()?.votes()
     }
 
-    /// How the lease ended, if that is the error.
+    /// The end of the lease, if the error is [`Lost`](Self::Lost).
     #[must_use]
     pub fn lost(&self) -> Option<&Lost> {
         match self {
@@ -212,7 +212,7 @@ impl Error {
         }
     }
 
-    /// Who held the lock when the wait for it ended, if that is the error.
+    /// The holder of the lock at the end of the wait, if the error is [`TimedOut`](Self::TimedOut).
     #[must_use]
     pub fn timed_out(&self) -> Option<&Holder> {
         match self {
@@ -254,7 +254,7 @@ impl Details {
         Self(Arc::new(Inner { text: text.into(), before, votes, retry_after }))
     }
 
-    /// What each node of a quorum said, when too few of them granted what was asked.
+    /// The answer of each node of a quorum, if too few of them granted the request.
     #[must_use]
     pub fn votes(&self) -> Option<&Votes> {
         self.0.votes.as_deref()

@@ -1,25 +1,29 @@
-//! Foreign code: what the program brings along, and what may block for minutes, or panic, whenever it is called.
+//! Foreign code: code of the program, which may block for minutes or panic at any call.
 //!
 //! Foreign are `tracing` subscribers (and loggers behind `tracing-log`), `metrics` recorders, the wakers of the
 //! program's executors, the wakers behind a [`CancellationToken`](crate::CancellationToken), and the drops of wakers.
 //!
 //! # Invariants
 //!
-//! 1. Foreign code never runs on the keeper's thread. Every lease of the process is renewed there, and told of its loss.
+//! 1. Foreign code never runs on the keeper's thread. That thread renews every lease of the process, and reports its
+//!    loss.
 //! 2. An event of the keeper goes through a bounded queue to one thread, in order. When the queue is full the event is
 //!    dropped and counted, and the count is told later. A change of a counter or gauge is never dropped.
 //! 3. A foreign waker is called and dropped on a waking thread, or on a thread of the program. A waker that blocks
 //!    delays nobody else by more than a few milliseconds. No wake-up is dropped.
-//! 4. The end of a lease (`lost()`, `StatusChanges`) wakes foreign wakers on a waking thread only, whichever thread has
-//!    found it: that may be a thread of the program, which has others to tell.
-//! 5. What foreign code panics with ends there.
-//! 6. On other threads the library calls foreign code directly, so that spans and subscribers of a caller's thread work;
-//!    and after it has changed its own state, started what must be started, and let go of every lock.
+//! 4. The end of a lease (`lost()`, `StatusChanges`) wakes foreign wakers on a waking thread only, whichever thread
+//!    finds it. A thread of the program that finds it has other waiters to notify.
+//! 5. A panic of foreign code ends at the call.
+//! 6. On other threads the library calls foreign code directly, so that spans and subscribers of a caller's thread
+//!    work. Before the call it has changed its own state, started every task that must run, and released every lock.
 //!
-//! Not foreign is a [`Clock`](crate::Clock) of the program's own, which every thread asks. Out of reach are a `LocalSet`
-//! that a foreign executor polls (its tasks' wakers are tokio's, and pass the wake-up on to the executor's), and a logger
-//! of the `log` crate that is no bridge to `tracing`: fred logs each request at level TRACE on the thread that makes it, and
-//! a warning if the link has ended at that moment. All else it logs on the transport's thread, which may block.
+//! A [`Clock`](crate::Clock) of the program's own is not foreign: every thread asks it. Two callees are out of reach:
+//!
+//! - A `LocalSet` that a foreign executor polls. The wakers of its tasks are tokio's, and pass the wake-up on to the
+//!   executor's.
+//! - A logger of the `log` crate that is no bridge to `tracing`. fred logs each request at level TRACE on the thread
+//!   that makes it, and a warning if the link has ended at that moment. All else it logs on the transport's thread,
+//!   which may block.
 
 use std::{
     cell::{Cell, RefCell},
@@ -46,6 +50,7 @@ pub(crate) use self::teller::{deltas_are_due, sample};
 pub(crate) use self::{
     events::{Event, tell, tell_debug},
     relay::{Relay, relayed},
+    teller::Numbers,
     wakes::{Job, hand_over},
 };
 
@@ -54,12 +59,13 @@ thread_local! {
     static MUTED: RefCell<Option<DefaultGuard>> = const { RefCell::new(None) };
 }
 
-/// Starts the threads that foreign code runs on: one set for the process. After a failure the next call tries again.
-pub(crate) fn start() -> io::Result<()> {
+/// Starts the threads that foreign code runs on: one set for the process, with the numbers of the first call. After a
+/// failure the next call tries again.
+pub(crate) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
     static STARTED: Mutex<bool> = Mutex::new(false);
     let mut started = STARTED.lock();
     if !*started {
-        teller::start()?;
+        teller::start(numbers)?;
         wakes::start()?;
         *started = true;
     }
@@ -106,13 +112,29 @@ pub(crate) async fn as_keeper<F: Future>(task: F) -> F::Output {
     .await
 }
 
-/// Takes a step that runs foreign code, and has it taken elsewhere if this is the keeper's thread.
+/// Runs a step of foreign code: on a waking thread if this is the keeper's, otherwise here.
 pub(crate) fn off_the_keeper(step: impl FnOnce() + Send + 'static) {
     if on_keeper() {
         hand_over(Job::Step(Box::new(step)));
     } else {
         let _taken = catching_panics(step);
     }
+}
+
+/// For tests of what runs there.
+#[cfg(test)]
+pub(crate) fn start_without_numbers() {
+    struct NoNumbers;
+    impl Numbers for NoNumbers {
+        fn next_in(&self) -> Option<std::time::Duration> {
+            None
+        }
+
+        fn tell(&mut self) {}
+
+        fn sample(&self, _group: u8, _name: &'static str, _value: f64) {}
+    }
+    start(NoNumbers).unwrap();
 }
 
 #[cfg(test)]
@@ -135,7 +157,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_step_of_the_keeper_is_taken_on_another_thread_and_others_where_they_are() {
-        start().unwrap();
+        start_without_numbers();
         let (said, heard) = mpsc::channel();
         let name = move || said.send(std::thread::current().name().map(ToOwned::to_owned)).unwrap();
         let step = name.clone();

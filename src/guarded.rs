@@ -41,7 +41,8 @@ impl Guarded {
         Self { client, name: key.into() }
     }
 
-    /// What it was called. The key in Redis is the builder's prefix and this; the rules for lock names hold here too.
+    /// The name, without the prefix. The key in Redis is the builder's prefix and this name; the rules for lock names
+    /// hold here too.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -64,10 +65,10 @@ impl Guarded {
     /// Dropping it may or may not have written. Writing again with the same fence is harmless.
     pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), Error> {
         let key = self.key().await?;
-        let node = self.client.sole()?;
+        let member = self.client.sole()?;
         let limit = self.client.options.command_timeout;
         let request = Request::GuardedSet { key: key.clone(), value: value.as_ref().into(), fence };
-        match relayed!(Relay::of_answers(), node.ask(node.route(), request, limit)) {
+        match relayed!(Relay::of_answers(), member.ask(self.client.quorum.route(), request, limit)) {
             Ok(Guarding::Written) => Ok(()),
             Ok(Guarding::Stale { seen }) => Err(Error::Stale { key: key.lock().to_owned(), fence, seen }),
             Err(failure) => Err(failure.into()),
@@ -85,8 +86,8 @@ impl Guarded {
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
         let key = self.key().await?;
-        let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
-        let asking = node.ask(node.route(), Request::GuardedGet(key), limit);
+        let (member, limit) = (self.client.sole()?, self.client.options.command_timeout);
+        let asking = member.ask(self.client.quorum.route(), Request::GuardedGet(key), limit);
         Ok(relayed!(Relay::of_answers(), asking)?)
     }
 }

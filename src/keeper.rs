@@ -1,4 +1,4 @@
-//! Where watchdogs live: a thread of their own, so that a job that blocks its runtime keeps its lease.
+//! The keeper: a thread of its own for the watchdogs, so that a job that blocks its runtime keeps its lease.
 //!
 //! Everything that runs on after its caller has gone (renewals, undoing, the release of a dropped lease) is spawned
 //! here, and nothing anywhere else.
@@ -30,29 +30,34 @@ use tokio_util::{
 use crate::{
     clock::{self, Clock, Jumps},
     foreign,
+    metrics::Telling,
     sync::catching_panics,
 };
 
-/// What keeps leases alive.
+/// The thread or the runtime that keeps leases alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Keeper {
-    /// A thread of its own, with its own runtime, and another one for its connections. Renewals go out while the program's
-    /// own threads compute or block. Subscribers, exporters and wakers are called on other threads, so one that blocks or
-    /// panics delays neither a renewal nor [`lost`](crate::Lease::lost). Two things are asked of the program:
+    /// A thread of its own, with its own runtime, and another one for its connections. Renewals go out while the
+    /// program's own threads compute or block. Subscribers, exporters and wakers are called on other threads, so one
+    /// that blocks or panics delays neither a renewal nor [`lost`](crate::Lease::lost). The program has two duties:
     ///
     /// - A [`Clock`](crate::Clock) of its own must not block.
-    /// - A logger of the `log` crate that is no bridge to `tracing` must not block at level `trace`, at which fred logs each
-    ///   request on this thread. (Warnings come there only if a connection is given up at the very moment of a request.)
-    ///   What fred logs of its connections comes on their thread. If that blocks, the keeper makes new connections on
-    ///   another one.
+    /// - A logger of the `log` crate that is no bridge to `tracing` must not block at level `trace`, at which fred logs
+    ///   each request on this thread. (Warnings come there only if a connection is given up at the very moment of a
+    ///   request.) fred's messages about its connections come on their own thread. If that thread blocks, the keeper
+    ///   makes new connections on another one.
     #[default]
     Thread,
-    /// Tasks on the runtime that builds the [`Leases`](crate::Leases). Saves two threads and a connection, and gives up
-    /// what the threads are for: a job that blocks the runtime for a TTL loses its lease (and finds out from
-    /// [`check`](crate::Lease::check), not from [`lost`](crate::Lease::lost), which cannot run either); a lease that
-    /// is dropped when the runtime has ended is not released but expires; calls from another runtime wait for this one
-    /// to be polled. Outside of any runtime it is [`Thread`](Self::Thread) after all.
+    /// Tasks on the runtime that builds the [`Leases`](crate::Leases). Outside of any runtime it is
+    /// [`Thread`](Self::Thread) after all.
+    ///
+    /// This saves two threads and a connection, and gives up what the threads are for:
+    ///
+    /// - A job that blocks the runtime for a TTL loses its lease. It finds out from [`check`](crate::Lease::check), not
+    ///   from [`lost`](crate::Lease::lost), which cannot run either.
+    /// - A lease that is dropped when the runtime has ended is not released but expires.
+    /// - Calls from another runtime wait for this one to be polled.
     ///
     /// When the runtime ends, every lease ends with it at once
     /// ([`KeeperEnded`](crate::LossReason::KeeperEnded)), and its key expires. From then on every call to the server
@@ -60,8 +65,9 @@ pub enum Keeper {
     /// [`Leases`](crate::Leases).
     ///
     /// The keeper's events and metrics go through a thread of their own here too, so a subscriber or an exporter that
-    /// blocks stops no renewal. But what fred logs through the `log` crate, and whatever else the program itself runs on
-    /// the runtime's threads (a waker, a subscriber in a task of its own), may block them, and the keeper with them.
+    /// blocks stops no renewal. But a logger of the `log` crate, which fred calls there, may block the runtime's
+    /// threads, and the keeper with them. So may anything else that the program runs there, such as a waker, or a
+    /// subscriber in a task of its own.
     CurrentRuntime,
 }
 
@@ -171,7 +177,7 @@ impl Host {
             _ => Self::thread(jumping)?,
         };
         let stop = Stop(host.stop.clone());
-        foreign::start()?;
+        foreign::start(Telling::default())?;
         Ok((host, stop))
     }
 
@@ -182,7 +188,7 @@ impl Host {
         host
     }
 
-    /// Has it known when the runtime ends before the keeper does.
+    /// Marks the end of the runtime, if it ends before the keeper.
     fn set_sentinel(&self) {
         let (host, sentinel) = (self.clone(), Sentinel(Some(self.life.clone())));
         self.runtime.spawn(async move {
@@ -276,7 +282,7 @@ impl Host {
         self.stop.is_cancelled()
     }
 
-    /// Runs to its end whoever asked for it, at the latest when the keeper ends; so it must be bounded.
+    /// Runs a task to its end, even if its caller has gone. The keeper ends only after it, so it must be bounded.
     pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
         if self.own_thread {
             self.tasks.spawn_on(task, &self.runtime);
@@ -333,9 +339,9 @@ impl Host {
         TimeKeeper { runtime: self.runtime.clone(), may_end }
     }
 
-    /// A timer that works from any executor: it belongs to the keeper's runtime, whoever polls it. Without a thread of
-    /// its own the keeper may have ended before the caller, whose own runtime then serves; where the caller has none, the
-    /// timer is over with the keeper's runtime.
+    /// A timer that works from any executor: it belongs to the keeper's runtime, if that has a thread of its own. If
+    /// not, that runtime may end before the caller, and the timer belongs to the caller's. For a caller without a
+    /// runtime the timer is over when the keeper's runtime ends.
     ///
     /// It is over early if the clock jumps that far.
     pub(crate) fn sleep(&self, span: Duration) -> impl Future<Output = ()> + Send + use<> {
@@ -343,7 +349,7 @@ impl Host {
         self.timer(span, jump)
     }
 
-    /// The same until a moment, by who has looked at the clock at `now`: a jump since then is not missed.
+    /// The same until a moment. The caller has read the clock at `now`: a jump since then is not missed.
     pub(crate) fn sleep_until(&self, now: Time, moment: Time) -> impl Future<Output = ()> + Send + use<> {
         let jump = self.jumping.as_ref().map(|jumping| jumping.to(moment));
         self.timer(moment.since(now), jump)
@@ -376,7 +382,7 @@ impl Host {
     }
 }
 
-/// Has the timers of a future be the keeper's: it can be polled by any executor, and by another one later.
+/// Gives a future the keeper's timers, so that any executor can poll it, and another one later.
 pub(crate) struct TimeKeeper {
     runtime: Handle,
     may_end: Option<(Arc<Life>, Pin<Box<WaitForCancellationFutureOwned>>)>,

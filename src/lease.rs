@@ -1,4 +1,4 @@
-//! What the holder has in its hands.
+//! A held lock: the lease, its handles, and the work under it.
 
 use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
 /// A held lock: from the acquire until [`release`](Self::release), loss or drop.
 ///
 /// The *keeper*, a thread of the library, extends it for as long as it lives. Believe in it only while
-/// [`check`](Self::check) says so, and stop when [`lost`](Self::lost) completes: from then on somebody else may hold the lock. For what must
-/// never go wrong, hand [`fence`](Self::fence) to whatever the lock protects.
+/// [`check`](Self::check) says so, and stop when [`lost`](Self::lost) completes: from then on somebody else may hold
+/// the lock. Where two writers would do harm, hand [`fence`](Self::fence) to whatever the lock protects.
 ///
 /// Dropping it releases the lock in the background and never blocks, inside a runtime, outside one or during a panic;
 /// [`release`](Self::release) tells whether that worked. A process that exits right after a drop may leave the key for
@@ -60,9 +60,9 @@ pub struct Lease {
     owner_slot: Option<Arc<OwnerSlot>>,
 }
 
-/// A look at a [`Lease`] that can be cloned and handed around: all of it but the release.
+/// A view of a [`Lease`] that can be cloned and handed around: all of it but the release.
 ///
-/// It keeps nothing held: when the lease goes, it says so.
+/// It does not keep the lock held: when the lease has gone, it says so.
 #[derive(Clone)]
 pub struct LeaseHandle {
     client: Arc<Client>,
@@ -94,7 +94,7 @@ impl Lease {
         &self.view
     }
 
-    /// This lease for code that needs to look, but not to release: a function that takes `&LeaseHandle` serves both.
+    /// This lease for code that does not release it: a function that takes `&LeaseHandle` serves both.
     #[must_use]
     pub fn as_handle(&self) -> &LeaseHandle {
         &self.view
@@ -135,9 +135,9 @@ impl Lease {
     /// hours, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see `label (released)` as
     /// its holder meanwhile. For a time that counts from the acquire there is [`Lock::keep_for`](crate::Lock::keep_for).
     ///
-    /// Of several leases of a [re-entrant](crate::Lock::reentrant) owner the one that lets go last decides: before that
-    /// this one ends, and nothing is kept. An [unconfirmed](Released::Unconfirmed) one may have kept nothing: the key may
-    /// then go after what was left of its TTL.
+    /// Of several leases of a [re-entrant](crate::Lock::reentrant) owner the last to be released decides: an earlier
+    /// one ends, and keeps nothing. An [unconfirmed](Released::Unconfirmed) release may have kept nothing: the key may
+    /// then go after the rest of its TTL.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl Lease {
         relayed!(Relay::of_answers(), self.part(keep))
     }
 
-    /// The key stays for so long from now on at least.
+    /// Releases the lease; the key stays for at least `keep` from now on.
     async fn part(self, keep: Duration) -> Result<Released, Error> {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
@@ -168,7 +168,7 @@ impl Lease {
         }
     }
 
-    /// The key stays for so long from now on at least, whenever it is released.
+    /// Keeps the key for at least this long from now on, whenever the lease is released.
     pub(crate) fn keep_for(&self, keep: Duration) {
         if !keep.is_zero() {
             let LeaseHandle { client, hold, .. } = &self.view;
@@ -216,7 +216,7 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// - What the work failed with. The lock is released then too.
+    /// - The error of the work. The lock is released then too.
     /// - [`Error::Lost`], as an `E`: the work was not started, was stopped, or ended with `Ok` when the lease was gone
     ///   already.
     ///
@@ -235,12 +235,17 @@ impl Lease {
         self.run_until(work, async move { relayed!(Relay::of_signals(), signal.over()) }).await
     }
 
-    /// As [`run`](Self::run), with time to tidy up. When no renewal gets through, the work is asked to stop `grace` before
-    /// the deadline, and is still protected; when the server says that the key is gone, it is asked at once, and is not.
-    /// [`lost`](LeaseHandle::lost) and [`cancellation_token`](LeaseHandle::cancellation_token) of its handle tell it, the
-    /// first with [`Expiring`](crate::LossReason::Expiring). From then on it is polled for `grace`, and for as long as the
-    /// lease holds after all; then it is dropped. If less than `grace` is left when the work begins, or when a process
-    /// that stood still goes on, only that much of it is protected: [`check`](LeaseHandle::check) tells.
+    /// As [`run`](Self::run), with time for the work to tidy up before a loss.
+    ///
+    /// If no renewal gets through, the work is asked to stop `grace` before the deadline, and is still protected. If
+    /// the server says that the key is gone, the work is asked at once, and is not protected. It hears of that from
+    /// [`lost`](LeaseHandle::lost) and [`cancellation_token`](LeaseHandle::cancellation_token) of its handle. In the
+    /// first case `lost` completes with [`Expiring`](crate::LossReason::Expiring), in the second with the reason of the
+    /// loss.
+    ///
+    /// From then on the work is polled for `grace`, and longer if the lease holds after all; then it is dropped. If
+    /// less than `grace` is left when the work begins, or after a pause of the process, only that much of it is
+    /// protected: [`check`](LeaseHandle::check) tells.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -300,7 +305,7 @@ impl Lease {
             }
         };
         let released = self.release().await;
-        // What the work failed with says more than a loss behind it.
+        // The error of the work says more than a loss that the release finds.
         let done = output?;
         released?;
         Ok(done)
@@ -319,7 +324,8 @@ impl Drop for Lease {
         // `close` must not take the connection away before the release.
         let _under_way = client.host.token();
         let leaving = self.view.leave();
-        // Not before the release is answered: a grant that is called out late for a token that nobody knows is passed on.
+        // In a `release` this comes after the answer: without the hold, a late notification of its grant would pass the
+        // lock on.
         if hold.holds() == 0 {
             client.watchdog.forget(hold);
         }
@@ -424,19 +430,22 @@ impl fmt::Debug for LeaseHandle {
     }
 }
 
-/// What a lease and its handles can both tell.
+/// The methods that a lease and its handles share.
 macro_rules! view {
     ($type:ident) => {
         impl $type {
             /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
-            /// log or its metrics exporter does. Completes before, while the lease is still held, when its holder is asked
-            /// to stop: with [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Leases::shutdown), with
-            /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::run_with_grace). From then on
-            /// [`check`](Self::check) and [`status_changes`](Self::status_changes) tell of its end.
+            /// log or its metrics exporter does.
             ///
-            /// The future owns what it needs: move it, pin it, spawn it. It fires at the deadline from a timer of the
-            /// keeper's ([rule 2](crate::safety#rule-2)), or earlier when the server says that the key is gone or taken; it completes with
-            /// [`LossReason::Released`](crate::LossReason::Released) when the release of this lease begins.
+            /// It completes before, while the lease is still held, when its holder is asked to stop: with
+            /// [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Leases::shutdown), with
+            /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::run_with_grace). From then on
+            /// [`check`](Self::check) and [`status_changes`](Self::status_changes) tell of the end.
+            ///
+            /// The future owns what it needs: move it, pin it, spawn it. A timer of the keeper's completes it at the
+            /// deadline ([rule 2](crate::safety#rule-2)). It completes earlier when the server says that the key is
+            /// gone or taken, and with [`LossReason::Released`](crate::LossReason::Released) when the release of this
+            /// lease begins.
             ///
             /// # Cancel safety
             ///
@@ -446,7 +455,7 @@ macro_rules! view {
                 async move { relayed!(Relay::of_signals(), signal.lost()) }
             }
 
-            /// Whether the lease holds right now: one look at the clock, so right even when the process was stopped
+            /// Whether the lease holds right now. It reads the clock, so it is right even when the process was stopped
             /// and no timer has run yet.
             ///
             /// ```
@@ -470,7 +479,7 @@ macro_rules! view {
                     let _under_way = client.host.token();
                     let reaction = hold.expire_if_due(now);
                     client.watchdog.execute(hold, reaction);
-                    // Whoever ended it may not have come to our signal yet.
+                    // The thread that ended it may not have come to our signal yet.
                     if let Some(lost) = hold.end() {
                         view.signal().end(&lost);
                     }

@@ -145,12 +145,12 @@ impl Leases {
         Guarded::new(self.client.clone(), key.as_ref())
     }
 
-    /// The locks that anybody holds now with this library, by their names. `pattern` is one of Redis' own kind (`*`, `?`,
-    /// `[a-z]`, `\` before what stands for itself), for names without the builder's [prefix](Builder::prefix). For a look
-    /// at a deployment: it goes through all keys of the server, in steps that nobody else notices.
+    /// The locks that anybody holds now with this library, by their names. `pattern` is one of Redis' own kind (`*`,
+    /// `?`, `[a-z]`, `\` before what stands for itself), for names without the builder's [prefix](Builder::prefix). For
+    /// the inspection of a deployment: it goes through all keys of the server, in steps that nobody else notices.
     ///
-    /// What comes or goes meanwhile may be missing. Over a quorum it has what any of the nodes has that answer; ask
-    /// each for its [`holder`](Lock::holder).
+    /// A lock that is acquired or released meanwhile may be missing. Over a quorum the list has the locks of every node
+    /// that answers; ask each lock for its [`holder`](Lock::holder).
     ///
     /// # Errors
     ///
@@ -170,15 +170,14 @@ impl Leases {
         Ok(names.map(|name| self.lock(name)).collect())
     }
 
-    /// What the server can do for waiters and holders, and what it tells of itself; over a quorum what those have in common
-    /// that answer. For a look at a deployment; nothing
-    /// has to be asked before locks are used.
+    /// The capabilities of the server, and facts about it; over a quorum those that the answering nodes have in common.
+    /// For the inspection of a deployment: locks work without this call.
     ///
-    /// It asks the server to push if that was not done yet, and waits for at most two command time-outs.
+    /// It asks the server for notifications if that was not done yet, and waits for at most two command time-outs.
     ///
     /// # Errors
     ///
-    /// The server cannot be reached, or this was closed. What it refuses to tell is no error.
+    /// The server cannot be reached, or this was closed. A fact that the server refuses to report is no error.
     ///
     /// # Cancel safety
     ///
@@ -189,13 +188,14 @@ impl Leases {
         Ok(relayed!(Relay::of_answers(), asking)?)
     }
 
-    /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a quorum,
-    /// would grant one that is free. What would refuse an acquire fails this too: a replica, a full memory, a missing right, data
-    /// that is still being loaded, a [`restart_delay`](Builder::restart_delay) that is not over. It takes at most a command
-    /// time-out; before the [first connection](Builder::build_lazy) also the time for that.
+    /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a
+    /// quorum, would grant one that is free. It fails for every cause that would refuse an acquire: a replica, a full
+    /// memory, a missing right, data that is still being loaded, a [`restart_delay`](Builder::restart_delay) that is
+    /// not over. It takes at most a command time-out; before the [first connection](Builder::build_lazy) also the time
+    /// for that.
     ///
-    /// It rehearses an acquire on the key `{prefix}:lh:health`, and writes nothing. A user who has no right to that key is told
-    /// only whether the server answers.
+    /// It rehearses an acquire on the key `{prefix}:lh:health`, and writes nothing. If your user has no right to that
+    /// key, it shows only whether the server answers.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -223,7 +223,8 @@ impl Leases {
         Ok(relayed!(Relay::of_answers(), rehearsal)?)
     }
 
-    /// How the nodes are, in the order in which the builder was given them: as far as answers have shown. Asks nothing.
+    /// The state of the nodes, in the order in which the builder was given them, as far as answers have shown it. Asks
+    /// nothing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -246,8 +247,8 @@ impl Leases {
     /// cancelled. The leases are renewed as before, and [`check`](crate::Lease::check) is `Ok`, until their holders release
     /// or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
     ///
-    /// Answers how many leases were still held at the limit: what they protect may be done elsewhere from then on. If another
-    /// call closed this before, it answers that call's number.
+    /// Returns how many leases were still held at the limit: others may do the work under them from then on. If another
+    /// call closed this before, it returns that call's number.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -350,8 +351,8 @@ impl Builder {
     }
 
     /// How long a server must have been up before it grants a lock: until then it may have forgotten, in a restart, who
-    /// holds it. Whoever waits waits on, [fair](crate::Lock::fair) waiters in their order. Zero, or at most a day,
-    /// rounded up to seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
+    /// holds it. Waiters wait on, [fair](crate::Lock::fair) ones in their order. Zero, or at most a day, rounded up to
+    /// seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
     ///
     /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more than
     /// the longest TTL that anybody uses there. (A longer one than this allows is refused.) Zero is for servers that
@@ -378,7 +379,7 @@ impl Builder {
         self
     }
 
-    /// Stands before every name, at most 256 bytes. Default none.
+    /// The prefix of all names, at most 256 bytes. Default none.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.options.prefix = prefix.into();
         self
@@ -390,17 +391,17 @@ impl Builder {
         self
     }
 
-    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s. It is also the longest that each step of a later
-    /// handshake may take, and, on Linux, for how long what was sent may stay unacknowledged before the connection counts
-    /// as broken.
+    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s. It is also the longest that each step of a
+    /// later handshake may take. On Linux a connection counts as broken when sent data stays unacknowledged for longer
+    /// than this.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self
     }
 
-    /// How long one answer of the server is waited for, 1 ms to an hour, the wait for a connection included. Default 1 s.
-    /// Renewals wait for as long as their lease allows. Make it longer than two round trips to the server: a release asks
-    /// twice within it.
+    /// How long a call waits for one answer of the server, 1 ms to an hour, the wait for a connection included. Default
+    /// 1 s. Renewals wait for as long as their lease allows. Make it longer than two round trips to the server: a
+    /// release asks twice within it.
     pub fn command_timeout(mut self, limit: Duration) -> Self {
         self.options.command_timeout = limit;
         self
@@ -414,22 +415,23 @@ impl Builder {
     }
 
     /// How long a [fair](crate::Lock::fair) waiter whose turn has come has to take the lock before it goes to the next
-    /// one, 50 ms to an hour; at most the TTL. Default 1 s. Waiters take it within a round trip: it is what one costs
-    /// the others whose process is stopped.
+    /// one, 50 ms to an hour; at most the TTL. Default 1 s. Waiters take it within a round trip. A waiter whose process
+    /// is stopped costs the others this time.
     pub fn grant_timeout(mut self, timeout: Duration) -> Self {
         self.options.grant_timeout = timeout;
         self
     }
 
-    /// For how long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours, unless the
-    /// lock [says otherwise](crate::Lock::fence_memory). Default 24 hours. Parts of a millisecond count as a whole one.
+    /// For how long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours,
+    /// unless the lock [says otherwise](crate::Lock::fence_memory). Default 24 hours. Parts of a millisecond count as a
+    /// whole one.
     ///
-    /// The floor is a small key beside the lock's, `{name}:lh:fence`. Because of it fences grow although the server's clock
-    /// was set back ([rule 9](crate::safety#rule-9)). What a shorter memory gives up: **the next fence may be smaller if the
-    /// server's clock was set back by more than it**. While the clock goes on, or stands, fences grow whatever it is. Zero
-    /// keeps a floor only until the server's clock has passed the fence, two milliseconds at most on one server: a name that
-    /// was released leaves nothing. It is for programs that lock millions of names; what those cost is on the page
-    /// [`deployments`](crate::deployments).
+    /// The floor is a small key beside the lock's, `{name}:lh:fence`. Because of it fences grow although the server's
+    /// clock was set back ([rule 9](crate::safety#rule-9)). A shorter memory has a price: **the next fence may be
+    /// smaller if the server's clock was set back by more than it**. While the clock goes on, or stands, fences grow
+    /// with any memory. Zero keeps a floor only until the server's clock has passed the fence, two milliseconds at most
+    /// on one server: a name that was released leaves nothing. That is for programs that lock millions of names; the
+    /// page [`deployments`](crate::deployments) says what those cost.
     ///
     /// The fence of a lock that is held stands in the lock's own key, and does not depend on it.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
@@ -467,8 +469,8 @@ impl Builder {
     ///   takes to find that two servers of a quorum are one, or that one of them is part of a cluster.
     /// - [`Error::Refused`]: the server turned us down, in its own words.
     /// - [`Error::Unavailable`]: a thread could not be started; the text says so, and the next `build` tries again. Or
-    ///   the server could not be reached for `connect_timeout`. Of a quorum a majority is enough, and
-    ///   the others are connected to as they come; [`Error::votes`] says what each was like.
+    ///   the server could not be reached for `connect_timeout`. Of a quorum a majority is enough, and the others are
+    ///   connected to as they come; [`Error::votes`] says how each was.
     ///
     /// # Cancel safety
     ///
@@ -483,8 +485,8 @@ impl Builder {
     /// runtime or outside.
     ///
     /// The first call then takes the time to connect, at most the `connect_timeout`, beside its own limits;
-    /// [`acquire_within`](Lock::acquire_within) keeps to its limit, and [`acquire`](Lock::acquire) waits. What
-    /// [`build`](Self::build) fails with is then the error of that call, and the next call tries again.
+    /// [`acquire_within`](Lock::acquire_within) keeps to its limit, and [`acquire`](Lock::acquire) waits. An error of
+    /// [`build`](Self::build) is then the error of that call, and the next call tries again.
     ///
     /// # Errors
     ///

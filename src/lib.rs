@@ -27,7 +27,7 @@ mod clock;
 mod error;
 mod foreign;
 mod guarded;
-#[cfg_attr(all(test, leasehold_shuttle), path = "shuttle_tests/keeper.rs")]
+#[cfg_attr(all(test, leasehold_shuttle), path = "keeper/shuttle.rs")]
 mod keeper;
 mod lease;
 mod leases;
@@ -92,7 +92,7 @@ pub use leasehold_protocol::{
 };
 
 pub use crate::{
-    capabilities::{Capabilities, Push},
+    capabilities::{Capabilities, Notifications},
     clock::{Clock, Jumps, SystemClock},
     error::{Details, Error, ErrorKind},
     guarded::Guarded,

@@ -1,4 +1,4 @@
-//! What to acquire, and how long to wait for it.
+//! A named lock: its options, and the calls that acquire it.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -76,8 +76,9 @@ impl Lock {
         self
     }
 
-    /// The longest that a lease is renewed for, counted from its acquire; at least the TTL. After that the holder is told
-    /// [`MaxHold`](crate::LossReason::MaxHold) and has what is left of the TTL to stop. `None`, the default, is no bound.
+    /// The longest that a lease is renewed for, counted from its acquire; at least the TTL. After that the lease ends
+    /// with [`MaxHold`](crate::LossReason::MaxHold), and its holder has the rest of the TTL to stop. `None`, the
+    /// default, is no bound.
     pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
         self.max_hold = max_hold.into();
         self
@@ -86,12 +87,16 @@ impl Lock {
     /// Lets the same [`Owner`] in again while it holds the lock: another [`Lease`] on the same acquisition, with the same
     /// fence and TTL. The key goes with the last of them.
     ///
-    /// It must be asked for both times. It is not the default because an owner is a *task*: all branches of `join!`, `select!`
-    /// and `buffer_unordered`, a dispatcher that acquires and hands the leases to workers, and all requests of one HTTP/1.1
-    /// connection would be let in together. Where that may be, [share](crate::LeaseHandle::share) the lease itself, or give each
-    /// an [`Owner`] of its own.
+    /// Both acquires must ask for it. It is not the default because an owner is a *task*. These would be let in
+    /// together:
     ///
-    /// Without it an acquire waits for whoever has the lock, its own task included, and a `wait` event warns of that.
+    /// - all branches of `join!`, `select!` and `buffer_unordered`
+    /// - all workers of a dispatcher that acquires leases and hands them out
+    /// - all requests of one HTTP/1.1 connection
+    ///
+    /// Where that may be, [share](crate::LeaseHandle::share) the lease itself, or give each an [`Owner`] of its own.
+    ///
+    /// Without it an acquire waits for any holder. It even waits for its own task, and a `wait` event warns of that.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -107,22 +112,25 @@ impl Lock {
         self
     }
 
-    /// First come, first served, across processes: the acquire takes a place in a queue on the server, and the lock
-    /// goes to the first of it at the very moment when it is released. The builder's, no, unless set here.
+    /// Acquires the lock first come, first served, across processes. The builder's setting, off, unless set here.
     ///
-    /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. A stopped process
-    ///   costs them one [grant](crate::Builder::grant_timeout), however many of its waiters there are. So does a process whose
-    ///   machine or network died, one that was out of the server's reach for ten minutes when its waiter gave up, and one
-    ///   that is killed where the server cannot call it ([`calls_waiters`](crate::Capabilities::calls_waiters) is false).
+    /// The acquire takes a place in a queue on the server. A release passes the lock to the first of the queue at that
+    /// very moment.
+    ///
+    /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. A stopped
+    ///   process costs them one [grant](crate::Builder::grant_timeout), however many of its waiters there are. So does
+    ///   a process whose machine or network died, and one that is killed where the server cannot notify it
+    ///   ([`notifies_waiters`](crate::Capabilities::notifies_waiters) is false). So does a waiter that gave up and
+    ///   could not tell the server for ten minutes.
     /// - [`try_acquire`](Self::try_acquire) does not overtake the queue either.
-    /// - Others, and other libraries, stay excluded while the lock is held or granted, and every release by this library
-    ///   passes it on to the queue. But a lock that becomes *free* goes to whoever asks first, who may not have asked for
-    ///   fairness: when its holder died and the key expired, after [`MaxHold`](crate::LossReason::MaxHold) or
+    /// - Others, and other libraries, stay excluded while the lock is held or granted, and every release by this
+    ///   library passes it on to the queue. But a lock that becomes *free* goes to the first to ask, fair or not. It
+    ///   becomes free when its holder died and the key expired, after [`MaxHold`](crate::LossReason::MaxHold) or
     ///   [`release_keeping`](crate::Lease::release_keeping), or when somebody deleted the key.
-    /// - After the server has lost the queue, and when a stopped process goes on, the waiters take their places again
-    ///   with the tickets that they had, one by one: the first to come back may be a later one.
-    /// - While a server is too young for the [`restart_delay`](crate::Builder::restart_delay), they only queue: what is
-    ///   released then is free until the delay is over.
+    /// - After the server has lost the queue, the waiters take their places again with their old tickets, one by one.
+    ///   So they do when a stopped process goes on. A later one may come first.
+    /// - While a server is too young for the [`restart_delay`](crate::Builder::restart_delay), waiters only queue: a
+    ///   lock that is released then is free until the delay is over.
     /// - It works on one server; over a quorum the acquire ends with [`Error::Config`].
     pub fn fair(mut self, fair: bool) -> Self {
         self.fair = fair;
@@ -137,14 +145,16 @@ impl Lock {
         self
     }
 
-    /// The key stays for at least so long after the acquire, whenever its lease is released or dropped: for work that must
-    /// not run again too soon, such as a task that every machine of a fleet starts once an hour. At most 24 hours, and over a
-    /// quorum at most the [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
+    /// Keeps the key for at least this long after the acquire, whenever its lease is released or dropped.
     ///
-    /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and a
-    /// lease that is lost leaves nothing: then the work has not been done. Neither does a release that does not reach the
-    /// server before the key has expired. Work that fails keeps the key as well. To keep it after success only, take a
-    /// lease and end it with [`release_keeping`](Lease::release_keeping) or [`release`](Lease::release).
+    /// For work that must not run again too soon, such as a task that every machine of a fleet starts once an hour. At
+    /// most 24 hours, and over a quorum at most the [`restart_delay`](crate::Builder::restart_delay). Zero, the
+    /// default, keeps nothing.
+    ///
+    /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and
+    /// a lease that is lost leaves nothing: then the work has not been done. A release that reaches the server after
+    /// the key has expired leaves nothing either. Work that fails keeps the key as well. To keep it after success only,
+    /// take a lease and end it with [`release_keeping`](Lease::release_keeping) or [`release`](Lease::release).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -161,18 +171,20 @@ impl Lock {
         self
     }
 
-    /// As whom to acquire; [`Owner::task`] unless set.
+    /// The owner of the acquires; [`Owner::task`] unless set.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = owner;
         self
     }
 
-    /// Is called when an acquire finds the lock held, whether the call waits or not: `try_acquire` and `try_run` call
-    /// it too. While one waits, it is called at first, and again when the lock has changed hands.
-    /// [`Holder::not_a_lock`] tells a key that is no lock, which nobody will release. It runs inside the acquire, in
-    /// the caller's own task, so it should be quick: while it blocks, this acquire stands still, and those behind it in
-    /// this process wait for up to two seconds and two command time-outs before they go on without it. A panic in it
-    /// unwinds through the acquire, which is undone as if it had been dropped. Nobody else notices either.
+    /// Calls `tell` when an acquire finds the lock held, whether the call waits or not: `try_acquire` and `try_run`
+    /// call it too. An acquire that waits calls it at first, and again when the lock has changed hands.
+    /// [`Holder::not_a_lock`] tells a key that is no lock, which nobody will release.
+    ///
+    /// It runs inside the acquire, in the caller's own task, so it should be quick. While it blocks, this acquire
+    /// stands still. Those behind it in this process go on without it after at most two seconds and two command
+    /// time-outs. A panic in it unwinds through the acquire, which is undone as if it had been dropped. Nobody else
+    /// notices the panic.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -212,21 +224,23 @@ impl Lock {
     ///
     /// Only what waiting cannot mend: [`Error::Config`] (a bad name or option), [`Error::Refused`] (a wrong password, a
     /// missing right), [`Error::Closed`]; [`Error::Unavailable`] once the runtime of a
-    /// [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime) has ended. A lock that is held is no error, whoever holds it, this task included. Neither is
-    /// an outage: the acquire goes on when the server is back, so no retry is needed around it.
+    /// [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime) has ended. A lock that is held is no error, whoever
+    /// holds it, this task included. Neither is an outage: the acquire goes on when the server is back, so no retry is
+    /// needed around it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the place up. What it may have acquired is released in the background, and nothing is
-    /// left in Redis after that. While the server is out of reach, a request that was sent already may be executed when it
-    /// is back: its key then lives for one TTL at most. What was not sent by then is never sent. A place in the queue of a
-    /// fair lock may stay for as long as others wait in it, if the server was out of reach for ten minutes.
+    /// Dropping the future gives the place up. A lock that it may have acquired is released in the background, and
+    /// nothing is left in Redis after that. While the server is out of reach, a request that was sent already may be
+    /// executed when it is back: its key then lives for one TTL at most. A request that was not sent by then is never
+    /// sent. A place in the queue of a fair lock may stay for as long as others wait in it, if the server stays out of
+    /// reach for ten minutes.
     pub fn acquire(&self) -> impl Future<Output = Result<Lease, Error>> + Send + use<> {
         self.clone().acquire_or_wait(Patience::Unlimited)
     }
 
     /// Acquires the lock, waiting for at most `limit`, exact to 20 ms, and to 35 ms while the server is silent. Zero is
-    /// one try. Where hundreds of waits of a process end at the same moment, the last of their last looks may take longer.
+    /// one try. Where hundreds of waits of a process end at the same moment, some of their last checks may take longer.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -243,8 +257,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::TimedOut`] with the holder if the lock was held at the last look
-    /// that there was time for an answer to, [`Error::Unavailable`] if that one had none.
+    /// As [`acquire`](Self::acquire). [`Error::TimedOut`] with the holder if the lock was held at the last check that
+    /// had time for an answer; [`Error::Unavailable`] if that check got none.
     ///
     /// # Cancel safety
     ///
@@ -334,7 +348,7 @@ impl Lock {
     /// All of them are an `E`.
     ///
     /// - As [`acquire`](Self::acquire): then the work never started, so nothing is done twice if you call again.
-    /// - What the work failed with. It wins over a loss that only the release behind it finds.
+    /// - The error of the work. It wins over a loss that only the release after it finds.
     /// - [`Error::Lost`], if the work was stopped, or ended with `Ok` when the lease was gone already.
     ///
     /// A release that is not confirmed is no error: see [the guide](crate::guide#when-a-release-is-not-confirmed).
@@ -435,8 +449,8 @@ impl Lock {
         }
     }
 
-    /// Who holds the lock now, ourselves included; `None` if nobody does. Over a quorum: who has its key on a majority of
-    /// the nodes, or may have, as far as they answer.
+    /// The current holder of the lock, ourselves included; `None` if there is none. Over a quorum: the one with its key
+    /// on a majority of the nodes, or that may have it there, as far as they answer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -452,7 +466,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// The server cannot be reached or says no, or the name is none.
+    /// The server cannot be reached or says no, or the name is not valid.
     ///
     /// # Cancel safety
     ///
@@ -465,8 +479,8 @@ impl Lock {
         Ok(holder.map(|holder| self.client.watchdog.recognize(&key, holder)))
     }
 
-    /// Who waits for the lock in its [fair](Self::fair) queue, the first in line first; at most ten thousand of them.
-    /// Waiters that did not ask for fairness are known to their own process only.
+    /// The waiters in the [fair](Self::fair) queue of the lock, the first in line first; at most ten thousand of them.
+    /// Only their own process knows of waiters that did not ask for fairness.
     ///
     /// # Errors
     ///
@@ -478,15 +492,15 @@ impl Lock {
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
         self.client.ready().await?;
         let key = self.key()?;
-        let (node, limit) = (self.client.sole()?, self.client.options.command_timeout);
-        let asking = node.ask(node.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
+        let (member, limit) = (self.client.sole()?, self.client.options.command_timeout);
+        let asking = member.ask(self.client.quorum.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
         let waiters: Waiters = relayed!(Relay::of_answers(), asking)?;
         Ok(waiters.into_iter().map(|(token, waited)| Waiter { token, waited }).collect())
     }
 
-    /// Deletes the lock's key **whoever holds it**, on every node, and says whether there was one. Its holder finds out by its next
-    /// renewal at the latest; until then two may believe that they hold the lock. For operators, after a holder that
-    /// will certainly not come back.
+    /// Deletes the lock's key **whoever holds it**, on every node, and says whether there was one. Its holder finds out
+    /// by its next renewal at the latest; until then two may believe that they hold the lock. For operators, after a
+    /// holder that will certainly not come back.
     ///
     /// # Errors
     ///
@@ -526,7 +540,7 @@ impl Lock {
         outcome
     }
 
-    /// Everything that can be refused without asking anybody.
+    /// Checks everything that can be refused without a request.
     fn wanted(&self) -> Result<Wanted, Error> {
         self.client.check_acquires()?;
         check_times(self.ttl, self.max_hold, self.client.quorum.restart_delay())?;
@@ -541,7 +555,7 @@ impl Lock {
     }
 }
 
-/// The most that [`Lock::waiters`] tells of.
+/// The most waiters that [`Lock::waiters`] returns.
 const MOST_WAITERS: usize = 10_000;
 
 impl fmt::Debug for Lock {

@@ -1,4 +1,4 @@
-//! The end of a lease, or what comes before it.
+//! The end of a lease, or the request to stop before it.
 
 use std::{
     error::Error as StdError,
@@ -13,7 +13,8 @@ use leasehold_protocol::{
     rounded::Rounded,
 };
 
-/// What [`lost`](crate::Lease::lost) completes with: which lease ended or is to end, why, and since when.
+/// The end of a lease, or the request to stop before it: which lease, why, and since when. [`lost`](crate::Lease::lost)
+/// completes with it.
 ///
 /// ```
 /// # use leasehold::{Leases, LossReason};

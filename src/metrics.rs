@@ -1,23 +1,33 @@
-// What is measured, with the crate feature `metrics`: see the page `docs/metrics.md`. Without it nothing is.
+// The measurements of the crate feature `metrics`: see the page `docs/metrics.md`. Without it there are none.
 
 use std::time::Duration;
 
 use leasehold_protocol::loss::{self, LossReason};
 
 use crate::error::Error;
-#[cfg(feature = "metrics")]
-use crate::sync::catching_panics;
 
+#[cfg(feature = "metrics")]
+mod describe;
 #[cfg(feature = "metrics")]
 mod least;
+#[cfg(feature = "metrics")]
 mod nodes;
+#[cfg(not(feature = "metrics"))]
+mod off;
+#[cfg(feature = "metrics")]
 mod series;
 
+#[cfg(not(feature = "metrics"))]
+use self::off::StageCell;
+#[cfg(not(feature = "metrics"))]
+pub(crate) use self::off::{Group, NodeMetrics, Telling, describe, have_news, undo_is_unconfirmed};
 #[cfg(feature = "metrics")]
-pub(crate) use self::series::Telling;
+use self::series::StageCell;
+#[cfg(feature = "metrics")]
 pub(crate) use self::{
+    describe::describe,
     nodes::{NodeMetrics, have_news, undo_is_unconfirmed},
-    series::Group,
+    series::{Group, Telling},
 };
 
 const ACQUIRES: &str = "leasehold_acquires_total";
@@ -26,52 +36,13 @@ const HOLD: &str = "leasehold_hold_seconds";
 const RENEWALS: &str = "leasehold_renewals_total";
 const RENEWAL: &str = "leasehold_renewal_seconds";
 const REMAINING: &str = "leasehold_renewal_remaining_ratio";
-#[cfg(feature = "metrics")]
-const LEAST: &str = "leasehold_least_remaining_ratio";
 const LOSSES: &str = "leasehold_losses_total";
 const HELD: &str = "leasehold_held";
 const WAITING: &str = "leasehold_waiting";
 const AT_RISK: &str = "leasehold_at_risk";
-#[cfg(feature = "metrics")]
-const NODE_UP: &str = "leasehold_node_up";
-#[cfg(feature = "metrics")]
-const CLOCK_OFFSET: &str = "leasehold_node_clock_offset_seconds";
-#[cfg(feature = "metrics")]
-const PUSH_ACTIVE: &str = "leasehold_push_active";
-#[cfg(feature = "metrics")]
-const RECONNECTS: &str = "leasehold_reconnects_total";
-#[cfg(feature = "metrics")]
-const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 
 /// A renewal is late if less than this is left of the TTL when it is confirmed. A good one leaves some two thirds.
 const LATE: f64 = 0.4;
-
-/// Tells an exporter what each of them is, and that nothing was counted so far.
-pub(crate) fn describe() {
-    #[cfg(feature = "metrics")]
-    {
-        use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
-        let _described = catching_panics(|| {
-            describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome.");
-            describe_histogram!(WAIT, Unit::Seconds, "From the call of an acquire to its lease.");
-            describe_histogram!(HOLD, Unit::Seconds, "From the acquire of a lock to its end.");
-            describe_counter!(RENEWALS, Unit::Count, "Renewals, by outcome; retries are not counted.");
-            describe_histogram!(RENEWAL, Unit::Seconds, "From a renewal's sending to its confirmation.");
-            describe_histogram!(REMAINING, "What was left of the TTL when a renewal was confirmed.");
-            describe_gauge!(LEAST, "The least that was left of any lease's TTL in the last one or two minutes.");
-            describe_counter!(LOSSES, Unit::Count, "Leases that ended otherwise than by a release, by reason.");
-            describe_gauge!(HELD, Unit::Count, "Locks that are held.");
-            describe_gauge!(WAITING, Unit::Count, "Acquires under way.");
-            describe_gauge!(AT_RISK, Unit::Count, "Locks that are held, and whose last renewal is not confirmed.");
-            describe_gauge!(NODE_UP, "Whether the node answers: 1 or 0.");
-            describe_gauge!(CLOCK_OFFSET, Unit::Seconds, "By how much the node's clock is ahead of this machine's.");
-            describe_gauge!(PUSH_ACTIVE, "Whether the node notifies of changes: 1 or 0.");
-            describe_counter!(RECONNECTS, Unit::Count, "Connections to the node that replaced a lost one.");
-            describe_counter!(UNDOS, Unit::Count, "Undos that no node confirmed: a key may stay for its TTL.");
-            series::begin();
-        });
-    }
-}
 
 /// An acquire under way; abandoned unless it is said how it ended.
 #[derive(Debug)]
@@ -110,12 +81,11 @@ impl Drop for Acquiring {
     }
 }
 
-/// A lock that is held, for as long as it counts as such. Without the feature it is nothing.
+/// A lock that is held, for as long as it counts as such.
 #[derive(Debug)]
 pub(crate) struct Holding {
     group: Group,
-    #[cfg(feature = "metrics")]
-    stage: std::sync::atomic::AtomicU8,
+    stage: StageCell,
 }
 
 /// The stages of a [`Holding`].
@@ -127,7 +97,8 @@ enum Stage {
     Over,
 }
 
-/// From one stage of a [`Holding`] to the next: told later, and then in any order with others, since gauges are added to.
+/// A change from one stage of a [`Holding`] to the next. It is told later, and in any order with others, since gauges
+/// are added to.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "it is told to nobody yet"]
 pub(crate) struct Turn {
@@ -174,11 +145,7 @@ impl Turn {
 impl Holding {
     pub(crate) fn begins(group: Group) -> Self {
         group.change(HELD, 1);
-        Self {
-            group,
-            #[cfg(feature = "metrics")]
-            stage: (Stage::Safe as u8).into(),
-        }
+        Self { group, stage: StageCell::new() }
     }
 
     /// Called in the order of what happened.
@@ -190,17 +157,8 @@ impl Holding {
         self.turns(Stage::Over)
     }
 
-    #[cfg_attr(not(feature = "metrics"), allow(clippy::unused_self, reason = "without the feature it is nothing"))]
     fn turns(&self, to: Stage) -> Turn {
-        #[cfg(feature = "metrics")]
-        let from = match self.stage.swap(to as u8, std::sync::atomic::Ordering::AcqRel) {
-            0 => Stage::Safe,
-            1 => Stage::AtRisk,
-            _ => Stage::Over,
-        };
-        #[cfg(not(feature = "metrics"))]
-        let from = to;
-        Turn { group: self.group, from, to }
+        Turn { group: self.group, from: self.stage.turn(to), to }
     }
 
     /// A renewal is sent when this is left of the TTL.
@@ -221,76 +179,5 @@ impl Holding {
 impl Drop for Holding {
     fn drop(&mut self) {
         self.is_over().tell();
-    }
-}
-
-#[cfg(all(test, feature = "metrics"))]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    const ALL: [&str; 16] = [
-        ACQUIRES,
-        WAIT,
-        HOLD,
-        RENEWALS,
-        RENEWAL,
-        REMAINING,
-        LEAST,
-        LOSSES,
-        HELD,
-        WAITING,
-        AT_RISK,
-        NODE_UP,
-        CLOCK_OFFSET,
-        PUSH_ACTIVE,
-        RECONNECTS,
-        UNDOS,
-    ];
-
-    /// Every word that looks like one of ours, without what an exporter adds to it.
-    fn named(text: &str) -> BTreeSet<&str> {
-        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        let ours = words.filter(|word| word.starts_with("leasehold_"));
-        ours.map(|word| ["_sum", "_count", "_bucket"].iter().find_map(|part| word.strip_suffix(part)).unwrap_or(word))
-            .collect()
-    }
-
-    const PAGE: &str = include_str!("../docs/metrics.md");
-    const ALERTS: &str = include_str!("../docs/metrics/alerts.yml");
-    const ALERTS_TEST: &str = include_str!("../docs/metrics/alerts.test.yml");
-    const DASHBOARD: &str = include_str!("../docs/metrics/dashboard.json");
-
-    #[test]
-    fn pages_dashboard_and_alerts_know_what_is_measured_and_nothing_else() {
-        let all: BTreeSet<&str> = ALL.into();
-        assert_eq!(named(PAGE), all);
-        assert_eq!(named(DASHBOARD), all);
-        let alerts = named(ALERTS);
-        assert!(alerts.len() >= 7 && alerts.is_subset(&all), "{alerts:?}");
-        assert_eq!(named(ALERTS_TEST), alerts);
-        let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
-        assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() >= 12));
-    }
-
-    /// With buckets there are no quantiles, and a panel of them would be empty.
-    #[test]
-    fn dashboard_and_alerts_do_with_buckets_and_without() {
-        for text in [DASHBOARD, ALERTS] {
-            assert!(!text.contains("quantile="), "a quantile is read");
-        }
-    }
-
-    #[test]
-    fn every_alert_has_a_test_and_a_section_of_the_page() {
-        let alerts: Vec<_> = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
-        assert!(alerts.len() >= 10, "{alerts:?}");
-        for alert in alerts {
-            let link = format!("leasehold/metrics/index.html#{}\n", alert.to_lowercase());
-            assert!(ALERTS.contains(&link), "{alert} does not say what to do");
-            assert!(PAGE.contains(&format!("\n### `{alert}`\n")), "{alert} has no section");
-            assert!(ALERTS_TEST.contains(alert), "{alert} has no test");
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! Who is asking.
+//! The owners of acquires.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,8 +7,8 @@ use std::{
 
 use tokio::task;
 
-/// Who acquires. It matters to [re-entrancy](crate::Lock::reentrant) only, and to the warning of an acquire that waits for its
-/// own owner.
+/// The owner of an acquire. It matters only to [re-entrancy](crate::Lock::reentrant), and to the warning of an acquire
+/// that waits for its own owner.
 ///
 /// ```
 /// # use leasehold::{Leases, Owner};
@@ -36,9 +36,9 @@ enum Kind {
 impl Owner {
     /// The Tokio task that first polls the acquire, or outside a task the thread that does. The default.
     ///
-    /// It stays the owner when the lease is moved elsewhere. All branches of `join!`, `select!` and
-    /// `buffer_unordered` are **one** task, and a dispatcher that acquires leases and hands them to workers is one task
-    /// too: with `reentrant(true)` they are all let in together.
+    /// It stays the owner when the lease is moved elsewhere. All branches of `join!`, `select!` and `buffer_unordered`
+    /// are **one** task. So is a dispatcher that acquires leases and hands them to workers. With `reentrant(true)` they
+    /// are all let in together.
     #[must_use]
     pub fn task() -> Self {
         Self(Kind::Task)
@@ -58,7 +58,7 @@ impl Owner {
         Self(Kind::Anonymous)
     }
 
-    /// Who that is, here and now; `None` for the anonymous.
+    /// The identity of this owner in the current task or thread; `None` for the anonymous.
     pub(crate) fn resolve(&self) -> Option<OwnerId> {
         match self.0 {
             Kind::Task => Some(task::try_id().map_or_else(|| OwnerId::Thread(thread::current().id()), OwnerId::Task)),

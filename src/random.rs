@@ -15,7 +15,7 @@ fn uuid() -> uuid::Uuid {
 }
 
 #[cfg(all(test, leasehold_shuttle))]
-use crate::shuttle_tests::random_uuid as uuid;
+use crate::sync::shuttle::random_uuid as uuid;
 
 /// A new token, never seen before.
 pub(crate) fn token(label: &str) -> Token {

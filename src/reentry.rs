@@ -1,4 +1,4 @@
-//! Re-entrancy: what makes two acquires one owner's, and what such an owner finds.
+//! Re-entrancy: the locks that each owner holds or is acquiring.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{owner::OwnerId, sync::Mutex, watchdog::Hold};
 
-/// Which re-entrant owner holds, or is acquiring, which lock.
+/// The re-entrant owners, and the locks that each holds or is acquiring.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
     table: Mutex<HashMap<(OwnerId, Key), Entry>>,
@@ -19,7 +19,7 @@ pub(crate) struct Owners {
 #[derive(Debug)]
 struct Entry {
     owner_slot: Weak<OwnerSlot>,
-    /// What was won; an acquire still under way has nothing yet.
+    /// The hold that was won; none while the acquire is still under way.
     hold: Option<Weak<Hold>>,
 }
 
@@ -32,9 +32,9 @@ pub(crate) struct OwnerSlot {
     won: CancellationToken,
 }
 
-/// What an owner finds that wants a lock.
+/// The state of a lock for an owner that wants it.
 pub(crate) enum Claim {
-    /// Nothing of its own, or other acquires that are under way: whichever wins, wins for all.
+    /// The owner does not hold it. Other acquires of the owner may be under way: the first win is a win for all.
     Free(Arc<OwnerSlot>),
     /// It holds the lock.
     Held(Arc<Hold>, Arc<OwnerSlot>),
@@ -43,7 +43,7 @@ pub(crate) enum Claim {
 impl Owners {
     pub(crate) fn claim(self: &Arc<Self>, owner: OwnerId, key: &Key, now: Time) -> Claim {
         let at = (owner, key.clone());
-        // Declared before the guard, so dropped after it: a seat's last reference locks the table.
+        // Declared before the guard, so dropped after it: a slot's last reference locks the table.
         let owner_slot;
         let mut table = self.table.lock();
         if let Some(entry) = table.get(&at) {
@@ -51,7 +51,7 @@ impl Owners {
             // Lost, expired or being released: a new acquisition.
             let live = |hold: &Arc<Hold>| !hold.remaining(now).is_zero();
             match (&owner_slot, &entry.hold) {
-                // The seat is being given up on another thread.
+                // The slot is being given up on another thread.
                 (None, _) => {}
                 (Some(owner_slot), None) => return Claim::Free(owner_slot.clone()),
                 (Some(owner_slot), Some(hold)) => {
@@ -73,7 +73,7 @@ impl Owners {
 }
 
 impl Entry {
-    /// Or of another seat, which has taken the place of a dying one.
+    /// Whether the entry is of this slot. If not, a newer slot has taken its place.
     fn is_of(&self, owner_slot: &OwnerSlot) -> bool {
         std::ptr::eq(self.owner_slot.as_ptr(), owner_slot)
     }

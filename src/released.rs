@@ -1,10 +1,10 @@
-//! What a release came to.
+//! The outcome of a release.
 
 use leasehold_protocol::failure::Failure;
 
 use crate::error::Details;
 
-/// What became of a [release](crate::Lease::release) of a lease that was ours to its end.
+/// The outcome of a [release](crate::Lease::release) of a lease that was ours to its end.
 ///
 /// Neither is a failure of the work, so `lease.release().await?` is all that most programs need. The
 /// [guide](crate::guide#when-a-release-is-not-confirmed) says more.

@@ -1,4 +1,4 @@
-//! What one holder is told about its lease, and how it hears of changes.
+//! The status and the signals of one lease, and the stream of its changes.
 
 use std::{
     future::{Future, poll_fn},
@@ -18,7 +18,7 @@ use crate::{
     sync::{Mutex, Notify, OnceLock, catching_panics},
 };
 
-/// Where a lease stands. That its holder is asked to stop ([`Closing`](crate::LossReason::Closing)) changes nothing here.
+/// The state of a lease. A request to its holder to stop ([`Closing`](crate::LossReason::Closing)) does not change it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -70,7 +70,7 @@ impl Deref for Signal {
     }
 }
 
-/// The signals of one lease: its status, whoever waits for it to change, and its cancellation.
+/// The signals of one lease: its status, the waiters for a change, and its cancellation.
 ///
 /// Kept small: ten thousand leases have ten thousand of them.
 pub(crate) struct Board {
@@ -81,7 +81,8 @@ pub(crate) struct Board {
 
 struct State {
     status: Status,
-    /// What `lost()` answers: set with the final status, for a release too; or before, when its holder is asked to stop.
+    /// The answer of `lost()`. Set with the final status, for a release too; or before, when the holder is asked to
+    /// stop.
     lost: Option<Lost>,
     version: u64,
 }
@@ -97,8 +98,8 @@ impl Board {
         Self::beside(None)
     }
 
-    /// For one more lease on an acquisition: a shutdown asks whoever has it to stop, as it has asked the others. What only
-    /// one of them was asked for is its own affair.
+    /// The board of one more lease on an acquisition. If a shutdown has asked the other lease to stop, it asks this one
+    /// too. A request to stop under a grace concerns one lease only, and is not copied.
     pub(crate) fn beside(other: Option<&Self>) -> Self {
         let asked = other.and_then(|other| other.state.lock().lost.clone());
         let lost = asked.filter(|lost| lost.reason() == LossReason::Closing);
@@ -150,7 +151,7 @@ impl Board {
 
     async fn until(&self, what: impl Fn(&State) -> Option<Lost>) -> Lost {
         loop {
-            // Made before the look, it hears of every change after it.
+            // Created before the check, it catches every change after it.
             let changed = self.changed.notified();
             if let Some(lost) = what(&self.state.lock()) {
                 return lost;
@@ -161,7 +162,7 @@ impl Board {
 
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
         let parent = self.cancel.get_or_init(CancellationToken::new);
-        // An end that came between the look and the set has found no token to cancel.
+        // An end just before the token was set has found none to cancel.
         if self.state.lock().lost.is_some() {
             parent.cancel();
         }
@@ -177,7 +178,8 @@ impl Signal {
         self.cancel();
     }
 
-    /// Cancels after the end, or when the holder is to stop. Runs foreign code: not on the keeper's thread, and what it panics with ends here.
+    /// Cancels the token after the end, or when the holder is to stop. Runs foreign code: never on the keeper's thread,
+    /// and a panic of it ends here.
     pub(crate) fn cancel(&self) {
         if self.cancel.get().is_none() || self.state.lock().lost.is_none() {
             return;
@@ -226,7 +228,7 @@ impl Signal {
     }
 }
 
-/// To drop the token takes its lock, in which a canceller may sit.
+/// A drop of the token takes its lock, which a thread that cancels it may hold.
 impl Drop for Board {
     fn drop(&mut self) {
         if let Some(cancel) = self.cancel.take().filter(|_| foreign::on_keeper()) {
@@ -370,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_dropped_wait_for_a_change_loses_none_and_the_next_one_is_woken() {
-        foreign::start().unwrap();
+        foreign::start_without_numbers();
         let signal = Signal::More(Arc::new(Board::new()));
         let mut changes = StatusChanges::new(signal.clone());
         assert!(pin!(changes.next()).poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -1,5 +1,8 @@
-//! What threads share is built from these, so that `scripts/shuttle` can put in others that switch threads at every
-//! step (`crate::shuttle_tests`).
+//! The types that shared state is built from. `scripts/shuttle` puts in others, which switch threads at every step
+//! (`crate::shuttle_tests`).
+
+#[cfg(all(test, leasehold_shuttle))]
+pub(crate) mod shuttle;
 
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
@@ -9,10 +12,10 @@ pub(crate) use {
 };
 
 #[cfg(all(test, leasehold_shuttle))]
-pub(crate) use crate::shuttle_tests::{Mutex, Notify, OnceLock, Semaphore, SemaphorePermit, atomic};
+pub(crate) use self::shuttle::{Mutex, Notify, OnceLock, Semaphore, SemaphorePermit, atomic};
 
-/// Takes a step that may run foreign code: wakers and subscribers. What one of them panics with was told by the hook of
-/// panics, and is no reason to leave the next step out.
+/// Runs a step that may run foreign code: wakers and subscribers. The panic hook has reported a panic already, and it
+/// is no reason to leave the next step out.
 pub(crate) fn catching_panics<T>(step: impl FnOnce() -> T) -> Option<T> {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -20,7 +23,7 @@ pub(crate) fn catching_panics<T>(step: impl FnOnce() -> T) -> Option<T> {
         Ok(done) => return Some(done),
         Err(payload) => payload,
     };
-    // It is foreign too, and may panic when it is dropped. What that panics with is not tried again.
+    // The payload is foreign too: its drop may panic. The payload of that panic is leaked, not dropped.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(payload);
     }

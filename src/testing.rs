@@ -55,8 +55,8 @@ impl ManualClock {
         self.jumps.notify();
     }
 
-    /// Moves it forward from one moment at which these leases want something to the next, and has that done. What is
-    /// due at the end is done too.
+    /// Moves the clock forward through each moment at which these leases have work due, and waits until it is done.
+    /// Work that is due at the end is done too.
     ///
     /// # Cancel safety
     ///
@@ -80,7 +80,7 @@ impl ManualClock {
     }
 }
 
-/// However often a lease wants to be looked at, time goes on.
+/// Time goes on, however often a lease is due for a check.
 const SHORTEST_STEP: Duration = Duration::from_millis(1);
 
 impl Default for ManualClock {
@@ -146,7 +146,7 @@ pub fn take_over(lock: &Lock) -> Result<(), Error> {
 }
 
 fn gates(client: &Client) -> Result<Vec<&Gate>, Error> {
-    let gates = client.quorum.members().map(|(_, member)| member.node()?.gate());
+    let gates = client.quorum.members().map(|(_, member)| member.gate());
     let elsewhere = || Error::config("this is for locks in memory: use a url such as memory://, or Leases::in_memory");
     gates.collect::<Option<_>>().ok_or_else(elsewhere)
 }

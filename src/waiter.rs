@@ -1,10 +1,10 @@
-//! Who waits for a lock.
+//! The waiters for a lock.
 
 use std::{fmt, time::Duration};
 
 use leasehold_protocol::token::Token;
 
-/// One who waits for a lock in its fair queue.
+/// A waiter in the fair queue of a lock.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Waiter {
     pub(crate) token: Token,

@@ -1,4 +1,4 @@
-//! What the command line may say.
+//! The command line: its commands, their options and values.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -8,7 +8,9 @@ use clap::{
 
 use crate::{
     duration::{self, A_DAY, written},
-    pages, settings,
+    pages,
+    servers::Servers,
+    settings::{self, refused},
 };
 
 /// Locks in Redis or Valkey for shell commands: held while they run.
@@ -40,7 +42,7 @@ impl Parser for Args {
         // The pages of help are made only when somebody reads them: to fill them in takes as long as to read the line.
         let said =
             read(Line::command()).or_else(|error| if is_help(&error) { read(Self::command()) } else { Err(error) })?;
-        // Which file there is to read, only the line itself can say.
+        // Only the line itself can name the configuration file.
         let mut matches = match settings::with_file(Line::command, &said)? {
             None => said,
             Some(tool) => read(tool)?,
@@ -88,14 +90,6 @@ fn is_help(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
 }
 
-/// A server that other processes see.
-pub(crate) fn url(text: &str) -> Result<String, String> {
-    if text.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("memory:")) {
-        return Err("such a lock is there for one process only: name a server, redis://, rediss:// or unix://".into());
-    }
-    Ok(text.into())
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
     /// Run a command under a lock, and stop it before the lock expires.
@@ -136,7 +130,7 @@ impl Task {
     }
 }
 
-/// What the tool calls itself for: apart from the others, so that no shell and no page offers it.
+/// Internal commands, by which the tool starts itself. They stand apart, so that no completion and no page offers them.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold")]
 pub(crate) enum Own {
@@ -146,54 +140,6 @@ pub(crate) enum Own {
     /// Dies of an interrupt.
     #[command(name = "__interrupted")]
     Interrupted,
-}
-
-/// Where the locks are. An option with a variable may also stand in the configuration file.
-#[derive(Debug, Clone, Part)]
-#[command(next_help_heading = "Server")]
-pub(crate) struct Servers {
-    /// The server: redis://, rediss:// or unix://.
-    #[arg(long, env = "LEASEHOLD_URL", hide_env_values = true, value_parser = url)]
-    pub(crate) url: Option<String>,
-    /// Read the URL from the first line of this file.
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_URL_FILE", hide_env_values = true)]
-    pub(crate) url_file: Option<PathBuf>,
-    /// Lock a majority of three or more independent servers.
-    #[arg(
-        long,
-        value_name = "URL,...",
-        value_delimiter = ',',
-        value_parser = url,
-        env = "LEASEHOLD_QUORUM",
-        hide_env_values = true
-    )]
-    pub(crate) quorum: Vec<String>,
-    /// Prefix of all lock names.
-    #[arg(long, default_value = "", hide_default_value = true, env = "LEASEHOLD_PREFIX", hide_env_values = true)]
-    pub(crate) prefix: String,
-    /// Longest time to connect.
-    #[arg(
-        long,
-        value_name = "DURATION",
-        value_parser = duration::parse,
-        default_value = "5s",
-        env = "LEASEHOLD_CONNECT_TIMEOUT",
-        hide_env_values = true
-    )]
-    pub(crate) connect_timeout: Duration,
-    /// Ignore a server until it has been up this long. Use the same value, above every TTL, in all programs [default: 31s
-    /// with --quorum].
-    #[arg(
-        long,
-        value_name = "DURATION",
-        value_parser = duration::parse,
-        env = "LEASEHOLD_RESTART_DELAY",
-        hide_env_values = true
-    )]
-    pub(crate) restart_delay: Option<Duration>,
-    /// The configuration file [default: /etc/leasehold.conf, if it exists].
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CONFIG", hide_env_values = true)]
-    pub(crate) config: Option<PathBuf>,
 }
 
 /// How long to wait for a lock that is held.
@@ -316,11 +262,6 @@ pub(crate) struct Stopping {
     pub(crate) grace: Option<Duration>,
 }
 
-/// The options do not go together.
-pub(crate) fn refused(why: impl std::fmt::Display) -> Error {
-    Error::raw(ErrorKind::ValueValidation, format!("{why}\n"))
-}
-
 #[derive(Debug, Clone, Part)]
 #[command(override_usage = "leasehold show [OPTIONS] <NAME>")]
 pub(crate) struct Show {
@@ -402,7 +343,7 @@ pub(crate) struct Man {
 
 #[derive(Debug, Clone, Part)]
 pub(crate) struct Exec {
-    /// The process whose death is ours.
+    /// The parent, with which this process dies.
     #[arg(long)]
     pub(crate) parent: i32,
     /// The pipe that says when to begin, and with what.

@@ -5,20 +5,20 @@ use std::{future::Future, time::Duration};
 use leasehold::{Builder, Keeper, Leases};
 
 use crate::{
-    args::Servers,
     exit::{Ended, Exit},
     say::{self, tell},
+    servers::Servers,
 };
 
-/// The TTL where none is asked for, and the shortest that there is.
+/// The default TTL, and the shortest one allowed.
 const USUAL_TTL: Duration = Duration::from_secs(30);
 const SHORTEST_TTL: Duration = Duration::from_millis(100);
-/// A restart delay is that much longer.
+/// The least by which a restart delay exceeds the TTL.
 const SECOND: Duration = Duration::from_secs(1);
-/// The restart delay of a quorum where none is asked for.
+/// The default restart delay of a quorum.
 const QUORUM_DELAY: Duration = Duration::from_secs(31);
 
-/// The server that is asked where none is named.
+/// The server to ask if none is named.
 const LOCAL: &str = "redis://127.0.0.1:6379";
 
 /// Runs this to its end, on this thread.
@@ -26,7 +26,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Resul
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Ended::new(Exit::Io, format!("no runtime: {error}")))?;
     let outcome = runtime.block_on(work);
-    // The program ends next, and its memory with it. A name server that says nothing must not keep us.
+    // The program ends next, and its memory with it. A silent name server must not delay the exit.
     std::mem::forget(runtime);
     outcome
 }
@@ -51,7 +51,7 @@ impl Servers {
         self.url.as_deref().unwrap_or(LOCAL)
     }
 
-    /// Whoever has named no server is told which one answers.
+    /// If no server was named, tells the user which one is asked.
     pub(crate) fn tell_a_guess(&self) {
         if !self.is_named() {
             tell(format_args!("asking {LOCAL}: neither --url nor LEASEHOLD_URL names a server"));
@@ -71,9 +71,9 @@ impl Servers {
         let builder = builder.connect_timeout(self.connect_timeout).prefix(&self.prefix);
         let builder = match self.restart_delay {
             None => builder,
-            // No delay suits any TTL.
+            // A delay of zero goes with any TTL.
             Some(delay) if delay.is_zero() => builder.restart_delay(delay),
-            // Who acquires says for how long; the others do not, and may not be refused for it.
+            // `run` and `hold` set their own TTL. For the others, choose one that `build` accepts beside the delay.
             Some(delay) => {
                 builder.ttl(USUAL_TTL.min(delay.saturating_sub(SECOND)).max(SHORTEST_TTL)).restart_delay(delay)
             }

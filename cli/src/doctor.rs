@@ -2,20 +2,21 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Capabilities, Clock, Error, Leases, NodeAnswer, Push, Released, SystemClock, Vote, Votes};
+use leasehold::{Capabilities, Clock, Error, Leases, NodeAnswer, Notifications, Released, SystemClock, Vote, Votes};
 use serde_json::{Value, json};
 
 use crate::{
-    args::{Doctor, Servers},
+    args::Doctor,
     connect::block_on,
     exit::{Ended, Exit},
     say::{print, shown},
+    servers::Servers,
 };
 
 /// The oldest server that has what the scripts need.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// From this share of the memory on floors of fences are worth a word, in percent.
+/// The share of the memory, in percent, from which floors of fences are worth a note.
 const MUCH: u8 = 50;
 
 /// By how much the clocks of a quorum may differ, in microseconds: what a lease of the usual TTL of 30 s allows for.
@@ -24,16 +25,16 @@ const CLOCKS_DIFFER: u64 = 302_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Ok,
-    /// A weaker promise, which may do: one holder at a time is not certain then.
+    /// A weaker promise, which may be enough: one holder at a time is not certain.
     Note,
     /// Something has to be done.
     Problem,
 }
 
-/// What was seen, and what to do about it.
+/// The result of one check, and the advice for it.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
-    /// What was looked at: a word for programs, which stays.
+    /// The subject of the check: a stable word for programs.
     check: &'static str,
     level: Level,
     what: String,
@@ -52,13 +53,13 @@ fn problem(check: &'static str, what: impl Into<String>, advice: &'static str) -
     Finding { check, level: Level::Problem, what: what.into(), advice }
 }
 
-/// What was found at one place.
+/// The findings about one server, or about a lock.
 struct Section {
     place: String,
     findings: Vec<Finding>,
 }
 
-/// What to do about what a server says, or about what it is. One cause has one advice, wherever it is met.
+/// Words of an error's text that name its cause, and the advice for it. One cause has one advice everywhere.
 const CAUSES: [(&str, &str); 11] = [
     ("is a replica", "name its primary in the URL"),
     ("READONLY", "name its primary in the URL"),
@@ -120,19 +121,19 @@ fn as_json(section: &Section) -> Vec<Value> {
     section.findings.iter().map(finding).collect()
 }
 
-/// Each server by itself, then a lock on all of them. And whether they were there.
+/// Examines each server by itself, then a lock on all of them. Also returns whether all were reachable.
 async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     let servers = &options.servers;
     let is_quorum = !servers.quorum.is_empty();
     let waits_after_restart = servers.delay().is_some_and(|delay| !delay.is_zero());
-    // Settings that are wrong are told as such, before anybody is asked.
+    // Report wrong settings as such, before any server is asked.
     drop(servers.builder().build_lazy()?);
     let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url().to_owned()] };
     let (mut sections, mut all_there) = (Vec::new(), true);
     for (at, url) in urls.into_iter().enumerate() {
         let alone = Servers { url: Some(url), quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
         let mut place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
-        // Of a quorum, the others would make up for one that grants nothing, and then none is to spare.
+        // In a quorum, the other servers would hide one that grants nothing, and then none is to spare.
         let findings = match look(&alone, is_quorum.then_some(&*options.name)).await {
             Ok((address, capabilities, vote)) => {
                 place = address;
@@ -171,7 +172,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     Ok((sections, all_there))
 }
 
-/// What a server tells of itself, and why it grants no lock of that name, if it does not.
+/// A server's address and capabilities. Given a name, also the reason if it grants no lock for that name.
 async fn look(
     servers: &Servers,
     name: Option<&str>,
@@ -201,7 +202,7 @@ async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
     Some(problem("vote", format!("it grants no lock: {why}"), advice))
 }
 
-/// What a server tells of itself. Whether it waits after a restart makes up for what it may have forgotten.
+/// Judges a server by its capabilities. A wait after each restart makes up for locks that it may have forgotten.
 fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> Vec<Finding> {
     let mut findings = vec![
         version(server.server()),
@@ -229,20 +230,22 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
         )),
         _ => {}
     }
-    findings.push(match server.push() {
-        Push::On => ok("push", "the server notifies of changes: waiters and holders hear of them at once"),
-        Push::Refused(reason) => note(
-            "push",
+    findings.push(match server.notifications() {
+        Notifications::On => {
+            ok("notifications", "the server notifies of changes: waiters and holders hear of them at once")
+        }
+        Notifications::Refused(reason) => note(
+            "notifications",
             format!(
                 "the server does not notify of changes ({reason}): waiters poll, and holders hear by the next renewal"
             ),
             "allow our user client and subscribe",
         ),
-        _ => note("push", "the server has not said in time whether it notifies of changes", ""),
+        _ => note("notifications", "the server has not said in time whether it notifies of changes", ""),
     });
-    if !server.calls_waiters() {
+    if !server.notifies_waiters() {
         findings.push(note(
-            "push",
+            "notifications",
             "the server cannot notify fair waiters: they poll",
             "allow our user subscribe, and all channels",
         ));
@@ -250,7 +253,7 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
     findings
 }
 
-/// What becomes of locks when its memory is full.
+/// Judges what the server does with locks when its memory is full.
 fn eviction(policy: &str, is_quorum: bool) -> Finding {
     const ADVICE: &str = "CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE";
     match policy {
@@ -268,7 +271,7 @@ fn eviction(policy: &str, is_quorum: bool) -> Finding {
     }
 }
 
-/// What a crash may make it forget.
+/// Judges what a crash may make the server forget.
 fn persistence(
     append_only: Option<bool>,
     append_fsync: Option<&str>,
@@ -300,7 +303,7 @@ fn persistence(
             "CONFIG SET appendfsync always, then CONFIG REWRITE, makes up for that; or --restart-delay 31s in every \
              program: a second more than the longest TTL",
         ),
-        // What a server does unless it is told otherwise, and enough for a lock that only saves work.
+        // The default of a server, and enough for a lock that only saves work.
         (Some(false), _) => note(
             "persistence",
             "no append-only file: a restart forgets who holds what",
@@ -323,7 +326,7 @@ fn version(server: Option<&str>) -> Finding {
     }
 }
 
-/// Takes and frees a lock, as `run` would.
+/// Acquires, renews and releases a lock, as `run` would.
 async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
     const RIGHTS: &str = "give our user the right that is named there, for these keys";
     const SLOW: &str = "find out why the servers, or the way to them, are slow or away, and ask again";
@@ -331,7 +334,7 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
     let lock = leases.lock(format!("{name}:doctor"));
     let mut misplaced = Vec::new();
     for name in [name, lock.name()] {
-        // An error is told below, by the lock.
+        // The lock below reports any error.
         if let Ok(Some(holder)) = leases.lock(name).holder().await {
             misplaced.extend(judge_key(name, holder.not_a_lock()));
         }
@@ -403,19 +406,19 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
     Ok(findings)
 }
 
-/// What is under a lock's name that is no lock.
+/// A problem if the key under a lock's name is no lock.
 fn judge_key(name: &str, not_a_lock: Option<&str>) -> Option<Finding> {
     let what = format!("{name:?} holds a {}, which is no lock: nobody releases it", not_a_lock?);
     Some(problem("name", what, "give the lock another name or a --prefix, or delete the key"))
 }
 
-/// Whether servers have been started too lately to grant anything.
+/// Whether servers grant nothing because they have just started.
 fn is_too_early(error: &Error) -> bool {
     let mut answers = error.votes().into_iter().flat_map(Votes::nodes).map(Vote::answer);
     answers.any(|answer| matches!(answer, NodeAnswer::Recovering { .. }))
 }
 
-/// Whether the clocks of the servers agree, where each has told its own.
+/// Whether the clocks of the servers agree, as far as the clocks are known.
 fn clocks(leases: &Leases) -> Option<Finding> {
     let nodes = leases.nodes();
     let offsets: Vec<i64> = nodes.iter().filter_map(leasehold::NodeStatus::clock_offset_micros).collect();

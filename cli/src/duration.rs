@@ -7,8 +7,8 @@ use humantime::{format_duration, parse_duration};
 /// The longest that a server can be asked to keep a key, or a floor of fences.
 pub(crate) const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The longest text, and the longest number in it: the parser panics at a sum that overflows by its last nanosecond, and
-/// none of these is as large.
+/// The longest text, and the longest number in it. The parser panics at a sum that overflows by its last nanosecond,
+/// and no text within these limits has such a sum.
 const LONGEST: (usize, usize) = (50, 10);
 
 /// A number of seconds, or numbers with units: `1h30m`, `90min`, `2.5s`.

@@ -4,14 +4,14 @@ use std::process::ExitCode;
 
 use leasehold::Error;
 
-/// Why the tool ends otherwise than with its command's own code.
+/// The way the tool ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// The command's own.
+    /// The command's own code.
     Command(u8),
     /// Somebody else holds the lock.
     Conflict(u8),
-    /// It was asked for something that cannot be.
+    /// The command line or the configuration is wrong.
     Usage,
     /// The server is not there, or refuses us.
     Unreachable,
@@ -58,7 +58,7 @@ impl Ended {
         Self { exit, why: Some(why.into()) }
     }
 
-    /// Whoever asked knows why.
+    /// An end without a message.
     pub(crate) fn silently(exit: Exit) -> Self {
         Self { exit, why: None }
     }
@@ -67,7 +67,7 @@ impl Ended {
         self.why.as_deref()
     }
 
-    /// Of a wait for a lock: `conflict` is the code for one that is held.
+    /// The end of a failed acquire: `conflict` is the code for a lock that is held.
     pub(crate) fn waiting(error: &Error, conflict: u8) -> Self {
         let exit = match error {
             Error::TimedOut { .. } => Exit::Conflict(conflict),

@@ -1,4 +1,4 @@
-//! What the bytes of a terminal's input mean.
+//! The keys in a terminal's input.
 
 /// A key that was pressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,13 +13,13 @@ pub(crate) enum Key {
     Byte(u8),
 }
 
-/// How far a key of several bytes has come.
+/// The state between the bytes of a key.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) enum Keys {
     #[default]
     Between,
     Escape,
-    /// Behind `ESC [` or `ESC O`, with a number of one digit; of more, with none that matters.
+    /// After `ESC [` or `ESC O`, with a number of one digit. A longer number belongs to no key here.
     Sequence(Option<u8>),
 }
 

@@ -1,4 +1,4 @@
-//! `leasehold show`, `ls` and `release`: who has which lock, and an end to it.
+//! `leasehold show`, `ls` and `release`: locks, their holders, and the forced release.
 
 use std::{
     fmt::Write as _,
@@ -120,7 +120,7 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
             if !confirmed(&options.name, &holder)? {
                 return Err(Ended::new(Exit::Conflict(1), "nothing was done"));
             }
-            // An answer takes its time, and was about this one.
+            // The user takes time to answer, and the answer is about this holder.
             match holder_again(&lock).await? {
                 None => return Ok(None),
                 Some(now) if is_same(&now, &holder) => break,
@@ -138,7 +138,7 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An idle connection may have been closed by the server meanwhile, and the next one answers.
+/// Reads the holder, if need be twice: the server may have closed an idle connection, and the next one answers.
 async fn holder_again(lock: &leasehold::Lock) -> Result<Option<Holder>, leasehold::Error> {
     match lock.holder().await {
         Err(error) if error.is_transient() => lock.holder().await,

@@ -18,6 +18,7 @@ mod look;
 mod pages;
 mod run;
 mod say;
+mod servers;
 mod settings;
 mod signals;
 mod table;

@@ -1,4 +1,4 @@
-//! What the help and the manual say about each command, beyond its options.
+//! The help and the manual pages of the commands, beyond their options.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use clap_mangen::{
     roff::{Roff, bold, roman},
 };
 
-/// Help fits into a terminal of so many columns.
+/// The width of help, in columns.
 pub(crate) const WIDTH: usize = 80;
 
 /// A part with a heading.
@@ -23,7 +23,7 @@ struct Section {
 
 enum Body {
     Text(&'static str),
-    /// Words, and what each of them means.
+    /// Words, each with its meaning.
     Terms(&'static [(&'static str, &'static str)]),
     /// Lines to type.
     Lines(&'static [&'static str]),
@@ -145,7 +145,7 @@ const HOLD: &[Section] = &[
     ),
 ];
 
-/// Of commands that ask the servers, and are done.
+/// The exit codes of commands that only ask the servers.
 const ASKS: Section = section(
     "Exit status",
     Terms(&[
@@ -239,7 +239,7 @@ const MAN: &[Section] = &[section(
     Lines(&["leasehold man run | man -l -", "leasehold man --out-dir /usr/local/share/man/man1"]),
 )];
 
-/// By the name of a command, or of the tool.
+/// The sections of the command of this name, or of the tool.
 fn sections(command: &str) -> &'static [Section] {
     match command {
         "leasehold" => TOOL,
@@ -272,7 +272,7 @@ pub(crate) fn help(command: &str) -> String {
     sections(command).iter().map(section).collect::<Vec<_>>().join("\n\n")
 }
 
-/// The text in lines that leave room for an indent of two, each beginning behind the term.
+/// The text in lines that allow for an indent of two, each beginning behind the term.
 fn wrapped(term: &str, text: &str) -> Vec<String> {
     let mut lines = vec![term.to_owned()];
     let mut begins = true;

@@ -1,4 +1,4 @@
-//! What the tool says. Who does not listen any more is no reason to fail, and never to panic.
+//! The tool's output. A reader that has gone is no reason to fail, and never to panic.
 
 use std::{
     env,
@@ -18,33 +18,33 @@ use crate::{
     signals::block_output_stops,
 };
 
-/// Whether standard output is a terminal that knows more than lines.
+/// Whether standard output is a terminal that can do more than print lines.
 pub(crate) fn is_drawn_on() -> bool {
     io::stdout().is_terminal() && env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
 
-/// A head, in bold if standard output is a terminal, and nobody minds (no-color.org).
+/// A head, in bold if standard output is a terminal and `NO_COLOR` is not set (no-color.org).
 pub(crate) fn bold(text: &str) -> String {
     let minds = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if is_drawn_on() && !minds { format!("\u{1b}[1m{text}\u{1b}[0m") } else { text.into() }
 }
 
-/// How long the tool waits in the end for whoever reads what it has told.
+/// How long the tool waits at its end until its messages are written.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What there is to be written, and who waits for that.
+/// A message to write, or a caller that waits until the earlier ones are written.
 pub(crate) enum Line {
     Text(String),
     End(Sender<()>),
 }
 
-/// The lines on their way to standard error, if anything was told and anybody can write it.
+/// The queue of lines for standard error, once it is needed. `None` within if its thread could not start.
 static LINES: OnceLock<Option<Sender<Line>>> = OnceLock::new();
 
-/// Whether anything was told since the last end.
+/// Whether a message was queued since the last `finish`.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Makes ready to tell something later, when a thread may not be had.
+/// Starts the thread that writes messages, if it does not run. Later the system may refuse us a thread.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
 pub(crate) fn prepare() -> Option<&'static Sender<Line>> {
     let start = || {
@@ -54,8 +54,8 @@ pub(crate) fn prepare() -> Option<&'static Sender<Line>> {
     LINES.get_or_init(start).as_ref()
 }
 
-/// A line on standard error, in its own time: a pipe may be full of what the command has said, and nobody read it. That must
-/// not hold up whoever renews the lease and stops the command.
+/// Queues a line for standard error, which another thread writes. The pipe may be full of the command's output, with
+/// nobody to read it. That must not delay the renewal of the lease or the end of the command.
 pub(crate) fn tell(what: impl Display) {
     if let Some(lines) = prepare() {
         TOLD.store(true, Ordering::Relaxed);
@@ -64,7 +64,7 @@ pub(crate) fn tell(what: impl Display) {
 }
 
 fn write_lines(lines: &Receiver<Line>) {
-    // Who writes in the background of a terminal may be stopped for it, and all of us with it.
+    // A write from the background of a terminal may stop the whole process.
     let _as_it_is = block_output_stops();
     for line in lines {
         match line {
@@ -74,7 +74,7 @@ fn write_lines(lines: &Receiver<Line>) {
     }
 }
 
-/// The command may have set what is its own too to `O_NONBLOCK`.
+/// Writes all of it, even if the command has set our common standard error to `O_NONBLOCK`.
 fn write_line(mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match io::stderr().write(bytes) {
@@ -86,7 +86,7 @@ fn write_line(mut bytes: &[u8]) {
     }
 }
 
-/// Waits a moment until what was told is written.
+/// Waits a moment until all messages are written.
 pub(crate) fn finish() {
     if !TOLD.swap(false, Ordering::Relaxed) {
         return;
@@ -98,7 +98,7 @@ pub(crate) fn finish() {
     }
 }
 
-/// What a text looks like where it must not do anything: a name may hold what moves a cursor, or turns the line around.
+/// The text with its unseen characters escaped: those in a name could move the cursor, or reverse the line.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().flat_map(|c| if is_unseen(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
@@ -119,7 +119,7 @@ pub(crate) fn write(bytes: &[u8]) -> Result<(), Ended> {
     written(output.write_all(bytes).and_then(|()| output.flush()))
 }
 
-/// Whoever does not read on has read enough.
+/// Accepts a broken pipe: its reader has read enough.
 pub(crate) fn written(result: io::Result<()>) -> Result<(), Ended> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

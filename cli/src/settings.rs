@@ -8,20 +8,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Arg, ArgMatches, Command, Error, builder::Resettable, parser::ValueSource};
-
-use crate::args::{Servers, refused, url};
+use clap::{Arg, ArgMatches, Command, Error, builder::Resettable, error::ErrorKind};
 
 /// The file that is read, if it exists, unless another is named.
-const FILE: &str = "/etc/leasehold.conf";
+pub(crate) const FILE: &str = "/etc/leasehold.conf";
 
-/// The tool, which takes no notice of an empty variable.
+/// The tool, made to ignore empty environment variables.
 pub(crate) fn without_empty_variables(tool: Command) -> Command {
     let is_empty = |option: &Arg| option.get_env().and_then(env::var_os).is_some_and(|value| value.is_empty());
     for_each_option(tool, |option| if is_empty(&option) { option.env(Resettable::Reset) } else { option })
 }
 
-/// The tool with the values of the configuration file as defaults, by what the line says of that file. `None`: there is none.
+/// The tool with the configuration file's values as defaults. The command line may name the file. `None`: there is
+/// none.
 pub(crate) fn with_file(tool: impl FnOnce() -> Command, said: &ArgMatches) -> Result<Option<Command>, Error> {
     let Some(named) = said.subcommand().and_then(|(_, said)| said.try_get_one::<PathBuf>("config").ok()) else {
         return Ok(None);
@@ -63,7 +62,7 @@ fn read(tool: &Command, text: &str) -> Result<BTreeMap<String, String>, (usize, 
             let mut names: Vec<_> = options().filter_map(Arg::get_long).collect();
             names.sort_unstable();
             names.dedup();
-            // A URL that stands alone has a password before its `=`, and cron mails what is printed.
+            // A URL alone on a line may have its password before an `=`, and cron mails what we print.
             let is_word = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
             let unknown = if is_word { format!("there is no setting {name:?}") } else { "this is no setting".into() };
             (line, format!("{unknown}: the settings are {}", names.join(", ")))
@@ -99,65 +98,7 @@ fn accepts(option: &Arg, value: &str) -> Result<(), String> {
     parsed.map(drop).map_err(|error| error.source().map_or_else(|| error.kind().to_string(), ToString::to_string))
 }
 
-/// Where a value comes from; the later goes before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Origin {
-    File,
-    Environment,
-    Line,
-}
-
-impl Servers {
-    /// Decides which servers are meant: what the line says goes before the environment, and that before the file.
-    pub(crate) fn settle(&mut self, said: &ArgMatches, needs_server: bool) -> Result<(), Error> {
-        let origin = |option| match said.value_source(option) {
-            Some(ValueSource::CommandLine) => Some(Origin::Line),
-            Some(ValueSource::EnvVariable) => Some(Origin::Environment),
-            Some(_) => Some(Origin::File),
-            None => None,
-        };
-        let origins = ["url", "url_file", "quorum"].map(origin);
-        let highest = origins.into_iter().max().flatten();
-        let [by_url, by_file, by_quorum] = origins.map(|origin| origin.is_some() && origin == highest);
-        if [by_url, by_file, by_quorum].into_iter().filter(|&is_meant| is_meant).count() > 1 {
-            return Err(refused("--url, --url-file and --quorum name different servers: give one of them"));
-        }
-        if !by_url {
-            self.url = None;
-        }
-        if !by_quorum {
-            self.quorum.clear();
-        }
-        if let Some(file) = self.url_file.take().filter(|_| by_file) {
-            self.url =
-                Some(first_line(&file).map_err(|why| refused(format_args!("--url-file {}: {why}", file.display())))?);
-        }
-        if highest.is_none() {
-            self.url = fallback()?;
-        }
-        if needs_server && !self.is_named() {
-            return Err(refused(format_args!(
-                "no server is named: give --url, or set LEASEHOLD_URL, or write `url = redis://HOST` to the file of --config, {FILE} by default"
-            )));
-        }
-        Ok(())
-    }
-
-    /// Whether anybody has said which servers are meant.
-    pub(crate) fn is_named(&self) -> bool {
-        self.url.is_some() || !self.quorum.is_empty()
-    }
-}
-
-fn first_line(file: &Path) -> Result<String, String> {
-    let text = fs::read_to_string(file).map_err(|error| error.to_string())?;
-    let line = text.lines().next().unwrap_or_default().trim();
-    if line.is_empty() { Err("its first line is empty".into()) } else { url(line) }
-}
-
-/// The server of other programs, where nobody has named one for this tool.
-fn fallback() -> Result<Option<String>, Error> {
-    let Some(value) = env::var_os("REDIS_URL").filter(|value| !value.is_empty()) else { return Ok(None) };
-    let value = value.into_string().map_err(|_| refused("REDIS_URL is not UTF-8"))?;
-    url(&value).map(Some).map_err(|why| refused(format_args!("REDIS_URL is {value:?}: {why}")))
+/// An error about options that do not go together, or a value that is not allowed.
+pub(crate) fn refused(why: impl std::fmt::Display) -> Error {
+    Error::raw(ErrorKind::ValueValidation, format!("{why}\n"))
 }

@@ -1,4 +1,4 @@
-//! The signals that come for us, and for a command as much as for us.
+//! The signals that come to us, and are meant for the command as well.
 
 use std::{io, str::FromStr};
 
@@ -12,16 +12,16 @@ use tokio::{
 const FORWARDED: [Signal; 8] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT];
 
-/// What has come for us since the tool began; and every change of a child.
+/// The signals that came to us since the tool began, and every change of a child.
 pub(crate) struct Signals {
     receiver: mpsc::UnboundedReceiver<Signal>,
-    /// What this thread did not let through before.
+    /// The signals that this thread blocked before.
     blocked: SigSet,
 }
 
 impl Signals {
-    /// Catches them from now on, but for those that whoever started us has had ignored (`nohup`); also those that it has
-    /// blocked. To be called on the main thread: the others' masks do not matter as long as this one lets them through.
+    /// Catches the signals from now on, also those that our parent has blocked, but none that it has ignored (`nohup`).
+    /// Call this on the main thread: the masks of others do not matter while this one lets the signals through.
     #[allow(clippy::disallowed_methods, reason = "its tasks are the tool's, and end with it")]
     pub(crate) fn catch() -> io::Result<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -43,7 +43,7 @@ impl Signals {
         Ok(Self { receiver, blocked })
     }
 
-    /// Does this with the signals blocked that were when the tool began: whom it starts is to have it so.
+    /// Acts with the signal mask that this thread had at first, so that a process started there inherits it.
     pub(crate) fn blocked_as_before<T>(&self, act: impl FnOnce() -> T) -> T {
         let ours = self.blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let done = act();
@@ -66,7 +66,7 @@ impl Signals {
     }
 }
 
-/// All that are caught.
+/// All signals that we catch.
 fn caught() -> io::Result<SigSet> {
     let mut set = SigSet::empty();
     for signal in FORWARDED.into_iter().chain([Signal::CHILD]) {
@@ -75,15 +75,15 @@ fn caught() -> io::Result<SigSet> {
     Ok(set)
 }
 
-/// Whoever writes to its terminal from the background, or changes it, is sent TTOU, which stops all of a process: not this
-/// thread's doing any more, and what was so before.
+/// Blocks TTOU on this thread, and returns the mask from before. A write to the terminal from the background, or a
+/// change of it, brings TTOU, which stops the whole process. A thread that blocks TTOU gets none.
 pub(crate) fn block_output_stops() -> nix::Result<SigSet> {
     let mut output = SigSet::empty();
     output.add(nix::sys::signal::Signal::SIGTTOU);
     output.thread_swap_mask(SigmaskHow::SIG_BLOCK)
 }
 
-/// Does this though we may be in the background of our terminal.
+/// Acts on our terminal without being stopped, even from its background.
 pub(crate) fn unstopped<T>(act: impl FnOnce() -> T) -> T {
     let before = block_output_stops();
     let done = act();
@@ -93,8 +93,8 @@ pub(crate) fn unstopped<T>(act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Stops this process, as whoever sent TSTP wants. Not by that signal, which we catch, and not by STOP: the system takes
-/// no notice of this one where nobody is there to continue us.
+/// Stops this process, as the sender of TSTP wants. We send TTIN: we catch TSTP, and STOP would stop us even if nobody
+/// could continue us. In that case the system ignores TTIN.
 pub(crate) fn stop_here() {
     let _unlikely = process::kill_process(process::getpid(), Signal::TTIN);
 }

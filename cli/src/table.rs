@@ -1,4 +1,4 @@
-//! What is held, as a table: for `ls` and `top`.
+//! The table of held locks, for `ls` and `top`.
 
 use std::{
     cmp::Ordering,
@@ -15,7 +15,7 @@ use crate::{
     say::shown,
 };
 
-/// So many locks are asked about at a time.
+/// The most locks to ask about at a time.
 const AT_ONCE: usize = 64;
 
 /// One lock that is held.
@@ -27,11 +27,11 @@ pub(crate) struct Row {
     pub(crate) since: Option<SystemTime>,
     pub(crate) remaining: Option<Duration>,
     pub(crate) fence: Option<Fence>,
-    /// How many wait in its fair queue, if that is known: nobody does over a quorum.
+    /// The number of waiters in its fair queue, if that is known. Over a quorum there is no queue.
     pub(crate) waiters: Option<usize>,
 }
 
-/// By what rows are sorted; equal ones are sorted by name.
+/// The order of rows. Equal ones are sorted by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Name,
@@ -62,7 +62,7 @@ impl Order {
         }
     }
 
-    /// Rows that do not tell come last.
+    /// Sorts the rows. Those without the value come last.
     pub(crate) fn sort(self, rows: &mut [Row]) {
         rows.sort_by(|one, other| {
             let by = match self {
@@ -79,11 +79,11 @@ impl Order {
     }
 }
 
-/// What there is to be seen.
+/// The held locks, as far as they can be read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
-    /// Why a lock that is held is not among them: one key that is broken, or not for us, hides none of the others.
+    /// The reasons why held locks are not among the rows: one key that is broken, or not for us, hides no other.
     pub(crate) unread: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     }))
 }
 
-/// Who waits for a lock; or why that is not for us to know, though who holds it may be.
+/// The waiters for a lock. The inner error tells why we may not see them, though we may see the holder.
 pub(crate) async fn waiting(lock: &Lock) -> Result<Result<Vec<Waiter>, Error>, Error> {
     match lock.waiters().await {
         Err(error) if error.is_transient() => Err(error),
@@ -167,7 +167,8 @@ pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
     cells.iter().map(line).collect()
 }
 
-/// The numbers are whole, and the two texts share what is left: the shorter one gives nothing that it needs.
+/// Narrows the columns to a line's width. The numbers stay whole, and the two texts share the rest: the shorter one
+/// gives nothing that it needs.
 fn narrow(widths: &mut [usize; 6], width: usize) {
     let [name, label, held, ttl, fence, waiting] = widths;
     let room = width.saturating_sub(*held + *ttl + *fence + *waiting + 5 * 2);
@@ -183,14 +184,14 @@ fn narrow(widths: &mut [usize; 6], width: usize) {
     }
 }
 
-/// Cut or filled to just that many columns.
+/// The text, cut or filled to exactly this many columns.
 fn fit(text: &str, columns: usize) -> String {
     let cut = cut(text, columns);
     let missing = columns.saturating_sub(cut.width());
     cut + &" ".repeat(missing)
 }
 
-/// No more than so many columns of it.
+/// The text, cut to at most this many columns.
 pub(crate) fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.into();
@@ -198,7 +199,7 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     let mut cut = String::new();
     for c in text.chars() {
         cut.push(c);
-        // As a whole: a sign may be wider for what follows it.
+        // Measure the whole: a character may be wider because of the next one.
         if cut.width() >= columns {
             cut.pop();
             break;
@@ -210,7 +211,7 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     cut
 }
 
-/// All of it, in lines of no more than so many columns.
+/// The whole text, in lines of at most this many columns.
 pub(crate) fn folded(text: &str, columns: usize) -> Vec<String> {
     let (mut lines, mut line, mut left) = (Vec::new(), String::new(), columns);
     for c in text.chars() {
@@ -294,7 +295,7 @@ mod tests {
         assert!(lines(&[row("hourly", &"l".repeat(100))], Some(80)).remove(1).starts_with("hourly  lll"));
     }
 
-    /// A heart is one column wide, and two with the sign behind it that asks for its picture.
+    /// A heart is one column wide, and two with the character behind it that asks for its picture.
     #[test]
     fn a_sign_that_another_makes_wider_is_counted_as_wide() {
         for columns in 0..20 {

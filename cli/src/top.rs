@@ -1,4 +1,4 @@
-//! `leasehold top`: what is held, again and again.
+//! `leasehold top`: the held locks, again and again.
 
 use std::{
     io::{self, Read, Write},
@@ -43,7 +43,7 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
     loop {
         tokio::select! {
             Ok(()) = seen.changed() => {}
-            // The terminal may have another size by then, or somebody have written to it.
+            // The terminal may have another size by then, or another process may have written to it.
             () = tokio::time::sleep(REDRAW) => {}
             key = keys.recv() => match key {
                 Some(Key::Byte(b'q' | b'Q' | 4)) => return Ok(ExitCode::SUCCESS),
@@ -56,7 +56,7 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
                     stop_here();
                     screen = Screen::enter();
                 }
-                // It was another's meanwhile, or is.
+                // Another process has the terminal, or had it meanwhile.
                 Signal::CONT => {
                     drop(screen);
                     screen = Screen::enter();
@@ -67,7 +67,7 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
             },
         }
         let size = tcgetwinsize(io::stdout()).ok();
-        // A terminal may not know it, and say 0.
+        // A terminal that does not know its size says 0.
         let (width, height) = size.map_or((0, 0), |size| (size.ws_col.into(), size.ws_row.into()));
         let (width, height) = (if width == 0 { 80 } else { width }, if height == 0 { 24 } else { height });
         let seen = seen.borrow_and_update().clone();
@@ -76,16 +76,16 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
     }
 }
 
-/// How often the same is drawn again.
+/// How often to draw the same again.
 const REDRAW: Duration = Duration::from_secs(1);
 
 /// The line of the table's head.
 const HEAD: usize = 2;
 
-/// No server is asked more often.
+/// The shortest time between two reads of the table.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// What each look finds, one after the other: a server that is slow to answer keeps nobody from ending.
+/// The latest table. A task reads it again and again, so that a slow server does not delay the exit.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
 fn looks(leases: Leases, pattern: String, interval: Duration) -> watch::Receiver<Result<Table, String>> {
     let (sender, receiver) = watch::channel(Err("no answer yet".to_owned()));
@@ -109,14 +109,14 @@ const EXPLAINED: [&str; 5] = [
     "q            quit",
 ];
 
-/// What is shown of the table.
+/// The visible part of the table.
 struct View {
     order: Order,
     /// The first line of the table that is shown.
     first: usize,
-    /// How many lines there was room for.
+    /// The number of lines of a page.
     page: usize,
-    /// It shows what the keys do.
+    /// It explains the keys instead.
     explains: bool,
 }
 
@@ -125,7 +125,7 @@ impl View {
         Self { order: Order::Name, first: 0, page: 1, explains: false }
     }
 
-    /// What lies behind the last page is left out when the picture is made.
+    /// Changes the view by a key. `page_of` goes back to the last page from any line behind it.
     fn press(&mut self, key: Key) {
         match key {
             Key::Up | Key::Byte(b'k') => self.first = self.first.saturating_sub(1),
@@ -140,7 +140,7 @@ impl View {
         }
     }
 
-    /// A picture of so many columns and lines at most: what it is about, and the table or what went wrong.
+    /// A picture of at most this size: its subject, then the table, the keys or an error.
     fn frame(
         &mut self,
         leases: &Leases,
@@ -187,7 +187,7 @@ impl View {
         lines.iter().map(|line| table::cut(line, width)).collect()
     }
 
-    /// As many lines as there is room for. Where that is not all of them, the last says which they are.
+    /// The lines that fit. Where that is not all, the last line says which they are.
     fn page_of(&mut self, body: Vec<String>, room: usize) -> Vec<String> {
         let all = body.len();
         if all <= room {
@@ -206,7 +206,7 @@ impl View {
     }
 }
 
-/// The keys that are pressed; none any more when the input ends.
+/// The keys that are pressed. After the end of the input there are none.
 #[allow(clippy::disallowed_methods, reason = "nothing else can wait for a key, and it ends with the program")]
 fn keys() -> mpsc::UnboundedReceiver<Key> {
     let (sender, receiver) = mpsc::unbounded_channel();
@@ -218,19 +218,19 @@ fn keys() -> mpsc::UnboundedReceiver<Key> {
                 return;
             }
         }
-        // An input that has ended says nothing, and is no reason to end.
+        // The end of the input is no reason to quit.
         std::mem::forget(sender);
     });
     receiver
 }
 
-/// The terminal while it is drawn on; as it was before when dropped.
+/// The terminal while we draw on it. A drop restores it.
 struct Screen {
     before: Option<Termios>,
 }
 
 impl Screen {
-    /// In the background of the terminal it is not ours: we stop until it is.
+    /// Takes the screen. In the background of the terminal, we stop until the terminal is ours.
     fn enter() -> Self {
         let input = io::stdin();
         if tcgetpgrp(&input).is_ok_and(|foreground| foreground != getpgrp()) {
@@ -248,11 +248,11 @@ impl Screen {
     }
 }
 
-/// From the upper left corner on; what was there before is wiped away.
+/// Draws the lines from the upper left corner on, and wipes away what was there before.
 fn draw(lines: &[String], is_table: bool) -> Result<(), Ended> {
     let line = |(at, line): (usize, &String)| if is_table && at == HEAD { bold(line) } else { line.clone() };
     let lines: Vec<String> = lines.iter().enumerate().map(line).collect();
-    // Each line is wiped first: behind a line as wide as the terminal that would wipe its last sign.
+    // Wipe each line first: behind a line as wide as the terminal, that would wipe the line's last character.
     say::write(format!("\u{1b}[H\u{1b}[2K{}\u{1b}[J", lines.join("\n\u{1b}[2K")).as_bytes())
 }
 
@@ -291,7 +291,7 @@ mod tests {
             view.press(key);
             assert_eq!(lines(&mut view, 9, 3)[0], first, "{key:?}");
         }
-        // Fewer than before, and a terminal that has no room at all.
+        // Fewer lines than before, and a terminal without any lines.
         view.press(Key::End);
         assert_eq!(lines(&mut view, 4, 3)[0], "2");
         let _no_panic = lines(&mut view, 4, 0);

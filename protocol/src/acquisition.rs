@@ -1,18 +1,20 @@
-//! The whole life of one token: it is attempted, held, released and over; and whatever its answers leave is undone.
+//! The whole life of one token: attempted, held, released and over. The driver undoes what late answers leave on nodes.
 //!
-//! The driver sends what [`Actions`] ask for, and brings each answer back with what was [`Sent`]. It decides nothing.
+//! The driver sends the requests that [`Actions`] ask for, and returns each answer with the request that was [`Sent`].
+//! The driver decides nothing.
 //!
 //! # Invariants
 //!
-//! 1. A node that may have our token when nobody uses it is undone: after an attempt that was not won, after a loss, after
-//!    a release that it did not confirm, and whenever its vote or its repair comes after the end (rule 6).
-//! 2. A lease that a majority has denied is undone when its holder lets go. Until then it stays on the others: where those
-//!    who denied it give no vote yet, that keeps everybody else out while the job stops.
+//! 1. A node that may have our token when nobody uses it is undone (rule 6). That is the case after an attempt that was
+//!    not won, after a loss, and after a release that the node did not confirm. It is also the case when the node's
+//!    vote or repair comes after the end.
+//! 2. A lease that a majority has denied is undone when its holder lets go. Until then its key stays on the other
+//!    nodes. While the nodes that denied it do not vote yet, that keeps everybody else out while the job stops.
 //! 3. After `max_hold` nothing is undone: the key runs out, and the job has what is left of its TTL to stop (rule 8).
-//! 4. A release is asked for twice on a node that gives no answer, unless the node refuses. What the first request may have
-//!    done, the second does not take for a loss (rule 5).
-//! 5. A vote that comes after a release on its own route needs no undo, for the release arrived later: unless the vote was
-//!    overtaken, or may come still.
+//! 4. The driver releases a second time on a node that gave no answer, but not on one that refused. If the first
+//!    request may have released the key, a missing key is no loss for the second (rule 5).
+//! 5. A vote that comes after a release on its own route needs no undo, for the release arrived later. That does not
+//!    hold for a vote that was overtaken, or that may still come.
 
 use std::time::Duration;
 
@@ -29,7 +31,7 @@ use crate::{
     time::Time,
 };
 
-/// What a request asks for.
+/// The purpose of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ask {
     /// The node's vote.
@@ -42,9 +44,9 @@ pub enum Ask {
     Repair,
     /// To release the key.
     Release {
-        /// Whether no request before it may have done so.
+        /// Whether no earlier request may have released it.
         only_sending: bool,
-        /// Whether there is no second one after it.
+        /// Whether no second request follows it.
         is_last: bool,
     },
 }
@@ -54,20 +56,20 @@ pub enum Ask {
 pub struct Sent {
     /// The node.
     pub node: usize,
-    /// What for.
+    /// Its purpose.
     pub ask: Ask,
-    /// When, before it was handed to the transport (rule 1).
+    /// The time before it was handed to the transport (rule 1).
     pub at: Time,
 }
 
-/// What a node said about our token.
+/// A node's answer about our token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Said {
     /// To [`Ask::Acquire`].
     Vote {
-        /// What it came to.
+        /// The node's vote.
         acquired: Acquired,
-        /// Whether what was asked after it on its route may have come before it.
+        /// Whether a later request on its route may have arrived before it.
         overtaken: bool,
     },
     /// To a raise, a renewal or a release.
@@ -76,7 +78,7 @@ pub enum Said {
     Repaired(Repaired),
 }
 
-/// What the driver has to do.
+/// The driver's orders for now.
 #[derive(Debug, Default)]
 #[must_use = "actions are there to be carried out"]
 pub struct Actions {
@@ -94,7 +96,7 @@ pub struct Actions {
     pub release_again: Option<ReleaseAgain>,
     /// Take the token back.
     pub undo: Option<Undo>,
-    /// What has come about.
+    /// The news, if there is any.
     pub news: Option<News>,
 }
 
@@ -107,12 +109,12 @@ pub struct ReleaseAgain {
     pub only_sending: bool,
     /// Whether it is worth waiting until a silent node answers again.
     pub waits: bool,
-    /// What came of the first: the outcome, if there is no time for a second.
+    /// The failure of the first request. It is the outcome if there is no time for a second.
     pub failure: Failure,
 }
 
 impl ReleaseAgain {
-    /// What it asks for.
+    /// The purpose of the second request.
     pub fn ask(&self) -> Ask {
         Ask::Release { only_sending: self.only_sending, is_last: true }
     }
@@ -125,18 +127,18 @@ pub struct Undo {
     pub nodes: Nodes,
     /// At first on this route.
     pub route: Route,
-    /// What is to become of the key.
+    /// How to leave the key.
     pub mode: ReleaseMode,
     /// Whether it is an attempt that is undone, and not a lease.
     pub is_attempt: bool,
 }
 
-/// What has come about.
+/// An event in the life of the token.
 #[derive(Debug)]
 pub enum News {
     /// The lease is ours, with this fence.
     Acquired(Fence),
-    /// It is not, and will not be.
+    /// It is not ours, and will not be.
     NotAcquired(Verdict),
     /// The lease is at risk, is well again, or is lost: see [`Acquisition::phase`].
     Phase,
@@ -144,7 +146,7 @@ pub enum News {
     Released(End),
 }
 
-/// What is left to do when the holder lets go.
+/// The task left when the holder lets go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leaving {
     /// Nothing.
@@ -156,17 +158,17 @@ pub enum Leaving {
     },
 }
 
-/// What is settled before the first request is sent.
+/// The settings of an acquisition, fixed before the first request is sent.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What the life of the lease is bounded by.
+    /// The bounds of the lease's life.
     pub lease: LeaseConfig,
     /// How many nodes there are.
     pub nodes: usize,
     /// The route of the attempt.
     pub route: Route,
-    /// How long after the attempt the lease is first renewed, if sooner than at a third of its TTL: from there on nodes
-    /// notify of what happens to the key.
+    /// How long after the attempt the lease is first renewed, if sooner than at a third of its TTL. From then on nodes
+    /// notify of changes of the key.
     pub renew_first_after: Option<Duration>,
     /// Spreads renewals. Leases of the same jitter can travel together.
     pub jitter: Jitter,
@@ -177,7 +179,7 @@ pub struct Config {
 pub struct Acquisition {
     /// When the attempt was sent.
     sent: Time,
-    /// On which route.
+    /// The route of the attempt.
     route: Route,
     /// The route of the release, once it has begun.
     released_on: Option<Route>,
@@ -216,7 +218,7 @@ struct Releasing {
     unconfirmed: Nodes,
 }
 
-/// What is left to know when all is over but for late answers.
+/// The state once all is over but for late answers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Over {
     may_be_on: Nodes,
@@ -265,7 +267,7 @@ impl Acquisition {
         matches!(self.stage, Stage::Releasing(_))
     }
 
-    /// Whether nothing is left to do but to hear late answers.
+    /// Whether nothing is left to do but to handle late answers.
     pub fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over(_))
     }
@@ -309,12 +311,12 @@ impl Acquisition {
         self.lease(|lease| lease.tick(now))
     }
 
-    /// Others are renewed now: whether this one goes along.
+    /// Others are renewed now: renews this one along with them, if that suits.
     pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Actions {
         self.lease(|lease| lease.go_along(now, meets))
     }
 
-    /// Is the time of the lease up?
+    /// Ends the lease if its time is up.
     pub fn expire_if_due(&mut self, now: Time) -> Actions {
         self.lease(|lease| lease.expire_if_due(now))
     }
@@ -340,7 +342,7 @@ impl Acquisition {
         }
     }
 
-    /// Every lease on it ends, for a reason that no node has given: nobody can look after it any more.
+    /// Ends the lease for a reason that no node has given, such as the end of its keeper.
     pub fn finish(&mut self, now: Time, reason: LossReason) -> Actions {
         self.lease(|lease| lease.finish(now, reason))
     }
@@ -385,7 +387,7 @@ impl Acquisition {
         (leaving, actions)
     }
 
-    /// Releases what [`let_go`](Self::let_go) has left, and tells what came of it.
+    /// Releases the lease that [`let_go`](Self::let_go) has left. The outcome comes as [`News::Released`].
     pub fn release(&mut self, route: Route, mode: ReleaseMode) -> Actions {
         let Stage::Leaving { nodes, may_be_on, valid_until } = self.stage else { return Actions::default() };
         let tally = ReleaseTally::new(nodes, valid_until);
@@ -508,7 +510,7 @@ impl Acquisition {
         let may_be_there = may_be_on.contains(node);
         let again = said.as_ref().err().filter(|failure| !is_last && !failure.is_refusal());
         if let Some(failure) = again {
-            // It has come nowhere, or the connection broke, or is silent.
+            // The request arrived nowhere, or the connection broke, or is silent.
             let only_sending = !failure.may_have_happened();
             let waits = may_be_there || !only_sending;
             let again = ReleaseAgain { node, only_sending, waits, failure: failure.clone() };
@@ -541,7 +543,7 @@ impl Acquisition {
         Actions { renew, reconnect, repair, undo, news: news.then_some(News::Phase), ..Actions::default() }
     }
 
-    /// How this token is taken back now, from nobody yet.
+    /// The undo of this token at its stage, on no nodes yet.
     fn undo(&self) -> Undo {
         let (is_attempt, mode) = match &self.stage {
             Stage::Attempting { .. } => (true, ReleaseMode::Delete),
@@ -553,7 +555,7 @@ impl Acquisition {
         Undo { nodes: Nodes::NONE, route, mode, is_attempt }
     }
 
-    /// How a vote is taken back that comes when nobody uses it: on its own route the undo arrives later.
+    /// The undo of a vote that comes when nobody uses it. It takes the vote's own route, so that it arrives later.
     pub fn undo_of_vote(&self, node: usize) -> Undo {
         let is_attempt = self.fence.is_none();
         Undo { nodes: Nodes::one(node), route: self.route, mode: ReleaseMode::Delete, is_attempt }

@@ -3,12 +3,12 @@
 //!
 //! # Invariants
 //!
-//! 1. Validity counts from before the first send, never from a reply (rule 1). A majority that is complete when that is
-//!    used up is no win.
+//! 1. Validity counts from before the first send, never from a reply (rule 1). A majority that completes after its end
+//!    is no win.
 //! 2. An unknown outcome is not a no: every node that may hold our token is undone unless the attempt was won (rule 6).
-//! 3. A win is the only verdict with a fence, and it has one only when a majority holds our token with a floor that is
-//!    at least that fence, and a majority issued nothing larger (rule 10; deployments: how fences grow over a quorum).
-//! 4. A loss is told when no majority can grant any more, and it is known whether one is there at all.
+//! 3. A win is the only verdict with a fence. A majority then holds our token with a floor that is at least that fence,
+//!    and a majority issued nothing larger (rule 10; deployments: how fences grow over a quorum).
+//! 4. The verdict is a loss once no majority can grant any more, and it is known whether another holder has one.
 
 use std::time::Duration;
 
@@ -22,22 +22,22 @@ use crate::{
     time::Time,
 };
 
-/// No node of several is waited for any shorter, however short the TTL is.
+/// The least wait for one of several nodes, however short the TTL is.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(20);
 
-/// How long one of so many nodes is waited for: less than the TTL, so that what the others said is still good; but two
-/// phases over slow links must fit in. The only node gets the whole limit.
+/// The longest wait for one of so many nodes. It is less than the TTL, so that the answers of the others are still
+/// good. But two phases over slow links must fit in. The only node gets the whole limit.
 pub fn limit(nodes: usize, limit: Duration, ttl: Duration) -> Duration {
     if nodes == 1 { limit } else { limit.min((ttl / 2).max(SHORTEST_LIMIT)) }
 }
 
-/// What is to be done after an answer.
+/// The driver's next step after an answer.
 #[derive(Debug)]
 #[must_use = "an attempt goes on only if its steps are taken"]
 pub enum Step {
-    /// Hear the next answer.
+    /// Wait for the next answer.
     Wait,
-    /// Raise the floor on these nodes, then go on hearing.
+    /// Raise the floor on these nodes, then wait for more answers.
     Raise {
         /// To at least this one.
         fence: Fence,
@@ -48,7 +48,7 @@ pub enum Step {
     Won {
         /// Larger than every holder's before.
         fence: Fence,
-        /// What the nodes hold and deny.
+        /// The grants and denials of the nodes.
         tally: Tally,
     },
     /// It is not. Answers that come now are for [`late`].
@@ -60,19 +60,20 @@ pub enum Step {
 pub enum Verdict {
     /// Somebody holds it.
     Busy {
-        /// Who holds it on a majority.
+        /// The holder on a majority.
         holder: Holder,
-        /// What has to be freed until it can be ours: the nodes that granted it are given back, and tell nothing by that.
+        /// The nodes that must become free before it can be ours. Those that granted it are not among them: our own
+        /// undo frees them, which tells nothing.
         needs: WakeCondition,
-        /// Whether so many nodes will tell when their key changes.
+        /// Whether enough nodes will notify us when their key changes.
         tracked: bool,
     },
     /// Nobody has a majority: several try at once.
     Split {
-        /// Of the most nodes.
+        /// The holder of the most nodes.
         holder: Holder,
     },
-    /// Too few nodes granted it for another reason, or too late: what each said, in order.
+    /// Too few nodes granted it for another reason, or they did too late. These are the nodes' answers, in order.
     Failed(Vec<Result<Acquired, Failure>>),
 }
 
@@ -87,7 +88,7 @@ pub struct Attempt {
     won: bool,
 }
 
-/// What is known of one node.
+/// The state of one node, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum NodeState {
     /// It has not answered.
@@ -187,9 +188,10 @@ impl Attempt {
         if asked > 0 { Step::Wait } else { Step::Lost(self.failed()) }
     }
 
-    /// The fence of a win (invariant 3): what a majority issued alike, or what a majority was raised to. Either way a
-    /// majority issued nothing larger: in the second, the one whose largest draw it is. Once a raise is under way it is
-    /// the second, or the floors would tell of another fence than the holder's.
+    /// The fence of a win (invariant 3): the one that a majority issued alike, or the one that a majority was raised
+    /// to. Either way a majority issued nothing larger: a raise goes to the largest fence of the majority that had
+    /// granted. Once a raise is under way it is the second, or the floors would tell of another fence than the
+    /// holder's.
     fn fence(&self, majority: usize) -> Option<Fence> {
         let Some(fence) = self.raising_to else {
             let alike = |fence: Fence| self.states.iter().filter(|state| state.issued() == Some(fence)).count();
@@ -203,8 +205,8 @@ impl Attempt {
         (self.states.iter().filter(is_raised).count() >= majority).then_some(fence)
     }
 
-    /// A majority has granted, each its own number: they are raised to the largest. Who grants later is raised too, and
-    /// may stand in for one that fails to.
+    /// Raises the floors of a majority that issued different fences, to the largest of them. A node that grants later
+    /// is raised too, and may stand in for one whose raise fails.
     fn raise(&mut self, issued: &[Fence]) -> Step {
         let Some(fence) = self.raising_to.or_else(|| issued.iter().copied().max()) else { return Step::Wait };
         self.raising_to = Some(fence);
@@ -221,7 +223,7 @@ impl Attempt {
         if on.is_empty() { Step::Wait } else { Step::Raise { fence, on } }
     }
 
-    /// What the nodes hold and deny, as the first round of the lease's life.
+    /// The grants and denials of the nodes, as the first round of the lease's life.
     fn tally(&self) -> Tally {
         let mut tally = Tally::new(self.states.len());
         for (node, state) in self.states.iter().enumerate() {
@@ -236,7 +238,8 @@ impl Attempt {
         tally
     }
 
-    /// Somebody else was there first, or at the same time; `None` while those who are still asked may decide which.
+    /// The verdict where somebody else was first, or tried at the same time. `None` while the nodes still asked may
+    /// decide which.
     fn held(&self, issued: usize, asked: usize, majority: usize) -> Option<Verdict> {
         let busy = |state: &NodeState| match state {
             NodeState::Busy { holder, tracked } => Some((holder.clone(), *tracked)),
@@ -249,7 +252,7 @@ impl Attempt {
         if nodes < majority {
             return (nodes + asked < majority).then_some(Verdict::Split { holder });
         }
-        // So many must go until a majority is free, and the keys go by themselves in the order of their expiry.
+        // This many keys must go before a majority is free. If nobody renews them, they go in the order of expiry.
         let count = majority.saturating_sub(issued).max(1);
         let others = self.states.iter().enumerate().filter(|(_, state)| state.issued().is_none());
         let needs = WakeCondition { count, of: others.map(|(node, _)| node).collect() };

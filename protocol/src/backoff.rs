@@ -1,4 +1,4 @@
-//! How long to leave the server alone between two looks.
+//! The pauses of a waiter between two checks.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ pub struct Backoff {
 }
 
 const FIRST: Duration = Duration::from_millis(10);
-/// No pause after a failure or a split vote spreads wider.
+/// The widest spread of pauses after failures or split votes.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// No pause is shorter, or full jitter would now and then make it a hot loop.
+/// The shortest pause. Without it, full jitter would now and then make a hot loop.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// From then on the spread after split votes does not grow.
+/// From this many split votes on, the spread of pauses does not grow.
 const MOST_SPLITS: u32 = 7;
 
-/// How often a key is looked at that is watched, but has no TTL.
+/// The pause between checks of a key that is tracked, but has no TTL.
 const SLOW_CHECK: Duration = Duration::from_secs(5);
-/// Over how long those who wait in many processes spread when a key expires that nobody renewed.
+/// The spread of waiters in many processes when a key expires that nobody renewed.
 const EXPIRY_SPREAD: Duration = Duration::from_millis(4);
 
 impl Backoff {
@@ -34,7 +34,8 @@ impl Backoff {
         Self { bound: FIRST, splits: 0, jitter }
     }
 
-    /// The pause after such a look. Whoever will be told of changes only has to be there when the key expires.
+    /// The pause after such a check. If the key is tracked, the waiter is notified of changes, and has to check only
+    /// when the key expires.
     pub fn after(&mut self, look: &Check) -> Duration {
         if !matches!(look, Check::Split { .. }) {
             self.splits = 0;
@@ -45,14 +46,15 @@ impl Backoff {
                 self.after_expiry(holder.remaining())
             }
             Check::Held { holder, tracked: false, .. } => self.next(holder.remaining()),
-            // Who was silent in this round is not asked in the next; if that was so before, it was asked all the same.
+            // The next round does not ask a node that was silent in this one. If that was so before, this round has
+            // asked it all the same, and its whole time counts.
             Check::Split { answered, .. } if self.splits == 0 => self.after_split(*answered),
             Check::Split { took, .. } => self.after_split(*took),
             Check::NotYet | Check::Failed(_) => self.next(None),
         }
     }
 
-    /// Longer than a round takes, so that whoever else tried has undone what it was granted; and spread over more and more
+    /// A pause longer than a round takes, so that every rival has undone its grants. It is spread over more and more
     /// such rounds, so that one comes first.
     fn after_split(&mut self, took: Duration) -> Duration {
         self.splits = (self.splits + 1).min(MOST_SPLITS);
@@ -60,7 +62,7 @@ impl Backoff {
         took + SHORTEST + self.jitter.below(spread)
     }
 
-    /// Until a key expires for certain.
+    /// The pause until a key has certainly expired.
     pub fn after_expiry(&mut self, remaining: Option<Duration>) -> Duration {
         // Redis rounds a PTTL down, so the key is gone a millisecond later.
         remaining.map_or(SLOW_CHECK, |remaining| remaining + SHORTEST) + self.jitter.below(EXPIRY_SPREAD)
@@ -90,7 +92,7 @@ mod tests {
         Check::Split { holder: Holder::default(), answered: took, took }
     }
 
-    /// The shortest and the longest pause that many waiters make after these looks.
+    /// The shortest and the longest pause that many waiters make after these checks.
     fn spread(looks: &[Check]) -> (Duration, Duration) {
         let pauses: Vec<_> = (0..400)
             .filter_map(|seed| {

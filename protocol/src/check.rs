@@ -1,4 +1,4 @@
-//! What one look at a lock has found.
+//! The result of one check of a lock.
 
 use std::time::Duration;
 
@@ -8,35 +8,36 @@ use crate::{
     tally::WakeCondition,
 };
 
-/// What the last look at the server found.
+/// The result of the last check.
 #[derive(Debug, Clone)]
 pub enum Check {
-    /// There was none.
+    /// There was no check.
     NotYet,
     /// Somebody holds it.
     Held {
-        /// Who.
+        /// The holder.
         holder: Holder,
-        /// Whether we shall be told when that changes.
+        /// Whether we shall be notified when that changes.
         tracked: bool,
-        /// On which nodes it has to change.
+        /// The nodes on which it has to change, and how many of them.
         needs: WakeCondition,
     },
     /// Several tried at once, and none got a majority of the nodes.
     Split {
-        /// Of the most nodes.
+        /// The holder of the most nodes.
         holder: Holder,
         /// How long the nodes took that answered.
         answered: Duration,
         /// How long the whole round took: some may have said nothing.
         took: Duration,
     },
-    /// It cannot be told.
+    /// The check failed, so nothing is known.
     Failed(Failure),
 }
 
 impl Check {
-    /// What is worth another look, if it told. Who has lost a split vote pauses, so that one comes first.
+    /// The changes that make another check worthwhile, if this one tells. After a split vote none do: each rival
+    /// pauses, so that one comes first.
     pub fn needs(&self) -> Option<WakeCondition> {
         match self {
             Self::Held { needs, .. } => Some(*needs),

@@ -1,29 +1,32 @@
-//! Which requests to one node travel together: while a few are under way, those that come meanwhile wait, and the next
-//! flight takes all of them in one call. The driver sends what this orders, and tells each caller what it is given.
+//! Decides which requests to one node travel together. While a few are under way, later ones wait, and the next flight
+//! takes all of them in one call. The driver sends what this orders, and gives each caller its answer.
 //!
 //! A *flight* is a call under way: of one request alone, or of a batch.
 //!
 //! # Invariants
 //!
-//! 1. Nothing waits in order to be combined. Below [`Limits::flights`] a request goes out at once and alone; above it waits
-//!    for the next flight to come down, and if none has begun or come down for [`Limits::pace`], it has a flight of its own:
-//!    a caller that does not poll its request, or a distant server, holds nobody else up.
-//! 2. A request that has its answer is never sent after it. One whose time is over, whose caller has gone, or whose token is
-//!    taken back is taken out of the queue; what is in the air is answered as unknown, and is left out of a second sending.
-//! 3. An error of a whole call means that none of its requests was executed, so each is asked for alone, and has its own
-//!    answer ([`after_failure`]). Silence is for all of them. (The script reads everything before its first write.)
-//! 4. A request that is answered with "alone" may have been executed. Asked again by itself it says so: it is idempotent for
-//!    its token (rule 5).
+//! 1. Nothing waits in order to be combined. Below [`Limits::flights`] a request goes out at once and alone. Above it,
+//!    a request waits for the next flight to come down. If none has begun or come down for [`Limits::pace`], the
+//!    waiting requests get a flight of their own. So neither a caller that does not poll its request nor a distant
+//!    server holds up the others.
+//! 2. A request is never sent after its answer. It leaves the queue when its time is over, its caller has gone, or its
+//!    token is taken back. A request whose time ends in the air is answered as unknown, and left out of a second
+//!    sending.
+//! 3. An error of a whole call means that none of its requests was executed: the script reads everything before its
+//!    first write. So each is asked alone, and gets its own answer ([`after_failure`]). Silence is the answer to all of
+//!    them.
+//! 4. A request that is answered with "alone" may have been executed. Asked again by itself it says so: it is
+//!    idempotent for its token (rule 5).
 //! 5. A batch releases before it acquires, so a token's release never travels with its own acquire, nor before it. A
-//!    release that knows its fence comes after the answer to its acquire; one that knows none goes alone, and takes its
-//!    acquire out of the queue. Where
-//!    votes are asked for nothing is combined: they go at once, and would overtake a release that waits.
-//! 6. Flights and the queue change in one step. A flight that ends while requests wait is followed by the next; one that
-//!    cannot be followed leaves none behind.
-//! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]); what
-//!    ended while nothing ran at all is given its time once more ([`stood_still`]).
-//! 8. A batch that may have been overtaken on its route was overtaken for each of its requests; and a batch has at most
-//!    [`Limits::batch`] requests, the queue at most [`Limits::weight`].
+//!    release that knows its fence comes after the answer to its acquire. A release without a fence goes alone, and
+//!    takes its acquire out of the queue. Where votes are asked for, nothing is combined: acquires go at once there,
+//!    and would overtake a waiting release.
+//! 6. Flights and the queue change in one step. If requests wait when a flight ends, the next flight follows. If none
+//!    can follow, no request stays behind.
+//! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]).
+//!    If its time ended while nothing ran at all, it gets that time once more ([`stood_still`]).
+//! 8. A batch that may have been overtaken on its route was overtaken for each of its requests. A batch has at most
+//!    [`Limits::batch`] requests, and the queue at most [`Limits::weight`] bytes.
 //!
 //! [`sweep`]: Combiner::sweep
 //! [`stood_still`]: Combiner::stood_still
@@ -46,9 +49,9 @@ const EACH: usize = 256;
 /// How much a combiner may have under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limits {
-    /// So many flights at a time, before requests wait.
+    /// How many flights may be under way before requests wait.
     pub flights: usize,
-    /// Waiting requests have a flight of their own when none has begun or come down for so long.
+    /// Waiting requests get a flight of their own when none has begun or come down for this long.
     pub pace: Duration,
     /// The most requests of a batch.
     pub batch: usize,
@@ -66,7 +69,7 @@ pub enum Want {
 }
 
 impl Want {
-    /// The same of a request that can travel with others (invariant 5).
+    /// Reads a request; `None` if it cannot travel with others (invariant 5).
     pub fn of(request: &Request) -> Option<Self> {
         match request {
             Request::Acquire(AcquireRequest { claim, voting: None }) => Some(Self::Acquire(claim.clone())),
@@ -77,7 +80,7 @@ impl Want {
         }
     }
 
-    /// The acquire that a request takes back, if it may wait still.
+    /// The token of the acquire that a request takes back, if that acquire may still wait.
     pub fn undone_by(request: &Request) -> Option<&Token> {
         match request {
             Request::Release { claim, mode: ReleaseMode::Delete } if claim.fence.is_none() => Some(&claim.token),
@@ -85,7 +88,7 @@ impl Want {
         }
     }
 
-    /// Of this lock, by this token.
+    /// The claim on the lock.
     pub fn claim(&self) -> &Claim {
         match self {
             Self::Acquire(claim) | Self::Release(claim) => claim,
@@ -123,11 +126,11 @@ pub fn after_failure(failure: Failure) -> Verdict {
 /// Where a request is to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// At once and alone: a flight, which must be asked whether it [goes on](Combiner::goes_on) when it has come down.
+    /// At once and alone, as a flight. When it has come down, ask whether it [goes on](Combiner::goes_on).
     Alone,
-    /// It waits. The sweeper is to look no later than this.
+    /// It waits. The next [sweep](Combiner::sweep) is due no later than this.
     Queued(Time),
-    /// There is no room for it.
+    /// Nowhere: the queue is full.
     Full,
 }
 
@@ -146,13 +149,13 @@ pub struct Swept<T> {
     pub unsent: Vec<(T, Duration)>,
     /// They may have been executed.
     pub unknown: Vec<(T, Duration)>,
-    /// Whether what waits has a flight of its own from now on, which is to [take](Combiner::take) a batch.
+    /// Whether the waiting requests get a flight of their own, which has to [take](Combiner::take) a batch.
     pub flies: bool,
-    /// When to look again; never if there is nothing to look for.
+    /// When to sweep again; `None` if nothing is left to sweep.
     pub next: Option<Time>,
 }
 
-/// The requests to one node. `T` is what a request's caller is told by.
+/// The requests to one node. `T` is the means to give a caller its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Combiner<T> {
     limits: Limits,
@@ -160,7 +163,7 @@ pub struct Combiner<T> {
     flights: usize,
     /// When the last one began, or came down.
     moved: Time,
-    /// Whether what waits has a flight that has not taken it yet.
+    /// Whether a flight was called for that has not taken a batch yet.
     is_called_for: bool,
     /// The requests of each batch under way, by its number.
     air: Vec<Option<Vec<Sent<T>>>>,
@@ -188,7 +191,7 @@ impl<T> Combiner<T> {
             && self.air.iter().all(Option::is_none)
     }
 
-    /// A request that has so much time comes (invariant 1).
+    /// Enters a request that has `limit` to get its answer (invariant 1).
     pub fn enter(&mut self, now: Time, limit: Duration, request: impl FnOnce() -> (Want, T)) -> Entry {
         if self.waiting.is_empty() && self.flights < self.limits.flights {
             self.begin(now);
@@ -207,17 +210,18 @@ impl<T> Combiner<T> {
         self.moved = now;
     }
 
-    /// When what waits has a flight of its own; the one that is called for needs no other.
+    /// When the waiting requests get a flight of their own; never while one is called for.
     fn stalls_at(&self) -> Time {
         if self.is_called_for { Time::NEVER } else { self.moved + self.limits.pace }
     }
 
-    /// When to look at what waits, if anything does: a batch that was full has left it behind.
+    /// When to sweep next, if a batch has left requests behind.
     pub fn looks_at(&self) -> Option<Time> {
         (!self.waiting.is_empty()).then(|| self.stalls_at())
     }
 
-    /// A flight has come down. Whether it is to go on with [the next batch](Self::take); if not, it has ended (invariant 6).
+    /// A flight has come down. Returns whether it goes on with [the next batch](Self::take); if not, it has ended
+    /// (invariant 6).
     #[must_use = "what waits would wait on"]
     pub fn goes_on(&mut self, now: Time) -> bool {
         let goes_on = !self.waiting.is_empty();
@@ -229,8 +233,9 @@ impl<T> Combiner<T> {
         goes_on
     }
 
-    /// The next batch, in the air from now on: it is sent before anything else is asked of this. Nothing, if nothing is left
-    /// that its caller still wants. Callers whose time is over are given back: what they asked for is not sent.
+    /// Takes the next batch, which is in the air from now on: send it before anything else is asked of this. `None` if
+    /// nothing is left that its caller still wants. Also returns the callers whose time is over: their requests are not
+    /// sent.
     pub fn take(&mut self, now: Time, wants_it: impl Fn(&T) -> bool) -> (Option<Batch>, Vec<(T, Duration)>) {
         let (mut wants, mut sent, mut late) = (Vec::new(), Vec::new(), Vec::new());
         let mut memory = None;
@@ -270,21 +275,21 @@ impl<T> Combiner<T> {
         !sent.is_empty()
     }
 
-    /// A batch has come down: who is still to be told, in the order of its wants.
+    /// A batch has come down. Returns the callers that have no answer yet, in the order of its wants.
     pub fn landed(&mut self, batch: &Batch) -> Vec<Option<T>> {
         let sent = self.air.get_mut(batch.number).and_then(Option::take).unwrap_or_default();
         sent.into_iter().map(|sent| sent.caller).collect()
     }
 
-    /// The connection has taken nothing since this moment. Takes out the requests that have waited so long; for later ones the
-    /// same flight [goes on](Self::goes_on).
+    /// The connection has taken nothing since this moment. Takes out the requests that have waited since then or
+    /// longer. For later ones the same flight [goes on](Self::goes_on).
     pub fn turn_away(&mut self, since: Time) -> Vec<T> {
         let older = self.waiting.remove(|waiting| waiting.until <= since + waiting.limit);
         self.is_called_for = !self.waiting.is_empty();
         older.into_iter().map(|waiting| waiting.caller).collect()
     }
 
-    /// Nothing ran for long before `now`: whose time ended meanwhile has it once more.
+    /// Nothing ran for a long time before `now`: requests whose time ended meanwhile get it once more.
     pub fn stood_still(&mut self, now: Time) {
         let again = |until: &mut Time, limit: Duration| *until = if *until <= now { now + limit } else { *until };
         self.waiting.iter_mut().for_each(|waiting| again(&mut waiting.until, waiting.limit));

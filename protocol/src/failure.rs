@@ -9,7 +9,7 @@ use crate::votes::{NodeAnswer, Vote, Votes};
 pub struct Failure {
     text: String,
     kind: FailureKind,
-    /// Where it is the failure of many nodes: what each of them said.
+    /// Each node's answer, if it is the failure of many nodes.
     votes: Option<Arc<Votes>>,
     /// When this node may serve, where it is known.
     retry_after: Option<Duration>,
@@ -54,7 +54,7 @@ impl Failure {
         Self::of(FailureKind::Unknown, text)
     }
 
-    /// Too few nodes granted it: what each, by its address, said. What may have happened on some is dealt with already.
+    /// Too few nodes granted it. Each answer comes with its node's address. Partial effects are dealt with already.
     pub fn of_nodes(answers: impl IntoIterator<Item = (String, NodeAnswer)>) -> Self {
         let votes = Votes { votes: answers.into_iter().map(|(address, answer)| Vote { address, answer }).collect() };
         let kind = if votes.is_refusal() { FailureKind::Refused } else { FailureKind::Unavailable };
@@ -62,14 +62,14 @@ impl Failure {
         Self { votes: Some(Arc::new(votes)), retry_after, ..Self::of(kind, text) }
     }
 
-    /// A node that may have forgotten.
+    /// A node that may have forgotten leases, and grants nothing for this long.
     pub fn recovering(address: &str, left: Duration) -> Self {
         let answer = NodeAnswer::Recovering { remaining: left };
         let text = format!("the server at {address} {answer}");
         Self { retry_after: Some(left), ..Self::unavailable(text) }
     }
 
-    /// What each node said, if it is the failure of many.
+    /// Each node's answer, if it is the failure of many.
     pub fn votes(&self) -> Option<&Arc<Votes>> {
         self.votes.as_ref()
     }

@@ -8,9 +8,9 @@ use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 /// job that was paused past its lease can do no harm, however late it wakes up (Kleppmann, *How to do distributed
 /// locking*, 2016). See [`Guarded`] for a value kept in Redis, and the [guide] for SQL.
 ///
-/// It is issued in the same atomic step as the lock ([rule 9]). It grows across restarts, and across a server that forgot
-/// everything while its clock does not go back. It is never above [`i64::MAX`], so that it fits a `BIGINT`. The numbers have
-/// gaps; only their order means anything.
+/// It is issued in the same atomic step as the lock ([rule 9]). It grows across restarts, and across a server that
+/// forgot everything while its clock does not go back. It is never above [`i64::MAX`], so that it fits a `BIGINT`. The
+/// numbers have gaps; only their order means anything.
 ///
 /// ```
 /// # use leasehold_protocol::fence::Fence;
@@ -29,7 +29,7 @@ pub struct Fence(u64);
 /// The smallest there is.
 pub const ZERO: Fence = Fence(0);
 
-/// For how long a name's floor is kept unless it is said, and the longest that can be said (rule 9).
+/// How long a name's floor is kept by default, and the longest that can be set (rule 9).
 pub const MEMORY: Duration = Duration::from_secs(24 * 60 * 60);
 
 const LARGEST: u64 = i64::MAX.unsigned_abs();

@@ -8,7 +8,7 @@ use crate::{fence::Fence, time::Time};
 /// and far less than any restart delay.
 const AHEAD: Duration = Duration::from_millis(50);
 
-/// For so long a clock that was seen tells the time.
+/// How long the time of a clock is used after it was seen.
 const FRESH: Duration = Duration::from_secs(10);
 
 /// The highest of the nodes' clocks, and what follows for a fence. It comes from those clocks only, and never from a
@@ -16,7 +16,7 @@ const FRESH: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub struct FenceProposal(Option<Seen>);
 
-/// What a node's clock showed, in microseconds, and when we asked.
+/// The time that a node's clock showed, in microseconds, and when we asked.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     time: u64,
@@ -24,8 +24,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// What that clock would show now. It counts from the request, and not from the reply. So a proposal is also ahead
-    /// by what requests take, however far the nodes are away.
+    /// The time that the clock would show now. It counts from the request, and not from the reply. So a proposal is
+    /// also ahead by the time that requests take, however distant the nodes are.
     fn at(self, now: Time) -> u64 {
         self.time.saturating_add(u64::try_from(now.since(self.sent).as_micros()).unwrap_or_default())
     }

@@ -9,7 +9,7 @@ pub fn literally(text: &str) -> String {
 /// Whether the whole of a name is like the pattern.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let (mut pattern, mut name) = (pattern.as_bytes(), name.as_bytes());
-    // The last star takes one byte more when what is behind it does not fit.
+    // When the rest does not match, the last star takes one byte more.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         match (pattern, name) {
@@ -31,7 +31,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// What is left of the pattern, if its first part takes this byte.
+/// The rest of the pattern, if its first part matches this byte.
 fn taken(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     match pattern {
         [] => None,
@@ -41,7 +41,7 @@ fn taken(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     }
 }
 
-/// The same, of what stands between brackets. Without the closing one it goes on to the end.
+/// The same for a class in brackets. Without a closing bracket it extends to the end.
 fn one_of(class: &[u8], byte: u8) -> Option<&[u8]> {
     let others = class.strip_prefix(b"^");
     let (mut rest, mut found) = (others.unwrap_or(class), false);

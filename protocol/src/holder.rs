@@ -1,4 +1,4 @@
-//! Who holds a lock, as far as its key tells.
+//! The holder of a lock, as far as its key tells.
 
 use std::{
     fmt,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::{fence::Fence, rounded::Rounded, token::Token};
 
-/// Who holds a lock, read from its key at one moment.
+/// The holder of a lock, read from its key at one moment.
 ///
 /// Every part is optional: a key that another library wrote has neither label nor fence, and one without a TTL has no
 /// remaining time.
@@ -23,8 +23,8 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// The readable name that the holder gave itself, `host:pid` unless it chose another. As it is: what another process
-    /// wrote may hold newlines and escape sequences, which `Display` shows as `\n` and `\u{1b}`.
+    /// The readable name that the holder gave itself, `host:pid` unless it chose another. It is not escaped: another
+    /// process may have written newlines and escape sequences, which `Display` shows as `\n` and `\u{1b}`.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.token.as_ref().map(Token::label)
@@ -32,16 +32,16 @@ impl Holder {
 
     /// How long the key still lived when it was read, if nobody renews it.
     ///
-    /// So it says when the lock is free **if its holder has died**. A living holder renews the key at a third of its TTL,
-    /// and may release it at any moment: that says nothing of how long its work takes. Zero, or `None`, promises nothing
-    /// either.
+    /// So it tells when the lock is free **if its holder has died**. A living holder renews the key at a third of its
+    /// TTL, and may release it at any moment: this says nothing about how long its work takes. Zero, or `None`,
+    /// promises nothing either.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
     }
 
-    /// The fencing token of this holder, however long it has held the lock: it stands in the key's value. `None` for another
-    /// library's holder, and over a quorum while too few nodes have answered for it to be certain.
+    /// The fencing token of this holder, however long it has held the lock: it stands in the key's value. `None` for
+    /// another library's holder, and over a quorum while too few nodes have answered for it to be certain.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence
@@ -49,9 +49,9 @@ impl Holder {
 
     /// When this holder acquired the lock, by the server's clock. `None` where [`fence`](Self::fence) is `None`.
     ///
-    /// The fence tells it: a server issues its time in microseconds. After its clock was set back it issues the last fence
-    /// plus one, until the clock has caught up: the moment is then later than the acquire. Over a quorum it is the latest
-    /// of several clocks.
+    /// The fence tells it: a server issues its time in microseconds. After its clock was set back it issues the last
+    /// fence plus one, until the clock has caught up: the moment is then later than the acquire. Over a quorum it is
+    /// the latest of several clocks.
     #[must_use]
     pub fn since(&self) -> Option<SystemTime> {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(self.fence?.into()))
@@ -63,10 +63,12 @@ impl Holder {
         self.is_ours
     }
 
-    /// What the key holds if that is no lock: data of a program under the lock's name. A `"list"`, a value of another
-    /// type that is no string, or a `"string without a TTL"`. Nobody releases it, so the lock is not free before the
-    /// key is gone: give the lock another name or its `Leases` a prefix, or delete the key. `"value of another type"`
-    /// where our user lacks the right `+type`.
+    /// The kind of the key's value, if that is no lock but a program's data under the lock's name. It is a type other
+    /// than string, such as `"list"`, or `"string without a TTL"`. A type that is unknown, or that our user may not
+    /// read for want of the right `+type`, is `"value of another type"`.
+    ///
+    /// Nobody releases such a key, so the lock is not free before the key is gone. Give the lock another name or its
+    /// `Leases` a prefix, or delete the key.
     ///
     /// `None` for a lock of ours, and for a string with a TTL: that is another library's lock.
     #[must_use]
@@ -74,8 +76,8 @@ impl Holder {
         self.not_a_lock
     }
 
-    /// What tells this acquisition from every other, and proves ownership: whoever has it can release the lock. It is never
-    /// printed. The key's value begins with it.
+    /// The secret that identifies this acquisition and proves ownership: with it, anybody can release the lock. It is
+    /// never printed. The key's value begins with it.
     #[must_use]
     pub fn token(&self) -> Option<&str> {
         self.token.as_ref().map(Token::identity)
@@ -85,12 +87,12 @@ impl Holder {
 /// Ends the label under a key that its holder has released and keeps for a while.
 pub const RELEASED: &str = " (released)";
 
-/// A holder of these parts. This and the functions below are no methods, because a method is there for users too.
+/// Builds a holder of these parts. This and the functions below are no methods, because users would see those too.
 pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Holder {
     Holder { token, remaining, fence, is_ours: false, not_a_lock: None, is_nobody: false }
 }
 
-/// Nobody, of a free lock whose queue has so many waiters that are gone that one call does not remove them all.
+/// Nobody: the lock is free, but one call does not remove all the waiters of its queue that are gone.
 pub fn nobody() -> Holder {
     Holder { is_nobody: true, ..of(None, Some(Duration::ZERO), None) }
 }
@@ -103,8 +105,8 @@ pub fn read(value: Option<&str>, pttl: i64) -> Holder {
     Holder { not_a_lock, ..of(token, remaining(pttl), fence) }
 }
 
-/// The same for a key whose value could not be read, as TYPE names its type; `None` if that is not known. What is a
-/// string may be a lock.
+/// The same for a key whose value could not be read. `name` is its type as TYPE gives it, or `None` if that is not
+/// known. A string may be a lock.
 pub fn of_type(name: Option<&str>, pttl: i64) -> Holder {
     let not_a_lock = match name {
         Some("string") => None,
@@ -119,7 +121,7 @@ pub fn of_type(name: Option<&str>, pttl: i64) -> Holder {
     Holder { not_a_lock, ..of(None, remaining(pttl), None) }
 }
 
-/// What PTTL says of a key without a TTL.
+/// The answer of PTTL for a key without a TTL.
 const NO_TTL: i64 = -1;
 
 fn remaining(pttl: i64) -> Option<Duration> {
@@ -177,7 +179,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A label is what another process wrote: it begins no new line of a log, and moves nothing in a terminal.
+/// Another process wrote the label: it must neither begin a line of a log, nor move anything in a terminal.
 fn write_visibly(f: &mut fmt::Formatter<'_>, char: char) -> fmt::Result {
     match char {
         '\'' | '"' | '\\' => fmt::Write::write_char(f, char),

@@ -23,7 +23,7 @@ impl Jitter {
         Self(mix(seed.wrapping_add(STEP.wrapping_mul(number))))
     }
 
-    /// The stream of a moment: whoever has the same seed finds the same spans there.
+    /// The stream of a moment: the same seed gives the same spans there.
     #[must_use]
     pub fn at(&self, moment: Time) -> Self {
         Self::stream(self.0, moment.as_nanos())
@@ -35,7 +35,7 @@ impl Jitter {
         Duration::from_nanos(u64::try_from((bound.as_nanos() * share) >> 32).unwrap_or(u64::MAX))
     }
 
-    /// Whether it is the one of so many.
+    /// Whether it is the one in `many`.
     pub fn is_one_of(&mut self, many: u64) -> bool {
         self.next() % many.max(1) == 0
     }

@@ -1,4 +1,4 @@
-//! Which keys a name stands for.
+//! The keys that a name stands for.
 
 use std::{
     borrow::Borrow,
@@ -12,7 +12,7 @@ use crate::text::joined;
 /// Longest name, in bytes.
 const LONGEST: usize = 1024;
 
-/// What cannot be a lock's name, and why.
+/// The reason why a text cannot be a lock's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidName(Box<str>);
@@ -47,12 +47,12 @@ impl Key {
         Ok(Self { full, prefix: u32::try_from(prefix.len()).unwrap_or_default() })
     }
 
-    /// The lock that a server speaks of.
+    /// The lock with this full key, as a server names it.
     pub fn of_lock(full: &str) -> Self {
         Self { full: full.into(), prefix: 0 }
     }
 
-    /// What the user called it.
+    /// The name that the user gave it.
     pub fn name(&self) -> &str {
         self.full.get(self.prefix as usize..).unwrap_or(&self.full)
     }
@@ -67,12 +67,12 @@ impl Key {
         self.fence_parts().concat()
     }
 
-    /// The same in parts, for who puts it behind other text.
+    /// The same in parts, for a caller that puts it behind other text.
     pub fn fence_parts(&self) -> [&str; 4] {
         self.companion("fence")
     }
 
-    /// The key that holds the line of those who wait.
+    /// The key that holds the queue of waiters.
     pub fn queue(&self) -> String {
         self.queue_parts().concat()
     }
@@ -82,7 +82,7 @@ impl Key {
         self.companion("queue")
     }
 
-    /// The key that holds how to reach them.
+    /// The key that holds how to reach the waiters.
     pub fn wait(&self) -> String {
         self.wait_parts().concat()
     }
@@ -114,7 +114,7 @@ impl PartialEq for Key {
 
 impl Eq for Key {}
 
-/// By its full text, so that a table of keys can be asked with what a server says.
+/// By its full text, so that a table of keys can be searched with a text from a server.
 impl Borrow<str> for Key {
     fn borrow(&self) -> &str {
         &self.full
@@ -133,7 +133,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Redis' rule: what stands between the first `{` and the first `}` after it, unless that is nothing.
+/// Redis' rule: the tag is the text between the first `{` and the first `}` after it, unless that is empty.
 fn has_hash_tag(key: &str) -> bool {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.is_some_and(|(tag, _)| !tag.is_empty())

@@ -1,7 +1,7 @@
 //! The protocol of [leasehold](https://docs.rs/leasehold) as pure state machines. Each step is a function of the state,
-//! an event and the time: nothing here reads a clock, opens a connection, starts a task or draws a random number. The
-//! library, `leasehold`, carries out what these machines order; use that one. What is public here is public for it, and
-//! changes with it.
+//! an event and the time. Nothing here reads a clock, opens a connection, starts a task or draws a random number. The
+//! library, `leasehold`, carries out the orders of these machines: use that one. The public items here exist for the
+//! library, and may change with each of its releases.
 //!
 //! | module | decides |
 //! |---|---|
@@ -15,15 +15,15 @@
 //! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
 //! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
-//! | [`combiner`] | which requests travel together, and what each of their callers is told |
-//! | [`troubles`] | which troubles are told, and how often |
+//! | [`combiner`] | which requests travel together, and what each of their callers gets as its answer |
+//! | [`troubles`] | which troubles are reported, and how often |
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
-//! The others are what these speak in: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`], [`failure`],
-//! [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`], [`rounded`], [`text`]
-//! and [`glob`].
+//! The others are the vocabulary of these: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`],
+//! [`failure`], [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`], [`rounded`], [`text`] and
+//! [`glob`].
 
-// A pure function whose result is not used does nothing: nobody needs to be told at each.
+// A pure function whose result is not used does nothing: an attribute at each would say no more.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
 pub mod acquisition;

@@ -16,15 +16,15 @@ pub enum LossReason {
     Taken,
     /// The key is gone: deleted by hand, evicted, or forgotten by a server that restarted.
     ///
-    /// Over a quorum, after this and [`Taken`](Self::Taken), what is left on the other servers stays until the lease is
-    /// released or dropped, at most for its TTL: as long as those who forgot do not vote yet ([`restart_delay`]), nobody
-    /// else has the lock while the job stops.
+    /// Over a quorum, after this and [`Taken`](Self::Taken), the keys on the other servers stay until the lease is
+    /// released or dropped, at most for its TTL. While the servers that forgot do not vote yet ([`restart_delay`]),
+    /// nobody else can acquire the lock: the job has time to stop.
     ///
     /// [`restart_delay`]: https://docs.rs/leasehold/latest/leasehold/struct.Builder.html#method.restart_delay
     Deleted,
-    /// The lease reached its `max_hold`. Its key is not deleted but expires: the job has until then to stop. That is what
-    /// was left of the TTL that the last confirmed renewal gave it: some two thirds of it or more while renewals succeed,
-    /// next to nothing if they had been failing. A release, a drop or [`close`] deletes the key at once.
+    /// The lease reached its `max_hold`. Its key is not deleted but expires: the job has until then to stop. That is
+    /// the rest of the TTL since the last confirmed renewal: about two thirds of it or more while renewals succeed,
+    /// next to nothing if they were failing. A release, a drop or [`close`] deletes the key at once.
     ///
     /// [`close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
     MaxHold,
@@ -32,8 +32,8 @@ pub enum LossReason {
     ///
     /// [`release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.release
     Released,
-    /// Not a loss yet: [`Leases::shutdown`] asks the holder to stop. The lease is still held and renewed, until its holder
-    /// releases or drops it, or the time for that is over.
+    /// Not a loss yet: [`Leases::shutdown`] asks the holder to stop. The lease is still held and renewed, until its
+    /// holder releases or drops it, or the time for that is over.
     ///
     /// [`Leases::shutdown`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.shutdown
     Closing,
@@ -45,8 +45,8 @@ pub enum LossReason {
     ///
     /// [`Leases::close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
     Closed,
-    /// The keeper that renewed it has ended: with [`Keeper::CurrentRuntime`] the runtime that the [`Leases`] was built on;
-    /// or it has failed, which is a bug of this library. Nobody renews its key, which expires.
+    /// The keeper that renewed it has ended: with [`Keeper::CurrentRuntime`] the runtime that the [`Leases`] was built
+    /// on; or it has failed, which is a bug of this library. Nobody renews its key, which expires.
     ///
     /// [`Keeper::CurrentRuntime`]: https://docs.rs/leasehold/latest/leasehold/enum.Keeper.html#variant.CurrentRuntime
     /// [`Leases`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html
@@ -70,7 +70,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// What metrics call it; `None` if it is no loss.
+/// The label in metrics; `None` if it is no loss.
 pub fn label(reason: LossReason) -> Option<&'static str> {
     match reason {
         LossReason::Released | LossReason::Closing | LossReason::Expiring | LossReason::Closed => None,
@@ -78,7 +78,7 @@ pub fn label(reason: LossReason) -> Option<&'static str> {
     }
 }
 
-/// What programs call it.
+/// The word for programs.
 fn word(reason: LossReason) -> &'static str {
     match reason {
         LossReason::Expired => "expired",

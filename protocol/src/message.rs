@@ -1,20 +1,20 @@
-//! What a node is asked, and what it answers.
+//! Requests to a node, and its replies.
 //!
-//! One [`Request`] has one [`Reply`]. The type inside of the reply is what a caller asks for: it converts with
-//! `TryFrom`, and a reply of another kind says nothing about the lock.
+//! One [`Request`] has one [`Reply`]. Its caller converts that with `TryFrom` into the type that it expects. A reply of
+//! another kind is a failure: it says nothing about the lock.
 
 use std::{sync::Arc, time::Duration};
 
 pub use crate::tally::Denial;
 use crate::{failure::Failure, fence::Fence, holder::Holder, key::Key, token::Token};
 
-/// What a node is asked. Each step is atomic on the node and idempotent for its token (rule 5).
+/// A request to a node. Each step is atomic on the node and idempotent for its token (rule 5).
 #[derive(Debug, Clone)]
 pub enum Request {
     /// Gives the lock to a token if nobody else has it: a [`Vote`].
     Acquire(AcquireRequest),
-    /// Raises the lock's floor and the fence in its value to at least this one, if the lock is still the token's (rule 10):
-    /// [`Owned`].
+    /// Raises the lock's floor and the fence in its value to at least this one, if the lock is still the token's (rule
+    /// 10): [`Owned`].
     Raise {
         /// Of this lock; its TTL does not change.
         claim: Claim,
@@ -25,7 +25,7 @@ pub enum Request {
     Repair {
         /// With this token, for this TTL.
         claim: Claim,
-        /// The fence of the lease, below which no later one may be.
+        /// The fence of the lease: no later one may be smaller.
         fence: Fence,
         /// A node that has been up for less may have forgotten another lease, and brings nothing back.
         restart_delay: Duration,
@@ -36,29 +36,29 @@ pub enum Request {
     Release {
         /// Of this lock; its TTL does not matter.
         claim: Claim,
-        /// What becomes of the key.
+        /// How the key is left.
         mode: ReleaseMode,
     },
     /// A fair waiter's request; replayed, it keeps its place: [`Polled`].
     Poll(Poll),
-    /// The first so many of a fair queue: [`Waiters`].
+    /// The first waiters of a fair queue: [`Waiters`].
     Waiters {
         /// Of this lock.
         key: Key,
-        /// At most so many.
+        /// At most this many.
         most: usize,
     },
-    /// Who has the lock: a [`Holder`], if anybody has.
+    /// The lock's holder, if it has one: a [`Holder`].
     Holder(Key),
-    /// A [`Page`] of the locks that our tokens hold. In no order; one that comes or goes meanwhile may be missing, and one
-    /// that stays may come twice.
+    /// A [`Page`] of the locks that our tokens hold, in no order. A lock that comes or goes meanwhile may be missing,
+    /// and one that stays may come twice.
     Held {
         /// Those that match this pattern, of Redis' kind.
         pattern: Arc<str>,
         /// From here on: zero at first.
         cursor: u64,
     },
-    /// Deletes the lock's key, whoever has it, if it is a string: whether there was one.
+    /// Takes the lock from whoever has it, if its key is a string. The reply says whether there was one.
     ForceRelease(Key),
     /// Writes a guarded value, if the fence is not older than what the key has seen: [`Guarding`].
     GuardedSet {
@@ -73,8 +73,8 @@ pub enum Request {
     GuardedGet(Key),
     /// Whether the node is there, and who it is: [`ServerIdentity`].
     Probe,
-    /// All that an acquire asks of a node, but nothing is granted: for how long a node that was started lately grants
-    /// nothing, if it does not now. What would refuse an acquire is a failure.
+    /// Rehearses an acquire, and grants nothing. The reply says how long a recently started node will still grant
+    /// nothing. If the node would refuse an acquire, the reply is a failure.
     Rehearse {
         /// A key that no lock has.
         key: Key,
@@ -100,7 +100,7 @@ impl Request {
 /// Defines the replies, and how each becomes what its caller has asked for.
 macro_rules! replies {
     ($($(#[$attribute:meta])* $kind:ident($reply:ty),)*) => {
-        /// What a node answers.
+        /// A node's reply.
         #[derive(Debug, Clone)]
         pub enum Reply {
             $($(#[$attribute])* $kind($reply),)*
@@ -156,7 +156,7 @@ replies! {
     Rehearsed(Option<Duration>),
 }
 
-/// Who waits for a lock, in order: tokens, and how long each has waited.
+/// The waiters of a lock, in order: their tokens, and how long each has waited.
 pub type Waiters = Vec<(Token, Duration)>;
 
 /// A part of what a node has, and the cursor of the next part: zero at the end.
@@ -170,7 +170,7 @@ pub enum Route {
     Home,
     /// The keeper's connection, which works from everywhere.
     Keeper,
-    /// The same; and the node, if it can, notifies us once when a key changes that the request has found held, whoever
+    /// The same. The node, if it can, also notifies us once when a key changes that the request has found held, whoever
     /// changes it.
     Tracked,
 }
@@ -182,58 +182,59 @@ pub struct Claim {
     pub key: Key,
     /// Held with this token.
     pub token: Token,
-    /// For so long from now on.
+    /// For this long from now on.
     pub ttl: Duration,
-    /// With this fence, as far as it is known. The value may have another one: the token decides whose it is.
+    /// With this fence, as far as it is known. The fence in the key's value may differ: the token decides whose it is.
     pub fence: Option<Fence>,
-    /// For how long the floor of the lock's fences is kept after a fence was issued or raised, in whole milliseconds. Zero is
-    /// until the node's clock has passed it.
+    /// How long the floor of the lock's fences is kept after a fence was issued or raised, in whole milliseconds. Zero:
+    /// until the node's clock has passed the floor.
     pub fence_memory: Duration,
 }
 
-/// What an acquire asks of a node.
+/// A request to acquire a lock on one node.
 #[derive(Debug, Clone)]
 pub struct AcquireRequest {
     /// The lock that is wanted.
     pub claim: Claim,
-    /// What it takes to be a vote; where one node decides and nobody asked for a restart delay, nothing.
+    /// The conditions of a vote. `None` where one node decides and the user set no restart delay.
     pub voting: Option<Voting>,
 }
 
-/// Under which conditions a node votes.
+/// The conditions under which a node votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Voting {
-    /// A node that has been up for less may have forgotten a lease, and gives no vote (deployments: a server that forgot stays
-    /// out).
+    /// A node that has been up for less may have forgotten a lease, and gives no vote (deployments: a server that
+    /// forgot stays out).
     pub restart_delay: Duration,
-    /// The fence to draw, if it is large enough: where a majority draws the same, no floor has to be raised.
+    /// The fence to issue, if it is large enough. Where a majority issues the same one, no floor has to be raised.
     pub proposal: Option<Fence>,
 }
 
-/// What a node answered to an acquire.
+/// A node's answer to an acquire.
 #[derive(Debug, Clone)]
 pub struct Vote {
-    /// What it came to.
+    /// The outcome.
     pub acquired: Acquired,
-    /// Who voted, and when by its own clock. There if the request asked for a vote, and the node knows.
-    pub sign: Option<ServerIdentity>,
-    /// Whether what was asked after the request on its route may have come before it.
+    /// The server that voted, and when by its own clock. `None` if the request asked for no vote, or the node does not
+    /// know.
+    pub identity: Option<ServerIdentity>,
+    /// Whether a later request on the same route may have arrived before this one.
     pub overtaken: bool,
 }
 
-/// What an acquire found.
+/// The outcome of an acquire on one node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Acquired {
     /// The lock is the token's, with this fence.
     Granted(Fence),
     /// Somebody else has it.
     Busy {
-        /// Who.
+        /// The holder.
         holder: Holder,
-        /// Whether the node will tell when the key changes.
+        /// Whether the node will notify us when the key changes.
         tracked: bool,
     },
-    /// It was started too short a time ago to vote, and will for the first time after this one.
+    /// The node was started too recently to vote. It votes after this time.
     Recovering(Duration),
 }
 
@@ -242,13 +243,13 @@ pub enum Acquired {
 pub struct ServerIdentity {
     /// Its clock, in microseconds since 1970.
     pub time: Option<u64>,
-    /// What tells this run of this server from every other.
+    /// Distinguishes this run of this server from every other.
     pub run_id: Option<Box<str>>,
-    /// Whether it is part of a cluster, or watches over others: then it may forget without a restart.
+    /// Whether it stands alone. A member of a cluster and a Sentinel do not: they may forget without a restart.
     pub is_alone: bool,
 }
 
-/// What bringing a lost key back came to.
+/// The outcome of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Repaired {
     /// The node has the key again.
@@ -259,7 +260,7 @@ pub enum Repaired {
     Recovering(Duration),
 }
 
-/// What a renewal or a release found under the key: ours (and it was done), or not.
+/// The verdict of a renewal, a raise or a release: done, because the key was ours, or why not.
 pub type Owned = Result<(), Denial>;
 
 /// The verdict on a batch of one.
@@ -267,7 +268,7 @@ pub fn only(verdicts: Vec<Result<Owned, Failure>>) -> Result<Owned, Failure> {
     verdicts.into_iter().next().unwrap_or_else(|| Err(Failure::unknown("the server's answer is empty")))
 }
 
-/// What a guarded write found.
+/// The outcome of a guarded write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guarding {
     /// It was written.
@@ -285,51 +286,51 @@ pub enum Guarding {
 pub struct Poll {
     /// The lock that is waited for; its token is the holder's once it is granted.
     pub claim: Claim,
-    /// That of an earlier answer, which gives it its place back.
+    /// The ticket of an earlier answer. It restores the waiter's place.
     pub ticket: Option<u64>,
     /// How long the lock may wait for its confirmation.
     pub grant: Duration,
-    /// How long a waiter that cannot be called counts as alive, and half of what the queue outlives its last poll by.
+    /// How long a waiter that cannot be notified counts as alive. The queue outlives its last poll by twice this.
     pub window: Duration,
-    /// Or only look: a try never enters, and never overtakes.
+    /// Whether to enter the queue. A try only asks: it never enters, and never overtakes.
     pub enter: bool,
-    /// A node that has been up for less may have forgotten a lease, and grants this waiter nothing, whoever lets go of the
+    /// A node that has been up for less may have forgotten a lease. It grants this waiter nothing, whoever releases the
     /// lock.
     pub restart_delay: Duration,
 }
 
-/// What a poll found.
+/// The outcome of a poll.
 #[derive(Debug, Clone)]
 pub enum Polled {
     /// The lock is the token's, for its TTL.
     Granted(Fence),
     /// It is not the token's turn.
     Waits {
-        /// Who has the lock.
+        /// The lock's holder.
         holder: Holder,
-        /// Nobody holds it, but the node was started too short a time ago to grant it, and will after this one.
+        /// Nobody holds the lock, but the node was started too recently to grant it. It grants again after this time.
         recovers_for: Option<Duration>,
-        /// `None` for who only looked.
+        /// `None` if the poll did not enter the queue.
         ticket: Option<u64>,
         /// How many wait before it.
         ahead: u32,
         /// Whether it was not in the queue before.
         entered: bool,
-        /// Whether the node will tell when the lock's key changes.
+        /// Whether the node will notify us when the lock's key changes.
         tracked: bool,
-        /// Whether the node can call this waiter when it is its turn.
+        /// Whether the node can notify this waiter when it is its turn.
         called: bool,
     },
 }
 
-/// What a release makes of the key.
+/// How a release leaves the key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ReleaseMode {
-    /// Nobody has it, or the first of its queue.
+    /// Free, or with the first of its queue.
     Delete,
     /// The same, and its token leaves the queue too.
     Leave,
-    /// The key stays for so long, under a value of its own, and nobody renews it.
+    /// The key stays for this long, under a value of its own, and nobody renews it.
     Retain(Duration, Token),
 }
 

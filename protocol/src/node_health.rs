@@ -1,7 +1,7 @@
 //! The health of one node, as its answers and its silences show it: pure.
 //!
-//! Events and their times come in. Decisions come out: whether the node may be asked, when it is probed, what to tell.
-//! The library's `Member` is the driver.
+//! Events and their times come in. Decisions come out: whether the node may be asked, when it is probed, what to
+//! report. The library's `Member` is the driver.
 //!
 //! # Invariants
 //!
@@ -11,7 +11,7 @@
 //!    Overlapping waits count once. A link that breaks at once says nothing of its node.
 //! 3. A node that is the same server as another node of the quorum has no vote, until it shows another identity.
 //! 4. A vote that is heard late takes back nothing that a later one has shown: neither identity nor clock nor recovery.
-//! 5. Each silence, recovery and shared server is told once, when it begins.
+//! 5. Each silence, recovery and shared server is reported once, when it begins.
 //! 6. At most one row of probes goes on: it ends when a new one begins, or when there is nothing to find out any more.
 
 use std::{mem, time::Duration};
@@ -29,14 +29,14 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// So much waiting in vain since the last answer makes a node silent.
+/// The time waited in vain since the last answer that makes a node silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
 /// The pause before a silent node is probed; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// How often a node without a vote is probed: DNS may lead its address to another server one day.
+/// How often a node without a vote is probed: DNS may later point its address at another server.
 const IDENTIFY_EVERY: Duration = Duration::from_secs(1);
 
 /// One node's health.
@@ -64,12 +64,12 @@ pub struct NodeHealth {
     pauses: Doubling,
 }
 
-/// What the nodes of one quorum have shown side by side.
+/// The identities and the clocks of one quorum's nodes, side by side.
 #[derive(Debug)]
 pub struct Peers {
     /// Which run of which server each node is.
     pub identities: Identities,
-    /// What their clocks have shown.
+    /// The fence that their clocks suggest.
     pub fence_proposal: FenceProposal,
 }
 
@@ -80,7 +80,7 @@ impl Peers {
     }
 }
 
-/// What an event has the driver do.
+/// The driver's orders after an event.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Orders {
@@ -88,7 +88,7 @@ pub struct Orders {
     pub probe: Option<ProbeRow>,
     /// Wake the tasks that wait for the node to answer.
     pub wake: bool,
-    /// What users are to be told.
+    /// The news to report to users.
     pub tell: Option<News>,
 }
 
@@ -96,7 +96,7 @@ pub struct Orders {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProbeRow(u64);
 
-/// What users are told of a node.
+/// News of a node, for users.
 #[derive(Debug, PartialEq, Eq)]
 pub enum News {
     /// It has stopped answering.
@@ -108,7 +108,7 @@ pub enum News {
     Answers,
     /// It gives no vote.
     Recovers {
-        /// For so long.
+        /// For this long.
         votes_in: Duration,
     },
     /// It is the same server as another node.
@@ -211,22 +211,22 @@ impl NodeHealth {
         &mut self,
         sent: Time,
         now: Time,
-        sign: &ServerIdentity,
+        identity: &ServerIdentity,
         votes_in: Duration,
         peers: &mut Peers,
     ) -> (Result<(), Failure>, Orders) {
         // Invariant 4. It is the vote of this node all the same, if it comes from the same server.
         if sent < self.newest_vote {
-            let is_same = sign.run_id.as_ref().is_none_or(|run_id| peers.identities.is_known(self.at, run_id));
+            let is_same = identity.run_id.as_ref().is_none_or(|run_id| peers.identities.is_known(self.at, run_id));
             let other = || Failure::unknown("another server has answered under this address since");
             return (if is_same { Ok(()) } else { Err(other()) }, Orders::default());
         }
         self.newest_vote = sent;
-        if let Some(time) = sign.time {
+        if let Some(time) = identity.time {
             peers.fence_proposal.note_time(time, sent);
             self.clock_offset = Some(ClockOffset::new(time, sent, now));
         }
-        match self.identified(sign, &mut peers.identities) {
+        match self.identified(identity, &mut peers.identities) {
             (Ok(()), _) => (Ok(()), self.recovering(votes_in, now)),
             // It may have granted, and the address by which that server has its vote may be out of reach.
             (Err(failure), orders) => (Err(failure.halfway()), orders),
@@ -234,8 +234,12 @@ impl NodeHealth {
     }
 
     /// It has shown which server it is. Fails if that has its vote under another address (invariant 3).
-    pub fn identified(&mut self, sign: &ServerIdentity, identities: &mut Identities) -> (Result<(), Failure>, Orders) {
-        let Some(run_id) = &sign.run_id else { return (Ok(()), Orders::default()) };
+    pub fn identified(
+        &mut self,
+        identity: &ServerIdentity,
+        identities: &mut Identities,
+    ) -> (Result<(), Failure>, Orders) {
+        let Some(run_id) = &identity.run_id else { return (Ok(()), Orders::default()) };
         let Some(other) = identities.enter(self.at, run_id) else {
             self.same_as = None;
             return (Ok(()), Orders::default());
@@ -248,7 +252,7 @@ impl NodeHealth {
         (Err(same_server(other)), orders)
     }
 
-    /// It gives no vote for so long; zero if it does.
+    /// It gives no vote for this long; zero if it does.
     pub fn recovering(&mut self, votes_in: Duration, now: Time) -> Orders {
         let until = (!votes_in.is_zero()).then(|| now + votes_in);
         let was = mem::replace(&mut self.recovers_until, until);
@@ -288,7 +292,7 @@ impl NodeHealth {
         }
     }
 
-    /// What its clock showed with its newest vote.
+    /// The offset of its clock, as of its newest vote.
     pub fn clock_offset(&self) -> Option<ClockOffset> {
         self.clock_offset
     }

@@ -1,8 +1,9 @@
-//! How the nodes are: for people, and for programs that watch over them.
+//! The state of the nodes, for people and for monitoring programs.
 
 use std::time::Duration;
 
-/// How a node is, as far as its answers have shown: see [`Leases::nodes`](https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.nodes).
+/// The state of a node, as far as its answers have shown it: see
+/// [`Leases::nodes`](https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.nodes).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeStatus {
     address: String,
@@ -11,7 +12,7 @@ pub struct NodeStatus {
     clock_offset_micros: Option<i64>,
 }
 
-/// What a node is good for at the moment.
+/// Whether a node serves and votes at the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeState {
@@ -19,7 +20,8 @@ pub enum NodeState {
     Unknown,
     /// It answers.
     Up,
-    /// It answers, but gives no vote: it was started lately, or its clock was set back, and it may have forgotten leases.
+    /// It answers, but gives no vote: it was started lately, or its clock was set back, and it may have forgotten
+    /// leases.
     Recovering {
         /// How long that lasts.
         remaining: Duration,
@@ -39,7 +41,7 @@ impl NodeStatus {
         &self.address
     }
 
-    /// What it is good for.
+    /// Whether it serves and votes.
     #[must_use]
     pub fn state(&self) -> &NodeState {
         &self.state
@@ -59,7 +61,7 @@ impl NodeStatus {
     }
 }
 
-/// A status of these parts. It is none of a user's business, and so no method.
+/// Builds a status of these parts. No method, because users would see it too.
 pub fn of(
     address: String,
     state: NodeState,
@@ -105,11 +107,10 @@ impl serde::Serialize for NodeState {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "serde"))]
 mod tests {
     use super::*;
 
-    #[cfg(feature = "serde")]
     #[test]
     fn serde_writes_every_state() {
         let json = |state: &NodeState| serde_json::to_string(state).unwrap();

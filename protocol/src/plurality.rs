@@ -1,4 +1,4 @@
-//! Who holds a lock on how many nodes: pure.
+//! The holder of a lock on the most nodes: pure.
 
 use crate::{fence::Fence, holder::Holder};
 
@@ -6,14 +6,14 @@ use crate::{fence::Fence, holder::Holder};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plurality {
     /// With its fence, if that is certain: a majority was raised to that at least, and a majority issued that at most
-    /// (rule 10). Of the others some issued more, too late, and some the raise has not reached.
+    /// (rule 10). Some of the others issued more, too late, and the raise has not reached some.
     pub holder: Holder,
     /// How many.
     pub nodes: usize,
 }
 
 impl Plurality {
-    /// Of what the nodes say that are held. Programs that write no tokens of ours look all alike.
+    /// The plurality of these holders. Programs that write no tokens of ours all look alike.
     pub fn largest(held: &[Holder], majority: usize) -> Option<Self> {
         let like = |one: &Holder| held.iter().filter(|other| other.token == one.token).count();
         let most = held.iter().max_by_key(|holder| like(holder))?;

@@ -4,27 +4,28 @@ use std::time::Duration;
 
 use crate::{backoff::Backoff, check::Check};
 
-/// How often a process says at least that it waits.
+/// The longest pause between two heartbeats of a process that waits.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// How long a waiter that cannot be called counts as alive. The queue lives twice as long after the last poll.
+/// How long a waiter that cannot be notified counts as alive. The queue lives twice as long after the last poll.
 pub const WINDOW: Duration = Duration::from_secs(15);
 
-/// For how long it is tried to leave the queue of a server that does not answer: others who wait keep the place alive.
+/// How long a waiter tries to leave the queue of a server that does not answer: the polls of others keep its place
+/// alive.
 pub const LEAVES_FOR: Duration = Duration::from_secs(600);
 
-/// Those who are not the first leave it to those before them to notice that the holder's key has expired.
+/// The extra delay for each waiter ahead: the first one shall notice first that the holder's key has expired.
 const STAGGER: Duration = Duration::from_millis(4);
 const LONGEST_STAGGER: Duration = Duration::from_millis(40);
 
 /// A place in the queue, as the last poll found it.
 #[derive(Debug, Default)]
 pub struct QueuePosition {
-    /// What gives the place back after the queue was lost.
+    /// Restores the place after the queue was lost.
     pub ticket: Option<u64>,
     /// How many come before.
     pub ahead: u32,
-    /// Whether the server can call us.
+    /// Whether the server can notify us.
     pub called: bool,
     /// For how long the server, which may have forgotten who holds the lock, grants it to nobody.
     pub recovers_for: Option<Duration>,
@@ -36,12 +37,12 @@ impl QueuePosition {
         self.ticket.is_some() && self.ahead == 0
     }
 
-    /// When to poll next without being notified; `None` if only a notification brings us there.
+    /// When to poll next without a notification; `None` to wait for one.
     pub fn next_poll(&self, look: &Check, leads: bool, grant: Duration, backoff: &mut Backoff) -> Option<Duration> {
         let (remaining, tracked) = match (look, self.recovers_for) {
             _ if self.ticket.is_none() => return Some(backoff.after(look)),
             (Check::Held { holder, tracked, .. }, _) => (holder.remaining(), *tracked),
-            // There is nothing to be told of before.
+            // No notification can come before that.
             (Check::Failed(_), Some(left)) => (Some(left.min(HEARTBEAT)), true),
             _ => return Some(backoff.after(look)),
         };
@@ -49,10 +50,10 @@ impl QueuePosition {
         let stagger = if first { Duration::ZERO } else { (STAGGER * self.ahead).min(LONGEST_STAGGER) };
         let expiry = backoff.after_expiry(remaining) + stagger;
         if !self.called {
-            // Nobody tells us of a grant: we have to come while it is there.
+            // No notification tells us of a grant: we have to poll while it lasts.
             Some(expiry.min(if self.ahead <= 1 { grant / 3 } else { grant * 2 / 3 }))
         } else if first && !tracked {
-            // Nobody tells us of a lock that became free otherwise than by a release.
+            // No notification tells us of a lock that became free otherwise than by a release.
             Some(expiry.min(grant / 3))
         } else if leads || first {
             Some(expiry.min(HEARTBEAT))

@@ -1,4 +1,4 @@
-//! What a release came to on all nodes together (rule 8): pure.
+//! The outcome of a release on all nodes together (rule 8): pure.
 
 use crate::{
     failure::Failure,
@@ -11,13 +11,13 @@ use crate::{
 /// One node's last word on a release.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReleaseAnswer {
-    /// What the node found.
+    /// Whether the key was ours.
     pub owned: Owned,
-    /// Whether no sending before it went unanswered, which may have done it.
+    /// Whether no earlier sending went unanswered, which may have done it.
     pub only_sending: bool,
 }
 
-/// What that comes to: it did it, or why it had nothing of ours.
+/// The verdict of one node: it did it, or why it had nothing of ours.
 pub type Verdict = Result<(), LossReason>;
 
 impl ReleaseAnswer {
@@ -41,7 +41,7 @@ pub enum End {
     Released,
     /// A majority did not have it, for this reason.
     Lost(LossReason),
-    /// What each node said.
+    /// No majority either way: the answer of each node.
     Unknown(Vec<Result<Verdict, Failure>>),
 }
 
@@ -55,12 +55,12 @@ pub struct ReleaseTally {
 }
 
 impl ReleaseTally {
-    /// Of a lease that was believed until the moment given.
+    /// The tally for a lease that was valid until this moment.
     pub fn new(nodes: usize, valid_until: Time) -> Self {
         Self { valid_until, said: PerNode::new(nodes, None), released: 0, denied: Vec::new() }
     }
 
-    /// A node has said its last word. The end, once it is certain.
+    /// Takes a node's last word. Returns the end, once it is certain.
     pub fn answer(&mut self, now: Time, node: usize, said: Result<ReleaseAnswer, Failure>) -> Option<End> {
         let said = said.map(|parted| parted.verdict(now, self.valid_until));
         match &said {

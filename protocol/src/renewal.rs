@@ -1,4 +1,4 @@
-//! The life of one held lease as a pure machine: the time and events go in, orders and the next moment to look come
+//! The life of one held lease as a pure machine: the time and events go in, orders and the time of the next tick come
 //! out. No clock, no I/O, no runtime: a driver feeds it.
 //!
 //! # Invariants
@@ -7,29 +7,30 @@
 //!    (rule 1).
 //! 2. Every event first asks whether the time is up. From the deadline on the lease is over, whatever the event says,
 //!    and nothing revives it (rule 2).
-//! 3. Only a definite "not yours" of a majority ends a lease before its deadline. Silence and errors put it at risk once
-//!    no majority is left to confirm a round (rule 7).
+//! 3. Only a definite "not yours" of a majority ends a lease before its deadline. Silence and errors put it at risk
+//!    once no majority is left to confirm a round (rule 7).
 //! 4. A confirmation counts for the round that it answers, however late it comes; rounds go out side by side (rule 7).
 //! 5. After the end, whichever it was, no renewal is ordered (rule 8).
-//! 6. An end by loss orders the release of what may be left on the nodes, once; where a majority has denied it, the hold
-//!    obeys when the last lease lets go. `MaxHold` orders nothing: the key runs out, and the job has what is left of its
-//!    TTL to stop (rule 8).
-//! 7. An unfinished lease always has a next moment to look, and it is never after the deadline; a renewal is never
-//!    ordered twice for the same moment (no hot loop).
-//! 8. Rounds that nobody answers go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests
-//!    under way, however long the outage. After a refusal the next goes out when a sixth of the TTL has passed, or half of
-//!    that: what lets it through is done by hand.
-//! 9. A [hint](HeldLease::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds, whose
-//!    answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
+//! 6. An end by loss orders, once, to undo what may be left on the nodes. Where a majority has denied the lease, the
+//!    acquisition carries that out when the last holder lets go. `MaxHold` orders nothing: the key runs out, and the
+//!    job has the rest of its TTL to stop (rule 8).
+//! 7. An unfinished lease always has a next tick, and never after the deadline. A renewal is never ordered twice for
+//!    the same moment (no hot loop).
+//! 8. Unanswered rounds go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests under way,
+//!    however long the outage. After a refusal the next goes out when a sixth of the TTL has passed, or half of that:
+//!    somebody has to lift the refusal by hand.
+//! 9. A [hint](HeldLease::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds,
+//!    whose answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
 //! 10. A node that lost the key while a majority confirmed it is repaired, before the deadline only.
 //!     On one node that never happens.
-//! 11. A lease that is well goes along when others are renewed within the last tenth before its own round, and at one moment
-//!     of eight whenever that is, if all of its TTL have room in one batch. A renewal comes earlier for that, never later.
-//!     How early a round comes by itself depends on the moment of the one before it and on the seed alone. So leases that
-//!     were renewed together once come due together, and those that were not soon are.
-//! 12. A hint of a node that lacks the key is a chance to repair that node, and no reason to renew on the others: each
-//!     renewal wakes every waiter, waiters ask for the node that is free, and what they do there is the next hint. Such
-//!     hints order at most one repair in 20 ms, and none is forgotten while the lease is well.
+//! 11. A lease that is not at risk goes along with the renewal of others in the last tenth before its own round. At one
+//!     moment of eight it goes along whenever its round is, if the others have its TTL and one batch takes all leases.
+//!     A renewal comes earlier for that, never later. How early a round comes by itself depends only on the seed and
+//!     the moment of the round before it. So leases that were renewed together once come due together, and the others
+//!     soon do.
+//! 12. A hint of a node that lacks the key orders a repair of that node, and no renewal on the others. Each renewal
+//!     would wake every waiter. Waiters ask for the node that is free, and that causes the next hint. Such hints order
+//!     at most one repair in 20 ms, and none is forgotten while the lease is not at risk.
 
 use std::time::Duration;
 
@@ -45,22 +46,22 @@ use crate::{
 /// The least time between two renewals that hints ask for.
 const GRAIN: Duration = Duration::from_millis(20);
 
-/// The round after one moment of so many comes early, by up to a tenth: a fleet that beats in step is parted within a few
-/// rounds. If each round came early, that would take half as long, and one renewal more of twenty. At these moments the
-/// leases of a process meet.
+/// The round after one moment of this many comes early, by up to a tenth. That spreads a fleet that renews in step
+/// within a few rounds. If each round came early, it would take half as long, and one renewal more of twenty. At these
+/// moments the leases of a process meet.
 const EARLY_ONES: u64 = 8;
 
 /// A round that stays unanswered for this many times the patience makes the connection suspect.
 const SUSPECT_AFTER: u32 = 3;
 
-/// What the life of a lease is bounded by.
+/// The bounds of a lease's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LeaseConfig {
     /// For how long a confirmed renewal keeps the key.
     pub ttl: Duration,
     /// For how long it may be held in all.
     pub max_hold: Option<Duration>,
-    /// The most that a round is waited for before the next goes out beside it.
+    /// The longest wait for the answer to a round, before the next goes out beside it.
     pub patience: Duration,
 }
 
@@ -80,7 +81,7 @@ pub enum Phase {
     },
 }
 
-/// What a node said to a renewal.
+/// A node's answer to a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// It is done.
@@ -94,12 +95,12 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// What it says that a node has failed.
+    /// The meaning of a node's failure.
     pub fn of(failure: &Failure) -> Self {
         if failure.is_refusal() { Self::Refused } else { Self::Unclear }
     }
 
-    /// What a node's answer to one renewal says.
+    /// The meaning of a node's reply to one renewal.
     pub fn read(answer: &Result<Owned, Failure>) -> Self {
         match answer {
             Ok(Ok(())) => Self::Confirmed,
@@ -109,7 +110,7 @@ impl Answer {
     }
 }
 
-/// What the driver has to do now.
+/// The driver's orders for now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use = "orders are there to be carried out"]
 pub struct Orders {
@@ -191,7 +192,7 @@ impl HeldLease {
         self.tally.nodes()
     }
 
-    /// The nodes on which there may be anything to release. A release that reaches none of the others is not repeated: a
+    /// The nodes on which there may be anything to release. A release that does not reach the others is not repeated: a
     /// node that is away for an hour would leave a task for every lease of that hour.
     pub fn may_be_on(&self) -> Nodes {
         self.tally.may_hold()
@@ -245,7 +246,7 @@ impl HeldLease {
         }
     }
 
-    /// Time has passed: judge, and renew if it is due.
+    /// Time has passed: ends the lease, or renews it if that is due.
     pub fn tick(&mut self, now: Time) -> Orders {
         let mut orders = self.expire_if_due(now);
         if self.is_over() {
@@ -272,9 +273,9 @@ impl HeldLease {
         orders
     }
 
-    /// Others are renewed at this moment: whether this one goes along (invariant 11). A driver asks in the order of the
-    /// next ticks, and no further than the first that stays. `meets` is the TTL of the lease that is due, if all have room
-    /// in its batch.
+    /// Other leases are renewed at this moment: decides whether this one goes along (invariant 11). A driver asks in
+    /// the order of the next ticks, and no further than the first that stays. `meets` is the TTL of the lease that is
+    /// due, if one batch takes all leases.
     pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Orders {
         let mut orders = self.expire_if_due(now);
         if self.phase != Phase::Held || self.unanswered > 0 || self.last_sent + self.grain() > now {
@@ -295,7 +296,7 @@ impl HeldLease {
         orders
     }
 
-    /// Its round is due: one renewal, watched over until it is answered.
+    /// Begins the round that is due: one renewal, followed until it is answered.
     fn begin_round(&mut self, now: Time, orders: &mut Orders) {
         orders.renew = true;
         if self.unanswered == 0 {
@@ -327,7 +328,7 @@ impl HeldLease {
         if self.is_over() { orders } else { Orders { repair: self.tally.repairs(), ..orders } }
     }
 
-    /// The holder lets go, or its `Leases` closes. What is left on the nodes is for the caller to release.
+    /// The holder lets go, or its `Leases` closes. The caller releases what is left on the nodes.
     pub fn finish(&mut self, now: Time, reason: LossReason) -> Orders {
         let orders = self.expire_if_due(now);
         if self.is_over() {
@@ -363,7 +364,7 @@ impl HeldLease {
             Some(Denial::Taken) => return self.end(LossReason::Taken, now),
             None => {}
         }
-        // It is confirmed, or a later one is, or it may still be; or that it cannot be was known.
+        // The round is confirmed, or may still be; or it was hopeless before this answer.
         if was_hopeless || !self.tally.is_hopeless(sent) {
             return Orders::default();
         }

@@ -1,4 +1,4 @@
-//! What a server would hold, as a pure function: of what is stored, the time and the request.
+//! A server as a pure function of its contents, the time and the request.
 
 use std::{
     collections::HashMap,
@@ -27,22 +27,22 @@ mod tests;
 pub use self::queue::{Process, Told};
 use self::queue::{Queue, Turn};
 
-/// What a server would hold.
+/// The contents of a server.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Store {
     locks: HashMap<Key, Lock>,
-    /// What the next fence must exceed, and until when that is kept.
+    /// The floor of each lock, which its next fence must exceed, and until when it is kept.
     fences: HashMap<Key, (Fence, Micros)>,
     /// Guarded values; a key is this or a lock, never both.
     guarded: HashMap<Key, (Vec<u8>, Fence)>,
     queues: HashMap<Key, Queue>,
-    /// How many fences there may be before those that have expired are looked for.
+    /// How many fences there may be before a sweep removes the expired ones.
     crowded: usize,
-    /// When it began to forget nothing.
+    /// The start of the server: it has forgotten nothing since.
     up_since: Micros,
 }
 
-/// What the key of a held lock has: a value and a TTL.
+/// The key of a held lock: its value and its expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Lock {
     token: Token,
@@ -50,30 +50,30 @@ struct Lock {
     until: Micros,
 }
 
-/// What a request came to.
+/// The outcome of a request.
 #[derive(Debug)]
 #[must_use = "somebody waits for the reply, and others to be notified"]
 pub struct Applied<'a> {
-    /// What is answered to it.
+    /// The reply to it.
     pub reply: Result<Reply, Failure>,
     /// The lock that may have changed hands, or expires at another time.
     pub changed: Option<&'a Key>,
-    /// Whom to notify of this lock, and of what.
+    /// The notifications about this lock.
     pub told: Vec<Told>,
 }
 
 impl Store {
-    /// One that has just been started, and so may have forgotten what another one knew.
+    /// A store that has just been started, and so may have forgotten what it knew before.
     pub fn started(now: Micros) -> Self {
         Self { up_since: now, ..Self::default() }
     }
 
-    /// The same, but that it found everything on its disk.
+    /// A restart that finds everything on its disk.
     pub fn restarted(&mut self, now: Micros) {
         self.up_since = now;
     }
 
-    /// Does what a request from this process asks for. `reached` tells whether somebody listens on a channel.
+    /// Executes a request from this process. `reached` tells whether somebody listens on a channel.
     pub fn apply<'a>(
         &mut self,
         now: Micros,
@@ -120,12 +120,12 @@ impl Store {
 
     /// Gives the lock to a token, if nobody else has it.
     fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> Vote {
-        let sign = request.voting.map(|_| identity(now));
+        let identity = request.voting.map(|_| identity(now));
         let acquired = match request.voting.and_then(|voting| self.recovers_for(now, voting.restart_delay)) {
             Some(left) => Acquired::Recovering(left),
             None => self.take(now, request),
         };
-        Vote { acquired, sign, overtaken: false }
+        Vote { acquired, identity, overtaken: false }
     }
 
     fn take(&mut self, now: Micros, AcquireRequest { claim, voting }: &AcquireRequest) -> Acquired {
@@ -207,7 +207,7 @@ impl Store {
                 if let Some(queue) = self.live_queue(now, key) {
                     queue.leave(token, process.name);
                 }
-                // What it finds free is passed on too.
+                // A lock that it finds free is passed on too.
                 if self.lock(now, key).is_none() && !self.guarded.contains_key(key) {
                     return (Err(Denial::Gone), self.pass_on(now, key, reached));
                 }
@@ -283,13 +283,13 @@ impl Store {
         (queue.len(), queue.line().take(limit).map(|(token, ticket)| (token.clone(), ticket)).collect())
     }
 
-    /// The first of those who wait, and how long each has waited.
+    /// The first waiters, and how long each has waited.
     fn waiters(&mut self, now: Micros, key: &Key, most: usize) -> Waiters {
         let waited = |ticket| Duration::from_micros(now.saturating_sub(ticket));
         self.queue(now, key, most).1.into_iter().map(|(token, ticket)| (token, waited(ticket))).collect()
     }
 
-    /// Who has the lock.
+    /// The lock's holder.
     pub fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
         if self.guarded.contains_key(key) {
             return Some(guarded_value());
@@ -319,7 +319,7 @@ impl Store {
         Ok((held, if held { self.pass_on(now, key, reached) } else { Vec::new() }))
     }
 
-    /// Somebody else has the lock from now on, whoever had it, and before all who stand in line: for tests.
+    /// Gives the lock to another holder, whoever has it, and ahead of its queue: for tests.
     pub fn take_over(&mut self, now: Micros, claim: Claim) {
         self.locks.remove(&claim.key);
         self.take(now, &AcquireRequest { claim, voting: None });
@@ -366,8 +366,8 @@ impl Store {
         }
     }
 
-    /// Parts with a lock that is there. It is never free while somebody in its queue can be reached, unless it is too early
-    /// to grant anything.
+    /// Passes a lock on to the first waiter that can be reached. It becomes free if there is none, or if it is too
+    /// early to grant anything.
     fn pass_on(&mut self, now: Micros, key: &Key, reached: &dyn Fn(&str) -> bool) -> Vec<Told> {
         let mut told = Vec::new();
         let up = self.up(now);
@@ -419,7 +419,8 @@ impl Store {
         Some(fence)
     }
 
-    /// Keeps a floor for its memory after the fence's own time, or after now; and until the clock has passed it in any case.
+    /// Keeps a floor for its memory after the fence's own time, or after now; and until the clock has passed it in any
+    /// case.
     fn keep_floor(&mut self, now: Micros, key: &Key, fence: Fence, memory: Duration) {
         let until = u64::from(fence).max(now) + micros(memory).max(1);
         self.fences.insert(key.clone(), (fence, until));
@@ -451,17 +452,17 @@ impl Hash for Store {
     }
 }
 
-/// Who it is. There is no other run of it.
+/// The identity of the server. There is no other run of it.
 fn identity(now: Micros) -> ServerIdentity {
     ServerIdentity { time: Some(now), run_id: None, is_alone: true }
 }
 
-/// Every key is watched for everybody.
+/// Every key is tracked for everybody.
 fn busy(holder: Holder) -> Acquired {
     Acquired::Busy { holder, tracked: true }
 }
 
-/// What a server has for it is a hash that stays.
+/// The holder that a guarded value looks like: on a server it is a hash without a TTL.
 fn guarded_value() -> Holder {
     holder::of_type(Some("hash"), -1)
 }

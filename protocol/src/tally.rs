@@ -2,13 +2,13 @@
 //!
 //! # Invariants
 //!
-//! 1. A deadline counts from the majority-th largest confirmed send (rule 1). What a node denies later takes nothing
-//!    back: its key lived until then, or the node forgot and gives no vote (deployments: a server that forgot stays out).
-//! 2. A denial stands until the node has confirmed something that was sent later. On one node nothing brings a key back,
-//!    so there it stands for ever.
-//! 3. A node that lost the key is repaired only when a majority has confirmed the round in which it said so, or a later
-//!    one, and once for each denial; and when something has happened to the key on a node that
-//!    [lacks](Tally::lacks) it.
+//! 1. A deadline counts from the majority-th largest confirmed send (rule 1). A later denial takes nothing back: the
+//!    node's key lived until then, or the node forgot and gives no vote (deployments: a server that forgot stays out).
+//! 2. A denial stands until the node has confirmed something that was sent later. On one node nothing brings a key
+//!    back, so there it stands for ever.
+//! 3. A node that lost the key is repaired once for each denial, when a majority has confirmed the round of that denial
+//!    or a later one. A node that [lacks](Tally::lacks) the key is also repaired when something has happened to the key
+//!    there.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -18,7 +18,7 @@ use std::{
 
 use crate::time::Time;
 
-/// What the difference between two machines' clocks may eat of a TTL: 1 % and 2 ms (rule 1).
+/// The allowance for the drift between two machines' clocks: 1 % of the TTL and 2 ms (rule 1).
 pub fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }
@@ -79,10 +79,10 @@ impl FromIterator<usize> for Nodes {
     }
 }
 
-/// How many nodes have to be touched, and of which, until it is worth looking again.
+/// How many nodes have to change, and of which, before another check is worthwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WakeCondition {
-    /// So many.
+    /// This many.
     pub count: usize,
     /// Of these.
     pub of: Nodes,
@@ -91,10 +91,10 @@ pub struct WakeCondition {
 impl WakeCondition {
     /// Any one.
     pub const ANY: Self = Self { count: 1, of: Nodes(u16::MAX) };
-    /// No touch is of interest.
+    /// No change is of interest.
     pub const NEVER: Self = Self { count: 1, of: Nodes::NONE };
 
-    /// Whether it is worth looking, with these touched.
+    /// Whether a check is worthwhile, now that these have changed.
     pub fn are_met_by(self, changed: Nodes) -> bool {
         usize::try_from(changed.in_common(self.of)).is_ok_and(|changed| changed >= self.count)
     }
@@ -109,12 +109,12 @@ pub enum Denial {
     Taken,
 }
 
-/// How many of so many nodes decide.
+/// How many of `nodes` decide.
 pub fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// What each node last said about one token.
+/// The last word of each node about one token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tally {
     seats: PerNode<Seat>,
@@ -160,7 +160,7 @@ struct Seat {
     sent: Time,
     /// When the newest request was sent to which its answer was unclear.
     doubted: Time,
-    /// What it denied, and when the request was sent that it denied.
+    /// Its denial, and when the denied request was sent.
     denial: Option<(Time, Denial)>,
     /// When the request was sent that brought a lost key back.
     repaired: Time,
@@ -197,9 +197,9 @@ impl Tally {
         }
     }
 
-    /// `node` answered "not yours" to a request that was sent at `sent`. Whatever it confirmed before or since, for nodes
-    /// execute requests in another order than they were sent, and none gives back what it has lost; unless the key was
-    /// brought back meanwhile.
+    /// `node` answered "not yours" to a request that was sent at `sent`. That counts, whatever the node confirmed
+    /// before or since: it may execute requests in another order than they were sent, and does not restore a key by
+    /// itself. A denial of a request from before a repair does not count.
     pub fn deny(&mut self, node: usize, sent: Time, denial: Denial) {
         if let Some(seat) = self.seats.get_mut(node).filter(|seat| sent >= seat.repaired) {
             seat.denial = Some((sent, denial));
@@ -237,7 +237,7 @@ impl Tally {
         self.seats.iter().filter(against).count() > self.seats.len() - self.majority()
     }
 
-    /// What a majority denied, if one did. Somebody else's key says more than a missing one.
+    /// The denial of a majority, if there is one. Somebody else's key says more than a missing one.
     pub fn denied(&self) -> Option<Denial> {
         let denials = || self.seats.iter().filter_map(|seat| seat.denial);
         if denials().count() < self.majority() {

@@ -43,7 +43,7 @@ impl Digits {
         Self { digits, unused }
     }
 
-    /// Them.
+    /// The digits.
     pub fn as_str(&self) -> &str {
         self.digits.get(self.unused..).and_then(|digits| std::str::from_utf8(digits).ok()).unwrap_or_default()
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Add, time::Duration};
 
-/// A moment on the clock of whoever runs the machines, in nanoseconds.
+/// A moment on the clock of the driver, in nanoseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -12,7 +12,7 @@ impl Time {
     /// After every other moment.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// So long after [`ZERO`](Self::ZERO).
+    /// The moment this long after [`ZERO`](Self::ZERO).
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
@@ -45,7 +45,7 @@ impl fmt::Debug for Time {
 /// A server's time: microseconds since 1970 on its own clock.
 pub type Micros = u64;
 
-/// A span in the unit of [`Micros`]; one that is too long is long.
+/// A span in the unit of [`Micros`], capped if it is too long.
 pub fn micros(span: Duration) -> Micros {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX / 2)
 }

@@ -12,8 +12,8 @@ use crate::{
 /// Tells our values from other libraries' on the same key; the digit is the format's version.
 const MARK: &str = "lh1:";
 
-/// A value has fewer bytes than this, with the longest label that a builder takes. Scripts answer with so many of a value,
-/// whatever it is: what has them all is another program's.
+/// A value has fewer bytes than this, even with the longest label that a builder takes. Scripts answer with at most
+/// this many bytes of any value. A value that fills them is another program's.
 pub const TOO_LONG: usize = 256;
 
 /// How long the identity is, in bytes: the mark and a UUID.
@@ -21,10 +21,10 @@ const IDENTITY: usize = MARK.len() + 36;
 
 /// One acquisition: `lh1:<uuid>@<label>`. Its first 40 bytes are its identity, which nobody can guess.
 ///
-/// While it owns a lock, the lock's key has the token's [value](Self::value), `lh1:<uuid>:<fence>@<label>`. Whose a value is
-/// is decided by the identity in it, at fixed places: no label looks like another identity, or like a fence.
+/// While it owns a lock, the lock's key has the token's [value](Self::value), `lh1:<uuid>:<fence>@<label>`. The
+/// identity in a value, at its fixed place, decides whose it is: no label looks like another identity, or like a fence.
 ///
-/// Neither `Debug` nor anything else prints it: whoever knows it can release the lock.
+/// Neither `Debug` nor anything else prints it: anybody who knows it can release the lock.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Arc<str>);
 
@@ -43,12 +43,12 @@ impl Token {
         Self::new(Uuid::from_u64_pair(0, DRAWN.fetch_add(1, Ordering::Relaxed)), label)
     }
 
-    /// Reads what a queue holds; `None` for what is no token of ours.
+    /// Reads a token from a queue; `None` for a text that is no token of ours.
     pub fn parse(text: &str) -> Option<Self> {
         (text.len() < TOO_LONG && split(text)?.1.starts_with('@')).then(|| Self(text.into()))
     }
 
-    /// Reads a lock's value, and the fence in it; `None` for what another library wrote.
+    /// Reads a lock's value, and the fence in it; `None` for the value of another library.
     pub fn read_value(value: &str) -> Option<(Self, Fence)> {
         if value.len() >= TOO_LONG {
             return None;
@@ -59,12 +59,12 @@ impl Token {
         Some((Self(joined(&[identity, "@", label])), fence))
     }
 
-    /// What a lock's key has while this token owns it.
+    /// The value of a lock's key while this token owns it.
     pub fn value(&self, fence: Fence) -> String {
         self.value_parts(&Digits::of(fence.into())).concat()
     }
 
-    /// The same in parts, for who puts it behind other text.
+    /// The same in parts, for a caller that puts it behind other text.
     pub fn value_parts<'a>(&'a self, fence: &'a Digits) -> [&'a str; 4] {
         [self.identity(), ":", fence.as_str(), self.0.get(IDENTITY..).unwrap_or_default()]
     }
@@ -74,7 +74,7 @@ impl Token {
         value.starts_with(self.identity())
     }
 
-    /// What tells this acquisition from every other.
+    /// The part that distinguishes this acquisition from every other.
     pub fn identity(&self) -> &str {
         self.0.get(..IDENTITY).unwrap_or(&self.0)
     }
@@ -99,7 +99,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
     is_spelt.then_some((identity, rest))
 }
 
-/// So that a table of tokens can be asked with what a server says.
+/// So that a table of tokens can be searched with a text from a server.
 impl Borrow<str> for Token {
     fn borrow(&self) -> &str {
         &self.0

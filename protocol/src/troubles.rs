@@ -1,13 +1,14 @@
-//! Which troubles are told, and how often: pure. Thousands of waiters meet the same outage, and one line says it.
+//! Decides which troubles are reported, and how often: pure. Thousands of waiters meet the same outage, and one line
+//! says it.
 //!
 //! # Invariants
 //!
-//! 1. A cause is told when it is first met, and again once [`PERIOD`] has passed since it was last told, however often
-//!    it is met in between and however often it ends.
-//! 2. What is told says how often its cause was met since that was last told. Of several causes at once the most.
-//! 3. An end is told once, and only if a cause was told since the last end.
-//! 4. At most [`MOST_CAUSES`] are kept. A cause gives its place up only a period after it was told, so no more than
-//!    that many lines are told in a period.
+//! 1. A cause is reported when it is first met. Met again, it is reported again once [`PERIOD`] has passed since its
+//!    last report, however often it was met or ended in between.
+//! 2. A report says how often its cause was met since its last report. Of several causes at once it is the most.
+//! 3. An end is reported once, and only if a cause was reported since the last end.
+//! 4. At most [`MOST_CAUSES`] are kept. A cause gives its place up only a period after its report, so no more than that
+//!    many are reported in a period.
 
 use std::time::Duration;
 
@@ -17,19 +18,19 @@ use crate::{
     votes::{NodeAnswer, Vote, Votes},
 };
 
-/// How long a cause is not told again.
+/// How long a cause is not reported again.
 pub const PERIOD: Duration = Duration::from_secs(60);
 
-/// How many causes are told apart. Further ones are counted with the next that is told.
+/// How many causes are distinguished. Further ones are counted with the next report.
 pub const MOST_CAUSES: usize = 16;
 
-/// What keeps somebody from an answer, of many who all meet it.
+/// The causes that keep callers from an answer, when many meet the same ones.
 #[derive(Debug, Default)]
 pub struct Troubles {
     causes: Vec<Cause>,
-    /// How often something was met that there was no place for.
+    /// How often a cause was met that has no place here.
     others: u64,
-    /// Whether a cause was told since the last end.
+    /// Whether a cause was reported since the last end.
     was_told: bool,
 }
 
@@ -53,7 +54,8 @@ impl Troubles {
         Self::default()
     }
 
-    /// Somebody has met these causes at once. If one of them is to be told: how often it was met since the last time.
+    /// Somebody has met these causes at once. If one of them is to be reported: how often it was met since its last
+    /// report.
     pub fn meet(&mut self, now: Time, causes: impl IntoIterator<Item = String>) -> Option<u64> {
         let (mut is_due, mut met) = (false, Vec::new());
         for name in causes {
@@ -72,7 +74,7 @@ impl Troubles {
         if !is_due {
             return None;
         }
-        // What is told names them all.
+        // The report names them all.
         let mut count = 0;
         for at in met {
             if let Some(cause) = self.causes.get_mut(at) {
@@ -100,8 +102,8 @@ impl Troubles {
         Some(at)
     }
 
-    /// An answer has come, so whatever there was is over. If that is to be told: how often a cause was met that was not
-    /// told then.
+    /// An answer has come, so every trouble is over. If that is to be reported: how often causes were met without a
+    /// report.
     pub fn end(&mut self) -> Option<u64> {
         if !std::mem::take(&mut self.was_told) {
             return None;
@@ -110,15 +112,15 @@ impl Troubles {
         Some(untold + std::mem::take(&mut self.others))
     }
 
-    /// Whether an end would be told.
+    /// Whether an end would be reported.
     pub fn are_told(&self) -> bool {
         self.was_told
     }
 }
 
-/// What is behind a failure: for each server what it replied, or that it is silent, in whatever way that shows: no
-/// answer, no connection, no question. Over a quorum those are the nodes that gave no vote, and not the others, which
-/// may say something else each time.
+/// The causes of a failure: the reply of each server, or its silence. No answer, no connection and a request that was
+/// not sent are all silence. Over a quorum only the nodes that gave no vote count: the others may say something else
+/// each time.
 pub fn causes(failure: &Failure) -> Vec<String> {
     let text = failure.to_string();
     match failure.votes() {
@@ -150,12 +152,12 @@ fn of_text(text: &str) -> String {
     reply(text).map_or_else(|| "silent".to_owned(), lasting)
 }
 
-/// What a server has replied itself, as far as a failure's text quotes it.
+/// A server's own reply, as far as a failure's text quotes it.
 fn reply(text: &str) -> Option<&str> {
     text.split_once(" said \"")?.1.split('"').next()
 }
 
-/// A text without what has digits in it: slots, counts, durations and their units.
+/// A text without the words that have digits (slots, counts, durations), and their units.
 fn lasting(text: &str) -> String {
     const UNITS: [&str; 6] = ["ns", "µs", "ms", "s", "min", "h"];
     let (mut words, mut after_number) = (Vec::new(), false);

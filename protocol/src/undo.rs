@@ -1,7 +1,7 @@
 //! Taking a token back from one node: how often it is asked, on which route, and when that ends (rule 6).
 //!
-//! It asks until the node has answered, or until what was there has expired by itself. What the node executes after that is
-//! believed by nobody, and gone within one TTL.
+//! It asks until the node has answered, or until the key there has expired by itself. A request that the node executes
+//! after that gives nobody a lease, and its key is gone within one TTL.
 
 use std::time::Duration;
 
@@ -21,16 +21,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub struct Undoing {
     until: Time,
     pauses: Doubling,
-    /// The route of what is undone: on it the undo arrives later.
+    /// The route of the undone request. On the same route, the undo arrives after it.
     first: Route,
     /// The route of the next request.
     route: Route,
     is_first: bool,
-    /// Whether a request before may have done it.
+    /// Whether an earlier request may have undone it.
     may_be_replay: bool,
 }
 
-/// What an answer comes to.
+/// The next step after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
     /// Ask again after this pause, or once the node answers somebody.
@@ -61,7 +61,8 @@ impl Outcome {
 }
 
 impl Undoing {
-    /// Of what may live for `at_most`, and was sent on `route`. `was_asked` is whether somebody has asked for it before.
+    /// The undo of a key that may live for `at_most`, and whose request was sent on `route`. `was_asked` says whether
+    /// it was asked for before.
     pub fn new(now: Time, at_most: Duration, route: Route, was_asked: bool) -> Self {
         let (until, pauses) = (now + at_most, Doubling::from(FIRST_PAUSE));
         Self { until, pauses, first: route, route, is_first: true, may_be_replay: was_asked }
@@ -88,7 +89,7 @@ impl Undoing {
         (route, command_timeout.min(self.until.since(now).max(FIRST_PAUSE)))
     }
 
-    /// What the node said to a request, or why it said nothing.
+    /// Takes the node's answer to a request, or why there is none.
     pub fn answered(&mut self, now: Time, answer: &Result<Owned, Failure>) -> Next {
         match answer {
             Ok(found) => Next::Over(Outcome::Undone { has_changed: found.is_ok() || self.may_be_replay }),

@@ -1,16 +1,16 @@
-//! What the nodes of a quorum say together: for people, and for programs that watch over them.
+//! The answers of a quorum's nodes together, for people and for monitoring programs.
 
 use std::{fmt, time::Duration};
 
 use crate::{holder::Holder, tally::majority};
 
-/// What each node of a quorum said to something that too few of them granted.
+/// Each node's answer to a request that too few nodes of a quorum granted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Votes {
     pub(crate) votes: Vec<Vote>,
 }
 
-/// What one node said.
+/// One node and its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Vote {
     pub(crate) address: String,
@@ -27,8 +27,8 @@ pub enum NodeAnswer {
     HeldBy(Holder),
     /// There was nothing of ours to release.
     NotOurs,
-    /// It was started lately, or its clock was set back, and it may have forgotten a lease: it gives no vote for this time.
-    /// See [`Builder::restart_delay`].
+    /// It was started lately, or its clock was set back, and it may have forgotten a lease: it gives no vote for this
+    /// time. See [`Builder::restart_delay`].
     ///
     /// [`Builder::restart_delay`]: https://docs.rs/leasehold/latest/leasehold/struct.Builder.html#method.restart_delay
     Recovering {
@@ -48,7 +48,7 @@ impl Votes {
         self.count(|answer| matches!(answer, NodeAnswer::Granted))
     }
 
-    /// How many would have had to.
+    /// How many nodes have to grant it.
     #[must_use]
     pub fn needed(&self) -> usize {
         majority(self.votes.len())
@@ -100,7 +100,7 @@ impl Vote {
         &self.address
     }
 
-    /// What it said.
+    /// Its answer.
     #[must_use]
     pub fn answer(&self) -> &NodeAnswer {
         &self.answer

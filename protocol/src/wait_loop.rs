@@ -7,10 +7,10 @@
 //!
 //! 1. A leader whose time is over checks once more; that check decides. A follower ends with what its leader saw.
 //! 2. A follower whose leader is late becomes a substitute: it goes on without the turn.
-//! 3. After split votes only time brings the next check. Everybody undoes its own votes then, and whoever checked at each
-//!    of these notifications would meet the others again at once.
-//! 4. A leader that has seen nothing for a command time-out before its time is over checks then: a server that is silent is not
-//!    told as a holder. What is shorter may be the answer of a moment ago.
+//! 3. After split votes only time brings the next check. Everybody undoes its own votes then, and a waiter that checked
+//!    at each of these notifications would meet the others again at once.
+//! 4. A leader checks one command time-out before its time is over, so that a silent server is not reported as a
+//!    holder. A check later than that is recent enough.
 //! 5. Where this process holds the lock itself, a plain waiter asks no server before it is notified of the release.
 
 use std::time::Duration;
@@ -26,13 +26,13 @@ use crate::{
     time::Time,
 };
 
-/// What is left of a wait may be too short for any server's answer; a check gets at least this.
+/// The shortest time of a check: the rest of a wait may be too short for any server's answer.
 pub const SHORTEST_CHECK: Duration = Duration::from_millis(15);
 
 /// A moment longer than a wait, so that a timer that ends with it finds it over.
 const JUST_AFTER: Duration = Duration::from_millis(1);
 
-/// What the wait loop needs to know to decide.
+/// The facts on which the wait loop decides.
 #[allow(missing_debug_implementations)]
 pub struct Facts<'a> {
     /// The time.
@@ -41,13 +41,13 @@ pub struct Facts<'a> {
     pub leader_due: Time,
     /// A fair waiter's place.
     pub queue: Option<Queued<'a>>,
-    /// What is looked up when it matters.
+    /// Facts that are only looked up when they matter.
     pub around: &'a dyn Surroundings,
 }
 
-/// What is only looked up when it matters.
+/// Facts that are only looked up when they matter.
 pub trait Surroundings {
-    /// Who holds the lock in this process, if anybody.
+    /// The lock's holder in this process, if there is one.
     fn held_here(&self) -> Option<Holder>;
     /// Whether servers track keys at all.
     fn tracks(&self) -> bool;
@@ -62,7 +62,7 @@ pub struct Queued<'a> {
     pub position: &'a QueuePosition,
     /// When it was asked to poll.
     pub due: Time,
-    /// The lock is there, and has only to be taken.
+    /// Whether the lock is granted, and has only to be taken.
     pub is_granted: bool,
     /// The route of a request that needs no tracking.
     pub usual: Route,
@@ -72,10 +72,10 @@ pub struct Queued<'a> {
     pub grant: Duration,
 }
 
-/// What to do next.
+/// The next step of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Ask the servers, and say what came of it: [`WaitLoop::checked`].
+    /// Ask the servers, and give the result to [`WaitLoop::checked`].
     Check(Route),
     /// Wait until then, or until something happens.
     Sleep(Time),
@@ -89,7 +89,7 @@ enum Role {
     Follower,
     /// It has the turn.
     Leader,
-    /// It has not, and goes on without.
+    /// It goes on without the turn.
     Substitute,
 }
 
@@ -105,7 +105,7 @@ pub struct WaitLoop {
     seen: Check,
     /// When the last check of our own ended.
     checked_at: Time,
-    /// What was seen, and not reported yet.
+    /// The result of a check that was not reported yet.
     report: Option<Check>,
     next_check: Time,
     /// The check is due, whatever the clock says.
@@ -146,7 +146,8 @@ impl WaitLoop {
             return;
         }
         (self.checked_at, self.report, self.seen) = (facts.now, Some(seen.clone()), seen);
-        // The first check does not pay for being tracked, so a plain leader checks again at once; unless that brings nothing.
+        // The first check is not tracked, which would cost more. So a plain leader checks again at once, unless that
+        // brings nothing.
         let again_at_once = match &self.seen {
             _ if self.is_fair => false,
             Check::NotYet => true,
@@ -156,7 +157,7 @@ impl WaitLoop {
         self.next_check = if again_at_once { facts.now } else { self.plan(facts) };
     }
 
-    /// What to do now. `Check` is to be obeyed before this is asked again.
+    /// The step to take now. Execute a `Check` before the next call.
     pub fn next(&mut self, facts: &Facts<'_>) -> Action {
         loop {
             if self.is_over {
@@ -226,13 +227,13 @@ impl WaitLoop {
         if self.is_fair {
             self.next_check = self.plan(facts);
         } else {
-            // What it saw as a follower is out of date.
+            // Its last result, as a follower, is out of date.
             self.seen = Check::NotYet;
             self.next_check = facts.now;
         }
     }
 
-    /// What a follower hears of its leader's check.
+    /// A follower hears of its leader's check.
     pub fn heard(&mut self, look: Check) {
         self.report = Some(look.clone());
         // That the leader had no answer is no reason for a fair waiter to ask as well.
@@ -246,7 +247,8 @@ impl WaitLoop {
         self.is_due = self.sleeps_for_check;
     }
 
-    /// Something may have happened to the lock since the last check. What a fair waiter is notified of is in the facts.
+    /// Something may have happened to the lock since the last check. The notifications of a fair waiter are in the
+    /// facts.
     pub fn notified(&mut self) {
         self.is_notified = !self.is_fair;
     }
@@ -261,7 +263,7 @@ impl WaitLoop {
         self.role != Role::Follower
     }
 
-    /// What the last check that counts has seen.
+    /// The result of the last check that counts.
     pub fn seen(&self) -> &Check {
         &self.seen
     }
@@ -271,19 +273,19 @@ impl WaitLoop {
         self.seen
     }
 
-    /// What has been seen since the last call.
+    /// Takes the newest result, if there is one since the last call.
     pub fn report(&mut self) -> Option<Check> {
         self.report.take()
     }
 
-    /// What a check has seen that began at `began` and could take `limit`.
+    /// Takes the result of a check that began at `began` and could take `limit`.
     pub fn checked(&mut self, look: Check, began: Time, limit: Duration, facts: &Facts<'_>) {
         let look = match look {
             Check::Held { holder, tracked, needs } => {
                 let tracked = tracked && (self.is_fair || self.role == Role::Leader);
                 Check::Held { holder, tracked, needs }
             }
-            // A check whose answer there was no time for says nothing of the server: what was seen before it stands.
+            // A check that had no time for an answer says nothing about the server: the result before it stands.
             Check::Failed(_)
                 if limit < self.command_timeout / 2
                     && facts.now.since(began) >= limit
@@ -343,7 +345,8 @@ impl WaitLoop {
         }
     }
 
-    /// A leader that is this much later than it said is not polled: one that is only waits for a slot, or for an answer.
+    /// The time after which a late leader counts as not polled: a leader that is polled waits only for a slot or an
+    /// answer.
     fn leader_is_late_after(&self) -> Duration {
         backoff::LONGEST_PAUSE + self.command_timeout
     }

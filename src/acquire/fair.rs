@@ -7,7 +7,7 @@ use leasehold_protocol::{
     check::Check,
     failure::Failure,
     fence::Fence,
-    message::{Claim, Poll, Polled, ReleaseMode, Reply, Request, Route},
+    message::{Claim, Poll, Polled, ReleaseMode, Request, Route},
     queue_position::{LEAVES_FOR, QueuePosition, WINDOW},
     tally::WakeCondition,
     time::Time,
@@ -21,8 +21,7 @@ use crate::{
     client::{Client, Wanted, Won},
     error::Error,
     lease::Lease,
-    node::{Answer, Node},
-    quorum::Undo,
+    quorum::{Asked, Member, Undo},
     random,
     reentry::OwnerSlot,
     wait::FairWaiter,
@@ -32,8 +31,7 @@ impl Acquire {
     /// Takes a place in the queue, and polls until the lock is ours.
     pub(super) async fn queue_up(&self, owner_slot: Option<Arc<OwnerSlot>>) -> Result<Lease, Error> {
         let client = &self.client;
-        let node = client.sole()?;
-        let mut standing = Standing::new(client, node, &self.wanted);
+        let mut standing = Standing::new(client, client.sole()?, &self.wanted);
         let one_try = self.until == self.started;
         let seen = match self.poll(&mut standing, client.quorum.route(), !one_try).await? {
             Ok(won) => return Ok(in_owner_slot(won, owner_slot)),
@@ -54,8 +52,8 @@ impl Acquire {
     ) -> Result<Result<Lease, Check>, Error> {
         let was_called = standing.called.is_granted();
         let outcome = self.poll(standing, route, true).await?;
-        // A lock that became free otherwise than by a release: perhaps the queue is gone, and who only waits to be called
-        // has to take its place again.
+        // The lock was won without a grant, or our place was lost: the queue may be gone. Waiters that only wait for a
+        // notification have to take their places again.
         let is_stranger = if outcome.is_ok() { !was_called } else { standing.had_been_lost };
         if is_stranger {
             self.client.fair_waiters.notify_line(&self.wanted.key, self.client.now());
@@ -70,7 +68,7 @@ impl Acquire {
         route: Route,
         enter: bool,
     ) -> Result<Result<Lease, Check>, Error> {
-        // Who stands is under way.
+        // A `Standing` counts as under way.
         self.may_begin()?;
         let limit = self.limit(self.client.now());
         let outcome = tokio::select! {
@@ -82,18 +80,18 @@ impl Acquire {
     }
 }
 
-/// What a fair acquire has on the server: one token from the first poll to the lease, and perhaps a place. Dropped
-/// without a lease, it leaves in the background: a grant that is on its way passes on.
+/// The state of a fair acquire on the server: one token from the first poll to the lease, and perhaps a place in the
+/// queue. Dropped without a lease, it leaves in the background, and a grant that is on its way passes on.
 pub(super) struct Standing<'a> {
     client: &'a Arc<Client>,
-    node: &'a Arc<dyn Node>,
+    member: &'a Arc<Member>,
     wanted: &'a Wanted,
     token: Token,
     position: QueuePosition,
     pub(super) called: FairWaiter,
     /// How the last poll went.
     route: Route,
-    answer: Option<Answer<Reply>>,
+    answer: Option<Asked<Polled>>,
     had_been_lost: bool,
     may_be_there: bool,
     /// `close` waits for our leaving.
@@ -101,13 +99,13 @@ pub(super) struct Standing<'a> {
 }
 
 impl<'a> Standing<'a> {
-    fn new(client: &'a Arc<Client>, node: &'a Arc<dyn Node>, wanted: &'a Wanted) -> Self {
+    fn new(client: &'a Arc<Client>, member: &'a Arc<Member>, wanted: &'a Wanted) -> Self {
         let token = random::token(&client.options.label);
-        // Before the first poll, which may be answered by a call before it is answered.
+        // Before the first poll: a notification may come before its answer.
         let called = client.fair_waiters.listen(&wanted.key, &token);
         Self {
             client,
-            node,
+            member,
             wanted,
             token,
             position: QueuePosition::default(),
@@ -124,7 +122,7 @@ impl<'a> Standing<'a> {
         self.client.options.grant_timeout.min(self.wanted.ttl)
     }
 
-    /// What the wait loop decides by.
+    /// The facts for the wait loop.
     pub(super) fn queued(&self) -> Queued<'_> {
         Queued {
             position: &self.position,
@@ -136,16 +134,14 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// What a node that may have forgotten is to everybody else as well.
+    /// The failure of a node that may have forgotten leases, which is noted for everybody else as well.
     fn recovering(&self, left: Duration) -> Failure {
-        if let Some(member) = self.client.quorum.member(0) {
-            member.note_recovery(left);
-        }
-        Failure::recovering(self.node.address(), left)
+        self.member.note_recovery(left);
+        Failure::recovering(self.member.address(), left)
     }
 
-    /// A lease is believed from the sending of the poll that confirms it (rule 1), so a grant that is late for that is
-    /// confirmed by the next one.
+    /// Polls once. A lease is believed from the sending of the poll that confirms it (rule 1). If a grant is late for
+    /// that, the next poll confirms it.
     async fn poll(&mut self, route: Route, enter: bool, limit: Duration) -> Result<Won, Check> {
         let poll = Poll {
             claim: self.wanted.claim(self.token.clone()),
@@ -159,8 +155,7 @@ impl<'a> Standing<'a> {
         self.route = route;
         let was_there = std::mem::replace(&mut self.may_be_there, true);
         let sent = self.client.now();
-        let answer = self.answer.insert(self.node.send(route, Request::Poll(poll), limit));
-        let answered = answer.await.and_then(Polled::try_from);
+        let answered = self.answer.insert(self.member.ask_at(sent, route, Request::Poll(poll), limit)).await;
         self.answer = None;
         match answered {
             Ok(Polled::Granted(fence)) => self.granted(route, sent, fence),

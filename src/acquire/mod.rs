@@ -1,4 +1,4 @@
-//! One acquire from its start to its lease: who asks, one look or many, and the wait between them.
+//! One acquire from its start to its lease: its owner, its checks, and the waits between them.
 
 use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
@@ -28,10 +28,10 @@ mod fair;
 
 use fair::Standing;
 
-/// So often a try may find the votes split by the same token again: it was being taken back.
+/// The most retries against the same rival token in split votes: its undo may be in flight.
 const SAME_SPLITS: u32 = 2;
 
-/// The program's own ear for whom it waits for.
+/// The program's own function that is told the holder.
 pub(crate) type OnWait = Arc<dyn Fn(&Holder) + Send + Sync>;
 
 /// How long an acquire waits.
@@ -149,8 +149,8 @@ impl Acquire {
         }
     }
 
-    /// A lease that was dropped here may be on its way out: not to be found busy by the program's own next line. If that
-    /// gets no answer, the lock may be free all the same: half of the time is left to look.
+    /// Waits for the release of a lease that was dropped here, so that the program's own next line does not find it
+    /// busy. If that release gets no answer, the lock may be free all the same: half of the time is left to check.
     async fn follow_own_release(&self) {
         let client = &self.client;
         let (limit, few) = (self.limit(client.now()) / 2, client.quorum.len() - client.quorum.majority());
@@ -213,15 +213,15 @@ impl Acquire {
         Ok(in_owner_slot(Box::pin(self.wait(&waiter, seen, None)).await?, owner_slot))
     }
 
-    /// The end of a try that has seen this. When several try at once and split the nodes' votes, nobody holds the lock: they
-    /// go on until one does, for a command time-out in all. What stands in the way each time is none of these.
+    /// Ends a try that has found this. When several try at once and split the nodes' votes, nobody holds the lock: they
+    /// go on until one does, for a command time-out in all. A token that is in the way every time is no rival try.
     async fn settle(&self, mut seen: Check) -> Result<Lease, Error> {
         let client = &self.client;
         let (mut backoff, mut again) = (Backoff::new(random::jitter()), 0);
         loop {
             let pause = backoff.after(&seen);
             let other = match &seen {
-                // Each attempt has a token of its own, and another library's is not known.
+                // Each attempt has a token of its own, and the token of another library is not known.
                 Check::Split { holder, .. } if holder.token().is_some() && again < SAME_SPLITS => holder.clone(),
                 _ => return Err(self.gives_up(seen)),
             };
@@ -250,7 +250,7 @@ impl Acquire {
         let mut wait = WaitLoop::new(standing.is_some(), nodes, command_timeout, self.until, random::jitter());
         let (mut told, mut looks) = (Told::default(), waiter.looks());
         if standing.is_none() {
-            // What the leader has seen before is all that a plain follower knows.
+            // A plain follower knows only what the leader has found before.
             looks.mark_changed();
         }
         // Made once, for it has its place in the line.
@@ -338,8 +338,8 @@ impl Acquire {
         self.conclude(outcome)
     }
 
-    /// `close` waits for what was under way before it was called; it may be done waiting. To be asked by who counts as under
-    /// way.
+    /// An error once the acquire must end: `close` waits only for what was under way before it was called, and may be
+    /// done waiting. The caller must count as under way.
     fn may_begin(&self) -> Result<(), Error> {
         if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
@@ -352,8 +352,8 @@ impl Acquire {
             Ok((hold, signal)) => {
                 // From here on somebody owns the hold, whatever panics or is dropped.
                 let lease = Lease::new(self.client.clone(), hold, signal, None);
-                // `close` has seen every hold that was there before it was called, and this sees that it was. So it is with
-                // the end of the keeper's runtime.
+                // Either `close` has seen this hold, or this sees that `close` was called. The same is true of the end
+                // of the keeper's runtime.
                 if self.client.ended.is_cancelled() {
                     return Err(self.client.end());
                 }
@@ -365,8 +365,9 @@ impl Acquire {
         }
     }
 
-    /// One of the few slots for looks, within the time for a look: then this looks without one. `None` also once the
-    /// acquire must end. Who has the turn of its line tells those behind it how long that takes.
+    /// Takes one of the few slots for checks. `None` if there is none within the time for a check: then this checks
+    /// without one. `None` also once the acquire must end. The leader of a line tells those behind it how long that
+    /// takes.
     async fn slot(&self, line: Option<&Waiter<'_>>) -> Option<CheckSlot<'_>> {
         let client = &self.client;
         let mut now = client.now();
@@ -409,7 +410,8 @@ impl Acquire {
         self.client.now() >= self.until
     }
 
-    /// How long one look may take: a command time-out, less when the wait ends before. A try has one for all its looks.
+    /// How long one check may take: a command time-out, or less if the wait ends before. A try has one for all its
+    /// checks.
     fn limit(&self, now: Time) -> Duration {
         let most = self.client.options.command_timeout;
         let until = if self.until == self.started { self.started + most } else { self.until };
@@ -422,7 +424,7 @@ impl Acquire {
         self.over(look)
     }
 
-    /// The end of a wait, from its last look.
+    /// The end of a wait, from its last check.
     fn over(&self, look: Check) -> Error {
         match look {
             Check::Failed(failure) => failure.into(),
@@ -435,7 +437,7 @@ impl Acquire {
         }
     }
 
-    /// Whether the holder was acquired by whoever waits here.
+    /// Whether the owner that waits here has acquired the lock itself.
     fn waits_for_itself(&self, holder: &Holder) -> bool {
         let hold = self.client.watchdog.newest(self.wanted.key.lock());
         holder.is_ours() && self.wanted.owner.is_some() && hold.is_some_and(|hold| hold.owner == self.wanted.owner)
@@ -449,7 +451,7 @@ impl Acquire {
     fn tell(&self, look: &Check, told: &mut Told) {
         let (client, lock) = (&self.client, self.wanted.key.name());
         match look {
-            // Who it will be is not known yet.
+            // The holder is not known yet.
             Check::NotYet | Check::Split { .. } => {}
             Check::Failed(failure) => self.tell_outage(causes(failure), failure),
             Check::Held { holder, .. } if told.is(holder) => {}
@@ -471,7 +473,7 @@ impl Acquire {
         }
     }
 
-    /// Tells the log and the program what keeps an acquire from its lock that does not wait for it.
+    /// Tells the log and the program why an acquire that does not wait has failed.
     fn tell_busy(&self, look: &Check) {
         let lock = self.wanted.key.name();
         match look {
@@ -503,7 +505,7 @@ impl Acquire {
         }
     }
 
-    /// Warns of what keeps this from an answer, once for all who meet it.
+    /// Warns of an outage, once for all acquires that meet it.
     fn tell_outage(&self, causes: Vec<String>, failure: &dyn fmt::Display) {
         let (client, lock) = (&self.client, self.wanted.key.name());
         if let Some(count) = client.outages.meet_causes(client.now(), causes) {
@@ -511,7 +513,7 @@ impl Acquire {
         }
     }
 
-    /// The end of that.
+    /// Tells the end of an outage.
     fn tell_answer(&self) {
         if let Some(count) = self.client.outages.end() {
             let lock = self.wanted.key.name();

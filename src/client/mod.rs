@@ -1,4 +1,4 @@
-//! What `Leases`, `Lock` and `Lease` share: everything that they run on, one attempt (`round`), and one release.
+//! The engine behind `Leases`, `Lock` and `Lease`: the state that they share, one attempt (`round`), and one release.
 //!
 //! # Lock order
 //!
@@ -29,9 +29,9 @@ use crate::{
     foreign::{Relay, relayed},
     keeper::{Host, Stop},
     metrics::Group,
-    node::{Node, NodeListener},
+    node::NodeListener,
     owner::OwnerId,
-    quorum::{ConnectConfig, FirstConnection, NodeAddress, Quorum},
+    quorum::{ConnectConfig, FirstConnection, Member, NodeAddress, Quorum},
     random,
     reentry::Owners,
     status::Signal,
@@ -49,7 +49,7 @@ mod round;
 pub(crate) use self::round::Won;
 use self::{late_replies::LateReplies, own_releases::OwnReleases};
 
-/// What `build` settled.
+/// The settings of a `Leases`, as the builder has checked them.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) ttl: Duration,
@@ -77,14 +77,14 @@ pub(crate) struct Client {
     /// The lines of fair waiters, who have places on the server as well.
     pub(crate) queues: Arc<Lines>,
     pub(crate) fair_waiters: Arc<FairWaiters>,
-    /// So many waiters look at a time. After a flush or a new connection they all want to: sent at once, the requests
-    /// would time out behind each other, be undone and be sent again, and the server would do nothing else.
+    /// Bounds how many waiters check at a time. After a flush or a new connection all of them want to. Sent at once,
+    /// the requests would time out behind each other, be undone and be sent again. The server would do nothing else.
     pub(crate) looks: CheckSlots,
     pub(crate) closed: CancellationToken,
     /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
     pub(crate) own_releases: Arc<OwnReleases>,
-    /// What keeps acquires waiting for servers.
+    /// The outages that keep acquires waiting.
     pub(crate) outages: Troubles,
     /// The keys that are no locks.
     pub(crate) misplaced: Troubles,
@@ -102,11 +102,11 @@ pub(crate) struct Client {
 /// Enough for a server that is a few milliseconds away.
 const CHECKS_AT_ONCE: usize = 128;
 
-/// A lease that lives for so long is renewed then, and not only at a third of its TTL: from there on the node tells when
-/// the key is touched.
+/// The age at which a lease is first renewed, if that is before a third of its TTL: from then on the node notifies of
+/// changes of the key.
 const TRACK_AFTER: Duration = Duration::from_millis(250);
 
-/// What to acquire, settled before any I/O.
+/// The lock to acquire and its settings, checked before any I/O.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) key: Key,
@@ -120,7 +120,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// What an attempt with this token asks for.
+    /// The claim of an attempt with this token.
     pub(crate) fn claim(&self, token: Token) -> Claim {
         let Self { key, ttl, fence_memory, .. } = self;
         Claim { key: key.clone(), token, ttl: *ttl, fence: None, fence_memory: *fence_memory }
@@ -182,7 +182,7 @@ impl Client {
     }
 
     /// The only node, for what works on one alone.
-    pub(crate) fn sole(&self) -> Result<&Arc<dyn Node>, Failure> {
+    pub(crate) fn sole(&self) -> Result<&Arc<Member>, Failure> {
         self.quorum.sole()
     }
 
@@ -190,7 +190,7 @@ impl Client {
         clock::now(&*self.clock)
     }
 
-    /// The lock was let go of here: whoever waits for it here looks at once. (Fair waiters are called.)
+    /// The lock was released here: its waiters here check at once. (The server notifies fair waiters.)
     pub(crate) fn freed(&self, key: &Key) {
         self.lines.notify(key.lock(), self.now());
     }
@@ -233,7 +233,7 @@ impl Client {
         if by_keeper { Error::keeper_ended() } else { Error::Closed }
     }
 
-    /// What an acquisition goes by.
+    /// The settings of an acquisition.
     pub(crate) fn config(&self, wanted: &Wanted, route: Route) -> Config {
         let Wanted { ttl, max_hold, .. } = *wanted;
         Config {
@@ -258,7 +258,8 @@ impl Client {
         (hold, signal)
     }
 
-    /// Ends every wait, asks every holder to stop, and waits for them; then ends everything. How many leases were cut short.
+    /// Ends every wait, asks every holder to stop, and waits for them; then ends everything. Returns how many leases
+    /// were cut short.
     pub(crate) async fn shut_down(self: &Arc<Self>, limit: Duration) -> usize {
         self.ended.cancel();
         let now = self.now();
@@ -280,13 +281,13 @@ impl Client {
         self.close().await
     }
 
-    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all. How many leases the first
-    /// close has cut short.
+    /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all. Returns how many
+    /// leases the first close has cut short.
     pub(crate) async fn close(self: &Arc<Self>) -> usize {
         self.ended.cancel();
         let now = self.now();
         let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };
-        // Before a shutdown hears of the close, which answers with it.
+        // Before a shutdown hears of the close: it returns this number.
         let cut_short = *self.cut_short.get_or_init(|| self.watchdog.holds().iter().map(held).sum());
         self.closed.cancel();
         for hold in self.watchdog.holds() {
@@ -308,7 +309,7 @@ impl Client {
     }
 }
 
-/// What the node notices by itself goes to whoever waits for that lock, and to whoever holds it.
+/// Passes the notifications of a node to the waiters and the holder of the lock.
 #[derive(Debug)]
 struct Listener {
     node: usize,
@@ -354,8 +355,8 @@ impl NodeListener for Listener {
         if self.fair_waiters.grant(token, self.now()) {
             return;
         }
-        // It has gone meanwhile, and what it left behind must not hold the others up; unless it has become a lease, and
-        // the call is a late one.
+        // The waiter has gone meanwhile, and its grant must not hold the others up. (If it has become a lease, the
+        // notification is late, and nothing is done.)
         if let Some(token) = Token::parse(token) {
             self.watchdog.leave(&Key::of_lock(key), &token);
         }

@@ -2,11 +2,11 @@
 //!
 //! # Invariants
 //!
-//! 1. An acquire goes ahead when a majority of the nodes have none under way, whichever lease it is of: a node that has
-//!    released the last lease may still have the one before it.
-//! 2. On a node that has not voted for the lease yet, its release is under way until that vote was heard, and taken back if
-//!    it is a grant. The release takes the keeper's connection, and may overtake the acquire: the node answers that it has
-//!    nothing, and grants after that.
+//! 1. An acquire goes ahead when a majority of the nodes have no release of its lock under way, of whichever lease. A
+//!    node that has released the last lease may still have the one before it.
+//! 2. On a node that has not voted for the lease yet, its release counts as under way until that vote was heard, and
+//!    undone if it is a grant. The release takes the keeper's connection, and may overtake the acquire: the node
+//!    answers that it has nothing, and grants after that.
 
 use std::{
     collections::HashMap,
@@ -118,7 +118,8 @@ impl State {
         self.of.entry(key.clone()).or_default().under_way.push(one);
     }
 
-    /// If it was under way: whoever waits for the end of one of this lock.
+    /// Ends a release. `None` if it was not under way; otherwise the notifier of those who wait for the end of one of
+    /// this lock.
     fn ends(&mut self, key: &Key, one: &UnderWay) -> Option<Option<Arc<Notify>>> {
         let of_lock = self.of.get_mut(key)?;
         let at = of_lock.under_way.iter().position(|other| other == one)?;
@@ -135,7 +136,7 @@ impl State {
         let of_lock = self.of.get_mut(key)?;
         let mut nodes = Nodes::NONE;
         of_lock.under_way.iter().for_each(|one| nodes.insert(one.node));
-        // Made with the look, it hears of every end after it.
+        // Created in the same step as the check, it catches every end after it.
         (nodes.iter().count() > few).then(|| of_lock.ended.get_or_insert_default().clone().notified_owned())
     }
 }

@@ -84,7 +84,7 @@ impl Client {
                     "the release is not confirmed: the key expires within its TTL"
                 );
             }
-            // It may be free all the same; and what was deleted on our own connection is not told.
+            // The lock may be free all the same; and the server does not notify of a delete on our own connection.
             self.released(&hold.key, &mode);
             return Ok(Released::unconfirmed(&failure, matches!(mode, ReleaseMode::Retain(..))));
         }

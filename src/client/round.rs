@@ -22,7 +22,7 @@ use crate::{
     watchdog::{Hold, Left},
 };
 
-/// A lease that was won, and what its first holder is told by.
+/// A lease that was won, and the signal of its first holder.
 pub(crate) type Won = (Arc<Hold>, Signal);
 
 impl Client {
@@ -102,8 +102,8 @@ impl Client {
     }
 }
 
-/// An attempt under way. Dropped without a win, it waits in the background for the answers that are still to come, for
-/// fred would send a queued request even when nobody waits for it any more, and undoes what was granted.
+/// An attempt under way. Dropped without a win, it waits in the background for the answers that are still to come, and
+/// undoes every grant. fred would send a queued request even when nobody waits for it any more.
 struct Round<'a> {
     client: &'a Arc<Client>,
     /// `None` once it is won.
@@ -194,7 +194,8 @@ impl Drop for Round<'_> {
         let claim = &self.request.claim;
         let mut coming = Vec::new();
         for (node, vote) in self.votes.take() {
-            // A vote that was not asked for needs no undo, and must not wait for one: there may be no room for it.
+            // A vote that was not asked for needs no undo, and must not wait for one: there may be no memory left for
+            // it.
             if client.quorum.member(node).is_some_and(|member| member.withdraw(&claim.token)) {
                 let vote = Sent { node, ask: Ask::Acquire, at: sent };
                 let _failed = acquisition.on_reply(sent, vote, Err(Failure::unsent("nobody waits for it any more")));

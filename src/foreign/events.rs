@@ -1,7 +1,7 @@
 //! Every event that code of the keeper may tell, and the only place where it is told.
 //!
-//! An event that is told elsewhere could run a subscriber on the keeper's thread. A test below keeps tracing's macros out of
-//! all files but those whose events belong to a caller's own task.
+//! An event that is told elsewhere could run a subscriber on the keeper's thread. A test below keeps tracing's macros
+//! out of all files but those whose events belong to a caller's own task.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{lost::Lost, sync::catching_panics};
 
 const TARGET: &str = "leasehold";
 
-/// What has happened, with all that it takes to tell it later on another thread.
+/// An event of the keeper, with all that it takes to tell it later on another thread.
 #[derive(Debug)]
 pub(crate) enum Event {
     Lost {
@@ -149,8 +149,8 @@ pub(crate) fn tell_debug(event: impl FnOnce() -> Event) {
     }
 }
 
-/// Asks two atomics, and no subscriber. Where there has never been one, tracing may forward its events to the `log` crate
-/// (its feature `log`), which cannot be asked here: what is rare goes there.
+/// Asks two atomics, and no subscriber. Where there has never been one, tracing may forward its events to the `log`
+/// crate (its feature `log`). That cannot be asked here: events above DEBUG, which are rare, go there.
 fn is_wanted(level: Level) -> bool {
     level <= STATIC_MAX_LEVEL && (level <= LevelFilter::current() || (level < Level::DEBUG && !has_been_set()))
 }
@@ -299,7 +299,7 @@ impl Event {
     }
 }
 
-/// What came of a renewal.
+/// The text for the outcome of a renewal.
 fn renewed(answer: Answer) -> &'static str {
     match answer {
         Answer::Confirmed => "renewed",
@@ -401,7 +401,7 @@ mod tests {
         ]
     }
 
-    /// What these tell, they tell in a caller's own task.
+    /// The files whose events belong to a caller's own task.
     const CALLERS: [&str; 2] = ["acquire/mod.rs", "client/release.rs"];
 
     fn files_with_events(directory: &Path, found: &mut BTreeSet<PathBuf>) {

@@ -1,4 +1,4 @@
-//! What stands between a foreign waker and the keeper.
+//! The relay between a foreign waker and the keeper.
 //!
 //! A public future is polled with the caller's waker if that is trusted: one of a tokio task, or of tokio's `block_on`.
 //! These only put something in a queue and unpark a thread. For any other waker the future is polled with a relay, which
@@ -74,7 +74,7 @@ impl Relay {
         Self { link: None, wakes_here: true }
     }
 
-    /// For futures that wait for the end of a lease (invariant 4 of this room).
+    /// For futures that wait for the end of a lease (invariant 4 of `crate::foreign`).
     pub(crate) fn of_signals() -> Self {
         Self { link: None, wakes_here: false }
     }
@@ -86,7 +86,7 @@ impl Relay {
         }
         let wakes_here = self.wakes_here;
         let link = self.link.get_or_insert_with(|| Arc::new(Link { foreign: Mutex::new(None), wakes_here }));
-        // Before the poll: what is woken during it is polled again.
+        // Before the poll: a wake-up during it leads to another poll.
         link.attach(context.waker());
         let relay = Waker::from(link.clone());
         future.poll(&mut Context::from_waker(&relay))
@@ -226,7 +226,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_keeper_neither_calls_nor_drops_a_foreign_waker() {
-        crate::foreign::start().unwrap();
+        crate::foreign::start_without_numbers();
         let (waker, heard) = Spy::sent();
         let mut relay = Relay::of_answers();
         let link = stolen(&mut relay, &waker);
@@ -243,7 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_wake_up_comes_once_for_a_poll_and_not_after_the_end() {
-        crate::foreign::start().unwrap();
+        crate::foreign::start_without_numbers();
         let (waker, heard) = Spy::sent();
         let here = format!("woken on {}", thread::current().name().unwrap());
         let mut relay = Relay::of_answers();

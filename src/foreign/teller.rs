@@ -1,27 +1,31 @@
 //! The thread that tells the program's subscriber and recorder what has happened on the keeper.
 
-use std::{collections::VecDeque, io, sync::OnceLock, thread};
+use std::{collections::VecDeque, io, sync::OnceLock, thread, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::{Event, relay};
-#[cfg(feature = "metrics")]
-use crate::metrics;
 use crate::sync::catching_panics;
 
-/// The most that waits to be told. An event takes some 150 bytes and its texts, at most a name of a KiB, a label, an
-/// address and an error's text: some 400 KiB in all where names are short, 2 MiB where they are as long as can be.
+/// The most items that wait to be told. An event takes some 150 bytes and its texts: at most a name of a KiB, a label,
+/// an address and an error's text. A full queue takes some 400 KiB where names are short, and 2 MiB where they are as
+/// long as can be.
 const MOST: usize = 1024;
 
 /// An event, or a value for a histogram.
 enum Item {
     Event(Event),
-    #[cfg(feature = "metrics")]
-    Sample {
-        group: metrics::Group,
-        name: &'static str,
-        value: f64,
-    },
+    Sample { group: u8, name: &'static str, value: f64 },
+}
+
+/// The numbers that are told beside the events: those of `metrics`. All of it runs foreign code.
+pub(crate) trait Numbers: Send {
+    /// When there is something to tell though nothing has happened.
+    fn next_in(&self) -> Option<Duration>;
+    /// Tells what has changed.
+    fn tell(&mut self);
+    /// Tells a value of a group's histogram.
+    fn sample(&self, group: u8, name: &'static str, value: f64);
 }
 
 #[derive(Default)]
@@ -38,7 +42,7 @@ struct Queue {
     has_thread: bool,
 }
 
-/// What the queue had no room for.
+/// The numbers of items that a full queue has dropped.
 #[derive(Default)]
 struct Dropped {
     events: u64,
@@ -47,32 +51,32 @@ struct Dropped {
 
 static TELLER: OnceLock<Teller> = OnceLock::new();
 
-pub(super) fn start() -> io::Result<()> {
+pub(super) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
     let teller = TELLER.get_or_init(Teller::default);
     if !teller.queue.lock().has_thread {
-        thread::Builder::new().name("leasehold-events".into()).spawn(|| {
+        thread::Builder::new().name("leasehold-events".into()).spawn(move || {
             // Until then no waker is trusted, and after a failure none ever is: slower, and as good.
             let _learnt = catching_panics(relay::learn);
-            teller.run();
+            teller.run(numbers);
         })?;
         teller.queue.lock().has_thread = true;
     }
     Ok(())
 }
 
-/// Has an event told; or counts it, if too many wait. Takes a lock that nobody keeps, and does not wait.
+/// Queues an event; or counts it, if too many wait. Takes a lock that nobody keeps, and does not wait.
 pub(super) fn queue(event: Event) {
     put(Item::Event(event));
 }
 
-/// Has a value recorded by a histogram; or counts it, if too much waits.
-#[cfg(feature = "metrics")]
-pub(crate) fn sample(group: metrics::Group, name: &'static str, value: f64) {
+/// Queues a value for a histogram; or counts it, if too many items wait.
+#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "without the feature there are no numbers"))]
+pub(crate) fn sample(group: u8, name: &'static str, value: f64) {
     put(Item::Sample { group, name, value });
 }
 
 /// There are numbers to tell: see `metrics`.
-#[cfg(feature = "metrics")]
+#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "without the feature there are no numbers"))]
 pub(crate) fn deltas_are_due() {
     if let Some(teller) = TELLER.get() {
         teller.queue.lock().deltas_are_due = true;
@@ -94,12 +98,11 @@ impl Queue {
         }
         match item {
             Item::Event(_) => self.dropped.events += 1,
-            #[cfg(feature = "metrics")]
             Item::Sample { .. } => self.dropped.samples += 1,
         }
     }
 
-    /// What was dropped is told once all that was kept has been, or when it is very much.
+    /// The numbers to tell, once every kept item is told, or when [`MOST`] were dropped.
     fn dropped(&mut self) -> Option<Dropped> {
         let number = self.dropped.events + self.dropped.samples;
         let is_due = number >= MOST as u64 || (number > 0 && self.items.is_empty());
@@ -108,16 +111,13 @@ impl Queue {
 }
 
 impl Teller {
-    fn run(&self) -> ! {
-        #[cfg(feature = "metrics")]
-        let mut telling = metrics::Telling::default();
+    fn run(&self, mut numbers: impl Numbers) -> ! {
         let mut queue = self.queue.lock();
         loop {
             let (item, dropped) = (queue.items.pop_front(), queue.dropped());
             let deltas_are_due = std::mem::take(&mut queue.deltas_are_due);
             if item.is_none() && dropped.is_none() && !deltas_are_due {
-                #[cfg(feature = "metrics")]
-                if let Some(pause) = telling.next_in() {
+                if let Some(pause) = numbers.next_in() {
                     let waited = self.news.wait_for(&mut queue, pause);
                     queue.deltas_are_due |= waited.timed_out();
                     continue;
@@ -126,14 +126,12 @@ impl Teller {
                 continue;
             }
             parking_lot::MutexGuard::unlocked(&mut queue, || {
-                #[cfg(feature = "metrics")]
                 if deltas_are_due {
-                    telling.tell();
+                    numbers.tell();
                 }
                 match item {
                     Some(Item::Event(event)) => event.emit(),
-                    #[cfg(feature = "metrics")]
-                    Some(Item::Sample { group, name, value }) => group.tell_sample(name, value),
+                    Some(Item::Sample { group, name, value }) => numbers.sample(group, name, value),
                     None => {}
                 }
                 if let Some(Dropped { events, samples }) = dropped {

@@ -1,8 +1,8 @@
-//! The least ratio of late: of the window that goes on, and of the one before it.
+//! The least ratio of the current window and of the one before it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What there is while nothing is noted.
+/// The ratio while nothing is noted.
 const FULL: f64 = 1.0;
 
 /// Ratios as bits, which are in order for what is not negative.
@@ -10,7 +10,7 @@ const FULL: f64 = 1.0;
 pub(super) struct Least {
     now: AtomicU64,
     before: AtomicU64,
-    /// What was told last.
+    /// The ratio that was told last.
     told: AtomicU64,
 }
 
@@ -34,7 +34,7 @@ impl Least {
         self.before.store(ended, Ordering::Release);
     }
 
-    /// What is to be told: always, or if it is news.
+    /// The least ratio, if it is to be told: always, or if it is news.
     pub(super) fn news(&self, always: bool) -> Option<f64> {
         let least = self.bits();
         let told = self.told.swap(least, Ordering::AcqRel);

@@ -1,6 +1,5 @@
-//! What is measured of each node, by its address. Two `Leases` on one server share its series.
+//! The measurements of each node, by its address. Two `Leases` on one server share its series.
 
-#[cfg(feature = "metrics")]
 use std::{
     sync::{
         Arc,
@@ -9,37 +8,33 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "metrics")]
 use ::metrics::{Label, counter, gauge};
-#[cfg(feature = "metrics")]
 use parking_lot::Mutex;
 
-#[cfg(feature = "metrics")]
-use super::{CLOCK_OFFSET, NODE_UP, PUSH_ACTIVE, RECONNECTS, UNDOS};
-#[cfg(feature = "metrics")]
 use crate::{foreign, sync::catching_panics};
 
+pub(super) const NODE_UP: &str = "leasehold_node_up";
+pub(super) const CLOCK_OFFSET: &str = "leasehold_node_clock_offset_seconds";
+pub(super) const PUSH_ACTIVE: &str = "leasehold_push_active";
+pub(super) const RECONNECTS: &str = "leasehold_reconnects_total";
+pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
+
 /// A value that nobody knows yet, and that is not told.
-#[cfg(feature = "metrics")]
 const UNKNOWN: i64 = i64::MIN;
 
 /// Every node that this process has known; as many as it has had addresses.
-#[cfg(feature = "metrics")]
 static NODES: Mutex<Vec<Arc<Node>>> = Mutex::new(Vec::new());
 
 /// Whether one of them has news.
-#[cfg(feature = "metrics")]
 static HAVE_NEWS: AtomicBool = AtomicBool::new(false);
 
 /// Undos that were given up, and not told yet.
-#[cfg(feature = "metrics")]
 static UNDOS_LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// The series of one node, for one of its users. Without the feature it is nothing.
+/// The series of one node, for one of its users.
 #[derive(Debug)]
-pub(crate) struct NodeMetrics(#[cfg(feature = "metrics")] Arc<Node>);
+pub(crate) struct NodeMetrics(Arc<Node>);
 
-#[cfg(feature = "metrics")]
 #[derive(Debug)]
 struct Node {
     address: String,
@@ -51,34 +46,24 @@ struct Node {
     reconnects: AtomicU64,
 }
 
-#[cfg(feature = "metrics")]
 #[derive(Debug)]
 struct Value {
     now: AtomicI64,
     told: AtomicI64,
 }
 
-#[cfg_attr(not(feature = "metrics"), allow(clippy::unused_self, reason = "without the feature it is nothing"))]
 impl NodeMetrics {
     /// Of the node at this address, which must not contain a password.
     pub(crate) fn of(address: &str) -> Self {
-        #[cfg(feature = "metrics")]
-        {
-            let mut nodes = NODES.lock();
-            let known = nodes.iter().find(|node| node.address == address).cloned();
-            let node = known.unwrap_or_else(|| {
-                let node = Arc::new(Node::new(address));
-                nodes.push(node.clone());
-                node
-            });
-            node.users.fetch_add(1, Ordering::AcqRel);
-            Self(node)
-        }
-        #[cfg(not(feature = "metrics"))]
-        {
-            let _ = address;
-            Self()
-        }
+        let mut nodes = NODES.lock();
+        let known = nodes.iter().find(|node| node.address == address).cloned();
+        let node = known.unwrap_or_else(|| {
+            let node = Arc::new(Node::new(address));
+            nodes.push(node.clone());
+            node
+        });
+        node.users.fetch_add(1, Ordering::AcqRel);
+        Self(node)
     }
 
     /// It has answered, or it has not.
@@ -90,36 +75,23 @@ impl NodeMetrics {
 
     /// The same without a lock, and so for callers that keep one. Whether [`have_news`] has to be called.
     pub(crate) fn set_up(&self, is_up: bool) -> bool {
-        #[cfg(feature = "metrics")]
-        return self.0.is_up.set(i64::from(is_up));
-        #[cfg(not(feature = "metrics"))]
-        {
-            let _ = is_up;
-            false
-        }
+        self.0.is_up.set(i64::from(is_up))
     }
 
     /// A connection to it was lost, and there is another.
     pub(crate) fn note_reconnect(&self) {
-        #[cfg(feature = "metrics")]
-        {
-            self.0.reconnects.fetch_add(1, Ordering::AcqRel);
-            have_news();
-        }
+        self.0.reconnects.fetch_add(1, Ordering::AcqRel);
+        have_news();
         self.note_up(true);
     }
 
     pub(crate) fn note_push(&self, is_active: bool) {
-        #[cfg(feature = "metrics")]
         if self.0.is_push_active.set(i64::from(is_active)) {
             have_news();
         }
-        #[cfg(not(feature = "metrics"))]
-        let _ = is_active;
     }
 
     /// By how much its clock is ahead of ours.
-    #[cfg(feature = "metrics")]
     pub(crate) fn note_clock_offset(&self, micros: i64) {
         if self.0.clock_offset_micros.set(micros) {
             have_news();
@@ -128,7 +100,6 @@ impl NodeMetrics {
 }
 
 /// A node that no `Leases` uses counts as up. Otherwise one that failed its last request would stay down for ever.
-#[cfg(feature = "metrics")]
 impl Drop for NodeMetrics {
     fn drop(&mut self) {
         let was_last = self.0.users.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -140,22 +111,15 @@ impl Drop for NodeMetrics {
 
 /// Something may be left on a node, to expire there.
 pub(crate) fn undo_is_unconfirmed() {
-    #[cfg(feature = "metrics")]
-    {
-        UNDOS_LEFT.fetch_add(1, Ordering::AcqRel);
-        have_news();
-    }
+    UNDOS_LEFT.fetch_add(1, Ordering::AcqRel);
+    have_news();
 }
 
 pub(crate) fn have_news() {
-    #[cfg(feature = "metrics")]
-    {
-        HAVE_NEWS.store(true, Ordering::Release);
-        foreign::deltas_are_due();
-    }
+    HAVE_NEWS.store(true, Ordering::Release);
+    foreign::deltas_are_due();
 }
 
-#[cfg(feature = "metrics")]
 impl Value {
     fn new() -> Self {
         Self { now: AtomicI64::new(UNKNOWN), told: AtomicI64::new(UNKNOWN) }
@@ -173,7 +137,6 @@ impl Value {
     }
 }
 
-#[cfg(feature = "metrics")]
 impl Node {
     fn new(address: &str) -> Self {
         Self {
@@ -209,7 +172,6 @@ impl Node {
 }
 
 /// Tells what has changed; on the thread for events only. Runs foreign code.
-#[cfg(feature = "metrics")]
 pub(super) fn tell(all: bool) {
     if !HAVE_NEWS.swap(false, Ordering::AcqRel) && !all {
         return;
@@ -222,7 +184,7 @@ pub(super) fn tell(all: bool) {
     }
 }
 
-#[cfg(all(test, feature = "metrics", not(leasehold_shuttle)))]
+#[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
     use super::*;
 

@@ -8,53 +8,44 @@
 //!    as [`OTHERS`]: neither this table nor an exporter's grows without bound.
 //! 3. A gauge that is *set* is told by the thread for events only, so that an older value never follows a newer one.
 
-use std::time::Duration;
-#[cfg(feature = "metrics")]
 use std::{
     array::from_fn,
     sync::{
         OnceLock,
-        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
-#[cfg(feature = "metrics")]
 use ::metrics::{Label, counter, gauge, histogram};
 
-#[cfg(feature = "metrics")]
-use super::{ACQUIRES, AT_RISK, HELD, LEAST, LOSSES, RENEWALS, WAITING, least::Least, nodes};
-#[cfg(feature = "metrics")]
+use super::{ACQUIRES, AT_RISK, HELD, LOSSES, RENEWALS, Stage, WAITING, least::Least, nodes};
 use crate::{
     clock::{Clock as _, SystemClock},
-    foreign,
+    foreign::{self, Numbers},
     sync::catching_panics,
 };
 
+pub(super) const LEAST: &str = "leasehold_least_remaining_ratio";
+
 /// The most groups with a name of their own.
-#[cfg(feature = "metrics")]
 const MOST_GROUPS: usize = 100;
 
 /// The name of all further groups.
-#[cfg(feature = "metrics")]
 const OTHERS: &str = "other";
 
 /// How long a least ratio is told: it is the least of this window and of the one before.
-#[cfg(feature = "metrics")]
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Where the locks without a group are counted, then those of each group, then those of all further groups.
-#[cfg(feature = "metrics")]
 static GROUPS: [OnceLock<Series>; MOST_GROUPS + 2] = [const { OnceLock::new() }; MOST_GROUPS + 2];
 
 /// All that is set has to be told once more: there may be another recorder.
-#[cfg(feature = "metrics")]
 static TELL_ALL: AtomicBool = AtomicBool::new(false);
 
 /// A counter: its name, its label, and the label's value.
-#[cfg(feature = "metrics")]
 type Counter = (&'static str, &'static str, &'static str);
 
-#[cfg(feature = "metrics")]
 const COUNTERS: [Counter; 17] = [
     (ACQUIRES, "outcome", "acquired"),
     (ACQUIRES, "outcome", "busy"),
@@ -75,29 +66,44 @@ const COUNTERS: [Counter; 17] = [
     (LOSSES, "reason", "keeper_ended"),
 ];
 
-#[cfg(feature = "metrics")]
 const GAUGES: [&str; 3] = [HELD, WAITING, AT_RISK];
 
-/// Which series a lock is counted in: one byte, so that a lease is no larger for it. Without the feature it is nothing.
+/// Which series a lock is counted in: one byte, so that a lease is no larger for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Group(#[cfg(feature = "metrics")] u8);
+pub(crate) struct Group(u8);
 
-/// What a group has to tell.
-#[cfg(feature = "metrics")]
+/// The stage of a lock that is held.
+#[derive(Debug)]
+pub(super) struct StageCell(AtomicU8);
+
+impl StageCell {
+    pub(super) fn new() -> Self {
+        Self(AtomicU8::new(Stage::Safe as u8))
+    }
+
+    /// The stage before this one.
+    pub(super) fn turn(&self, to: Stage) -> Stage {
+        match self.0.swap(to as u8, Ordering::AcqRel) {
+            0 => Stage::Safe,
+            1 => Stage::AtRisk,
+            _ => Stage::Over,
+        }
+    }
+}
+
+/// The series of one group.
 #[derive(Debug)]
 struct Series {
     /// The value of the label `lock`.
     group: Option<String>,
-    /// What the keeper has not told yet.
+    /// The counts of the keeper that are not told yet.
     counts: [AtomicU64; COUNTERS.len()],
     gauges: [AtomicI32; GAUGES.len()],
     least: Least,
 }
 
-#[cfg_attr(not(feature = "metrics"), allow(clippy::unused_self, reason = "without the feature it is nothing"))]
 impl Group {
     /// The group of this name; none if it is empty.
-    #[cfg(feature = "metrics")]
     pub(crate) fn named(name: &str) -> Self {
         if name.is_empty() {
             return Self::default();
@@ -120,61 +126,46 @@ impl Group {
         Self::default()
     }
 
-    #[cfg(feature = "metrics")]
     fn series(self) -> Option<&'static Series> {
         let slot = GROUPS.get(usize::from(self.0))?;
         if self == Self::default() { Some(slot.get_or_init(|| Series::new(None))) } else { slot.get() }
     }
 
     pub(super) fn count(self, name: &'static str, value: &'static str) {
-        #[cfg(feature = "metrics")]
         if let Some(series) = self.series() {
             series.count(name, value);
         }
-        #[cfg(not(feature = "metrics"))]
-        let _ = (name, value);
     }
 
     pub(super) fn change(self, name: &'static str, by: i32) {
-        #[cfg(feature = "metrics")]
         if let Some(series) = self.series() {
             series.change(name, by);
         }
-        #[cfg(not(feature = "metrics"))]
-        let _ = (name, by);
     }
 
     pub(super) fn record(self, name: &'static str, value: f64) {
-        #[cfg(feature = "metrics")]
         if foreign::on_keeper() {
-            foreign::sample(self, name, value);
+            foreign::sample(self.0, name, value);
         } else {
             self.tell_sample(name, value);
         }
-        #[cfg(not(feature = "metrics"))]
-        let _ = (name, value);
     }
 
     /// A lease has this left of its TTL.
     pub(super) fn note_remaining(self, left: Duration, ttl: Duration) {
-        #[cfg(feature = "metrics")]
         if self.series().is_some_and(|series| series.least.note(left.div_duration_f64(ttl))) {
             foreign::deltas_are_due();
         }
-        #[cfg(not(feature = "metrics"))]
-        let _ = (left, ttl);
     }
 
     /// Runs foreign code.
-    #[cfg(feature = "metrics")]
-    pub(crate) fn tell_sample(self, name: &'static str, value: f64) {
+    fn tell_sample(self, name: &'static str, value: f64) {
         if let Some(series) = self.series() {
             let _told = catching_panics(|| histogram!(name, series.labels(None)).record(value));
         }
     }
 }
 
-#[cfg(feature = "metrics")]
 impl Series {
     fn new(group: Option<String>) -> Self {
         let (counts, gauges) = (from_fn(|_| AtomicU64::new(0)), from_fn(|_| AtomicI32::new(0)));
@@ -220,7 +211,7 @@ impl Series {
         gauge!(name, self.labels(None)).increment(by);
     }
 
-    /// What is counted for the first time would look like what was always so: from nought on, it is an increase.
+    /// Tells a zero of each. So the first count is an increase; otherwise it would look as if it had always been there.
     fn tell_zeros(&self) {
         for counter in &COUNTERS {
             self.tell_count(counter, 0);
@@ -246,47 +237,46 @@ impl Series {
     }
 }
 
-#[cfg(feature = "metrics")]
 fn groups() -> impl Iterator<Item = &'static Series> {
     GROUPS.iter().filter_map(OnceLock::get)
 }
 
 /// There may be a recorder that knows nothing yet. Runs foreign code.
-#[cfg(feature = "metrics")]
 pub(super) fn begin() {
     let _without_group = Group::default().series();
     groups().for_each(Series::tell_zeros);
     tell_all();
 }
 
-#[cfg(feature = "metrics")]
 fn tell_all() {
     TELL_ALL.store(true, Ordering::Release);
     foreign::deltas_are_due();
 }
 
-/// The thread for events: what it tells, and when it has to look by itself.
-#[cfg(feature = "metrics")]
+/// The thread for events: the numbers that it tells, and when it wakes by itself.
 #[derive(Debug, Default)]
 pub(crate) struct Telling {
     window_ends: Option<Duration>,
 }
 
-#[cfg(feature = "metrics")]
-impl Telling {
-    /// When there is something to tell though nothing has happened.
-    pub(crate) fn next_in(&self) -> Option<Duration> {
+impl Numbers for Telling {
+    fn next_in(&self) -> Option<Duration> {
         self.window_ends.map(|end| end.saturating_sub(SystemClock.now()))
     }
 
-    /// Tells what has changed. Runs foreign code.
-    pub(crate) fn tell(&mut self) {
+    fn tell(&mut self) {
         let all = TELL_ALL.swap(false, Ordering::AcqRel);
         groups().for_each(Series::tell_deltas);
         self.tell_least(SystemClock.now(), all);
         nodes::tell(all);
     }
 
+    fn sample(&self, group: u8, name: &'static str, value: f64) {
+        Group(group).tell_sample(name, value);
+    }
+}
+
+impl Telling {
     fn tell_least(&mut self, now: Duration, all: bool) {
         if self.window_ends.is_some_and(|end| now >= end) {
             self.window_ends = None;
@@ -303,7 +293,7 @@ impl Telling {
     }
 }
 
-#[cfg(all(test, feature = "metrics"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

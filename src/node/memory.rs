@@ -22,7 +22,7 @@ use leasehold_protocol::{
 
 use super::{Answer, Node, NodeListener};
 use crate::{
-    capabilities::{Capabilities, Push},
+    capabilities::{Capabilities, Notifications},
     clock::{Clock, wall},
     keeper::Host,
     sync::Mutex,
@@ -172,7 +172,12 @@ impl Node for Memory {
 
     fn capabilities(&self, _: Duration) -> Answer<Capabilities> {
         let server = Some("memory".into());
-        Box::pin(ready(Ok(Capabilities { server, push: Push::On, calls: true, ..Capabilities::default() })))
+        Box::pin(ready(Ok(Capabilities {
+            server,
+            notifications: Notifications::On,
+            notifies_waiters: true,
+            ..Capabilities::default()
+        })))
     }
 
     fn reconnect(&self, _: Route) {}

@@ -1,4 +1,4 @@
-//! A node: one independent place that stores keys. What it must be able to do, and nothing about how.
+//! A node: one independent place that stores keys. This says what a node must be able to do, and nothing about how.
 
 use std::{fmt, future::Future, pin::Pin, sync::Weak, time::Duration};
 
@@ -17,7 +17,7 @@ pub(crate) mod redis;
 /// the outcome unknown.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// Who is told what a node notices by itself. Nothing of it is a verdict: it only says where to look.
+/// A listener for what a node notices by itself. Its notifications are no verdicts: they only say what to check.
 pub(crate) trait NodeListener: Send + Sync + 'static {
     /// Something was done to a tracked key.
     fn changed(&self, key: &str);
@@ -28,7 +28,7 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
     /// Whether this is what a lock that is held here should look like: the value, and how long the key will live.
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool;
 
-    /// What was watched is not any more, or was not for a while: anything may have happened.
+    /// Tracking was interrupted: every tracked key may have changed.
     fn missed(&self);
 
     /// Whether there is anything left to listen for.
@@ -52,10 +52,10 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// The route that fits the caller's place: its own runtime's connection if there is one.
     fn route(&self) -> Route;
 
-    /// Who hears of changes; set once, before the first request.
+    /// Sets the listener for changes; once, before the first request.
     fn listen(&self, listener: Weak<dyn NodeListener>);
 
-    /// How many keys may be watched at a time; zero when the node has turned watching down.
+    /// How many keys may be tracked at a time; zero when the node refuses that, or its table is full.
     fn tracking_capacity(&self) -> usize;
 
     /// Whether its answers are there at the first poll.
@@ -75,7 +75,7 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// What it can do, and is willing to tell.
+    /// Its capabilities, as far as it tells them.
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities>;
 
     /// The route's connection looks dead: make a new one, in the background.
@@ -84,7 +84,7 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Closes the connections. Ends within `limit`.
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// What tests can do to it, if it is in memory.
+    /// The gate through which tests control it, if it is in memory.
     #[cfg(feature = "testing")]
     fn gate(&self) -> Option<&memory::Gate> {
         None

@@ -1,4 +1,5 @@
-//! What is asked of all nodes outside of an acquisition: who holds a lock, to take it away, and what the servers can do.
+//! Requests to all nodes outside of an acquisition: for the holder of a lock, to take it away, and for what the servers
+//! can do.
 
 use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
@@ -13,10 +14,7 @@ use leasehold_protocol::{
 };
 
 use super::{Asked, FanOut, Member, Quorum};
-use crate::{
-    capabilities::{Capabilities, Push},
-    node::Answer,
-};
+use crate::{capabilities::Capabilities, node::Answer};
 
 impl Quorum {
     fn ask_all<T>(&self, request: &Request, limit: Duration) -> FanOut<Asked<T>>
@@ -40,7 +38,7 @@ impl Quorum {
         said
     }
 
-    /// Who holds a lock: who has a majority of the nodes, or may have one, as far as they answer.
+    /// The holder of a lock, which has a majority of the nodes, or may have one, as far as they answer.
     pub(crate) async fn holder(&self, key: &Key, limit: Duration) -> Result<Option<Holder>, Failure> {
         let mut answers = self.ask_all::<Option<Holder>>(&Request::Holder(key.clone()), limit);
         let (mut said, mut left) = (self.nobody_yet(), self.len());
@@ -77,7 +75,7 @@ impl Quorum {
         last.copied().filter(|&remaining| remaining != Duration::MAX)
     }
 
-    /// What any node has of the locks that are held and match a pattern, if a majority tells.
+    /// The held locks that match a pattern, of any node; an error unless a majority answers.
     pub(crate) async fn held(&self, pattern: &str, limit: Duration) -> Result<BTreeSet<String>, Failure> {
         let (route, pattern): (_, Arc<str>) = (self.route(), pattern.into());
         let read = |(at, member): (usize, &Arc<Member>)| (at, read(member.clone(), route, pattern.clone(), limit));
@@ -97,7 +95,7 @@ impl Quorum {
         Ok(said.iter().any(|said| matches!(said, Ok(true))))
     }
 
-    /// What the servers that answer have in common.
+    /// The common capabilities of the servers that answer.
     pub(crate) async fn capabilities(&self, limit: Duration) -> Result<Capabilities, Failure> {
         let said = self.everybody(self.members().map(|(at, member)| (at, member.capabilities(limit))).collect()).await;
         let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
@@ -155,26 +153,4 @@ fn read(member: Arc<Member>, route: Route, pattern: Arc<str>, limit: Duration) -
             cursor = next;
         }
     })
-}
-
-impl Capabilities {
-    /// What holds for both.
-    fn common_with(self, other: Self) -> Self {
-        fn same<T: PartialEq>(one: Option<T>, other: Option<T>) -> Option<T> {
-            one.filter(|one| other.is_some_and(|other| other == *one))
-        }
-        Self {
-            server: same(self.server, other.server),
-            // One that tells is enough to be woken by.
-            push: if self.push == Push::On { self.push } else { other.push },
-            calls: self.calls && other.calls,
-            watched_keys: self.watched_keys.into_iter().chain(other.watched_keys).min(),
-            eviction: same(self.eviction, other.eviction),
-            floors: self.floors.max(other.floors),
-            append_only: same(self.append_only, other.append_only),
-            append_fsync: same(self.append_fsync, other.append_fsync),
-            role: same(self.role, other.role),
-            replicas: same(self.replicas, other.replicas),
-        }
-    }
 }

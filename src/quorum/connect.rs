@@ -69,7 +69,7 @@ impl NodeAddress {
     }
 }
 
-/// What connections are made with.
+/// The configuration of connections.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectConfig {
     pub(crate) limits: Limits,
@@ -112,8 +112,8 @@ impl ConnectConfig {
         let (connecting, limit) = (self.connect(place), self.limits.command);
         Box::pin(async move {
             let node = connecting.await?;
-            let sign = node.ask(Route::Keeper, Request::Probe, limit).await?;
-            Ok((node, sign))
+            let identity = node.ask(Route::Keeper, Request::Probe, limit).await?;
+            Ok((node, identity))
         })
     }
 }
@@ -196,17 +196,17 @@ impl Quorum {
     }
 }
 
-/// Takes a connected node in, unless it may have no vote: two votes from one server, or a server that may forget
+/// Takes a connected node in, unless it may have no vote. Two votes from one server, or a server that may forget
 /// without a restart, are a mistake in the urls.
-fn admit(at: usize, member: &Arc<Member>, (node, sign): Arrival) -> Result<(), Error> {
+fn admit(at: usize, member: &Arc<Member>, (node, identity): Arrival) -> Result<(), Error> {
     let turned_down = |why: &str| Error::config(format!("quorum[{at}], {}: {why}", member.address()));
-    if !sign.is_alone {
+    if !identity.is_alone {
         return Err(turned_down(
             "it is part of a cluster, or a Sentinel, and may forget without a restart: name stand-alone servers",
         ));
     }
-    member.check_identity(&sign).map_err(|failure| turned_down(&failure.to_string()))?;
-    member.greet(&sign);
+    member.check_identity(&identity).map_err(|failure| turned_down(&failure.to_string()))?;
+    member.greet(&identity);
     member.install(node);
     Ok(())
 }

@@ -14,14 +14,14 @@ use futures_util::stream::FuturesUnordered;
 ///
 /// # Invariants
 ///
-/// 1. Whatever was asked before an answer is told has been sent by then: a request is sent by the first look at its answer,
-///    so every one is looked at before any is told. What is sent after a decision, such as a release of what was acquired,
-///    would otherwise overtake it.
-/// 2. Where failures and other answers are here at the same time, the failures are told first. A node that is known to
-///    be away fails at the first look. If the others were told before it, they might decide without it, and it would
-///    count as asked: as one that has to be asked to undo.
-/// 3. After its first look an answer is looked at only when it has woken us: the answers of a round come one by one, and each
-///    would have us look at all the others.
+/// 1. Every request made before an answer is reported has been sent by then. The first poll of an answer sends its
+///    request, so all answers are polled before any is reported. Otherwise a request after a decision, such as the
+///    release of an acquired lock, would overtake it.
+/// 2. Where failures and other answers are here at the same time, the failures are reported first. A node that is known
+///    to be away fails at the first poll. If the others were reported before it, they might decide without it. It would
+///    then count as asked, and would have to be asked to undo.
+/// 3. After its first poll an answer is polled only when it has woken us. The answers of a round come one by one, and
+///    each would have us poll all the others.
 pub(crate) struct FanOut<A: Future + Unpin> {
     /// The only one: it needs no bookkeeping, and most deployments have one node.
     lone: Option<Numbered<A>>,

@@ -53,11 +53,11 @@ pub(crate) struct Member {
     host: Host,
     command_timeout: Duration,
     pub(super) undos: Undos,
-    /// What was told of it.
+    /// The troubles that were reported of it.
     told: Troubles,
     /// Nanoseconds on our clock; zero before the first.
     last_answer: AtomicU64,
-    /// When a bid was last answered that may have been overtaken; nanoseconds on our clock.
+    /// When an acquire request that may have been overtaken was last answered; nanoseconds on our clock.
     last_overtaken: AtomicU64,
     /// [`NodeHealth::is_troubled`], for those who do not have its lock.
     is_troubled: AtomicBool,
@@ -99,8 +99,15 @@ impl Member {
         &self.address
     }
 
-    pub(crate) fn node(&self) -> Option<&Arc<dyn Node>> {
+    /// Only what is not asked of it goes past its health.
+    pub(super) fn node(&self) -> Option<&Arc<dyn Node>> {
         self.node.get()
+    }
+
+    /// The gate through which tests control it, if it is in memory.
+    #[cfg(feature = "testing")]
+    pub(crate) fn gate(&self) -> Option<&crate::node::memory::Gate> {
+        self.node()?.gate()
     }
 
     /// Whether its answers are there at the first poll.
@@ -193,18 +200,18 @@ impl Member {
     }
 
     /// Keeps what the node says of itself with a vote that was asked for at `sent`.
-    fn voted(self: &Arc<Self>, sent: Time, Vote { acquired, sign, overtaken }: Vote) -> Result<Acquired, Failure> {
+    fn voted(self: &Arc<Self>, sent: Time, Vote { acquired, identity, overtaken }: Vote) -> Result<Acquired, Failure> {
         if overtaken {
             self.last_overtaken.store(self.now().as_nanos(), Ordering::Release);
         }
-        if let Some(sign) = sign {
+        if let Some(identity) = identity {
             let votes_in = if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO };
-            self.update(|health, now| health.voted(sent, now, &sign, votes_in, &mut self.peers.lock()))?;
+            self.update(|health, now| health.voted(sent, now, &identity, votes_in, &mut self.peers.lock()))?;
         }
         Ok(acquired)
     }
 
-    /// Whether a bid that was sent at `sent`, and has been answered, may have come later than what followed it.
+    /// Whether an acquire request that was sent at `sent`, and answered, may have come later than what followed it.
     pub(crate) fn overtaken_since(&self, sent: Time) -> bool {
         Time::from_nanos(self.last_overtaken.load(Ordering::Acquire)) >= sent
     }
@@ -314,8 +321,8 @@ impl Member {
             self.host.sleep(pause).await;
             let Some(node) = self.node.get() else { return };
             match node.ask(Route::Keeper, Request::Probe, self.command_timeout).await {
-                Ok(sign) => {
-                    let _refused_from_now_on = self.check_identity(&sign);
+                Ok(identity) => {
+                    let _refused_from_now_on = self.check_identity(&identity);
                     self.answered();
                 }
                 Err(failure) => self.health.lock().probe_failed(&failure),
@@ -370,15 +377,15 @@ impl Member {
     }
 
     /// Fails if it is the same server as another node.
-    pub(super) fn check_identity(self: &Arc<Self>, sign: &ServerIdentity) -> Result<(), Failure> {
-        self.update(|health, _now| health.identified(sign, &mut self.peers.lock().identities))
+    pub(super) fn check_identity(self: &Arc<Self>, identity: &ServerIdentity) -> Result<(), Failure> {
+        self.update(|health, _now| health.identified(identity, &mut self.peers.lock().identities))
     }
 
     /// It has answered for the first time; with its clock, so that the first fence can be proposed.
-    pub(super) fn greet(&self, sign: &ServerIdentity) {
+    pub(super) fn greet(&self, identity: &ServerIdentity) {
         let now = self.now();
         self.last_answer.store(now.as_nanos(), Ordering::Release);
-        if let Some(time) = sign.time {
+        if let Some(time) = identity.time {
             self.peers.lock().fence_proposal.note_time(time, now);
         }
     }
@@ -387,7 +394,6 @@ impl Member {
         self.health.lock().clock_offset()
     }
 
-    #[cfg(feature = "metrics")]
     pub(super) fn measure_clock(&self) {
         if let Some(micros) = self.status().clock_offset_micros() {
             self.metrics.note_clock_offset(micros);
@@ -441,5 +447,35 @@ impl Future for ComingVote {
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Member").field("address", &self.address).field("node", &self.node.get()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
+
+    /// The files below a directory that name the trait as an object.
+    fn files_that_see_nodes(directory: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                files_that_see_nodes(&path, found);
+            } else if fs::read_to_string(&path).unwrap_or_default().contains(concat!("dyn ", "Node>")) {
+                found.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_reaches_a_node_through_its_member_only() {
+        let (src, mut found) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), Vec::new());
+        files_that_see_nodes(&src, &mut found);
+        found.retain(|path| !path.starts_with(src.join("node")));
+        found.sort();
+        // The one makes nodes, the next installs them, and the last asks them.
+        assert_eq!(found, ["quorum/connect.rs", "quorum/member.rs", "quorum/mod.rs"].map(|path| src.join(path)));
     }
 }

@@ -116,9 +116,9 @@ impl Quorum {
     }
 
     /// The only node there is.
-    pub(crate) fn sole(&self) -> Result<&Arc<dyn Node>, Failure> {
+    pub(crate) fn sole(&self) -> Result<&Arc<Member>, Failure> {
         match &*self.members {
-            [member] => member.node().ok_or_else(|| Failure::unavailable("it is not connected yet")),
+            [member] => Ok(member),
             _ => Err(Failure::refused(
                 "this works on one server only, not over a quorum: build another Leases with the url of one server",
             )),
@@ -147,7 +147,7 @@ impl Quorum {
         rooms.filter(|&room| room > 0).min().unwrap_or_default()
     }
 
-    /// What makes the nodes' answers votes, if they are.
+    /// The conditions of a vote, if the nodes' answers are votes.
     pub(crate) fn voting(&self, now: Time) -> Option<Voting> {
         let Self { restart_delay, .. } = *self;
         match self.members.len() {
@@ -200,7 +200,6 @@ impl Quorum {
             return;
         }
         self.compared.store(now.as_nanos(), Ordering::Relaxed);
-        #[cfg(feature = "metrics")]
         self.members.iter().for_each(|member| member.measure_clock());
         let pairs = self.members().flat_map(|(at, one)| self.members.iter().take(at).map(move |other| (one, other)));
         let by = |one: &Member, other: &Member| Some(one.clock_offset()?.differs_from(other.clock_offset()?));

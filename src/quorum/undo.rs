@@ -39,10 +39,10 @@ use crate::{
 /// The most tries that are under way at a time on one node: thousands at once would time out behind each other.
 const AT_ONCE: usize = 256;
 
-/// What the undos of attempts may weigh together on one node, in bytes.
+/// The most that the undos of attempts may weigh together on one node, in bytes.
 const FULL: usize = 16 * 1024 * 1024;
 
-/// What an undo weighs besides its bytes, about: its task, its timer, and its request.
+/// The approximate weight of an undo besides its bytes: its task, its timer, and its request.
 const EACH: usize = 2048;
 
 /// Takes one token off one node, as [`Undoing`] decides.
@@ -137,7 +137,7 @@ pub(crate) struct Unanswered {
     _reservation: Reservation,
 }
 
-/// What an undo came to.
+/// The outcome of an undo.
 pub(crate) enum Undone {
     /// The node has answered, or what was there has expired.
     Yes {
@@ -148,7 +148,7 @@ pub(crate) enum Undone {
 }
 
 impl Undo {
-    /// What an acquisition has ordered for one of its nodes.
+    /// The undo that an acquisition has ordered for one of its nodes.
     pub(crate) fn new(order: &acquisition::Undo, claim: Claim) -> Self {
         let acquisition::Undo { route, mode, is_attempt, .. } = order;
         let (route, is_attempt) = (*route, *is_attempt);

@@ -1,4 +1,4 @@
-//! What holders and waiters are told by, alone.
+//! The signals of holders and waiters, alone.
 
 use std::{
     sync::Arc,

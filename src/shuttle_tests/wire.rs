@@ -35,7 +35,7 @@ use crate::{
     quorum::Quorum,
 };
 
-/// What a request wants of a token.
+/// The kinds of request for a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asked {
     Acquire,
@@ -52,13 +52,14 @@ type Delivery = (Request, oneshot::Sender<Result<Reply, Failure>>);
 #[derive(Default, Clone)]
 struct Way(Arc<Mutex<VecDeque<Delivery>>>);
 
-/// A node whose requests travel: each route keeps the order in which they were handed over, and what the other route does
-/// meanwhile is up to the schedule. As to fred, what was handed over arrives, whoever has stopped to wait for it.
+/// A node whose requests travel: each route keeps the order in which they were handed over, and the schedule decides
+/// how the routes interleave. As with fred, a request that was handed over arrives, even if nobody waits for it any
+/// more.
 pub(super) struct Wire {
     memory: Arc<Memory>,
     home: Way,
     keeper: Way,
-    /// What was handed over, in order.
+    /// The requests that were handed over, in order.
     sent: Arc<Mutex<Vec<(Asked, Token)>>>,
     couriers: Mutex<Vec<Arc<Courier>>>,
 }
@@ -69,7 +70,7 @@ impl Wire {
         Arc::new(Self { memory: Memory::private(clock), home, keeper, sent, couriers: Mutex::default() })
     }
 
-    /// What was asked for this token, in the order of sending.
+    /// The requests for this token, in the order of sending.
     pub(super) fn asked(&self, token: &Token) -> Vec<Asked> {
         self.sent.lock().iter().filter(|(_, other)| other == token).map(|(asked, _)| *asked).collect()
     }
@@ -149,7 +150,7 @@ impl Node for Wire {
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
         let way = if route == Route::Home { &self.home } else { &self.keeper }.clone();
         let (memory, sent) = (self.memory.clone(), self.sent.clone());
-        // As fred does, it sends when it is first looked at.
+        // As fred does, it sends when it is first polled.
         Box::pin(async move {
             sent.lock().extend(asked(&request));
             let (tell, told) = oneshot::channel();
@@ -175,8 +176,8 @@ impl Node for Wire {
     }
 }
 
-/// Brings the calls to fair waiters some time later. What a connection does itself it is not told of (NOLOOP), so of
-/// changes it brings nothing: this process has to wake its own waiters.
+/// Brings the notifications to fair waiters some time later. It brings no changes: a server does not notify a
+/// connection of its own changes (NOLOOP), so this process has to wake its own waiters.
 struct Courier(Weak<dyn NodeListener>);
 
 impl Courier {

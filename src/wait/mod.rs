@@ -1,15 +1,15 @@
-//! Who waits for what, and who is woken. One waiter of a name asks the server for all of this process; the others stand
-//! in line behind it, in order, and cost the server nothing.
+//! The lines of this process, one for each name: their waiters, and which of them wakes. One waiter of a name asks the
+//! server for all of them; the others stand in line behind it, in order, and cost the server nothing.
 //!
 //! # Invariants
 //!
-//! 1. An alert wakes one waiter of its name: the one whose turn it is. It is kept until that one looks, so none is lost
-//!    on a waiter that is busy looking.
-//! 2. A waiter that needs several nodes to be freed is alerted when so many of those have been touched since it last
-//!    looked. What others touch that compete with it, and what it touches itself, has nobody look: where several take and
-//!    give back what is free of a minority, or split the votes, they would call each other without end.
-//! 3. Whoever has the turn says by when it will look, before any wait. When it does not, for it may stand on a runtime
-//!    that nobody polls, the others go on without it.
+//! 1. A notification wakes one waiter of its name: the one whose turn it is. It is kept until that one checks, so none
+//!    is lost on a waiter that is busy with a check.
+//! 2. A waiter that needs several nodes to be freed is notified when that many of them have changed since its last
+//!    check. Changes by its competitors, or by itself, lead to no check. Otherwise waiters that take and give back a
+//!    free minority, or split the votes, would notify each other without end.
+//! 3. The waiter with the turn says by when it will check, before any wait. If it does not check by then (nobody may
+//!    poll its runtime), the others go on without it.
 
 use std::{collections::HashMap, pin::pin, sync::Arc};
 
@@ -37,7 +37,7 @@ pub(crate) use self::{
 /// Every line of one `Leases`, by name.
 #[derive(Debug)]
 pub(crate) struct Lines {
-    /// What is worth a look of whoever knows nothing better.
+    /// The changes that are worth a check, while no check has shown a better condition.
     needs: WakeCondition,
     lines: Mutex<HashMap<Key, (Arc<Line>, Waiters)>>,
 }
@@ -48,18 +48,18 @@ type Waiters = usize;
 /// The waiters of one name.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// Whose turn it is to ask the server. Tokio's semaphore is first come, first served, and a waiter that goes away
-    /// passes it on.
+    /// The turn to ask the server. Tokio's semaphore is first come, first served, and a waiter that goes away passes it
+    /// on.
     turn: Semaphore,
     /// Something may have happened to the lock.
     notify: Notify,
     changed: Mutex<Changed>,
-    /// By when whoever has the turn will have looked, or said by when it will.
+    /// By when the waiter with the turn will have checked, or said by when it will.
     due: AtomicU64,
     seen: watch::Sender<Check>,
 }
 
-/// The nodes that were touched since the last look, and those that have to be.
+/// The nodes that changed since the last check, and those that have to.
 #[derive(Debug)]
 struct Changed {
     nodes: Nodes,
@@ -75,7 +75,7 @@ pub(crate) struct Waiter<'a> {
 }
 
 impl Lines {
-    /// Over so many nodes: without a majority of them there is nothing to be had.
+    /// Lines over this many nodes: no lock can be had without a majority of them.
     pub(crate) fn new(nodes: usize) -> Self {
         let needs = WakeCondition { count: majority(nodes), of: Nodes::all(nodes) };
         Self { needs, lines: Mutex::default() }
@@ -103,7 +103,7 @@ impl Lines {
         Waiter { lines: self, key: key.clone(), line }
     }
 
-    /// Something may have happened to the lock with this key: whoever's turn it is looks at once.
+    /// Something may have happened to the lock with this key: the waiter with the turn checks at once.
     pub(crate) fn notify(&self, key: &str, now: Time) {
         let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
@@ -168,30 +168,30 @@ impl Waiter<'_> {
         }
     }
 
-    /// Completes when something may have happened to the lock since the last [`checks_by`](Self::looks_by).
+    /// Completes when something may have happened to the lock since the last [`checks_by`](Self::checks_by).
     pub(crate) async fn notified(&self) {
         self.line.notify.notified().await;
     }
 
-    /// We cannot look yet, and shall say more at this moment.
+    /// We cannot check yet, and shall say more at this moment.
     pub(crate) fn waits_until(&self, at: Time) {
         self.line.due.store(at.as_nanos(), Ordering::Release);
     }
 
-    /// We look now, and shall have looked at this moment. What we were alerted to before is dealt with by that.
+    /// We check now, and shall have checked at this moment. That deals with all notifications before it.
     pub(crate) fn checks_by(&self, at: Time) {
         let _alerted_before = pin!(self.line.notify.notified()).enable();
-        // What is touched during the look counts when it is known what is needed.
+        // A change during the check counts once the check has shown which changes are needed.
         *self.line.changed.lock() = Changed { nodes: Nodes::NONE, needs: WakeCondition::NEVER };
         self.line.due.store(at.as_nanos(), Ordering::Release);
     }
 
-    /// By when whoever has the turn will have looked, or said by when it will.
+    /// By when the waiter with the turn will have checked, or said by when it will.
     pub(crate) fn due(&self) -> Time {
         Time::from_nanos(self.line.due.load(Ordering::Acquire))
     }
 
-    /// Tells everybody in line what a look found, and by when there will be the next. Only news wake them.
+    /// Tells everybody in line what a check found, and by when there will be the next. Only news wakes them.
     pub(crate) fn saw(&self, look: Check, now: Time, next: Time) {
         self.line.due.store(next.as_nanos(), Ordering::Release);
         self.line.changed.lock().needs = look.needs().unwrap_or(self.lines.needs);

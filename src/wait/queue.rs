@@ -1,8 +1,8 @@
-//! The fair queue as its waiters see it: when to poll, and who is called.
+//! The fair queue as its waiters see it: when to poll, and which of them a server notifies.
 //!
 //! Every fair waiter has a place of its own on the server, so that they come in order whatever process they are in. One
 //! of each process and name leads: it polls for all of them, so that the queue does not expire. The others say nothing
-//! until they are called.
+//! until they are notified.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,14 +13,14 @@ use crate::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-/// Everybody in this process who waits in a queue, by token: what a server calls out is for one of them.
+/// The fair waiters of this process, by the token that a server's notification names.
 #[derive(Debug, Default)]
 pub(crate) struct FairWaiters(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     waiters: HashMap<Token, Arc<Call>>,
-    /// Who has the lock watched: the first of this process.
+    /// The waiter that has the lock tracked: the first of this process.
     trackers: HashMap<Key, Arc<Call>>,
     /// Waiters whose poll is not answered yet. It may have the lock tracked: a change can be heard before the answer.
     polling: HashMap<Key, Vec<Arc<Call>>>,
@@ -47,7 +47,7 @@ struct Call {
     heard: Notify,
 }
 
-/// An ear for one's calls; gone when dropped.
+/// A waiter that hears its notifications; gone when dropped.
 #[derive(Debug)]
 pub(crate) struct FairWaiter {
     fair_waiters: Arc<FairWaiters>,
@@ -107,7 +107,7 @@ impl FairWaiters {
         self.notify_those(at, |call| call.key == *key);
     }
 
-    /// Everybody is to poll: calls may have been missed.
+    /// Everybody is to poll: notifications may have been missed.
     pub(crate) fn notify_all(&self, at: Time) {
         self.notify_those(at, |_| true);
     }
@@ -128,12 +128,12 @@ impl Call {
 }
 
 impl FairWaiter {
-    /// Completes when a call has come since the last [`polls`](Self::polls).
+    /// Completes when a notification has come since the last [`polls`](Self::polls).
     pub(crate) async fn heard(&self) {
         self.call.heard.notified().await;
     }
 
-    /// Our poll is answered: whether we have the lock tracked. Then we are called when something is done to it.
+    /// Our poll is answered: whether we have the lock tracked. Then we are notified when something is done to it.
     pub(crate) fn tracks(&self, tracked: bool) {
         let mut table = self.fair_waiters.0.lock();
         table.is_answered(&self.call);
@@ -144,17 +144,17 @@ impl FairWaiter {
         }
     }
 
-    /// When the calls want us to poll.
+    /// When to poll, by the notifications.
     pub(crate) fn due(&self) -> Time {
         Time::from_nanos(self.call.due.load(Ordering::Acquire))
     }
 
-    /// Whether one of them says that the lock is there.
+    /// Whether a notification says that the lock is there.
     pub(crate) fn is_granted(&self) -> bool {
         self.call.granted.load(Ordering::Acquire)
     }
 
-    /// We poll now, which deals with all calls before.
+    /// We poll now, which deals with all notifications before.
     pub(crate) fn polls(&self) {
         self.call.granted.store(false, Ordering::Release);
         self.call.due.store(Time::NEVER.as_nanos(), Ordering::Release);

@@ -1,12 +1,12 @@
-//! The slots for the few looks that a process makes at a time.
+//! The slots for the few checks that a process makes at a time.
 //!
 //! # Invariants
 //!
-//! 1. A slot counts until it is given back, and at the latest until the moment by which its look ends. So a look that
+//! 1. A slot counts until it is given back, and at the latest until the moment by which its check ends. So a check that
 //!    nobody polls keeps it no longer than that.
 //! 2. Nobody has a slot without having been polled: a slot that becomes free is nobody's until somebody takes it.
-//! 3. While slots are free, somebody who waits is notified, unless it is not polled. Those behind one that is not polled
-//!    try again when the next look must have ended: [`CheckSlots::next_lapse`].
+//! 3. While slots are free, somebody who waits is notified, unless it is not polled. Those behind one that is not
+//!    polled try again when the next check must have ended: [`CheckSlots::next_lapse`].
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use leasehold_protocol::time::Time;
 
 use crate::sync::{Mutex, Notify};
 
-/// So many slots, and who has them.
+/// A number of slots, and those that are taken.
 #[derive(Debug)]
 pub(crate) struct CheckSlots {
     slots: usize,
@@ -50,7 +50,7 @@ impl CheckSlots {
         Self { slots, taken: Mutex::default(), freed: Notify::new() }
     }
 
-    /// A slot for a look that has ended by the moment `lapses`, if one is free.
+    /// A slot for a check that has ended by the moment `lapses`, if one is free.
     pub(crate) fn take(&self, now: Time, lapses: Time) -> Option<CheckSlot<'_>> {
         let mut taken = self.taken.lock();
         taken.forget_the_lapsed(now);
@@ -74,7 +74,7 @@ impl CheckSlots {
         self.taken.lock().lapses.first().map(|(lapses, _)| *lapses)
     }
 
-    /// Completes when a slot may have become free since the last look at them.
+    /// Completes when a slot may have become free since the last [`take`](Self::take).
     pub(crate) async fn freed(&self) {
         self.freed.notified().await;
     }
@@ -143,7 +143,7 @@ mod tests {
     fn a_slot_that_is_taken_notifies_the_next_waiter_while_others_are_free() {
         let slots = CheckSlots::new(3);
         let held = [slots.take(at(0), at(10)), slots.take(at(0), at(10)), slots.take(at(0), at(10))];
-        // What taking them has left behind.
+        // The takes have left one notification.
         assert!(is_ready(slots.freed()) && !is_ready(slots.freed()));
         let mut unpolled = [Box::pin(slots.freed()), Box::pin(slots.freed())];
         let mut polled = Box::pin(slots.freed());

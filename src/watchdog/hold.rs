@@ -15,7 +15,7 @@ use leasehold_protocol::{
     token::Token,
 };
 
-use super::table::Noted;
+use super::noted::Noted;
 use crate::{
     clock::wall,
     foreign::{self, Event},
@@ -40,7 +40,6 @@ pub(crate) struct Hold {
     pub(crate) fence: Fence,
     pub(crate) ttl: Duration,
     fence_memory: Duration,
-    /// Who acquired it.
     pub(crate) owner: Option<OwnerId>,
     /// When the winning attempt was sent.
     acquired: Time,
@@ -69,7 +68,7 @@ impl State {
     }
 }
 
-/// What follows from an event: actions for the watchdog first, then news for the holders.
+/// The consequences of an event: actions for the watchdog first, then news for the holders.
 #[must_use = "actions are there to be carried out, and news to be told"]
 pub(crate) struct Reaction {
     pub(crate) actions: Actions,
@@ -102,7 +101,7 @@ impl News {
     }
 }
 
-/// What an owner that asks again finds.
+/// The result for an owner that asks again.
 pub(crate) enum Entry {
     /// Another lease on the same acquisition.
     Shared(Signal),
@@ -112,7 +111,7 @@ pub(crate) enum Entry {
     Over,
 }
 
-/// What a lease leaves behind when it lets go.
+/// The work that is left when a lease lets go.
 pub(crate) enum Leaving {
     /// Others hold on; or there is nothing left to release. The lease had been lost if there is a `Lost`.
     Nothing(Result<(), Lost>),
@@ -181,13 +180,13 @@ impl Hold {
         Signal::More(board)
     }
 
-    /// The key stays for at least so long after the acquire, or until what was said before.
+    /// Keeps the key for at least so long from now on, or until the time that was asked for before.
     pub(crate) fn keep_for(&self, now: Time, keep: Duration) {
         self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
     }
 
-    /// What a release makes of the key, which is to be kept for so long from now on at least. A lost lease keeps nothing
-    /// unasked: its work has not been done.
+    /// Whether a release deletes the key or retains it: for at least `keep` from now on. A lost lease ignores an
+    /// earlier `keep_for`: its work has not been done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
         let asked = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now);
         let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
@@ -456,7 +455,7 @@ mod tests {
         hold.on_reply(at(millis), sent, Ok(Said::Owned(owned))).actions
     }
 
-    /// What is left of a lease that goes after `close`: nothing to do, and its release says this.
+    /// Lets a lease go after `close`: nothing is left to do, and its release says this.
     fn leaves(hold: &Arc<Hold>, signal: &Signal) -> Result<(), LossReason> {
         let (leaving, Reaction { actions, news }) = hold.leave(at(3_100), signal);
         assert!(actions.undo.is_none() && news.is_none());

@@ -1,7 +1,7 @@
 //! Renews leases and tells their holders the truth: a short driver around the pure [`leasehold_protocol::renewal`].
 //!
 //! The loop never waits for the network. It sleeps until the next moment that some lease asks for, at most 250 ms while
-//! anything is held (rule 3: timers do not count suspend), lets every due core decide, and sends what falls due
+//! anything is held (rule 3: timers do not count suspend). Then it lets every due core decide, and sends what falls due
 //! together in one batch. Answers are fed back from tasks of their own.
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -28,6 +28,7 @@ use crate::{
 };
 
 mod hold;
+mod noted;
 mod orders;
 mod renewal;
 #[cfg(feature = "testing")]
@@ -119,7 +120,7 @@ impl Watchdog {
         if too_late {
             self.wake.notify_one();
         }
-        // Hints go to the newest. Who had it until now has lost it, and must hear of that from its server.
+        // Hints go to the newest hold. The one before has lost the lock, and must hear of that from its server.
         if let Some(before) = before {
             before.hint(self.now());
             self.reschedule(&before);
@@ -171,7 +172,7 @@ impl Watchdog {
         self.reschedule(&hold);
     }
 
-    /// Something may have happened to any key. So many questions are spread, or they would come all at once.
+    /// Something may have happened to any key. The questions are spread, or they would come all at once.
     pub(crate) fn hint_all(&self) {
         let (now, mut jitter) = (self.now(), random::jitter());
         let holds = self.holds();
@@ -244,8 +245,8 @@ impl Watchdog {
 
     /// Looks at the holds whose time has come, and renews those that want it: as many as one batch takes.
     fn look(self: &Arc<Self>, now: Time) {
-        // The others are looked at when this has been sent, at a moment of their own: leases that came due at once come due
-        // one batch after the other from then on.
+        // The rest has its turn after this batch was sent, at a moment of its own. So leases that came due at once come
+        // due one batch after the other from then on.
         let due = self.table.lock().due(now, BATCH);
         let is_renewed = |hold: &Arc<Hold>| self.ask(hold, now, Hold::tick);
         let mut batch: Vec<_> = due.into_iter().filter(is_renewed).collect();

@@ -1,4 +1,4 @@
-//! What acquisitions order is carried out here: repairs, undos and new connections.
+//! Carries out the orders of acquisitions: repairs, undos and new connections.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl Watchdog {
-    /// Carries out what an acquisition orders, but for what only the driver of a request can; then tells the news. What that
-    /// tells of may block a caller's thread, and panic: nothing comes after it.
+    /// Carries out what an acquisition orders, but for what only the driver of a request can; then tells the news.
+    /// Telling may block a caller's thread, and panic: no order comes after it.
     pub(crate) fn execute(self: &Arc<Self>, hold: &Arc<Hold>, Reaction { actions, news }: Reaction) {
         let _carried_out = catching_panics(|| self.carry_out(hold, &actions));
         if let Some(news) = news {
@@ -53,8 +53,9 @@ impl Watchdog {
         }
     }
 
-    /// Takes a token off one node. Whoever waits here may have relied on that it is held here; where nothing was, there is
-    /// no news, or an attempt that a node refuses half way would be followed by the next at once.
+    /// Takes a token off one node, and notifies the waiters of this process, who may have relied on its being held
+    /// here. Without a possible change they are not notified: an attempt that a node refuses half way would be followed
+    /// by the next at once.
     pub(crate) fn undoing(&self, at: usize, undo: Undo) -> impl Future<Output = ()> + Send + use<> {
         let (lines, clock, host, key) =
             (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.claim.key.clone());

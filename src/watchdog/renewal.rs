@@ -23,7 +23,7 @@ use crate::{
 /// 998; with eight it takes 24, and up to 572.
 const PARTS: usize = 8;
 
-/// What a node's answer leaves to the driver of the request.
+/// The work that a node's answer leaves to the driver of the request.
 #[must_use = "it is there to be carried out"]
 pub(crate) struct Left {
     /// The floor is to be raised there.
@@ -56,8 +56,8 @@ impl Watchdog {
         self.awaken(&member, shortest).await;
         let now = self.now();
         let patience = batch.iter().map(|hold| hold.remaining(now)).max().unwrap_or_default();
-        // What was let go of since it fell due is not renewed any more (rule 8), so this is the last look before it is
-        // sent; and a wait of zero is fred's "for ever".
+        // Leases that were let go of since they fell due are not renewed any more (rule 8), so this is the last check
+        // before sending. Besides, a wait of zero is fred's "for ever".
         let batch: Vec<_> = batch.iter().filter(|hold| !hold.remaining(now).is_zero()).collect();
         if batch.is_empty() {
             return;
@@ -87,9 +87,9 @@ impl Watchdog {
         }
     }
 
-    /// A node that has been silent is not asked, but may be about to answer again: one dead connection to it is enough for
-    /// that. It has a moment before its renewal counts as unclear, a quarter of the time in which it is found silent: the
-    /// holder must hear of a majority that is gone while there is time to do something about it.
+    /// Gives a silent node a moment before its renewal counts as unclear. Such a node is not asked, but may be about to
+    /// answer again: one dead connection is enough to make it silent. The moment is a quarter of the time in which a
+    /// node is found silent. So the holder hears of a lost majority while there is time to act.
     async fn awaken(&self, member: &Member, shortest_ttl: Duration) {
         let moment = self.quorum.limit(self.command_timeout, shortest_ttl) / 4;
         tokio::select! {
@@ -124,7 +124,7 @@ impl Watchdog {
         })
     }
 
-    /// Renews one lease at once; `Ok` if a majority confirmed it within the limit. What comes later counts too.
+    /// Renews one lease at once; `Ok` if a majority confirmed it within the limit. Later answers count too.
     pub(crate) async fn renew_now(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -164,10 +164,10 @@ impl Watchdog {
         if hold.is_confirmed(sent) { Ok(()) } else { Err(last) }
     }
 
-    /// A node's answer, for its acquisition. What only the driver of the request can do is left to it.
+    /// Feeds a node's answer to its acquisition. Returns the work that only the driver of the request can do.
     pub(crate) fn on_reply(self: &Arc<Self>, hold: &Arc<Hold>, sent: Sent, said: Result<Said, Failure>) -> Left {
         let now = self.now();
-        // Whoever is told of a loss may close at once, and that must wait for what it orders.
+        // A holder that is told of a loss may close at once, and the close must wait for what the answer orders.
         let _under_way = self.host.token();
         let left = hold.remaining(now);
         let answer = answer(&said);
@@ -238,7 +238,7 @@ fn tell_failed(hold: &Hold, member: &Member, failure: &Failure) {
     });
 }
 
-/// What an answer says of a lease, for the log.
+/// The meaning of an answer for a lease, for the log.
 fn answer(said: &Result<Said, Failure>) -> Answer {
     match said {
         Ok(

@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Watchdog;
 
-/// What the watchdog has come to.
+/// The progress of the watchdog.
 #[derive(Debug)]
 pub(super) struct Settling {
     /// The moment of its last look.
@@ -19,7 +19,7 @@ pub(super) struct Settling {
 impl Default for Settling {
     fn default() -> Self {
         let renewals = TaskTracker::new();
-        // Who waits for it to be empty waits for no close.
+        // Closed already, so that waiting for it to be empty waits for no close.
         renewals.close();
         Self { looked: watch::Sender::new(Time::ZERO), renewals }
     }

@@ -13,8 +13,10 @@ use std::{
 
 use leasehold_protocol::time::Time;
 
-use super::hold::Hold;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use super::{
+    hold::Hold,
+    noted::{NOT_HERE, SCHEDULED},
+};
 
 /// The longest that nobody looks while anything is held (rule 3: timers do not count suspend).
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -23,7 +25,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// the keeper each time.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// So many entries that are out of date cost nothing worth speaking of.
+/// The number of entries out of date that cost nothing worth speaking of.
 const MANY_GONE: usize = 64;
 
 #[derive(Debug, Default)]
@@ -46,73 +48,6 @@ pub(super) struct Table {
     /// When the next look is planned.
     planned: Time,
     empty_since: Option<Time>,
-}
-
-/// Notes in a hold.
-#[derive(Debug)]
-pub(super) struct Noted {
-    /// When it is looked at next, as [`Time`]; never, if that is not planned. Only the table changes it, under its lock.
-    look: AtomicU64,
-    /// Where the table has it. As above.
-    place: AtomicU32,
-    /// The nodes that refuse to renew it, one bit each.
-    refused_by: AtomicU32,
-}
-
-/// Places of a hold. From [`FIRST_FRESH`] on it is the one among the fresh.
-const NOT_HERE: u32 = 0;
-const SCHEDULED: u32 = 1;
-const FIRST_FRESH: u32 = 2;
-
-impl Default for Noted {
-    fn default() -> Self {
-        let (look, place) = (AtomicU64::new(Time::NEVER.as_nanos()), AtomicU32::new(NOT_HERE));
-        Self { look, place, refused_by: AtomicU32::new(0) }
-    }
-}
-
-impl Noted {
-    /// Whether this node refused it when it was the only one that was to be renewed.
-    pub(super) fn is_refused_by(&self, node: usize) -> bool {
-        self.refused_by.load(Relaxed) & bit(node) != 0
-    }
-
-    pub(super) fn set_refused_by(&self, node: usize, is_refused: bool) {
-        if is_refused {
-            self.refused_by.fetch_or(bit(node), Relaxed);
-        } else if self.is_refused_by(node) {
-            self.refused_by.fetch_and(!bit(node), Relaxed);
-        }
-    }
-
-    fn look(&self) -> Time {
-        Time::from_nanos(self.look.load(Relaxed))
-    }
-
-    fn set_look(&self, look: Time) {
-        self.look.store(look.as_nanos(), Relaxed);
-    }
-
-    fn is_here(&self) -> bool {
-        self.place.load(Relaxed) != NOT_HERE
-    }
-
-    fn fresh(&self) -> Option<usize> {
-        usize::try_from(self.place.load(Relaxed).checked_sub(FIRST_FRESH)?).ok()
-    }
-
-    fn set_fresh(&self, at: usize) {
-        // There is no memory for as many.
-        self.set_place(u32::try_from(at).map_or(SCHEDULED, |at| at.saturating_add(FIRST_FRESH)));
-    }
-
-    fn set_place(&self, place: u32) {
-        self.place.store(place, Relaxed);
-    }
-}
-
-fn bit(node: usize) -> u32 {
-    u32::try_from(node).ok().and_then(|node| 1_u32.checked_shl(node)).unwrap_or_default()
 }
 
 /// A hold, found by its key.
@@ -221,7 +156,7 @@ impl Table {
         Some(removed)
     }
 
-    /// So many of the holds whose time has come; each has to be scheduled again.
+    /// At most `most` of the holds whose time has come; each has to be scheduled again.
     pub(super) fn due(&mut self, now: Time, most: usize) -> Vec<Arc<Hold>> {
         self.schedule_fresh();
         self.schedule_unanswered(now);
@@ -243,7 +178,7 @@ impl Table {
 
     /// Plans the next look.
     pub(super) fn plan(&mut self, now: Time) -> (Time, Gone) {
-        // What was acquired during the last look is not in `due` yet.
+        // Holds that were acquired during the last look are not in `due` yet.
         self.schedule_fresh();
         if self.len() == 0 {
             let since = *self.empty_since.get_or_insert(now);

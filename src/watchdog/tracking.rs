@@ -13,8 +13,8 @@ use crate::{
 
 /// Shares the nodes' tracking capacity among renewals and waiters.
 ///
-/// Either all fit in, or none is tracked. A full table would evict: each eviction be a hint, and each hint a renewal; or
-/// nobody would be notified, for a server keeps to itself what a connection's own command evicts.
+/// Either all keys fit in, or none is tracked. A full table would evict keys: each eviction would be a hint, and each
+/// hint a renewal. Or nobody would be notified: a server does not report what a connection's own command evicts.
 #[derive(Debug)]
 pub(super) struct Tracking {
     quorum: Arc<Quorum>,

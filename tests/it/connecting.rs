@@ -250,3 +250,30 @@ fn a_first_user_whose_runtime_stands_still_holds_up_the_others_for_one_try() {
     still
         .block_on(async { within(HANGS, "the first user", first).await.unwrap().release().await.unwrap().confirmed() });
 }
+
+#[tokio::test]
+async fn whatever_a_server_answers_counts_as_its_last_answer() {
+    let server = Server::start();
+    let leases = Leases::connect(server.url()).await.unwrap();
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let fence = lease.fence();
+    lease.release().await.unwrap();
+    server.wire().must(&["SET", "job", "somebody", "PX", "60000"]);
+    let (lock, value) = (leases.lock("job").fair(true), leases.guarded("value"));
+    let since = |asked: Instant, what| {
+        let ago = leases.nodes()[0].last_answer().unwrap();
+        assert!(ago <= asked.elapsed(), "the answer to {what} is not the last one, which came {ago:?} ago");
+    };
+    let asked = Instant::now();
+    lock.acquire_within(Duration::from_millis(20)).await.unwrap_err();
+    since(asked, "a fair poll");
+    let asked = Instant::now();
+    lock.waiters().await.unwrap();
+    since(asked, "a look at the queue");
+    let asked = Instant::now();
+    value.set("new", fence).await.unwrap();
+    since(asked, "a guarded write");
+    let asked = Instant::now();
+    value.get().await.unwrap().unwrap();
+    since(asked, "a guarded read");
+}

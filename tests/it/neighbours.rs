@@ -106,7 +106,7 @@ async fn beside_a_full_tracking_table_waiters_poll() {
     assert!(wire.tracked_keys() >= TABLE - 1);
 
     let [holders, waiters] = [program_with(server.url(), LONG).await, program_with(server.url(), LONG).await];
-    assert_eq!(waiters.capabilities().await.unwrap().watched_keys(), Some(0));
+    assert_eq!(waiters.capabilities().await.unwrap().tracked_keys(), Some(0));
     let lag = Lag::start();
     let mut held = Vec::new();
     for number in 0..WAITED_FOR {

@@ -25,6 +25,7 @@ use crate::seeded::SeededBug;
 
 mod chance;
 mod client;
+mod event;
 mod history;
 mod holding;
 mod profile;

@@ -18,7 +18,7 @@ use rlock::{
 };
 use rslock::{LockGuard, LockManager};
 
-use crate::{Result, Server, TTL, rounds::Rounds};
+use crate::{Result, Server, TTL, plain, rounds::Rounds};
 
 /// The library under test, on the calling runtime.
 pub async fn leases(server: &Server) -> Result<Leases> {
@@ -67,10 +67,6 @@ pub enum Guard {
     Plain(String),
     None,
 }
-
-const COMPARE_AND_DELETE: &str = "\
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0";
 
 /// A plain lock needs some value to compare with; drawing a random one is no round trip.
 const VALUE: &str = "lh1:00000000-0000-4000-8000-000000000000:1795243932883512@the-host-name:12345";
@@ -124,13 +120,13 @@ impl Contestant {
 
     async fn plain(server: &Server) -> Result<Self> {
         let client = server.client().await?;
-        let hash = load(&client).await?;
+        let hash = plain::load(&client).await?;
         Ok(Self::Plain(client, hash))
     }
 
     async fn plain_redis_rs(server: &Server) -> Result<Self> {
         let mut connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
-        let load = redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query_async(&mut connection).await?;
+        let load = redis::cmd("SCRIPT").arg("LOAD").arg(plain::COMPARE_AND_DELETE).query_async(&mut connection).await?;
         Ok(Self::PlainRedisRs(connection, load))
     }
 
@@ -267,10 +263,4 @@ impl fmt::Debug for Contestant {
 /// A release that nobody confirmed is no cycle to count.
 pub fn confirmed(released: &Released) -> Result<()> {
     if released.is_confirmed() { Ok(()) } else { Err(format!("{released:?}").into()) }
-}
-
-/// Makes the script of a plain release known; its hash.
-pub(crate) async fn load(client: &Client) -> Result<String> {
-    let load = CustomCommand::new_static("SCRIPT", ClusterHash::FirstKey, false);
-    Ok(client.custom(load, vec!["LOAD", COMPARE_AND_DELETE]).await?)
 }

@@ -12,6 +12,7 @@ mod idle;
 mod machine;
 mod page;
 mod peer;
+mod plain;
 mod profile;
 mod quorum;
 mod rates;

@@ -8,7 +8,7 @@ use fred::{
     types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value},
 };
 
-use crate::{Result, Server, contestant};
+use crate::{Result, Server, plain};
 
 /// One plain client of each server, on one runtime.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Rounds {
     pub async fn load(&self) -> Result<String> {
         let mut hash = String::new();
         for client in &*self.0 {
-            hash = contestant::load(client).await?;
+            hash = plain::load(client).await?;
         }
         Ok(hash)
     }

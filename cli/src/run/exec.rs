@@ -22,7 +22,7 @@ use crate::{
     exit::{Ended, Exit},
 };
 
-/// Whether there is such a command, before anybody is kept from running it: as `execvp` looks for it.
+/// Searches for the command as `execvp` does, before the lock keeps others from running it.
 pub(crate) fn find(program: &OsStr) -> Result<(), Ended> {
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let name = Path::new(program);
@@ -36,7 +36,7 @@ pub(crate) fn find(program: &OsStr) -> Result<(), Ended> {
     if program.is_empty() || there.peek().is_none() {
         return failed(Exit::NotFound, "there is no such command");
     }
-    // More than one right may be missing: that is for the system to say.
+    // One execute bit is enough here. The system reports any other missing right.
     if there.any(|file| file.is_file() && file.permissions().mode() & 0o111 != 0) {
         return Ok(());
     }
@@ -52,7 +52,7 @@ pub(crate) fn interrupted() -> ExitCode {
 /// Waits until the command may begin; `None` if that is never.
 fn told(pipe: RawFd) -> io::Result<Option<Go>> {
     let descriptors = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
-    // One that closes itself, in place of the one that the command would have.
+    // A descriptor that closes on exec, in place of one that the command would inherit.
     let mut go = File::open(format!("{descriptors}/{pipe}"))?;
     close(pipe)?;
     let mut text = String::new();
@@ -66,7 +66,7 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode, Ended> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| failed("the command cannot be tied to us", &error))?;
-    // It may have died before, and where the system cannot do that, while we wait.
+    // The parent may have died before. Where the system cannot tie us to it, it may also die while we wait.
     let is_orphan = || getppid() != Pid::from_raw(options.parent);
     let gone = || Ended::new(Exit::Io, "who holds the lease has gone");
     if is_orphan() {

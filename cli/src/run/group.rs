@@ -19,7 +19,7 @@ use rustix::{
 use super::system;
 use crate::args::Run;
 
-/// What the command has done.
+/// A change of the command's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     Stopped(i32),
@@ -27,19 +27,19 @@ pub(super) enum Change {
     Killed(i32),
 }
 
-/// Its leader is the command.
+/// The process group that the command leads.
 pub(super) struct Group {
     leader: Pid,
-    /// Children that whoever became us had: they are none of the command's.
+    /// Our children from before we became the runner: the command did not start them.
     others: Vec<Pid>,
 }
 
-/// The ready command waits for this.
+/// The message for which the ready command waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Go {
     pub(super) fence: String,
     pub(super) label: String,
-    /// It stops first, until the terminal is its own.
+    /// Whether the command stops first, until it has the terminal.
     pub(super) stopped: bool,
 }
 
@@ -48,7 +48,7 @@ impl Go {
         format!("{} {} {}", u8::from(self.stopped), self.fence, self.label)
     }
 
-    /// `None`: there is nothing to be done.
+    /// `None`: the runner has gone or needs no command.
     pub(super) fn read(text: &str) -> Option<Self> {
         let (stopped, rest) = text.split_once(' ')?;
         let (fence, label) = rest.split_once(' ')?;
@@ -56,9 +56,9 @@ impl Go {
     }
 }
 
-/// A process that becomes the command when it is told to. While it is loaded, the lock is acquired. Dropped, it is gone.
+/// A process that becomes the command at `start`. It loads while the lock is acquired. A drop kills it.
 pub(super) struct Ready {
-    /// Until it is the command.
+    /// `None` once it is the command.
     child: Option<Child>,
     leader: Pid,
     go: File,
@@ -66,10 +66,10 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Makes it by way of ourselves, so that the command dies with us. To be called on the main thread: on Linux the command
-    /// dies with the thread that started it.
+    /// Starts our own program, which ties the command's life to ours. Call this on the main thread: on Linux the
+    /// command dies with the thread that started it.
     pub(super) fn new(options: &Run) -> io::Result<Self> {
-        // What the command leaves behind comes to us to be buried: not every machine's first process does that, or soon.
+        // Orphans of the command come to us, and we reap them. Not every machine's first process does that, or soon.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(getpid()))?;
         let others = system::children();
@@ -109,8 +109,9 @@ impl Group {
         self.leader
     }
 
-    /// To all of them, and to the command also if it has left the group: while its end was not seen, its number is nobody
-    /// else's. Who is gone needs no signal; an error is that of one who is there, and not ours to signal.
+    /// Sends to the group, and to the command even if it has left the group. Until we reap the command, no other
+    /// process gets its number. A missing process is no error. Any other error means that a process is there, and that
+    /// we may not signal it.
     pub(super) fn send(&self, signal: Signal, command_is_there: bool) -> io::Result<()> {
         if command_is_there && getpgid(Some(self.leader)).is_ok_and(|group| group != self.leader) {
             let _as_well_as_we_can = kill_process(self.leader, signal);
@@ -121,23 +122,24 @@ impl Group {
         }
     }
 
-    /// Whether any of them is there, once the command has ended; also one that has died and is not buried.
+    /// Whether the group has any process once the command has ended. Reaps our zombies; others count.
     pub(super) fn is_there(&self) -> bool {
         while let Ok(Some(_buried)) = wait(WaitOptions::NOHANG) {}
         test_kill_process_group(self.leader) != Err(Errno::SRCH)
     }
 
-    /// Whether any of them lives. It looks at every process of the machine.
+    /// Whether the group has a process that is no zombie. Reads the state of every process of the machine.
     pub(super) fn is_alive(&self) -> bool {
         system::is_alive(self.leader)
     }
 
-    /// Who has left the group, and come to us since, for whoever started it has died: nobody where we are no reaper.
+    /// Processes that have left the group, and became our children when their parents died. There are none where we are
+    /// no subreaper.
     pub(super) fn strays(&self) -> Vec<Pid> {
         self.outside(self.children())
     }
 
-    /// Everybody outside of the group whom the command has started, also those whose parents live.
+    /// All processes outside of the group that the command has started, also those whose parents live.
     pub(super) fn outsiders(&self) -> Vec<Pid> {
         self.outside(system::with_descendants(self.children()))
     }
@@ -151,7 +153,7 @@ impl Group {
         processes
     }
 
-    /// What has become of the command since the last look, one change after the other.
+    /// The next change of the command's state, if there is one.
     pub(super) fn change(&self) -> io::Result<Option<Change>> {
         while let Some((pid, status)) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)? {
             if pid == self.leader {
@@ -170,7 +172,7 @@ fn read(status: WaitStatus) -> Option<Change> {
     exited.or_else(|| status.terminating_signal().map(Change::Killed))
 }
 
-/// This very program, also where its file was replaced meanwhile.
+/// The path of this very program. On Linux it stays valid when the file is replaced.
 pub(super) fn own_program() -> io::Result<std::path::PathBuf> {
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
 }

@@ -60,7 +60,7 @@ async fn until_closed(options: &Wanted, lease: Lease, input: &Input, signals: &m
     Ok(if released == Found::Lost { Exit::Lost } else { exit })
 }
 
-/// On a thread of its own: a pipe that nobody reads may be full, and must stop no renewal.
+/// Prints the line on a thread of its own: a full pipe that nobody reads must stop no renewal.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program, and nothing else can wait for standard output")]
 async fn tell_the_script(line: String) -> Result<(), Ended> {
     let (tell, told) = oneshot::channel();
@@ -82,7 +82,7 @@ async fn ending(signals: &mut Signals) -> Signal {
     }
 }
 
-/// Whether anybody may write to us still.
+/// Standard input, which may still be open.
 struct Input(watch::Receiver<()>);
 
 impl Input {

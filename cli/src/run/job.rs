@@ -23,19 +23,19 @@ use crate::{
     signals::{Signals, stop_all},
 };
 
-/// The clock that timers go by stands still while the machine sleeps: the lease is looked at that often.
+/// How often to check the lease: the clock of the timers stands still while the machine sleeps.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// By how much a deadline moves at least when it is renewed: by less only for how it is reckoned.
+/// The least by which a renewal moves the deadline. A smaller difference comes from our calculation.
 const RENEWED: Duration = Duration::from_millis(1);
 
-/// How often those are looked for whom the command has left behind: at first, while most of them end.
+/// How often to check for survivors of the command at first, while most of them end.
 const SURVIVORS: Duration = Duration::from_millis(10);
 
-/// How far its end has come.
+/// The progress of the command's end.
 enum Stage {
     Running,
-    /// It was asked to stop; for how long it may go on.
+    /// It was asked to stop, and may go on until then.
     Asked {
         until: Duration,
     },
@@ -52,7 +52,7 @@ pub(super) struct Job<'a> {
     terminal: Option<Terminal>,
     /// The command has the terminal whenever we could have it.
     shares_terminal: bool,
-    /// An interrupt came for us, and not to the terminal.
+    /// An interrupt came to us.
     interrupted: bool,
     stage: Stage,
     acquired: Duration,
@@ -60,25 +60,25 @@ pub(super) struct Job<'a> {
     deadline: Duration,
     /// The lease was lost, or as good as, while the command ran.
     lost: bool,
-    /// Why.
+    /// The reason of the loss, as we have printed it.
     told: Option<String>,
-    /// The command's own end. What it has left behind may be there still.
+    /// The command's own end. Its survivors may still be there.
     exit: Option<Exit>,
-    /// Those outside of the group who were asked to stop.
+    /// The processes outside of the group that we have asked to stop.
     asked: HashSet<Pid>,
-    /// It was told that somebody does not end.
+    /// We have printed that a survivor cannot be killed.
     told_immortal: bool,
-    /// It was told that the command takes no signals of ours.
+    /// We have printed that the command cannot be sent a signal.
     told_deaf: bool,
 }
 
-/// Whether an interrupt has ended the job, so that we die of one too: a shell's loop around us ends by that alone.
+/// Whether an interrupt has ended the job. If so we die of one too: only that ends a shell's loop around us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interrupted {
     No,
-    /// It came to us: if it was the terminal's, also to whatever we are part of.
+    /// It came to us. An interrupt of the terminal went to the rest of our process group too.
     Us,
-    /// The command had the terminal: nobody else has heard of it.
+    /// The command had the terminal: no other process got the interrupt.
     TheCommand,
 }
 
@@ -87,20 +87,20 @@ pub(super) struct Outcome {
     pub(super) exit: Exit,
     /// How long it had the lock.
     pub(super) ran: Duration,
-    /// It was told that the lease was lost.
+    /// We have printed that the lease was lost.
     pub(super) lost: bool,
     pub(super) interrupted: Interrupted,
 }
 
 impl Outcome {
-    /// Of a job that was not begun.
+    /// The outcome of a job that a signal ended before it began.
     pub(super) fn signal(signal: Signal) -> Self {
         let interrupted = if signal == Signal::INT { Interrupted::Us } else { Interrupted::No };
         Self { exit: Exit::Signal(signal.as_raw()), ran: Duration::ZERO, lost: false, interrupted }
     }
 }
 
-/// Has the command made ready.
+/// Makes the command ready.
 pub(super) fn ready_for(options: &Run, signals: &Signals) -> Result<Ready, Ended> {
     signals.blocked_as_before(|| Ready::new(options)).map_err(|error| not_started(&error))
 }
@@ -130,14 +130,14 @@ impl<'a> Job<'a> {
             return Err(Ended::new(Exit::Lost, why));
         }
         let terminal = Terminal::open();
-        // In front of a pager it has the terminal if it asks for it: so may the pager.
+        // In front of a pager, the command gets the terminal when it asks for it: the pager may want it too.
         let shares_terminal =
             io::stdin().is_terminal() && io::stdout().is_terminal() && terminal.as_ref().is_some_and(Terminal::is_ours);
         let (fence, label) = (lease.fence().to_string(), lease.label().to_owned());
         let go = Go { fence, label, stopped: shares_terminal };
         let group = match ready.map(|ready| ready.start(&go)) {
             Some(Ok(group)) => group,
-            // It was waited for too long, or somebody has killed it.
+            // It was dropped during a wait, or somebody has killed it.
             None | Some(Err(_)) => ready_for(options, signals)?.start(&go).map_err(|error| not_started(&error))?,
         };
         let deadline = now() + lease.remaining();
@@ -160,7 +160,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Until the command has ended, and everything that it started.
+    /// Runs until the command and everything that it started have ended.
     pub(super) async fn watch(mut self, lease: &Lease, signals: &mut Signals) -> Outcome {
         let mut changes = lease.status_changes();
         let mut lost = Box::pin(lease.lost());
@@ -190,11 +190,11 @@ impl<'a> Job<'a> {
             .filter(|terminal| terminal.is_of(self.group.leader()) || self.shares_terminal && terminal.is_nobodys());
         if let Some(terminal) = had_terminal {
             let _gone = terminal.take_back();
-            // Who has had no time to tidy up may leave it without echo, and a shell looks after its own children only.
+            // A command without time to tidy up may leave it without echo. Shells restore it for their children only.
             if self.lost || matches!(ended, Exit::Signal(_)) {
                 let _gone = terminal.restore();
             }
-            // An editor's screen has gone with it, and what was told there.
+            // Repeat the message: it may have gone with the screen of an editor.
             if let Some(why) = self.told.as_ref().filter(|_| io::stderr().is_terminal()) {
                 tell(format_args!("{why}; the command was stopped"));
             }
@@ -211,13 +211,13 @@ impl<'a> Job<'a> {
         Outcome { exit: if self.lost { Exit::Lost } else { ended }, ran: Duration::ZERO, lost: self.lost, interrupted }
     }
 
-    /// Once the command has ended: whether the lock has to be held for what it has left behind.
+    /// Once the command has ended: whether its survivors still need the lock.
     fn is_anybody_there(&mut self, lease: &Lease) -> bool {
         let is_dead_for = match self.stage {
             Stage::Killed { at } => now().saturating_sub(at),
             _ => Duration::ZERO,
         };
-        // Who is dead, and not buried, is there; and not everywhere, nor always, is that for us to do.
+        // A zombie still counts as a member of its process group. Reaping it is not always our job.
         let group = self.group.is_there() && (self.stage_is_new() || self.group.is_alive());
         let there = group || self.lost && !self.group.strays().is_empty();
         if there && is_dead_for >= MARGIN && !self.told_immortal {
@@ -228,11 +228,11 @@ impl<'a> Job<'a> {
                 self.options.wanted.name
             ));
         }
-        // Without a lease there is nothing to wait with.
+        // Without a lease it is useless to wait.
         there && (is_dead_for < MARGIN || lease.check().is_ok())
     }
 
-    /// Whether it was asked, or killed, so lately that those who end are ending just now.
+    /// Whether the command was asked or killed so recently that survivors may be ending just now.
     fn stage_is_new(&self) -> bool {
         let since = match self.stage {
             Stage::Running => return true,
@@ -242,7 +242,7 @@ impl<'a> Job<'a> {
         since < MARGIN
     }
 
-    /// Does what is due by the lease; how long nothing is.
+    /// Does what the lease makes due, and returns how long nothing is due.
     fn look(&mut self, lease: &Lease) -> Duration {
         let now = now();
         let definite = lease.check().err();
@@ -257,7 +257,7 @@ impl<'a> Job<'a> {
         let is_over = definite.is_some() || self.exit.is_some();
         let due = match self.stage {
             Stage::Running if !is_over => self.plan.running(left),
-            // The last deadline that was confirmed is the last moment for a grace.
+            // No time for a grace is left before the last confirmed deadline.
             Stage::Running if Plan::asked(self.plan.grace(), left) == Due::Kill => Due::Kill,
             Stage::Running => Due::Ask,
             Stage::Asked { until } => Plan::asked(until.saturating_sub(now), left),
@@ -279,7 +279,7 @@ impl<'a> Job<'a> {
             }
             Due::Ask => {
                 self.send(self.options.stopping.signal);
-                // Who stands still hears nothing.
+                // A stopped process handles the signal only once it continues.
                 self.send(Signal::CONT);
                 self.stage = Stage::Asked { until: now + self.plan.grace() };
                 self.ask_strays();
@@ -289,7 +289,7 @@ impl<'a> Job<'a> {
                 if !matches!(self.stage, Stage::Killed { .. }) {
                     self.stage = Stage::Killed { at: now };
                 }
-                // With the children of those who die: they come to us later than we may leave.
+                // List the descendants first: they come to us only after their parents' death, when we may have left.
                 let outsiders = self.lost.then(|| self.group.outsiders());
                 self.send(Signal::KILL);
                 for outsider in outsiders.into_iter().flatten() {
@@ -300,7 +300,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Who has left the group has heard nothing of a loss yet.
+    /// Asks the strays to stop after a loss: the signal to the group did not reach them.
     fn ask_strays(&mut self) {
         for stray in self.lost.then(|| self.group.strays()).into_iter().flatten() {
             if self.asked.insert(stray) {
@@ -319,10 +319,10 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Why a lease that is held is about to be over.
+    /// The reason why a held lease is about to end.
     fn why(&self, now: Duration) -> String {
         let name = &self.options.wanted.name;
-        // It was reckoned from a moment before we had it.
+        // --max-hold counts from before we had the lease, hence the margin.
         let by_order = self
             .options
             .wanted
@@ -335,11 +335,11 @@ impl<'a> Job<'a> {
         format!("{name:?} is about to be lost: no renewal was confirmed{}", trouble::of_renewals())
     }
 
-    /// Passes a signal on, or sees what has become of the command.
+    /// Passes a signal on, or handles a change of the command's state.
     fn signalled(&mut self, signal: Signal, lease: &Lease) {
         if signal != Signal::CHILD {
             if signal == Signal::CONT {
-                // Before anything goes on: the time that we stood still may have been the lease's.
+                // Check before anything goes on: the lease may have run out while we stood still.
                 self.look(lease);
                 if self.shares_terminal {
                     self.hand_over();
@@ -356,13 +356,13 @@ impl<'a> Job<'a> {
                 Ok(Some(Change::Exited(code))) => self.exit = Some(Exit::Command(code)),
                 Ok(Some(Change::Killed(signal))) => self.exit = Some(Exit::Signal(signal)),
                 Ok(Some(Change::Stopped(signal))) => self.stopped(signal, lease),
-                // Somebody else has waited for it, which nobody may.
+                // Somebody else has reaped it, which nobody may.
                 Err(_) => self.exit = Some(Exit::Io),
             }
         }
     }
 
-    /// The command stands still: it waits for the terminal, or whoever sits there has stopped it, or somebody else.
+    /// The command has stopped: it waits for the terminal, or the terminal's user or another process stopped it.
     fn stopped(&mut self, signal: i32, lease: &Lease) {
         let Some(terminal) = &self.terminal else { return };
         if terminal.is_ours() {
@@ -370,19 +370,20 @@ impl<'a> Job<'a> {
             if self.shares_terminal || wants_it {
                 self.hand_over();
             } else {
-                // What was pressed came to us, and all of us are meant. Where nobody could continue us, on it goes.
+                // The user's key to stop came to us, and is meant for our whole process group. Where nobody could
+                // continue us, the system does not stop us, and the command goes on.
                 stop_all();
                 self.look(lease);
             }
             self.send(Signal::CONT);
             return;
         }
-        // As if all of us had been stopped with it. Where nobody could continue us, the system does not do it.
+        // Stop our whole process group with the command. Where nobody could continue us, the system does not stop us.
         stop_all();
-        // And on we go, when the signal comes to continue; but the time until then may have been the lease's.
+        // We get here once we are continued: the lease may have run out meanwhile.
         self.look(lease);
         if self.terminal.as_ref().is_some_and(|terminal| terminal.is_of(self.group.leader())) {
-            // Nobody has taken it: nobody is there who would continue us.
+            // No shell has taken the terminal, so none would continue the command.
             self.send(Signal::CONT);
         }
     }

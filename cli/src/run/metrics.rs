@@ -1,4 +1,4 @@
-//! Measurements: for whoever asks over HTTP while a command runs, and in a file when it has ended.
+//! Metrics: served over HTTP while a command runs, and written to a file when it has ended.
 
 use std::{
     fs::{self, Permissions},
@@ -20,22 +20,22 @@ use tokio::{
 
 use crate::exit::Exit;
 
-/// The smallest and the largest too: one tells of losses to come, the other how long a job took.
+/// The quantiles to serve. The smallest value warns of losses to come, and the largest tells how long a job took.
 const QUANTILES: [f64; 5] = [0.0, 0.5, 0.9, 0.99, 1.0];
 
-/// So many are answered at a time: each takes a descriptor, and the job's end may need some.
+/// The most scrapers to answer at a time: each takes a descriptor, and the job's end may need some.
 const AT_ONCE: usize = 16;
 
-/// For how long one may take to ask, and to read.
+/// The longest time for one scraper to ask and to read.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often values of histograms are taken in, though nobody asks.
+/// How often to take in the values of histograms, even if nobody asks.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// The longest question.
+/// The longest request, in bytes.
 const LONGEST: usize = 8 * 1_024;
 
-/// Serves them from now on, on this runtime.
+/// Serves the metrics from now on, on this runtime.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
 pub(super) async fn serve(address: SocketAddr) -> Result<(), String> {
     let failed = |why: String| format!("--metrics-addr {address}: {why}");
@@ -58,7 +58,7 @@ async fn answer_all(listener: TcpListener, metrics: PrometheusHandle) {
                     let metrics = metrics.clone();
                     answers.spawn(async move { timeout(PATIENCE, answer(scraper, &metrics)).await });
                 }
-                // There may be a descriptor again by then.
+                // A descriptor may be free again by then.
                 Err(_) => tokio::time::sleep(PATIENCE).await,
             },
             _ = upkeep.tick() => metrics.run_upkeep(),
@@ -66,7 +66,7 @@ async fn answer_all(listener: TcpListener, metrics: PrometheusHandle) {
     }
 }
 
-/// Whatever is asked, the answer is the metrics.
+/// Answers any request with the metrics.
 async fn answer(mut scraper: TcpStream, metrics: &PrometheusHandle) -> io::Result<()> {
     let (mut asked, mut some) = (Vec::<u8>::new(), [0; 1_024]);
     while !asked.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -95,7 +95,7 @@ pub(super) fn write(file: &Path, lock: &str, exit: Exit, ran: Duration) -> io::R
     written
 }
 
-/// Others may write to the directory too, and guess the name: never through a link of theirs.
+/// Writes a new file, and never through a link: others may write to the directory too, and guess the name.
 fn write_new(file: &Path, text: &str) -> io::Result<()> {
     let _left_behind = fs::remove_file(file);
     let mut file = fs::File::create_new(file)?;
@@ -109,7 +109,7 @@ fn wall_clock() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// By the format of Prometheus.
+/// The metrics in the format of Prometheus.
 fn text(lock: &str, exit: Exit, ran: Duration, now: Duration) -> String {
     let lock = lock.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n");
     let seconds = |duration: Duration| format!("{:.3}", duration.as_secs_f64());

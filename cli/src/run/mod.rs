@@ -44,10 +44,11 @@ pub(crate) use hold::hold as hold_for_a_script;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// For what is left to be said to the server after a wait in vain.
+/// The longest farewell to the server after a wait in vain.
 const A_MOMENT: Duration = Duration::from_millis(250);
 
-/// A server of a quorum that is restarted remembers no key, and votes after its delay: no key is kept for longer.
+/// Refuses a `--keep-for` that is too long. In a quorum, a restarted server has forgotten its keys, and votes after its
+/// delay: so no key is kept for longer than that.
 fn keeps_for_that_long(options: &Wanted) -> Result<(), Ended> {
     let Some(keep_for) = options.lease.keep_for else { return Ok(()) };
     if keep_for > A_DAY {
@@ -70,7 +71,7 @@ fn keeps_for_that_long(options: &Wanted) -> Result<(), Ended> {
     Err(Ended::new(Exit::Usage, why))
 }
 
-/// By the machine's clock that counts suspend: deadlines are its.
+/// The time by the machine's clock that counts suspend, as the deadlines are.
 fn now() -> Duration {
     SystemClock.now()
 }
@@ -111,11 +112,11 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
             }
         }
         let ready = Arc::new(Mutex::new(Some(ready_for(options, &signals)?)));
-        // Before the command runs, which may leave no room for a thread.
+        // Before the command runs, which may use up the threads that we are allowed.
         say::prepare();
         let waits = {
             let ready = ready.clone();
-            // Nobody needs it while somebody else has the lock, which may be for hours.
+            // Nobody needs the ready process while somebody else has the lock, which may be for hours.
             move || drop(taken(&ready))
         };
         let work = async |lease, signals: &mut Signals| hold(options, plan, lease, taken(&ready), signals).await;
@@ -133,8 +134,8 @@ fn catch() -> Result<Signals, Ended> {
     Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))
 }
 
-/// Acquires the lock, and does the work; or tells the signal that came before it. `waits` is called when somebody else has
-/// the lock. The wait ends when its caller gives up.
+/// Acquires the lock and does the work, or returns the signal that came first. Calls `waits` when somebody else has the
+/// lock. Stops waiting when `gives_up` completes.
 async fn under_a_lease<T>(
     options: &Wanted,
     signals: &mut Signals,
@@ -174,7 +175,8 @@ async fn under_a_lease<T>(
         Ok(Err(ended)) => Err(ended),
         Err(signal) => Ok(Err(signal)),
     };
-    // Also takes a waiter out of its queue. After a wait in vain, a server that refuses this too must not delay the exit.
+    // Also takes a waiter out of its queue. After a wait in vain, a server that refuses this too must not delay the
+    // exit.
     if has_waited_in_vain {
         let _left_behind = timeout(A_MOMENT, leases.close()).await;
     } else {
@@ -183,8 +185,8 @@ async fn under_a_lease<T>(
     outcome
 }
 
-/// As if the terminal had interrupted all of our process group, and not the command alone: the script around us, or the loop
-/// of a shell, has to end too. By a program of its own, which catches no signals.
+/// Dies of an interrupt, as if the terminal had sent it to our whole process group, and not to the command alone. The
+/// script or the shell's loop around us has to end too. Becomes another program for that, which catches no signals.
 fn die_interrupted(who: Interrupted) {
     if who == Interrupted::TheCommand {
         let _not_us = kill_current_process_group(Signal::INT);
@@ -209,7 +211,7 @@ async fn unless_ended<F: Future>(signals: &mut Signals, future: F) -> Result<F::
     }
 }
 
-/// Runs the command, and frees the lock, or keeps it for as long as was asked.
+/// Runs the command, then releases the lock, or keeps it until `--keep-for` is over.
 async fn hold(
     options: &Run,
     plan: Plan,
@@ -221,7 +223,7 @@ async fn hold(
     let job = match Job::start(options, plan, &lease, acquired, ready, signals) {
         Ok(job) => job,
         Err(ended) => {
-            // Told by that, whatever it was; and somebody else may do the job.
+            // `ended` tells the reason, whatever the release finds. Release at once: somebody else may do the job.
             let _freed = lease.release().await;
             return Err(ended);
         }
@@ -234,15 +236,15 @@ async fn hold(
     Ok(outcome)
 }
 
-/// What a release has found.
+/// The owner of the lock, as a release found it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     OursAsFarAsIsKnown,
-    /// Somebody had taken the lock away, and nobody had noticed.
+    /// Somebody had taken the lock away, and we had not noticed.
     Lost,
 }
 
-/// Frees a lock that was held for so long, or keeps it for as long as was asked.
+/// Releases a lock that was `held` for this long, or keeps it until `keep_for` is over.
 async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_was_told: bool) -> Found {
     let rest = keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
     let released = match rest {
@@ -253,12 +255,12 @@ async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_
         // No reason to fail: the command has done its work, under the lock.
         Ok(Released::Unconfirmed(why)) => tell(format_args!("the command has ended; {why}")),
         Ok(_) => {}
-        // What became of it was told when it was lost.
+        // We printed the reason when it was lost.
         Err(_) if loss_was_told => {}
         Err(error) => {
             tell(&error);
             if let Error::Lost(lost) = error {
-                // Since when is not known.
+                // The command may have run without the lock: nobody knows since when it was gone.
                 if matches!(lost.reason(), LossReason::Deleted | LossReason::Taken) {
                     return Found::Lost;
                 }
@@ -268,7 +270,7 @@ async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_
     Found::OursAsFarAsIsKnown
 }
 
-/// Who has a lock that was not to be had, if that can still be told.
+/// A message that a lock is held, with its holder if that can still be read.
 async fn held(lock: &Lock) -> String {
     match lock.holder().await {
         Ok(Some(holder)) => format!("the lock {:?} is held by {holder}", lock.name()),
@@ -276,7 +278,7 @@ async fn held(lock: &Lock) -> String {
     }
 }
 
-/// Within the time that was given, which has run since we began.
+/// Acquires the lock within `--wait`, which counts from `began`.
 async fn acquire(
     options: &Wanted,
     lock: Lock,
@@ -300,7 +302,7 @@ async fn acquire(
     let acquired = if options.waiting.nonblock {
         match lock.try_acquire().await {
             Ok(Some(lease)) => Ok(lease),
-            // For who asks every hour that is no news: cron would mail it.
+            // No message: cron would mail it every hour.
             Ok(None) => {
                 let exit = Exit::Conflict(conflict);
                 return Err(if options.verbose { Ended::new(exit, held(&lock).await) } else { Ended::silently(exit) });

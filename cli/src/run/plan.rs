@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::duration::written;
 
-/// What killing takes at most, from the signal to the last instruction: kept free before the deadline.
+/// The most that a kill takes, from the signal to the last instruction. It is kept free before the deadline.
 pub(super) const MARGIN: Duration = Duration::from_millis(250);
 
-/// What is to be done at a moment.
+/// The action that is due at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
     /// Nothing, for this long at most.
@@ -18,14 +18,14 @@ pub(super) enum Due {
     Kill,
 }
 
-/// How a command's end is arranged. Moments are what the lease has left.
+/// The schedule of a command's end. Its times are what the lease has left.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     grace: Duration,
 }
 
 impl Plan {
-    /// Takes a grace if there is time for it in a lease: between two renewals a healthy one falls to two thirds.
+    /// Checks that grace and kill fit into half of the TTL: between two renewals a healthy lease falls to two thirds.
     pub(super) fn new(grace: Option<Duration>, ttl: Duration) -> Result<Self, String> {
         let most = (ttl / 2).saturating_sub(MARGIN);
         if most.is_zero() {
@@ -52,7 +52,7 @@ impl Plan {
         self.grace
     }
 
-    /// While the command runs, with this much left of the lease.
+    /// The action due while the command runs, with this much left of the lease.
     pub(super) fn running(&self, remaining: Duration) -> Due {
         match remaining.checked_sub(self.grace + MARGIN) {
             Some(left) if !left.is_zero() => Due::Wait(left),
@@ -61,7 +61,7 @@ impl Plan {
         }
     }
 
-    /// After it was asked, with this much left of the grace, and of the last deadline that was known.
+    /// The action due after the command was asked, with this much left of the grace and until the last known deadline.
     pub(super) fn asked(grace: Duration, remaining: Duration) -> Due {
         let left = grace.min(remaining.saturating_sub(MARGIN));
         if left.is_zero() { Due::Kill } else { Due::Wait(left) }

@@ -1,4 +1,4 @@
-//! What the system tells of processes, under `/proc`. Where it has none: nobody is our child, and everybody lives.
+//! Processes, as `/proc` shows them. Without `/proc` we see no children, and every process counts as alive.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ const ALL_KINDS: WaitIdOptions = WaitIdOptions::from_bits_retain(0x4000_0000);
 
 /// Our children.
 pub(super) fn children() -> Vec<Pid> {
-    // One call says that there are none; to list them takes some for each of our threads.
+    // One call tells that there are none. A list of them takes several for each of our threads.
     let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | ALL_KINDS;
     if matches!(waitid(WaitId::All, only_look), Err(Errno::CHILD)) { Vec::new() } else { children_of("self") }
 }
@@ -22,7 +22,7 @@ pub(super) fn with_descendants(mut processes: Vec<Pid>) -> Vec<Pid> {
     let mut next = 0;
     while let Some(process) = processes.get(next) {
         let children = children_of(&process.as_raw_nonzero().to_string());
-        // Whoever changes its parent meanwhile might be met twice.
+        // A process that changes its parent meanwhile might appear twice.
         let new: Vec<_> = children.into_iter().filter(|child| !processes.contains(child)).collect();
         processes.extend(new);
         next += 1;
@@ -30,7 +30,7 @@ pub(super) fn with_descendants(mut processes: Vec<Pid>) -> Vec<Pid> {
     processes
 }
 
-/// Of all its threads: an orphan may come to any of ours.
+/// The children of all threads of a process: an orphan may come to any of ours.
 fn children_of(process: &str) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());

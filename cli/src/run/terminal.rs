@@ -16,7 +16,7 @@ use crate::signals::unstopped;
 /// The terminal of our session.
 pub(super) struct Terminal {
     file: File,
-    /// How it was when we began.
+    /// Its modes when we began.
     modes: Option<Termios>,
 }
 
@@ -37,7 +37,7 @@ impl Terminal {
         tcgetpgrp(&self.file).is_ok_and(|foreground| foreground == group)
     }
 
-    /// Whether those who have it have all died.
+    /// Whether all processes of its foreground group have died.
     pub(super) fn is_nobodys(&self) -> bool {
         tcgetpgrp(&self.file).is_ok_and(|foreground| test_kill_process_group(foreground) == Err(Errno::SRCH))
     }
@@ -46,12 +46,12 @@ impl Terminal {
         Ok(tcsetpgrp(&self.file, group)?)
     }
 
-    /// Who is in the background and takes the terminal is sent TTOU, which would stop us.
+    /// Takes the terminal back. From the background that would bring TTOU, which stops us.
     pub(super) fn take_back(&self) -> io::Result<()> {
         unstopped(|| self.give_to(getpgrp()))
     }
 
-    /// As it was when we began.
+    /// Restores the terminal's modes from when we began.
     pub(super) fn restore(&self) -> io::Result<()> {
         let Some(modes) = &self.modes else { return Ok(()) };
         Ok(unstopped(|| tcsetattr(&self.file, OptionalActions::Now, modes))?)

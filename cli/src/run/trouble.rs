@@ -1,5 +1,5 @@
-//! Why a wait does not come to a look at the lock, and a lease not to its renewal: the library says so to `tracing`, and the
-//! tool to who reads it.
+//! The reasons why a waiter cannot check the lock, or why a lease is not renewed. The library gives them to `tracing`,
+//! and the tool prints them.
 
 use std::{fmt, sync::Mutex, time::Duration};
 
@@ -12,10 +12,10 @@ use tracing::{
 use super::now;
 use crate::say::tell;
 
-/// How often it is said again, while it lasts.
+/// How often to print a trouble again while it lasts.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What the last renewal that failed was told.
+/// The reason of the last renewal that failed.
 static RENEWAL: Mutex<Option<String>> = Mutex::new(None);
 
 /// Why no renewal is confirmed, in brackets, if that is known.
@@ -24,15 +24,14 @@ pub(super) fn of_renewals() -> String {
     why.map_or_else(String::new, |why| format!(" ({why})"))
 }
 
-/// A renewal is confirmed: what went wrong before is no reason for what may come.
+/// A renewal is confirmed: forgets the reason of earlier failures, which explains no later one.
 pub(super) fn is_over() {
     if let Ok(mut last) = RENEWAL.lock() {
         *last = None;
     }
 }
 
-/// Tells, from now on, what keeps a waiter from its look, with a server that is away at most once in a while; and keeps what
-/// renewals fail of.
+/// From now on, prints why a waiter cannot check the lock, at most once in `AGAIN`, and keeps why renewals fail.
 pub(super) fn is_told() {
     let _somebody_did_it_before = tracing::subscriber::set_global_default(Troubles::default());
 }
@@ -77,7 +76,7 @@ impl Subscriber for Troubles {
     fn exit(&self, _: &Id) {}
 }
 
-/// Hands on what the event says of the server.
+/// Passes on the failure that an event reports.
 struct Failure<F>(F);
 
 impl<F: FnMut(String)> Visit for Failure<F> {

@@ -13,7 +13,7 @@ use support::{Server, eventually};
 
 use crate::scene::{HANGS, LEASEHOLD, NAME, directory, ended, ends_with, is_held, said, send, tool};
 
-/// With its input open, and what it said first.
+/// A holder with its input open, and its first line.
 fn hold(server: &Server, options: &[&str]) -> (Child, String) {
     let mut command = tool(server, &["hold", NAME]);
     let mut holder = command.args(options).stdin(Stdio::piped()).spawn().unwrap();
@@ -22,7 +22,7 @@ fn hold(server: &Server, options: &[&str]) -> (Child, String) {
     (holder, line)
 }
 
-/// What it said, once its input is closed.
+/// Closes the holder's input, and returns its output.
 fn closed(mut holder: Child) -> Output {
     drop(holder.stdin.take());
     holder.wait_with_output().unwrap()
@@ -52,7 +52,7 @@ fn a_lock_is_held_until_the_input_is_closed_or_a_signal_comes() {
     assert!(is_held(&server), "it is kept");
 }
 
-/// As that of a script which waits for something else first.
+/// Such as the output to a script that waits for something else first.
 #[test]
 fn an_output_that_nobody_reads_stops_no_renewal() {
     const CAPACITY: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! What `leasehold` shows: `show`, `ls`, `top` and `doctor`, as a user has them.
+//! `leasehold show`, `ls`, `top` and `doctor`, as a user has them.
 
 use std::{
     process::{Child, Command, Output},
@@ -164,18 +164,18 @@ fn held_locks_are_listed() {
     );
     assert!(listed[0]["fence"].as_u64().is_some() && listed[0]["remaining_ms"].as_u64().is_some(), "{listed}");
 
-    // What would hold up a server of many keys.
+    // KEYS would hold up a server of many keys.
     let commands = server.wire().must(&["INFO", "commandstats"]).text();
     assert!(commands.contains("cmdstat_scan:") && !commands.contains("cmdstat_keys:"), "{commands}");
 
-    // Nobody has to read.
+    // A closed standard output is no error.
     for args in [&["ls"][..], &["ls", "--json"], &["show", "report"], &["doctor"]] {
         let mut unread = tool(&server, args).spawn().unwrap();
         drop(unread.stdout.take());
         let output = unread.wait_with_output().unwrap();
         assert!(output.status.code().is_some_and(|code| code <= 1) && said(&output).is_empty(), "{args:?} {output:?}");
     }
-    // Colours where there is somebody to see them, who does not mind.
+    // Bold on a terminal, unless NO_COLOR is set.
     let ls = format!("{LEASEHOLD} ls");
     assert!(Terminal::running(&server, &ls).ended().contains("\u{1b}[1mNAME"));
     let plain = Terminal::running(&server, &format!("export NO_COLOR=1; {ls}")).ended();
@@ -330,7 +330,7 @@ fn top_sorts_scrolls_and_explains_its_keys() {
     let server = Server::start();
     let holders = [holder(&server, "web-2", "first"), holder(&server, "web-1", "backup")];
     let mut top = top(&server);
-    // A picture that is whole.
+    // The next whole picture with this text.
     let next = |top: &Terminal, text: &str, from: usize| {
         let mut whole = None;
         eventually(HANGS, text, || {
@@ -450,7 +450,7 @@ fn a_key_that_is_no_lock_is_shown_as_such_and_is_a_problem_for_the_doctor() {
 fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     let server = Server::start();
     let wire = || server.wire();
-    // A server as it comes does for a lock that only saves work.
+    // A server with its defaults is enough for a lock that only saves work.
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
     assert_eq!((code, problems(&findings)), (Some(0), Vec::new()), "{findings:?}");
     let (code, strict) = examined(&mut tool(&server, &["doctor", "--json", "--strict"]));
@@ -495,7 +495,7 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     assert!(code == Some(1) && found.iter().any(|found| found.contains("cannot be renewed")), "{findings:?}");
     wire().must(&["ACL", "SETUSER", "clerk", "+@all", "-client", "&*"]);
     let (_, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
-    let push = findings.iter().find(|finding| finding["check"] == "push").unwrap();
+    let push = findings.iter().find(|finding| finding["check"] == "notifications").unwrap();
     assert!(push["level"] == "note" && push["advice"].as_str().is_some_and(|what| what.contains("client")), "{push}");
     // A replica tells of itself, and its primary of it.
     let replica = Server::start();
@@ -509,7 +509,7 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
             && role(&replica, "server").is_some_and(|finding| finding["level"] == "problem")
     });
     replica.wire().must(&["REPLICAOF", "NO", "ONE"]);
-    // And one who may have some keys only.
+    // A user with rights to some keys only.
     wire().must(&["ACL", "SETUSER", "guest", "on", ">secret", "~jobs:*", "~{jobs:*", "+@all", "&*"]);
     let url = format!("redis://guest:secret@127.0.0.1:{}", server.port());
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
@@ -524,13 +524,13 @@ fn a_doctor_looks_at_every_server_of_a_quorum() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let mut urls = servers.each_ref().map(Server::url);
     let over = |urls: &[String]| tool(&servers[0], &["doctor", "--json", "--quorum", &urls.join(",")]);
-    // Servers that have just been started do not vote for that long.
+    // Servers that have just started do not vote before their restart delay.
     let examine = |urls: &[String]| examined(over(urls).args(["--restart-delay", "0"]));
     let (code, findings) = examine(&urls);
-    // Nothing makes up for what they may forget.
+    // Nothing makes up for locks that they may forget.
     assert_eq!((code, problems(&findings).len()), (Some(1), 3), "{findings:?}");
     assert!(problems(&findings).iter().all(|found| found.contains("--restart-delay")), "{findings:?}");
-    // The delay does, which a quorum has unless it is told otherwise.
+    // The restart delay does, which a quorum has by default.
     let (_, usual) = examined(&mut over(&urls));
     let kept: Vec<_> = usual.iter().filter(|finding| finding["check"] == "persistence").collect();
     assert!(kept.len() == 3 && kept.iter().all(|finding| finding["level"] == "ok"), "{usual:?}");
@@ -566,7 +566,7 @@ fn a_doctor_finds_a_link_slow_only_where_a_lease_would_be_lost_over_it() {
     };
     let found = examine("0");
     assert!(found.iter().all(|found| !found.contains("it cannot be")), "no delay suits any TTL: {found:?}");
-    // Leases that end before that is over have no time for such a link.
+    // With such a delay the doctor's lease has the shortest TTL, which is too short for such a link.
     let mut found = String::new();
     eventually(HANGS, "the server has run for that long, and votes", || {
         found = examine("1100ms").concat();
@@ -578,7 +578,7 @@ fn a_doctor_finds_a_link_slow_only_where_a_lease_would_be_lost_over_it() {
 #[test]
 fn a_doctor_has_one_advice_for_one_cause() {
     let cluster = Server::builder().arg("--cluster-enabled", "yes");
-    // The usual port of its bus may be none.
+    // The default port of its bus may be too large for a port.
     let cluster = if Server::version().at_least(7, 0) { cluster.arg("--cluster-port", "0") } else { cluster }.start();
     let replica = Server::start();
     replica.wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -594,7 +594,7 @@ fn a_doctor_has_one_advice_for_one_cause() {
         (&alone, "NOREPLICAS", "min-replicas-to-write"),
         (&closed, "NOAUTH", "correct its URL"),
     ] {
-        // Before 7.0 scripts write whatever the replicas.
+        // Before 7.0 scripts write, whatever the number of replicas.
         if what == "NOREPLICAS" && !Server::version().at_least(7, 0) {
             continue;
         }
@@ -631,7 +631,7 @@ fn a_doctor_asks_an_absent_server_once_and_for_no_invalid_name() {
     assert_eq!(printed(&output), "");
 }
 
-/// The lock is had without it: nobody else would notice.
+/// A majority grants the lock without it: nothing else would show the fault.
 #[test]
 fn a_doctor_names_the_server_of_a_quorum_that_grants_nothing() {
     let servers = [Server::start(), Server::start(), Server::start()];
@@ -640,7 +640,7 @@ fn a_doctor_names_the_server_of_a_quorum_that_grants_nothing() {
         let args = [&["doctor", "--json", "--quorum", &urls], delay].concat();
         examined(&mut tool(&servers[0], &args))
     };
-    // As long as they have been started lately none does, which nobody has to say.
+    // By default, servers grant nothing while they have just started.
     let (code, findings) = over(&[]);
     let recovering = |finding: &&Value| finding["what"].as_str().is_some_and(|what| what.contains("is recovering"));
     let (votes, locks): (Vec<_>, Vec<_>) =

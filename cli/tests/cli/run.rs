@@ -62,7 +62,7 @@ fn children_of(runner: &Child) -> Vec<Pid> {
     children.split_whitespace().map(|child| Pid::from_raw(child.parse().unwrap()).unwrap()).collect()
 }
 
-/// Three for the connection, one for the lock, one to free it; a farewell has no answer that is waited for.
+/// Four for the connection, one for the lock, one to release it. The runner waits for no answer to its farewell.
 #[test]
 fn a_free_lock_costs_a_runner_six_round_trips_on_one_connection() {
     let server = Server::start();
@@ -144,13 +144,13 @@ fn a_command_that_cannot_run_leaves_no_lock() {
     assert!(!is_held(&server));
 }
 
-/// The tool's own arguments fit, and those that the command would have do not: it is told more than we are.
+/// The tool's own arguments fit, and the command's do not: the tool adds some.
 #[test]
 fn a_command_whose_arguments_are_too_long_leaves_no_lock() {
     let server = Server::start();
     let ended = |length: usize| {
         let mut tool = tool(&server, &["run", NAME, "--", "true"]);
-        // The system takes no single one that is longer.
+        // The system accepts no single argument that is longer.
         let full = "x".repeat(100_000);
         tool.args([&full].repeat(length / 100_000)).arg("x".repeat(length % 100_000)).output()
     };
@@ -200,7 +200,7 @@ fn invalid_options_are_refused_before_anything_is_sent() {
         let output = tool(&server, options).env("LEASEHOLD_URL", "memory://jobs").output().unwrap();
         ends_with(&output, 64, &["memory://jobs", "one process"]);
     }
-    // An option that is none is not taken for a command's.
+    // An unknown option is not taken for one of the command.
     let unknown = tool(&server, &["run", "--no-such", NAME, "--", "true"]).output().unwrap();
     ends_with(&unknown, 64, &["--no-such"]);
     let unknown = tool(&server, &["run", NAME, "--no-such", "true"]).output().unwrap();
@@ -250,7 +250,7 @@ fn a_lost_lock_ends_the_command() {
     assert_eq!(fs::read_to_string(&sign).unwrap(), "\nasked\n");
 }
 
-/// The moments at which a command was there, the last one of them.
+/// The last moment at which a command has written the time.
 fn last_sign_of_life(sign: &Path) -> SystemTime {
     let text = fs::read_to_string(sign).unwrap();
     let nanos: u64 = text.lines().next_back().and_then(|line| line.trim().parse().ok()).expect("a time");
@@ -264,7 +264,7 @@ fn a_command_that_ignores_signals_is_killed_before_its_lease_ends() {
     let script = format!("trap '' TERM; while :; do date +%s%N >> {}; sleep 0.01; done", sign.display());
     let runner = run(&server, &["--ttl", "2s", "--grace", "500ms", "-v"], &script).spawn().unwrap();
     started(&server, &sign);
-    // The key is there for longer than anybody may believe it; nothing that is asked for from here on is confirmed.
+    // The key outlives the lease. From here on no request is confirmed.
     let (now, left) = (SystemTime::now(), server.wire().pttl(NAME));
     server.stop();
     let deadline = now + Duration::from_millis(left.try_into().unwrap());
@@ -303,7 +303,7 @@ fn survivors_of_the_command_are_killed_when_the_lease_is_lost_meanwhile() {
     let server = Server::start();
     let (directory, pid) = directory();
     let asked = directory.path().join("asked");
-    // Counted before it is there to be asked: `seq` is not deaf.
+    // It counts before it writes its number: `seq` does not ignore the signal.
     let deaf = format!(
         "trap 'echo > {}' TERM; turns=$(seq 999); echo $$ > {}; for turn in $turns; do sleep 0.02; done",
         asked.display(),
@@ -372,14 +372,14 @@ fn nobody_runs_while_a_command_stops_though_a_majority_forgot() {
     std::thread::sleep(Duration::from_millis(6_500));
     assert!(!second.1.exists());
     forget(1);
-    // It is gone from a majority, or the second's where a node votes again by then.
+    // The first one's key is gone from a majority, or is the second's where a node votes again by then.
     ends_with(&first_runner.wait_with_output().unwrap(), 75, &["its key ", "the command is stopped"]);
     ends_with(&second_runner.wait_with_output().unwrap(), 0, &[]);
     let (ended, began) = (last_sign_of_life(&first.1), last_sign_of_life(&second.1));
     assert!(began > ended, "they ran together for {:?}", ended.duration_since(began));
 }
 
-/// Not that no renewal is confirmed alone: what the server says is what somebody can mend.
+/// The message says more than that no renewal is confirmed: the server's answer is what somebody can mend.
 #[test]
 fn the_reason_of_a_loss_is_printed() {
     let server = Server::start();
@@ -427,7 +427,7 @@ fn closed_standard_streams_are_accepted() {
     eventually(HANGS, "it is free", || !is_held(&server));
 }
 
-/// And somebody who does, but can take no more.
+/// Unlike a closed stream, a full device is an error.
 #[test]
 fn a_failed_write_is_an_error() {
     let server = Server::start();
@@ -466,16 +466,16 @@ fn signals_are_the_commands() {
     }
 }
 
-/// It stands still, and its lease does not.
+/// The command stands still, and its lease is renewed.
 #[test]
 fn a_command_is_stopped_and_continued() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    // A shell that is stopped while it starts another waits for that, and does not stand still: this one starts nobody.
+    // A shell stopped while it starts a process may wait for that, and not stand still: this one starts none.
     let script = format!("trap 'exit 33' USR1; echo $$ > {}; while :; do :; done", sign.display());
     let runner = run(&server, &["--ttl", "2s", "--grace", "100ms"], &script).spawn().unwrap();
     started(&server, &sign);
-    // It may have made the file, and not written it.
+    // The shell may have made the file, and not written it.
     eventually(HANGS, "its number is there", || state_of(&sign).is_some());
     send(&runner, Signal::TSTP);
     eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
@@ -498,12 +498,12 @@ fn signals_ignored_at_the_start_stay_ignored() {
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", LEASEHOLD, "run", NAME, "--", "sh", "-c", &script]);
     let mut runner = command.env("LEASEHOLD_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
-    // A wait for a child closes it, and the command would end by itself.
+    // A wait for the child closes its input, and the command would end by itself.
     let _input = runner.stdin.take();
     started(&server, &sign);
     send(&runner, Signal::HUP);
     send(&runner, Signal::USR2);
-    // The one behind it is not.
+    // HUP is ignored, and the signal behind it is not.
     assert_eq!(runner.wait().unwrap().code(), Some(128 + Signal::USR2.as_raw()));
 }
 
@@ -524,7 +524,7 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
         runner.stdout.take().unwrap().read_to_string(&mut shown).unwrap();
         assert!(is_blocked(&shown), "{blocked}: the command has what was given to us: {shown}");
     }
-    // Nor is it deaf.
+    // The runner still passes on a signal that was blocked when it started.
     let (_directory, sign) = directory();
     let script = format!("echo > {}; exec sleep 60", sign.display());
     let mut command = Command::new("env");
@@ -532,7 +532,7 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     let mut runner = command.arg(script).env("LEASEHOLD_URL", server.url()).spawn().unwrap();
     started(&server, &sign);
     send(&runner, Signal::TERM);
-    // The command blocks it, as it was told to: it is passed on, and waits there.
+    // The command inherits the block: the signal is passed on, and stays pending there.
     let pending = || {
         let [child] = children_of(&runner)[..] else { return false };
         let status = fs::read_to_string(format!("/proc/{}/status", child.as_raw_nonzero())).unwrap_or_default();
@@ -544,7 +544,7 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     runner.wait().unwrap();
 }
 
-/// It leaves no runner behind that does not end.
+/// The exit code of a runner that ends soon. Kills a runner that does not.
 fn ends_soon(runner: &mut Child) -> Option<i32> {
     let began = Instant::now();
     while began.elapsed() < HANGS {
@@ -585,7 +585,7 @@ fn holder(server: &Server) -> Child {
 /// Somebody who is in its queue.
 fn waiter(server: &Server) -> Child {
     let mut command = run(server, &["--fair", "-v"], "true");
-    // As a shell would: who is stopped here has somebody to continue it.
+    // As a shell does: the system stops a process only where somebody could continue it.
     let mut waiter = command.process_group(0).spawn().unwrap();
     let mut told = String::new();
     BufReader::new(waiter.stderr.take().unwrap()).read_line(&mut told).unwrap();
@@ -624,7 +624,7 @@ fn a_waiting_runner_is_stopped_and_continued() {
     eventually(HANGS, "it goes on", || state(waiter.id()) != Some('T'));
     send(&holder, Signal::TERM);
     holder.wait().unwrap();
-    // Also if it has lost its place meanwhile.
+    // Even if it has lost its queue position meanwhile.
     assert_eq!(waiter.wait().unwrap().code(), Some(0));
 }
 
@@ -649,7 +649,7 @@ fn survivors_of_a_command_end_before_the_lock_is_free() {
     assert!(last < next, "it was there {:?} after the lock was somebody else's", last.duration_since(next));
 }
 
-/// Its grace is that of the others in its group too, and of those who have left it.
+/// The command's grace is also that of the others in its group, and of processes that have left the group.
 #[test]
 fn a_loss_ends_all_that_a_command_has_started() {
     let server = Server::start();
@@ -672,7 +672,7 @@ fn a_loss_ends_all_that_a_command_has_started() {
     }
 }
 
-/// Also those who have left the group, and hear nothing.
+/// Also processes that have left the group, and ignore signals.
 #[test]
 fn after_its_grace_a_loss_kills_all_that_a_command_has_started() {
     let server = Server::start();
@@ -712,7 +712,7 @@ fn after_its_grace_a_loss_kills_a_long_line_of_descendants() {
     eventually(HANGS, "the last of the line is dead", || !is_there(&sign));
 }
 
-/// Such as what a script puts its output through, before it becomes the runner.
+/// Such as a filter that a script starts for its output, before the script becomes the runner.
 #[test]
 fn processes_older_than_the_command_are_left_alone() {
     let server = Server::start();
@@ -734,7 +734,7 @@ fn processes_older_than_the_command_are_left_alone() {
     kill_process(pid, Signal::KILL).unwrap();
 }
 
-/// No news of it, and no renewal yet: the release is the first to hear.
+/// Without notifications, and before the first renewal, the release is the first to notice.
 #[test]
 fn a_loss_that_shows_at_the_release_is_a_loss() {
     let server = Server::start();
@@ -828,7 +828,7 @@ fn a_runner_stopped_past_its_lease_kills_first() {
     assert!(!is_there(&sign));
 }
 
-/// A pipe that is full stops whoever writes to it.
+/// A full pipe blocks every writer.
 #[test]
 fn a_command_is_stopped_though_nobody_reads_the_messages() {
     let server = Server::start();
@@ -859,7 +859,7 @@ fn a_runner_has_two_connections_and_a_third_while_it_waits() {
     let waiter = run(&server, &["--fair"], "true").spawn().unwrap();
     let (mut wire, queue) = (server.wire(), format!("{{{NAME}}}:lh:queue"));
     eventually(HANGS, "it waits", || wire.exists(&queue));
-    // But for this one.
+    // All but this test's own connection.
     let mut connections = || wire.must(&["CLIENT", "LIST"]).text().lines().count() - 1;
     let (mut most, until) = (0, Instant::now() + Duration::from_secs(1));
     while Instant::now() < until {
@@ -911,7 +911,7 @@ fn a_server_that_goes_away_ends_a_wait_with_its_limit_and_no_other() {
     ends_with(&patient.wait_with_output().unwrap(), 0, &[]);
 }
 
-/// Nobody waits in vain without a word: for a server that stays full it would be for ever.
+/// No waiter waits in vain without a message: for a server that stays full it would wait for ever.
 #[test]
 fn an_error_while_waiting_is_printed_once() {
     let server = Server::start();
@@ -924,7 +924,7 @@ fn an_error_while_waiting_is_printed_once() {
     for words in ["leasehold: waiting for the server: redis at", "OOM", "maxmemory is reached, raise it"] {
         assert!(line.contains(words), "{words:?} is not in {line:?}");
     }
-    // More looks find the same.
+    // Later checks find the same.
     let mut refusals = || {
         let count = wire.info_field("errorstats", "errorstat_OOM");
         count.and_then(|count| count.strip_prefix("count=")?.parse::<u64>().ok()).unwrap_or(0)
@@ -950,7 +950,7 @@ fn a_server_that_goes_away_before_the_release_takes_nothing_from_the_command() {
     let (output, at) = ended(runner);
     ends_with(&output, 7, &["leasehold:", "the release is not confirmed", "expires within its TTL"]);
     assert!(!said(&output).contains("background"), "who has ended does nothing there: {}", said(&output));
-    // An answer is waited for, and then the connections' end.
+    // The runner waits for an answer, and then for the end of its connections.
     let (took, most) = (at.duration_since(asked), Duration::from_secs(3));
     assert!(took < most + lag.worst(), "{took:?}");
 }
@@ -1017,7 +1017,7 @@ fn scrapes_that_ask_nothing_take_few_descriptors() {
     let before = open();
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
     eventually(HANGS, "some of them are let in", || open() > before);
-    // Behind all of them, and answered though none of them has gone.
+    // This scrape comes behind all of them, and is answered though they stay.
     let _metrics = measured(&address);
     assert!(open() <= before + 17, "{} of {} descriptors are new", open() - before, open());
     drop(silent);
@@ -1025,7 +1025,7 @@ fn scrapes_that_ask_nothing_take_few_descriptors() {
     ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
 }
 
-/// It takes its place in the queue back in vain.
+/// It tries in vain to leave the queue.
 #[test]
 fn a_fair_wait_for_what_becomes_a_replica_ends_on_time() {
     let (server, limit) = (Server::start(), Duration::from_millis(1_500));

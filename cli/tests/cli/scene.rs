@@ -1,4 +1,4 @@
-//! The built program, and what its tests look at.
+//! The built program, and helpers for its tests.
 
 use std::{
     fs::{self, File},
@@ -76,16 +76,16 @@ pub(crate) fn send(child: &Child, signal: Signal) {
 }
 
 pub(crate) fn is_there(pid: &Path) -> bool {
-    // One that nobody has buried yet is gone.
+    // A zombie counts as gone.
     state_of(pid).is_some_and(|state| state != 'Z')
 }
 
-/// Of the process whose number is in this file.
+/// The state of the process whose number is in this file.
 pub(crate) fn state_of(pid: &Path) -> Option<char> {
     state(fs::read_to_string(pid).ok()?.trim().parse().ok()?)
 }
 
-/// Running, sleeping, stopped, dead.
+/// The state of a process: running, sleeping, stopped, dead.
 pub(crate) fn state(pid: u32) -> Option<char> {
     stat(pid)?.chars().next()
 }
@@ -96,15 +96,15 @@ pub(crate) fn state_of_parent(pid: &Path) -> Option<char> {
     state(stat(pid)?.split(' ').nth(1)?.parse().ok()?)
 }
 
-/// What the system says of a process, from its state on.
+/// The `/proc` line of a process, from its state on.
 fn stat(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(") ")?.1.to_owned())
 }
 
-/// What the runner said, and when it and its command had ended.
+/// The runner's output, and the time at which it and its command had ended.
 ///
-/// Their pipes tell when: a kernel under load may take seconds to bury a process that has ended.
+/// Their pipes tell the time: a kernel under load may take seconds until it reports the end of a process.
 pub(crate) fn ended(mut runner: Child) -> (Output, Instant) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut errors = runner.stderr.take().unwrap();
@@ -115,11 +115,12 @@ pub(crate) fn ended(mut runner: Child) -> (Output, Instant) {
     (Output { status: runner.wait().unwrap(), stdout, stderr }, at)
 }
 
-/// When a command that writes to this pipe, which is made here, has ended: a kernel tells that before it buries it.
+/// Makes this pipe, and tells when a command that writes to it has ended. A kernel closes the pipe before it reports
+/// the end of the process.
 pub(crate) fn end_of_writers(pipe: &Path) -> Receiver<Instant> {
     assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
     let (pipe, (tell, told)) = (pipe.to_owned(), channel());
-    // Until somebody writes, and until nobody does any more.
+    // Reads until the last writer has closed the pipe.
     thread::spawn(move || fs::read(pipe).map(|_| tell.send(Instant::now())));
     told
 }
@@ -127,9 +128,9 @@ pub(crate) fn end_of_writers(pipe: &Path) -> Receiver<Instant> {
 /// A terminal of 80 columns, and a shell's line that runs in a session of its own there.
 pub(crate) struct Terminal {
     shell: Child,
-    /// Where its user sits.
+    /// The user's side.
     keyboard: File,
-    /// Where its programs are.
+    /// The programs' side.
     device: File,
     shown: Arc<Mutex<Vec<u8>>>,
 }
@@ -149,7 +150,7 @@ impl Terminal {
                 showing.lock().unwrap().extend(&some[..read]);
             }
         });
-        // Who runs tests in the background of a script has them ignore interrupts, and all that they start.
+        // Tests in the background of a script ignore interrupts, as does all that they start.
         let mut command = Command::new("env");
         command
             .args(["--default-signal=INT,QUIT", "setsid", "--ctty", "sh", "-c"])
@@ -189,7 +190,7 @@ impl Terminal {
             assert!(began.elapsed() < HANGS, "it does not end: {}", self.shown());
             thread::sleep(Duration::from_millis(2));
         }
-        // What was written before it is shown before it.
+        // The terminal shows this after everything that was written earlier.
         self.device.write_all(LAST.as_bytes()).unwrap();
         self.shows(LAST);
         self.shown().replace(LAST, "")

@@ -1,4 +1,4 @@
-//! `leasehold run` on a terminal: the command has it, and what is typed there means all of us.
+//! `leasehold run` on a terminal: the command has it, and signals typed there are for the runner too.
 
 use std::{fs, path::PathBuf};
 
@@ -17,7 +17,7 @@ fn the_terminal_is_the_commands_while_it_runs() {
     );
     let mut terminal = Terminal::running(&server, &line);
     terminal.press("hello\n");
-    // We have it back after it, and so does whoever has started us.
+    // After the command, the runner has the terminal back, and so has the shell.
     terminal.shows("is free");
     terminal.press("again\n");
     let shown = terminal.ended();
@@ -55,7 +55,7 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
     {
         let (directory, sign) = directory();
         let over = directory.path().join("over");
-        // Whoever is stopped while it starts another may wait for that, and not stand still itself: this one starts nobody.
+        // A shell stopped while it starts a process may wait for that, and not stand still: this one starts none.
         assert!(std::process::Command::new("mkfifo").arg(&over).status().unwrap().success());
         let script = format!("echo $$ > {}; read end < {}", sign.display(), over.display());
         let file = directory.path().join("script");
@@ -67,7 +67,7 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
         terminal.press("\x1a");
         terminal.shows("the shell has 1");
         eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
-        // A shell in between stops before its runner does: who continues them by then would see the runner stop again.
+        // A shell in between stops before its runner: if continued too early, the runner would stop again.
         eventually(HANGS, "its runner stands still", || state_of_parent(&sign) == Some('T'));
         terminal.press("go\n");
         eventually(HANGS, "the command goes on", || state_of(&sign) != Some('T'));
@@ -93,8 +93,8 @@ fn where_nobody_could_continue_it_nothing_is_stopped() {
     assert!(!is_held(&server));
 }
 
-/// A script that shows its sign, goes on, and dies of an interrupt whenever that comes: a shell forgets the one that comes
-/// just before it becomes the last command of its line.
+/// A script that runs `shows_its_sign`, goes on, and dies of an interrupt at any time. A shell forgets an interrupt
+/// that comes just before the shell becomes the last command of its line.
 fn goes_on(directory: &TempDir, shows_its_sign: &str) -> PathBuf {
     let script = directory.path().join("script");
     let dies = "trap 'trap - INT; kill -INT $$' INT";
@@ -147,7 +147,7 @@ fn an_interrupt_ends_the_script_around_a_wait() {
     assert!(!shown.contains("turn"), "{shown}");
 }
 
-/// It is the pager's as much as the command's, which has it when it asks for it.
+/// The terminal is the pager's as much as the command's. The command gets it when it asks for it.
 #[test]
 fn a_pager_behind_the_command_has_the_terminal() {
     let server = Server::start();
@@ -170,7 +170,7 @@ fn a_pager_behind_the_command_has_the_terminal() {
     assert!(shown.contains("command got l"), "{shown}");
 }
 
-/// Nobody else tidies up: a shell looks after its own children only.
+/// Nobody else tidies up: a shell does so for its own children only.
 #[test]
 fn a_terminal_is_as_it_was_when_its_command_was_killed() {
     let server = Server::start();
@@ -197,7 +197,7 @@ fn the_terminal_is_taken_back_from_a_command_killed_by_a_loss() {
     assert!(shown.contains("then again"), "{shown}");
 }
 
-/// What is said on the screen of an editor is gone with that.
+/// A message on the screen of an editor goes with that screen.
 #[test]
 fn a_loss_is_told_again_when_a_command_has_given_the_terminal_back() {
     let server = Server::start();
@@ -211,7 +211,7 @@ fn a_loss_is_told_again_when_a_command_has_given_the_terminal_back() {
     started(&server, &sign);
     server.wire().del(NAME);
     let shown = terminal.ended();
-    // The first line is told in its own time, and may come late.
+    // Another thread writes the first line, which may come late.
     let (_, after) = shown.split_once("\u{1b}[?1049l").unwrap();
     assert!(shown.contains("its key is gone from the server; the command is stopped"), "{shown}");
     assert!(after.contains("its key is gone from the server; the command was stopped"), "{shown}");

@@ -1,7 +1,7 @@
 //! The requests that wait for a flight, in the order in which they came.
 //!
-//! An acquire can be taken back from wherever it is. Where many wait, that takes no search: when a server is away, all of them
-//! may be cancelled together.
+//! An acquire can be taken back from any place in it. Where many wait, that takes no search: when a server is away, all
+//! of them may be cancelled together.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -11,7 +11,7 @@ use std::{
 use super::Want;
 use crate::{time::Time, token::Token};
 
-/// So many are searched; of more the places are kept.
+/// A queue of at most this many is searched. A longer one keeps the places of its acquires.
 const FEW: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -24,17 +24,17 @@ pub(super) struct Waiting<T> {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Queue<T> {
-    /// `None` where one was withdrawn; never in front, nor in most places of many.
+    /// `None` where one was withdrawn; never in front, nor in most places of a long queue.
     entries: VecDeque<Option<Waiting<T>>>,
-    /// So many are `None`.
+    /// How many entries are `None`.
     holes: usize,
-    /// Of all of them together, in bytes.
+    /// The weight of all entries together, in bytes.
     weight: usize,
     /// The number of the first entry; it counts on while places are kept.
     first: usize,
-    /// The numbers of acquires. Those that have left may still be there.
+    /// The numbers of acquires. Acquires that have left may still be listed.
     places: BTreeMap<Token, usize>,
-    /// Entries before this number are in there.
+    /// Entries before this number are listed in `places`.
     placed: usize,
 }
 
@@ -167,7 +167,7 @@ mod tests {
         #[test]
         fn it_is_a_queue_of_which_some_are_withdrawn(steps in prop::collection::vec((0..8_u8, any::<usize>()), 0..300)) {
             let (mut queue, mut gone) = (Queue::new(), vec![Token::draw("")]);
-            // So many that most steps find places kept, and holes among them.
+            // Enough for most steps to find places kept, and holes among them.
             let mut model: VecDeque<_> = (0..200).map(|_| Token::draw("")).collect();
             for token in &model {
                 queue.push(waiting(token));

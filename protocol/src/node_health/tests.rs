@@ -37,7 +37,7 @@ fn silent(reason: &str) -> (NodeHealth, ProbeRow) {
     (health, row)
 }
 
-fn sign(run_id: &str) -> ServerIdentity {
+fn identity(run_id: &str) -> ServerIdentity {
     ServerIdentity { run_id: Some(run_id.into()), ..ServerIdentity::default() }
 }
 
@@ -225,7 +225,7 @@ mod identity {
     #[test]
     fn one_server_under_two_addresses_has_one_vote_until_that_ends() {
         let (mut health, mut peers) = node();
-        let (outcome, orders) = health.identified(&sign("run1"), &mut peers.identities);
+        let (outcome, orders) = health.identified(&identity("run1"), &mut peers.identities);
         let row = orders.probe.unwrap();
         assert_eq!(outcome, Err(Failure::refused(SAME)));
         assert_eq!((orders.tell, orders.wake), (Some(News::SameServer { other: OTHER.into() }), false));
@@ -236,12 +236,12 @@ mod identity {
         // Its answers do not end that, and are probed for at a steady pace.
         assert_eq!(health.answered(at(1)), WAKE);
         assert_eq!((health.next_probe(row), health.next_probe(row)), (Some(millis(1_000)), Some(millis(1_000))));
-        let again = health.identified(&sign("run1"), &mut peers.identities);
+        let again = health.identified(&identity("run1"), &mut peers.identities);
         assert_eq!(again, (Err(Failure::refused(SAME)), NOTHING), "told once");
 
-        assert_eq!(health.identified(&sign("run2"), &mut peers.identities), (Ok(()), NOTHING));
+        assert_eq!(health.identified(&identity("run2"), &mut peers.identities), (Ok(()), NOTHING));
         assert_eq!((may_vote(&health), health.is_troubled(), health.next_probe(row)), (Ok(()), false, None));
-        assert!(health.identified(&sign("run1"), &mut peers.identities).1.probe.is_some(), "told and probed anew");
+        assert!(health.identified(&identity("run1"), &mut peers.identities).1.probe.is_some(), "told and probed anew");
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod identity {
     fn a_silent_node_that_is_the_same_server_has_one_row_of_probes() {
         let (mut health, row) = silent("no answer");
         let (_, mut peers) = node();
-        let (_, orders) = health.identified(&sign("run1"), &mut peers.identities);
+        let (_, orders) = health.identified(&identity("run1"), &mut peers.identities);
         assert_eq!((orders.probe, orders.tell), (None, Some(News::SameServer { other: OTHER.into() })));
         assert_eq!(health.next_probe(row), Some(millis(10)));
         let _woken = health.answered(at(2_000));
@@ -265,14 +265,14 @@ mod identity {
 mod votes {
     use super::*;
 
-    fn voted(health: &mut NodeHealth, peers: &mut Peers, sent: u64, sign: &ServerIdentity) -> Result<(), Failure> {
-        let (outcome, orders) = health.voted(at(sent), at(sent + 10), sign, Duration::ZERO, peers);
+    fn voted(health: &mut NodeHealth, peers: &mut Peers, sent: u64, identity: &ServerIdentity) -> Result<(), Failure> {
+        let (outcome, orders) = health.voted(at(sent), at(sent + 10), identity, Duration::ZERO, peers);
         assert!(outcome.is_err() || orders == NOTHING);
         outcome
     }
 
     fn at_time(time: u64, run_id: &str) -> ServerIdentity {
-        ServerIdentity { time: Some(time), ..sign(run_id) }
+        ServerIdentity { time: Some(time), ..identity(run_id) }
     }
 
     fn offset(health: &NodeHealth) -> Option<i64> {
@@ -308,26 +308,29 @@ mod votes {
         assert_eq!((offset(&health), proposal(&peers)), before);
 
         assert_eq!(voted(&mut health, &mut peers, 2_000, &at_time(9_000_000, "run3")), Ok(()), "as new as the newest");
-        assert_eq!(voted(&mut health, &mut peers, 2_001, &sign("run4")), Ok(()));
+        assert_eq!(voted(&mut health, &mut peers, 2_001, &identity("run4")), Ok(()));
         assert!(peers.identities.is_known(1, "run4"));
-        assert!(voted(&mut health, &mut peers, 2_000, &sign("run3")).is_err(), "the newest vote is another one now");
+        assert!(
+            voted(&mut health, &mut peers, 2_000, &identity("run3")).is_err(),
+            "the newest vote is another one now"
+        );
     }
 
     #[test]
     fn a_late_vote_ends_no_recovery() {
         let (mut health, mut peers) = node();
-        let (_, orders) = health.voted(at(2_000), at(2_010), &sign("run2"), millis(500), &mut peers);
+        let (_, orders) = health.voted(at(2_000), at(2_010), &identity("run2"), millis(500), &mut peers);
         assert_eq!(orders.tell, Some(News::Recovers { votes_in: millis(500) }));
-        assert_eq!(voted(&mut health, &mut peers, 1_999, &sign("run2")), Ok(()));
+        assert_eq!(voted(&mut health, &mut peers, 1_999, &identity("run2")), Ok(()));
         assert!(health.recovers_in(at(2_100)).is_some());
-        assert_eq!(voted(&mut health, &mut peers, 2_001, &sign("run2")), Ok(()));
+        assert_eq!(voted(&mut health, &mut peers, 2_001, &identity("run2")), Ok(()));
         assert!(health.recovers_in(at(2_100)).is_none());
     }
 
     #[test]
     fn what_the_same_server_granted_is_to_be_undone() {
         let (mut health, mut peers) = node();
-        let (outcome, orders) = health.voted(at(1), at(2), &sign("run1"), millis(500), &mut peers);
+        let (outcome, orders) = health.voted(at(1), at(2), &identity("run1"), millis(500), &mut peers);
         let failure = outcome.unwrap_err();
         assert!(failure.is_refusal() && failure.may_have_happened(), "{failure}");
         assert_eq!(orders.tell, Some(News::SameServer { other: OTHER.into() }));
@@ -390,8 +393,8 @@ mod clocks {
     fn users_see_the_offset_from_their_wall_clock() {
         let (mut health, mut peers) = node();
         assert_eq!(health.status("b:1", at(1_000), millis(7_000)).clock_offset_micros(), None);
-        let sign = ServerIdentity { time: Some(6_000_000), ..ServerIdentity::default() };
-        let _voted = health.voted(at(1_000), at(1_000), &sign, Duration::ZERO, &mut peers);
+        let identity = ServerIdentity { time: Some(6_000_000), ..ServerIdentity::default() };
+        let _voted = health.voted(at(1_000), at(1_000), &identity, Duration::ZERO, &mut peers);
         // Six seconds at our first, so nine at our fourth, when the wall clock shows seven.
         let status = health.status("b:1", at(4_000), millis(7_000));
         assert_eq!(status.clock_offset_micros(), Some(2_000_000));

@@ -87,7 +87,7 @@ fn invariant_11_a_lease_goes_along_within_the_last_tenth_before_its_round_and_st
     assert_eq!(core.go_along(tenth, None), Orders { renew: true, ..NOTHING });
     assert_eq!(core.go_along(tenth, None), NOTHING, "invariant 7: twice for one moment");
     assert_eq!(core.tick(tenth), NOTHING);
-    // It is watched over as any round is.
+    // It is followed as any round is.
     let patience = Duration::from_millis(500);
     assert_eq!(core.tick(tenth + patience), Orders { renew: true, news: true, ..NOTHING });
     let _ = core.answer(tenth + patience, 0, tenth, Answer::Confirmed);
@@ -480,7 +480,7 @@ fn what_a_node_never_had_is_not_on_it() {
     tally.deny(2, at(1_000), Denial::Gone);
     let mut core = HeldLease::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7));
     assert_eq!(core.may_be_on(), [0, 1].into_iter().collect());
-    // Healed, it has it.
+    // Repaired, it has the key.
     assert_eq!(core.answer(at(2_001), 0, at(2_000), Answer::Confirmed).repair, [2].into_iter().collect());
     assert!(core.may_be_on().contains(2));
 }
@@ -583,7 +583,7 @@ fn one_node_more_that_fails_in_a_lost_round_changes_nothing() {
 
 #[derive(Debug, Clone)]
 enum Event {
-    /// Time passes, and the driver looks when it was asked to (or late, or early).
+    /// Time passes, and the driver ticks on time, late or early.
     Wait(u64),
     /// Time passes, and others are renewed.
     Along(u64),
@@ -617,7 +617,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..80)
 }
 
-/// What rule 1 says, with nothing remembered but what happened.
+/// A reference for rule 1 that remembers nothing but what happened.
 struct Reference {
     confirmed: Vec<Time>,
     over: bool,

@@ -1,4 +1,4 @@
-//! The queue of one lock, pure: who is first, and who of those can still be told.
+//! The queue of one lock, pure: its order, and which of its waiters can still be notified.
 //!
 //! It knows no lock. [`Store`](super::store::Store) asks it whose turn it is whenever a lock is free, or about to be.
 
@@ -15,7 +15,7 @@ use crate::{
     token::Token,
 };
 
-/// What a process has to be told.
+/// A notification to a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
     /// The lock is this token's; a poll confirms it.
@@ -25,13 +25,13 @@ pub enum Told {
         /// Which of its waiters.
         token: Token,
     },
-    /// The first of the queue is now this token, and should look when the grant before it may have lapsed.
+    /// This token comes next, and should poll when the grant before it may have lapsed.
     Next {
         /// Where its process listens.
         channel: Arc<str>,
         /// Which of its waiters.
         token: Token,
-        /// The grant before it lapses after so long.
+        /// How long until the grant before it lapses.
         within: Duration,
     },
 }
@@ -39,18 +39,18 @@ pub enum Told {
 /// The process of a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process<'a> {
-    /// Its channel, by which it is known whether or not it hears there.
+    /// Its channel, which also names it, whether or not it listens there.
     pub name: &'a str,
     /// Whether a notification can reach it. If not, it polls.
     pub hears: bool,
 }
 
-/// Whose turn it is.
+/// The one whose turn it is.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Mine,
     Nobodys,
-    /// That of a waiter who is no longer in the queue.
+    /// This waiter, which is no longer in the queue.
     Granted {
         token: Token,
         grant: Duration,
@@ -58,12 +58,13 @@ pub(super) enum Turn {
     },
 }
 
-/// Those who wait for one lock.
+/// The waiters of one lock.
 ///
-/// 1. Who has the smaller ticket is first; a ticket drawn here is larger than all in the queue.
-/// 2. Who cannot be reached loses its place only when it is its turn, and has it back with its ticket.
-/// 3. A process has at most one grant since which it has not said anything: a stopped one costs a single grant, and so does
-///    a killed one that polled.
+/// 1. The smallest ticket is first. A new ticket is larger than all in the queue.
+/// 2. An unreachable waiter loses its place only when it is its turn, or when it is to be notified as the next. Its
+///    ticket restores the place.
+/// 3. A process has at most one unconfirmed grant. So a stopped process costs a single grant, and so does a killed one
+///    that polled.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Queue {
     line: BTreeSet<(u64, Token)>,
@@ -85,7 +86,7 @@ struct Waiter {
 }
 
 impl Queue {
-    /// Enters, or says that one still waits. Whether it was not there before.
+    /// Enters a waiter, or renews its place. Returns whether it was not there before.
     pub(super) fn enter(&mut self, now: Micros, poll: &Poll, process: Process<'_>) -> bool {
         self.unconfirmed.remove(process.name);
         let window = micros(poll.window);
@@ -107,8 +108,8 @@ impl Queue {
         self.unconfirmed.remove(process);
     }
 
-    /// Finds whose turn it is on a node that is `up` for so long. `reached` tells whether somebody listens on a channel;
-    /// what they are to hear is `told`.
+    /// Finds whose turn it is on a node that has been `up` for this long. `reached` tells whether somebody listens on a
+    /// channel. The notifications are added to `told`.
     pub(super) fn promote(
         &mut self,
         me: Option<&Token>,
@@ -121,8 +122,8 @@ impl Queue {
             if me == Some(&token) {
                 return Turn::Mine;
             }
-            // It keeps its place. What is being released is no exception: that may be the replay of a release which the node
-            // has forgotten, with the grant that came after it.
+            // It keeps its place, even if the lock is being released: that may be the replay of a release. The node may
+            // have forgotten that release, and the grant that came after it.
             if self.waiters.get(&token).is_some_and(|waiter| up < waiter.restart_delay) {
                 return Turn::Nobodys;
             }
@@ -132,7 +133,7 @@ impl Queue {
             if waiter.hears {
                 told.push(Told::Granted { channel: waiter.process.clone(), token: token.clone() });
             }
-            // Before the mark, which keeps a grant from this process, but not the message.
+            // Before the process is marked: the mark keeps grants from it, but not this notification.
             self.tell_next(me, &waiter, now, reached, told);
             self.unconfirmed.insert(waiter.process);
             return Turn::Granted { token, grant: waiter.grant, fence_memory: waiter.fence_memory };
@@ -140,8 +141,8 @@ impl Queue {
         Turn::Nobodys
     }
 
-    /// Who comes next should look when the grant may have lapsed; and if that one is of the same process, so should the
-    /// next of another, at whatever place.
+    /// Notifies the next waiter, which should poll when the grant may have lapsed. If it is of the same process,
+    /// notifies the next of another process too, at whatever place.
     fn tell_next(
         &mut self,
         me: Option<&Token>,

@@ -51,9 +51,9 @@ fn who_was_started_lately_neither_votes_nor_is_healed() {
     let mut store = Store::started(1_000_000);
     let lease = claim(&key, &one, TTL);
     let (delay, fence) = (TTL * 30, Fence::try_from(9_000_000_u64).unwrap());
-    let Vote { acquired, sign, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
+    let Vote { acquired, identity, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
     assert!(matches!(acquired, Acquired::Recovering(left) if left == Duration::from_secs(2)), "{acquired:?}");
-    assert_eq!(sign.and_then(|sign| sign.time), Some(2_500_000));
+    assert_eq!(identity.and_then(|identity| identity.time), Some(2_500_000));
     assert_eq!(store.repair(3_999_999, &lease, fence, delay), Repaired::Recovering(Duration::from_secs(1)));
     assert_eq!(store.holder(3_999_999, &key), None);
     assert_eq!(store.repair(4_000_000, &lease, fence, delay), Repaired::Done);
@@ -228,7 +228,7 @@ fn poll(key: &Key, token: &Token) -> Poll {
     Poll { claim: claim(key, token, TTL), ticket: None, grant: TTL, window, enter: true, restart_delay }
 }
 
-/// The knock of a waiter that is the only one of its process, and polls.
+/// The poll of a waiter that is the only one of its process, and gets no notifications.
 fn send(store: &mut Store, now: Micros, poll: &Poll) -> Polled {
     store.poll(now, poll, Process { name: poll.claim.token.as_str(), hears: false }, &|_| true).0
 }

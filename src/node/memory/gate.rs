@@ -1,4 +1,4 @@
-//! What tests can do to a memory node: the feature `testing`.
+//! The control that tests have over a memory node: the feature `testing`.
 
 use std::{
     fmt,
@@ -55,7 +55,7 @@ impl Gate {
         self.memory.take_over(key, ttl);
     }
 
-    /// Asks when the gate is open, within the limit. What was given up before that is never asked.
+    /// Asks when the gate is open, within the limit. A request that is given up before that is never sent.
     fn ask<T: 'static>(&self, limit: Duration, ask: impl FnOnce(&Memory) -> Answer<T> + Send + 'static) -> Answer<T> {
         if !self.is_closed() {
             return ask(&self.memory);

@@ -27,15 +27,15 @@ use super::{
     connection::{Connection, Way, stood_still},
     pack::{Packed, Text, whole_millis},
     reply,
-    request::COMBINED,
+    script::COMBINED,
 };
 use crate::{foreign, keeper::Host, sync::catching_panics};
 
-/// So many requests at a time go alone, and so many batches are under way: while the server works on one the client packs
-/// the next. More made nothing faster, and slow a busy machine down.
+/// The flights under way, of lone requests or batches, beyond which requests wait: while the server works on one, the
+/// client packs the next. More made nothing faster, and slow a busy machine down.
 const FLIGHTS: usize = 2;
 
-/// Without any answer for so long, waiting requests get a call of their own.
+/// Waiting requests get a call of their own if none has begun or ended for this long.
 const PACE: Duration = Duration::from_millis(1);
 
 /// The most requests of a batch: the server works on it for less than a millisecond, and answers nobody else meanwhile.

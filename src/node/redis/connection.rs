@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A request that finds no link waits for one here, within its own limit, and not in fred: when the limit is over it was
-//!    never sent, and never will be.
+//! 1. A request that finds no link waits for one here, not in fred, and only within its own limit. When the limit is
+//!    over, it was never sent, and never will be.
 //! 2. While the connection is open there is a link, or one is being made; unless the connection's runtime has ended.
 //! 3. While the server says that it is no primary, its address is resolved and connected to again, once in [`LOOK_EVERY`]. The
 //!    link stays until another leads to a primary: the server's own words are the best answer meanwhile.
@@ -46,11 +46,11 @@ use crate::{
     metrics::NodeMetrics,
 };
 
-/// What an answer has at least: zero is fred's "for ever".
+/// The least time for an answer: fred takes zero as "for ever".
 const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 
-/// A time-out that comes so much too late says nothing of the server: this process stood still, or hardly ran, perhaps with
-/// the answer in its socket.
+/// A time-out that comes this much too late says nothing of the server. This process stood still, or hardly ran,
+/// perhaps with the answer in its socket.
 const STOOD_STILL: Duration = Duration::from_millis(250);
 
 /// How often another primary is looked for.
@@ -61,8 +61,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Way {
     /// The server will notify us when a key changes that was read.
     pub(super) tracked: bool,
-    /// What was asked later on this connection may have come to the server before it: it waited for a link, among others, or
-    /// was sent twice, for the server did not know the script.
+    /// Later requests on this connection may have reached the server before this one. It waited for a link, among
+    /// others, or was sent twice, for instance because the server did not know the script.
     pub(super) overtaken: bool,
     /// An earlier sending may have been executed too: this process stood still, and did not hear of it.
     pub(super) repeated: bool,
@@ -153,8 +153,8 @@ fn number(state: &State) -> u64 {
 }
 
 impl Connection {
-    /// Connects, trying until `limits.connect` has passed or the server refuses us. What replaces its links lives on the
-    /// runtime that this runs on, the links themselves in their place.
+    /// Connects, trying until `limits.connect` has passed or the server refuses us. The task that replaces its links
+    /// lives on the runtime of this call, the links themselves at `place`.
     #[allow(
         clippy::disallowed_methods,
         reason = "like fred's own tasks it belongs to this runtime and this connection"
@@ -177,17 +177,17 @@ impl Connection {
         Ok(Self { inner, maintenance })
     }
 
-    /// Runs a script: by its text the first time on a link, so that this takes one round trip on a server that has
-    /// never seen it, then by its hash; with its text again if the server has forgotten it. `limit` bounds all of it, the
-    /// wait for a link too. With `track` the server is asked to notify us when a key changes that the script reads; the
-    /// answer says whether it will.
+    /// Runs a script: by its text the first time on a link, then by its hash. So a server that has never seen it needs
+    /// one round trip; a server that has forgotten it gets the text again. `limit` bounds all of this, the wait for a
+    /// link too. With `track` the server is asked to notify us when a key changes that the script reads; the answer
+    /// says whether it will.
     ///
-    /// A process that stood still until after that sends a script [that repeats](Script::repeats) once more: what failed then may
-    /// have been executed the first time.
+    /// If this process stood still past the limit, it sends a script [that repeats](Script::repeats) once more. If that
+    /// fails too, the first sending may have been executed.
     ///
-    /// `arguments` gives the keys and then the arguments, and how many of them are keys; or nothing if nobody wants the
-    /// answer any more, and then nothing is sent. It is asked right before each sending, for a second one again: a copy kept
-    /// for that would cost every call.
+    /// `arguments` adds the keys and then the arguments, and returns how many are keys. It returns `None` if nobody
+    /// wants the answer any more; then nothing is sent. It is called right before each sending: a copy kept for a
+    /// second one would cost every call.
     pub(super) async fn run(
         &self,
         script: &'static Script,
@@ -311,7 +311,7 @@ impl Connection {
         self.inner.ask(&link, command, arguments, left).await
     }
 
-    /// What the server says of itself; nothing if it keeps that to itself.
+    /// The server's `INFO`; empty if it refuses that.
     pub(super) async fn info(&self, limit: Duration) -> Result<String, Failure> {
         let (mut left, until) = (limit, self.now() + limit);
         let link = self.inner.link(&mut left).await?;
@@ -328,7 +328,7 @@ impl Connection {
         }
     }
 
-    /// One of its settings; `None` if it keeps that to itself.
+    /// One of its settings; `None` if it does not tell that.
     pub(super) async fn setting(&self, name: &'static str, limit: Duration) -> Option<String> {
         reply::setting(&self.command("CONFIG", vec!["GET".into(), name.into()], limit).await.ok()?)
     }
@@ -641,7 +641,7 @@ impl Inner {
     }
 }
 
-/// Whoever waits for a link when the connection's runtime ends waits in vain.
+/// Marks the connection as over when its maintenance task ends, so that nobody waits for a link in vain.
 struct Over(Arc<Inner>);
 
 impl Drop for Over {
@@ -692,7 +692,7 @@ mod tests {
                 all.push("key".into());
                 Some(1)
             };
-            let look = link.call(&super::super::request::LOOK, false, &mut no_arguments).unwrap();
+            let look = link.call(&super::super::script::LOOK, false, &mut no_arguments).unwrap();
             let error = link.send(look, LIMIT, track).await.unwrap_err();
             assert!(is_unsent(&error), "{error:?}");
         }

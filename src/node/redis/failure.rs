@@ -1,4 +1,4 @@
-//! What a failed command says about what happened on the server.
+//! Classifies a failed command by what may have happened on the server.
 
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use leasehold_protocol::{failure::Failure, rounded::Rounded};
 const NOT_NOW: [&str; 9] =
     ["LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "BUSY", "OOM", "MISCONF", "NOREPLICAS"];
 
-/// What a server says, by its first word, that has become a replica, or becomes one. Another may be the primary by now.
+/// Replies, by their first word, of a server that has become a replica, or is becoming one. Another may be the primary
+/// by now.
 const NO_PRIMARY: [&str; 3] = ["READONLY", "MASTERDOWN", "LOADING"];
 
 /// Our words for a request that is left in the queue of a link that is over.
@@ -19,15 +20,16 @@ pub(super) const LINK_IS_OVER: &str = "The link was over before it was sent";
 const NEVER_SENT: [&str; 4] =
     ["Failed to send command to router", "Failed to route command", "Connection closed unexpectedly", LINK_IS_OVER];
 
-/// What is said of a server of the wrong kind, behind its address.
+/// The text about a server of the wrong kind, put behind its address.
 pub(super) const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, for \
                        Cluster is not supported yet";
 
 pub(super) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url must name the primary that it watches, for Sentinel is not \
                         supported yet";
 
-/// What the server or fred said, sorted by whether it was executed: a request that was answered by an error was not,
-/// unless the error came from a line of the script; anything else may have been.
+/// Classifies an error of the server or of fred by whether the request may have been executed. A request that was
+/// answered by an error was not, unless a line of the script met the error. A request without an answer may have been,
+/// unless it was never sent.
 pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
     classify_of(server, error, limit, |_| None)
 }
@@ -41,7 +43,7 @@ pub(super) fn classify_of(
 ) -> Failure {
     let details = error.details();
     let own = own_words(details);
-    // What Redis 6.2 wraps of an ACL's refusal has no such word.
+    // An ACL's refusal that Redis 6.2 wraps does not begin with such a word.
     let is_no_right = own != details && lacks_a_right("", own);
     if let Some(word) = reply_word(own).or(is_no_right.then_some("NOPERM")) {
         let more = lacks_a_right(word, details).then(|| more(details)).flatten().unwrap_or_default();
@@ -147,8 +149,9 @@ pub(super) fn is_full(error: &Error) -> bool {
     full(error.details())
 }
 
-/// What fred said, or the system: whose errors fred tells as `Os { code: 111, kind: …, message: "Connection refused" }`, and
-/// those of the standard library as `Custom { kind: …, error: "failed to lookup address information: …" }`.
+/// The message in an error of fred, or of the system. fred shows the system's as
+/// `Os { code: 111, kind: …, message: "Connection refused" }`. It shows those of the standard library as
+/// `Custom { kind: …, error: "failed to lookup address information: …" }`.
 pub(super) fn words(error: &Error) -> &str {
     let details = error.details();
     let inside = |of, field| details.strip_prefix(of).and_then(|text: &str| text.split_once(field)?.1.split_once('"'));
@@ -166,16 +169,16 @@ fn reply_word(details: &str) -> Option<&str> {
     (word.len() >= 3 && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(word)
 }
 
-/// Redis before 7.0 wraps what a command inside a script said:
-/// `ERR Error running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`, or from
-/// `@user_script: 30: ` on where the script has caught it and answers it.
+/// The error of a command inside a script, without what Redis before 7.0 wraps it in. The wrapped one is
+/// `ERR Error running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`. If the
+/// script caught the error and answers it, the text begins at `@user_script: 30: `.
 fn own_words(details: &str) -> &str {
     let wrapped = details.starts_with(WRAPPED) || details.starts_with(CAUGHT);
     let inner = details.split_once(CAUGHT).filter(|_| wrapped);
     inner.and_then(|(_, text)| text.split_once(": ")).map_or(details, |(_line, said)| said.trim_start_matches('-'))
 }
 
-/// What a user can do something with: not the hash of the script, nor its line.
+/// The part of an error that helps a user: without the script's hash and line.
 fn spoken(details: &str) -> &str {
     let own = own_words(details);
     own.rsplit_once(" script: ").filter(|(_, place)| place.contains("@user_script")).map_or(own, |(said, _)| said)
@@ -199,8 +202,8 @@ pub(super) fn is_of_a_key(failure: &Failure) -> bool {
     text.contains("NOPERM") && (text.contains("access a key") || text.contains("access one of the keys"))
 }
 
-/// What a server does not say of the right that a user lacks to something in this script: the command, which is in the line
-/// that it names, if it names one; or the keys.
+/// Names the right that the user lacks, where the server does not: for the keys of this script, or for a command. The
+/// command is in the line that the server names. If it names none, all commands of the script are listed.
 pub(super) fn missing_right(details: &str, source: &str, keys: impl FnOnce() -> Vec<String>) -> Option<String> {
     // From 7.4 on it says `run the 'mget' command` and `access the 'job' key`.
     if details.contains(" the '") {
@@ -237,7 +240,7 @@ pub(super) fn not_extended(details: &str) -> Failure {
     Failure::unknown(format!("redis could not extend this key: \"{own}\"{advice}"))
 }
 
-/// What to do about it.
+/// Advice on an error, put behind its text.
 fn advice(word: &str, details: &str) -> &'static str {
     match word {
         _ if lacks_a_right(word, details) => {

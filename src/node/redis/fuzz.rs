@@ -1,8 +1,7 @@
-//! What a server, a proxy or a configuration file may send us, at random and nearly right: no reader panics, and what
-//! it makes of it stays within bounds, there and where it goes next.
+//! Fuzz tests of what a server, a proxy or a configuration file may send us, random or nearly right. No reader panics,
+//! and its result stays within bounds, also where it goes next.
 //!
-//! A quick look with every run of the tests; for a longer one, some fifteen minutes of one core with the names and values
-//! of `crate::fuzz`:
+//! Every run of the tests includes a short one. A longer one takes one core some fifteen minutes:
 //!
 //! ```text
 //! PROPTEST_CASES=100000 cargo test --lib --features tls-rustls,serde fuzz
@@ -32,8 +31,9 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::{
     failure::{classify, is_refusal, not_extended},
+    info::identity,
     link,
-    reply::{flag, guarded, guarding, holder, looked, page, polled, released, renewed, repaired, sign, vote, waiters},
+    reply::{flag, guarded, guarding, holder, looked, page, polled, released, renewed, repaired, vote, waiters},
     url::Target,
 };
 
@@ -84,7 +84,7 @@ pub(super) fn anything() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What the scripts answer, one of each kind.
+/// The scripts' replies, one of each kind.
 fn right() -> impl Strategy<Value = Value> {
     let held = || [5_i64.into(), VALUE.into()];
     let array = |parts: Vec<Value>| Value::Array(parts);
@@ -161,11 +161,11 @@ fn nearly_right() -> impl Strategy<Value = Value> {
     (right(), vec(change(), 0..4)).prop_map(|(reply, changes)| changes.into_iter().fold(reply, changed))
 }
 
-/// Gives a reply to every reader, and what it reads to whatever reckons with it.
+/// Gives a reply to every reader, and the result to the code that reckons with it.
 fn read_everywhere(reply: &Value) {
     for votes in [false, true] {
         if let Some(read) = vote(reply, true, votes) {
-            assert_eq!(read.sign.is_some(), votes, "{reply:?}");
+            assert_eq!(read.identity.is_some(), votes, "{reply:?}");
             reckon_with(&read.acquired);
         }
     }
@@ -309,8 +309,8 @@ proptest! {
     fn no_info_makes_a_reader_panic(
         info in "((server_time_usec|run_id|redis_mode|server_mode|role)?:?(-?[0-9]{0,25}|standalone|.{0,9})\r?\n)*",
     ) {
-        let sign = sign(&info);
-        prop_assert!(sign.run_id.is_none_or(|run_id| !run_id.contains('\n')));
+        let identity = identity(&info);
+        prop_assert!(identity.run_id.is_none_or(|run_id| !run_id.contains('\n')));
     }
 
     #[test]

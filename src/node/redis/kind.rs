@@ -1,9 +1,10 @@
-//! What a server is: each new link asks before the first request counts.
+//! The kind of a server: each new link asks for it before the first request counts.
 //!
 //! # Invariants
 //!
 //! 1. The question is the first that is handed over on a link, so the server answers it first.
-//! 2. Whoever waits for the answer has one: a task that asks and ends without an answer has found [`ServerKind::Unknown`].
+//! 2. Everybody who waits for the answer gets one: a task that asks and ends without an answer has found
+//!    [`ServerKind::Unknown`].
 
 use std::{
     future::{Future, poll_fn},
@@ -16,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::failure::{CLUSTER, SENTINEL, wrong_server};
 
-/// What a server says that it is, to `HELLO`: a command that every user may send.
+/// The kind of a server, from its answer to `HELLO`: a command that every user may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ServerKind {
     /// It takes writes.

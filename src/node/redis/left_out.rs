@@ -1,5 +1,5 @@
-//! What we ask besides scripts, and can do without: a proxy may end the connection on a command that it does not know. Such a
-//! command is left out for a while, and counts as refused.
+//! Commands other than scripts, which we can do without. A proxy may end the connection on a command that it does not
+//! know. Such a command is left out for a while, and counts as refused.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use parking_lot::Mutex;
 
 use super::failure::{is_answer, is_unsent};
 
-/// So many connections in a row ended on it: one or two may have ended for themselves.
+/// The connections in a row that must end on a command before it is left out: one or two may have ended by chance.
 const ENOUGH: u32 = 3;
 
-/// After this it is tried again.
+/// A command that was left out is tried again after this.
 const FOR: Duration = Duration::from_secs(60);
 
-/// How the error begins: as an answer, which says that there will be none.
+/// The beginning of the error in place of an answer. It reads like a server's answer, so it counts as one.
 const LEFT_OUT: &str = "ERR left out for a while is";
 
-/// Whether it is that error. It may go otherwise the next time.
+/// Whether the command was left out. Its next try may succeed.
 pub(super) fn is_left_out(error: &FredError) -> bool {
     error.details().starts_with(LEFT_OUT)
 }
@@ -49,7 +49,7 @@ impl LeftOut {
         }
     }
 
-    /// What it came to.
+    /// Records the outcome of a command.
     pub(super) fn note<T>(&self, command: &'static str, outcome: &Result<T, FredError>, now: Time) {
         match outcome {
             Err(error) if error.kind() == &FredKind::Timeout || is_unsent(error) => {}

@@ -6,9 +6,9 @@
 //!    with the link. So nothing that was handed over before an outage is sent after it.
 //! 2. A link takes no request while the requests that it holds weigh [`FULL`] or more. A request weighs its bytes and
 //!    [`EACH`], from its sending to its answer, whether anybody still waits for that or not.
-//! 3. Nobody waits on a link that is over. A request that is handed to fred while its task ends may stay in the queue that
-//!    nobody reads: tokio empties it only up to the place that a sender has taken and not filled yet. Its caller would wait
-//!    for all of its time.
+//! 3. Nobody waits on a link that is over. A request that is handed to fred while its task ends may stay in a queue
+//!    that nobody reads. tokio empties that queue only up to an entry that a sender has reserved and not filled yet.
+//!    The caller would wait for all of its time.
 
 use std::{
     future::{Future, poll_fn},
@@ -47,7 +47,6 @@ use super::{
     failure::{LINK_IS_OVER, is_answer},
     kind::{Kind, ServerKind},
     left_out::LeftOut,
-    opening::Opened,
     script::{OfRun, Script, Text},
     tls,
     url::{self, Target},
@@ -57,24 +56,24 @@ use crate::{
     error::Error,
 };
 
-/// What all requests of a link may weigh together, in bytes.
+/// The most that all requests of a link may weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
 
-/// Within this an answer that has come is delivered.
+/// The time within which an answer that has come is delivered.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// What asks a server what it is.
+/// The command that asks a server for its kind.
 const HELLO: &str = "HELLO";
 
-/// What fred keeps of a request besides its bytes, about.
+/// The approximate memory that fred needs for a request besides its bytes.
 const EACH: usize = 1024;
 
 /// Script, number of keys, and as many keys and arguments as a lone acquire has.
 const ARGUMENTS: usize = 6;
 
-/// How many pushed messages may wait for us; more at a time count as missed, and Redis 6.2 pushes every key that we renew
-/// ourselves: some batches of those. fred sets aside as much, some 500 bytes for each,
-/// for eight kinds of news, of which we hear two.
+/// How many notifications may wait for us; more at a time count as missed. Redis 6.2 sends one for every key that we
+/// renew ourselves, so some batches of these fit in. fred sets aside as much, some 500 bytes for each, for eight kinds
+/// of news, of which we hear two.
 const BACKLOG: usize = 2048;
 
 /// A peer that has gone without a word is noticed by the kernel: this long after the last one, and as many times more.
@@ -88,6 +87,9 @@ pub(crate) struct Limits {
     pub(crate) command: Duration,
 }
 
+/// The outcome of a try to connect.
+pub(super) type Opened = Result<(Link, Ending), FredError>;
+
 /// One link.
 pub(super) struct Link {
     client: Client,
@@ -96,8 +98,8 @@ pub(super) struct Link {
     number: u64,
     kind: Arc<Kind>,
     made: Time,
-    /// How long a silence has to be for the link to be given up: half a command time-out, and not shorter than the handshake
-    /// was, for all answers may take their time.
+    /// The silence after which the link is given up: half a command time-out, or the time that the handshake took if
+    /// that was longer. Every answer may take as long as the handshake.
     patience: Duration,
     /// How long requests have waited in vain since the last answer, and until when that was counted, in nanoseconds.
     silent: AtomicU64,
@@ -112,7 +114,7 @@ pub(super) struct Link {
     over: CancellationToken,
 }
 
-/// What a link is to send.
+/// A command for a link to send.
 pub(super) struct Command {
     name: &'static str,
     arguments: Vec<Value>,
@@ -180,7 +182,7 @@ impl Link {
             let kind = tokio::select! {
                 biased;
                 kind = kind_of(&client, limits) => kind,
-                // What was handed over since would be in a queue that nobody reads.
+                // The question would stay in a queue that nobody reads.
                 _ended = &mut router => Err(FredError::new(FredKind::Canceled, "it ended before it said what it is")),
             };
             left_out.note(HELLO, &kind, clock::now(&**clock));
@@ -221,7 +223,7 @@ impl Link {
         self.number
     }
 
-    /// What the server was when the link was made, once that is known.
+    /// The server's kind when the link was made, once that is known.
     pub(super) async fn kind(&self) -> ServerKind {
         self.kind.get().await
     }
@@ -241,7 +243,8 @@ impl Link {
         self.load.load(Ordering::Relaxed) >= FULL
     }
 
-    /// Whether this is the first time that a script goes out on it. What follows on this link comes after it.
+    /// Whether this is the first time that a script goes out on it. Later requests on this link reach the server after
+    /// it.
     pub(super) fn is_first(&self, script: &Script) -> bool {
         self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0
     }
@@ -406,7 +409,7 @@ impl Drop for Weighed {
     }
 }
 
-/// What the server is. An error only if there is no answer.
+/// Asks for the server's kind. An error only if there is no answer.
 async fn kind_of(client: &Client, limits: Limits) -> Result<ServerKind, FredError> {
     match ask(client, HELLO, vec!["2".into()], limits.connect).await {
         Ok(answer) => Ok(ServerKind::read(&answer)),
@@ -506,8 +509,9 @@ pub(super) fn receiving(limits: Limits) -> PerformanceConfig {
     PerformanceConfig { broadcast_channel_capacity: BACKLOG, ..performance(limits) }
 }
 
-/// A step of a handshake has the time that all of it may take, and not the ten seconds that fred would wait for one that
-/// hangs: over a slow link each round trip may take longer than an answer should.
+/// The settings of a connection. Each step of a handshake has the time that all of it may take, and not the ten seconds
+/// that fred would wait for one that hangs. A command time-out would be too short: over a slow link each round trip may
+/// take longer than an answer should.
 pub(super) fn settings(limits: Limits) -> ConnectionConfig {
     ConnectionConfig {
         connection_timeout: limits.connect,

@@ -1,4 +1,4 @@
-//! A Redis or Valkey server as a node. fred is named in this room and nowhere else.
+//! A Redis or Valkey server as a node. fred is named in this module and nowhere else.
 
 use std::{
     fmt,
@@ -31,6 +31,7 @@ mod connection;
 mod failure;
 #[cfg(test)]
 mod fuzz;
+mod info;
 mod kind;
 mod left_out;
 mod link;
@@ -50,11 +51,12 @@ pub(crate) use self::{connection::Limits, url::Target};
 #[derive(Debug)]
 pub(crate) struct Redis(Arc<Server>);
 
-/// One server, and our connections to it: one on the runtime that made us, for speed; one on the transport's thread, for
-/// everything that must not depend on that runtime; and there, while there is something to hear, one on which the server
-/// pushes.
+/// One server, and our connections to it.
+///
+/// One is on the runtime that made us, for speed. One is on the transport's thread, for everything that must not depend
+/// on that runtime. While there is something to hear, another one there receives the server's notifications.
 struct Server {
-    /// On a clone of that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
+    /// Used on that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
     home: Option<(Id, Arc<Connection>)>,
     keeper: Arc<Connection>,
     /// Not where votes are asked for: these go at once, and would overtake a release that waits for its turn.
@@ -214,9 +216,10 @@ impl Node for Redis {
                 let (fsync, floors) = (keeper.setting("appendfsync", limit), Server::floors(&keeper, limit));
                 let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, floors);
                 let info = info?;
-                let (push, calls, room) = push.settled(host.sleep(limit)).await;
-                let watched_keys = Some(room).filter(|&room| room != usize::MAX);
-                Ok(Capabilities { push, calls, watched_keys, append_fsync, ..Capabilities::read(&info, floors) })
+                let (notifications, notifies_waiters, capacity) = push.settled(host.sleep(limit)).await;
+                let tracked_keys = Some(capacity).filter(|&keys| keys != usize::MAX);
+                let told = info::capabilities(&info, floors);
+                Ok(Capabilities { notifications, notifies_waiters, tracked_keys, append_fsync, ..told })
             });
             host.time_keeper().keep(answer, || Err(keeper_ended())).await
         })

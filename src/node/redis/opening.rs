@@ -17,7 +17,7 @@ use super::{
     failure::{classify, is_closed, is_refusal, is_wrong_server, words},
     kind::ServerKind,
     left_out::LeftOut,
-    link::{Ending, Limits, Link, config},
+    link::{Ending, Limits, Link, Opened, config},
     url::{Address, Target},
 };
 use crate::{
@@ -26,8 +26,8 @@ use crate::{
     keeper::Host,
 };
 
-/// The first try to connect again comes after this, and each next one after twice the pause, up to the longest; a server
-/// that was away for a blink costs no more.
+/// The pause before the first try to reconnect; each further try doubles it, up to the longest. A very short outage
+/// costs no more than this.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
@@ -35,13 +35,13 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const STEADY: Duration = Duration::from_secs(1);
 const LONGEST_FLAP: Duration = Duration::from_millis(32);
 
-/// At most so many tries to connect are under way side by side.
+/// The most tries to connect that are under way side by side.
 const AT_ONCE: u32 = 5;
 
 /// Tries to connect, for as long as there is no link.
 ///
-/// A try that hangs is not given up, for a slow link must succeed at some time; but after a while the next one begins
-/// beside it, for what hangs may have been lost.
+/// A try that hangs is not given up: a slow link must succeed at some time. After a while the next one begins beside
+/// it, because the first may have been lost.
 pub(super) struct Opening {
     place: Side,
     config: Config,
@@ -63,9 +63,6 @@ pub(super) struct Opening {
     hand_over: UnboundedSender<Opened>,
     outcomes: UnboundedReceiver<Opened>,
 }
-
-/// What a try comes to.
-pub(super) type Opened = Result<(Link, Ending), FredError>;
 
 impl Opening {
     pub(super) fn new(place: Side, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {

@@ -16,7 +16,7 @@ use super::failure::{is_no_primary, not_extended};
 
 /// With `votes`, the server's time and run id follow.
 pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
-    let (acquired, sign) = match array(reply) {
+    let (acquired, identity) = match array(reply) {
         [acquired @ .., time, run_id] if votes => {
             let run_id = run_id.as_str().map(|run_id| (&*run_id).into());
             (acquired, Some(ServerIdentity { time: Some(time.as_u64()?), run_id, is_alone: true }))
@@ -29,7 +29,7 @@ pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
         [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
         _ => return None,
     };
-    Some(Vote { acquired, sign, overtaken: false })
+    Some(Vote { acquired, identity, overtaken: false })
 }
 
 /// One for each want of a batch, in their order; `None` for what has to be asked alone.
@@ -55,7 +55,7 @@ pub(super) fn combined(reply: &Value, wants: &[Want], overtaken: bool) -> Option
             }
             _ => return None,
         };
-        Some(Some(Reply::Vote(Vote { acquired, sign: None, overtaken })))
+        Some(Some(Reply::Vote(Vote { acquired, identity: None, overtaken })))
     };
     wants.iter().map(read).collect()
 }
@@ -88,22 +88,6 @@ pub(super) fn rehearsed(reply: &Value) -> Option<Option<Duration>> {
         [recovering, missing, _run_id] if recovering.as_i64() == Some(2) => Some(Some(secs(missing)?)),
         _ => None,
     }
-}
-
-/// What the server's INFO tells; a user who may not read it sees nothing, and that is no fault of the server.
-pub(super) fn sign(info: &str) -> ServerIdentity {
-    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    ServerIdentity {
-        time: field("server_time_usec").and_then(|time| time.trim().parse().ok()),
-        run_id: field("run_id").map(|run_id| run_id.trim().into()),
-        is_alone: field("redis_mode").or_else(|| field("server_mode")).is_none_or(|mode| mode.trim() == "standalone"),
-    }
-}
-
-/// The first number of the version that INFO tells. Valkey tells that of the Redis that it stands for.
-pub(super) fn major_version(info: &str) -> Option<u32> {
-    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"))?;
-    version.split('.').next()?.trim().parse().ok()
 }
 
 fn secs(value: &Value) -> Option<Duration> {
@@ -152,7 +136,7 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
     for pair in queue.chunks(2) {
         let [token, ticket] = pair else { return None };
         let waited = Duration::from_micros(now.saturating_sub(ticket.as_u64()?));
-        // Who writes something else there is none of us.
+        // Anything but a token of ours is skipped.
         waiting.extend(token.as_str().and_then(|token| Token::parse(&token)).map(|token| (token, waited)));
     }
     Some(waiting)
@@ -203,14 +187,14 @@ pub(super) fn page(reply: &Value) -> Option<Page> {
     Some((cursor.as_u64()?, locks.iter().filter_map(Value::as_string).collect()))
 }
 
-/// What all floors of fences take, from a sample of the keys.
+/// The memory that all floors of fences take, in bytes, from a sample of the keys.
 pub(super) fn floors(reply: &Value) -> Option<u64> {
     let [looked_at, bytes, keys] = array(reply) else { return None };
     let (looked_at, bytes, keys) = (looked_at.as_u64()?, bytes.as_u64()?, keys.as_u64()?);
     bytes.checked_mul(keys).map(|bytes| bytes / looked_at.max(1))
 }
 
-/// What `CONFIG GET` of one setting says.
+/// The value in the answer to `CONFIG GET` of one setting.
 pub(super) fn setting(reply: &Value) -> Option<String> {
     match array(reply) {
         [_name, value] => value.as_string(),
@@ -267,7 +251,7 @@ fn fence(value: &Value) -> Option<Fence> {
     value.as_i64().and_then(|number| Fence::try_from(number).ok())
 }
 
-/// What PTTL says of no key.
+/// PTTL's answer for a key that does not exist.
 const NO_KEY: i64 = -2;
 
 /// fred gives an array of one as what is in it.
@@ -300,7 +284,7 @@ mod tests {
         ] {
             let reply = Value::Array(vec![0.into(), 1_500.into(), other]);
             let vote = vote(&reply, false, false);
-            let Some(Vote { acquired: Acquired::Busy { holder, .. }, sign: None, .. }) = vote else {
+            let Some(Vote { acquired: Acquired::Busy { holder, .. }, identity: None, .. }) = vote else {
                 panic!("busy was said")
             };
             assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));

@@ -1,4 +1,4 @@
-//! What each request is to a server: which script, with which keys and arguments, and how its reply is read.
+//! The script of each request, its keys and arguments, and how its reply is read.
 
 use std::{future::ready, pin::pin, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, ServerIdentity, Vote, Voting},
+    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, Vote, Voting},
 };
 
 use super::{
@@ -16,33 +16,16 @@ use super::{
     combining::{Entered, Flight, Told},
     connection::{Connection, Way, left},
     failure::is_of_a_key,
+    info,
     pack::{Text, packed, whole_millis},
     push::Push,
     reply,
-    script::{Script, scripts},
+    script::{
+        ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, KEEP, LEAVE, POLL, QUEUE, RAISE,
+        REHEARSE, RELEASE, RENEW, REPAIR, Script,
+    },
 };
 use crate::{error::keeper_ended, node::Answer};
-
-scripts! {
-    0 ACQUIRE repeats = "value" "issue" "may_vote" "acquire";
-    1 RAISE = "value" "issue" "floor" "raise";
-    2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
-    3 RENEW = "value" "renew";
-    4 RELEASE = "release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
-    5 KEEP = "value" "keep";
-    6 HOLDER repeats = "holder";
-    7 FORCE_RELEASE = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
-    8 GUARDED_SET = "guarded_set";
-    9 GUARDED_GET repeats = "guarded_get";
-    10 POLL repeats = "value" "issue" "may_vote" "promote" "poll";
-    11 LEAVE = "value" "issue" "may_vote" "promote" "pass_on" "leave";
-    12 QUEUE repeats = "queue";
-    13 LOOK = "look";
-    14 HELD repeats = "held";
-    15 FLOORS = "floors";
-    16 COMBINED repeats = "value" "issue" "combined";
-    17 REHEARSE repeats = "may_vote" "rehearse";
-}
 
 /// How many keys the server looks at to say how much memory floors take, in a millisecond.
 const KEYS_OF_A_SAMPLE: i64 = 1_000;
@@ -216,7 +199,7 @@ impl Server {
             let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, via.1, track, is_trusted));
             let (value, way) = time.keep(voting, || Err(keeper_ended())).await?;
             let vote = reply::vote(&value, way.tracked, true).ok_or_else(reply::unreadable)?;
-            if let Some(run_id) = vote.sign.as_ref().and_then(|sign| sign.run_id.as_ref()) {
+            if let Some(run_id) = vote.identity.as_ref().and_then(|identity| identity.run_id.as_ref()) {
                 witness.heard(run_id);
                 connection.note_run(way.link, run_id);
             }
@@ -271,12 +254,12 @@ impl Server {
         Box::pin(async move {
             let answer = pin!(async {
                 let info = connection.info(limit).await?;
-                witness.note_version(reply::major_version(&info));
-                let sign: ServerIdentity = reply::sign(&info);
-                if let Some(run_id) = &sign.run_id {
+                witness.note_version(info::major_version(&info));
+                let identity = info::identity(&info);
+                if let Some(run_id) = &identity.run_id {
                     witness.heard(run_id);
                 }
-                Ok(sign.into())
+                Ok(identity.into())
             });
             time.keep(answer, || Err(keeper_ended())).await
         })

@@ -27,7 +27,26 @@ macro_rules! scripts {
     )*};
 }
 
-pub(super) use scripts;
+scripts! {
+    0 ACQUIRE repeats = "value" "issue" "may_vote" "acquire";
+    1 RAISE = "value" "issue" "floor" "raise";
+    2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
+    3 RENEW = "value" "renew";
+    4 RELEASE = "release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
+    5 KEEP = "value" "keep";
+    6 HOLDER repeats = "holder";
+    7 FORCE_RELEASE = "value" "issue" "may_vote" "promote" "pass_on" "force_release";
+    8 GUARDED_SET = "guarded_set";
+    9 GUARDED_GET repeats = "guarded_get";
+    10 POLL repeats = "value" "issue" "may_vote" "promote" "poll";
+    11 LEAVE = "value" "issue" "may_vote" "promote" "pass_on" "leave";
+    12 QUEUE repeats = "queue";
+    13 LOOK = "look";
+    14 HELD repeats = "held";
+    15 FLOORS = "floors";
+    16 COMBINED repeats = "value" "issue" "combined";
+    17 REHEARSE repeats = "may_vote" "rehearse";
+}
 
 impl Script {
     pub(super) const fn new(at: u32, source: &'static str) -> Self {

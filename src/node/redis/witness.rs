@@ -1,13 +1,13 @@
-//! What this program knows of a server's uptime by its own clock.
+//! A server's uptime, as this program knows it by its own clock.
 //!
-//! A server reckons its uptime by its wall clock. After that was set back, a server looks as if it had just been started,
-//! and would give no vote for as long as the step. Who has had a reply of the same run for longer than the restart delay
-//! knows better, and says so with its requests; the script believes the larger of the two.
+//! A server derives its uptime from its wall clock. After that was set back, the server looks freshly started, and
+//! would give no vote for as long as the step. A client that has had a reply of the same run for longer than the
+//! restart delay knows better. So its requests say for how long it has had one, and the script takes the larger uptime.
 //!
 //! # Invariants
 //!
-//! 1. A witness never exceeds the true uptime: it counts from when the *reply* to the first request was there, in whole
-//!    seconds, rounded down, by a clock that counts suspend (rule 3).
+//! 1. A witness never exceeds the true uptime. It counts from when the *reply* to the first request was there, in whole
+//!    seconds, rounded down. Its clock counts suspend (rule 3).
 //! 2. It is for one run of one server. The script compares the run id, so the witness of a run that has ended says nothing.
 //! 3. It is a duration, and no time of day (rule 4).
 

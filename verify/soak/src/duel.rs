@@ -16,12 +16,13 @@ use crate::{
     record::{LeaseId, Line, Process, now},
     round::{self, Outcome},
     scene::Scene,
-    seeded::DUELLISTS,
     setup::{KINDS, LONE, NODES, RESTART_DELAY, SERVERS},
     watch,
     worker::{Held, builder},
 };
 
+/// Processes of a scene that run inside this one.
+const DUELLISTS: [Process; 2] = [Process { slot: 0, life: 0 }, Process { slot: 1, life: 0 }];
 const LOCK: &str = "quorum-1";
 const LONE_LOCK: &str = "plain-1";
 const HANGS: Duration = Duration::from_secs(20);

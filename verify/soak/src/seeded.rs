@@ -15,7 +15,7 @@ use crate::{
     nemesis,
     plan::Lane,
     quiescence,
-    record::{Process, now},
+    record::now,
     round::{self, Outcome},
     scene::Scene,
     setup::{KINDS, LONE, SERVERS},
@@ -99,9 +99,6 @@ fn fast_clock() -> Outcome {
         scene.mark(from, Whom::Server(LONE), "clock goes 1 % too fast");
     })
 }
-
-/// Processes of a scene that are not there, but in this one.
-pub const DUELLISTS: [Process; 2] = [Process { slot: 0, life: 0 }, Process { slot: 1, life: 0 }];
 
 #[cfg(test)]
 mod tests {

@@ -21,7 +21,8 @@ use uuid::Uuid;
 
 use super::{
     chance::{Real, Skewed, nanos},
-    session::{About, Alarm, OnNode, Sent, Session},
+    event::{About, Alarm, Sent},
+    session::{OnNode, Session},
     world::{Event, World},
 };
 use crate::seeded::SeededBug;
@@ -236,8 +237,8 @@ impl Client {
     fn read(&mut self, world: &mut World, node: usize, now: Time, reply: Reply) -> Result<Said, Failure> {
         let counts = &mut world.history.counts;
         match reply {
-            Reply::Vote(Vote { acquired, sign, .. }) => {
-                if let Some(time) = sign.and_then(|sign| sign.time) {
+            Reply::Vote(Vote { acquired, identity, .. }) => {
+                if let Some(time) = identity.and_then(|identity| identity.time) {
                     self.fence_proposal.note_time(time, now);
                 }
                 self.recovers_until[node] = match &acquired {

@@ -17,19 +17,11 @@ use leasehold_protocol::{
 use super::{
     chance::Real,
     client::Client,
-    session::{About, Alarm, Session},
+    event::{About, Alarm},
+    session::{Held, Session},
     world::{Event, World},
 };
 use crate::seeded::SeededBug;
-/// A lease in the history.
-pub(super) struct Held {
-    /// Its number there.
-    pub(super) lease: usize,
-    /// Until when its belief is there.
-    pub(super) seen: Real,
-    /// When the next tick is planned.
-    tick_at: Option<Real>,
-}
 
 impl Client {
     pub(super) fn told(&mut self, world: &mut World, session: &mut Session, news: News) {

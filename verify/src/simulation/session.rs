@@ -2,20 +2,14 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{
-    acquisition::{Acquisition, Ask},
-    attempt,
-    time::Time,
-    token::Token,
-    undo::Undoing,
-};
+use leasehold_protocol::{acquisition::Acquisition, attempt, time::Time, token::Token};
 
 use super::{
     chance::{Real, Skewed},
     history::Violation,
-    holding::Held,
     world::World,
 };
+
 /// One token, from its making until no node can have it any more.
 pub(super) struct Session {
     pub(super) id: u64,
@@ -39,41 +33,14 @@ pub(super) struct OnNode {
     pub(super) is_given_up: bool,
 }
 
-/// A request that was sent.
-pub(super) struct Sent {
-    pub(super) session: u64,
-    pub(super) node: usize,
-    pub(super) at: Time,
-    pub(super) about: About,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) enum About {
-    Token(Ask),
-    Undo(Undoing),
-}
-
-impl About {
-    /// Whether it may put the token on the node, or take it off.
-    pub(super) fn counts(self) -> bool {
-        !matches!(self, Self::Token(Ask::Raise | Ask::Renew))
-    }
-}
-
-/// A timer of a client. Those of a session that is gone ring in vain.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Alarm {
-    Try {
-        life: u32,
-    },
-    /// Nobody waits for the answer to this request any longer.
-    Limit(u64),
-    Resend(u64),
-    GiveUp(u64),
-    Tick(u64, Real),
-    Hint(u64),
-    LetGo(u64),
-    UndoAgain(u64, usize, Undoing),
+/// A lease in the history.
+pub(super) struct Held {
+    /// Its number there.
+    pub(super) lease: usize,
+    /// Until when its belief is there.
+    pub(super) seen: Real,
+    /// When the next tick is planned.
+    pub(super) tick_at: Option<Real>,
 }
 
 impl Session {

@@ -17,11 +17,12 @@ use leasehold_protocol::{
 
 use super::{
     chance::{Dice, Real, Skewed, nanos},
+    event::Alarm,
     history::{History, Violation},
     profile::Faults,
-    session::Alarm,
 };
 use crate::seeded::SeededBug;
+
 mod fault;
 
 pub(super) use self::fault::Fault;
@@ -333,9 +334,9 @@ fn apply(store: &mut Store, now: Micros, request: &Request) -> Reply {
 /// A replayed acquire that was granted with another fence.
 fn again(reply: Reply) -> Reply {
     match reply {
-        Reply::Vote(Vote { acquired: Acquired::Granted(fence), sign, overtaken }) => {
+        Reply::Vote(Vote { acquired: Acquired::Granted(fence), identity, overtaken }) => {
             let fence = Fence::try_from(u64::from(fence) + 1).unwrap_or(fence);
-            Reply::Vote(Vote { acquired: Acquired::Granted(fence), sign, overtaken })
+            Reply::Vote(Vote { acquired: Acquired::Granted(fence), identity, overtaken })
         }
         other => other,
     }

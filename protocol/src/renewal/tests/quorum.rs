@@ -11,7 +11,7 @@ enum Event {
     Again(prop::sample::Index, Answer),
     Hint,
     HintOf(usize),
-    /// A heal that was ordered is done.
+    /// A repair that was ordered is done.
     Repair(prop::sample::Index),
 }
 
@@ -40,7 +40,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 /// Everything that was said, and what follows from it.
 struct Reference {
     said: Vec<Vec<(Time, Answer)>>,
-    /// The denials for which a heal was ordered.
+    /// The denials for which a repair was ordered.
     repaired: Vec<(usize, Time)>,
     /// The nodes that gave a hint while they lacked the key, and when the next of them may be repaired.
     hinted: Vec<usize>,

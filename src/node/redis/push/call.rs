@@ -1,4 +1,4 @@
-//! What a script calls out to one fair waiter.
+//! A script's notification to one fair waiter.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the server pushes, and how much it says that it tracks: see `redis::fuzz`.
+//! Fuzz tests of the server's notifications, and of how much it says that it tracks: see `redis::fuzz`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{metrics::NodeMetrics, node::NodeListener};
 
-/// What came through.
+/// The notifications that came through.
 #[derive(Default)]
 struct Heard(Mutex<Vec<String>>);
 

@@ -1,15 +1,17 @@
-//! What the server tells by itself, on a connection of its own: that a tracked key has changed (server-assisted
-//! client-side caching, `CLIENT TRACKING … REDIRECT`), and whose turn it is in a fair queue (a channel of this process).
+//! Notifications from the server, on a connection of their own.
+//!
+//! They tell that a tracked key has changed (server-assisted client-side caching, `CLIENT TRACKING … REDIRECT`), and
+//! whose turn it is in a fair queue (a channel of this process).
 //!
 //! # Invariants
 //!
-//! 1. A request counts as watched only if pushes were on before it was sent, and the server accepted the
-//!    `CLIENT CACHING YES` before it.
-//! 2. Whenever something watched may have been missed, the ear hears so, and after pushes are marked as off: when a
-//!    session starts or ends, when the keeper has a new connection, when the receiver lags, when the server flushes.
+//! 1. A request counts as tracked only if notifications were on before it was sent, and the server accepted its
+//!    `CLIENT CACHING YES`.
+//! 2. The listener learns of every possible gap: the start or end of a session, a new connection of the keeper, a
+//!    receiver that lags, a flush of the server. Where a gap turns notifications off, they are marked as off first.
 //! 3. The connection is there only while somebody needs it.
-//! 4. A touch that leaves a held lock as it was is not told, or each renewal could bring the next.
-//! 5. What the server refuses is tried once, until the keeper has connected anew, and warned about once.
+//! 4. A change that leaves a held lock as it was is not reported, or each renewal could cause the next.
+//! 5. A refused command is not tried again before the keeper has a new connection, and is warned about once.
 
 use std::{
     pin::pin,
@@ -78,6 +80,8 @@ pub(super) struct Push {
     /// Whether reads can be watched.
     on: AtomicBool,
     room: AtomicUsize,
+    /// The server's table is as good as full, and that was told.
+    is_crowded: AtomicBool,
     /// Why the server does not push.
     refused: Mutex<Option<String>>,
     wanted: Notify,
@@ -104,6 +108,7 @@ impl Push {
             deaf: AtomicBool::new(false),
             on: AtomicBool::new(false),
             room: AtomicUsize::new(USUAL_TABLE / 2),
+            is_crowded: AtomicBool::new(false),
             refused: Mutex::default(),
             wanted: Notify::new(),
             known: Notify::new(),
@@ -147,7 +152,7 @@ impl Push {
 
     /// Whether the server pushes and calls, and how many keys it watches; waits for that if need be, but not beyond
     /// `limit`.
-    pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (capabilities::Push, bool, usize) {
+    pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (capabilities::Notifications, bool, usize) {
         let mut limit = pin!(limit);
         loop {
             // Made before the look, it hears of every change after it.
@@ -155,11 +160,11 @@ impl Push {
             let on = self.is_on();
             let refused = self.refused.lock().clone().filter(|_| self.tracking_capacity() == 0);
             let push = match refused {
-                _ if on => capabilities::Push::On,
-                Some(reason) => capabilities::Push::Refused(reason),
-                None => capabilities::Push::Unknown,
+                _ if on => capabilities::Notifications::On,
+                Some(reason) => capabilities::Notifications::Refused(reason),
+                None => capabilities::Notifications::Unknown,
             };
-            let is_settled = push != capabilities::Push::Unknown;
+            let is_settled = push != capabilities::Notifications::Unknown;
             let answer = (push, self.called.load(Ordering::Acquire), self.tracking_capacity());
             if is_settled {
                 return answer;
@@ -209,7 +214,7 @@ impl Push {
                     continue;
                 }
             }
-            // What was wanted before it was refused.
+            // This was wanted before it was refused.
             if self.tracking_capacity() == 0 && !self.has_callers() {
                 continue;
             }
@@ -307,24 +312,25 @@ impl Push {
         let (mut was_idle, mut table) = (false, None);
         let mut counting = pin!(OptionFuture::from(None));
         loop {
-            // What came before the tracking below is dealt with by it.
+            // The tracking below takes care of every link so far.
             if links.have_come() {
                 self.forgive();
             }
             match self.set_up(&session, keeper, limits, &mut table).await {
                 Ok(()) => {
                     let called = self.called.load(Ordering::Acquire);
-                    // There its number is nobody's, or a stranger's.
+                    // On another server the session's number is nobody's, or a stranger's.
                     if was_called && !called {
                         self.missed();
                         return End::Failed("the keeper is connected to another server".into());
                     }
                     (was_on, was_called) = (true, called);
-                    // Whoever asked for it meanwhile has it; or the next session would follow this one for nobody.
+                    // Requests for it that came meanwhile are met: left here, they would start another session for
+                    // nobody.
                     let _asked_before = pin!(self.wanted.notified()).enable();
                 }
                 Err(end) => {
-                    // Nothing is watched any more, and it may be long until it is again.
+                    // Nothing is tracked any more, and it may be long until it is again.
                     if was_on {
                         self.missed();
                     }
@@ -405,11 +411,16 @@ impl Push {
         Ok(())
     }
 
-    /// Others fill the table too. Once it is full, what is watched may be evicted unheard: then waiters poll.
+    /// Other clients fill the table too. Once it is full, tracked keys may be evicted without a notification: then
+    /// waiters poll.
     fn note_table(&self, table: usize, tracked: usize) {
         let room = session::room_of(Some(table), tracked);
-        if self.room.swap(room, Ordering::Relaxed) > 0 && room == 0 {
+        let had_room = self.room.swap(room, Ordering::Relaxed) > 0;
+        // Once, however many sessions find it full.
+        if !self.is_crowded.swap(room == 0, Ordering::Relaxed) && room == 0 {
             foreign::tell(Event::TableFull { table });
+        }
+        if had_room && room == 0 {
             self.missed();
         }
     }

@@ -1,20 +1,20 @@
-//! Which touches of what we hold are news.
+//! A filter of notifications about locks that we hold: only changes by others are news.
 //!
-//! Up to Redis 6.2 a server tells a connection of what its own scripts do, `NOLOOP` or not: each renewal that has its key
-//! watched would be told as a touch, and a touch asks for a renewal. So the key is looked at first.
+//! Up to Redis 6.2 a server notifies a connection of what its own scripts do, `NOLOOP` or not. Each renewal that has
+//! its key tracked would cause a notification, and that another renewal. So the key is checked first.
 
 use std::{mem, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
-use super::super::{connection::Connection, reply, request::LOOK};
+use super::super::{connection::Connection, reply, script::LOOK};
 use crate::{keeper::Host, node::NodeListener};
 
-/// So many keys are looked at by one command. Up to Redis 7.0 the server's work grows with the square of it: each read of a
+/// The most keys that one command checks. Up to Redis 7.0 the server's work grows with the square of it: each read of a
 /// script has all its keys tracked.
 const AT_ONCE: usize = 64;
 
-/// The locks that we hold and that were touched, by us or by somebody else.
+/// The held locks that were changed, by us or by somebody else.
 pub(super) struct OwnInvalidations {
     keys: Mutex<Vec<String>>,
     keeper: Arc<Connection>,
@@ -27,7 +27,8 @@ impl OwnInvalidations {
         Arc::new(Self { keys: Mutex::default(), keeper, host, limit })
     }
 
-    /// Looks at this key, and at those that come before the look begins; tells the ear of what is not as it was left.
+    /// Checks this key, and those that come before the check begins; notifies the listener of keys that are not as we
+    /// left them.
     pub(super) fn add(self: &Arc<Self>, key: &str, listener: &Arc<dyn NodeListener>) {
         let mut keys = self.keys.lock();
         keys.push(key.to_owned());
@@ -43,7 +44,7 @@ impl OwnInvalidations {
         }
     }
 
-    /// The look watches again what it reads: a touch after it is told as any other.
+    /// The check has the keys that it reads tracked again: the server notifies us of a later change as of any other.
     async fn look(&self, keys: &[String], listener: &dyn NodeListener) {
         let mut arguments = |all: &mut Vec<_>| {
             all.extend(keys.iter().map(|key| key.as_str().into()));

@@ -12,6 +12,7 @@ use super::{
     super::{
         connection::{Connection, Limits},
         failure::{is_refusal, words},
+        info,
         left_out::is_left_out,
         link::{self, ask},
         url::Target,
@@ -123,11 +124,7 @@ pub(super) async fn table(keeper: &Connection, limits: Limits) -> Option<usize> 
 /// How many keys it tracks for all its clients; it need not tell.
 pub(super) async fn tracked(keeper: &Connection, limits: Limits) -> Option<usize> {
     let stats = keeper.command("INFO", vec!["stats".into()], limits.command).await.ok()?;
-    tracked_keys(&stats.as_str()?)
-}
-
-fn tracked_keys(stats: &str) -> Option<usize> {
-    stats.lines().find_map(|line| line.strip_prefix("tracking_total_keys:"))?.trim().parse().ok()
+    info::tracked_keys(&stats.as_str()?)
 }
 
 /// How many keys it can track for us: half of its table, or nothing if that is as good as full.
@@ -161,7 +158,5 @@ mod tests {
         ] {
             assert_eq!(room_of(table, tracked), room, "{table:?} {tracked}");
         }
-        assert_eq!(tracked_keys("# Stats\r\ntracking_total_keys:17\r\ntracking_total_items:19\r\n"), Some(17));
-        assert_eq!(tracked_keys("# Stats\r\n"), None);
     }
 }

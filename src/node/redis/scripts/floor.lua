@@ -7,14 +7,11 @@
 local function raise_floor(fence, to, memory)
   local stored = redis.pcall('GET', fence)
   if type(stored) == 'table' then
-    if string.find(stored.err, 'WRONGTYPE', 1, true) then
-      return redis.error_reply('ERR the fence key ' .. fence .. ' holds another type: delete it to go on')
-    end
-    return stored
+    return no_fence(fence, stored)
   end
   local floor, wanted = tonumber(stored or 0), tonumber(to)
   if not floor or floor ~= floor then
-    return redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
+    return no_fence(fence, stored)
   end
   if floor < wanted then
     local time = redis.call('TIME')

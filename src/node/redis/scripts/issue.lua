@@ -1,5 +1,17 @@
 -- Part of a script: the next fence of a lock, and for how long its floor is kept.
 
+-- no_fence(fence, stored) gives an error reply for what GET answered of a key that holds no fence.
+local function no_fence(fence, stored)
+  local what = 'no fence'
+  if type(stored) ~= 'string' then
+    if not string.find(stored.err, 'WRONGTYPE', 1, true) then
+      return stored
+    end
+    what = 'another type'
+  end
+  return redis.error_reply('ERR the fence key ' .. fence .. ' holds ' .. what .. ': delete it to go on')
+end
+
 -- issue(fence, stored, time, proposal) takes the fence's key, what GET and TIME answered, and perhaps the number that is
 -- wanted (or ""). It gives the text of the new fence, which is below neither the time nor the proposal, and the time in µs.
 -- For a key that holds no fence it gives nil and an error reply, so that a script can stop before its first write.
@@ -14,16 +26,13 @@ local function issue(fence, stored, time, proposal)
     return issued, now
   end
   if type(stored) ~= 'string' then
-    if string.find(stored.err, 'WRONGTYPE', 1, true) then
-      stored = redis.error_reply('ERR the fence key ' .. fence .. ' holds another type: delete it to go on')
-    end
-    return nil, stored
+    return nil, no_fence(fence, stored)
   end
   -- Something else than an earlier time. From 2^53 on a Lua number skips integers, and the next fence would not be
   -- larger; NaN is no multiple of anything.
   local floor = tonumber(stored)
   if not floor or floor < 0 or floor % 1 ~= 0 or floor >= 9007199254740992 then
-    return nil, redis.error_reply('ERR the fence key ' .. fence .. ' holds no fence: delete it to go on')
+    return nil, no_fence(fence, stored)
   end
   if floor < tonumber(issued) then
     return issued, now

@@ -24,7 +24,7 @@ thread_local! {
 }
 
 /// A new execution, an hour after the machine was started.
-pub(super) fn begin() {
+pub(crate) fn begin() {
     TIMERS.set(Timers { now: Duration::from_secs(3_600), ..Timers::default() });
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn now() -> Duration {
 }
 
 /// Moves to the moment of the next timer, if there is any, and fires it.
-pub(super) fn pass() {
+pub(crate) fn pass() {
     step();
     let next = TIMERS.with_borrow(|timers| timers.waiting.keys().next().map(|(at, _)| *at));
     if let Some(next) = next {
@@ -42,7 +42,7 @@ pub(super) fn pass() {
 }
 
 /// The same, to a moment so far away; every timer before it fires at once, for they have been late.
-pub(super) fn pass_by(span: Duration) {
+pub(crate) fn pass_by(span: Duration) {
     step();
     pass_to(now() + span);
 }

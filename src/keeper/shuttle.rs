@@ -11,7 +11,7 @@ use tokio_util::{
 
 use crate::{
     clock::Clock,
-    shuttle_tests::time::{Sleep, sleep},
+    sync::shuttle::time::{Sleep, sleep},
 };
 
 /// See `src/keeper.rs`.
