@@ -322,7 +322,8 @@ impl WaitLoop {
 
     fn plan_freely(&mut self, facts: &Facts<'_>) -> Time {
         let Some(queue) = facts.queue else { return facts.now + self.backoff.after(&self.seen) };
-        if facts.around.tracks() && queue.polled_on != Route::Tracked && self.route(facts) == Route::Tracked {
+        let is_untracked = queue.position.is_first() && queue.polled_on != Route::Tracked;
+        if is_untracked && facts.around.tracks() && self.route(facts) == Route::Tracked {
             return self.checked_at;
         }
         let pause = queue.position.next_poll(&self.seen, self.leads(), queue.grant, &mut self.backoff);
@@ -338,8 +339,9 @@ impl WaitLoop {
     fn route(&self, facts: &Facts<'_>) -> Route {
         match facts.queue {
             Some(queue) if queue.is_granted => queue.usual,
-            // Only the first has the lock tracked: it takes what becomes free otherwise than by a release.
-            Some(queue) if !queue.position.is_first() => Route::Keeper,
+            // The first has the lock tracked: it takes what becomes free otherwise than by a release. So has the second, which
+            // may be the first by now, and would poll once more for that.
+            Some(queue) if queue.position.ticket.is_none() || queue.position.ahead > 1 => Route::Keeper,
             _ if matches!(self.seen, Check::Failed(_)) => Route::Keeper,
             _ => facts.around.tracked(),
         }
@@ -627,6 +629,27 @@ mod tests {
         assert!(sleeps(wait.next(&facts(5_300))) < at(5_400));
         wait.slept();
         assert_eq!(wait.next(&facts(5_400)), Action::Check(Route::Keeper));
+    }
+
+    #[test]
+    fn a_leader_that_was_the_second_and_finds_itself_first_polls_once() {
+        let (world, [second, first]) = (
+            World::default(),
+            [1, 0].map(|ahead| QueuePosition { ticket: Some(7), ahead, called: true, recovers_for: None }),
+        );
+        let mut wait = WaitLoop::new(true, 1, COMMAND, Time::NEVER, Jitter::from_seed(7));
+        wait.begins(held(false), true, &world.queued(0, &second));
+        assert_eq!(
+            sleeps(wait.next(&world.queued(0, &second))),
+            at(5_000),
+            "it polled untracked, and has no need to be tracked"
+        );
+        wait.slept();
+        assert_eq!(wait.next(&world.queued(5_000, &second)), Action::Check(Route::Tracked));
+        let facts = world.queued(5_010, &first);
+        let facts = Facts { queue: facts.queue.map(|queue| Queued { polled_on: Route::Tracked, ..queue }), ..facts };
+        wait.checked(held(true), at(5_000), COMMAND, &facts);
+        assert_eq!(wait.next(&facts), Action::Sleep(at(10_010)));
     }
 
     #[test]
