@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use leasehold::{
-    Error, ErrorKind, Leases, Lock, LossReason,
+    Error, Leases, Lock, LossReason,
     testing::{self, ManualClock},
 };
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -110,7 +110,7 @@ async fn a_job_whose_machine_slept_stops() -> Result<(), Error> {
 async fn assert_lost(mut scene: Scene, reason: LossReason) {
     match (&mut scene.job).await {
         Ok(Err(error)) => {
-            assert_eq!(error.kind(), ErrorKind::Lost);
+            assert!(matches!(error, Error::Lost(_)));
             assert!(error.to_string().ends_with(&reason.to_string()), "{error}");
         }
         other => panic!("{other:?}"),

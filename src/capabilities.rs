@@ -79,7 +79,7 @@ impl Capabilities {
     }
 
     /// Its `maxmemory-policy`. Anything but `noeviction` may take a lock away: `volatile-ttl` and the random ones do,
-    /// when memory is full. The page [`deployments`](crate::deployments) says which.
+    /// when memory is full. The page [`deployments`](crate::docs::deployments) says which.
     #[must_use]
     pub fn eviction(&self) -> Option<&str> {
         self.eviction.as_deref()

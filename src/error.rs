@@ -10,7 +10,7 @@ use crate::lost::Lost;
 
 /// Any error of this crate: every call that can fail returns it, so a program's own error type needs one `#[from]`.
 ///
-/// Its text is a sentence that says what to do. Match on the variants, or ask [`kind`](Self::kind) and the accessors.
+/// Its text is a sentence that says what to do. Match on the variants, or ask the accessors.
 ///
 /// ```
 /// use leasehold::{Error, Leases};
@@ -87,28 +87,6 @@ pub enum Error {
     },
 }
 
-/// Which [`Error`] it is, for code that does not need what the variants carry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// [`Error::Config`]
-    Config,
-    /// [`Error::Unavailable`]
-    Unavailable,
-    /// [`Error::Refused`]
-    Refused,
-    /// [`Error::Closed`]
-    Closed,
-    /// [`Error::TimedOut`]
-    TimedOut,
-    /// [`Error::Lost`]
-    Lost,
-    /// [`Error::Unknown`]
-    Unknown,
-    /// [`Error::Stale`]
-    Stale,
-}
-
 /// The cause of an error, in the words of the server, the system or this library, and the answers of a quorum's nodes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Details(Arc<Inner>);
@@ -135,6 +113,18 @@ impl Error {
         Self::Unavailable(Details::new(text))
     }
 
+    /// What a server, or too few of a quorum, said.
+    #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+    pub(crate) fn of(failure: Failure) -> Self {
+        let details = Details::of(&failure, "");
+        if failure.is_refusal() { Self::Refused(details) } else { Self::Unavailable(details) }
+    }
+
+    #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+    pub(crate) fn of_name(invalid: InvalidName) -> Self {
+        Self::config(invalid.to_string())
+    }
+
     pub(crate) fn keeper_ended() -> Self {
         Self::unavailable(KEEPER_ENDED)
     }
@@ -143,27 +133,12 @@ impl Error {
         Self::Unknown(Details::of(failure, "the renewal is not confirmed: "))
     }
 
-    /// Which error it is.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Config(_) => ErrorKind::Config,
-            Self::Unavailable(_) => ErrorKind::Unavailable,
-            Self::Refused(_) => ErrorKind::Refused,
-            Self::Closed => ErrorKind::Closed,
-            Self::TimedOut { .. } => ErrorKind::TimedOut,
-            Self::Lost(_) => ErrorKind::Lost,
-            Self::Unknown(_) => ErrorKind::Unknown,
-            Self::Stale { .. } => ErrorKind::Stale,
-        }
-    }
-
     /// Whether the same call may succeed later with nothing changed. [`Lost`](Self::Lost) is not: that lease is over, and a new
     /// one has to be acquired.
     ///
     /// Retry the acquire, not the work. A transient error of an acquire means that no work was done. Where your work calls
     /// the library too, such as [`renew`](crate::Lease::renew), its transient errors come from the middle of the work. See
-    /// [the guide](crate::guide#work-that-can-fail).
+    /// [the guide](crate::docs::guide#work-that-can-fail).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -278,22 +253,6 @@ pub(crate) fn keeper_ended() -> Failure {
     Failure::unknown(KEEPER_ENDED)
 }
 
-// For this crate only: nobody else can name what it comes from.
-#[doc(hidden)]
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        let details = Details::of(&failure, "");
-        if failure.is_refusal() { Self::Refused(details) } else { Self::Unavailable(details) }
-    }
-}
-
-#[doc(hidden)]
-impl From<InvalidName> for Error {
-    fn from(invalid: InvalidName) -> Self {
-        Self::config(invalid.to_string())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use leasehold_protocol::votes::NodeAnswer;
@@ -304,8 +263,8 @@ mod tests {
     fn no_time_brings_a_runtime_back() {
         let kinds = |failure: &Failure| {
             let nodes = ["one", "two"].map(|node| (node.to_owned(), NodeAnswer::Unreachable(failure.to_string())));
-            let of_nodes = Error::from(Failure::of_nodes(nodes));
-            [Error::from(failure.clone()), Error::unknown_renewal(failure), of_nodes]
+            let of_nodes = Error::of(Failure::of_nodes(nodes));
+            [Error::of(failure.clone()), Error::unknown_renewal(failure), of_nodes]
         };
         assert!(!Error::keeper_ended().is_transient());
         assert!(kinds(&keeper_ended()).iter().all(|error| !error.is_transient()));

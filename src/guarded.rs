@@ -50,7 +50,7 @@ impl Guarded {
 
     async fn key(&self) -> Result<Key, Error> {
         self.client.ready().await?;
-        Ok(Key::new(&self.client.options.prefix, &self.name)?)
+        Key::new(&self.client.options.prefix, &self.name).map_err(Error::of_name)
     }
 
     /// Writes the value, unless a later holder has written before.
@@ -71,7 +71,7 @@ impl Guarded {
         match relayed!(Relay::of_answers(), member.ask(self.client.quorum.route(), request, limit)) {
             Ok(Guarding::Written) => Ok(()),
             Ok(Guarding::Stale { seen }) => Err(Error::Stale { key: key.lock().to_owned(), fence, seen }),
-            Err(failure) => Err(failure.into()),
+            Err(failure) => Err(Error::of(failure)),
         }
     }
 
@@ -88,7 +88,7 @@ impl Guarded {
         let key = self.key().await?;
         let (member, limit) = (self.client.sole()?, self.client.options.command_timeout);
         let asking = member.ask(self.client.quorum.route(), Request::GuardedGet(key), limit);
-        Ok(relayed!(Relay::of_answers(), asking)?)
+        relayed!(Relay::of_answers(), asking).map_err(Error::of)
     }
 }
 

@@ -42,7 +42,7 @@ pub enum Keeper {
     /// program's own threads compute or block. Subscribers, exporters and wakers are called on other threads, so one
     /// that blocks or panics delays neither a renewal nor [`lost`](crate::Lease::lost). The program has two duties:
     ///
-    /// - A [`Clock`](crate::Clock) of its own must not block.
+    /// - A [`Clock`] of its own must not block.
     /// - A logger of the `log` crate that is no bridge to `tracing` must not block at level `trace`, at which fred logs
     ///   each request on this thread. (Warnings come there only if a connection is given up at the very moment of a
     ///   request.) fred's messages about its connections come on their own thread. If that thread blocks, the keeper
@@ -61,7 +61,7 @@ pub enum Keeper {
     ///
     /// When the runtime ends, every lease ends with it at once
     /// ([`KeeperEnded`](crate::LossReason::KeeperEnded)), and its key expires. From then on every call to the server
-    /// fails with [`Unavailable`](crate::ErrorKind::Unavailable), waiting acquires included: build a new
+    /// fails with [`Unavailable`](crate::Error::Unavailable), waiting acquires included: build a new
     /// [`Leases`](crate::Leases).
     ///
     /// The keeper's events and metrics go through a thread of their own here too, so a subscriber or an exporter that

@@ -6,11 +6,11 @@ use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    bounds::{check_grace, check_keep},
     client::Client,
     error::Error,
     foreign::{Relay, relayed},
     lost::Lost,
+    options::check_keep,
     reentry::OwnerSlot,
     released::Released,
     status::{Board, HasBoard, Signal, Status, StatusChanges},
@@ -58,6 +58,8 @@ pub struct Lease {
     view: LeaseHandle,
     /// Our place in the table of owners, shared with the other leases of a re-entrant owner.
     owner_slot: Option<Arc<OwnerSlot>>,
+    /// What its work has to tidy up before a loss: in ms, for a process may have a million leases.
+    grace: u32,
 }
 
 /// A view of a [`Lease`] that can be cloned and handed around: all of it but the release.
@@ -79,7 +81,7 @@ impl Lease {
         owner_slot: Option<Arc<OwnerSlot>>,
     ) -> Self {
         let board = if let Signal::More(board) = signal { Some(board) } else { None };
-        Self { view: LeaseHandle { client, hold, board }, owner_slot }
+        Self { view: LeaseHandle { client, hold, board }, owner_slot, grace: 0 }
     }
 
     /// Takes its place in the table of owners.
@@ -107,12 +109,12 @@ impl Lease {
     }
 
     /// Releases the lock, if this is the last lease of its acquisition. [`lost`](Self::lost) completes with
-    /// [`LossReason::Released`](crate::LossReason::Released) as soon as this begins.
+    /// [`LossReason::Released`] as soon as this begins.
     ///
     /// `Ok` says that the lease was ours to the end. [`Released`] says whether the server has confirmed the release in
     /// time. If it has not, that is no failure of the work: the release goes on in the background, and the key expires
     /// within its TTL. So `lease.release().await?` after the work fails for one reason only. See
-    /// [the guide](crate::guide#when-a-release-is-not-confirmed).
+    /// [the guide](crate::docs::guide#when-a-release-is-not-confirmed).
     ///
     /// It takes at most one command time-out. Over a quorum a majority decides, and the others are seen to in the
     /// background.
@@ -120,7 +122,7 @@ impl Lease {
     /// # Errors
     ///
     /// [`Error::Lost`]: the lease ended before. What the job did after [`Lost::since`] was not protected. After
-    /// [`LossReason::MaxHold`](crate::LossReason::MaxHold) the release is `Ok` all the same.
+    /// [`LossReason::MaxHold`] the release is `Ok` all the same.
     ///
     /// # Cancel safety
     ///
@@ -168,16 +170,17 @@ impl Lease {
         }
     }
 
-    /// Keeps the key for at least this long from now on, whenever the lease is released.
-    pub(crate) fn keep_for(&self, keep: Duration) {
+    /// Keeps the key for at least this long from now on, whenever the lease is released; gives its work this grace.
+    pub(crate) fn set_up(&mut self, keep: Duration, grace: Duration) {
         if !keep.is_zero() {
             let LeaseHandle { client, hold, .. } = &self.view;
             hold.keep_for(client.now(), keep);
         }
+        self.grace = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
     }
 
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then
-    /// releases the lock.
+    /// releases the lock. With a [`grace`](crate::Lock::grace) it asks the work to stop first.
     ///
     /// The work may fail. Its error `E` is any type that is `From<leasehold::Error>`, such as your program's own, and is
     /// the error of this call too: one `?` serves both. Work that cannot fail ends with `Ok::<_, Error>(…)`.
@@ -231,61 +234,7 @@ impl Lease {
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
-        let signal = self.view.signal();
-        self.run_until(work, async move { relayed!(Relay::of_signals(), signal.over()) }).await
-    }
-
-    /// As [`run`](Self::run), with time for the work to tidy up before a loss.
-    ///
-    /// If no renewal gets through, the work is asked to stop `grace` before the deadline, and is still protected. If
-    /// the server says that the key is gone, the work is asked at once, and is not protected. It hears of that from
-    /// [`lost`](LeaseHandle::lost) and [`cancellation_token`](LeaseHandle::cancellation_token) of its handle. In the
-    /// first case `lost` completes with [`Expiring`](crate::LossReason::Expiring), in the second with the reason of the
-    /// loss.
-    ///
-    /// From then on the work is polled for `grace`, and longer if the lease holds after all; then it is dropped. If
-    /// less than `grace` is left when the work begins, or after a pause of the process, only that much of it is
-    /// protected: [`check`](LeaseHandle::check) tells.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # async fn copy_everything() -> Result<(), leasehold::Error> { Ok(()) }
-    /// # async fn delete_the_half_of_it() {}
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lease = leases.lock("backup").acquire().await?;
-    /// let grace = Duration::from_secs(5);
-    /// lease
-    ///     .run_with_grace(grace, |lease| async move {
-    ///         tokio::select! {
-    ///             biased;
-    ///             lost = lease.lost() => {
-    ///                 delete_the_half_of_it().await;
-    ///                 Err(lost.into())
-    ///             }
-    ///             outcome = copy_everything() => outcome,
-    ///         }
-    ///     })
-    ///     .await?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run): work that ended while the lease held gives its own result, though it was asked to stop.
-    /// [`Error::Config`], as an `E`, if `grace` is more than half of the TTL: the lease is dropped.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`run`](Self::run).
-    pub async fn run_with_grace<F, Fut, T, E>(self, grace: Duration, work: F) -> Result<T, E>
-    where
-        F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        check_grace(grace, self.view.hold.ttl)?;
-        let stop = self.handle();
+        let (stop, grace) = (self.handle(), Duration::from_millis(self.grace.into()));
         self.run_until(work, async move { relayed!(Relay::of_signals(), stop.out_of_grace(grace)) }).await
     }
 
@@ -396,6 +345,9 @@ impl LeaseHandle {
     /// Asks for a stop when nothing but the grace is left of the lease. Completes when that is over, and the lease too.
     async fn out_of_grace(self, grace: Duration) -> Lost {
         let (Self { client, hold, .. }, signal) = (&self, self.signal());
+        if grace.is_zero() {
+            return signal.over().await;
+        }
         loop {
             let left = self.remaining().saturating_sub(grace);
             if left.is_zero() {
@@ -439,12 +391,12 @@ macro_rules! view {
             ///
             /// It completes before, while the lease is still held, when its holder is asked to stop: with
             /// [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Leases::shutdown), with
-            /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::run_with_grace). From then on
+            /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::grace). From then on
             /// [`check`](Self::check) and [`status_changes`](Self::status_changes) tell of the end.
             ///
             /// The future owns what it needs: move it, pin it, spawn it. A timer of the keeper's completes it at the
-            /// deadline ([rule 2](crate::safety#rule-2)). It completes earlier when the server says that the key is
-            /// gone or taken, and with [`LossReason::Released`](crate::LossReason::Released) when the release of this
+            /// deadline ([rule 2](crate::docs::safety#rule-2)). It completes earlier when the server says that the key is
+            /// gone or taken, and with [`LossReason::Released`] when the release of this
             /// lease begins.
             ///
             /// # Cancel safety

@@ -1,43 +1,29 @@
-//! The entry point: configuration, validated when it is built.
+//! The entry point.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    fence, glob,
+    glob,
     key::{self, Key},
     node_status::NodeStatus,
-    rounded::Rounded,
 };
 
 use crate::{
-    bounds::{check_fence_memory, check_times, fair_quorum},
     capabilities::Capabilities,
     client::{Client, Options},
-    clock::{Clock, SystemClock},
     error::Error,
     foreign::{Relay, relayed},
     guarded::Guarded,
     keeper::{Host, Keeper},
     lock::Lock,
     metrics,
-    node::{
-        memory::{self, Memory},
-        redis::Limits,
-    },
-    quorum::{self, ConnectConfig, NodeAddress, Quorum},
+    node::memory::{self, Memory},
+    quorum::Quorum,
 };
 
-const DEFAULT_TTL: Duration = Duration::from_secs(30);
-const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
-const DEFAULT_GRANT: Duration = Duration::from_secs(1);
-/// As long as the default TTL, and the second that a server's uptime may be wrong by.
-const DEFAULT_RESTART_DELAY: Duration = Duration::from_secs(31);
-const LONGEST_RESTART_DELAY: Duration = Duration::from_secs(24 * 60 * 60 + 1);
-const LEAST_NODES: usize = 3;
-const MOST_NODES: usize = 9;
-const LONGEST_LABEL: usize = 128;
-const LONGEST_PREFIX: usize = 256;
+mod builder;
+
+pub use self::builder::Builder;
 
 /// Connections to where the locks are, and the keeper that renews them. Cheap to clone: make one per process.
 ///
@@ -98,9 +84,8 @@ impl Leases {
     #[must_use]
     #[allow(clippy::expect_used, reason = "as std::thread::spawn; `connect(\"memory://\")` gives an error instead")]
     pub fn in_memory() -> Self {
-        let builder = Self::builder();
-        let Builder { options, clock, keeper, .. } = builder;
-        let (host, stop) = Host::start(keeper, &clock).expect("the keeper's thread starts");
+        let (options, clock) = Self::builder().in_memory();
+        let (host, stop) = Host::start(Keeper::default(), &clock).expect("the keeper's thread starts");
         metrics::describe();
         let quorum =
             Quorum::of_one(memory::node(Memory::private(&clock), &host), &clock, &host, options.command_timeout);
@@ -109,27 +94,7 @@ impl Leases {
 
     /// Everything that can be set.
     pub fn builder() -> Builder {
-        let options = Options {
-            ttl: DEFAULT_TTL,
-            max_hold: None,
-            prefix: String::new(),
-            label: default_label(),
-            command_timeout: DEFAULT_COMMAND_TIMEOUT,
-            fair: false,
-            fence_memory: fence::MEMORY,
-            grant_timeout: DEFAULT_GRANT,
-            metrics_group: metrics::Group::default(),
-        };
-        let clock = Arc::new(SystemClock);
-        Builder {
-            url: None,
-            quorum: None,
-            restart_delay: None,
-            options,
-            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
-            keeper: Keeper::default(),
-            clock,
-        }
+        Builder::new()
     }
 
     /// The lock of this name. Nothing is sent yet.
@@ -163,7 +128,8 @@ impl Leases {
         self.client.ready().await?;
         let Options { prefix, command_timeout, .. } = &self.client.options;
         let pattern = glob::literally(prefix) + pattern.as_ref();
-        let locks = relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, *command_timeout))?;
+        let locks =
+            relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, *command_timeout)).map_err(Error::of)?;
         // Somebody may have copied a token of ours to where no lock can be.
         let is_lock = |name: &&str| Key::new(prefix, name).is_ok();
         let names = locks.iter().filter_map(|lock| lock.strip_prefix(&**prefix)).filter(is_lock);
@@ -185,7 +151,7 @@ impl Leases {
     pub async fn capabilities(&self) -> Result<Capabilities, Error> {
         self.client.ready().await?;
         let asking = self.client.quorum.capabilities(self.client.options.command_timeout);
-        Ok(relayed!(Relay::of_answers(), asking)?)
+        relayed!(Relay::of_answers(), asking).map_err(Error::of)
     }
 
     /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a
@@ -220,7 +186,7 @@ impl Leases {
         self.client.ready().await?;
         let Options { prefix, command_timeout, .. } = &self.client.options;
         let rehearsal = self.client.quorum.health(key::of_nobody(prefix), *command_timeout);
-        Ok(relayed!(Relay::of_answers(), rehearsal)?)
+        relayed!(Relay::of_answers(), rehearsal).map_err(Error::of)
     }
 
     /// The state of the nodes, in the order in which the builder was given them, as far as answers have shown it. Asks
@@ -295,321 +261,9 @@ impl Leases {
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leases")
-            .field("nodes", &self.client.quorum.members().map(|(_, member)| member).collect::<Vec<_>>())
-            .field("options", &self.client.options)
+            .field("nodes", &self.client.quorum.members().map(|(_, member)| member.address()).collect::<Vec<_>>())
+            .field("prefix", &self.client.options.prefix)
             .field("closed", &self.client.closed.is_cancelled())
             .finish_non_exhaustive()
     }
-}
-
-/// Settings of a [`Leases`]. [`build`](Self::build) checks them all.
-///
-/// ```
-/// # use std::time::Duration;
-/// # use leasehold::Leases;
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// let leases = Leases::builder()
-///     .url("memory://") // or "redis://127.0.0.1:6379"
-///     .ttl(Duration::from_secs(20))
-///     .prefix("jobs:")
-///     .label("worker-1")
-///     .build()
-///     .await?;
-/// # leases.lock("a").acquire().await?.release().await?;
-/// # Ok(()) }
-/// ```
-#[derive(Clone)]
-#[must_use = "nothing is connected before `build`"]
-pub struct Builder {
-    url: Option<String>,
-    quorum: Option<Vec<String>>,
-    restart_delay: Option<Duration>,
-    options: Options,
-    connect_timeout: Duration,
-    keeper: Keeper,
-    clock: Arc<dyn Clock>,
-}
-
-impl Builder {
-    /// Where the locks are; see [`Leases::connect`] for what can stand here. This or [`quorum`](Self::quorum) is required.
-    pub fn url(mut self, url: impl Into<String>) -> Self {
-        self.url = Some(url.into());
-        self
-    }
-
-    /// Keeps every lock on a majority of these servers (Redlock): 3, 5, 7 or 9 of them, that know nothing of each other.
-    /// It survives the death of the others, and fencing tokens grow all the same.
-    ///
-    /// Each must be a stand-alone server that never forgets but by a restart: `maxmemory-policy noeviction`, no replica
-    /// that takes over, no cluster. A server that was restarted gives no vote for the
-    /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks and [`Guarded`] values are for one server.
-    /// The page [`deployments`](crate::deployments) says when all that is worth it.
-    #[doc(alias = "redlock")]
-    pub fn quorum<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.quorum = Some(urls.into_iter().map(Into::into).collect());
-        self
-    }
-
-    /// How long a server must have been up before it grants a lock: until then it may have forgotten, in a restart, who
-    /// holds it. Waiters wait on, [fair](crate::Lock::fair) ones in their order. Zero, or at most a day, rounded up to
-    /// seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
-    ///
-    /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more than
-    /// the longest TTL that anybody uses there. (A longer one than this allows is refused.) Zero is for servers that
-    /// have every write on their disk before they answer, `appendfsync always`.
-    ///
-    /// The servers' clocks must be right before they start, for they measure their uptime by them. A clock that is put
-    /// forward makes a new server look old, and it grants too early. After a clock was set back, a server looks new: a
-    /// client that has known it for the delay goes on, and any other waits until it has.
-    pub fn restart_delay(mut self, delay: Duration) -> Self {
-        self.restart_delay = Some(delay);
-        self
-    }
-
-    /// How long a key lives without a renewal, 100 ms to a day, unless the lock says otherwise. Default 30 s. Where a round
-    /// trip to the server takes half of it, no lease can be kept.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = ttl;
-        self
-    }
-
-    /// The longest that any lease is renewed for, unless the lock says otherwise. Default `None`: no bound.
-    pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
-        self.options.max_hold = max_hold.into();
-        self
-    }
-
-    /// The prefix of all names, at most 256 bytes. Default none.
-    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.options.prefix = prefix.into();
-        self
-    }
-
-    /// How others see us while we hold a lock, 1 to 128 bytes without control characters. Default `host:pid`.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.options.label = label.into();
-        self
-    }
-
-    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s. It is also the longest that each step of a
-    /// later handshake may take. On Linux a connection counts as broken when sent data stays unacknowledged for longer
-    /// than this.
-    pub fn connect_timeout(mut self, limit: Duration) -> Self {
-        self.connect_timeout = limit;
-        self
-    }
-
-    /// How long a call waits for one answer of the server, 1 ms to an hour, the wait for a connection included. Default
-    /// 1 s. Renewals wait for as long as their lease allows. Make it longer than two round trips to the server: a
-    /// release asks twice within it.
-    pub fn command_timeout(mut self, limit: Duration) -> Self {
-        self.options.command_timeout = limit;
-        self
-    }
-
-    /// Whether locks are acquired first come, first served, unless the lock [says otherwise](crate::Lock::fair). Default
-    /// no.
-    pub fn fair(mut self, fair: bool) -> Self {
-        self.options.fair = fair;
-        self
-    }
-
-    /// How long a [fair](crate::Lock::fair) waiter whose turn has come has to take the lock before it goes to the next
-    /// one, 50 ms to an hour; at most the TTL. Default 1 s. Waiters take it within a round trip. A waiter whose process
-    /// is stopped costs the others this time.
-    pub fn grant_timeout(mut self, timeout: Duration) -> Self {
-        self.options.grant_timeout = timeout;
-        self
-    }
-
-    /// For how long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours,
-    /// unless the lock [says otherwise](crate::Lock::fence_memory). Default 24 hours. Parts of a millisecond count as a
-    /// whole one.
-    ///
-    /// The floor is a small key beside the lock's, `{name}:lh:fence`. Because of it fences grow although the server's
-    /// clock was set back ([rule 9](crate::safety#rule-9)). A shorter memory has a price: **the next fence may be
-    /// smaller if the server's clock was set back by more than it**. While the clock goes on, or stands, fences grow
-    /// with any memory. Zero keeps a floor only until the server's clock has passed the fence, two milliseconds at most
-    /// on one server: a name that was released leaves nothing. That is for programs that lock millions of names; the
-    /// page [`deployments`](crate::deployments) says what those cost.
-    ///
-    /// The fence of a lock that is held stands in the lock's own key, and does not depend on it.
-    pub fn fence_memory(mut self, memory: Duration) -> Self {
-        self.options.fence_memory = memory;
-        self
-    }
-
-    /// Counts all locks in a group of this name, unless the lock [says otherwise](crate::Lock::metrics_group). Default none.
-    #[cfg(feature = "metrics")]
-    pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
-        self.options.metrics_group = metrics::Group::named(name.as_ref());
-        self
-    }
-
-    /// Where leases are kept alive. Default: a thread of its own ([`Keeper::Thread`]).
-    ///
-    /// With either keeper the first `build` of a process starts three more threads, one for events and two for wakers.
-    pub fn keeper(mut self, keeper: Keeper) -> Self {
-        self.keeper = keeper;
-        self
-    }
-
-    /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the
-    /// machine is suspended.
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        self.clock = Arc::new(clock);
-        self
-    }
-
-    /// Checks every setting, then connects.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, but for what it
-    ///   takes to find that two servers of a quorum are one, or that one of them is part of a cluster.
-    /// - [`Error::Refused`]: the server turned us down, in its own words.
-    /// - [`Error::Unavailable`]: a thread could not be started; the text says so, and the next `build` tries again. Or
-    ///   the server could not be reached for `connect_timeout`. Of a quorum a majority is enough, and the others are
-    ///   connected to as they come; [`Error::votes`] says how each was.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping it closes what was opened.
-    pub async fn build(self) -> Result<Leases, Error> {
-        let leases = self.build_lazy()?;
-        relayed!(Relay::of_answers(), leases.client.connect())?;
-        Ok(leases)
-    }
-
-    /// Checks every setting, and connects at the first use: for a program that must start while its server is away. Inside a
-    /// runtime or outside.
-    ///
-    /// The first call then takes the time to connect, at most the `connect_timeout`, beside its own limits;
-    /// [`acquire_within`](Lock::acquire_within) keeps to its limit, and [`acquire`](Lock::acquire) waits. An error of
-    /// [`build`](Self::build) is then the error of that call, and the next call tries again.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Config`]; [`Error::Unavailable`] if a thread could not be started.
-    pub fn build_lazy(self) -> Result<Leases, Error> {
-        let places = self.check()?;
-        let restart_delay = self.restarts_after();
-        let Self { options, connect_timeout, keeper, clock, .. } = self;
-        let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
-        let limits = Limits { connect: connect_timeout, command: options.command_timeout };
-        let votes = quorum::votes(places.len(), restart_delay);
-        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone(), home: None, votes };
-        let quorum = Quorum::at(&places, restart_delay, &config);
-        metrics::describe();
-        let to_connect = Some((places, config));
-        Ok(Leases { client: Client::new(options, clock, host, stop, quorum, to_connect) })
-    }
-
-    fn restarts_after(&self) -> Duration {
-        let unless_set = if self.quorum.is_some() { DEFAULT_RESTART_DELAY } else { Duration::ZERO };
-        self.restart_delay.unwrap_or(unless_set)
-    }
-
-    fn check(&self) -> Result<Vec<NodeAddress>, Error> {
-        let Options { ttl, max_hold, prefix, label, command_timeout, grant_timeout, fair, fence_memory, .. } =
-            &self.options;
-        let restart_delay = self.restarts_after();
-        if restart_delay > LONGEST_RESTART_DELAY {
-            return Err(Error::config(format!(
-                "restart_delay is {restart_delay:?}: it must be at most {LONGEST_RESTART_DELAY:?}"
-            )));
-        }
-        check_times(*ttl, *max_hold, restart_delay)?;
-        check_fence_memory(*fence_memory)?;
-        if *fair && self.quorum.is_some() {
-            return Err(fair_quorum());
-        }
-        let least = Duration::from_millis(1);
-        check_limit("connect_timeout", self.connect_timeout, least)?;
-        check_limit("command_timeout", *command_timeout, least)?;
-        check_limit("grant_timeout", *grant_timeout, Duration::from_millis(50))?;
-        if prefix.len() > LONGEST_PREFIX {
-            let length = prefix.len();
-            return Err(Error::config(format!("prefix is {length} bytes long: {LONGEST_PREFIX} is the most")));
-        }
-        if label.is_empty() || label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
-            return Err(Error::config(format!(
-                "label is {label:?}: it must have 1 to {LONGEST_LABEL} bytes and no control characters"
-            )));
-        }
-        match (&self.url, &self.quorum) {
-            (Some(_), Some(_)) => Err(Error::config("url and quorum are both set: choose one of them")),
-            (Some(url), None) => Ok(vec![NodeAddress::parse(url)?]),
-            (None, Some(urls)) => check_quorum(urls),
-            (None, None) => {
-                Err(Error::config("url is not set: say where the locks are, as in `.url(\"redis://127.0.0.1:6379\")`"))
-            }
-        }
-    }
-}
-
-fn check_quorum(urls: &[String]) -> Result<Vec<NodeAddress>, Error> {
-    let nodes = urls.len();
-    if nodes % 2 == 0 || !(LEAST_NODES..=MOST_NODES).contains(&nodes) {
-        return Err(Error::config(format!(
-            "quorum has {nodes} urls: it must have 3, 5, 7 or 9 (an even one survives no more than one less; for one \
-             server there is `url`)"
-        )));
-    }
-    let mut places: Vec<NodeAddress> = Vec::with_capacity(nodes);
-    for (at, url) in urls.iter().enumerate() {
-        let place = NodeAddress::parse(url).map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
-        if let Some(other) = places.iter().position(|other| other.is_same(&place)) {
-            let address = place.address();
-            return Err(Error::config(format!(
-                "quorum[{other}] and quorum[{at}] are both {address}: two votes from one server are none, name \
-                 independent servers"
-            )));
-        }
-        places.push(place);
-    }
-    Ok(places)
-}
-
-impl fmt::Debug for Builder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the url: it may hold a password.
-        f.debug_struct("Builder")
-            .field("options", &self.options)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("keeper", &self.keeper)
-            .finish_non_exhaustive()
-    }
-}
-
-fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error> {
-    let most = Duration::from_secs(60 * 60);
-    if (least..=most).contains(&limit) {
-        return Ok(());
-    }
-    Err(Error::config(format!("{name} is {limit:?}: it must be from {} to {}", Rounded(least), Rounded(most))))
-}
-
-fn no_keeper(error: &io::Error) -> Error {
-    let text =
-        format!("the keeper's thread cannot be started: {error}. Is there a limit on threads, or too little memory?");
-    Error::unavailable(text)
-}
-
-fn default_label() -> String {
-    let pid = std::process::id();
-    let host = host_name().unwrap_or_else(|| "unknown".into());
-    let host: String = host.chars().filter(|c| !c.is_control()).take(64).collect();
-    format!("{host}:{pid}")
-}
-
-#[cfg(unix)]
-fn host_name() -> Option<String> {
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Some(name).filter(|name| !name.is_empty())
-}
-
-#[cfg(not(unix))]
-fn host_name() -> Option<String> {
-    std::env::var("COMPUTERNAME").ok()
 }

@@ -1,6 +1,12 @@
 //! A named lock: its options, and the calls that acquire it.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    panic::{RefUnwindSafe, UnwindSafe},
+    sync::Arc,
+    time::Duration,
+};
 
 use leasehold_protocol::{
     holder::Holder,
@@ -11,12 +17,12 @@ use tracing::Instrument as _;
 
 use crate::{
     acquire::{Acquire, OnWait, Patience},
-    bounds::{check_fence_memory, check_grace, check_keep, check_times, fair_quorum},
-    client::{Client, Options, Wanted},
+    client::{Client, Wanted},
     error::Error,
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
-    metrics::{Acquiring, Group},
+    metrics::Acquiring,
+    options::{LockOptions, check_grace, check_keep},
     owner::Owner,
     waiter::Waiter,
 };
@@ -41,23 +47,23 @@ use crate::{
 pub struct Lock {
     pub(crate) client: Arc<Client>,
     name: Arc<str>,
-    pub(crate) ttl: Duration,
-    max_hold: Option<Duration>,
+    pub(crate) options: LockOptions,
     reentrant: bool,
-    fair: bool,
-    fence_memory: Duration,
     keep_for: Duration,
+    grace: Duration,
     owner: Owner,
     on_wait: Option<OnWait>,
-    metrics_group: Group,
 }
+
+// A panic of `on_wait` unwinds through one acquire, which is undone.
+impl UnwindSafe for Lock {}
+impl RefUnwindSafe for Lock {}
 
 impl Lock {
     pub(crate) fn new(client: Arc<Client>, name: &str) -> Self {
-        let Options { ttl, max_hold, fair, fence_memory, metrics_group, .. } = client.options;
-        let (name, owner, keep_for) = (name.into(), Owner::task(), Duration::ZERO);
-        let (reentrant, on_wait) = (false, None);
-        Self { client, name, ttl, max_hold, reentrant, fair, fence_memory, keep_for, owner, on_wait, metrics_group }
+        let (options, name, owner) = (client.options.lock, name.into(), Owner::task());
+        let (keep_for, grace) = (Duration::ZERO, Duration::ZERO);
+        Self { client, name, options, reentrant: false, keep_for, grace, owner, on_wait: None }
     }
 
     /// The lock's name, without the prefix.
@@ -72,7 +78,7 @@ impl Lock {
     /// lost. It does not bound the job: the keeper renews. Where there is a
     /// [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
+        self.options.ttl = ttl;
         self
     }
 
@@ -80,7 +86,7 @@ impl Lock {
     /// with [`MaxHold`](crate::LossReason::MaxHold), and its holder has the rest of the TTL to stop. `None`, the
     /// default, is no bound.
     pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
-        self.max_hold = max_hold.into();
+        self.options.max_hold = max_hold.into();
         self
     }
 
@@ -133,7 +139,7 @@ impl Lock {
     ///   lock that is released then is free until the delay is over.
     /// - It works on one server; over a quorum the acquire ends with [`Error::Config`].
     pub fn fair(mut self, fair: bool) -> Self {
-        self.fair = fair;
+        self.options.fair = fair;
         self
     }
 
@@ -141,7 +147,7 @@ impl Lock {
     /// hours, unless set here. See [`Builder::fence_memory`](crate::Builder::fence_memory) for what a shorter one gives up. The
     /// last acquire decides: give a name the same one everywhere.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
-        self.fence_memory = memory;
+        self.options.fence_memory = memory;
         self
     }
 
@@ -168,6 +174,46 @@ impl Lock {
     /// ```
     pub fn keep_for(mut self, keep: Duration) -> Self {
         self.keep_for = keep;
+        self
+    }
+
+    /// Gives work under the lock this much time to tidy up before a loss: [`run`](Self::run), [`run_within`](Self::run_within),
+    /// [`try_run`](Self::try_run) and [`Lease::run`] then ask it to stop first. At most half of the TTL. Zero, the default,
+    /// drops the work when the lease is lost.
+    ///
+    /// If no renewal gets through, the work is asked to stop this long before the deadline, and is still protected. If
+    /// the server says that the key is gone, the work is asked at once, and is not protected. It hears of that from
+    /// [`lost`](LeaseHandle::lost) and [`cancellation_token`](LeaseHandle::cancellation_token) of its handle. In the
+    /// first case `lost` completes with [`Expiring`](crate::LossReason::Expiring), in the second with the reason of the
+    /// loss.
+    ///
+    /// From then on the work is polled for the grace, and longer if the lease holds after all; then it is dropped. If
+    /// less than the grace is left when the work begins, or after a pause of the process, only that much of it is
+    /// protected: [`check`](LeaseHandle::check) tells. Work that ends while the lease holds gives its own result, though
+    /// it was asked to stop. A lease that is [shared](LeaseHandle::share) has no grace.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # async fn copy_everything() -> Result<(), leasehold::Error> { Ok(()) }
+    /// # async fn delete_the_half_of_it() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lock = leases.lock("backup").grace(Duration::from_secs(5));
+    /// lock.run(|lease| async move {
+    ///     tokio::select! {
+    ///         biased;
+    ///         lost = lease.lost() => {
+    ///             delete_the_half_of_it().await;
+    ///             Err(lost.into())
+    ///         }
+    ///         outcome = copy_everything() => outcome,
+    ///     }
+    /// })
+    /// .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
         self
     }
 
@@ -202,10 +248,10 @@ impl Lock {
     /// here; an empty name is none.
     ///
     /// Name kinds of jobs, and not each of a thousand locks: every group has some eighty series in every process. A process
-    /// has at most 100 groups, and counts further ones as `other`. See the page [`metrics`](crate::metrics).
+    /// has at most 100 groups, and counts further ones as `other`. See the page [`metrics`](crate::docs::metrics).
     #[cfg(feature = "metrics")]
     pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
-        self.metrics_group = Group::named(name.as_ref());
+        self.options.metrics_group = crate::metrics::Group::named(name.as_ref());
         self
     }
 
@@ -351,7 +397,7 @@ impl Lock {
     /// - The error of the work. It wins over a loss that only the release after it finds.
     /// - [`Error::Lost`], if the work was stopped, or ended with `Ok` when the lease was gone already.
     ///
-    /// A release that is not confirmed is no error: see [the guide](crate::guide#when-a-release-is-not-confirmed).
+    /// A release that is not confirmed is no error: see [the guide](crate::docs::guide#when-a-release-is-not-confirmed).
     ///
     /// # Cancel safety
     ///
@@ -423,32 +469,6 @@ impl Lock {
         }
     }
 
-    /// As [`run`](Self::run), with time to tidy up: see [`Lease::run_with_grace`].
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run). [`Error::Config`] if `grace` is more than half of the TTL.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`run`](Self::run).
-    pub fn run_with_grace<F, Fut, T, E>(
-        &self,
-        grace: Duration,
-        work: F,
-    ) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
-    where
-        F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        let (acquire, in_bounds) = (self.acquire(), check_grace(grace, self.ttl));
-        async move {
-            in_bounds?;
-            acquire.await?.run_with_grace(grace, work).await
-        }
-    }
-
     /// The current holder of the lock, ourselves included; `None` if there is none. Over a quorum: the one with its key
     /// on a majority of the nodes, or that may have it there, as far as they answer.
     ///
@@ -475,7 +495,7 @@ impl Lock {
         self.client.ready().await?;
         let key = self.key()?;
         let asking = self.client.quorum.holder(&key, self.client.options.command_timeout);
-        let holder = relayed!(Relay::of_answers(), asking)?;
+        let holder = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
         Ok(holder.map(|holder| self.client.watchdog.recognize(&key, holder)))
     }
 
@@ -494,7 +514,7 @@ impl Lock {
         let key = self.key()?;
         let (member, limit) = (self.client.sole()?, self.client.options.command_timeout);
         let asking = member.ask(self.client.quorum.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
-        let waiters: Waiters = relayed!(Relay::of_answers(), asking)?;
+        let waiters: Waiters = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
         Ok(waiters.into_iter().map(|(token, waited)| Waiter { token, waited }).collect())
     }
 
@@ -513,20 +533,20 @@ impl Lock {
         self.client.ready().await?;
         let key = self.key()?;
         let releasing = self.client.quorum.force_release(&key, self.client.options.command_timeout);
-        let released = relayed!(Relay::of_answers(), releasing)?;
+        let released = relayed!(Relay::of_answers(), releasing).map_err(Error::of)?;
         self.client.freed(&key);
         Ok(released)
     }
 
     pub(crate) fn key(&self) -> Result<Key, Error> {
-        Ok(Key::new(&self.client.options.prefix, &self.name)?)
+        Key::new(&self.client.options.prefix, &self.name).map_err(Error::of_name)
     }
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
-        let (client, began, keep_for) = (self.client.clone(), self.client.now(), self.keep_for);
-        let acquiring = Acquiring::begins(self.metrics_group);
-        let outcome = match self.wanted() {
+        let (client, began, keep_for, grace) = (self.client.clone(), self.client.now(), self.keep_for, self.grace);
+        let acquiring = Acquiring::begins(self.options.metrics_group);
+        let mut outcome = match self.wanted() {
             Ok(wanted) => {
                 let acquire = Acquire::new(self.client, wanted, self.owner, self.reentrant, patience, self.on_wait);
                 relayed!(Relay::of_answers(), acquire.run().instrument(span))
@@ -534,8 +554,8 @@ impl Lock {
             Err(refused) => Err(refused),
         };
         acquiring.ended(&outcome, patience.is_one_try(), client.now().since(began));
-        if let Ok(lease) = &outcome {
-            lease.keep_for(keep_for);
+        if let Ok(lease) = &mut outcome {
+            lease.set_up(keep_for, grace);
         }
         outcome
     }
@@ -543,15 +563,10 @@ impl Lock {
     /// Checks everything that can be refused without a request.
     fn wanted(&self) -> Result<Wanted, Error> {
         self.client.check_acquires()?;
-        check_times(self.ttl, self.max_hold, self.client.quorum.restart_delay())?;
-        check_fence_memory(self.fence_memory)?;
+        self.options.check(!self.client.quorum.is_one(), self.client.quorum.restart_delay())?;
         check_keep("keep_for", self.keep_for, Duration::ZERO, self.client.quorum.longest_keep())?;
-        if self.fair && !self.client.quorum.is_one() {
-            return Err(fair_quorum());
-        }
-        let key = self.key()?;
-        let Self { ttl, max_hold, fair, fence_memory, metrics_group, .. } = *self;
-        Ok(Wanted { key, ttl, max_hold, fair, fence_memory, owner: None, metrics_group })
+        check_grace(self.grace, self.options.ttl)?;
+        Ok(Wanted { key: self.key()?, options: self.options, owner: None })
     }
 }
 
@@ -562,12 +577,10 @@ impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("name", &self.name)
-            .field("ttl", &self.ttl)
-            .field("max_hold", &self.max_hold)
+            .field("options", &self.options)
             .field("reentrant", &self.reentrant)
-            .field("fair", &self.fair)
-            .field("fence_memory", &self.fence_memory)
             .field("keep_for", &self.keep_for)
+            .field("grace", &self.grace)
             .field("owner", &self.owner)
             .finish_non_exhaustive()
     }

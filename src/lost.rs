@@ -7,11 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use leasehold_protocol::{
-    fence::Fence,
-    loss::{self, LossReason},
-    rounded::Rounded,
-};
+use leasehold_protocol::{fence::Fence, loss::LossReason, rounded::Rounded};
 
 /// The end of a lease, or the request to stop before it: which lease, why, and since when. [`lost`](crate::Lease::lost)
 /// completes with it.
@@ -64,6 +60,23 @@ impl Lost {
         self.0.reason
     }
 
+    /// Whether the lease is over. Otherwise its holder is only asked to stop, and still has the lock: see
+    /// [`LossReason::is_over`].
+    ///
+    /// ```
+    /// # use leasehold::{Error, LeaseHandle};
+    /// # async fn finish() -> Result<(), Error> { Ok(()) }
+    /// async fn stop(lease: LeaseHandle) -> Result<(), Error> {
+    ///     let lost = lease.lost().await;
+    ///     if lost.is_over() { Err(lost.into()) } else { finish().await }
+    /// }
+    /// # let _ = stop;
+    /// ```
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.reason().is_over()
+    }
+
     /// From when on the lease was not valid: for [`LossReason::Expired`] the deadline that passed, not the moment
     /// somebody noticed. On the wall clock, for logs.
     #[must_use]
@@ -81,7 +94,7 @@ impl Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { name, fence, reason, held_for, .. } = &*self.0;
-        let what = if loss::is_final(*reason) { "ended" } else { "is to end" };
+        let what = if reason.is_over() { "ended" } else { "is to end" };
         let held_for = Rounded(*held_for);
         write!(f, "the lease on {name:?} (fence {fence}) {what} {held_for} after it was acquired: {reason}")
     }

@@ -1,4 +1,4 @@
-// The measurements of the crate feature `metrics`: see the page `docs/metrics.md`. Without it there are none.
+//! The measurements of the crate feature `metrics`: see the page `docs/metrics.md`. Without it there are none.
 
 use std::time::Duration;
 

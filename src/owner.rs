@@ -14,11 +14,11 @@ use tokio::task;
 /// # use leasehold::{Leases, Owner};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
 /// # let leases = Leases::in_memory();
-/// let (import, lock) = (Owner::new(), leases.lock("ledger").reentrant(true));
+/// let (import, lock) = (Owner::unique(), leases.lock("ledger").reentrant(true));
 /// let first = lock.clone().owner(import.clone()).acquire().await?;
 /// let again = lock.clone().owner(import).acquire().await?; // the same owner, in whatever task
 /// assert_eq!(first.fence(), again.fence());
-/// assert!(lock.owner(Owner::new()).try_acquire().await?.is_none());
+/// assert!(lock.owner(Owner::unique()).try_acquire().await?.is_none());
 /// # Ok(()) }
 /// ```
 ///
@@ -46,8 +46,7 @@ impl Owner {
 
     /// A fresh identity, shared by the clones of the value: for one logical owner that spans tasks.
     #[must_use]
-    #[allow(clippy::new_without_default, reason = "each call makes somebody else")]
-    pub fn new() -> Self {
+    pub fn unique() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self(Kind::Identity(LAST.fetch_add(1, Ordering::Relaxed)))
     }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    panic::RefUnwindSafe,
     sync::{Arc, Weak},
 };
 
@@ -31,6 +32,9 @@ pub(crate) struct OwnerSlot {
     /// Cancelled when one of its acquires was won.
     won: CancellationToken,
 }
+
+// As for `Client`.
+impl RefUnwindSafe for OwnerSlot {}
 
 /// The state of a lock for an owner that wants it.
 pub(crate) enum Claim {

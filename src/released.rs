@@ -7,7 +7,7 @@ use crate::error::Details;
 /// The outcome of a [release](crate::Lease::release) of a lease that was ours to its end.
 ///
 /// Neither is a failure of the work, so `lease.release().await?` is all that most programs need. The
-/// [guide](crate::guide#when-a-release-is-not-confirmed) says more.
+/// [guide](crate::docs::guide#when-a-release-is-not-confirmed) says more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Released {

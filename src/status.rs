@@ -3,13 +3,14 @@
 use std::{
     future::{Future, poll_fn},
     ops::Deref,
+    panic::{RefUnwindSafe, UnwindSafe},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use futures_core::Stream;
-use leasehold_protocol::loss::{self, LossReason};
+use leasehold_protocol::loss::LossReason;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
 /// The state of a lease. A request to its holder to stop ([`Closing`](crate::LossReason::Closing)) does not change it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum Status {
     /// Valid, and the last renewal was confirmed.
     Held,
@@ -32,21 +34,8 @@ pub enum Status {
     Released,
 }
 
-/// `"held"`, `"at_risk"` or `"released"`, or `{"lost":{…}}` with the [`Lost`].
-#[cfg(feature = "serde")]
-impl serde::Serialize for Status {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Held => serializer.serialize_unit_variant("Status", 0, "held"),
-            Self::AtRisk => serializer.serialize_unit_variant("Status", 1, "at_risk"),
-            Self::Lost(lost) => serializer.serialize_newtype_variant("Status", 2, "lost", lost),
-            Self::Released => serializer.serialize_unit_variant("Status", 3, "released"),
-        }
-    }
-}
-
 /// A board that is a part of something else.
-pub(crate) trait HasBoard: Send + Sync {
+pub(crate) trait HasBoard: Send + Sync + RefUnwindSafe {
     fn board(&self) -> &Board;
 }
 
@@ -87,9 +76,12 @@ struct State {
     version: u64,
 }
 
+// As for `Client`.
+impl RefUnwindSafe for Board {}
+
 impl State {
     fn end(&self) -> Option<&Lost> {
-        self.lost.as_ref().filter(|lost| loss::is_final(lost.reason()))
+        self.lost.as_ref().filter(|lost| lost.is_over())
     }
 }
 
@@ -264,6 +256,10 @@ pub struct StatusChanges {
     /// The wait for the next change, from its first poll on.
     waiting: Option<Pin<Box<dyn Future<Output = Option<Change>> + Send + Sync>>>,
 }
+
+// A wait that a panic cut off goes on where it was.
+impl UnwindSafe for StatusChanges {}
+impl RefUnwindSafe for StatusChanges {}
 
 /// A status and its version.
 type Change = (Status, u64);

@@ -140,7 +140,7 @@ pub fn take_over(lock: &Lock) -> Result<(), Error> {
     lock.client.check_open()?;
     let key = lock.key()?;
     for gate in gates(&lock.client)? {
-        gate.take_over(&key, lock.ttl);
+        gate.take_over(&key, lock.options.ttl);
     }
     Ok(())
 }

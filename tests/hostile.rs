@@ -41,6 +41,8 @@ const TASKS: usize = 4;
 const NAMES: usize = 12;
 const TTL: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_millis(300);
+/// A process that is so late with an answer asks once more: it may lie in its socket.
+const STOOD_STILL: Duration = Duration::from_millis(250);
 /// How far the process may grow between the first seed and the last one, in KiB.
 const MOST_GROWTH: u64 = 64 << 10;
 
@@ -299,7 +301,11 @@ async fn hold(lease: Lease, random: &mut Random, lag: &Lag) {
     let span = Duration::from_millis(random.next() % longest);
     let until = Instant::now() + lease.remaining();
     let lost = tokio::time::timeout(span, lease.lost()).await;
-    assert_eq!(lost.is_ok(), lease.check().is_err(), "{lost:?}, {:?}", lease.check());
+    match lease.check() {
+        Ok(()) => assert!(lost.is_err(), "{lost:?}"),
+        // It may have ended after that wait.
+        Err(error) => drop(within(SIGNAL + lag.worst(), &format!("the signal of {error}"), lease.lost()).await),
+    }
     // No answer is waited for longer than the lease is certain to last.
     if lost.is_err() && random.one_in(3) {
         let left = lease.remaining();
@@ -331,8 +337,10 @@ async fn use_locks(leases: Leases, mut random: Random, until: Instant, lag: Arc<
             _ => {
                 let begun = Instant::now();
                 let acquired = within(HANGS, "an acquire", lock.acquire_within(LIMIT)).await;
-                let took = begun.elapsed();
-                assert!(took <= LIMIT + SIGNAL + lag.worst(), "{took:?}: {:?}", acquired.map(|lease| lease.fence()));
+                let (took, late) = (begun.elapsed(), lag.worst());
+                // A process that stood still asks once more, and may stand still again.
+                let limit = if late < STOOD_STILL { LIMIT } else { 2 * LIMIT + late };
+                assert!(took <= limit + SIGNAL + late, "{took:?}, the machine lagged {late:?}: {acquired:?}");
                 if let Ok(lease) = acquired {
                     let fence = lease.fence();
                     hold(lease, &mut random, &lag).await;

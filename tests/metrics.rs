@@ -158,13 +158,13 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     let of_node = |name: &str| format!("leasehold_{name}{{node=\"{address}\"}}");
     let lease = leases.lock("job").acquire().await.expect("it is free");
     exporter.counts(&of_node("node_up"), 1).await;
-    exporter.counts(&of_node("push_active"), 1).await;
+    exporter.counts(&of_node("notifications_active"), 1).await;
     exporter.counts(&of_node("reconnects_total"), 0).await;
     // A program that asks for nothing sees it by its connection.
     assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     server.kill();
     exporter.counts(&of_node("node_up"), 0).await;
-    exporter.counts(&of_node("push_active"), 0).await;
+    exporter.counts(&of_node("notifications_active"), 0).await;
     server.restart();
     exporter.counts(&of_node("node_up"), 1).await;
     exporter.tells(&of_node("reconnects_total"), |reconnects| reconnects >= 1.0).await;

@@ -96,7 +96,7 @@ async fn is_told_once_and_not_asked_again(
     locks_work_by_polling(&leases, wire, &lag).await;
     // The thread for events reports it.
     eventually_async(HANGS, "the warning", || !log.all().is_empty()).await;
-    assert_eq!(log.all(), ["push"], "{how}: exactly one warning");
+    assert_eq!(log.all(), ["notifications"], "{how}: exactly one warning");
     // To what is invalidated, and to the channel of fair waiters.
     assert!(proxy.count(Match::command("SUBSCRIBE")) <= 2, "{how}: it is tried once");
     assert!(proxy.count(client("TRACKING")) <= 1, "{how}: it is tried once");
@@ -119,7 +119,7 @@ async fn is_told_once_and_not_asked_again(
     let took = at.duration_since(freed);
     assert!(took <= SIGNAL + lag.worst(), "{how}: {took:?}");
     assert_eq!(lease.unwrap().release().await, Ok(leasehold::Released::Confirmed));
-    assert_eq!(log.all().iter().filter(|name| *name == "push").count(), 1, "{how}");
+    assert_eq!(log.all().iter().filter(|name| *name == "notifications").count(), 1, "{how}");
     leases.close().await;
     wire.must(&["FLUSHALL"]);
 }

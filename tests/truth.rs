@@ -216,7 +216,7 @@ async fn re_entry_at_risk_finds_the_key_gone_and_acquires_anew() {
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(HANGS).build();
     let leases = leases.await.unwrap();
-    let lock = leases.lock("job").reentrant(true).owner(Owner::new());
+    let lock = leases.lock("job").reentrant(true).owner(Owner::unique());
     let lease = lock.acquire().await.unwrap();
     let mut changes = lease.status_changes();
     proxy.freeze(true);

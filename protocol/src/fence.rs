@@ -21,8 +21,8 @@ use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 /// ```
 ///
 /// [`Guarded`]: https://docs.rs/leasehold/latest/leasehold/struct.Guarded.html
-/// [guide]: https://docs.rs/leasehold/latest/leasehold/guide/#fence-what-you-write
-/// [rule 9]: https://docs.rs/leasehold/latest/leasehold/safety/#rule-9
+/// [guide]: https://docs.rs/leasehold/latest/leasehold/docs/guide/#fence-what-you-write
+/// [rule 9]: https://docs.rs/leasehold/latest/leasehold/docs/safety/#rule-9
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 

@@ -37,9 +37,9 @@ pub enum LossReason {
     ///
     /// [`Leases::shutdown`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.shutdown
     Closing,
-    /// Not a loss yet: no renewal got through, and only the grace of [`Lock::run_with_grace`] is left of the lease.
+    /// Not a loss yet: no renewal got through, and only the grace of [`Lock::grace`] is left of the lease.
     ///
-    /// [`Lock::run_with_grace`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.run_with_grace
+    /// [`Lock::grace`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.grace
     Expiring,
     /// [`Leases::close`] released every lease.
     ///
@@ -51,6 +51,17 @@ pub enum LossReason {
     /// [`Keeper::CurrentRuntime`]: https://docs.rs/leasehold/latest/leasehold/enum.Keeper.html#variant.CurrentRuntime
     /// [`Leases`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html
     KeeperEnded,
+}
+
+impl LossReason {
+    /// Whether the lease is over. Otherwise its holder is only asked to stop, and still has it: a job that wants to finish
+    /// may go on while [`check`] is `Ok`.
+    ///
+    /// [`check`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.check
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        !matches!(self, Self::Closing | Self::Expiring)
+    }
 }
 
 impl fmt::Display for LossReason {
@@ -102,11 +113,6 @@ impl serde::Serialize for LossReason {
     }
 }
 
-/// Whether the lease is over. Otherwise its holder is only asked to stop.
-pub fn is_final(reason: LossReason) -> bool {
-    !matches!(reason, LossReason::Closing | LossReason::Expiring)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,7 +134,8 @@ mod tests {
         for (reason, expected, is_loss, words) in reasons {
             assert_eq!((word(reason), label(reason)), (expected, is_loss.then_some(expected)));
             assert!(reason.to_string().contains(words), "{reason}");
-            assert!(is_final(reason) || !is_loss);
+            assert_eq!(reason.is_over(), !matches!(reason, LossReason::Closing | LossReason::Expiring));
+            assert!(reason.is_over() || !is_loss);
             #[cfg(feature = "serde")]
             assert_eq!(serde_json::to_value(reason).unwrap(), expected);
         }

@@ -4,16 +4,25 @@ use std::time::Duration;
 
 /// The state of a node, as far as its answers have shown it: see
 /// [`Leases::nodes`](https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.nodes).
+///
+/// With the feature `serde` its fields are `address`, `state`, `last_answer_seconds` and `clock_offset_micros`; the last two
+/// are `null` if they are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct NodeStatus {
     address: String,
     state: NodeState,
+    #[cfg_attr(feature = "serde", serde(rename = "last_answer_seconds", serialize_with = "seconds::of_some"))]
     last_answer: Option<Duration>,
     clock_offset_micros: Option<i64>,
 }
 
 /// Whether a node serves and votes at the moment.
+///
+/// With the feature `serde` it is `"unknown"` or `"up"`, or one of these with what belongs to it:
+/// `{"recovering":{"remaining_seconds":12.5}}`, `{"refused":"…"}`, `{"unreachable":"…"}`, `{"same_server":"…"}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum NodeState {
     /// It has not been heard of yet.
@@ -24,6 +33,7 @@ pub enum NodeState {
     /// leases.
     Recovering {
         /// How long that lasts.
+        #[cfg_attr(feature = "serde", serde(rename = "remaining_seconds", serialize_with = "seconds::of"))]
         remaining: Duration,
     },
     /// It answers no, in these words.
@@ -71,39 +81,20 @@ pub fn of(
     NodeStatus { address, state, last_answer, clock_offset_micros }
 }
 
-/// `address`, `state`, `last_answer_seconds` and `clock_offset_micros`; the last two are `null` if they are not known.
 #[cfg(feature = "serde")]
-impl serde::Serialize for NodeStatus {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStruct as _;
-        let mut status = serializer.serialize_struct("NodeStatus", 4)?;
-        status.serialize_field("address", &self.address)?;
-        status.serialize_field("state", &self.state)?;
-        status.serialize_field("last_answer_seconds", &self.last_answer.map(|ago| ago.as_secs_f64()))?;
-        status.serialize_field("clock_offset_micros", &self.clock_offset_micros)?;
-        status.end()
-    }
-}
+mod seconds {
+    use std::time::Duration;
 
-/// `"unknown"` or `"up"`, or one of these with what belongs to it: `{"recovering":{"remaining_seconds":12.5}}`,
-/// `{"refused":"…"}`, `{"unreachable":"…"}`, `{"same_server":"…"}`.
-#[cfg(feature = "serde")]
-impl serde::Serialize for NodeState {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStructVariant as _;
-        const NAME: &str = "NodeState";
-        match self {
-            Self::Unknown => serializer.serialize_unit_variant(NAME, 0, "unknown"),
-            Self::Up => serializer.serialize_unit_variant(NAME, 1, "up"),
-            Self::Recovering { remaining } => {
-                let mut recovering = serializer.serialize_struct_variant(NAME, 2, "recovering", 1)?;
-                recovering.serialize_field("remaining_seconds", &remaining.as_secs_f64())?;
-                recovering.end()
-            }
-            Self::Refused(reason) => serializer.serialize_newtype_variant(NAME, 3, "refused", reason),
-            Self::Unreachable(reason) => serializer.serialize_newtype_variant(NAME, 4, "unreachable", reason),
-            Self::SameServer(other) => serializer.serialize_newtype_variant(NAME, 5, "same_server", other),
-        }
+    use serde::{Serialize as _, Serializer};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    pub(super) fn of<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        span.as_secs_f64().serialize(serializer)
+    }
+
+    #[allow(clippy::ref_option, reason = "as serde calls it")]
+    pub(super) fn of_some<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        span.map(|span| span.as_secs_f64()).serialize(serializer)
     }
 }
 

@@ -119,7 +119,7 @@ impl<'a> Standing<'a> {
     }
 
     fn grant(&self) -> Duration {
-        self.client.options.grant_timeout.min(self.wanted.ttl)
+        self.client.options.grant_timeout.min(self.wanted.options.ttl)
     }
 
     /// The facts for the wait loop.

@@ -182,7 +182,7 @@ impl Acquire {
                 return Ok(None);
             }
             match renewed {
-                Err(failure) if self.is_over() => return Err(failure.into()),
+                Err(failure) if self.is_over() => return Err(Error::of(failure)),
                 // Even a confirmation brings nothing while the clock stands still.
                 Err(_) | Ok(()) => self.pause(backoff.next(None)).await?,
             }
@@ -191,7 +191,7 @@ impl Acquire {
 
     /// Competes with everybody else: asks at once unless others of this process wait already.
     async fn compete(&self, owner_slot: Option<Arc<OwnerSlot>>) -> Result<Lease, Error> {
-        if self.wanted.fair {
+        if self.wanted.options.fair {
             return self.queue_up(owner_slot).await;
         }
         let client = &self.client;
@@ -360,7 +360,7 @@ impl Acquire {
                 Ok(Ok(lease))
             }
             Err(Check::Failed(_)) if self.client.ended.is_cancelled() => Err(self.client.end()),
-            Err(Check::Failed(failure)) if failure.is_refusal() => Err(failure.into()),
+            Err(Check::Failed(failure)) if failure.is_refusal() => Err(Error::of(failure)),
             Err(check) => Ok(Err(check)),
         }
     }
@@ -427,7 +427,7 @@ impl Acquire {
     /// The end of a wait, from its last check.
     fn over(&self, look: Check) -> Error {
         match look {
-            Check::Failed(failure) => failure.into(),
+            Check::Failed(failure) => Error::of(failure),
             Check::NotYet => Error::unavailable("the wait ended before the server had answered"),
             Check::Held { holder, .. } | Check::Split { holder, .. } => Error::TimedOut {
                 name: self.name(),

@@ -6,13 +6,13 @@
 //! is taken alone. None is held while anything is awaited, or while a program's own code runs.
 
 use std::{
+    panic::RefUnwindSafe,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use leasehold_protocol::{
     acquisition::{Acquisition, Config},
-    failure::Failure,
     fence::Fence,
     key::Key,
     loss::LossReason,
@@ -28,8 +28,8 @@ use crate::{
     error::Error,
     foreign::{Relay, relayed},
     keeper::{Host, Stop},
-    metrics::Group,
     node::NodeListener,
+    options::LockOptions,
     owner::OwnerId,
     quorum::{ConnectConfig, FirstConnection, Member, NodeAddress, Quorum},
     random,
@@ -52,16 +52,13 @@ use self::{late_replies::LateReplies, own_releases::OwnReleases};
 /// The settings of a `Leases`, as the builder has checked them.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    pub(crate) ttl: Duration,
-    pub(crate) max_hold: Option<Duration>,
+    /// Those of a lock that sets none of its own.
+    pub(crate) lock: LockOptions,
     pub(crate) prefix: String,
     pub(crate) label: String,
     pub(crate) command_timeout: Duration,
-    pub(crate) fair: bool,
-    pub(crate) fence_memory: Duration,
     /// How long a fair waiter has to take what was granted to it.
     pub(crate) grant_timeout: Duration,
-    pub(crate) metrics_group: Group,
 }
 
 /// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
@@ -106,24 +103,23 @@ const CHECKS_AT_ONCE: usize = 128;
 /// changes of the key.
 const TRACK_AFTER: Duration = Duration::from_millis(250);
 
+// Shared state is changed in whole steps, behind locks that know no poison: no panic leaves it in the middle of one.
+impl RefUnwindSafe for Client {}
+
 /// The lock to acquire and its settings, checked before any I/O.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) key: Key,
-    pub(crate) ttl: Duration,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) fair: bool,
-    pub(crate) fence_memory: Duration,
+    pub(crate) options: LockOptions,
     /// For whom, once that is known.
     pub(crate) owner: Option<OwnerId>,
-    pub(crate) metrics_group: Group,
 }
 
 impl Wanted {
     /// The claim of an attempt with this token.
     pub(crate) fn claim(&self, token: Token) -> Claim {
-        let Self { key, ttl, fence_memory, .. } = self;
-        Claim { key: key.clone(), token, ttl: *ttl, fence: None, fence_memory: *fence_memory }
+        let LockOptions { ttl, fence_memory, .. } = self.options;
+        Claim { key: self.key.clone(), token, ttl, fence: None, fence_memory }
     }
 }
 
@@ -182,8 +178,8 @@ impl Client {
     }
 
     /// The only node, for what works on one alone.
-    pub(crate) fn sole(&self) -> Result<&Arc<Member>, Failure> {
-        self.quorum.sole()
+    pub(crate) fn sole(&self) -> Result<&Arc<Member>, Error> {
+        self.quorum.sole().map_err(Error::of)
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -235,7 +231,7 @@ impl Client {
 
     /// The settings of an acquisition.
     pub(crate) fn config(&self, wanted: &Wanted, route: Route) -> Config {
-        let Wanted { ttl, max_hold, .. } = *wanted;
+        let LockOptions { ttl, max_hold, .. } = wanted.options;
         Config {
             lease: LeaseConfig { ttl, max_hold, patience: self.options.command_timeout },
             nodes: self.quorum.len(),
@@ -253,7 +249,8 @@ impl Client {
         fence: Fence,
         acquisition: Acquisition,
     ) -> (Arc<Hold>, Signal) {
-        let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition, wanted.metrics_group);
+        let group = wanted.options.metrics_group;
+        let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition, group);
         self.watchdog.guard(&hold);
         (hold, signal)
     }

@@ -36,7 +36,7 @@ impl Client {
     ) -> Result<Won, Check> {
         let (claim, sent) = (wanted.claim(random::token(&self.options.label)), self.now());
         let request = AcquireRequest { claim, voting: self.quorum.voting(sent) };
-        let limit = self.quorum.limit(limit, wanted.ttl);
+        let limit = self.quorum.limit(limit, wanted.options.ttl);
         let mut round = Round {
             client: self,
             acquisition: Some(Acquisition::new(self.config(wanted, route), sent)),
@@ -49,7 +49,7 @@ impl Client {
             answered: sent,
         };
         let verdict = round.run().await;
-        self.quorum.compare_clocks(round.answered, self.options.ttl);
+        self.quorum.compare_clocks(round.answered, self.options.lock.ttl);
         match verdict {
             Ok((fence, acquisition)) => Ok(round.won(wanted, fence, acquisition)),
             Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),

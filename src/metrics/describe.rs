@@ -4,7 +4,7 @@ use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
 use super::{
     ACQUIRES, AT_RISK, HELD, HOLD, LOSSES, REMAINING, RENEWAL, RENEWALS, WAIT, WAITING,
-    nodes::{CLOCK_OFFSET, NODE_UP, PUSH_ACTIVE, RECONNECTS, UNDOS},
+    nodes::{CLOCK_OFFSET, NODE_UP, NOTIFICATIONS_ACTIVE, RECONNECTS, UNDOS},
     series::{self, LEAST},
 };
 use crate::sync::catching_panics;
@@ -25,7 +25,7 @@ pub(crate) fn describe() {
         describe_gauge!(AT_RISK, Unit::Count, "Locks that are held, and whose last renewal is not confirmed.");
         describe_gauge!(NODE_UP, "Whether the node answers: 1 or 0.");
         describe_gauge!(CLOCK_OFFSET, Unit::Seconds, "By how much the node's clock is ahead of this machine's.");
-        describe_gauge!(PUSH_ACTIVE, "Whether the node notifies of changes: 1 or 0.");
+        describe_gauge!(NOTIFICATIONS_ACTIVE, "Whether the node notifies of changes: 1 or 0.");
         describe_counter!(RECONNECTS, Unit::Count, "Connections to the node that replaced a lost one.");
         describe_counter!(UNDOS, Unit::Count, "Undos that no node confirmed: a key may stay for its TTL.");
         series::begin();
@@ -52,7 +52,7 @@ mod tests {
         AT_RISK,
         NODE_UP,
         CLOCK_OFFSET,
-        PUSH_ACTIVE,
+        NOTIFICATIONS_ACTIVE,
         RECONNECTS,
         UNDOS,
     ];
@@ -95,7 +95,7 @@ mod tests {
         let alerts: Vec<_> = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
         assert!(alerts.len() >= 10, "{alerts:?}");
         for alert in alerts {
-            let link = format!("leasehold/metrics/index.html#{}\n", alert.to_lowercase());
+            let link = format!("leasehold/docs/metrics/index.html#{}\n", alert.to_lowercase());
             assert!(ALERTS.contains(&link), "{alert} does not say what to do");
             assert!(PAGE.contains(&format!("\n### `{alert}`\n")), "{alert} has no section");
             assert!(ALERTS_TEST.contains(alert), "{alert} has no test");

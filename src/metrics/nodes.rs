@@ -15,7 +15,7 @@ use crate::{foreign, sync::catching_panics};
 
 pub(super) const NODE_UP: &str = "leasehold_node_up";
 pub(super) const CLOCK_OFFSET: &str = "leasehold_node_clock_offset_seconds";
-pub(super) const PUSH_ACTIVE: &str = "leasehold_push_active";
+pub(super) const NOTIFICATIONS_ACTIVE: &str = "leasehold_notifications_active";
 pub(super) const RECONNECTS: &str = "leasehold_reconnects_total";
 pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 
@@ -157,7 +157,7 @@ impl Node {
             gauge!(NODE_UP, labels()).set(if is_up == 0 { 0.0 } else { 1.0 });
         }
         if let Some(is_active) = self.is_push_active.news(all) {
-            gauge!(PUSH_ACTIVE, labels()).set(if is_active == 0 { 0.0 } else { 1.0 });
+            gauge!(NOTIFICATIONS_ACTIVE, labels()).set(if is_active == 0 { 0.0 } else { 1.0 });
         }
         if let Some(micros) = self.clock_offset_micros.news(all) {
             let seconds = Duration::from_micros(micros.unsigned_abs()).as_secs_f64();

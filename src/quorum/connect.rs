@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use super::{FanOut, Member, Quorum};
 use crate::{
     clock::Clock,
-    error::{Error, ErrorKind},
+    error::Error,
     keeper::Host,
     node::{
         Node,
@@ -112,7 +112,7 @@ impl ConnectConfig {
         let (connecting, limit) = (self.connect(place), self.limits.command);
         Box::pin(async move {
             let node = connecting.await?;
-            let identity = node.ask(Route::Keeper, Request::Probe, limit).await?;
+            let identity = node.ask(Route::Keeper, Request::Probe, limit).await.map_err(Error::of)?;
             Ok((node, identity))
         })
     }
@@ -162,7 +162,7 @@ impl Quorum {
                 .and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| admit(at, member, arrival)));
             match outcome {
                 Ok(()) => connected += 1,
-                Err(error) if error.kind() == ErrorKind::Config => return Err(error),
+                Err(error @ Error::Config(_)) => return Err(error),
                 Err(error) => outcomes.splice(at..=at, [Some(error)]).for_each(drop),
             }
         }
@@ -237,12 +237,12 @@ fn too_few(quorum: &Quorum, outcomes: &[Option<Error>]) -> Error {
     let vote = |((_, member), outcome): ((usize, &Arc<Member>), &Option<Error>)| {
         let answer = match outcome {
             None => NodeAnswer::Granted,
-            Some(error) if error.kind() == ErrorKind::Refused => NodeAnswer::Refused(error.to_string()),
+            Some(error @ Error::Refused(_)) => NodeAnswer::Refused(error.to_string()),
             Some(error) => NodeAnswer::Unreachable(error.to_string()),
         };
         (member.address().into(), answer)
     };
-    Failure::of_nodes(quorum.members().zip(outcomes).map(vote)).into()
+    Error::of(Failure::of_nodes(quorum.members().zip(outcomes).map(vote)))
 }
 
 #[cfg(test)]

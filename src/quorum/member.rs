@@ -34,7 +34,7 @@ use super::undo::Undos;
 use crate::{
     capabilities::Capabilities,
     clock::{self, Clock, wall},
-    error::{Error, ErrorKind},
+    error::Error,
     foreign::{self, Event},
     keeper::Host,
     metrics::{self, NodeMetrics},
@@ -332,7 +332,7 @@ impl Member {
 
     /// It could not be connected to.
     pub(super) fn not_there(self: &Arc<Self>, error: &Error) {
-        let is_refusal = error.kind() == ErrorKind::Refused;
+        let is_refusal = matches!(error, Error::Refused(_));
         let kind = if is_refusal { Failure::refused } else { Failure::unavailable };
         self.update(|health, _now| (health.not_connected(&kind(error.to_string())), Orders::default()));
     }

@@ -1,5 +1,4 @@
-// The nodes together. One node is a quorum of one: what is asked of many is asked of it in the same way. The page
-// docs/quorum.md is this module's documentation.
+//! The nodes together. One node is a quorum of one: what is asked of many is asked of it in the same way.
 
 use std::{
     sync::{

@@ -138,7 +138,7 @@ fn a_lease_that_expires_while_it_is_dropped_has_one_end() {
 fn who_enters_again_while_the_last_lease_is_released_has_the_key() {
     explore(|| {
         let scene = Scene::new();
-        let lock = scene.lock().owner(Owner::new()).reentrant(true);
+        let lock = scene.lock().owner(Owner::unique()).reentrant(true);
         let first = block_on(lock.acquire()).unwrap();
         let fence = first.fence();
         let entering = {
@@ -174,7 +174,7 @@ fn who_enters_again_while_the_last_lease_is_released_has_the_key() {
 fn of_two_leases_on_one_acquisition_the_last_to_go_takes_the_key() {
     explore(|| {
         let scene = Scene::new();
-        let lock = scene.lock().owner(Owner::new()).reentrant(true);
+        let lock = scene.lock().owner(Owner::unique()).reentrant(true);
         let (one, two) = (block_on(lock.acquire()).unwrap(), block_on(lock.acquire()).unwrap());
         assert_eq!(two.hold_count(), 2);
         let passing = some_time();

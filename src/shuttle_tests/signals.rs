@@ -131,7 +131,7 @@ fn news_reach_a_lease_in_the_order_in_which_they_came() {
 fn a_seat_that_is_given_up_elsewhere_is_in_nobodys_way() {
     explore(|| {
         let (owners, key) = (Arc::<Owners>::default(), Key::of_lock("job"));
-        let id = Owner::new().resolve().unwrap();
+        let id = Owner::unique().resolve().unwrap();
         let reentry::Claim::Free(owner_slot) = owners.claim(id, &key, Time::ZERO) else { panic!("nobody has it") };
         let hold = hold();
         owner_slot.hold(&hold);

@@ -30,8 +30,8 @@ use crate::{
     clock::{Clock, SystemClock},
     keeper::{Host, Keeper},
     lock::Lock,
-    metrics::Group,
     node::{Answer, Node, NodeListener, memory::Memory},
+    options::LockOptions,
     quorum::Quorum,
 };
 
@@ -241,15 +241,11 @@ impl Scene {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let (host, stop) = Host::start(Keeper::Thread, &clock).unwrap();
         let options = Options {
-            ttl: TTL,
-            max_hold: None,
+            lock: LockOptions { ttl: TTL, ..LockOptions::default() },
             prefix: String::new(),
             label: "host:7".into(),
             command_timeout: Duration::from_secs(1),
-            fair: false,
-            fence_memory: fence::MEMORY,
             grant_timeout: Duration::from_millis(900),
-            metrics_group: Group::default(),
         };
         let wire = Wire::new(&clock);
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);

@@ -1,6 +1,6 @@
 //! One acquisition: what its leases, its watchdog and the table of owners share.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, panic::RefUnwindSafe, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     acquisition::{self, Acquisition, Actions, Said, Sent},
@@ -121,6 +121,9 @@ pub(crate) enum Leaving {
     /// The key has to be released, and whatever the server says is fine (after `MaxHold`).
     Forgiven,
 }
+
+// As for `Client`.
+impl RefUnwindSafe for Hold {}
 
 impl HasBoard for Hold {
     fn board(&self) -> &Board {

@@ -67,8 +67,8 @@ async fn cause(event: &str, scene: &Scene) {
             assert!(at_risk.is_some());
             sprung(event).await;
         }
-        "connection" | "push" => {
-            let kind = if event == "push" { "pubsub" } else { "normal" };
+        "connection" | "notifications" => {
+            let kind = if event == "notifications" { "pubsub" } else { "normal" };
             while !TRAP.has_sprung(event) {
                 all[0].wire().must(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -176,7 +176,7 @@ events! {
     reconnect: f91_the_subscriber_blocks_at_reconnect, f91_the_subscriber_panics_at_reconnect;
     crowded: f91_the_subscriber_blocks_at_crowded, f91_the_subscriber_panics_at_crowded;
     undo: f91_the_subscriber_blocks_at_undo, f91_the_subscriber_panics_at_undo;
-    push: f91_the_subscriber_blocks_at_push, f91_the_subscriber_panics_at_push;
+    notifications: f91_the_subscriber_blocks_at_notifications, f91_the_subscriber_panics_at_notifications;
     connection: f91_the_subscriber_blocks_at_connection, f91_the_subscriber_panics_at_connection;
     repair: f91_the_subscriber_blocks_at_repair, f91_the_subscriber_panics_at_repair;
     node: f91_the_subscriber_blocks_at_node, f91_the_subscriber_panics_at_node;

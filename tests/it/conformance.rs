@@ -12,8 +12,7 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Error, ErrorKind, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Notifications, Owner,
-    Status,
+    Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Notifications, Owner, Status,
 };
 use support::{HANGS, Lag, Server, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
@@ -716,15 +715,15 @@ async fn the_owner_stays_when_the_lease_moves(place: Place) {
 
 async fn an_identity_spans_tasks(place: Place) {
     let leases = place.program("one").await;
-    let owner = Owner::new();
+    let owner = Owner::unique();
     assert_eq!(owner, owner.clone());
-    assert_ne!(owner, Owner::new());
+    assert_ne!(owner, Owner::unique());
     let lock = leases.lock("job").owner(owner).reentrant(true);
     let outer = lock.acquire().await.unwrap();
     let there = lock.clone();
     let inner = tokio::spawn(async move { there.acquire().await }).await.unwrap().unwrap();
     assert_eq!((inner.fence(), inner.hold_count()), (outer.fence(), 2));
-    assert!(leases.lock("job").owner(Owner::new()).try_acquire().await.unwrap().is_none());
+    assert!(leases.lock("job").owner(Owner::unique()).try_acquire().await.unwrap().is_none());
 }
 
 async fn the_anonymous_wait_even_for_themselves(place: Place) {
@@ -886,9 +885,9 @@ async fn work_that_fails_gives_its_own_error_and_releases(place: Place) {
             0 => lock.run(no_rows).await.map(drop),
             1 => lock.run_within(HANGS, no_rows).await.map(drop),
             2 => lock.try_run(no_rows).await.map(drop),
-            3 => lock.run_with_grace(grace, no_rows).await.map(drop),
+            3 => lock.clone().grace(grace).run(no_rows).await.map(drop),
             4 => lock.acquire().await.unwrap().run(no_rows).await.map(drop),
-            _ => lock.acquire().await.unwrap().run_with_grace(grace, no_rows).await.map(drop),
+            _ => lock.clone().grace(grace).acquire().await.unwrap().run(no_rows).await.map(drop),
         };
         assert!(matches!(outcome, Err(JobError::NoRows(fence)) if u64::from(fence) > 0), "{how}: {outcome:?}");
         theirs.try_acquire().await.unwrap().expect("released").release().await.unwrap().confirmed();
@@ -1010,7 +1009,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
     let is_gone = |reason| matches!(reason, LossReason::Deleted | LossReason::Taken);
     let (one, two) = place.two_programs().await;
     let (grace, tidied) = (TTL / 4, Arc::new(AtomicBool::new(false)));
-    let too_long = one.lock("job").run_with_grace(TTL / 2 + Duration::from_millis(1), async |_| Ok(())).await;
+    let too_long = one.lock("job").grace(TTL / 2 + Duration::from_millis(1)).run(async |_| Ok(())).await;
     assert!(matches!(&too_long, Err(Error::Config(text)) if text.to_string().contains("grace")), "{too_long:?}");
     for stops in [true, false] {
         let (tidied, began) = (tidied.clone(), Arc::new(AtomicBool::new(false)));
@@ -1029,7 +1028,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
                 }
                 Ok(())
             };
-            lock.run_with_grace(grace, work).await
+            lock.clone().grace(grace).run(work).await
         });
         within(HANGS, "the work", running).await.unwrap();
         two.lock("job").force_release().await.unwrap();
@@ -1138,7 +1137,7 @@ async fn a_guarded_value_is_for_one_server(place: Place) {
     let set = leases.guarded("report").set("x", lease.fence()).await.unwrap_err();
     let get = leases.guarded("report").get().await.unwrap_err();
     for error in [set, get] {
-        assert!(error.kind() == ErrorKind::Refused && error.to_string().contains("url of one server"), "{error}");
+        assert!(matches!(error, Error::Refused(_)) && error.to_string().contains("url of one server"), "{error}");
     }
 }
 
@@ -1152,14 +1151,15 @@ async fn a_guarded_value_is_no_lock_and_a_lock_no_guarded_value(place: Place) {
     let set = guarded.set("x", lease.fence()).await.unwrap_err();
     let get = guarded.get().await.unwrap_err();
     let companion = two.guarded("{a lock}:lh:fence").get().await.unwrap_err();
-    assert_eq!((set.kind(), get.kind(), companion.kind()), (ErrorKind::Refused, ErrorKind::Refused, ErrorKind::Config));
+    let errors = [set, get, companion];
+    assert!(matches!(errors, [Error::Refused(_), Error::Refused(_), Error::Config(_)]), "{errors:?}");
     lease.check().unwrap();
 
     one.guarded("a value").set("x", lease.fence()).await.unwrap();
     let lock = two.lock("a value");
     assert!(lock.try_acquire().await.unwrap().is_none());
     assert_eq!(lock.holder().await.unwrap().unwrap().token(), None);
-    assert_eq!(lock.force_release().await.unwrap_err().kind(), ErrorKind::Refused);
+    assert!(matches!(lock.force_release().await.unwrap_err(), Error::Refused(_)));
     assert!(one.guarded("a value").get().await.unwrap().is_some(), "nothing was lost");
 }
 
@@ -1295,7 +1295,7 @@ async fn nothing_works_after_closing(place: Place) {
         guarded.get().await.map(drop).unwrap_err(),
     ];
     for error in errors {
-        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        assert!(matches!(error, Error::Closed), "{error}");
     }
 }
 
@@ -1334,7 +1334,7 @@ async fn what_the_server_can_do_is_told(place: Place) {
         }
     }
     leases.close().await;
-    assert_eq!(leases.capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert!(matches!(leases.capabilities().await.unwrap_err(), Error::Closed));
 }
 
 /// Polls a future once, within this task.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, ErrorKind, Leases};
+use leasehold::{Builder, Error, Leases};
 use support::{HANGS, Lag, Proxy, Server, eventually_async, on_no_runtime, one_thread, within};
 
 use crate::common::Confirmed as _;
@@ -45,11 +45,11 @@ async fn it_connects_at_the_first_use_and_again_after_a_failure() {
             leases.health().await.unwrap_err(),
         ];
         for error in errors {
-            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(matches!(error, Error::Unavailable(_)), "{error}");
             assert!(error.to_string().contains("127.0.0.1"), "{error}");
         }
         if nodes == 1 {
-            assert_eq!(guarded.get().await.unwrap_err().kind(), ErrorKind::Unavailable);
+            assert!(matches!(guarded.get().await.unwrap_err(), Error::Unavailable(_)));
         }
         refuse(&proxies, false);
         let lease = within(HANGS, "the lock", lock.try_acquire()).await.unwrap().expect("it is free");
@@ -79,7 +79,7 @@ async fn an_acquire_waits_for_the_first_connection_and_ends_on_time() {
     let began = Instant::now();
     let error = leases.lock("job").acquire_within(limit).await.unwrap_err();
     let took = began.elapsed();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
     assert!(took >= limit && took < limit + Duration::from_millis(35) + lag.worst(), "{took:?}");
 
     let leases = lazy(&[proxy.url()]).build_lazy().unwrap();
@@ -113,13 +113,13 @@ fn a_lazy_one_can_be_made_and_used_without_a_runtime() {
 #[tokio::test]
 async fn what_no_time_mends_is_told_at_once() {
     for url in ["", "http://127.0.0.1", "redis://"] {
-        assert_eq!(Leases::connect_lazy(url).unwrap_err().kind(), ErrorKind::Config, "{url}");
+        assert!(matches!(Leases::connect_lazy(url).unwrap_err(), Error::Config(_)), "{url}");
     }
     let server = Server::builder().arg("--requirepass", "secret").start();
     let leases = Leases::connect_lazy(format!("redis://127.0.0.1:{}", server.port())).unwrap();
     let error = within(HANGS, "acquire", leases.lock("job").acquire()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
-    assert_eq!(leases.health().await.unwrap_err().kind(), ErrorKind::Refused);
+    assert!(matches!(error, Error::Refused(_)), "{error}");
+    assert!(matches!(leases.health().await.unwrap_err(), Error::Refused(_)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,7 +138,7 @@ async fn the_health_is_that_of_a_majority() {
     assert!(took < SOON * 2 + lag.worst(), "{took:?}");
     assert_eq!(error.votes().map(|votes| (votes.granted(), votes.needed())), Some((1, 2)), "{error}");
     leases.shutdown(SOON).await;
-    assert_eq!(leases.health().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert!(matches!(leases.health().await.unwrap_err(), Error::Closed));
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn a_server_that_may_have_forgotten_is_not_ready_and_says_when() {
     let leases = Leases::builder().url(server.url()).ttl(SOON).restart_delay(DELAY).build().await.unwrap();
     let refused = leases.lock("job").try_acquire().await.unwrap_err();
     for error in [refused, leases.health().await.unwrap_err()] {
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.retry_after().is_some_and(|wait| wait <= DELAY && wait > DELAY / 2), "{error}");
     }
 }
@@ -181,9 +181,9 @@ async fn many_who_come_during_one_try_to_connect_do_not_wait_for_one_try_each() 
     let waiting: Vec<_> = (0..MANY).map(|n| tokio::spawn(leases.lock(format!("turn:{n}")).acquire())).collect();
     for tried in tries {
         let error = within(HANGS, "the try", tried).await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
     }
-    assert_eq!(leases.health().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(matches!(leases.health().await.unwrap_err(), Error::Unavailable(_)));
     let took = began.elapsed();
     assert!(took < SOON * 4 + lag.worst(), "{took:?}");
     proxy.black_hole(false);

@@ -49,7 +49,7 @@ async fn work_is_asked_to_stop_while_its_lease_still_protects_it() {
         lease.check().unwrap();
         Ok::<_, Error>("tidied up")
     };
-    let outcome = within(HANGS, "the run", leases.lock("job").run_with_grace(GRACE, work)).await;
+    let outcome = within(HANGS, "the run", leases.lock("job").grace(GRACE).run(work)).await;
     assert_eq!(outcome.unwrap(), "tidied up");
 }
 
@@ -72,7 +72,7 @@ async fn work_that_does_not_stop_is_dropped_when_its_grace_is_over() {
         tell.send(Instant::now()).unwrap();
         std::future::pending::<Result<(), Error>>().await
     };
-    let run = tokio::spawn(leases.lock("job").run_with_grace(GRACE, work));
+    let run = tokio::spawn(leases.lock("job").grace(GRACE).run(work));
     within(HANGS, "the work", begun).await.unwrap();
     proxy.freeze(true);
     let lost = ending(within(HANGS, "the run", run).await.unwrap());
@@ -96,5 +96,5 @@ async fn work_goes_on_when_the_server_is_back_in_time() {
         tokio::time::sleep(TTL * 2).await;
         lease.check()
     };
-    within(HANGS, "the run", leases.lock("job").run_with_grace(GRACE, work)).await.unwrap();
+    within(HANGS, "the run", leases.lock("job").grace(GRACE).run(work)).await.unwrap();
 }

@@ -55,9 +55,9 @@ fn the_words_of_other_libraries_find_ours() {
         ("src/lease.rs", "extend", "pub async fn renew("),
         ("src/lock.rs", "try_lock", "pub fn try_acquire("),
         ("src/lock.rs", "mutex", "pub struct Lock "),
-        ("src/leases.rs", "redlock", "pub fn quorum"),
+        ("src/leases/builder.rs", "redlock", "pub fn quorum"),
         ("src/leases.rs", "redisson", "pub struct Leases "),
-        ("src/lib.rs", "leader", "pub mod cookbook "),
+        ("src/docs.rs", "leader", "pub mod cookbook "),
     ];
     for (file, alias, item) in aliases {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();

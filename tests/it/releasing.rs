@@ -261,7 +261,7 @@ async fn work_whose_release_is_never_answered_is_done_once_by_a_caller_that_retr
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
-    for how in ["run", "run_within", "try_run", "run_with_grace", "release", "release_keeping"] {
+    for how in ["run", "run_within", "try_run", "grace", "release", "release_keeping"] {
         let (lock, paid) = (leases.lock(how), AtomicUsize::new(0));
         let swallowed = [RELEASE, KEEP].map(|script| proxy.on_each(Match::script(script), Action::SwallowReply));
         let pay = |_: LeaseHandle| {
@@ -273,7 +273,7 @@ async fn work_whose_release_is_never_answered_is_done_once_by_a_caller_that_retr
                 "run" => lock.run(pay).await?,
                 "run_within" => lock.run_within(HANGS, pay).await?,
                 "try_run" => lock.try_run(pay).await?.unwrap_or_default(),
-                "run_with_grace" => lock.run_with_grace(Duration::from_secs(1), pay).await?,
+                "grace" => lock.clone().grace(Duration::from_secs(1)).run(pay).await?,
                 how => {
                     let lease = lock.acquire().await?;
                     pay(lease.handle()).await?;

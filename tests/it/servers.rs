@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, ErrorKind, Leases, Status};
+use leasehold::{Error, Leases, Status};
 use support::{
     Action, HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async,
     scripts::{KEEP, RELEASE, RENEW},
@@ -41,7 +41,7 @@ async fn a_cluster_member_and_a_sentinel_are_named_at_once_and_end_every_call() 
     for (server, says) in [(cluster_member(), "part of a cluster"), (sentinel, "is a Sentinel")] {
         let is_named = |error: Error| {
             let text = error.to_string();
-            assert_eq!(error.kind(), ErrorKind::Config, "{text}");
+            assert!(matches!(error, Error::Config(_)), "{text}");
             assert!(text.contains(says) && text.contains(&server.port().to_string()), "{text}");
             assert!(text.contains("the url must name") && !error.is_transient(), "{text}");
         };
@@ -63,7 +63,7 @@ async fn a_replica_is_named_at_connect_and_waited_for_until_it_is_promoted() {
     let primary = Server::start();
     let replica = replica_of(&primary);
     let error = connect(&replica.url()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
     assert!(error.to_string().contains("is a replica") && error.to_string().contains("name its primary"), "{error}");
     let lazy = Leases::connect_lazy(replica.url()).unwrap();
     assert!(lazy.health().await.unwrap_err().to_string().contains("is a replica"));
@@ -232,7 +232,7 @@ async fn a_value_of_another_type_costs_no_connection() {
     let before = connections(&proxy);
     for _ in 0..5 {
         let error = leases.guarded("list").get().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+        assert!(matches!(error, Error::Refused(_)), "{error}");
         leases.lock(NAME).acquire().await.unwrap().release().await.unwrap();
     }
     assert_eq!(connections(&proxy), before);
@@ -263,7 +263,7 @@ async fn health_is_whether_a_lock_could_be_taken_now() {
         wire.must(ill);
         let (health, acquire) = (leases.health().await, leases.lock(NAME).try_acquire().await);
         let (health, acquire) = (health.unwrap_err(), acquire.map(drop).unwrap_err());
-        assert_eq!(health.kind(), ErrorKind::Unavailable, "{health}");
+        assert!(matches!(health, Error::Unavailable(_)), "{health}");
         assert!(health.to_string().contains(what), "{health}");
         assert_eq!(health.to_string(), acquire.to_string());
         wire.must(well);
@@ -274,7 +274,7 @@ async fn health_is_whether_a_lock_could_be_taken_now() {
     let url = format!("redis://worker:secret@127.0.0.1:{}", server.port());
     wire.must(&["ACL", "SETUSER", "worker", "allkeys"]);
     let worker = connect(&url).await.unwrap();
-    assert_eq!(worker.health().await.unwrap_err().kind(), ErrorKind::Refused);
+    assert!(matches!(worker.health().await.unwrap_err(), Error::Refused(_)));
     wire.must(&["ACL", "SETUSER", "worker", "+set", "resetkeys", "~job", "~{job*"]);
     worker.health().await.unwrap();
     worker.lock(NAME).try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
@@ -313,14 +313,14 @@ async fn a_refused_connection_is_told_at_once() {
         let began = Instant::now();
         let error = Leases::connect(url).await.unwrap_err();
         let took = began.elapsed();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().contains("Is the server running there"), "{error}");
         assert!(took < Duration::from_millis(500) + lag.worst(), "{took:?}");
     }
     // Who waits for it all the same is told why it was in vain.
     let lazy = Leases::connect_lazy(format!("redis://{}", taken.local_addr().unwrap())).unwrap();
     let error = lazy.lock(NAME).acquire_within(Duration::from_millis(300)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
     assert!(error.to_string().contains("refused. Is the server running there"), "{error}");
 }
 

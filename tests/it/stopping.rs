@@ -84,7 +84,7 @@ async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).ttl(Duration::from_secs(1)).build().await.unwrap();
-    let lock = leases.lock("job").reentrant(true).owner(Owner::new());
+    let lock = leases.lock("job").reentrant(true).owner(Owner::unique());
     let mut shutdown = None;
     let work = async |lease: leasehold::LeaseHandle| {
         proxy.freeze(true);
@@ -106,7 +106,7 @@ async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
         assert_eq!(within(HANGS, "the same", third.lost()).await.reason(), LossReason::Closing);
         Ok::<_, Error>(())
     };
-    let run = Box::pin(lock.run_with_grace(Duration::from_millis(400), work));
+    let run = Box::pin(lock.clone().grace(Duration::from_millis(400)).run(work));
     within(HANGS, "the run", run).await.unwrap();
     assert_eq!(within(HANGS, "the shutdown", shutdown.expect("it began")).await.unwrap(), 0);
 }

@@ -386,7 +386,7 @@ fn top_shows_every_error() {
     let drawn = top.ended();
     let whole = drawn.replace("\r\n\u{1b}[2K", "");
     assert!(
-        whole.contains("give the user the rights that https://docs.rs/leasehold/latest/leasehold/operations/"),
+        whole.contains("give the user the rights that https://docs.rs/leasehold/latest/leasehold/docs/operations/"),
         "{drawn}"
     );
     let refused = drawn.split("\u{1b}[H").find(|frame| frame.contains("can't run")).unwrap();

@@ -116,7 +116,7 @@ impl Opening {
                 return Err(Error::config(format!("redis at {target} {}", error.details())));
             }
             if is_refusal(&error) {
-                return Err(classify(&target.to_string(), &error, limits.connect).into());
+                return Err(Error::of(classify(&target.to_string(), &error, limits.connect)));
             }
             if is_closed(&error) {
                 return Err(Error::unavailable(format!(

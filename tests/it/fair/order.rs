@@ -322,7 +322,7 @@ async fn a_fair_lock_is_re_entered_and_bounded_like_any_other() {
     let [one, two] = programs(&server).await;
     let mut wire = server.wire();
     let ttl = Duration::from_millis(300);
-    let mine = one.lock("job").fair(true).reentrant(true).ttl(ttl).max_hold(2 * ttl).owner(Owner::new());
+    let mine = one.lock("job").fair(true).reentrant(true).ttl(ttl).max_hold(2 * ttl).owner(Owner::unique());
     let (first, second) = (mine.acquire().await.unwrap(), mine.acquire().await.unwrap());
     assert_eq!(first.fence(), second.fence());
     let next = place(&two.lock("job")).await;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, ErrorKind, Fence, Lease, Leases};
+use leasehold::{Error, Fence, Lease, Leases};
 use support::{
     ClockShim, HANGS, Nodes, Server, Wire,
     scripts::{ACQUIRE, POLL},
@@ -286,7 +286,7 @@ async fn a_fence_memory_is_the_locks_or_the_builders_and_at_most_a_day() {
     let built = Leases::builder().url(server.url()).fence_memory(too_long).build().await.unwrap_err();
     let refused = leases.lock("job").fence_memory(too_long).acquire().await.unwrap_err();
     for error in [built, refused] {
-        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(matches!(error, Error::Config(_)));
         let said = error.to_string();
         assert!(said.contains("fence_memory") && said.contains("at most 24 h"), "{said}");
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, ErrorKind, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
+use leasehold::{Error, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
 use support::{Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
 
 use crate::common::{COMMAND, Calm, Confirmed as _, LONG, MEDIUM, NAME};
@@ -24,7 +24,7 @@ fn unavailable<T: std::fmt::Debug>(outcome: Result<T, Error>, words: &[&str]) ->
     for word in words {
         assert!(error.to_string().contains(word), "{word:?} is not in: {error}");
     }
-    assert_eq!((error.kind(), error.is_transient()), (ErrorKind::Unavailable, true));
+    assert!(matches!(error, Error::Unavailable(_)) && error.is_transient());
     error
 }
 
@@ -178,7 +178,7 @@ async fn f23_no_more_clients_are_let_in() {
     let newcomer = Leases::builder().url(server.url()).connect_timeout(COMMAND).build();
     let error = within(HANGS, "the build ends", newcomer).await.expect_err("it is full");
     let took = started.elapsed();
-    assert_eq!((error.kind(), error.is_transient()), (ErrorKind::Unavailable, true), "{error}");
+    assert!(matches!(error, Error::Unavailable(_)) && error.is_transient(), "{error}");
     assert!(FULL.iter().all(|word| error.to_string().contains(word)), "{error}");
     let bound = COMMAND + SIGNAL;
     seen::took("a newcomer is told", took, bound, &lag);

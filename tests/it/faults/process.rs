@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Clock, Error, ErrorKind, Fence, Keeper, Lease, Leases, Lock, LossReason, Owner, Status, SystemClock};
+use leasehold::{Clock, Error, Fence, Keeper, Lease, Leases, Lock, LossReason, Owner, Status, SystemClock};
 use support::{
     Child, ClockShim, Dropped, HANGS, Lag, Nodes, Part, Polls, Server, Wire, eventually, eventually_async, one_thread,
     seen, two_workers, within,
@@ -723,7 +723,7 @@ async fn close_ends_everything(url: &str) {
     for name in ["ours", "theirs"] {
         for limit in [None, None, Some(LONG), Some(LONG)] {
             let count = all_wait.clone();
-            let lock = leases.lock(name).owner(Owner::new()).on_wait(move |_| {
+            let lock = leases.lock(name).owner(Owner::unique()).on_wait(move |_| {
                 count.fetch_add(1, Ordering::SeqCst);
             });
             waiters.push(match limit {
@@ -758,14 +758,14 @@ async fn close_ends_everything(url: &str) {
         assert!(matches!(lock.acquire().await, Err(Error::Closed)));
         assert!(matches!(lock.acquire_within(LONG).await, Err(Error::Closed)));
         assert!(matches!(lock.try_acquire().await, Err(Error::Closed)));
-        assert_eq!(lock.holder().await.expect_err("closed").kind(), ErrorKind::Closed);
-        assert_eq!(lock.force_release().await.expect_err("closed").kind(), ErrorKind::Closed);
+        assert!(matches!(lock.holder().await.expect_err("closed"), Error::Closed));
+        assert!(matches!(lock.force_release().await.expect_err("closed"), Error::Closed));
     }
     let guarded = leases.guarded("result");
     let written = within(HANGS, "a guarded write", guarded.set("late", held[0].fence())).await;
-    assert!(matches!(&written, Err(error) if error.kind() == ErrorKind::Closed), "{written:?}");
+    assert!(matches!(&written, Err(error) if matches!(error, Error::Closed)), "{written:?}");
     let read = within(HANGS, "a guarded read", guarded.get()).await;
-    assert!(matches!(&read, Err(error) if error.kind() == ErrorKind::Closed), "{read:?}");
+    assert!(matches!(&read, Err(error) if matches!(error, Error::Closed)), "{read:?}");
     for lease in held {
         assert_eq!(ending(lease.check()).reason(), LossReason::Closed);
         let renewed = lease.renew().await;

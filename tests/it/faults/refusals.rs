@@ -8,7 +8,7 @@ use std::{
 
 use crate::common::{Confirmed as _, unconfirmed};
 use futures_util::FutureExt;
-use leasehold::{Builder, Error, ErrorKind, Keeper, Lease, Leases, LossReason, Released, Status, StatusChanges};
+use leasehold::{Builder, Error, Keeper, Lease, Leases, LossReason, Released, Status, StatusChanges};
 use support::{HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async, scripts::RENEW, within};
 
 /// No error and no `Debug` may contain these.
@@ -97,7 +97,7 @@ async fn every_call_says(leases: &Leases, words: &[&str]) {
         unavailable(within(HANGS, "try_acquire", lock.try_acquire()).await),
         unavailable(within(HANGS, "one look", lock.acquire_within(Duration::ZERO)).await),
     ] {
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(matches!(error, Error::Unavailable(_)));
         names(&said(&error), words);
     }
     // Its last look is short, and may be too short for a slow machine's answer.
@@ -118,7 +118,7 @@ async fn f22_readonly_replica() {
     let error = leases.lock("free").force_release().await;
     assert!(matches!(error, Ok(false)), "nothing was there to be written: {error:?}");
     let error = leases.lock("held").force_release().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
     names(&said(&error), &words);
     assert!(leases.lock("held").holder().await.unwrap().is_some(), "reading goes on");
     match leases.guarded("result").set("value", lease.fence()).await {
@@ -151,10 +151,10 @@ async fn f22_masterdown() {
     let words = ["MASTERDOWN Link with MASTER is down", "the url must name a primary"];
     every_call_says(&leases, &words).await;
     let error = leases.lock("held").holder().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
     names(&said(&error), &words);
     let error = leases.lock("held").force_release().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
     match lease.renew().await {
         Err(Error::Unknown(error)) => names(&said(&error), &words),
         other => panic!("a stale replica renewed: {other:?}"),
@@ -188,7 +188,7 @@ async fn f22_loading() {
     for error in
         [leases.lock("held").holder().await.unwrap_err(), leases.lock("held").force_release().await.unwrap_err()]
     {
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
         names(&said(&error), &words);
     }
     match lease.renew().await {
@@ -215,11 +215,11 @@ async fn f22_noauth_and_wrongpass_are_distinct() {
     let lag = Lag::start();
 
     let error = turned_down(builder(server.url())).await;
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(matches!(error, Error::Refused(_)));
     names(&said(&error), &["NOAUTH", "give the url a password"]);
     for url in [url_of("", WRONG, port), url_of("default", WRONG, port), url_of("nobody", SECRET, port)] {
         let error = turned_down(builder(url)).await;
-        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert!(matches!(error, Error::Refused(_)));
         names(&said(&error), &["WRONGPASS", "check the user and password in the url"]);
     }
     // Four answers, none of which is worth a second try.
@@ -253,7 +253,7 @@ async fn f22_password_rotated_while_connected() {
             outcome => break refused(outcome),
         }
     };
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(matches!(error, Error::Refused(_)));
     names(&said(&error), &["WRONGPASS", "check the user and password in the url"]);
     // Waiting for as long as it takes ends too.
     let error = refused(within(HANGS, "acquire", lock.acquire()).await);
@@ -503,7 +503,7 @@ async fn f22_a_fair_lock_needs_its_own_rights_and_says_so() {
 
     set_user(&mut wire, LEAST_ACL);
     let error = within(HANGS, "a refusal", queue_up(&server)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(matches!(error, Error::Refused(_)));
     names(&said(&error), &["give the user the rights"]);
 }
 
@@ -514,7 +514,7 @@ async fn f22_a_database_number_needs_one_right_more() {
     let url = format!("{}/3", url_of("worker", SECRET, server.port()));
     set_user(&mut wire, LEAST_ACL);
     let error = turned_down(builder(&url)).await;
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(matches!(error, Error::Refused(_)));
     names(&said(&error), &["NOPERM", "select", "give the user the rights"]);
     set_user(&mut wire, &format!("{LEAST_ACL} {FOR_A_DATABASE}"));
     connect(&url).await.lock("app:job").acquire().await.unwrap().release().await.unwrap().confirmed();
@@ -533,8 +533,7 @@ async fn f22_noperm_is_refused_at_once_and_each_right_of_the_least_acl_line_is_n
         };
         let text = said(&error);
         // The reason behind a renewal or release that is not confirmed is part of its text.
-        let kinds = [ErrorKind::Refused, ErrorKind::Unknown];
-        assert!(kinds.contains(&error.kind()), "without {missing}: {error:?}");
+        assert!(matches!(error, Error::Refused(_) | Error::Unknown(_)), "without {missing}: {error:?}");
         assert!(NO_RIGHT.iter().any(|words| text.contains(words)), "without {missing}: {text}");
         names(&text, &["give the user the rights"]);
     }
@@ -558,13 +557,13 @@ async fn f22_noperm_ends_acquire_after_one_try_and_is_never_busy() {
             within(HANGS, "try_acquire", lock.try_acquire()).await,
         ] {
             let error = refused(outcome);
-            assert_eq!(error.kind(), ErrorKind::Refused);
+            assert!(matches!(error, Error::Refused(_)));
             names(&said(&error), &["NOPERM", "give the user the rights"]);
         }
         let sent = proxy.count(Match::script(support::scripts::ACQUIRE));
         assert_eq!(sent, 3, "{:?}", proxy.seen());
         for error in [lock.holder().await.unwrap_err(), lock.force_release().await.unwrap_err()] {
-            assert_eq!(error.kind(), ErrorKind::Refused);
+            assert!(matches!(error, Error::Refused(_)));
             names(&said(&error), &["NOPERM", "give the user the rights"]);
         }
     }
@@ -612,7 +611,7 @@ async fn f22_url_typos_name_what_is_wrong_without_any_io() {
         (format!("unix:///?password={SECRET}"), "no socket"),
     ] {
         let error = turned_down(builder(url)).await;
-        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(matches!(error, Error::Config(_)), "{error}");
         names(&said(&error), &[says]);
     }
     assert_eq!((proxy.commands(), proxy.connections()), (0, 0));
@@ -632,7 +631,7 @@ async fn f22_closed_port_and_unknown_host_are_distinct_within_connect_timeout() 
         let (lag, start) = (Lag::start(), Instant::now());
         let error = turned_down(builder(url)).await;
         let took = start.elapsed();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.is_transient());
         names(&said(&error), &[&place, reason]);
         let bound = CONNECT_TIMEOUT + Duration::from_millis(50) + lag.worst();
@@ -648,7 +647,7 @@ async fn f22_silent_server_is_given_up_after_connect_timeout() {
     let (lag, start) = (Lag::start(), Instant::now());
     let error = turned_down(builder(proxy.url())).await;
     let (took, bound) = (start.elapsed(), CONNECT_TIMEOUT + Duration::from_millis(50) + lag.worst());
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
     assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
 }
 
@@ -659,7 +658,7 @@ async fn f22_tls_asked_of_a_build_without_it_names_the_features() {
     let proxy = Proxy::to(&server);
     for scheme in ["rediss", "valkeys"] {
         let error = turned_down(builder(format!("{scheme}://:{SECRET}@127.0.0.1:{}", proxy.port()))).await;
-        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(matches!(error, Error::Config(_)));
         names(&said(&error), &["TLS", "tls-rustls", "tls-native"]);
     }
     assert_eq!((proxy.commands(), proxy.connections()), (0, 0));
@@ -682,7 +681,7 @@ async fn f22_unix_socket_with_a_database_and_password_works() {
 
     let wrong = format!("unix://{}?password={WRONG}", server.socket_path().display());
     let error = turned_down(builder(wrong)).await;
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(matches!(error, Error::Refused(_)));
     names(&said(&error), &["WRONGPASS"]);
 }
 
@@ -707,7 +706,7 @@ async fn f22_database_number_is_where_the_key_is_also_after_a_reconnection() {
 
     // A server has 16 of them unless told otherwise.
     let error = turned_down(builder(format!("{}/99", server.url()))).await;
-    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    assert!(matches!(error, Error::Refused(_)), "{error}");
     names(&said(&error), &["DB index is out of range"]);
 }
 
@@ -770,7 +769,13 @@ mod tls {
             Err(error) => {
                 let is_at_once = start.elapsed() < Duration::from_secs(1) + lag.worst();
                 let when = if is_at_once { "at once" } else { "late" };
-                println!("{:?}: {}, {when}", error.kind(), said(&error));
+                let kind = match error {
+                    Error::Refused(_) => "Refused",
+                    Error::Unavailable(_) => "Unavailable",
+                    Error::Config(_) => "Config",
+                    _ => "another error",
+                };
+                println!("{kind}: {}, {when}", said(&error));
             }
         }
     }
@@ -842,7 +847,7 @@ mod tls {
         let (lag, start) = (Lag::start(), Instant::now());
         let error = turned_down(builder(format!("redis://127.0.0.1:{}", server.tls_port()))).await;
         let (took, bound) = (start.elapsed(), CONNECT_TIMEOUT + Duration::from_millis(50) + lag.worst());
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
     }
 }

@@ -246,7 +246,7 @@ async fn waiters_poll_from_the_moment_when_notifications_cannot_come_back() {
     let waiter = timed(leases.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
     // The next connection may not do what this one did.
-    wire.must(&["ACL", "SETUSER", "default", "-client|tracking"]);
+    wire.must(&["ACL", "SETUSER", "default", "-client", "+client|id", "+client|kill", "+client|list"]);
     let keeper = wire.trackers().remove(0).reads;
     wire.kill_client(&keeper);
     eventually_async(SOON, "the receiver is given up", || wire.receivers() == 0).await;

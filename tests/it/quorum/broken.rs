@@ -167,7 +167,7 @@ async fn an_undo_that_gets_no_answer_is_not_asked_for_again_at_once() {
 async fn a_release_of_unknown_outcome_wakes_a_waiter_of_the_same_client() {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(LONG).await;
-    let waiter = tokio::spawn(scene.leases.lock(NAME).ttl(LONG).owner(leasehold::Owner::new()).acquire());
+    let waiter = tokio::spawn(scene.leases.lock(NAME).ttl(LONG).owner(leasehold::Owner::unique()).acquire());
     tokio::time::sleep(Duration::from_millis(300)).await;
     // One node has lost the key, and another goes away for good.
     scene.nodes[2].server.kill();

@@ -515,7 +515,8 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
             }
         }
         kills += 1;
-        tokio::time::sleep(Duration::from_millis(7 * (kills % 15))).await;
+        // Connections can be made in most of these pauses, as late as the machine has been.
+        tokio::time::sleep(Duration::from_millis(7 * (kills % 15)) + scene.lag.worst()).await;
     }
     assert!(kills > 8, "{kills}");
     seen::at_least("quorum: kills of every connection", usize::try_from(kills).expect("a few"), 9);

@@ -319,11 +319,11 @@ async fn close_ends_everything(scene: &Scene, other: &leasehold::Leases, bound: 
     let (mut waiters, waiting) = (Vec::new(), Arc::new(AtomicUsize::new(0)));
     for name in ["ours", "theirs", "ours", "theirs"] {
         let waiting = waiting.clone();
-        let lock = leases.lock(name).owner(Owner::new()).on_wait(move |_| {
+        let lock = leases.lock(name).owner(Owner::unique()).on_wait(move |_| {
             waiting.fetch_add(1, Ordering::SeqCst);
         });
         waiters.push(tokio::spawn(lock.acquire()));
-        waiters.push(tokio::spawn(lock.owner(Owner::new()).acquire_within(LONG)));
+        waiters.push(tokio::spawn(lock.owner(Owner::unique()).acquire_within(LONG)));
     }
     eventually_async(HANGS, "everybody waits", || waiting.load(Ordering::SeqCst) >= waiters.len()).await;
 

@@ -63,6 +63,12 @@ impl Server {
         &Binary::get().version
     }
 
+    /// Whether it notifies a connection of what the scripts of that connection do, though it asked not to be: Redis 6.2 does. A
+    /// client has to check then whether the change was its own.
+    pub fn echoes_own_changes() -> bool {
+        !Self::version().at_least(7, 0)
+    }
+
     /// `redis://127.0.0.1:port`
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.plan.port)

@@ -1,22 +1,62 @@
-//! The bounds of settings that the builder, a lock and a lease have in common.
+//! The options of a lock, for which the builder has defaults, and the bounds of settings.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use leasehold_protocol::{fence, rounded::Rounded};
 
-use crate::error::Error;
+use crate::{error::Error, metrics::Group};
+
+/// How a lock is acquired and held.
+#[derive(Clone, Copy)]
+pub(crate) struct LockOptions {
+    pub(crate) ttl: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) fair: bool,
+    pub(crate) fence_memory: Duration,
+    pub(crate) metrics_group: Group,
+}
+
+impl Default for LockOptions {
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(30),
+            max_hold: None,
+            fair: false,
+            fence_memory: fence::MEMORY,
+            metrics_group: Group::default(),
+        }
+    }
+}
+
+impl fmt::Debug for LockOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockOptions")
+            .field("ttl", &self.ttl)
+            .field("max_hold", &self.max_hold)
+            .field("fair", &self.fair)
+            .field("fence_memory", &self.fence_memory)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LockOptions {
+    /// Whether they are within their bounds, and go together with these servers.
+    pub(crate) fn check(&self, is_quorum: bool, restart_delay: Duration) -> Result<(), Error> {
+        check_times(self.ttl, self.max_hold, restart_delay)?;
+        check_fence_memory(self.fence_memory)?;
+        if self.fair && is_quorum {
+            return Err(Error::config(
+                "fair is on, which works on one server only, not over a quorum: turn it off, or use the url of one server",
+            ));
+        }
+        Ok(())
+    }
+}
 
 /// Shortest and longest TTL.
 const TTL: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 
-pub(crate) fn fair_quorum() -> Error {
-    Error::config(
-        "fair is on, which works on one server only, not over a quorum: turn it off, or use the url of one server",
-    )
-}
-
-/// The bounds that hold for a lock as for the builder.
-pub(crate) fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
+fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
     if !TTL.contains(&ttl) {
         let (least, most) = (TTL.start(), TTL.end());
         return Err(Error::config(format!(
@@ -63,7 +103,7 @@ pub(crate) fn check_grace(grace: Duration, ttl: Duration) -> Result<(), Error> {
     Ok(())
 }
 
-pub(crate) fn check_fence_memory(memory: Duration) -> Result<(), Error> {
+fn check_fence_memory(memory: Duration) -> Result<(), Error> {
     if memory > fence::MEMORY {
         let most = Rounded(fence::MEMORY);
         return Err(Error::config(format!("fence_memory is {memory:?}: it must be at most {most}")));

@@ -1,0 +1,161 @@
+use super::*;
+use crate::{fence, key::Key};
+
+const MINUTE: Micros = 60_000_000;
+
+fn poll(token: &Token) -> Poll {
+    Poll {
+        claim: Claim {
+            key: Key::new("", "job").unwrap(),
+            token: token.clone(),
+            ttl: Duration::from_secs(30),
+            fence: None,
+            fence_memory: fence::MEMORY,
+        },
+        ticket: None,
+        grant: Duration::from_secs(1),
+        window: Duration::from_secs(60),
+        enter: true,
+        restart_delay: Duration::ZERO,
+    }
+}
+
+fn hears(name: &str) -> Process<'_> {
+    Process { name, hears: true }
+}
+
+fn polls(name: &str) -> Process<'_> {
+    Process { name, hears: false }
+}
+
+fn tokens<const N: usize>() -> [Token; N] {
+    std::array::from_fn(|n| Token::draw(&n.to_string()))
+}
+
+fn turn(queue: &mut Queue, now: Micros, silent: &str) -> (Option<Token>, Vec<Told>) {
+    let mut told = Vec::new();
+    match queue.promote(None, now, Duration::ZERO, &|channel| channel != silent, &mut told) {
+        Turn::Granted { token, .. } => (Some(token), told),
+        Turn::Mine | Turn::Nobodys => (None, told),
+    }
+}
+
+#[test]
+fn a_clock_that_goes_back_changes_no_order() {
+    let (mut queue, [a, b, c]) = (Queue::default(), tokens());
+    assert!(queue.enter(10 * MINUTE, &poll(&a), hears("a")));
+    assert!(queue.enter(5 * MINUTE, &poll(&b), hears("b")));
+    assert!(!queue.enter(6 * MINUTE, &poll(&a), hears("a")), "it was there before");
+    assert!(queue.enter(7 * MINUTE, &poll(&c), hears("c")));
+    let line: Vec<_> = queue.line().collect();
+    assert_eq!(line, [(&a, 10 * MINUTE), (&b, 10 * MINUTE + 1), (&c, 10 * MINUTE + 2)]);
+    assert_eq!(queue.place(&c), Some((10 * MINUTE + 2, 2)));
+}
+
+#[test]
+fn a_ticket_gives_a_lost_place_back() {
+    let (mut queue, [a, b]) = (Queue::default(), tokens());
+    queue.enter(1, &poll(&a), hears("a"));
+    queue.enter(2, &poll(&b), hears("b"));
+    queue.leave(&a, "a");
+    queue.enter(3, &Poll { ticket: Some(1), ..poll(&a) }, hears("a"));
+    queue.enter(4, &Poll { ticket: Some(9), ..poll(&a) }, hears("a"));
+    assert_eq!(queue.line().collect::<Vec<_>>(), [(&a, 1), (&b, 2)], "one place for each, the one it has");
+}
+
+#[test]
+fn who_cannot_be_reached_is_passed_over() {
+    let (mut queue, [dead, poller, alive, next]) = (Queue::default(), tokens());
+    queue.enter(1, &poll(&dead), hears("dead"));
+    queue.enter(2, &Poll { window: Duration::ZERO, ..poll(&poller) }, polls("poller"));
+    queue.enter(3, &poll(&alive), hears("alive"));
+    queue.enter(4, &poll(&next), hears("next"));
+    let within = Duration::from_secs(1);
+    let expected = vec![
+        Told::Granted { channel: "alive".into(), token: alive.clone() },
+        Told::Next { channel: "next".into(), token: next, within },
+    ];
+    assert_eq!(turn(&mut queue, 5, "dead"), (Some(alive), expected));
+    assert_eq!(queue.len(), 1);
+}
+
+#[test]
+fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
+    let (mut queue, [a, b, c]) = (Queue::default(), tokens());
+    for (token, name) in [(&a, "poller"), (&b, "another")] {
+        queue.enter(1, &poll(token), polls(name));
+    }
+    queue.enter(1, &poll(&c), hears("c"));
+    assert_eq!(turn(&mut queue, MINUTE, ""), (Some(a), vec![]));
+    assert_eq!(turn(&mut queue, 2 * MINUTE, "").0, Some(c), "the other one was not heard of for its window");
+}
+
+#[test]
+fn a_process_that_says_nothing_costs_one_grant() {
+    let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
+    for token in [&s1, &s2, &s3] {
+        queue.enter(1, &poll(token), hears("stopped"));
+    }
+    queue.enter(1, &poll(&a), hears("a"));
+    assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
+    assert_eq!(turn(&mut queue, 3, "").0, Some(a));
+    assert_eq!((turn(&mut queue, 4, "").0, queue.len()), (None, 0));
+    assert!(!queue.is_over(5), "the mark is kept");
+
+    queue.enter(5, &Poll { ticket: Some(1), ..poll(&s2) }, hears("stopped"));
+    assert_eq!(turn(&mut queue, 6, "").0, Some(s2), "it has said something");
+    queue.leave(&s3, "stopped");
+    queue.leave(&s3, "a");
+    assert!(queue.is_over(7));
+}
+
+#[test]
+fn a_process_that_polls_costs_one_grant_and_is_granted_to_again_once_it_says_something() {
+    let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
+    for token in [&s1, &s2, &s3] {
+        queue.enter(1, &poll(token), polls("killed"));
+    }
+    queue.enter(1, &poll(&a), polls("a"));
+    assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
+    queue.enter(3, &poll(&s3), polls("killed"));
+    assert_eq!(turn(&mut queue, 4, "").0, Some(s2), "it lives");
+    assert_eq!(turn(&mut queue, 5, "").0, Some(a), "it does not any more");
+}
+
+#[test]
+fn the_first_of_another_process_is_notified_at_whatever_place() {
+    let (mut queue, all, other) = (Queue::default(), tokens::<100>(), Token::draw("other"));
+    for token in &all {
+        queue.enter(1, &poll(token), hears("many"));
+    }
+    queue.enter(1, &poll(&other), hears("other"));
+    let within = Duration::from_secs(1);
+    let expected = vec![
+        Told::Granted { channel: "many".into(), token: all[0].clone() },
+        Told::Next { channel: "many".into(), token: all[1].clone(), within },
+        Told::Next { channel: "other".into(), token: other, within },
+    ];
+    assert_eq!(turn(&mut queue, 2, ""), (Some(all[0].clone()), expected));
+}
+
+#[test]
+fn the_head_that_asks_is_told_that_it_is_its_turn() {
+    let (mut queue, [a, b]) = (Queue::default(), tokens());
+    queue.enter(1, &poll(&a), hears("gone"));
+    queue.enter(1, &poll(&b), hears("gone"));
+    let mut told = Vec::new();
+    assert_eq!(queue.promote(Some(&b), 2, Duration::ZERO, &|_| false, &mut told), Turn::Mine);
+    assert_eq!((queue.len(), told), (1, vec![]));
+}
+
+#[test]
+fn a_poller_is_alive_for_its_window_and_the_queue_for_two() {
+    for (now, is_alive) in [(MINUTE + 4, true), (MINUTE + 5, false)] {
+        let (mut queue, [a]) = (Queue::default(), tokens());
+        queue.enter(5, &poll(&a), polls("poller"));
+        assert_eq!(turn(&mut queue, now, "").0, is_alive.then_some(a), "{now}");
+    }
+    let (mut queue, [a]) = (Queue::default(), tokens());
+    queue.enter(5, &poll(&a), hears("a"));
+    assert!(!queue.is_over(2 * MINUTE + 4) && queue.is_over(2 * MINUTE + 5));
+}

@@ -1,0 +1,40 @@
+//! The pages.
+//!
+//! | page | has |
+//! |---|---|
+//! | [`guide`] | every call, from the first lock on |
+//! | [`cookbook`] | recipes, each with its trap |
+//! | [`waiting`], [`quorum`] | waiters and fairness; several servers |
+//! | [`deployments`] | what each deployment promises, and why |
+//! | [`operations`] | rights, keys, connections, events, outages, limits |
+//! | [`metrics`], [`cron`] | what is measured; the command |
+//! | [`safety`] | assumptions, rules, faults and their tests |
+
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
+
+// Its snippets use a web framework and databases: `examples/cookbook` compiles and runs them, with those crates.
+#[cfg_attr(not(doctest), doc = include_str!("../docs/cookbook.md"))]
+#[doc(alias = "leader")]
+pub mod cookbook {}
+
+#[doc = include_str!("../docs/waiting.md")]
+pub mod waiting {}
+
+#[doc = include_str!("../docs/quorum.md")]
+pub mod quorum {}
+
+#[doc = include_str!("../docs/deployments.md")]
+pub mod deployments {}
+
+#[doc = include_str!("../docs/operations.md")]
+pub mod operations {}
+
+#[doc = include_str!("../docs/metrics.md")]
+pub mod metrics {}
+
+#[doc = include_str!("../docs/cron.md")]
+pub mod cron {}
+
+#[doc = include_str!("../docs/safety.md")]
+pub mod safety {}

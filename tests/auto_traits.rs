@@ -1,0 +1,62 @@
+//! Which auto traits the public types have: to lose one would break programs, and no other test would notice.
+
+// Helpers of tests may fail like tests.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    panic::{RefUnwindSafe, UnwindSafe, catch_unwind},
+    time::Duration,
+};
+
+use leasehold::{
+    Builder, Capabilities, Details, Error, Fence, Guarded, Holder, Lease, LeaseHandle, Leases, Lock, Lost, NodeStatus,
+    Owner, Released, Status, StatusChanges, Votes, Waiter,
+};
+
+fn may_go_everywhere<T: Send + Sync + Unpin + UnwindSafe + RefUnwindSafe + 'static>() {}
+
+fn may_be_spawned<F: Future + Send + 'static>(future: F) {
+    drop(future);
+}
+
+#[test]
+fn every_type_may_go_to_another_thread_and_through_a_panic() {
+    may_go_everywhere::<(Leases, Builder, Lock, Guarded)>();
+    may_go_everywhere::<(Lease, LeaseHandle, StatusChanges, Status, Lost, Released)>();
+    may_go_everywhere::<(Error, Details, Votes, Holder, Waiter, Fence, Owner, Capabilities, NodeStatus)>();
+}
+
+#[tokio::test]
+async fn every_call_may_run_in_a_task_of_its_own() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let leases = Leases::in_memory();
+    let lock = leases.lock("job");
+    let work = |lease: LeaseHandle| async move { lease.check() };
+    may_be_spawned(lock.acquire());
+    may_be_spawned(lock.acquire_within(SECOND));
+    may_be_spawned(lock.try_acquire());
+    may_be_spawned(lock.run(work));
+    may_be_spawned(lock.run_within(SECOND, work));
+    may_be_spawned(lock.try_run(work));
+    let lease = lock.acquire().await.unwrap();
+    may_be_spawned(lease.lost());
+    may_be_spawned(lease.release());
+}
+
+#[tokio::test]
+async fn a_lease_goes_on_after_a_panic_beside_it() {
+    let lease = Leases::in_memory().lock("job").acquire().await.unwrap();
+    let panicked = catch_unwind(|| {
+        lease.check().unwrap();
+        panic!("in the middle of the work");
+    });
+    assert!(panicked.is_err() && lease.is_held());
+}
+
+#[test]
+fn what_is_printed_of_a_leases_fits_a_line() {
+    let leases = Leases::in_memory();
+    let shown = format!("{leases:?}");
+    assert!(shown.len() < 100 && shown.contains("memory"), "{shown}");
+    assert!(format!("{:?}", leases.lock("job")).len() < 250);
+}
