@@ -116,7 +116,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_millis(250);
 ///
 /// # Invariant
 ///
-/// Tokio drops the tasks of a runtime before it shuts the timers down. One of the tasks is the [`Sentinel`], whose drop
+/// Tokio drops the tasks of a runtime before it shuts the timers down. One of the tasks is the [`EndGuard`], whose drop
 /// waits for the polls that are under way and turns later ones away. So no timer is polled after its runtime.
 #[derive(Debug, Default)]
 struct Life {
@@ -141,16 +141,16 @@ impl Life {
 }
 
 /// Ends the life of the runtime that drops it.
-struct Sentinel(Option<Arc<Life>>);
+struct EndGuard(Option<Arc<Life>>);
 
-impl Sentinel {
+impl EndGuard {
     /// The keeper has ended before its runtime.
     fn stand_down(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Sentinel {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         if let Some(life) = self.0.take() {
             life.end();
@@ -184,17 +184,17 @@ impl Host {
     fn on(runtime: Handle, own_thread: bool, jumping: Option<Jumping>) -> Self {
         let (tasks, stop, life) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
         let host = Self { runtime, own_thread, tasks, stop, life, transport: Arc::default(), jumping };
-        host.set_sentinel();
+        host.guard_the_end();
         host
     }
 
     /// Marks the end of the runtime, if it ends before the keeper.
-    fn set_sentinel(&self) {
-        let (host, sentinel) = (self.clone(), Sentinel(Some(self.life.clone())));
+    fn guard_the_end(&self) {
+        let (host, guard) = (self.clone(), EndGuard(Some(self.life.clone())));
         self.runtime.spawn(async move {
             host.stop.cancelled().await;
             host.finished().await;
-            sentinel.stand_down();
+            guard.stand_down();
         });
     }
 
@@ -282,7 +282,8 @@ impl Host {
         self.stop.is_cancelled()
     }
 
-    /// Runs a task to its end, even if its caller has gone. The keeper ends only after it, so it must be bounded.
+    /// Runs a task to its end, even if its caller has gone; unless the keeper's runtime ends first. The keeper ends only after
+    /// it, so it must be bounded.
     pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
         if self.own_thread {
             self.tasks.spawn_on(task, &self.runtime);

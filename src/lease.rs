@@ -10,7 +10,7 @@ use crate::{
     error::Error,
     foreign::{Relay, relayed},
     lost::Lost,
-    options::check_keep,
+    options::{check_grace, check_keep},
     reentry::OwnerSlot,
     released::Released,
     status::{Board, HasBoard, Signal, Status, StatusChanges},
@@ -171,12 +171,15 @@ impl Lease {
     }
 
     /// Keeps the key for at least this long from now on, whenever the lease is released; gives its work this grace.
-    pub(crate) fn set_up(&mut self, keep: Duration, grace: Duration) {
+    pub(crate) fn set_up(&mut self, keep: Duration, grace: Duration) -> Result<(), Error> {
+        check_grace(grace, self.view.hold.ttl)?;
         if !keep.is_zero() {
             let LeaseHandle { client, hold, .. } = &self.view;
             hold.keep_for(client.now(), keep);
         }
-        self.grace = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
+        // Part of a millisecond counts as a whole one.
+        self.grace = u32::try_from(grace.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        Ok(())
     }
 
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then

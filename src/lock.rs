@@ -546,17 +546,16 @@ impl Lock {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let (client, began, keep_for, grace) = (self.client.clone(), self.client.now(), self.keep_for, self.grace);
         let acquiring = Acquiring::begins(self.options.metrics_group);
-        let mut outcome = match self.wanted() {
+        let outcome = match self.wanted() {
             Ok(wanted) => {
                 let acquire = Acquire::new(self.client, wanted, self.owner, self.reentrant, patience, self.on_wait);
                 relayed!(Relay::of_answers(), acquire.run().instrument(span))
             }
             Err(refused) => Err(refused),
         };
+        // The TTL of an acquisition that is shared is that of its first acquire.
+        let outcome = outcome.and_then(|mut lease| lease.set_up(keep_for, grace).map(|()| lease));
         acquiring.ended(&outcome, patience.is_one_try(), client.now().since(began));
-        if let Ok(lease) = &mut outcome {
-            lease.set_up(keep_for, grace);
-        }
         outcome
     }
 

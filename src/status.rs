@@ -6,7 +6,7 @@ use std::{
     panic::{RefUnwindSafe, UnwindSafe},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use futures_core::Stream;
@@ -257,7 +257,7 @@ pub struct StatusChanges {
     waiting: Option<Pin<Box<dyn Future<Output = Option<Change>> + Send + Sync>>>,
 }
 
-// A wait that a panic cut off goes on where it was.
+// A wait that a panic cut off begins anew, and has missed no change.
 impl UnwindSafe for StatusChanges {}
 impl RefUnwindSafe for StatusChanges {}
 
@@ -289,8 +289,12 @@ impl Stream for StatusChanges {
             let changed = signal.clone().changed(*seen);
             Box::pin(async move { relayed!(Relay::of_signals(), changed) }) as Pin<Box<_>>
         };
-        let change = ready!(waiting.get_or_insert_with(waiting_for).as_mut().poll(context));
-        *waiting = None;
+        // Taken out while it is polled: after a panic of a waker the next call begins anew.
+        let mut wait = waiting.take().unwrap_or_else(waiting_for);
+        let Poll::Ready(change) = wait.as_mut().poll(context) else {
+            *waiting = Some(wait);
+            return Poll::Pending;
+        };
         Poll::Ready(change.map(|(status, version)| {
             *seen = version;
             status

@@ -13,6 +13,8 @@ pub struct Failure {
     votes: Option<Arc<Votes>>,
     /// When this node may serve, where it is known.
     retry_after: Option<Duration>,
+    /// It says something of a key, and nothing of the node.
+    is_of_a_key: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,7 +33,7 @@ enum FailureKind {
 
 impl Failure {
     fn of(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind, votes: None, retry_after: None }
+        Self { text: text.into(), kind, votes: None, retry_after: None, is_of_a_key: false }
     }
 
     /// The node cannot serve now, and did nothing.
@@ -67,6 +69,16 @@ impl Failure {
         let answer = NodeAnswer::Recovering { remaining: left };
         let text = format!("the server at {address} {answer}");
         Self { retry_after: Some(left), ..Self::unavailable(text) }
+    }
+
+    /// The same failure, of which the cause is the key: its type, or a missing right to it. Others are served.
+    pub fn of_a_key(self) -> Self {
+        Self { is_of_a_key: true, ..self }
+    }
+
+    /// Whether the cause is the key.
+    pub fn is_of_a_key(&self) -> bool {
+        self.is_of_a_key
     }
 
     /// Each node's answer, if it is the failure of many.

@@ -296,7 +296,7 @@ impl HeldLease {
         orders
     }
 
-    /// Begins the round that is due: one renewal, followed until it is answered.
+    /// Begins a round: one renewal, followed until it is answered.
     fn begin_round(&mut self, now: Time, orders: &mut Orders) {
         orders.renew = true;
         if self.unanswered == 0 {

@@ -468,5 +468,5 @@ fn guarded_value() -> Holder {
 }
 
 fn wrong_type(key: &Key, what: &str) -> Failure {
-    Failure::refused(format!("WRONGTYPE the key {key:?} holds {what}"))
+    Failure::refused(format!("WRONGTYPE the key {key:?} holds {what}")).of_a_key()
 }

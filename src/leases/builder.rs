@@ -17,9 +17,9 @@ use crate::{
     foreign::{Relay, relayed},
     keeper::{Host, Keeper},
     metrics,
-    node::redis::Limits,
+    node::{NodeAddress, redis::Limits},
     options::LockOptions,
-    quorum::{self, ConnectConfig, NodeAddress, Quorum},
+    quorum::{self, ConnectConfig, Quorum},
 };
 
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,8 +28,6 @@ const DEFAULT_GRANT: Duration = Duration::from_secs(1);
 /// As long as the default TTL, and the second that a server's uptime may be wrong by.
 const DEFAULT_RESTART_DELAY: Duration = Duration::from_secs(31);
 const LONGEST_RESTART_DELAY: Duration = Duration::from_secs(24 * 60 * 60 + 1);
-const LEAST_NODES: usize = 3;
-const MOST_NODES: usize = 9;
 const LONGEST_LABEL: usize = 128;
 const LONGEST_PREFIX: usize = 256;
 
@@ -294,35 +292,12 @@ impl Builder {
         match (&self.url, &self.quorum) {
             (Some(_), Some(_)) => Err(Error::config("url and quorum are both set: choose one of them")),
             (Some(url), None) => Ok(vec![NodeAddress::parse(url)?]),
-            (None, Some(urls)) => check_quorum(urls),
+            (None, Some(urls)) => NodeAddress::of_quorum(urls),
             (None, None) => {
                 Err(Error::config("url is not set: say where the locks are, as in `.url(\"redis://127.0.0.1:6379\")`"))
             }
         }
     }
-}
-
-fn check_quorum(urls: &[String]) -> Result<Vec<NodeAddress>, Error> {
-    let nodes = urls.len();
-    if nodes % 2 == 0 || !(LEAST_NODES..=MOST_NODES).contains(&nodes) {
-        return Err(Error::config(format!(
-            "quorum has {nodes} urls: it must have 3, 5, 7 or 9 (an even one survives no more than one less; for one \
-             server there is `url`)"
-        )));
-    }
-    let mut places: Vec<NodeAddress> = Vec::with_capacity(nodes);
-    for (at, url) in urls.iter().enumerate() {
-        let place = NodeAddress::parse(url).map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
-        if let Some(other) = places.iter().position(|other| other.is_same(&place)) {
-            let address = place.address();
-            return Err(Error::config(format!(
-                "quorum[{other}] and quorum[{at}] are both {address}: two votes from one server are none, name \
-                 independent servers"
-            )));
-        }
-        places.push(place);
-    }
-    Ok(places)
 }
 
 impl fmt::Debug for Builder {

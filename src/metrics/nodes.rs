@@ -91,6 +91,9 @@ impl NodeMetrics {
         }
     }
 
+    /// Whether anybody wants to know the offset of a node's clock.
+    pub(crate) const WANT_CLOCKS: bool = true;
+
     /// By how much its clock is ahead of ours.
     pub(crate) fn note_clock_offset(&self, micros: i64) {
         if self.0.clock_offset_micros.set(micros) {

@@ -57,6 +57,8 @@ impl NodeMetrics {
 
     pub(crate) fn note_push(&self, _is_active: bool) {}
 
+    pub(crate) const WANT_CLOCKS: bool = false;
+
     pub(crate) fn note_clock_offset(&self, _micros: i64) {}
 }
 

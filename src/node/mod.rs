@@ -8,8 +8,10 @@ use leasehold_protocol::{
     token::Token,
 };
 
+pub(crate) use self::address::NodeAddress;
 use crate::capabilities::Capabilities;
 
+mod address;
 pub(crate) mod memory;
 pub(crate) mod redis;
 

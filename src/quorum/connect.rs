@@ -22,9 +22,9 @@ use crate::{
     error::Error,
     keeper::Host,
     node::{
-        Node,
+        Node, NodeAddress,
         memory::{self, Memory},
-        redis::{Limits, Redis, Target},
+        redis::{Limits, Redis},
     },
 };
 
@@ -34,40 +34,6 @@ const GRACE: Duration = Duration::from_millis(500);
 /// The pause before the next try to connect in the background; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// Where a node is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NodeAddress {
-    /// In this process, under a name that may be empty.
-    Memory(String),
-    Redis(Target),
-}
-
-impl NodeAddress {
-    pub(crate) fn parse(url: &str) -> Result<Self, Error> {
-        match url.strip_prefix("memory://") {
-            Some(name) => Ok(Self::Memory(name.into())),
-            None => Target::parse(url).map(Self::Redis),
-        }
-    }
-
-    /// Whether two are one node for certain.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Memory(one), Self::Memory(other)) => one == other && !one.is_empty(),
-            (Self::Redis(one), Self::Redis(other)) => one.address == other.address,
-            _ => false,
-        }
-    }
-
-    /// Without who we are there.
-    pub(crate) fn address(&self) -> String {
-        match self {
-            Self::Memory(name) => format!("memory://{name}"),
-            Self::Redis(target) => target.to_string(),
-        }
-    }
-}
 
 /// The configuration of connections.
 #[derive(Debug, Clone)]

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{ConnectConfig, NodeAddress, Quorum};
-use crate::error::Error;
+use super::{ConnectConfig, Quorum};
+use crate::{error::Error, node::NodeAddress};
 
 /// The outcome of a try, once there is one.
 type Outcome = watch::Receiver<Option<Result<(), Error>>>;

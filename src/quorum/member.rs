@@ -225,7 +225,8 @@ impl Member {
 
     /// It has answered what was sent at `sent`, or not.
     fn heard(self: &Arc<Self>, failure: Option<&Failure>, sent: Time) {
-        let Some(failure) = failure else { return self.answered() };
+        // What a server says of a key is an answer.
+        let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered() };
         // Before the health catches up with the answers so far, so that it hears of every one after those.
         self.is_troubled.store(true, Ordering::Release);
         self.update(|health, now| ((), health.failed(failure, sent, now)));
@@ -395,7 +396,8 @@ impl Member {
     }
 
     pub(super) fn measure_clock(&self) {
-        if let Some(micros) = self.status().clock_offset_micros() {
+        let offset = || self.status().clock_offset_micros();
+        if let Some(micros) = NodeMetrics::WANT_CLOCKS.then(offset).flatten() {
             self.metrics.note_clock_offset(micros);
         }
     }
@@ -475,7 +477,7 @@ mod tests {
         files_that_see_nodes(&src, &mut found);
         found.retain(|path| !path.starts_with(src.join("node")));
         found.sort();
-        // The one makes nodes, the next installs them, and the last asks them.
+        // The first makes nodes, and probes them before they are members; the others ask and install them.
         assert_eq!(found, ["quorum/connect.rs", "quorum/member.rs", "quorum/mod.rs"].map(|path| src.join(path)));
     }
 }

@@ -21,7 +21,7 @@ use leasehold_protocol::{
 use parking_lot::Mutex;
 
 pub(crate) use self::{
-    connect::{ConnectConfig, NodeAddress},
+    connect::ConnectConfig,
     fan_out::{FanOut, MayFail, Untold},
     first_connection::FirstConnection,
     member::{Asked, ComingVote, Member},

@@ -20,7 +20,7 @@ pub(crate) struct FairWaiters(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     waiters: HashMap<Token, Arc<Call>>,
-    /// The waiter that has the lock tracked: the first of this process.
+    /// The first waiter of the queue, which has the lock tracked. The second may have it tracked too, and is not rung.
     trackers: HashMap<Key, Arc<Call>>,
     /// Waiters whose poll is not answered yet. It may have the lock tracked: a change can be heard before the answer.
     polling: HashMap<Key, Vec<Arc<Call>>>,

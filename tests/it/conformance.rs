@@ -1011,6 +1011,12 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
     let (grace, tidied) = (TTL / 4, Arc::new(AtomicBool::new(false)));
     let too_long = one.lock("job").grace(TTL / 2 + Duration::from_millis(1)).run(async |_| Ok(())).await;
     assert!(matches!(&too_long, Err(Error::Config(text)) if text.to_string().contains("grace")), "{too_long:?}");
+    // An owner that enters again has the TTL of its first acquire.
+    let lock = one.lock("again").owner(Owner::unique()).reentrant(true);
+    let first = lock.acquire().await.unwrap();
+    let too_long = lock.ttl(2 * TTL).grace(TTL).run(async |_| Ok(())).await;
+    assert!(matches!(&too_long, Err(Error::Config(text)) if text.to_string().contains("grace")), "{too_long:?}");
+    first.release().await.unwrap().confirmed();
     for stops in [true, false] {
         let (tidied, began) = (tidied.clone(), Arc::new(AtomicBool::new(false)));
         let (started, running) = oneshot::channel();

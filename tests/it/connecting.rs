@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Leases};
+use leasehold::{Builder, Error, Leases, NodeState};
 use support::{HANGS, Lag, Proxy, Server, eventually_async, on_no_runtime, one_thread, within};
 
 use crate::common::Confirmed as _;
@@ -276,4 +276,21 @@ async fn whatever_a_server_answers_counts_as_its_last_answer() {
     let asked = Instant::now();
     value.get().await.unwrap().unwrap();
     since(asked, "a guarded read");
+}
+
+#[tokio::test]
+async fn what_a_server_says_of_a_key_is_no_trouble_of_the_server() {
+    let server = Server::start();
+    let (leases, mut wire) = (Leases::connect(server.url()).await.unwrap(), server.wire());
+    for key in ["job", "job:lh:fence", "{job}:lh:queue", "value"] {
+        wire.must(&["RPUSH", key, "a list"]);
+    }
+    let lock = leases.lock("job");
+    let refused = [
+        leases.guarded("value").get().await.map(drop).unwrap_err(),
+        lock.waiters().await.map(drop).unwrap_err(),
+        lock.force_release().await.map(drop).unwrap_err(),
+    ];
+    assert!(refused.iter().all(|error| matches!(error, Error::Refused(_))), "{refused:?}");
+    assert_eq!(leases.nodes()[0].state(), &NodeState::Up);
 }

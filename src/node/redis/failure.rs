@@ -197,9 +197,19 @@ fn lacks_a_right(word: &str, details: &str) -> bool {
 }
 
 /// Whether the user has the right to the command, and none to the key.
-pub(super) fn is_of_a_key(failure: &Failure) -> bool {
+pub(super) fn is_no_right_to_a_key(failure: &Failure) -> bool {
     let text = failure.to_string();
-    text.contains("NOPERM") && (text.contains("access a key") || text.contains("access one of the keys"))
+    text.contains("NOPERM") && accesses_a_key(&text)
+}
+
+fn accesses_a_key(text: &str) -> bool {
+    text.contains("access a key") || text.contains("access one of the keys")
+}
+
+/// Whether the cause of the refusal is the key: its type, what it holds, or a missing right to it.
+fn is_about_a_key(details: &str) -> bool {
+    ["WRONGTYPE", "holds another type", "holds no fence"].iter().any(|text| details.contains(text))
+        || accesses_a_key(details)
 }
 
 /// Names the right that the user lacks, where the server does not: for the keys of this script, or for a command. The
@@ -278,6 +288,7 @@ fn server_said(server: &str, word: &str, details: &str, more: &str) -> Failure {
     }
     let failure =
         if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };
+    let failure = if is_about_a_key(details) { failure.of_a_key() } else { failure };
     // A replica refuses the first write of a script, and so all of it.
     if word == "READONLY" {
         return failure;

@@ -15,7 +15,7 @@ use super::{
     Server,
     combining::{Entered, Flight, Told},
     connection::{Connection, Way, left},
-    failure::is_of_a_key,
+    failure::is_no_right_to_a_key,
     info,
     pack::{Text, packed, whole_millis},
     push::Push,
@@ -281,7 +281,7 @@ impl Server {
         });
         Box::pin(async move {
             match rehearsal.await {
-                Err(failure) if is_of_a_key(&failure) => Ok(None::<Duration>.into()),
+                Err(failure) if is_no_right_to_a_key(&failure) => Ok(None::<Duration>.into()),
                 outcome => outcome,
             }
         })

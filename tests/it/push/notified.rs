@@ -348,7 +348,8 @@ async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
         }
         let (lease, at) = within(HANGS, "the other", other).await.unwrap();
         let took = at.saturating_duration_since(passed_on);
-        assert!(took <= SIGNAL + lag.worst(), "round {round}: {took:?}");
+        // The undo of the cancelled one, the notification of that, and the other's acquire.
+        assert!(took <= SIGNAL + lag.of(3), "round {round}: {took:?}, the machine lagged {:?}", lag.worst());
         lease.unwrap().release().await.unwrap().confirmed();
     }
     two.close().await;

@@ -395,9 +395,11 @@ impl Push {
                 Ok(()) => {
                     *table = session::table(keeper, limits).await;
                     let tracked = session::tracked(keeper, limits).await;
-                    match (*table, tracked) {
-                        (Some(table), Some(tracked)) => self.note_table(table, tracked),
-                        _ => self.room.store(session::room_of(table.take(), 0), Ordering::Relaxed),
+                    if let (Some(table), Some(tracked)) = (*table, tracked) {
+                        self.note_table(table, tracked);
+                    } else {
+                        self.room.store(session::room_of(table.take(), 0), Ordering::Relaxed);
+                        self.is_crowded.store(false, Ordering::Relaxed);
                     }
                     *self.refused.lock() = None;
                     self.on.store(true, Ordering::Release);

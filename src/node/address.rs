@@ -1,0 +1,65 @@
+//! Where a node is, and which urls say so.
+
+use super::redis::Target;
+use crate::error::Error;
+
+const LEAST_NODES: usize = 3;
+const MOST_NODES: usize = 9;
+
+/// Where a node is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NodeAddress {
+    /// In this process, under a name that may be empty.
+    Memory(String),
+    Redis(Target),
+}
+
+impl NodeAddress {
+    pub(crate) fn parse(url: &str) -> Result<Self, Error> {
+        match url.strip_prefix("memory://") {
+            Some(name) => Ok(Self::Memory(name.into())),
+            None => Target::parse(url).map(Self::Redis),
+        }
+    }
+
+    /// Those of a quorum, no two of which are one node.
+    pub(crate) fn of_quorum(urls: &[String]) -> Result<Vec<Self>, Error> {
+        let nodes = urls.len();
+        if nodes % 2 == 0 || !(LEAST_NODES..=MOST_NODES).contains(&nodes) {
+            return Err(Error::config(format!(
+                "quorum has {nodes} urls: it must have 3, 5, 7 or 9 (an even one survives no more than one less; for one \
+                 server there is `url`)"
+            )));
+        }
+        let mut places: Vec<Self> = Vec::with_capacity(nodes);
+        for (at, url) in urls.iter().enumerate() {
+            let place = Self::parse(url).map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
+            if let Some(other) = places.iter().position(|other| other.is_same(&place)) {
+                let address = place.address();
+                return Err(Error::config(format!(
+                    "quorum[{other}] and quorum[{at}] are both {address}: two votes from one server are none, name \
+                     independent servers"
+                )));
+            }
+            places.push(place);
+        }
+        Ok(places)
+    }
+
+    /// Whether two are one node for certain.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Memory(one), Self::Memory(other)) => one == other && !one.is_empty(),
+            (Self::Redis(one), Self::Redis(other)) => one.address == other.address,
+            _ => false,
+        }
+    }
+
+    /// Without who we are there.
+    pub(crate) fn address(&self) -> String {
+        match self {
+            Self::Memory(name) => format!("memory://{name}"),
+            Self::Redis(target) => target.to_string(),
+        }
+    }
+}
