@@ -28,6 +28,9 @@ mod fair;
 
 use fair::Standing;
 
+/// A try that finds itself this much too late stood still: its checks end in time.
+const STOOD_STILL: Duration = Duration::from_millis(250);
+
 /// The most retries against the same rival token in split votes: its undo may be in flight.
 const SAME_SPLITS: u32 = 2;
 
@@ -414,7 +417,12 @@ impl Acquire {
     /// checks.
     fn limit(&self, now: Time) -> Duration {
         let most = self.client.options.command_timeout;
-        let until = if self.until == self.started { self.started + most } else { self.until };
+        let is_try = self.until == self.started;
+        let until = if is_try { self.started + most } else { self.until };
+        // A process that stood still between two steps has used no time for the lock.
+        if is_try && now.since(until) >= STOOD_STILL {
+            return most;
+        }
         until.since(now).max(SHORTEST_CHECK).min(most)
     }
 
