@@ -108,6 +108,15 @@ pub(crate) fn wall() -> SystemTime {
     SystemTime::now()
 }
 
+/// A moment that is noticed this much too late says nothing of the server. This process stood still, or hardly ran,
+/// perhaps with the answer in its socket.
+const STOOD_STILL: Duration = Duration::from_millis(250);
+
+/// Whether nobody here has noticed for long that this moment has come.
+pub(crate) fn stood_still(now: Time, moment: Time) -> bool {
+    now.since(moment) >= STOOD_STILL
+}
+
 /// The time of this clock, as a moment for the protocol.
 pub(crate) fn now(clock: &dyn Clock) -> Time {
     Time::ZERO + clock.now()

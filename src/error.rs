@@ -113,7 +113,7 @@ impl Error {
         Self::Unavailable(Details::new(text))
     }
 
-    /// What a server, or too few of a quorum, said.
+    /// The error of a server's answer, or of those of a quorum.
     #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
     pub(crate) fn of(failure: Failure) -> Self {
         let details = Details::of(&failure, "");

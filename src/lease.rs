@@ -58,7 +58,7 @@ pub struct Lease {
     view: LeaseHandle,
     /// Our place in the table of owners, shared with the other leases of a re-entrant owner.
     owner_slot: Option<Arc<OwnerSlot>>,
-    /// What its work has to tidy up before a loss: in ms, for a process may have a million leases.
+    /// The time of its work to tidy up before a loss: in ms, for a process may have a million leases.
     grace: u32,
 }
 

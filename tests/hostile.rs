@@ -46,7 +46,7 @@ const STOOD_STILL: Duration = Duration::from_millis(250);
 /// How far the process may grow between the first seed and the last one, in KiB.
 const MOST_GROWTH: u64 = 64 << 10;
 
-/// What a server may say that no reader expects there.
+/// Answers that no reader expects there.
 const FRAGMENTS: [&[u8]; 44] = [
     b"+OK\r\n",
     b"+QUEUED\r\n",
@@ -123,7 +123,7 @@ impl Random {
     }
 }
 
-/// What the proxy does with a connection after some bytes of an answer.
+/// The proxy's next step on a connection, after some bytes of an answer.
 #[derive(PartialEq)]
 enum Then {
     GoOn,
@@ -179,7 +179,7 @@ fn spoil(answer: &mut Vec<u8>, random: &mut Random) -> Then {
     Then::GoOn
 }
 
-/// What is between the library and the server.
+/// The proxy between the library and the server.
 struct Spoiler {
     port: u16,
     shared: Arc<Shared>,
@@ -300,7 +300,7 @@ fn resident() -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// What a holder is promised of a lease, whatever was answered.
+/// Holds a lease as a job does, and checks its promises, whatever was answered.
 async fn hold(lease: Lease, random: &mut Random, lag: &Lag) {
     assert!(lease.remaining() <= TTL, "{:?} of {TTL:?}", lease.remaining());
     let longest = if random.one_in(5) { 1_500 } else { 20 };

@@ -182,6 +182,31 @@ async fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::await_holding_lock, reason = "tests take turns")]
+async fn a_table_that_others_have_filled_is_told_once_however_many_sessions_find_it() {
+    const TABLE: usize = 100;
+    let log = Warnings::start();
+    let server = Server::builder().arg("--tracking-table-max-keys", &TABLE.to_string()).start();
+    let [mut wire, mut sink, mut neighbour] = [(); 3].map(|()| server.wire());
+    let id = sink.must(&["CLIENT", "ID"]).int().to_string();
+    neighbour.must(&["CLIENT", "TRACKING", "ON", "REDIRECT", &id]);
+    for number in 0..TABLE {
+        neighbour.cmd(&["GET", &format!("cached:{number}")]);
+    }
+    let leases = Leases::connect(server.url()).await.unwrap();
+    assert_eq!(leases.capabilities().await.unwrap().tracked_keys(), Some(0));
+    for _ in 0..3 {
+        let keeper = wire.trackers().into_iter().find(|tracker| tracker.told != id).unwrap().reads;
+        wire.kill_client(&keeper);
+        let is_back = || wire.trackers().iter().any(|tracker| tracker.told != id && tracker.reads != keeper);
+        eventually_async(HANGS, "another session", is_back).await;
+        assert_eq!(leases.capabilities().await.unwrap().tracked_keys(), Some(0));
+    }
+    assert_eq!(log.all().iter().filter(|name| *name == "crowded").count(), 1, "{:?}", log.all());
+    leases.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::await_holding_lock, reason = "tests take turns")]
 async fn more_waiters_than_half_the_servers_table_wait_without_a_storm() {
     const NAMES: usize = 40;
     const SPAN: Duration = Duration::from_secs(2);

@@ -15,6 +15,7 @@ use leasehold_protocol::{
 
 use crate::{
     client::{Client, Wanted, Won},
+    clock::stood_still,
     error::Error,
     lease::Lease,
     owner::Owner,
@@ -27,9 +28,6 @@ use crate::{
 mod fair;
 
 use fair::Standing;
-
-/// A try that finds itself this much too late stood still: its checks end in time.
-const STOOD_STILL: Duration = Duration::from_millis(250);
 
 /// The most retries against the same rival token in split votes: its undo may be in flight.
 const SAME_SPLITS: u32 = 2;
@@ -420,7 +418,7 @@ impl Acquire {
         let is_try = self.until == self.started;
         let until = if is_try { self.started + most } else { self.until };
         // A process that stood still between two steps has used no time for the lock.
-        if is_try && now.since(until) >= STOOD_STILL {
+        if is_try && stood_still(now, until) {
             return most;
         }
         until.since(now).max(SHORTEST_CHECK).min(most)

@@ -83,7 +83,7 @@ impl Builder {
         }
     }
 
-    /// What a [`Leases`] in memory needs of it.
+    /// The settings that a [`Leases`] in memory needs.
     pub(super) fn in_memory(self) -> (Options, Arc<dyn Clock>) {
         (self.options, self.clock)
     }

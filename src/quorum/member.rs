@@ -225,7 +225,7 @@ impl Member {
 
     /// It has answered what was sent at `sent`, or not.
     fn heard(self: &Arc<Self>, failure: Option<&Failure>, sent: Time) {
-        // What a server says of a key is an answer.
+        // A refusal of a key is an answer of the server.
         let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered() };
         // Before the health catches up with the answers so far, so that it hears of every one after those.
         self.is_troubled.store(true, Ordering::Release);

@@ -1,5 +1,5 @@
-//! What `scripts/shuttle` puts in the place of threads, locks and time (`crate::shuttle_tests`): each access is a step, after
-//! which another thread may go on.
+//! Locks, atomics and time for `scripts/shuttle` (`crate::shuttle_tests`). Each access is a step, after which another
+//! thread may go on.
 
 use std::sync::{Arc, PoisonError};
 

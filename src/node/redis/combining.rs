@@ -24,12 +24,12 @@ use tokio::{
 };
 
 use super::{
-    connection::{Connection, Way, stood_still},
+    connection::{Connection, Way},
     pack::{Packed, Text, whole_millis},
     reply,
     script::COMBINED,
 };
-use crate::{foreign, keeper::Host, sync::catching_panics};
+use crate::{clock::stood_still, foreign, keeper::Host, sync::catching_panics};
 
 /// The flights under way, of lone requests or batches, beyond which requests wait: while the server works on one, the
 /// client packs the next. More made nothing faster, and slow a busy machine down.

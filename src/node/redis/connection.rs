@@ -40,7 +40,7 @@ use super::{
     url::Target,
 };
 use crate::{
-    clock::{self, Clock},
+    clock::{self, Clock, stood_still},
     error::Error,
     foreign::{self, Event},
     metrics::NodeMetrics,
@@ -48,10 +48,6 @@ use crate::{
 
 /// The least time for an answer: fred takes zero as "for ever".
 const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
-
-/// A time-out that comes this much too late says nothing of the server. This process stood still, or hardly ran,
-/// perhaps with the answer in its socket.
-const STOOD_STILL: Duration = Duration::from_millis(250);
 
 /// How often another primary is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -129,11 +125,6 @@ impl Links {
         self.seen = self.seen.max(number);
         is_new
     }
-}
-
-/// Whether nobody here has noticed for long that this moment has come.
-pub(super) fn stood_still(now: Time, moment: Time) -> bool {
-    now.since(moment) >= STOOD_STILL
 }
 
 /// The rest of this limit, which is over at `until`; all of it in a process that stood still then.

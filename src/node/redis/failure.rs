@@ -202,8 +202,10 @@ pub(super) fn is_no_right_to_a_key(failure: &Failure) -> bool {
     text.contains("NOPERM") && accesses_a_key(&text)
 }
 
+/// In the words of servers up to 7.2, and of those from 7.4 on, which name the key.
 fn accesses_a_key(text: &str) -> bool {
-    text.contains("access a key") || text.contains("access one of the keys")
+    let names_it = || text.split_once("access the '").is_some_and(|(_, key)| key.contains("' key"));
+    text.contains("access a key") || text.contains("access one of the keys") || names_it()
 }
 
 /// Whether the cause of the refusal is the key: its type, what it holds, or a missing right to it.

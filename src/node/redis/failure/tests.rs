@@ -160,3 +160,24 @@ fn silence_and_a_broken_connection_tell_nothing() {
     }
     assert!(!of(ErrorKind::Unknown, "Failed to send command to router.").may_have_happened());
 }
+
+#[test]
+fn a_refusal_of_a_key_is_none_of_the_server() {
+    for (reply, is_of_a_key) in [
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", true),
+        ("ERR the fence key job:lh:fence holds no fence: delete it to go on", true),
+        ("NOPERM No permissions to access a key", true),
+        ("NOPERM this user has no permissions to access one of the keys used as arguments", true),
+        ("NOPERM User worker has no permissions to access the 'job' key", true),
+        (
+            "ERR ACL failure in script: User worker has no permissions to access the 'job' key script: ab12, on @user_script:20.",
+            true,
+        ),
+        ("NOPERM User worker has no permissions to run the 'get' command", false),
+        ("NOPERM User worker has no permissions to access the 'leasehold:1' channel", false),
+        ("WRONGPASS invalid username-password pair", false),
+        ("OOM command not allowed", false),
+    ] {
+        assert_eq!(of(ErrorKind::Unknown, reply).is_of_a_key(), is_of_a_key, "{reply}");
+    }
+}
