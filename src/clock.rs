@@ -4,6 +4,8 @@
 //! lost its leases, whatever a timer believes. Tokio's timers do not count suspend, so every decision reads a
 //! [`Clock`], and a timer is only a reason to check.
 
+#![cfg_attr(not(feature = "testing"), allow(unreachable_pub, reason = "a clock of one's own is for tests"))]
+
 use std::{
     fmt,
     sync::Arc,
@@ -18,7 +20,8 @@ use crate::sync::catching_panics;
 /// Where [`Leases`](crate::Leases) reads the time; [`SystemClock`] unless a test says otherwise.
 ///
 /// Give your own to [`Builder::clock`](crate::Builder::clock) to see what your job does when the machine is suspended.
-/// A clock that jumps by an hour simulates a machine that slept for an hour.
+/// A clock that jumps by an hour simulates a machine that slept for an hour. [`ManualClock`](crate::testing::ManualClock)
+/// does that.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The time since some fixed moment. It must never go back, and must go on while the machine is suspended. Every
     /// thread of the library asks it, the keeper's too: it must neither block nor panic. If it panics there, every lease
@@ -39,6 +42,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug, Clone, Default)]
 pub struct Jumps(Arc<Notify>);
 
+#[cfg(feature = "testing")]
 impl Jumps {
     /// Nobody sleeps by it yet.
     #[must_use]
@@ -50,7 +54,9 @@ impl Jumps {
     pub fn notify(&self) {
         self.0.notify_waiters();
     }
+}
 
+impl Jumps {
     /// Completes when the clock shows this moment because it has jumped there. A clock that panics never does.
     pub(crate) async fn reach(self, clock: Arc<dyn Clock>, moment: Time) {
         loop {
@@ -64,42 +70,52 @@ impl Jumps {
     }
 }
 
-/// The machine's clock that counts suspend: `CLOCK_BOOTTIME` on Linux, the nearest that the platform has elsewhere.
+/// The machine's clock that counts suspend, by which leases are judged: `CLOCK_BOOTTIME` on Linux, the nearest that the
+/// platform has elsewhere.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
-#[cfg(all(test, leasehold_shuttle))]
-impl Clock for SystemClock {
-    fn now(&self) -> Duration {
-        crate::sync::shuttle::time::now()
+impl SystemClock {
+    /// The time since some fixed moment.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        system_now()
     }
 }
 
-#[cfg(not(all(test, leasehold_shuttle)))]
 impl Clock for SystemClock {
-    #[cfg(unix)]
     fn now(&self) -> Duration {
-        use rustix::time::{ClockId, clock_gettime};
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        const COUNTS_SUSPEND: ClockId = ClockId::Boottime;
-        // On Apple's systems this clock goes on during sleep.
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        const COUNTS_SUSPEND: ClockId = ClockId::Monotonic;
-
-        let now = clock_gettime(COUNTS_SUSPEND);
-        let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
-        let nanos = u32::try_from(now.tv_nsec).unwrap_or_default();
-        Duration::new(seconds, nanos)
+        system_now()
     }
+}
 
-    #[cfg(not(unix))]
-    #[allow(clippy::disallowed_methods)]
-    fn now(&self) -> Duration {
-        // Windows' performance counter includes sleep.
-        use std::{sync::OnceLock, time::Instant};
-        static START: OnceLock<Instant> = OnceLock::new();
-        START.get_or_init(Instant::now).elapsed()
-    }
+#[cfg(all(test, leasehold_shuttle))]
+fn system_now() -> Duration {
+    crate::sync::shuttle::time::now()
+}
+
+#[cfg(all(unix, not(all(test, leasehold_shuttle))))]
+fn system_now() -> Duration {
+    use rustix::time::{ClockId, clock_gettime};
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const COUNTS_SUSPEND: ClockId = ClockId::Boottime;
+    // On Apple's systems this clock goes on during sleep.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const COUNTS_SUSPEND: ClockId = ClockId::Monotonic;
+
+    let now = clock_gettime(COUNTS_SUSPEND);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+    let nanos = u32::try_from(now.tv_nsec).unwrap_or_default();
+    Duration::new(seconds, nanos)
+}
+
+#[cfg(all(not(unix), not(all(test, leasehold_shuttle))))]
+#[allow(clippy::disallowed_methods)]
+fn system_now() -> Duration {
+    // Windows' performance counter includes sleep.
+    use std::{sync::OnceLock, time::Instant};
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
 }
 
 /// The wall clock, for people and for the memory node's server time; no decision about a lease reads it (F27).

@@ -1,6 +1,6 @@
 //! The errors, and what to do about each.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure, fence::Fence, holder::Holder, key::InvalidName, rounded::Rounded, votes::Votes,
@@ -89,10 +89,10 @@ pub enum Error {
 
 /// The cause of an error, in the words of the server, the system or this library, and the answers of a quorum's nodes.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Details(Arc<Inner>);
+pub struct Details(Arc<ErrorText>);
 
 #[derive(PartialEq, Eq)]
-struct Inner {
+struct ErrorText {
     text: Box<str>,
     /// Stands before the text in the error's message.
     before: &'static str,
@@ -103,6 +103,13 @@ struct Inner {
 /// With [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime).
 const KEEPER_ENDED: &str = "the runtime that kept the leases of this Leases has ended: build a new Leases, on \
                                        a runtime that outlives its leases or with the default, Keeper::Thread";
+
+/// For [`Builder::quorum`](crate::Builder::quorum), which takes servers as it takes urls.
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
 
 impl Error {
     pub(crate) fn config(text: impl Into<Box<str>>) -> Self {
@@ -208,7 +215,7 @@ impl Error {
 
 impl Details {
     fn new(text: impl Into<Box<str>>) -> Self {
-        Self(Arc::new(Inner { text: text.into(), before: "", votes: None, retry_after: None }))
+        Self(Arc::new(ErrorText { text: text.into(), before: "", votes: None, retry_after: None }))
     }
 
     fn of(failure: &Failure, before: &'static str) -> Self {
@@ -226,7 +233,7 @@ impl Details {
 
     fn saying(text: String, failure: &Failure, before: &'static str) -> Self {
         let (votes, retry_after) = (failure.votes().cloned(), failure.retry_after());
-        Self(Arc::new(Inner { text: text.into(), before, votes, retry_after }))
+        Self(Arc::new(ErrorText { text: text.into(), before, votes, retry_after }))
     }
 
     /// The answer of each node of a quorum, if too few of them granted the request.

@@ -17,7 +17,7 @@
 //! 6. On other threads the library calls foreign code directly, so that spans and subscribers of a caller's thread
 //!    work. Before the call it has changed its own state, started every task that must run, and released every lock.
 //!
-//! A [`Clock`](crate::Clock) of the program's own is not foreign: every thread asks it. Two callees are out of reach:
+//! A [`Clock`](crate::clock::Clock) of the program's own is not foreign: every thread asks it. Two callees are out of reach:
 //!
 //! - A `LocalSet` that a foreign executor polls. The wakers of its tasks are tokio's, and pass the wake-up on to the
 //!   executor's.
@@ -98,15 +98,15 @@ pub(crate) fn mute() {
 
 /// A task of the keeper for a thread that is not the keeper's own.
 pub(crate) async fn as_keeper<F: Future>(task: F) -> F::Output {
-    struct Poll(bool);
-    impl Drop for Poll {
+    struct Marked(bool);
+    impl Drop for Marked {
         fn drop(&mut self) {
             IS_KEEPER.set(self.0);
         }
     }
     let mut task = pin!(task);
     poll_fn(|context| {
-        let _poll = Poll(IS_KEEPER.replace(true));
+        let _marked = Marked(IS_KEEPER.replace(true));
         task.as_mut().poll(context)
     })
     .await

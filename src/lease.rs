@@ -2,20 +2,24 @@
 
 use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route};
+use leasehold_protocol::{fence::Fence, message::Route};
 use tokio_util::sync::CancellationToken;
 
+pub use self::handle::LeaseHandle;
+use self::handle::view;
 use crate::{
     client::Client,
     error::Error,
     foreign::{Relay, relayed},
+    held::{AfterLast, Hold},
     lost::Lost,
-    options::{check_grace, check_keep},
+    options::check_keep,
     reentry::OwnerSlot,
     released::Released,
-    status::{Board, HasBoard, Signal, Status, StatusChanges},
-    watchdog::{Hold, Leaving},
+    status::{Signal, Status, StatusChanges},
 };
+
+mod handle;
 
 /// A held lock: from the acquire until [`release`](Self::release), loss or drop.
 ///
@@ -57,20 +61,9 @@ use crate::{
 pub struct Lease {
     view: LeaseHandle,
     /// Our place in the table of owners, shared with the other leases of a re-entrant owner.
-    owner_slot: Option<Arc<OwnerSlot>>,
+    _owner_slot: Option<Arc<OwnerSlot>>,
     /// The time of its work to tidy up before a loss: in ms, for a process may have a million leases.
     grace: u32,
-}
-
-/// A view of a [`Lease`] that can be cloned and handed around: all of it but the release.
-///
-/// It does not keep the lock held: when the lease has gone, it says so.
-#[derive(Clone)]
-pub struct LeaseHandle {
-    client: Arc<Client>,
-    hold: Arc<Hold>,
-    /// Its own signals, unless it has the hold's.
-    board: Option<Arc<Board>>,
 }
 
 impl Lease {
@@ -79,17 +72,11 @@ impl Lease {
         hold: Arc<Hold>,
         signal: Signal,
         owner_slot: Option<Arc<OwnerSlot>>,
+        grace: Duration,
     ) -> Self {
-        let board = if let Signal::More(board) = signal { Some(board) } else { None };
-        Self { view: LeaseHandle { client, hold, board }, owner_slot, grace: 0 }
-    }
-
-    /// Takes its place in the table of owners.
-    pub(crate) fn sit(&mut self, owner_slot: Option<Arc<OwnerSlot>>) {
-        if let Some(owner_slot) = &owner_slot {
-            owner_slot.hold(&self.view.hold);
-        }
-        self.owner_slot = owner_slot;
+        // Part of a millisecond counts as a whole one.
+        let grace = u32::try_from(grace.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        Self { view: LeaseHandle::new(client, hold, signal), _owner_slot: owner_slot, grace }
     }
 
     fn view(&self) -> &LeaseHandle {
@@ -109,7 +96,7 @@ impl Lease {
     }
 
     /// Releases the lock, if this is the last lease of its acquisition. [`lost`](Self::lost) completes with
-    /// [`LossReason::Released`] as soon as this begins.
+    /// [`Released`](crate::LossReason::Released) as soon as this begins.
     ///
     /// `Ok` says that the lease was ours to the end. [`Released`] says whether the server has confirmed the release in
     /// time. If it has not, that is no failure of the work: the release goes on in the background, and the key expires
@@ -122,7 +109,7 @@ impl Lease {
     /// # Errors
     ///
     /// [`Error::Lost`]: the lease ended before. What the job did after [`Lost::since`] was not protected. After
-    /// [`LossReason::MaxHold`] the release is `Ok` all the same.
+    /// [`MaxHold`](crate::LossReason::MaxHold) the release is `Ok` all the same.
     ///
     /// # Cancel safety
     ///
@@ -130,7 +117,7 @@ impl Lease {
     /// than one TTL.
     #[doc(alias = "unlock")]
     pub async fn release(self) -> Result<Released, Error> {
-        relayed!(Relay::of_answers(), self.part(Duration::ZERO))
+        relayed!(Relay::of_answers(), self.let_go(Duration::ZERO))
     }
 
     /// As [`release`](Self::release), but the key stays for `keep`, so that nobody acquires the lock before that: 1 ms to 24
@@ -150,36 +137,32 @@ impl Lease {
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
     pub async fn release_keeping(self, keep: Duration) -> Result<Released, Error> {
         check_keep("release_keeping", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())?;
-        relayed!(Relay::of_answers(), self.part(keep))
+        relayed!(Relay::of_answers(), self.let_go(keep))
     }
 
     /// Releases the lease; the key stays for at least `keep` from now on.
-    async fn part(self, keep: Duration) -> Result<Released, Error> {
+    async fn let_go(self, keep: Duration) -> Result<Released, Error> {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
         let _under_way = client.host.token();
         let leaving = self.view.leave();
-        let parting = hold.release_mode(client.now(), keep);
+        let mode = hold.release_mode(client.now(), keep);
         match leaving {
-            Leaving::Nothing(outcome) => outcome.map(|()| Released::Confirmed).map_err(Error::Lost),
-            Leaving::Release { valid_until } => client.release(hold, parting, valid_until).await,
-            Leaving::Forgiven => match client.release(hold, parting, client.now()).await {
+            AfterLast::Nothing(outcome) => outcome.map(|()| Released::Confirmed).map_err(Error::Lost),
+            AfterLast::Release { valid_until } => client.release(hold, mode, valid_until).await,
+            AfterLast::Forgiven => match client.release(hold, mode, client.now()).await {
                 Err(Error::Lost(_)) => Ok(Released::Confirmed),
                 outcome => outcome,
             },
         }
     }
 
-    /// Keeps the key for at least this long from now on, whenever the lease is released; gives its work this grace.
-    pub(crate) fn set_up(&mut self, keep: Duration, grace: Duration) -> Result<(), Error> {
-        check_grace(grace, self.view.hold.ttl)?;
+    /// Keeps the key for at least this long from now on, whenever the lease is released.
+    pub(crate) fn keep_for(&self, keep: Duration) {
+        let LeaseHandle { client, hold, .. } = &self.view;
         if !keep.is_zero() {
-            let LeaseHandle { client, hold, .. } = &self.view;
             hold.keep_for(client.now(), keep);
         }
-        // Part of a millisecond counts as a whole one.
-        self.grace = u32::try_from(grace.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
-        Ok(())
     }
 
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then
@@ -282,8 +265,8 @@ impl Drop for Lease {
             client.watchdog.forget(hold);
         }
         match leaving {
-            Leaving::Nothing(_) => {}
-            Leaving::Release { .. } | Leaving::Forgiven => {
+            AfterLast::Nothing(_) => {}
+            AfterLast::Release { .. } | AfterLast::Forgiven => {
                 client.release_in_background(hold, hold.release_mode(client.now(), Duration::ZERO));
             }
         }
@@ -296,16 +279,9 @@ impl fmt::Debug for Lease {
     }
 }
 
+view!(Lease);
+
 impl LeaseHandle {
-    fn board(&self) -> &Board {
-        self.board.as_deref().unwrap_or_else(|| self.hold.board())
-    }
-
-    /// The signal for users that may outlive this handle.
-    fn signal(&self) -> Signal {
-        self.board.clone().map_or_else(|| Signal::First(self.hold.clone()), Signal::More)
-    }
-
     /// One more lease on the same acquisition: re-entrancy by value, for a function or a task that needs the lock for itself.
     /// It has the same fence, TTL and deadline. The key goes with the last of them, in whichever order they go.
     ///
@@ -330,205 +306,6 @@ impl LeaseHandle {
         let Self { client, hold, .. } = self;
         let (signal, reaction) = hold.share(client.now());
         client.watchdog.execute(hold, reaction);
-        Ok(Lease::new(client.clone(), hold.clone(), signal?, None))
-    }
-
-    fn view(&self) -> &Self {
-        self
-    }
-
-    /// Lets go of one lease; once.
-    fn leave(&self) -> Leaving {
-        let now = self.client.now();
-        let (leaving, reaction) = self.hold.leave(now, &self.signal());
-        self.client.watchdog.execute(&self.hold, reaction);
-        leaving
-    }
-
-    /// Asks for a stop when nothing but the grace is left of the lease. Completes when that is over, and the lease too.
-    async fn out_of_grace(self, grace: Duration) -> Lost {
-        let (Self { client, hold, .. }, signal) = (&self, self.signal());
-        if grace.is_zero() {
-            return signal.over().await;
-        }
-        loop {
-            let left = self.remaining().saturating_sub(grace);
-            if left.is_zero() {
-                break;
-            }
-            tokio::select! {
-                biased;
-                _lost = signal.clone().over() => break,
-                () = client.host.sleep(left) => {}
-            }
-        }
-        let now = client.now();
-        signal.ask_to_stop(&hold.lost(now, now, LossReason::Expiring));
-        client.host.sleep(grace).await;
-        signal.clone().over().await
-    }
-
-    fn show(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(name)
-            .field("name", &self.name())
-            .field("label", &self.label())
-            .field("fence", &self.fence())
-            .field("remaining", &self.remaining())
-            .field("status", &self.board().status())
-            .finish_non_exhaustive()
+        Ok(Lease::new(client.clone(), hold.clone(), signal?, None, Duration::ZERO))
     }
 }
-
-impl fmt::Debug for LeaseHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show("LeaseHandle", f)
-    }
-}
-
-/// The methods that a lease and its handles share.
-macro_rules! view {
-    ($type:ident) => {
-        impl $type {
-            /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
-            /// log or its metrics exporter does.
-            ///
-            /// It completes before, while the lease is still held, when its holder is asked to stop: with
-            /// [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Leases::shutdown), with
-            /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::grace). From then on
-            /// [`check`](Self::check) and [`status_changes`](Self::status_changes) tell of the end.
-            ///
-            /// The future owns what it needs: move it, pin it, spawn it. A timer of the keeper's completes it at the
-            /// deadline ([rule 2](crate::docs::safety#rule-2)). It completes earlier when the server says that the key is
-            /// gone or taken, and with [`LossReason::Released`] when the release of this
-            /// lease begins.
-            ///
-            /// # Cancel safety
-            ///
-            /// Dropping it loses nothing.
-            pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
-                let signal = self.view().signal();
-                async move { relayed!(Relay::of_signals(), signal.lost()) }
-            }
-
-            /// Whether the lease holds right now. It reads the clock, so it is right even when the process was stopped
-            /// and no timer has run yet.
-            ///
-            /// ```
-            /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-            /// # let leases = leasehold::Leases::in_memory();
-            /// # let lease = leases.lock("import").acquire().await?;
-            /// for row in 0..3 {
-            ///     lease.check()?; // before each step that only the holder may do
-            ///     println!("row {row}");
-            /// }
-            /// # Ok(()) }
-            /// ```
-            ///
-            /// # Errors
-            ///
-            /// How the lease ended.
-            pub fn check(&self) -> Result<(), Error> {
-                let (view, now) = (self.view(), self.view().client.now());
-                let LeaseHandle { client, hold, .. } = view;
-                if hold.remaining(now).is_zero() {
-                    let _under_way = client.host.token();
-                    let reaction = hold.expire_if_due(now);
-                    client.watchdog.execute(hold, reaction);
-                    // The thread that ended it may not have come to our signal yet.
-                    if let Some(lost) = hold.end() {
-                        view.signal().end(&lost);
-                    }
-                }
-                match view.board().ended() {
-                    None => Ok(()),
-                    Some(lost) => Err(lost.into()),
-                }
-            }
-
-            /// Whether [`check`](Self::check) is `Ok`.
-            #[must_use]
-            pub fn is_held(&self) -> bool {
-                self.check().is_ok()
-            }
-
-            /// How long the lease is certain to last if nothing is heard from the server again; zero once it has
-            /// ended. A healthy one stays above two thirds of its TTL, less the drift.
-            #[must_use]
-            pub fn remaining(&self) -> Duration {
-                let (LeaseHandle { client, hold, .. }, board) = (self.view(), self.view().board());
-                if board.ended().is_some() { Duration::ZERO } else { hold.remaining(client.now()) }
-            }
-
-            /// Where the lease stands.
-            #[must_use]
-            pub fn status(&self) -> Status {
-                // The clock may know more than the signals do.
-                let _judged = self.check();
-                self.view().board().status()
-            }
-
-            /// The changes of the status from here on.
-            pub fn status_changes(&self) -> StatusChanges {
-                StatusChanges::new(self.view().signal())
-            }
-
-            /// A token that is cancelled when [`lost`](Self::lost) completes: the lease is lost or released, or its holder is
-            /// asked to stop. For work that knows such tokens already. Each call makes a child, so that cancelling it
-            /// cancels nobody else's.
-            #[must_use]
-            pub fn cancellation_token(&self) -> CancellationToken {
-                self.view().board().cancellation_token()
-            }
-
-            /// The fencing token: hand it to whatever the lock protects.
-            #[must_use]
-            pub fn fence(&self) -> Fence {
-                self.view().hold.fence
-            }
-
-            /// The lock's name, without the prefix.
-            #[must_use]
-            pub fn name(&self) -> &str {
-                self.view().hold.key.name()
-            }
-
-            /// The label under which others see this holder.
-            #[must_use]
-            pub fn label(&self) -> &str {
-                self.view().hold.token.label()
-            }
-
-            /// How many leases of a re-entrant owner share this acquisition.
-            #[must_use]
-            pub fn hold_count(&self) -> usize {
-                self.view().hold.holds()
-            }
-
-            /// Extends the lease now, instead of waiting for the keeper: before a step that needs a full TTL.
-            ///
-            /// # Errors
-            ///
-            /// [`Error::Lost`] if the lease has ended; [`Error::Unknown`] if the server did not confirm in
-            /// time, which leaves the lease as it was, at risk.
-            ///
-            /// # Cancel safety
-            ///
-            /// Dropping it may or may not have extended the key; the lease is believed as before. Nothing is left
-            /// behind.
-            #[doc(alias = "extend")]
-            pub async fn renew(&self) -> Result<(), Error> {
-                self.check()?;
-                let LeaseHandle { client, hold, .. } = self.view();
-                let sent = client.now();
-                let limit = hold.remaining(sent).min(client.options.command_timeout);
-                let renewing = client.watchdog.renew_now(hold, Route::Tracked, limit);
-                let renewed = relayed!(Relay::of_answers(), renewing);
-                self.check()?;
-                renewed.map_err(|failure| Error::unknown_renewal(&failure))
-            }
-        }
-    };
-}
-
-view!(Lease);
-view!(LeaseHandle);

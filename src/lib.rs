@@ -27,6 +27,7 @@ pub mod docs;
 mod error;
 mod foreign;
 mod guarded;
+mod held;
 #[cfg_attr(all(test, leasehold_shuttle), path = "keeper/shuttle.rs")]
 mod keeper;
 mod lease;
@@ -41,6 +42,7 @@ mod quorum;
 mod random;
 mod reentry;
 mod released;
+mod server;
 #[cfg(all(test, leasehold_shuttle))]
 mod shuttle_tests;
 mod status;
@@ -68,7 +70,7 @@ pub use leasehold_protocol::{
 
 pub use crate::{
     capabilities::{Capabilities, Notifications},
-    clock::{Clock, Jumps, SystemClock},
+    clock::SystemClock,
     error::{Details, Error},
     guarded::Guarded,
     keeper::Keeper,
@@ -78,6 +80,7 @@ pub use crate::{
     lost::Lost,
     owner::Owner,
     released::Released,
+    server::Server,
     status::{Status, StatusChanges},
     waiter::Waiter,
 };

@@ -16,8 +16,8 @@ use leasehold_protocol::{
 use tracing::Instrument as _;
 
 use crate::{
-    acquire::{Acquire, OnWait, Patience},
-    client::{Client, Wanted},
+    acquire::{Acquire, OnWait, Patience, Wanted},
+    client::Client,
     error::Error,
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
@@ -544,28 +544,28 @@ impl Lock {
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
-        let (client, began, keep_for, grace) = (self.client.clone(), self.client.now(), self.keep_for, self.grace);
+        let (client, began) = (self.client.clone(), self.client.now());
         let acquiring = Acquiring::begins(self.options.metrics_group);
         let outcome = match self.wanted() {
             Ok(wanted) => {
-                let acquire = Acquire::new(self.client, wanted, self.owner, self.reentrant, patience, self.on_wait);
+                let mut acquire = Acquire::new(client.clone(), wanted, patience);
                 relayed!(Relay::of_answers(), acquire.run().instrument(span))
             }
             Err(refused) => Err(refused),
         };
-        // The TTL of an acquisition that is shared is that of its first acquire.
-        let outcome = outcome.and_then(|mut lease| lease.set_up(keep_for, grace).map(|()| lease));
         acquiring.ended(&outcome, patience.is_one_try(), client.now().since(began));
         outcome
     }
 
     /// Checks everything that can be refused without a request.
-    fn wanted(&self) -> Result<Wanted, Error> {
+    fn wanted(self) -> Result<Wanted, Error> {
         self.client.check_acquires()?;
         self.options.check(!self.client.quorum.is_one(), self.client.quorum.restart_delay())?;
         check_keep("keep_for", self.keep_for, Duration::ZERO, self.client.quorum.longest_keep())?;
         check_grace(self.grace, self.options.ttl)?;
-        Ok(Wanted { key: self.key()?, options: self.options, owner: None })
+        let key = self.key()?;
+        let Self { options, owner, reentrant, keep_for, grace, on_wait, .. } = self;
+        Ok(Wanted { key, options, owner, reentrant, keep_for, grace, on_wait })
     }
 }
 

@@ -27,9 +27,9 @@ use leasehold_protocol::{fence::Fence, loss::LossReason, rounded::Rounded};
 ///
 /// Cheap to clone. As an error its text is a whole sentence for a log.
 #[derive(Clone)]
-pub struct Lost(Arc<Inner>);
+pub struct Lost(Arc<LostFacts>);
 
-struct Inner {
+struct LostFacts {
     name: Box<str>,
     fence: Fence,
     reason: LossReason,
@@ -39,7 +39,7 @@ struct Inner {
 
 impl Lost {
     pub(crate) fn new(name: &str, fence: Fence, reason: LossReason, since: SystemTime, held_for: Duration) -> Self {
-        Self(Arc::new(Inner { name: name.into(), fence, reason, since, held_for }))
+        Self(Arc::new(LostFacts { name: name.into(), fence, reason, since, held_for }))
     }
 
     /// The lock's name, without the prefix.
@@ -93,7 +93,7 @@ impl Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { name, fence, reason, held_for, .. } = &*self.0;
+        let LostFacts { name, fence, reason, held_for, .. } = &*self.0;
         let what = if reason.is_over() { "ended" } else { "is to end" };
         let held_for = Rounded(*held_for);
         write!(f, "the lease on {name:?} (fence {fence}) {what} {held_for} after it was acquired: {reason}")

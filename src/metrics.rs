@@ -91,7 +91,7 @@ pub(crate) struct Holding {
 /// The stages of a [`Holding`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-enum Stage {
+enum LeaseStage {
     Safe,
     AtRisk,
     Over,
@@ -101,13 +101,13 @@ enum Stage {
 /// are added to.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "it is told to nobody yet"]
-pub(crate) struct Turn {
+pub(crate) struct StageChange {
     group: Group,
-    from: Stage,
-    to: Stage,
+    from: LeaseStage,
+    to: LeaseStage,
 }
 
-impl Turn {
+impl StageChange {
     /// Held or at risk.
     pub(crate) fn tell(self) {
         let Self { group, from, to } = self;
@@ -115,21 +115,21 @@ impl Turn {
             return;
         }
         for (stage, by) in [(from, -1), (to, 1)] {
-            if stage == Stage::AtRisk {
+            if stage == LeaseStage::AtRisk {
                 group.change(AT_RISK, by);
             }
         }
-        if (from, to) == (Stage::Safe, Stage::AtRisk) {
+        if (from, to) == (LeaseStage::Safe, LeaseStage::AtRisk) {
             group.count(RENEWALS, "failed");
         }
-        if to == Stage::Over {
+        if to == LeaseStage::Over {
             group.change(HELD, -1);
         }
     }
 
     /// Over.
     pub(crate) fn tell_end(self, reason: LossReason, held_for: Duration) {
-        if self.from != Stage::Over {
+        if self.from != LeaseStage::Over {
             self.group.record(HOLD, held_for.as_secs_f64());
             if let Some(label) = loss::label(reason) {
                 self.group.count(LOSSES, label);
@@ -149,16 +149,16 @@ impl Holding {
     }
 
     /// Called in the order of what happened.
-    pub(crate) fn is_held(&self, at_risk: bool) -> Turn {
-        self.turns(if at_risk { Stage::AtRisk } else { Stage::Safe })
+    pub(crate) fn is_held(&self, at_risk: bool) -> StageChange {
+        self.turns(if at_risk { LeaseStage::AtRisk } else { LeaseStage::Safe })
     }
 
-    pub(crate) fn is_over(&self) -> Turn {
-        self.turns(Stage::Over)
+    pub(crate) fn is_over(&self) -> StageChange {
+        self.turns(LeaseStage::Over)
     }
 
-    fn turns(&self, to: Stage) -> Turn {
-        Turn { group: self.group, from: self.stage.turn(to), to }
+    fn turns(&self, to: LeaseStage) -> StageChange {
+        StageChange { group: self.group, from: self.stage.turn(to), to }
     }
 
     /// A renewal is sent when this is left of the TTL.

@@ -24,10 +24,10 @@ use tokio::task;
 ///
 /// Ownership is known within one [`Leases`](crate::Leases) and its clones only.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner(Kind);
+pub struct Owner(OwnerKind);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+enum OwnerKind {
     Task,
     Identity(u64),
     Anonymous,
@@ -41,28 +41,30 @@ impl Owner {
     /// are all let in together.
     #[must_use]
     pub fn task() -> Self {
-        Self(Kind::Task)
+        Self(OwnerKind::Task)
     }
 
     /// A fresh identity, shared by the clones of the value: for one logical owner that spans tasks.
     #[must_use]
     pub fn unique() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Self(Kind::Identity(LAST.fetch_add(1, Ordering::Relaxed)))
+        Self(OwnerKind::Identity(LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Nobody in particular: never re-enters, and waits even for itself without a warning.
     #[must_use]
     pub fn anonymous() -> Self {
-        Self(Kind::Anonymous)
+        Self(OwnerKind::Anonymous)
     }
 
     /// The identity of this owner in the current task or thread; `None` for the anonymous.
     pub(crate) fn resolve(&self) -> Option<OwnerId> {
         match self.0 {
-            Kind::Task => Some(task::try_id().map_or_else(|| OwnerId::Thread(thread::current().id()), OwnerId::Task)),
-            Kind::Identity(id) => Some(OwnerId::Identity(id)),
-            Kind::Anonymous => None,
+            OwnerKind::Task => {
+                Some(task::try_id().map_or_else(|| OwnerId::Thread(thread::current().id()), OwnerId::Task))
+            }
+            OwnerKind::Identity(id) => Some(OwnerId::Identity(id)),
+            OwnerKind::Anonymous => None,
         }
     }
 }

@@ -9,16 +9,16 @@ use std::{
 use leasehold_protocol::{key::Key, time::Time};
 use tokio_util::sync::CancellationToken;
 
-use crate::{owner::OwnerId, sync::Mutex, watchdog::Hold};
+use crate::{held::Hold, owner::OwnerId, sync::Mutex};
 
 /// The re-entrant owners, and the locks that each holds or is acquiring.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
-    table: Mutex<HashMap<(OwnerId, Key), Entry>>,
+    table: Mutex<HashMap<(OwnerId, Key), OwnerEntry>>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OwnerEntry {
     owner_slot: Weak<OwnerSlot>,
     /// The hold that was won; none while the acquire is still under way.
     hold: Option<Weak<Hold>>,
@@ -37,7 +37,7 @@ pub(crate) struct OwnerSlot {
 impl RefUnwindSafe for OwnerSlot {}
 
 /// The state of a lock for an owner that wants it.
-pub(crate) enum Claim {
+pub(crate) enum Reentry {
     /// The owner does not hold it. Other acquires of the owner may be under way: the first win is a win for all.
     Free(Arc<OwnerSlot>),
     /// It holds the lock.
@@ -45,7 +45,7 @@ pub(crate) enum Claim {
 }
 
 impl Owners {
-    pub(crate) fn claim(self: &Arc<Self>, owner: OwnerId, key: &Key, now: Time) -> Claim {
+    pub(crate) fn enter(self: &Arc<Self>, owner: OwnerId, key: &Key, now: Time) -> Reentry {
         let at = (owner, key.clone());
         // Declared before the guard, so dropped after it: a slot's last reference locks the table.
         let owner_slot;
@@ -57,17 +57,17 @@ impl Owners {
             match (&owner_slot, &entry.hold) {
                 // The slot is being given up on another thread.
                 (None, _) => {}
-                (Some(owner_slot), None) => return Claim::Free(owner_slot.clone()),
+                (Some(owner_slot), None) => return Reentry::Free(owner_slot.clone()),
                 (Some(owner_slot), Some(hold)) => {
                     if let Some(hold) = hold.upgrade().filter(live) {
-                        return Claim::Held(hold, owner_slot.clone());
+                        return Reentry::Held(hold, owner_slot.clone());
                     }
                 }
             }
         }
         let owner_slot = Arc::new(OwnerSlot { owners: self.clone(), at: at.clone(), won: CancellationToken::new() });
-        table.insert(at, Entry { owner_slot: Arc::downgrade(&owner_slot), hold: None });
-        Claim::Free(owner_slot)
+        table.insert(at, OwnerEntry { owner_slot: Arc::downgrade(&owner_slot), hold: None });
+        Reentry::Free(owner_slot)
     }
 
     #[cfg(test)]
@@ -76,7 +76,7 @@ impl Owners {
     }
 }
 
-impl Entry {
+impl OwnerEntry {
     /// Whether the entry is of this slot. If not, a newer slot has taken its place.
     fn is_of(&self, owner_slot: &OwnerSlot) -> bool {
         std::ptr::eq(self.owner_slot.as_ptr(), owner_slot)
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seat_that_dies_elsewhere_during_a_claim_does_not_lock_the_table_twice() {
+    fn a_slot_that_is_dropped_elsewhere_during_an_entry_does_not_lock_the_table_twice() {
         let (owners, key) = (Arc::<Owners>::default(), Key::new("", "job").unwrap());
         let id = OwnerId::Identity(1);
         let (done, all_done) = std::sync::mpsc::channel();
@@ -125,7 +125,7 @@ mod tests {
             std::thread::Builder::new()
                 .spawn(move || {
                     for _ in 0..100_000 {
-                        drop(owners.claim(id, &key, Time::ZERO));
+                        drop(owners.enter(id, &key, Time::ZERO));
                     }
                     done.send(()).unwrap();
                 })

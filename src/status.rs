@@ -63,12 +63,12 @@ impl Deref for Signal {
 ///
 /// Kept small: ten thousand leases have ten thousand of them.
 pub(crate) struct Board {
-    state: Mutex<State>,
+    state: Mutex<BoardState>,
     changed: Notify,
     cancel: OnceLock<CancellationToken>,
 }
 
-struct State {
+struct BoardState {
     status: Status,
     /// The answer of `lost()`. Set with the final status, for a release too; or before, when the holder is asked to
     /// stop.
@@ -79,7 +79,7 @@ struct State {
 // As for `Client`.
 impl RefUnwindSafe for Board {}
 
-impl State {
+impl BoardState {
     fn end(&self) -> Option<&Lost> {
         self.lost.as_ref().filter(|lost| lost.is_over())
     }
@@ -95,7 +95,7 @@ impl Board {
     pub(crate) fn beside(other: Option<&Self>) -> Self {
         let asked = other.and_then(|other| other.state.lock().lost.clone());
         let lost = asked.filter(|lost| lost.reason() == LossReason::Closing);
-        let state = State { status: Status::Held, lost, version: 0 };
+        let state = BoardState { status: Status::Held, lost, version: 0 };
         Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() }
     }
 
@@ -141,7 +141,7 @@ impl Board {
         self.state.lock().end().cloned()
     }
 
-    async fn until(&self, what: impl Fn(&State) -> Option<Lost>) -> Lost {
+    async fn until(&self, what: impl Fn(&BoardState) -> Option<Lost>) -> Lost {
         loop {
             // Created before the check, it catches every change after it.
             let changed = self.changed.notified();

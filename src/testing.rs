@@ -6,15 +6,11 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::{
-    fence::Fence,
-    holder::{self, Holder},
-    loss::LossReason,
-};
+use leasehold_protocol::{fence::Fence, holder::Holder, loss::LossReason};
 
 use crate::{
     client::Client,
-    clock::{self, Clock, Jumps, SystemClock, wall},
+    clock::{self, SystemClock, wall},
     error::Error,
     foreign::{Relay, relayed},
     leases::Leases,
@@ -23,6 +19,8 @@ use crate::{
     node::memory::Gate,
     random,
 };
+
+pub use crate::clock::{Clock, Jumps};
 
 /// A clock that stands still until a test advances it. Clones are the same clock.
 ///
@@ -160,7 +158,7 @@ pub fn lost(name: &str, fence: Fence, reason: LossReason) -> Lost {
 /// A holder with this label, for a fake of your own. Two of them are never equal: they hold two locks.
 #[must_use]
 pub fn holder(label: &str, remaining: Duration, fence: Fence) -> Holder {
-    holder::of(Some(random::token(label)), Some(remaining), Some(fence))
+    Holder::of(Some(random::token(label)), Some(remaining), Some(fence))
 }
 
 /// The end of an [`acquire_within`](crate::Lock::acquire_within) that found the lock held, for a fake of your own.

@@ -10,7 +10,7 @@ use crate::sync::{
 /// The troubles of all who share this.
 #[derive(Debug, Default)]
 pub(crate) struct Troubles {
-    troubles: Mutex<troubles::Troubles>,
+    troubles: Mutex<troubles::TroubleLog>,
     /// Whether an end would be told, so that those who get answers need not ask for the lock.
     are_told: AtomicBool,
 }

@@ -31,6 +31,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const SECRET: &str = "open-s3same";
 
 fn builder<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Builder {
+    let urls = urls.into_iter().map(Into::<String>::into);
     Leases::builder().quorum(urls).command_timeout(COMMAND).connect_timeout(CONNECT)
 }
 

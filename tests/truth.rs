@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Clock, Leases, LossReason, Lost, Owner, Status, SystemClock};
+use leasehold::{Leases, LossReason, Lost, Owner, Status, SystemClock, testing::Clock};
 use support::{Action, HANGS, Lag, Match, Proxy, Server, eventually, two_workers, within};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Capabilities, Clock, Error, Leases, NodeAnswer, Notifications, Released, SystemClock, Vote, Votes};
+use leasehold::{Capabilities, Error, Leases, NodeAnswer, Notifications, Released, SystemClock, Vote, Votes};
 use serde_json::{Value, json};
 
 use crate::{

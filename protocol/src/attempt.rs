@@ -18,7 +18,7 @@ use crate::{
     holder::Holder,
     message::{Acquired, Denial, Owned},
     plurality::Plurality,
-    tally::{Nodes, PerNode, Tally, WakeCondition, drift, majority},
+    tally::{Nodes, PerNode, Tally, WakeCondition, deadline, majority},
     time::Time,
 };
 
@@ -82,7 +82,7 @@ pub enum Verdict {
 pub struct Attempt {
     sent: Time,
     deadline: Time,
-    states: PerNode<NodeState>,
+    states: PerNode<VoteState>,
     /// The fence that floors are being raised to.
     raising_to: Option<Fence>,
     won: bool,
@@ -90,7 +90,7 @@ pub struct Attempt {
 
 /// The state of one node, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum NodeState {
+enum VoteState {
     /// It has not answered.
     Asked,
     /// It holds our token, and issued this fence.
@@ -107,7 +107,7 @@ enum NodeState {
     Failed(Failure),
 }
 
-impl NodeState {
+impl VoteState {
     fn issued(&self) -> Option<Fence> {
         match self {
             Self::Granted(fence) | Self::Raising(fence) | Self::Raised(fence) => Some(*fence),
@@ -127,18 +127,18 @@ impl NodeState {
 impl Attempt {
     /// `sent` is the time before the first request is handed to the transport.
     pub fn new(sent: Time, ttl: Duration, nodes: usize) -> Self {
-        let deadline = sent + ttl.saturating_sub(drift(ttl));
-        Self { sent, deadline, states: PerNode::new(nodes, NodeState::Asked), raising_to: None, won: false }
+        let deadline = deadline(sent, ttl);
+        Self { sent, deadline, states: PerNode::new(nodes, VoteState::Asked), raising_to: None, won: false }
     }
 
     /// `node` has answered the acquire, or will not.
     pub fn answer(&mut self, now: Time, node: usize, answer: Result<Acquired, Failure>) -> Step {
         let Some(state) = self.states.get_mut(node) else { return Step::Wait };
         *state = match answer {
-            Ok(Acquired::Granted(fence)) => NodeState::Granted(fence),
-            Ok(Acquired::Busy { holder, tracked }) => NodeState::Busy { holder, tracked },
-            Ok(Acquired::Recovering(left)) => NodeState::Recovering(left),
-            Err(failure) => NodeState::Failed(failure),
+            Ok(Acquired::Granted(fence)) => VoteState::Granted(fence),
+            Ok(Acquired::Busy { holder, tracked }) => VoteState::Busy { holder, tracked },
+            Ok(Acquired::Recovering(left)) => VoteState::Recovering(left),
+            Err(failure) => VoteState::Failed(failure),
         };
         self.decide(now)
     }
@@ -148,16 +148,16 @@ impl Attempt {
         let Some(state) = self.states.get_mut(node) else { return Step::Wait };
         let Some(issued) = state.issued() else { return Step::Wait };
         *state = match answer {
-            Ok(Ok(())) => NodeState::Raised(issued),
+            Ok(Ok(())) => VoteState::Raised(issued),
             // Neither is there anything to undo.
             Ok(Err(Denial::Gone)) => {
-                NodeState::Failed(Failure::unavailable("it has lost the key that it had just granted"))
+                VoteState::Failed(Failure::unavailable("it has lost the key that it had just granted"))
             }
             Ok(Err(Denial::Taken)) => {
-                NodeState::Failed(Failure::unavailable("somebody took the key that it had granted"))
+                VoteState::Failed(Failure::unavailable("somebody took the key that it had granted"))
             }
             // The token is there, whatever became of the floor.
-            Err(failure) => NodeState::Failed(Failure::unknown(failure.to_string())),
+            Err(failure) => VoteState::Failed(Failure::unknown(failure.to_string())),
         };
         self.decide(now)
     }
@@ -171,15 +171,15 @@ impl Attempt {
             }
             return Step::Lost(self.failed());
         }
-        let issued: Vec<Fence> = self.states.iter().filter_map(NodeState::issued).collect();
+        let issued: Vec<Fence> = self.states.iter().filter_map(VoteState::issued).collect();
         if issued.len() >= majority {
             return self.raise(&issued);
         }
-        let asked = self.states.iter().filter(|state| matches!(state, NodeState::Asked)).count();
+        let asked = self.states.iter().filter(|state| matches!(state, VoteState::Asked)).count();
         if issued.len() + asked >= majority {
             return Step::Wait;
         }
-        let busy = self.states.iter().filter(|state| matches!(state, NodeState::Busy { .. })).count();
+        let busy = self.states.iter().filter(|state| matches!(state, VoteState::Busy { .. })).count();
         if issued.len() + busy >= majority {
             if let Some(verdict) = self.held(issued.len(), asked, majority) {
                 return Step::Lost(verdict);
@@ -195,11 +195,11 @@ impl Attempt {
     fn fence(&self, majority: usize) -> Option<Fence> {
         let Some(fence) = self.raising_to else {
             let alike = |fence: Fence| self.states.iter().filter(|state| state.issued() == Some(fence)).count();
-            return self.states.iter().filter_map(NodeState::issued).find(|&fence| alike(fence) >= majority);
+            return self.states.iter().filter_map(VoteState::issued).find(|&fence| alike(fence) >= majority);
         };
-        let is_raised = |state: &&NodeState| match state {
-            NodeState::Raised(_) => true,
-            NodeState::Granted(issued) => *issued >= fence,
+        let is_raised = |state: &&VoteState| match state {
+            VoteState::Raised(_) => true,
+            VoteState::Granted(issued) => *issued >= fence,
             _ => false,
         };
         (self.states.iter().filter(is_raised).count() >= majority).then_some(fence)
@@ -213,8 +213,8 @@ impl Attempt {
         let mut on = Nodes::NONE;
         for (node, state) in self.states.iter_mut().enumerate() {
             match *state {
-                NodeState::Granted(issued) if issued < fence => {
-                    *state = NodeState::Raising(issued);
+                VoteState::Granted(issued) if issued < fence => {
+                    *state = VoteState::Raising(issued);
                     on.insert(node);
                 }
                 _ => {}
@@ -228,11 +228,11 @@ impl Attempt {
         let mut tally = Tally::new(self.states.len());
         for (node, state) in self.states.iter().enumerate() {
             match state {
-                NodeState::Granted(_) | NodeState::Raising(_) | NodeState::Raised(_) => tally.confirm(node, self.sent),
-                NodeState::Busy { .. } => tally.deny(node, self.sent, Denial::Taken),
-                NodeState::Recovering(_) => tally.deny(node, self.sent, Denial::Gone),
-                NodeState::Asked | NodeState::Failed(_) if state.may_hold() => tally.suspect(node),
-                NodeState::Asked | NodeState::Failed(_) => {}
+                VoteState::Granted(_) | VoteState::Raising(_) | VoteState::Raised(_) => tally.confirm(node, self.sent),
+                VoteState::Busy { .. } => tally.deny(node, self.sent, Denial::Taken),
+                VoteState::Recovering(_) => tally.deny(node, self.sent, Denial::Gone),
+                VoteState::Asked | VoteState::Failed(_) if state.may_hold() => tally.suspect(node),
+                VoteState::Asked | VoteState::Failed(_) => {}
             }
         }
         tally
@@ -241,8 +241,8 @@ impl Attempt {
     /// The verdict where somebody else was first, or tried at the same time. `None` while the nodes still asked may
     /// decide which.
     fn held(&self, issued: usize, asked: usize, majority: usize) -> Option<Verdict> {
-        let busy = |state: &NodeState| match state {
-            NodeState::Busy { holder, tracked } => Some((holder.clone(), *tracked)),
+        let busy = |state: &VoteState| match state {
+            VoteState::Busy { holder, tracked } => Some((holder.clone(), *tracked)),
             _ => None,
         };
         let (busy, tracked): (Vec<Holder>, Vec<bool>) = self.states.iter().filter_map(busy).unzip();
@@ -254,8 +254,7 @@ impl Attempt {
         }
         // This many keys must go before a majority is free. If nobody renews them, they go in the order of expiry.
         let count = majority.saturating_sub(issued).max(1);
-        let others = self.states.iter().enumerate().filter(|(_, state)| state.issued().is_none());
-        let needs = WakeCondition { count, of: others.map(|(node, _)| node).collect() };
+        let needs = WakeCondition { count, of: self.states.nodes(|state| state.issued().is_none()) };
         let mut expiries: Vec<Option<Duration>> = busy.iter().map(|holder| holder.remaining).collect();
         expiries.sort_by_key(|remaining| remaining.unwrap_or(Duration::MAX));
         holder.remaining = expiries.get(count - 1).copied().flatten();
@@ -264,14 +263,14 @@ impl Attempt {
     }
 
     fn failed(&self) -> Verdict {
-        let said = |state: &NodeState| match state {
-            NodeState::Granted(fence) | NodeState::Raising(fence) | NodeState::Raised(fence) => {
+        let said = |state: &VoteState| match state {
+            VoteState::Granted(fence) | VoteState::Raising(fence) | VoteState::Raised(fence) => {
                 Ok(Acquired::Granted(*fence))
             }
-            NodeState::Busy { holder, tracked } => Ok(Acquired::Busy { holder: holder.clone(), tracked: *tracked }),
-            NodeState::Recovering(left) => Ok(Acquired::Recovering(*left)),
-            NodeState::Failed(failure) => Err(failure.clone()),
-            NodeState::Asked => Err(Failure::unknown("it has not answered yet")),
+            VoteState::Busy { holder, tracked } => Ok(Acquired::Busy { holder: holder.clone(), tracked: *tracked }),
+            VoteState::Recovering(left) => Ok(Acquired::Recovering(*left)),
+            VoteState::Failed(failure) => Err(failure.clone()),
+            VoteState::Asked => Err(Failure::unknown("it has not answered yet")),
         };
         Verdict::Failed(self.states.iter().map(said).collect())
     }
@@ -279,8 +278,7 @@ impl Attempt {
     /// The nodes that may hold a token that nobody will use, and have answered or never will. The others are for
     /// [`late`].
     pub fn must_undo(&self) -> Nodes {
-        let may_hold = |state: &NodeState| !self.won && !matches!(state, NodeState::Asked) && state.may_hold();
-        self.states.iter().enumerate().filter(|(_, state)| may_hold(state)).map(|(node, _)| node).collect()
+        self.states.nodes(|state| !self.won && !matches!(state, VoteState::Asked) && state.may_hold())
     }
 }
 

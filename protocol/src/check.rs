@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{
-    failure::Failure,
-    holder::{self, Holder},
-    tally::WakeCondition,
-};
+use crate::{failure::Failure, holder::Holder, tally::WakeCondition};
 
 /// The result of the last check.
 #[derive(Debug, Clone)]
@@ -49,7 +45,7 @@ impl Check {
     /// Whether it found the same holder, who may have renewed.
     pub fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Held { holder: one, .. }, Self::Held { holder: other, .. }) => holder::is_same(one, other),
+            (Self::Held { holder: one, .. }, Self::Held { holder: other, .. }) => one.is_same(other),
             (Self::Split { .. }, Self::Split { .. }) => true,
             _ => false,
         }
@@ -62,7 +58,7 @@ mod tests {
     use crate::token::Token;
 
     fn held_by(token: &Token) -> Check {
-        let holder = holder::of(Some(token.clone()), None, None);
+        let holder = Holder::of(Some(token.clone()), None, None);
         Check::Held { holder, tracked: false, needs: WakeCondition::ANY }
     }
 
@@ -78,14 +74,14 @@ mod tests {
     fn a_holder_says_what_has_to_change_and_a_split_vote_waits_for_no_change() {
         let (any, never) = (WakeCondition::ANY, WakeCondition::NEVER);
         assert_ne!(any, never);
-        assert_eq!(held_by(&Token::draw("a")).needs(), Some(any));
+        assert_eq!(held_by(&Token::random("a")).needs(), Some(any));
         assert_eq!(split().needs(), Some(never));
         assert_eq!((Check::NotYet.needs(), failed().needs()), (None, None));
     }
 
     #[test]
     fn two_checks_are_alike_if_they_found_the_same_holder_or_both_a_split() {
-        let (one, other) = (Token::draw("a"), Token::draw("a"));
+        let (one, other) = (Token::random("a"), Token::random("a"));
         assert!(held_by(&one).is_like(&held_by(&one)));
         assert!(!held_by(&one).is_like(&held_by(&other)));
         assert!(split().is_like(&split()));

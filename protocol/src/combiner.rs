@@ -5,8 +5,8 @@
 //!
 //! # Invariants
 //!
-//! 1. Nothing waits in order to be combined. Below [`Limits::flights`] a request goes out at once and alone. Above it,
-//!    a request waits for the next flight to come down. If none has begun or come down for [`Limits::pace`], the
+//! 1. Nothing waits in order to be combined. Below [`BatchLimits::flights`] a request goes out at once and alone. Above it,
+//!    a request waits for the next flight to come down. If none has begun or come down for [`BatchLimits::pace`], the
 //!    waiting requests get a flight of their own. So neither a caller that does not poll its request nor a distant
 //!    server holds up the others.
 //! 2. A request is never sent after its answer. It leaves the queue when its time is over, its caller has gone, or its
@@ -26,7 +26,7 @@
 //! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]).
 //!    If its time ended while nothing ran at all, it gets that time once more ([`stood_still`]).
 //! 8. A batch that may have been overtaken on its route was overtaken for each of its requests. A batch has at most
-//!    [`Limits::batch`] requests, and the queue at most [`Limits::weight`] bytes.
+//!    [`BatchLimits::batch`] requests, and the queue at most [`BatchLimits::weight`] bytes.
 //!
 //! [`sweep`]: Combiner::sweep
 //! [`stood_still`]: Combiner::stood_still
@@ -48,7 +48,7 @@ const EACH: usize = 256;
 
 /// How much a combiner may have under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Limits {
+pub struct BatchLimits {
     /// How many flights may be under way before requests wait.
     pub flights: usize,
     /// Waiting requests get a flight of their own when none has begun or come down for this long.
@@ -111,7 +111,7 @@ impl Want {
 
 /// The outcome of each request of a call that failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum BatchVerdict {
     /// Nothing has happened: each asks alone.
     Alone,
     /// The same for all.
@@ -119,8 +119,8 @@ pub enum Verdict {
 }
 
 /// Invariant 3.
-pub fn after_failure(failure: Failure) -> Verdict {
-    if failure.is_silence() { Verdict::Failed(failure) } else { Verdict::Alone }
+pub fn after_failure(failure: Failure) -> BatchVerdict {
+    if failure.is_silence() { BatchVerdict::Failed(failure) } else { BatchVerdict::Alone }
 }
 
 /// Where a request is to go.
@@ -158,7 +158,7 @@ pub struct Swept<T> {
 /// The requests to one node. `T` is the means to give a caller its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Combiner<T> {
-    limits: Limits,
+    limits: BatchLimits,
     waiting: Queue<T>,
     flights: usize,
     /// When the last one began, or came down.
@@ -166,11 +166,11 @@ pub struct Combiner<T> {
     /// Whether a flight was called for that has not taken a batch yet.
     is_called_for: bool,
     /// The requests of each batch under way, by its number.
-    air: Vec<Option<Vec<Sent<T>>>>,
+    air: Vec<Option<Vec<InFlight<T>>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Sent<T> {
+struct InFlight<T> {
     /// Until it has its answer.
     caller: Option<T>,
     until: Time,
@@ -179,7 +179,7 @@ struct Sent<T> {
 
 impl<T> Combiner<T> {
     /// Nothing waits, and nothing is under way.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: BatchLimits) -> Self {
         Self { limits, waiting: Queue::new(), flights: 0, moved: Time::ZERO, is_called_for: false, air: Vec::new() }
     }
 
@@ -249,7 +249,7 @@ impl<T> Combiner<T> {
                 late.push((caller, limit));
             } else if wants_it(&caller) {
                 wants.push(want);
-                sent.push(Sent { caller: Some(caller), until, limit });
+                sent.push(InFlight { caller: Some(caller), until, limit });
             }
         }
         if wants.is_empty() {

@@ -87,38 +87,62 @@ impl Holder {
 /// Ends the label under a key that its holder has released and keeps for a while.
 pub const RELEASED: &str = " (released)";
 
-/// Builds a holder of these parts. This and the functions below are no methods, because users would see those too.
-pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Holder {
-    Holder { token, remaining, fence, is_ours: false, not_a_lock: None, is_nobody: false }
-}
+/// For the library. Users would not know what to do with them.
+#[doc(hidden)]
+impl Holder {
+    /// A holder of these parts.
+    pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Self {
+        Self { token, remaining, fence, is_ours: false, not_a_lock: None, is_nobody: false }
+    }
 
-/// Nobody: the lock is free, but one call does not remove all the waiters of its queue that are gone.
-pub fn nobody() -> Holder {
-    Holder { is_nobody: true, ..of(None, Some(Duration::ZERO), None) }
-}
+    /// Nobody: the lock is free, but one call does not remove all the waiters of its queue that are gone.
+    pub fn nobody() -> Self {
+        Self { is_nobody: true, ..Self::of(None, Some(Duration::ZERO), None) }
+    }
 
-/// Puts together what a node read: the key's value (`None` if that is no text), and its PTTL in milliseconds (-1
-/// without a TTL).
-pub fn read(value: Option<&str>, pttl: i64) -> Holder {
-    let (token, fence) = value.and_then(Token::read_value).unzip();
-    let not_a_lock = (token.is_none() && pttl == NO_TTL).then_some("string without a TTL");
-    Holder { not_a_lock, ..of(token, remaining(pttl), fence) }
-}
+    /// Puts together what a node read: the key's value (`None` if that is no text), and its PTTL in milliseconds (-1
+    /// without a TTL).
+    pub fn read(value: Option<&str>, pttl: i64) -> Self {
+        let (token, fence) = value.and_then(Token::read_value).unzip();
+        let not_a_lock = (token.is_none() && pttl == NO_TTL).then_some("string without a TTL");
+        Self { not_a_lock, ..Self::of(token, remaining(pttl), fence) }
+    }
 
-/// The same for a key whose value could not be read. `name` is its type as TYPE gives it, or `None` if that is not
-/// known. A string may be a lock.
-pub fn of_type(name: Option<&str>, pttl: i64) -> Holder {
-    let not_a_lock = match name {
-        Some("string") => None,
-        Some("list") => Some("list"),
-        Some("set") => Some("set"),
-        Some("zset") => Some("sorted set"),
-        Some("hash") => Some("hash"),
-        Some("stream") => Some("stream"),
-        Some("ReJSON-RL") => Some("JSON document"),
-        _ => Some("value of another type"),
-    };
-    Holder { not_a_lock, ..of(None, remaining(pttl), None) }
+    /// The same for a key whose value could not be read. `name` is its type as TYPE gives it, or `None` if that is not
+    /// known. A string may be a lock.
+    pub fn of_type(name: Option<&str>, pttl: i64) -> Self {
+        let not_a_lock = match name {
+            Some("string") => None,
+            Some("list") => Some("list"),
+            Some("set") => Some("set"),
+            Some("zset") => Some("sorted set"),
+            Some("hash") => Some("hash"),
+            Some("stream") => Some("stream"),
+            Some("ReJSON-RL") => Some("JSON document"),
+            _ => Some("value of another type"),
+        };
+        Self { not_a_lock, ..Self::of(None, remaining(pttl), None) }
+    }
+
+    /// The same holder, which is a lease of ours.
+    pub fn ours(self) -> Self {
+        Self { is_ours: true, ..self }
+    }
+
+    /// The same holder, whose key lives for another time.
+    pub fn lasting(self, remaining: Option<Duration>) -> Self {
+        Self { remaining, ..self }
+    }
+
+    /// The whole token under the key, if that is one of this library's.
+    pub fn whole_token(&self) -> Option<&Token> {
+        self.token.as_ref()
+    }
+
+    /// Whether it is the same acquisition, seen at another moment.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.token, self.not_a_lock, self.is_nobody) == (&other.token, other.not_a_lock, other.is_nobody)
+    }
 }
 
 /// The answer of PTTL for a key without a TTL.
@@ -126,26 +150,6 @@ const NO_TTL: i64 = -1;
 
 fn remaining(pttl: i64) -> Option<Duration> {
     u64::try_from(pttl).ok().map(Duration::from_millis)
-}
-
-/// The same holder, which is a lease of ours.
-pub fn ours(holder: Holder) -> Holder {
-    Holder { is_ours: true, ..holder }
-}
-
-/// The token under the key, if that is one of ours.
-pub fn token(holder: &Holder) -> Option<&Token> {
-    holder.token.as_ref()
-}
-
-/// The same holder, whose key lives for another time.
-pub fn lasting(holder: Holder, remaining: Option<Duration>) -> Holder {
-    Holder { remaining, ..holder }
-}
-
-/// Whether it is the same acquisition, seen at another moment.
-pub fn is_same(one: &Holder, other: &Holder) -> bool {
-    (&one.token, one.not_a_lock, one.is_nobody) == (&other.token, other.not_a_lock, other.is_nobody)
 }
 
 /// A sentence's end: `worker-1:4711 (fence 1795…) for another 12.3 s`.

@@ -15,12 +15,14 @@
 //! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
 //! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
+//! | [`tracking`] | which keys the servers are asked to track |
+//! | [`reconnect`] | how long to wait before a connection is made again |
 //! | [`combiner`] | which requests travel together, and what each of their callers gets as its answer |
 //! | [`troubles`] | which troubles are reported, and how often |
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are the vocabulary of these: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`],
-//! [`failure`], [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`], [`rounded`], [`text`] and
+//! [`failure`], [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`], [`rounded`] and
 //! [`glob`].
 
 // A pure function whose result is not used does nothing: an attribute at each would say no more.
@@ -46,14 +48,16 @@ pub mod node_health;
 pub mod node_status;
 pub mod plurality;
 pub mod queue_position;
+pub mod reconnect;
 pub mod release_tally;
 pub mod renewal;
 pub mod rounded;
 pub mod store;
 pub mod tally;
-pub mod text;
+mod text;
 pub mod time;
 pub mod token;
+pub mod tracking;
 pub mod troubles;
 pub mod undo;
 pub mod votes;

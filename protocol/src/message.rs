@@ -11,7 +11,7 @@ use crate::{failure::Failure, fence::Fence, holder::Holder, key::Key, token::Tok
 /// A request to a node. Each step is atomic on the node and idempotent for its token (rule 5).
 #[derive(Debug, Clone)]
 pub enum Request {
-    /// Gives the lock to a token if nobody else has it: a [`Vote`].
+    /// Gives the lock to a token if nobody else has it: a [`VoteReply`].
     Acquire(AcquireRequest),
     /// Raises the lock's floor and the fence in its value to at least this one, if the lock is still the token's (rule
     /// 10): [`Owned`].
@@ -129,7 +129,7 @@ macro_rules! replies {
 
 replies! {
     /// To [`Request::Acquire`].
-    Vote(Vote),
+    Vote(VoteReply),
     /// To [`Request::Raise`] and [`Request::Release`].
     Owned(Owned),
     /// To [`Request::Repair`].
@@ -212,7 +212,7 @@ pub struct Voting {
 
 /// A node's answer to an acquire.
 #[derive(Debug, Clone)]
-pub struct Vote {
+pub struct VoteReply {
     /// The outcome.
     pub acquired: Acquired,
     /// The server that voted, and when by its own clock. `None` if the request asked for no vote, or the node does not
@@ -319,7 +319,7 @@ pub enum Polled {
         /// Whether the node will notify us when the lock's key changes.
         tracked: bool,
         /// Whether the node can notify this waiter when it is its turn.
-        called: bool,
+        notified: bool,
     },
 }
 
@@ -343,7 +343,7 @@ mod tests {
     fn a_request_for_one_token_has_its_claim() {
         let claim = Claim {
             key: Key::of_lock("job"),
-            token: Token::draw("host:7"),
+            token: Token::random("host:7"),
             ttl: Duration::from_secs(1),
             fence: None,
             fence_memory: Duration::ZERO,

@@ -83,22 +83,22 @@ impl Peers {
 /// The driver's orders after an event.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub struct Orders {
+pub struct HealthOrders {
     /// Begin a row of probes, with the pauses of [`NodeHealth::next_probe`].
     pub probe: Option<ProbeRow>,
     /// Wake the tasks that wait for the node to answer.
     pub wake: bool,
     /// The news to report to users.
-    pub tell: Option<News>,
+    pub tell: Option<HealthChange>,
 }
 
 /// The number of a row of probes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProbeRow(u64);
 
-/// News of a node, for users.
+/// A change of the health of a node, for users.
 #[derive(Debug, PartialEq, Eq)]
-pub enum News {
+pub enum HealthChange {
     /// It has stopped answering.
     Silent {
         /// Why, as far as it is known.
@@ -163,15 +163,15 @@ impl NodeHealth {
     }
 
     /// It has answered.
-    pub fn answered(&mut self, now: Time) -> Orders {
+    pub fn answered(&mut self, now: Time) -> HealthOrders {
         self.note_answer(now);
         (self.unreachable, self.refused, self.waited) = (None, None, Duration::ZERO);
         let was_silent = mem::take(&mut self.is_silent);
-        Orders { wake: true, tell: was_silent.then_some(News::Answers), ..Orders::default() }
+        HealthOrders { wake: true, tell: was_silent.then_some(HealthChange::Answers), ..HealthOrders::default() }
     }
 
     /// It has not answered a request that was sent at `sent`, or not as it should.
-    pub fn failed(&mut self, failure: &Failure, sent: Time, now: Time) -> Orders {
+    pub fn failed(&mut self, failure: &Failure, sent: Time, now: Time) -> HealthOrders {
         let text = Some(failure.to_string());
         if failure.is_refusal() {
             self.refused = text;
@@ -181,16 +181,20 @@ impl NodeHealth {
         // Invariant 2.
         self.waited += now.since(sent.max(self.waited_until).max(self.last_answer));
         self.waited_until = now;
-        if self.waited >= SILENCE && failure.is_silence() { self.silent() } else { Orders::default() }
+        if self.waited >= SILENCE && failure.is_silence() { self.silent() } else { HealthOrders::default() }
     }
 
     /// A request has gone unanswered for too long, and goes on.
-    pub fn silent(&mut self) -> Orders {
+    pub fn silent(&mut self) -> HealthOrders {
         if self.is_only || mem::replace(&mut self.is_silent, true) {
-            return Orders::default();
+            return HealthOrders::default();
         }
         let reason = self.unreachable.get_or_insert_with(|| "it does not answer".into()).clone();
-        Orders { probe: Some(self.begin_row()), tell: Some(News::Silent { reason }), ..Orders::default() }
+        HealthOrders {
+            probe: Some(self.begin_row()),
+            tell: Some(HealthChange::Silent { reason }),
+            ..HealthOrders::default()
+        }
     }
 
     /// It could not be connected to, or the server there may not be this node.
@@ -200,7 +204,7 @@ impl NodeHealth {
     }
 
     /// It is connected for the first time, later than the others.
-    pub fn arrived(&mut self, now: Time) -> Orders {
+    pub fn arrived(&mut self, now: Time) -> HealthOrders {
         self.is_silent = true;
         self.answered(now)
     }
@@ -214,12 +218,12 @@ impl NodeHealth {
         identity: &ServerIdentity,
         votes_in: Duration,
         peers: &mut Peers,
-    ) -> (Result<(), Failure>, Orders) {
+    ) -> (Result<(), Failure>, HealthOrders) {
         // Invariant 4. It is the vote of this node all the same, if it comes from the same server.
         if sent < self.newest_vote {
             let is_same = identity.run_id.as_ref().is_none_or(|run_id| peers.identities.is_known(self.at, run_id));
             let other = || Failure::unknown("another server has answered under this address since");
-            return (if is_same { Ok(()) } else { Err(other()) }, Orders::default());
+            return (if is_same { Ok(()) } else { Err(other()) }, HealthOrders::default());
         }
         self.newest_vote = sent;
         if let Some(time) = identity.time {
@@ -238,26 +242,26 @@ impl NodeHealth {
         &mut self,
         identity: &ServerIdentity,
         identities: &mut Identities,
-    ) -> (Result<(), Failure>, Orders) {
-        let Some(run_id) = &identity.run_id else { return (Ok(()), Orders::default()) };
+    ) -> (Result<(), Failure>, HealthOrders) {
+        let Some(run_id) = &identity.run_id else { return (Ok(()), HealthOrders::default()) };
         let Some(other) = identities.enter(self.at, run_id) else {
             self.same_as = None;
-            return (Ok(()), Orders::default());
+            return (Ok(()), HealthOrders::default());
         };
-        let mut orders = Orders::default();
+        let mut orders = HealthOrders::default();
         if self.same_as.replace(other.into()).is_none() {
             orders.probe = (!self.is_silent).then(|| self.begin_row());
-            orders.tell = Some(News::SameServer { other: other.into() });
+            orders.tell = Some(HealthChange::SameServer { other: other.into() });
         }
         (Err(same_server(other)), orders)
     }
 
     /// It gives no vote for this long; zero if it does.
-    pub fn recovering(&mut self, votes_in: Duration, now: Time) -> Orders {
+    pub fn recovering(&mut self, votes_in: Duration, now: Time) -> HealthOrders {
         let until = (!votes_in.is_zero()).then(|| now + votes_in);
         let was = mem::replace(&mut self.recovers_until, until);
         let begins = was.is_none() && until.is_some();
-        Orders { tell: begins.then_some(News::Recovers { votes_in }), ..Orders::default() }
+        HealthOrders { tell: begins.then_some(HealthChange::Recovers { votes_in }), ..HealthOrders::default() }
     }
 
     /// How long it is known to give no vote: asking it to bring a key back is pointless meanwhile.

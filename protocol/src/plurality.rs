@@ -34,12 +34,12 @@ mod tests {
     use crate::token::Token;
 
     fn held(token: Option<&Token>, fence: u64) -> Holder {
-        crate::holder::of(token.cloned(), None, Fence::try_from(fence).ok())
+        Holder::of(token.cloned(), None, Fence::try_from(fence).ok())
     }
 
     #[test]
     fn most_nodes_make_the_holder() {
-        let (one, two) = (Token::draw("one:1"), Token::draw("two:2"));
+        let (one, two) = (Token::random("one:1"), Token::random("two:2"));
         assert_eq!(Plurality::largest(&[], 3), None);
         let mut nodes = vec![held(Some(&two), 90), held(Some(&one), 3), held(Some(&one), 9), held(Some(&one), 3)];
         let camp = Plurality::largest(&nodes, 3).unwrap();
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn its_fence_is_told_once_it_is_certain() {
-        let one = Token::draw("one:1");
+        let one = Token::random("one:1");
         let fence = |fences: &[u64]| {
             let held: Vec<Holder> = fences.iter().map(|&fence| held(Some(&one), fence)).collect();
             Plurality::largest(&held, 2).unwrap().holder.fence.map(u64::from)

@@ -26,7 +26,7 @@ pub struct QueuePosition {
     /// How many come before.
     pub ahead: u32,
     /// Whether the server can notify us.
-    pub called: bool,
+    pub notified: bool,
     /// For how long the server, which may have forgotten who holds the lock, grants it to nobody.
     pub recovers_for: Option<Duration>,
 }
@@ -49,7 +49,7 @@ impl QueuePosition {
         let first = self.ahead == 0;
         let stagger = if first { Duration::ZERO } else { (STAGGER * self.ahead).min(LONGEST_STAGGER) };
         let expiry = backoff.after_expiry(remaining) + stagger;
-        if !self.called {
+        if !self.notified {
             // No notification tells us of a grant: we have to poll while it lasts.
             Some(expiry.min(if self.ahead <= 1 { grant / 3 } else { grant * 2 / 3 }))
         } else if first && !tracked {
@@ -66,20 +66,20 @@ impl QueuePosition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{holder, jitter::Jitter, tally::WakeCondition};
+    use crate::{holder::Holder, jitter::Jitter, tally::WakeCondition};
 
     const GRANT: Duration = Duration::from_millis(900);
 
     fn held(remaining: Option<Duration>, tracked: bool) -> Check {
-        Check::Held { holder: holder::of(None, remaining, None), tracked, needs: WakeCondition::ANY }
+        Check::Held { holder: Holder::of(None, remaining, None), tracked, needs: WakeCondition::ANY }
     }
 
     fn next(place: &QueuePosition, look: &Check, leads: bool) -> Option<Duration> {
         place.next_poll(look, leads, GRANT, &mut Backoff::new(Jitter::from_seed(7)))
     }
 
-    fn place(ahead: u32, called: bool) -> QueuePosition {
-        QueuePosition { ticket: Some(1), ahead, called, recovers_for: None }
+    fn place(ahead: u32, notified: bool) -> QueuePosition {
+        QueuePosition { ticket: Some(1), ahead, notified, recovers_for: None }
     }
 
     #[test]
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn who_has_no_place_yet_waits_as_if_there_was_no_queue() {
-        let nobody = QueuePosition { called: true, ..QueuePosition::default() };
+        let nobody = QueuePosition { notified: true, ..QueuePosition::default() };
         let remaining = Duration::from_secs(30);
         assert!(next(&nobody, &held(Some(remaining), true), true).is_some_and(|look| look > remaining));
     }

@@ -18,10 +18,10 @@ pub struct ReleaseAnswer {
 }
 
 /// The verdict of one node: it did it, or why it had nothing of ours.
-pub type Verdict = Result<(), LossReason>;
+pub type NodeVerdict = Result<(), LossReason>;
 
 impl ReleaseAnswer {
-    fn verdict(&self, now: Time, valid_until: Time) -> Verdict {
+    fn verdict(&self, now: Time, valid_until: Time) -> NodeVerdict {
         match self.owned {
             Ok(()) => Ok(()),
             // It was over by then: its key had expired, whoever has it now.
@@ -36,20 +36,20 @@ impl ReleaseAnswer {
 
 /// How a release ended.
 #[derive(Debug)]
-pub enum End {
+pub enum ReleaseEnd {
     /// A majority did it.
     Released,
     /// A majority did not have it, for this reason.
     Lost(LossReason),
     /// No majority either way: the answer of each node.
-    Unknown(Vec<Result<Verdict, Failure>>),
+    Unknown(Vec<Result<NodeVerdict, Failure>>),
 }
 
 /// A release under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReleaseTally {
     valid_until: Time,
-    said: PerNode<Option<Result<Verdict, Failure>>>,
+    said: PerNode<Option<Result<NodeVerdict, Failure>>>,
     released: usize,
     denied: Vec<LossReason>,
 }
@@ -61,8 +61,8 @@ impl ReleaseTally {
     }
 
     /// Takes a node's last word. Returns the end, once it is certain.
-    pub fn answer(&mut self, now: Time, node: usize, said: Result<ReleaseAnswer, Failure>) -> Option<End> {
-        let said = said.map(|parted| parted.verdict(now, self.valid_until));
+    pub fn answer(&mut self, now: Time, node: usize, said: Result<ReleaseAnswer, Failure>) -> Option<ReleaseEnd> {
+        let said = said.map(|answer| answer.verdict(now, self.valid_until));
         match &said {
             Ok(Ok(())) => self.released += 1,
             Ok(Err(reason)) => self.denied.push(*reason),
@@ -73,7 +73,7 @@ impl ReleaseTally {
         }
         let majority = majority(self.said.len());
         if self.released >= majority {
-            return Some(End::Released);
+            return Some(ReleaseEnd::Released);
         }
         if self.denied.len() >= majority {
             // Somebody else's key says more than a missing one, and either more than our own replay.
@@ -81,10 +81,10 @@ impl ReleaseTally {
             return any(LossReason::Taken)
                 .or_else(|| any(LossReason::Deleted))
                 .or(Some(LossReason::Expired))
-                .map(End::Lost);
+                .map(ReleaseEnd::Lost);
         }
         let said: Option<Vec<_>> = self.said.iter().cloned().collect();
-        said.map(End::Unknown)
+        said.map(ReleaseEnd::Unknown)
     }
 }
 
@@ -105,49 +105,49 @@ mod tests {
     const GONE: Owned = Err(Denial::Gone);
     const TAKEN: Owned = Err(Denial::Taken);
 
-    fn one(now: Time, answer: Result<ReleaseAnswer, Failure>) -> Option<End> {
+    fn one(now: Time, answer: Result<ReleaseAnswer, Failure>) -> Option<ReleaseEnd> {
         ReleaseTally::new(1, at(100)).answer(now, 0, answer)
     }
 
     #[test]
     fn one_node_says_what_happened() {
-        assert!(matches!(one(at(1), said(DONE, true)), Some(End::Released)));
-        assert!(matches!(one(at(1), said(GONE, true)), Some(End::Lost(LossReason::Deleted))));
-        assert!(matches!(one(at(1), said(TAKEN, true)), Some(End::Lost(LossReason::Taken))));
-        assert!(matches!(one(at(1), Err(Failure::unknown("no answer"))), Some(End::Unknown(_))));
+        assert!(matches!(one(at(1), said(DONE, true)), Some(ReleaseEnd::Released)));
+        assert!(matches!(one(at(1), said(GONE, true)), Some(ReleaseEnd::Lost(LossReason::Deleted))));
+        assert!(matches!(one(at(1), said(TAKEN, true)), Some(ReleaseEnd::Lost(LossReason::Taken))));
+        assert!(matches!(one(at(1), Err(Failure::unknown("no answer"))), Some(ReleaseEnd::Unknown(_))));
     }
 
     #[test]
     fn a_replay_did_it_itself_unless_the_lease_was_over_by_then() {
-        assert!(matches!(one(at(99), said(GONE, false)), Some(End::Released)));
-        assert!(matches!(one(at(100), said(TAKEN, false)), Some(End::Lost(LossReason::Expired))));
+        assert!(matches!(one(at(99), said(GONE, false)), Some(ReleaseEnd::Released)));
+        assert!(matches!(one(at(100), said(TAKEN, false)), Some(ReleaseEnd::Lost(LossReason::Expired))));
     }
 
     #[test]
     fn a_denial_says_nothing_of_a_lease_that_was_over_by_then() {
         for denial in [GONE, TAKEN] {
-            assert!(matches!(one(at(100), said(denial, true)), Some(End::Lost(LossReason::Expired))));
+            assert!(matches!(one(at(100), said(denial, true)), Some(ReleaseEnd::Lost(LossReason::Expired))));
         }
     }
 
     #[test]
     fn a_majority_decides_and_the_rest_is_of_no_interest() {
-        let mut parting = ReleaseTally::new(3, at(100));
-        assert!(parting.answer(at(1), 2, said(DONE, true)).is_none());
-        assert!(parting.answer(at(1), 0, said(GONE, true)).is_none());
-        assert!(matches!(parting.answer(at(1), 1, said(DONE, true)), Some(End::Released)));
+        let mut tally = ReleaseTally::new(3, at(100));
+        assert!(tally.answer(at(1), 2, said(DONE, true)).is_none());
+        assert!(tally.answer(at(1), 0, said(GONE, true)).is_none());
+        assert!(matches!(tally.answer(at(1), 1, said(DONE, true)), Some(ReleaseEnd::Released)));
 
-        let mut parting = ReleaseTally::new(3, at(100));
-        assert!(parting.answer(at(1), 2, said(GONE, true)).is_none());
-        assert!(matches!(parting.answer(at(1), 1, said(TAKEN, true)), Some(End::Lost(LossReason::Taken))));
+        let mut tally = ReleaseTally::new(3, at(100));
+        assert!(tally.answer(at(1), 2, said(GONE, true)).is_none());
+        assert!(matches!(tally.answer(at(1), 1, said(TAKEN, true)), Some(ReleaseEnd::Lost(LossReason::Taken))));
     }
 
     #[test]
     fn without_a_majority_either_way_it_is_unknown() {
-        let mut parting = ReleaseTally::new(3, at(100));
-        assert!(parting.answer(at(1), 2, said(DONE, true)).is_none());
-        assert!(parting.answer(at(1), 1, Err(Failure::unknown("no answer"))).is_none());
-        let end = parting.answer(at(1), 0, said(GONE, true));
-        assert!(matches!(&end, Some(End::Unknown(said)) if said.len() == 3), "{end:?}");
+        let mut tally = ReleaseTally::new(3, at(100));
+        assert!(tally.answer(at(1), 2, said(DONE, true)).is_none());
+        assert!(tally.answer(at(1), 1, Err(Failure::unknown("no answer"))).is_none());
+        let end = tally.answer(at(1), 0, said(GONE, true));
+        assert!(matches!(&end, Some(ReleaseEnd::Unknown(said)) if said.len() == 3), "{end:?}");
     }
 }

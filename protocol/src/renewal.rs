@@ -39,7 +39,7 @@ use crate::{
     jitter::Jitter,
     loss::LossReason,
     message::{Denial, Owned},
-    tally::{Nodes, Tally, drift},
+    tally::{Nodes, Tally, deadline},
     time::Time,
 };
 
@@ -83,7 +83,7 @@ pub enum Phase {
 
 /// A node's answer to a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum RenewalAnswer {
     /// It is done.
     Confirmed,
     /// The key is not ours.
@@ -94,7 +94,7 @@ pub enum Answer {
     Refused,
 }
 
-impl Answer {
+impl RenewalAnswer {
     /// The meaning of a node's failure.
     pub fn of(failure: &Failure) -> Self {
         if failure.is_refusal() { Self::Refused } else { Self::Unclear }
@@ -160,7 +160,7 @@ impl HeldLease {
             ttl,
             patience: patience.min(ttl / 3 / 2),
             tally,
-            deadline: sent + ttl.saturating_sub(drift(ttl)),
+            deadline: deadline(sent, ttl),
             hold_ends: max_hold.map_or(Time::NEVER, |max| sent + max),
             phase: Phase::Held,
             next_round: Time::NEVER,
@@ -316,14 +316,16 @@ impl HeldLease {
     }
 
     /// `node` has said something about the renewal that was sent at `sent`.
-    pub fn answer(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+    pub fn answer(&mut self, now: Time, node: usize, sent: Time, answer: RenewalAnswer) -> Orders {
         let orders = self.expire_if_due(now);
         if self.is_over() {
             return orders;
         }
         let orders = match answer {
-            Answer::Confirmed => self.confirmed(node, sent),
-            Answer::Denied(_) | Answer::Unclear | Answer::Refused => self.not_confirmed(now, node, sent, answer),
+            RenewalAnswer::Confirmed => self.confirmed(node, sent),
+            RenewalAnswer::Denied(_) | RenewalAnswer::Unclear | RenewalAnswer::Refused => {
+                self.not_confirmed(now, node, sent, answer)
+            }
         };
         if self.is_over() { orders } else { Orders { repair: self.tally.repairs(), ..orders } }
     }
@@ -344,8 +346,7 @@ impl HeldLease {
         if confirmed <= before {
             return Orders::default();
         }
-        let deadline = confirmed + self.ttl.saturating_sub(drift(self.ttl));
-        self.deadline = self.deadline.max(deadline);
+        self.deadline = self.deadline.max(deadline(confirmed, self.ttl));
         self.unanswered = 0;
         self.failures = 0;
         // It may be the late answer to a round after which others went out.
@@ -353,11 +354,13 @@ impl HeldLease {
         Orders { news: self.move_to(Phase::Held), ..Orders::default() }
     }
 
-    fn not_confirmed(&mut self, now: Time, node: usize, sent: Time, answer: Answer) -> Orders {
+    fn not_confirmed(&mut self, now: Time, node: usize, sent: Time, answer: RenewalAnswer) -> Orders {
         let was_hopeless = self.tally.is_hopeless(sent);
         match answer {
-            Answer::Denied(denial) => self.tally.deny(node, sent, denial),
-            Answer::Unclear | Answer::Refused | Answer::Confirmed => self.tally.doubt(node, sent),
+            RenewalAnswer::Denied(denial) => self.tally.deny(node, sent, denial),
+            RenewalAnswer::Unclear | RenewalAnswer::Refused | RenewalAnswer::Confirmed => {
+                self.tally.note_unclear(node, sent);
+            }
         }
         match self.tally.denied() {
             Some(Denial::Gone) => return self.end(LossReason::Deleted, now),
@@ -371,7 +374,7 @@ impl HeldLease {
         self.unanswered = 0;
         self.failures = self.failures.saturating_add(1);
         self.next_round = match answer {
-            Answer::Refused => now + self.half_to_all(self.third() / 2, sent),
+            RenewalAnswer::Refused => now + self.half_to_all(self.third() / 2, sent),
             _ => self.next_round.min(now + self.backoff(sent)),
         };
         Orders { news: self.move_to(Phase::AtRisk), ..Orders::default() }

@@ -10,32 +10,37 @@ use crate::{
     failure::Failure,
     fence::{self, Fence},
     glob,
-    holder::{self, Holder},
+    holder::Holder,
     key::Key,
     message::{
-        AcquireRequest, Acquired, Claim, Denial, Guarding, Owned, Poll, Polled, ReleaseMode, Repaired, Reply, Request,
-        ServerIdentity, Vote, Voting, Waiters,
+        AcquireRequest, Acquired, Claim, Denial, Owned, Poll, Polled, ReleaseMode, Repaired, Reply, Request,
+        ServerIdentity, VoteReply, Voting, Waiters,
     },
     time::{Micros, micros},
     token::Token,
 };
 
+mod floors;
+mod guarded;
 mod queue;
 #[cfg(test)]
 mod tests;
 
-pub use self::queue::{Process, Told};
-use self::queue::{Queue, Turn};
+pub use self::queue::{Notified, Process};
+use self::{
+    floors::Floors,
+    guarded::{guarded_value, wrong_type},
+    queue::{Turn, WaitQueue},
+};
 
 /// The contents of a server.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Store {
-    locks: HashMap<Key, Lock>,
-    /// The floor of each lock, which its next fence must exceed, and until when it is kept.
-    fences: HashMap<Key, (Fence, Micros)>,
+    locks: HashMap<Key, StoredLock>,
+    floors: Floors,
     /// Guarded values; a key is this or a lock, never both.
     guarded: HashMap<Key, (Vec<u8>, Fence)>,
-    queues: HashMap<Key, Queue>,
+    queues: HashMap<Key, WaitQueue>,
     /// How many fences there may be before a sweep removes the expired ones.
     crowded: usize,
     /// The start of the server: it has forgotten nothing since.
@@ -44,7 +49,7 @@ pub struct Store {
 
 /// The key of a held lock: its value and its expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Lock {
+struct StoredLock {
     token: Token,
     fence: Fence,
     until: Micros,
@@ -59,7 +64,7 @@ pub struct Applied<'a> {
     /// The lock that may have changed hands, or expires at another time.
     pub changed: Option<&'a Key>,
     /// The notifications about this lock.
-    pub told: Vec<Told>,
+    pub told: Vec<Notified>,
 }
 
 impl Store {
@@ -81,7 +86,7 @@ impl Store {
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> Applied<'a> {
-        let passed_on = |key, reply, has_changed, told: Vec<Told>| {
+        let passed_on = |key, reply, has_changed, told: Vec<Notified>| {
             let changed = (has_changed || !told.is_empty()).then_some(key);
             Applied { reply: Ok(reply), changed, told }
         };
@@ -119,13 +124,13 @@ impl Store {
     }
 
     /// Gives the lock to a token, if nobody else has it.
-    fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> Vote {
+    fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> VoteReply {
         let identity = request.voting.map(|_| identity(now));
         let acquired = match request.voting.and_then(|voting| self.recovers_for(now, voting.restart_delay)) {
             Some(left) => Acquired::Recovering(left),
             None => self.take(now, request),
         };
-        Vote { acquired, identity, overtaken: false }
+        VoteReply { acquired, identity, overtaken: false }
     }
 
     fn take(&mut self, now: Micros, AcquireRequest { claim, voting }: &AcquireRequest) -> Acquired {
@@ -148,7 +153,7 @@ impl Store {
     fn raise(&mut self, now: Micros, Claim { key, token, fence_memory, .. }: &Claim, fence: Fence) -> Owned {
         let lock = self.owned(now, key, token)?;
         lock.fence = lock.fence.max(fence);
-        self.lift(now, key, fence, *fence_memory);
+        self.floors.raise(now, key, fence, *fence_memory);
         Ok(())
     }
 
@@ -162,9 +167,11 @@ impl Store {
         match self.owned(now, key, token) {
             Err(Denial::Taken) => return Repaired::Taken,
             Ok(lock) => (lock.fence, lock.until) = (lock.fence.max(fence), until),
-            Err(Denial::Gone) => drop(self.locks.insert(key.clone(), Lock { token: token.clone(), fence, until })),
+            Err(Denial::Gone) => {
+                drop(self.locks.insert(key.clone(), StoredLock { token: token.clone(), fence, until }));
+            }
         }
-        self.lift(now, key, fence, *fence_memory);
+        self.floors.raise(now, key, fence, *fence_memory);
         Repaired::Done
     }
 
@@ -178,12 +185,6 @@ impl Store {
         let up = self.up(now).as_secs();
         let delay = u64::try_from(restart_delay.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX);
         (up < delay).then(|| Duration::from_secs(delay - up))
-    }
-
-    fn lift(&mut self, now: Micros, key: &Key, fence: Fence, memory: Duration) {
-        if self.floor(now, key).is_none_or(|floor| floor < fence) {
-            self.keep_floor(now, key, fence, memory);
-        }
     }
 
     /// Gives a lock that is still the token's its full TTL.
@@ -200,7 +201,7 @@ impl Store {
         mode: &ReleaseMode,
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
-    ) -> (Owned, Vec<Told>) {
+    ) -> (Owned, Vec<Notified>) {
         match mode {
             ReleaseMode::Delete => {}
             ReleaseMode::Leave => {
@@ -236,7 +237,7 @@ impl Store {
         poll: &Poll,
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
-    ) -> (Polled, Vec<Told>) {
+    ) -> (Polled, Vec<Notified>) {
         let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
         let mut told = Vec::new();
         let free = !self.guarded.contains_key(key)
@@ -274,7 +275,7 @@ impl Store {
         let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| poll.enter);
         let ahead = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, ahead)| ahead);
         let (ticket, ahead) = (place.map(|(ticket, _)| ticket), u32::try_from(ahead).unwrap_or(u32::MAX));
-        (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, called: true }, told)
+        (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, notified: true }, told)
     }
 
     /// How many wait, and the first of them with their tickets.
@@ -294,9 +295,9 @@ impl Store {
         if self.guarded.contains_key(key) {
             return Some(guarded_value());
         }
-        let Lock { token, fence, until } = self.lock(now, key)?;
+        let StoredLock { token, fence, until } = self.lock(now, key)?;
         let remaining = Duration::from_micros(until.saturating_sub(now));
-        Some(holder::of(Some(token.clone()), Some(remaining), Some(*fence)))
+        Some(Holder::of(Some(token.clone()), Some(remaining), Some(*fence)))
     }
 
     /// The locks that are held and match a pattern.
@@ -311,7 +312,7 @@ impl Store {
         now: Micros,
         key: &Key,
         reached: &dyn Fn(&str) -> bool,
-    ) -> Result<(bool, Vec<Told>), Failure> {
+    ) -> Result<(bool, Vec<Notified>), Failure> {
         if self.guarded.contains_key(key) {
             return Err(wrong_type(key, "a guarded value, not a lock"));
         }
@@ -325,27 +326,8 @@ impl Store {
         self.take(now, &AcquireRequest { claim, voting: None });
     }
 
-    /// Writes a guarded value, if the fence is not older than what the key has seen.
-    fn guarded_set(&mut self, now: Micros, key: &Key, value: &[u8], fence: Fence) -> Result<Guarding, Failure> {
-        if let Some((_, seen)) = self.guarded_get(now, key)? {
-            if fence < seen {
-                return Ok(Guarding::Stale { seen });
-            }
-        }
-        self.guarded.insert(key.clone(), (value.into(), fence));
-        Ok(Guarding::Written)
-    }
-
-    /// A guarded value, and the fence that it was written with.
-    fn guarded_get(&mut self, now: Micros, key: &Key) -> Result<Option<(Vec<u8>, Fence)>, Failure> {
-        if self.lock(now, key).is_some() {
-            return Err(wrong_type(key, "a lock, not a guarded value"));
-        }
-        Ok(self.guarded.get(key).cloned())
-    }
-
     /// The lock as the key shows it now: what has expired is gone.
-    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut Lock> {
+    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut StoredLock> {
         if self.locks.get(key).is_some_and(|lock| lock.until <= now) {
             self.locks.remove(key);
         }
@@ -353,7 +335,7 @@ impl Store {
     }
 
     /// The queue as its keys would show it now: what has expired is gone.
-    fn live_queue(&mut self, now: Micros, key: &Key) -> Option<&mut Queue> {
+    fn live_queue(&mut self, now: Micros, key: &Key) -> Option<&mut WaitQueue> {
         if self.queues.get(key).is_some_and(|queue| queue.is_over(now)) {
             self.queues.remove(key);
         }
@@ -368,7 +350,7 @@ impl Store {
 
     /// Passes a lock on to the first waiter that can be reached. It becomes free if there is none, or if it is too
     /// early to grant anything.
-    fn pass_on(&mut self, now: Micros, key: &Key, reached: &dyn Fn(&str) -> bool) -> Vec<Told> {
+    fn pass_on(&mut self, now: Micros, key: &Key, reached: &dyn Fn(&str) -> bool) -> Vec<Notified> {
         let mut told = Vec::new();
         let up = self.up(now);
         let queue = self.live_queue(now, key);
@@ -391,18 +373,18 @@ impl Store {
         proposal: Option<Fence>,
         memory: Duration,
     ) -> Fence {
-        let floor = self.floor(now, key);
+        let floor = self.floors.get(now, key);
         let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
         let issued = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
         // Only a clock beyond the year 294,000 could not give a fence.
         let fence = Fence::try_from(issued).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
-        self.locks.insert(key.clone(), Lock { token, fence, until: now + micros(span) });
-        self.keep_floor(now, key, fence, memory);
+        self.locks.insert(key.clone(), StoredLock { token, fence, until: now + micros(span) });
+        self.floors.keep(now, key, fence, memory);
         self.sweep(now);
         fence
     }
 
-    fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut Lock, Denial> {
+    fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut StoredLock, Denial> {
         if self.guarded.contains_key(key) {
             return Err(Denial::Taken);
         }
@@ -410,29 +392,13 @@ impl Store {
         if lock.token == *token { Ok(lock) } else { Err(Denial::Taken) }
     }
 
-    fn floor(&mut self, now: Micros, key: &Key) -> Option<Fence> {
-        let &(fence, until) = self.fences.get(key)?;
-        if until <= now {
-            self.fences.remove(key);
-            return None;
-        }
-        Some(fence)
-    }
-
-    /// Keeps a floor for its memory after the fence's own time, or after now; and until the clock has passed it in any
-    /// case.
-    fn keep_floor(&mut self, now: Micros, key: &Key, fence: Fence, memory: Duration) {
-        let until = u64::from(fence).max(now) + micros(memory).max(1);
-        self.fences.insert(key.clone(), (fence, until));
-    }
-
     /// Names that nobody asks for again must not stay for ever. Doubling keeps the cost per acquire constant.
     fn sweep(&mut self, now: Micros) {
-        if self.fences.len() > self.crowded {
-            self.fences.retain(|_, &mut (_, until)| until > now);
+        if self.floors.len() > self.crowded {
+            self.floors.sweep(now);
             self.locks.retain(|_, lock| lock.until > now);
             self.queues.retain(|_, queue| !queue.is_over(now));
-            self.crowded = 2 * self.fences.len().max(512);
+            self.crowded = 2 * self.floors.len().max(512);
         }
     }
 }
@@ -440,16 +406,17 @@ impl Store {
 /// By everything that is in it but the fair queues, which two stores seldom differ in alone.
 impl Hash for Store {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        fn sorted<V: Hash>(map: &HashMap<Key, V>, state: &mut impl Hasher) {
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_by_key(|(key, _)| key.lock());
-            entries.hash(state);
-        }
-        sorted(&self.locks, state);
-        sorted(&self.fences, state);
-        sorted(&self.guarded, state);
+        hash_sorted(&self.locks, state);
+        self.floors.hash(state);
+        hash_sorted(&self.guarded, state);
         (self.crowded, self.up_since).hash(state);
     }
+}
+
+fn hash_sorted<V: Hash>(map: &HashMap<Key, V>, state: &mut impl Hasher) {
+    let mut entries: Vec<_> = map.iter().collect();
+    entries.sort_by_key(|(key, _)| key.lock());
+    entries.hash(state);
 }
 
 /// The identity of the server. There is no other run of it.
@@ -460,13 +427,4 @@ fn identity(now: Micros) -> ServerIdentity {
 /// Every key is tracked for everybody.
 fn busy(holder: Holder) -> Acquired {
     Acquired::Busy { holder, tracked: true }
-}
-
-/// The holder that a guarded value looks like: on a server it is a hash without a TTL.
-fn guarded_value() -> Holder {
-    holder::of_type(Some("hash"), -1)
-}
-
-fn wrong_type(key: &Key, what: &str) -> Failure {
-    Failure::refused(format!("WRONGTYPE the key {key:?} holds {what}")).of_a_key()
 }

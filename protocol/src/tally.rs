@@ -23,6 +23,12 @@ pub fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }
 
+/// Until when a holder may believe in a lease that a majority confirmed for `ttl`, when its request was sent at `sent`
+/// (rule 1).
+pub fn deadline(sent: Time, ttl: Duration) -> Time {
+    sent + ttl.saturating_sub(drift(ttl))
+}
+
 /// Some of the nodes, by their numbers. A quorum has nine at most.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Nodes(u16);
@@ -117,7 +123,7 @@ pub fn majority(nodes: usize) -> usize {
 /// The last word of each node about one token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tally {
-    seats: PerNode<Seat>,
+    words: PerNode<LastWord>,
 }
 
 /// Something of each node. The only node's is kept in place: most leases have one node, and there are many leases.
@@ -131,6 +137,13 @@ impl<T: Clone> PerNode<T> {
     /// The same for each of so many.
     pub(crate) fn new(nodes: usize, each: T) -> Self {
         if nodes == 1 { Self::One(each) } else { Self::Several(vec![each; nodes].into()) }
+    }
+}
+
+impl<T> PerNode<T> {
+    /// The nodes of which it is such.
+    pub(crate) fn nodes(&self, is_such: impl Fn(&T) -> bool) -> Nodes {
+        self.iter().enumerate().filter(|(_, each)| is_such(each)).map(|(node, _)| node).collect()
     }
 }
 
@@ -155,17 +168,17 @@ impl<T> DerefMut for PerNode<T> {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-struct Seat {
+struct LastWord {
     /// When the newest request that this node confirmed was sent.
     sent: Time,
     /// When the newest request was sent to which its answer was unclear.
-    doubted: Time,
+    unclear: Time,
     /// Its denial, and when the denied request was sent.
     denial: Option<(Time, Denial)>,
     /// When the request was sent that brought a lost key back.
     repaired: Time,
     /// The denial that a repair was ordered for.
-    heal_ordered: Time,
+    repair_ordered: Time,
     /// Whether anything was sent to it that may have left the token there.
     may_hold: bool,
 }
@@ -173,27 +186,27 @@ struct Seat {
 impl Tally {
     /// Of so many nodes that have said nothing.
     pub fn new(nodes: usize) -> Self {
-        Self { seats: PerNode::new(nodes, Seat::default()) }
+        Self { words: PerNode::new(nodes, LastWord::default()) }
     }
 
     /// How many there are.
     pub fn nodes(&self) -> usize {
-        self.seats.len()
+        self.words.len()
     }
 
     /// How many decide.
     pub fn majority(&self) -> usize {
-        majority(self.seats.len())
+        majority(self.words.len())
     }
 
     /// `node` did what a request asked that was sent at `sent`. An old confirmation takes nothing back.
     pub fn confirm(&mut self, node: usize, sent: Time) {
-        let Some(seat) = self.seats.get_mut(node) else { return };
-        seat.sent = seat.sent.max(sent);
-        seat.may_hold = true;
-        if seat.denial.is_some_and(|(denied, _)| denied < sent) {
-            seat.denial = None;
-            seat.repaired = seat.repaired.max(sent);
+        let Some(word) = self.words.get_mut(node) else { return };
+        word.sent = word.sent.max(sent);
+        word.may_hold = true;
+        if word.denial.is_some_and(|(denied, _)| denied < sent) {
+            word.denial = None;
+            word.repaired = word.repaired.max(sent);
         }
     }
 
@@ -201,45 +214,45 @@ impl Tally {
     /// before or since: it may execute requests in another order than they were sent, and does not restore a key by
     /// itself. A denial of a request from before a repair does not count.
     pub fn deny(&mut self, node: usize, sent: Time, denial: Denial) {
-        if let Some(seat) = self.seats.get_mut(node).filter(|seat| sent >= seat.repaired) {
-            seat.denial = Some((sent, denial));
+        if let Some(word) = self.words.get_mut(node).filter(|word| sent >= word.repaired) {
+            word.denial = Some((sent, denial));
         }
     }
 
     /// `node` was asked to take the token, and has not said whether it did.
     pub fn suspect(&mut self, node: usize) {
-        if let Some(seat) = self.seats.get_mut(node) {
-            seat.may_hold = true;
+        if let Some(word) = self.words.get_mut(node) {
+            word.may_hold = true;
         }
     }
 
     /// The nodes that may have the token: a renewal brings it nowhere.
     pub fn may_hold(&self) -> Nodes {
-        self.seats.iter().enumerate().filter(|(_, seat)| seat.may_hold).map(|(node, _)| node).collect()
+        self.words.nodes(|word| word.may_hold)
     }
 
     /// `node` gave no answer, or one that tells nothing, to a request that was sent at `sent`.
-    pub fn doubt(&mut self, node: usize, sent: Time) {
-        if let Some(seat) = self.seats.get_mut(node) {
-            seat.doubted = seat.doubted.max(sent);
+    pub fn note_unclear(&mut self, node: usize, sent: Time) {
+        if let Some(word) = self.words.get_mut(node) {
+            word.unclear = word.unclear.max(sent);
         }
     }
 
     /// The majority-th largest of the confirmed sends: what a deadline counts from (rule 1). Zero without a majority.
     pub fn confirmed(&self) -> Time {
-        let backed = |sent: Time| self.seats.iter().filter(|seat| seat.sent >= sent).count() >= self.majority();
-        self.seats.iter().map(|seat| seat.sent).filter(|&sent| backed(sent)).max().unwrap_or(Time::ZERO)
+        let backed = |sent: Time| self.words.iter().filter(|word| word.sent >= sent).count() >= self.majority();
+        self.words.iter().map(|word| word.sent).filter(|&sent| backed(sent)).max().unwrap_or(Time::ZERO)
     }
 
     /// Whether too many nodes have answered otherwise for a majority to confirm what was sent at `sent`.
     pub fn is_hopeless(&self, sent: Time) -> bool {
-        let against = |seat: &&Seat| seat.sent < sent && (seat.doubted >= sent || seat.denial.is_some());
-        self.seats.iter().filter(against).count() > self.seats.len() - self.majority()
+        let against = |word: &&LastWord| word.sent < sent && (word.unclear >= sent || word.denial.is_some());
+        self.words.iter().filter(against).count() > self.words.len() - self.majority()
     }
 
     /// The denial of a majority, if there is one. Somebody else's key says more than a missing one.
     pub fn denied(&self) -> Option<Denial> {
-        let denials = || self.seats.iter().filter_map(|seat| seat.denial);
+        let denials = || self.words.iter().filter_map(|word| word.denial);
         if denials().count() < self.majority() {
             return None;
         }
@@ -250,11 +263,11 @@ impl Tally {
     pub fn repairs(&mut self) -> Nodes {
         let confirmed = self.confirmed();
         let mut nodes = Nodes::NONE;
-        for (node, seat) in self.seats.iter_mut().enumerate() {
-            match seat.denial {
-                Some((denied, Denial::Gone)) if denied <= confirmed && denied > seat.heal_ordered => {
-                    seat.heal_ordered = denied;
-                    seat.may_hold = true;
+        for (node, word) in self.words.iter_mut().enumerate() {
+            match word.denial {
+                Some((denied, Denial::Gone)) if denied <= confirmed && denied > word.repair_ordered => {
+                    word.repair_ordered = denied;
+                    word.may_hold = true;
                     nodes.insert(node);
                 }
                 _ => {}
@@ -265,7 +278,7 @@ impl Tally {
 
     /// Whether `node` is not known to have the token: it has denied that, or never confirmed it.
     pub fn lacks(&self, node: usize) -> bool {
-        self.seats.get(node).is_some_and(|seat| seat.denial.is_some() || seat.sent == Time::ZERO)
+        self.words.get(node).is_some_and(|word| word.denial.is_some() || word.sent == Time::ZERO)
     }
 
     /// Those of the nodes that still lack the token, and may have it back now.
@@ -277,7 +290,7 @@ impl Tally {
 
     /// The nodes that have not confirmed what was sent at `sent`, or later.
     pub fn silent_since(&self, sent: Time) -> Nodes {
-        self.seats.iter().enumerate().filter(|(_, seat)| seat.sent < sent).map(|(node, _)| node).collect()
+        self.words.nodes(|word| word.sent < sent)
     }
 }
 

@@ -19,36 +19,6 @@ pub(crate) fn joined(parts: &[&str]) -> Arc<str> {
     text.map_or_else(|| parts.concat().into(), Into::into)
 }
 
-/// A number as text.
-#[derive(Debug, Clone, Copy)]
-pub struct Digits {
-    digits: [u8; Self::MOST],
-    unused: usize,
-}
-
-impl Digits {
-    /// How many the largest number has.
-    pub const MOST: usize = 20;
-
-    /// The decimal digits of a number.
-    pub fn of(mut number: u64) -> Self {
-        let (mut digits, mut unused) = ([b'0'; Self::MOST], Self::MOST);
-        for digit in digits.iter_mut().rev() {
-            *digit = b'0' + u8::try_from(number % 10).unwrap_or_default();
-            (number, unused) = (number / 10, unused - 1);
-            if number == 0 {
-                break;
-            }
-        }
-        Self { digits, unused }
-    }
-
-    /// The digits.
-    pub fn as_str(&self) -> &str {
-        self.digits.get(self.unused..).and_then(|digits| std::str::from_utf8(digits).ok()).unwrap_or_default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,12 +30,5 @@ mod tests {
             assert_eq!(*joined(&["ab", &long, "", "cdéé"]), ["ab", &long, "cdéé"].concat(), "{length}");
         }
         assert_eq!((&*joined(&[]), &*joined(&[""])), ("", ""));
-    }
-
-    #[test]
-    fn digits_are_those_that_are_displayed() {
-        for number in [0, 1, 9, 10, 99, 100, 1_795_243_932_883_512, u64::MAX / 10, u64::MAX - 1, u64::MAX] {
-            assert_eq!(Digits::of(number).as_str(), number.to_string());
-        }
     }
 }

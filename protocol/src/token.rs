@@ -4,10 +4,7 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 
 use uuid::Uuid;
 
-use crate::{
-    fence::Fence,
-    text::{Digits, joined},
-};
+use crate::{fence::Fence, text::joined};
 
 /// Tells our values from other libraries' on the same key; the digit is the format's version.
 const MARK: &str = "lh1:";
@@ -37,7 +34,7 @@ impl Token {
 
     /// A new token, never seen before.
     #[cfg(test)]
-    pub(crate) fn draw(label: &str) -> Self {
+    pub(crate) fn random(label: &str) -> Self {
         use std::sync::atomic::{AtomicU64, Ordering};
         static DRAWN: AtomicU64 = AtomicU64::new(1);
         Self::new(Uuid::from_u64_pair(0, DRAWN.fetch_add(1, Ordering::Relaxed)), label)
@@ -61,12 +58,12 @@ impl Token {
 
     /// The value of a lock's key while this token owns it.
     pub fn value(&self, fence: Fence) -> String {
-        self.value_parts(&Digits::of(fence.into())).concat()
+        self.value_parts(itoa::Buffer::new().format(u64::from(fence))).concat()
     }
 
-    /// The same in parts, for a caller that puts it behind other text.
-    pub fn value_parts<'a>(&'a self, fence: &'a Digits) -> [&'a str; 4] {
-        [self.identity(), ":", fence.as_str(), self.0.get(IDENTITY..).unwrap_or_default()]
+    /// The same in parts, for a caller that puts it behind other text. The fence is in decimal digits.
+    pub fn value_parts<'a>(&'a self, fence: &'a str) -> [&'a str; 4] {
+        [self.identity(), ":", fence, self.0.get(IDENTITY..).unwrap_or_default()]
     }
 
     /// Whether a lock's value, or part of one, is of this acquisition.
@@ -118,19 +115,19 @@ mod tests {
 
     #[test]
     fn a_label_may_hold_the_separator() {
-        assert_eq!(Token::draw("a@b").label(), "a@b");
+        assert_eq!(Token::random("a@b").label(), "a@b");
     }
 
     #[test]
     fn a_value_has_the_identity_the_fence_and_the_label_at_fixed_places() {
         let fence = Fence::try_from(1_795_243_932_883_512_u64).unwrap();
         for label in ["host:7", "@", ":3@x", "lh1:00000000-0000-0000-0000-000000000000:9@y", "é"] {
-            let token = Token::draw(label);
+            let token = Token::random(label);
             let value = token.value(fence);
             assert_eq!(value, format!("{}:1795243932883512@{label}", token.identity()));
             assert_eq!((token.identity().len(), token.label()), (40, label));
             assert_eq!(Token::read_value(&value), Some((token.clone(), fence)));
-            assert!(token.owns(&value) && token.owns(token.as_str()) && !Token::draw(label).owns(&value));
+            assert!(token.owns(&value) && token.owns(token.as_str()) && !Token::random(label).owns(&value));
             assert_eq!(Token::parse(&value), None, "it is no token");
             assert_eq!(Token::read_value(token.as_str()), None, "it is no value");
         }
@@ -138,9 +135,9 @@ mod tests {
 
     #[test]
     fn what_is_too_long_is_another_programs() {
-        let shortest = Token::draw("").value(Fence::try_from(i64::MAX).unwrap()).len();
+        let shortest = Token::random("").value(Fence::try_from(i64::MAX).unwrap()).len();
         for (more, is_ours) in [(0, true), (128, true), (TOO_LONG - 1 - shortest, true), (TOO_LONG - shortest, false)] {
-            let token = Token::draw(&"x".repeat(more));
+            let token = Token::random(&"x".repeat(more));
             let value = token.value(Fence::try_from(i64::MAX).unwrap());
             assert_eq!(Token::read_value(&value).is_some(), is_ours, "{}", value.len());
         }
@@ -148,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_value_with_no_fence_is_nobodys() {
-        let token = Token::draw("host:7");
+        let token = Token::random("host:7");
         for fence in ["", "-1", "+1", "1.5", "x", "9223372036854775808"] {
             let value = format!("{}:{fence}@host:7", token.identity());
             assert_eq!(Token::read_value(&value), None, "{fence:?}");
@@ -158,7 +155,7 @@ mod tests {
 
     #[test]
     fn debug_keeps_the_secret() {
-        let token = Token::draw("host:7");
+        let token = Token::random("host:7");
         let shown = format!("{token:?}");
         assert!(!shown.contains(&token.identity()[MARK.len()..]), "{shown}");
         assert!(shown.contains("host:7"));
@@ -178,13 +175,13 @@ mod tests {
         ] {
             assert!(Token::parse(foreign).is_none() && Token::read_value(foreign).is_none(), "{foreign:?}");
         }
-        let token = Token::draw("host:7");
+        let token = Token::random("host:7");
         assert_eq!(Token::parse(token.as_str()), Some(token));
     }
 
     #[test]
     fn a_table_of_tokens_is_asked_with_what_the_server_says() {
-        let token = Token::draw("host:7");
+        let token = Token::random("host:7");
         let table = std::collections::HashMap::from([(token.clone(), 1)]);
         assert_eq!((table.get(token.as_str()), table.get("")), (Some(&1), None));
     }

@@ -26,7 +26,7 @@ pub const MOST_CAUSES: usize = 16;
 
 /// The causes that keep callers from an answer, when many meet the same ones.
 #[derive(Debug, Default)]
-pub struct Troubles {
+pub struct TroubleLog {
     causes: Vec<Cause>,
     /// How often a cause was met that has no place here.
     others: u64,
@@ -48,7 +48,7 @@ impl Cause {
     }
 }
 
-impl Troubles {
+impl TroubleLog {
     /// None so far.
     pub fn new() -> Self {
         Self::default()

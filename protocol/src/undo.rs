@@ -36,12 +36,12 @@ pub enum Next {
     /// Ask again after this pause, or once the node answers somebody.
     After(Duration),
     /// It is over.
-    Over(Outcome),
+    Over(UndoOutcome),
 }
 
 /// How an undo ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum UndoOutcome {
     /// The node has answered.
     Undone {
         /// Whether anything may have changed.
@@ -53,7 +53,7 @@ pub enum Outcome {
     Unanswered,
 }
 
-impl Outcome {
+impl UndoOutcome {
     /// Whether anything may have changed on the node.
     pub fn has_changed(self) -> bool {
         !matches!(self, Self::Undone { has_changed: false })
@@ -92,9 +92,9 @@ impl Undoing {
     /// Takes the node's answer to a request, or why there is none.
     pub fn answered(&mut self, now: Time, answer: &Result<Owned, Failure>) -> Next {
         match answer {
-            Ok(found) => Next::Over(Outcome::Undone { has_changed: found.is_ok() || self.may_be_replay }),
-            Err(failure) if failure.is_refusal() => Next::Over(Outcome::Refused),
-            Err(_) if now >= self.until => Next::Over(Outcome::Unanswered),
+            Ok(found) => Next::Over(UndoOutcome::Undone { has_changed: found.is_ok() || self.may_be_replay }),
+            Err(failure) if failure.is_refusal() => Next::Over(UndoOutcome::Refused),
+            Err(_) if now >= self.until => Next::Over(UndoOutcome::Unanswered),
             Err(failure) => {
                 self.may_be_replay |= failure.may_have_happened();
                 Next::After(self.pauses.next(LONGEST_PAUSE).min(self.until.since(now)))
@@ -123,7 +123,7 @@ mod tests {
     }
 
     fn has_changed(undoing: &mut Undoing, answer: Owned) -> bool {
-        let Next::Over(Outcome::Undone { has_changed }) = undoing.answered(at(1), &Ok(answer)) else { panic!() };
+        let Next::Over(UndoOutcome::Undone { has_changed }) = undoing.answered(at(1), &Ok(answer)) else { panic!() };
         has_changed
     }
 
@@ -154,16 +154,16 @@ mod tests {
         let mut undoing = undoing(Route::Home);
         let pauses = [0, 0, 0, 950].map(|now| undoing.answered(at(now), &unsent()));
         assert_eq!(pauses, [20, 40, 80, 50].map(|millis| Next::After(Duration::from_millis(millis))));
-        assert_eq!(undoing.answered(at(1_000), &unsent()), Next::Over(Outcome::Unanswered));
+        assert_eq!(undoing.answered(at(1_000), &unsent()), Next::Over(UndoOutcome::Unanswered));
         let refused = Err(Failure::refused("NOPERM"));
-        assert_eq!(undoing.answered(at(0), &refused), Next::Over(Outcome::Refused));
+        assert_eq!(undoing.answered(at(0), &refused), Next::Over(UndoOutcome::Refused));
     }
 
     #[test]
     fn only_an_answer_says_that_nothing_has_changed() {
-        let undone = |has_changed| Outcome::Undone { has_changed };
-        let outcomes = [undone(true), undone(false), Outcome::Refused, Outcome::Unanswered];
-        assert_eq!(outcomes.map(Outcome::has_changed), [true, false, true, true]);
+        let undone = |has_changed| UndoOutcome::Undone { has_changed };
+        let outcomes = [undone(true), undone(false), UndoOutcome::Refused, UndoOutcome::Unanswered];
+        assert_eq!(outcomes.map(UndoOutcome::has_changed), [true, false, true, true]);
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct Facts<'a> {
 
 /// Facts that are only looked up when they matter.
 pub trait Surroundings {
-    /// The lock's holder in this process, if there is one.
+    /// A holder in this process that keeps this waiter out, if there is one.
     fn held_here(&self) -> Option<Holder>;
     /// Whether servers track keys at all.
     fn tracks(&self) -> bool;

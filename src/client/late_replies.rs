@@ -12,7 +12,7 @@ const GATHER: Duration = Duration::from_millis(20);
 type LateReply = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Those that are still to be heard.
-pub(super) struct LateReplies {
+pub(crate) struct LateReplies {
     host: Host,
     gathered: Mutex<Vec<LateReply>>,
 }
@@ -23,7 +23,7 @@ impl LateReplies {
     }
 
     /// Hears this one to its end. It must be bounded.
-    pub(super) fn hear(self: &Arc<Self>, late_reply: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn hear(self: &Arc<Self>, late_reply: impl Future<Output = ()> + Send + 'static) {
         let mut gathered = self.gathered.lock();
         gathered.push(Box::pin(late_reply));
         if gathered.len() > 1 {

@@ -1,4 +1,4 @@
-//! The engine behind `Leases`, `Lock` and `Lease`: the state that they share, one attempt (`round`), and one release.
+//! The engine behind `Leases`, `Lock` and `Lease`: the state that they share, and one release.
 //!
 //! # Lock order
 //!
@@ -11,42 +11,29 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::{
-    acquisition::{Acquisition, Config},
-    fence::Fence,
-    key::Key,
-    loss::LossReason,
-    message::{Claim, Route},
-    renewal::LeaseConfig,
-    time::Time,
-    token::Token,
-};
+use leasehold_protocol::{key::Key, loss::LossReason, time::Time, token::Token};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::{self, Clock},
     error::Error,
     foreign::{Relay, relayed},
+    held::Hold,
     keeper::{Host, Stop},
     node::{NodeAddress, NodeListener},
     options::LockOptions,
-    owner::OwnerId,
     quorum::{ConnectConfig, FirstConnection, Member, Quorum},
-    random,
     reentry::Owners,
-    status::Signal,
     sync::OnceLock,
     troubles::Troubles,
     wait::{CheckSlots, FairWaiters, Lines},
-    watchdog::{Hold, Watchdog},
+    watchdog::Watchdog,
 };
 
 mod late_replies;
 mod own_releases;
 mod release;
-mod round;
 
-pub(crate) use self::round::Won;
 use self::{late_replies::LateReplies, own_releases::OwnReleases};
 
 /// The settings of a `Leases`, as the builder has checked them.
@@ -76,7 +63,7 @@ pub(crate) struct Client {
     pub(crate) fair_waiters: Arc<FairWaiters>,
     /// Bounds how many waiters check at a time. After a flush or a new connection all of them want to. Sent at once,
     /// the requests would time out behind each other, be undone and be sent again. The server would do nothing else.
-    pub(crate) looks: CheckSlots,
+    pub(crate) check_slots: CheckSlots,
     pub(crate) closed: CancellationToken,
     /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
@@ -91,7 +78,7 @@ pub(crate) struct Client {
     cut_short: OnceLock<usize>,
     /// Of a `Leases` that connects at its first use.
     first_connection: Option<Arc<FirstConnection>>,
-    late_replies: Arc<LateReplies>,
+    pub(crate) late_replies: Arc<LateReplies>,
     _listeners: Vec<Arc<Listener>>,
     _stop: Stop,
 }
@@ -99,29 +86,8 @@ pub(crate) struct Client {
 /// Enough for a server that is a few milliseconds away.
 const CHECKS_AT_ONCE: usize = 128;
 
-/// The age at which a lease is first renewed, if that is before a third of its TTL: from then on the node notifies of
-/// changes of the key.
-const TRACK_AFTER: Duration = Duration::from_millis(250);
-
 // Shared state is changed in whole steps, behind locks that know no poison: no panic leaves it in the middle of one.
 impl RefUnwindSafe for Client {}
-
-/// The lock to acquire and its settings, checked before any I/O.
-#[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    pub(crate) key: Key,
-    pub(crate) options: LockOptions,
-    /// For whom, once that is known.
-    pub(crate) owner: Option<OwnerId>,
-}
-
-impl Wanted {
-    /// The claim of an attempt with this token.
-    pub(crate) fn claim(&self, token: Token) -> Claim {
-        let LockOptions { ttl, fence_memory, .. } = self.options;
-        Claim { key: self.key.clone(), token, ttl, fence: None, fence_memory }
-    }
-}
 
 impl Client {
     pub(crate) fn new(
@@ -163,7 +129,7 @@ impl Client {
             lines,
             queues,
             fair_waiters,
-            looks: CheckSlots::new(CHECKS_AT_ONCE),
+            check_slots: CheckSlots::new(CHECKS_AT_ONCE),
             closed,
             ended,
             own_releases: Arc::default(),
@@ -227,32 +193,6 @@ impl Client {
     pub(crate) fn end(&self) -> Error {
         let by_keeper = self.host.over().is_cancelled() && !self.closed.is_cancelled();
         if by_keeper { Error::keeper_ended() } else { Error::Closed }
-    }
-
-    /// The settings of an acquisition.
-    pub(crate) fn config(&self, wanted: &Wanted, route: Route) -> Config {
-        let LockOptions { ttl, max_hold, .. } = wanted.options;
-        Config {
-            lease: LeaseConfig { ttl, max_hold, patience: self.options.command_timeout },
-            nodes: self.quorum.len(),
-            route,
-            renew_first_after: (self.quorum.tracking_capacity() > 0).then_some(TRACK_AFTER),
-            jitter: random::common_jitter(),
-        }
-    }
-
-    /// An acquisition that was won: from now on the watchdog looks after it.
-    pub(crate) fn hold(
-        &self,
-        wanted: &Wanted,
-        token: Token,
-        fence: Fence,
-        acquisition: Acquisition,
-    ) -> (Arc<Hold>, Signal) {
-        let group = wanted.options.metrics_group;
-        let (hold, signal) = Hold::new(wanted.claim(token), fence, wanted.owner, acquisition, group);
-        self.watchdog.guard(&hold);
-        (hold, signal)
     }
 
     /// Ends every wait, asks every holder to stop, and waits for them; then ends everything. Returns how many leases
@@ -331,11 +271,11 @@ impl NodeListener for Listener {
     }
 
     fn holds(&self, key: &str) -> bool {
-        self.watchdog.newest(key).is_some()
+        self.watchdog.has_hold(key, |_| true)
     }
 
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
-        self.watchdog.newest(key).is_some_and(|hold| hold.is_as_left(value, left, self.now()))
+        self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, self.now()))
     }
 
     fn missed(&self) {

@@ -26,11 +26,11 @@ use crate::sync::{Mutex, Notify};
 pub(crate) struct OwnReleases {
     /// Of all locks: an acquire mostly finds none, and takes no lock for that.
     all: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<ReleaseTable>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReleaseTable {
     of: HashMap<Key, OfLock>,
     /// The nodes whose vote for a lease is still to come.
     votes: HashMap<Token, Nodes>,
@@ -60,7 +60,7 @@ pub(super) struct OwnRelease {
 
 /// A vote that comes after its lease was won, until it is dropped: heard, and taken back if it has to be.
 #[derive(Debug)]
-pub(super) struct LateVote {
+pub(crate) struct LateVote {
     releases: Arc<OwnReleases>,
     key: Key,
     token: Token,
@@ -75,7 +75,7 @@ impl OwnReleases {
     }
 
     /// This node has not voted yet for a lease that is won.
-    pub(super) fn vote_to_come(self: &Arc<Self>, key: &Key, token: &Token, node: usize) -> LateVote {
+    pub(crate) fn vote_to_come(self: &Arc<Self>, key: &Key, token: &Token, node: usize) -> LateVote {
         self.state.lock().votes.entry(token.clone()).or_insert(Nodes::NONE).insert(node);
         LateVote { releases: self.clone(), key: key.clone(), token: token.clone(), node }
     }
@@ -113,7 +113,7 @@ impl OwnReleases {
     }
 }
 
-impl State {
+impl ReleaseTable {
     fn begins(&mut self, key: &Key, one: UnderWay) {
         self.of.entry(key.clone()).or_default().under_way.push(one);
     }

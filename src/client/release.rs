@@ -14,7 +14,7 @@ use leasehold_protocol::{
     key::Key,
     loss::LossReason,
     message::{Owned, ReleaseMode, Request, Route},
-    release_tally::End,
+    release_tally::ReleaseEnd,
     time::Time,
     votes::NodeAnswer,
 };
@@ -22,20 +22,20 @@ use leasehold_protocol::{
 use super::Client;
 use crate::{
     error::Error,
-    quorum::{Asked, FanOut, MayFail, Member, Undo, Untold},
+    held::Hold,
+    quorum::{Asked, FanOut, MayFail, Member, UndoTask, Untold},
     released::Released,
     sync::catching_panics,
-    watchdog::Hold,
 };
 
 /// The answer to a release on its way.
-enum Releasing {
+enum ComingRelease {
     First(Asked<Owned>),
     Again(Ask, Pin<Box<dyn Future<Output = Result<Owned, Failure>> + Send>>),
 }
 
 /// With the request that was asked.
-impl Future for Releasing {
+impl Future for ComingRelease {
     type Output = (Ask, Result<Owned, Failure>);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -65,11 +65,11 @@ impl Client {
     ) -> Result<Released, Error> {
         // `close` must not take the connection away from under it.
         let _under_way = self.host.token();
-        let mut background = Dropped { client: self, hold, mode: Some(mode.clone()) };
+        let mut background = ReleaseGuard { client: self, hold, mode: Some(mode.clone()) };
         let end = self.release_everywhere(hold, &mode).await;
         background.mode = None;
-        let (lock, label) = (hold.key.name(), hold.token.label());
-        if let End::Unknown(said) = end {
+        let (lock, label) = (hold.claim.key.name(), hold.claim.token.label());
+        if let ReleaseEnd::Unknown(said) = end {
             let failure =
                 self.quorum.failure(&said, |did| if did.is_ok() { NodeAnswer::Granted } else { NodeAnswer::NotOurs });
             // The caller has the error of each.
@@ -85,37 +85,37 @@ impl Client {
                 );
             }
             // The lock may be free all the same; and the server does not notify of a delete on our own connection.
-            self.released(&hold.key, &mode);
+            self.released(&hold.claim.key, &mode);
             return Ok(Released::unconfirmed(&failure, matches!(mode, ReleaseMode::Retain(..))));
         }
         if let Some(count) = self.unconfirmed.end() {
             tracing::info!(name: "release", target: "leasehold", lock, label, count, "releases are confirmed again");
         }
-        let was_ours = matches!(end, End::Released);
+        let was_ours = matches!(end, ReleaseEnd::Released);
         let text = if was_ours { "released" } else { "not released: the lease had ended before" };
         tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours, "{text}");
-        self.released(&hold.key, &mode);
+        self.released(&hold.claim.key, &mode);
         match end {
-            End::Lost(reason) => {
+            ReleaseEnd::Lost(reason) => {
                 let now = self.now();
                 let since = if reason == LossReason::Expired { valid_until } else { now };
                 Err(Error::Lost(hold.lost(now, since, reason)))
             }
-            End::Released | End::Unknown(_) => Ok(Released::Confirmed),
+            ReleaseEnd::Released | ReleaseEnd::Unknown(_) => Ok(Released::Confirmed),
         }
     }
 
-    async fn release_everywhere(self: &Arc<Self>, hold: &Arc<Hold>, mode: &ReleaseMode) -> End {
+    async fn release_everywhere(self: &Arc<Self>, hold: &Arc<Hold>, mode: &ReleaseMode) -> ReleaseEnd {
         // On the connection that our own waiter of this name has tracked, the server keeps the news from us: the notification
         // after the release is enough.
-        let route = if self.lines.has(&hold.key) { Route::Keeper } else { self.quorum.route() };
+        let route = if self.lines.has(&hold.claim.key) { Route::Keeper } else { self.quorum.route() };
         hold.release(route, mode.clone());
         let (now, limit) = (self.now(), self.release_limit());
         let ask = |(node, member): (usize, &Arc<Member>)| {
-            let release = Request::Release { claim: hold.claim(), mode: mode.clone() };
-            (node, Releasing::First(member.ask_at(now, route, release, limit)))
+            let release = Request::Release { claim: hold.claim.clone(), mode: mode.clone() };
+            (node, ComingRelease::First(member.ask_at(now, route, release, limit)))
         };
-        let mut answers: FanOut<Releasing> = self.quorum.members().map(ask).collect();
+        let mut answers: FanOut<ComingRelease> = self.quorum.members().map(ask).collect();
         loop {
             let (node, answer) = answers.next().await;
             let (again, news) = self.heard_release(hold, node, answer);
@@ -133,7 +133,13 @@ impl Client {
     }
 
     /// A node's answer that comes when the outcome is certain.
-    async fn late_release(self: Arc<Self>, hold: Arc<Hold>, mode: ReleaseMode, node: usize, answer: Untold<Releasing>) {
+    async fn late_release(
+        self: Arc<Self>,
+        hold: Arc<Hold>,
+        mode: ReleaseMode,
+        node: usize,
+        answer: Untold<ComingRelease>,
+    ) {
         let mut said = answer.await;
         while let (Some(again), _) = self.heard_release(&hold, node, said) {
             said = self.ask_again(&hold, &mode, again).await;
@@ -156,9 +162,9 @@ impl Client {
 
     /// The second request: the first has come nowhere, or the connection broke, or is silent; only if the node is silent,
     /// it is not worth asking.
-    fn ask_again(&self, hold: &Arc<Hold>, mode: &ReleaseMode, again: ReleaseAgain) -> Releasing {
+    fn ask_again(&self, hold: &Arc<Hold>, mode: &ReleaseMode, again: ReleaseAgain) -> ComingRelease {
         let (limit, host, ask) = (self.release_limit(), self.host.clone(), again.ask());
-        let release = Request::Release { claim: hold.claim(), mode: mode.clone() };
+        let release = Request::Release { claim: hold.claim.clone(), mode: mode.clone() };
         let member = self.quorum.member(again.node).cloned();
         let answer = Box::pin(async move {
             let second = async {
@@ -174,7 +180,7 @@ impl Client {
                 () = host.sleep(limit) => Err(again.failure.clone()),
             }
         });
-        Releasing::Again(ask, answer)
+        ComingRelease::Again(ask, answer)
     }
 
     fn release_limit(&self) -> Duration {
@@ -196,18 +202,18 @@ impl Client {
     /// Releases a hold without anybody waiting for it; but the next acquire of it here does.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
         let Some(undo) = hold.abandon(mode) else { return };
-        if self.own_releases.begin_with_votes(&hold.key, &hold.token) {
+        if self.own_releases.begin_with_votes(&hold.claim.key, &hold.claim.token) {
             self.late_replies.hear_now();
         }
-        let releases = undo.nodes.iter().map(|node| (node, self.own_releases.begin(&hold.key, node)));
+        let releases = undo.nodes.iter().map(|node| (node, self.own_releases.begin(&hold.claim.key, node)));
         // All of them are under way before the first is over.
         for (node, own_release) in releases.collect::<Vec<_>>() {
-            let undoing = self.watchdog.undoing(node, Undo::new(&undo, hold.claim()));
+            let undoing = self.watchdog.undoing(node, UndoTask::new(undo.clone(), hold.claim.clone()));
             // With this the connections stay until it is done.
             let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
             let mut releasing = Box::pin(async move {
                 undoing.await;
-                client.notify_of_retained(&hold.key, &mode);
+                client.notify_of_retained(&hold.claim.key, &mode);
                 drop(own_release);
             });
             // A node in memory answers at once, so the lock is free before the next line of the program runs.
@@ -223,14 +229,14 @@ impl Client {
 }
 
 /// A release under way: dropping it carries on in the background.
-struct Dropped<'a> {
+struct ReleaseGuard<'a> {
     client: &'a Arc<Client>,
     hold: &'a Arc<Hold>,
     /// `None` once it is done.
     mode: Option<ReleaseMode>,
 }
 
-impl Drop for Dropped<'_> {
+impl Drop for ReleaseGuard<'_> {
     fn drop(&mut self) {
         if let Some(mode) = self.mode.take() {
             self.client.release_in_background(self.hold, mode);

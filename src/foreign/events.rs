@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{failure::Failure, message::Denial, renewal::Answer, rounded::Rounded};
+use leasehold_protocol::{failure::Failure, message::Denial, renewal::RenewalAnswer, rounded::Rounded};
 use tracing::{
     Level,
     dispatcher::has_been_set,
@@ -36,7 +36,7 @@ pub(crate) enum Event {
         lock: String,
         label: String,
         node: Option<String>,
-        answer: Answer,
+        answer: RenewalAnswer,
         took: Duration,
     },
     RenewalFailed {
@@ -58,7 +58,7 @@ pub(crate) enum Event {
         held: usize,
         awaited: usize,
         queued: usize,
-        room: usize,
+        capacity: usize,
     },
     TableFull {
         table: usize,
@@ -89,10 +89,10 @@ pub(crate) enum Event {
         other: String,
         by: Duration,
     },
-    PushInterrupted {
+    NotificationsInterrupted {
         reason: String,
     },
-    PushRefused {
+    NotificationsRefused {
         reason: String,
     },
     Connection {
@@ -163,7 +163,7 @@ impl Event {
             | Self::RenewalFailed { .. }
             | Self::Repair { .. }
             | Self::Reconnect { .. }
-            | Self::PushInterrupted { .. }
+            | Self::NotificationsInterrupted { .. }
             | Self::Connection { .. }
             | Self::Undone { .. }
             | Self::UndoGivenUp { .. }
@@ -177,7 +177,7 @@ impl Event {
             | Self::NodeRecovers { .. }
             | Self::SameServer { .. }
             | Self::ClocksDiffer { .. }
-            | Self::PushRefused { .. }
+            | Self::NotificationsRefused { .. }
             | Self::UndoLeft { .. }
             | Self::UndosFull { .. }
             | Self::EventsDropped { .. } => Level::WARN,
@@ -215,9 +215,9 @@ impl Event {
             Self::Reconnect { lock } => {
                 tracing::debug!(name: "reconnect", target: TARGET, lock, "renewals go unanswered: there will be a new connection");
             }
-            Self::Crowded { held, awaited, queued, room } => {
+            Self::Crowded { held, awaited, queued, capacity } => {
                 tracing::warn!(
-                    name: "crowded", target: TARGET, held, awaited, queued, room,
+                    name: "crowded", target: TARGET, held, awaited, queued, capacity,
                     "more leases and waiters than half of the server's tracking-table-max-keys allows: waiters poll, and \
                      a loss is told by the next renewal only"
                 );
@@ -256,10 +256,10 @@ impl Event {
                     "the nodes' clocks differ by more than leases allow for: have them synchronised"
                 );
             }
-            Self::PushInterrupted { reason } => {
-                tracing::debug!(name: "notifications", target: TARGET, reason, "pushes are interrupted");
+            Self::NotificationsInterrupted { reason } => {
+                tracing::debug!(name: "notifications", target: TARGET, reason, "notifications are interrupted");
             }
-            Self::PushRefused { reason } => {
+            Self::NotificationsRefused { reason } => {
                 tracing::warn!(
                     name: "notifications", target: TARGET, reason,
                     "the server does not tell of changes: waiters poll, and a loss is told by the next renewal"
@@ -300,13 +300,13 @@ impl Event {
 }
 
 /// The text for the outcome of a renewal.
-fn renewed(answer: Answer) -> &'static str {
+fn renewed(answer: RenewalAnswer) -> &'static str {
     match answer {
-        Answer::Confirmed => "renewed",
-        Answer::Denied(Denial::Gone) => "not renewed: the key is gone",
-        Answer::Denied(Denial::Taken) => "not renewed: the key holds somebody else's value",
-        Answer::Unclear => "not renewed: no answer, or none that says how it is",
-        Answer::Refused => "not renewed: it is refused",
+        RenewalAnswer::Confirmed => "renewed",
+        RenewalAnswer::Denied(Denial::Gone) => "not renewed: the key is gone",
+        RenewalAnswer::Denied(Denial::Taken) => "not renewed: the key holds somebody else's value",
+        RenewalAnswer::Unclear => "not renewed: no answer, or none that says how it is",
+        RenewalAnswer::Refused => "not renewed: it is refused",
     }
 }
 

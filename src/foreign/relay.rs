@@ -57,12 +57,12 @@ fn is_trusted(waker: &Waker) -> bool {
 /// The caller's side: one for each public future.
 pub(crate) struct Relay {
     /// Only if the future was polled with a foreign waker.
-    link: Option<Arc<Link>>,
+    link: Option<Arc<WakerLink>>,
     wakes_here: bool,
 }
 
 /// The side that the library may wake and drop wherever it likes.
-struct Link {
+struct WakerLink {
     /// Gone once it was woken, until the next poll.
     foreign: Mutex<Option<Waker>>,
     wakes_here: bool,
@@ -85,7 +85,7 @@ impl Relay {
             return future.poll(context);
         }
         let wakes_here = self.wakes_here;
-        let link = self.link.get_or_insert_with(|| Arc::new(Link { foreign: Mutex::new(None), wakes_here }));
+        let link = self.link.get_or_insert_with(|| Arc::new(WakerLink { foreign: Mutex::new(None), wakes_here }));
         // Before the poll: a wake-up during it leads to another poll.
         link.attach(context.waker());
         let relay = Waker::from(link.clone());
@@ -107,7 +107,7 @@ impl Drop for Relay {
     }
 }
 
-impl Link {
+impl WakerLink {
     /// Clones and drops foreign wakers, on the caller's thread and without the lock.
     fn attach(&self, waker: &Waker) {
         if self.foreign.lock().as_ref().is_some_and(|known| known.will_wake(waker)) {
@@ -119,7 +119,7 @@ impl Link {
     }
 }
 
-impl Wake for Link {
+impl Wake for WakerLink {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -133,7 +133,7 @@ impl Wake for Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for WakerLink {
     fn drop(&mut self) {
         if let Some(waker) = self.foreign.get_mut().take() {
             let job = Job::Forget(waker);

@@ -30,12 +30,12 @@ pub(crate) trait Numbers: Send {
 
 #[derive(Default)]
 struct Teller {
-    queue: Mutex<Queue>,
+    queue: Mutex<EventQueue>,
     news: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct EventQueue {
     items: VecDeque<Item>,
     dropped: Dropped,
     deltas_are_due: bool,
@@ -90,7 +90,7 @@ fn put(item: Item) {
     teller.news.notify_one();
 }
 
-impl Queue {
+impl EventQueue {
     fn put(&mut self, item: Item) {
         if self.items.len() < MOST {
             self.items.push_back(item);
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_counts_what_it_drops_and_tells_it_when_it_is_empty() {
-        let mut queue = Queue::default();
+        let mut queue = EventQueue::default();
         let event = || Item::Event(Event::Reconnect { lock: "job".into() });
         for _ in 0..MOST {
             queue.put(event());
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_subscriber_that_is_always_too_slow_hears_of_it_too() {
-        let mut queue = Queue::default();
+        let mut queue = EventQueue::default();
         for _ in 0..2 * MOST {
             queue.put(Item::Event(Event::Reconnect { lock: "job".into() }));
         }

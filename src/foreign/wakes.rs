@@ -47,7 +47,7 @@ impl Job {
 
 #[derive(Default)]
 struct Crew {
-    state: Mutex<State>,
+    state: Mutex<WakeState>,
     /// There is a job for the leader.
     work: Condvar,
     /// The leader has a job while another waits.
@@ -55,7 +55,7 @@ struct Crew {
 }
 
 #[derive(Default)]
-struct State {
+struct WakeState {
     jobs: VecDeque<Job>,
     /// The leader's number. A thread with a smaller one was left behind.
     leader: u64,
@@ -99,7 +99,7 @@ pub(crate) fn hand_over(job: Job) {
 
 impl Crew {
     /// Starts one more thread, which stands by until it is needed.
-    fn recruit(&'static self, state: &mut MutexGuard<'_, State>) -> io::Result<()> {
+    fn recruit(&'static self, state: &mut MutexGuard<'_, WakeState>) -> io::Result<()> {
         state.standing_by += 1;
         state.threads += 1;
         let started = MutexGuard::unlocked(state, || self.spawn());
@@ -115,7 +115,7 @@ impl Crew {
     }
 
     /// Has somebody stand by. Without it the jobs wait for this thread; the next job brings another try.
-    fn recruit_if_alone(&'static self, state: &mut MutexGuard<'_, State>) {
+    fn recruit_if_alone(&'static self, state: &mut MutexGuard<'_, WakeState>) {
         if state.standing_by == 0 && state.threads < MOST_THREADS {
             let _recruited = self.recruit(state);
         }
@@ -136,7 +136,7 @@ impl Crew {
     }
 
     /// Returns when this thread has to lead.
-    fn stand_by(&self, state: &mut MutexGuard<'_, State>) {
+    fn stand_by(&self, state: &mut MutexGuard<'_, WakeState>) {
         // The first of all has nobody to wait for.
         while state.leader > 0 {
             if !state.is_busy || state.jobs.is_empty() {
@@ -157,7 +157,7 @@ impl Crew {
     }
 
     /// Runs jobs until another thread leads.
-    fn lead(&'static self, state: &mut MutexGuard<'_, State>) {
+    fn lead(&'static self, state: &mut MutexGuard<'_, WakeState>) {
         let number = state.leader;
         self.recruit_if_alone(state);
         while state.leader == number {

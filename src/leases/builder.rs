@@ -20,6 +20,7 @@ use crate::{
     node::{NodeAddress, redis::Limits},
     options::LockOptions,
     quorum::{self, ConnectConfig, Quorum},
+    server::Server,
 };
 
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,8 +51,8 @@ const LONGEST_PREFIX: usize = 256;
 #[derive(Clone)]
 #[must_use = "nothing is connected before `build`"]
 pub struct Builder {
-    url: Option<String>,
-    quorum: Option<Vec<String>>,
+    server: Option<Result<Server, Error>>,
+    quorum: Option<Vec<Result<Server, Error>>>,
     restart_delay: Option<Duration>,
     options: Options,
     connect_timeout: Duration,
@@ -73,7 +74,7 @@ impl Builder {
             grant_timeout: DEFAULT_GRANT,
         };
         Self {
-            url: None,
+            server: None,
             quorum: None,
             restart_delay: None,
             options,
@@ -88,22 +89,34 @@ impl Builder {
         (self.options, self.clock)
     }
 
-    /// Where the locks are; see [`Leases::connect`] for what can stand here. This or [`quorum`](Self::quorum) is required.
+    /// Where the locks are; see [`Leases::connect`] for what can stand here. This, [`server`](Self::server) or
+    /// [`quorum`](Self::quorum) is required.
     pub fn url(mut self, url: impl Into<String>) -> Self {
-        self.url = Some(url.into());
+        self.server = Some(Server::try_from(url.into()));
+        self
+    }
+
+    /// The same for a url that was parsed before.
+    pub fn server(mut self, server: Server) -> Self {
+        self.server = Some(Ok(server));
         self
     }
 
     /// Keeps every lock on a majority of these servers (Redlock): 3, 5, 7 or 9 of them, that know nothing of each other.
-    /// It survives the death of the others, and fencing tokens grow all the same.
+    /// It survives the death of the others, and fencing tokens grow all the same. Each is a url, or a [`Server`].
     ///
     /// Each must be a stand-alone server that never forgets but by a restart: `maxmemory-policy noeviction`, no replica
     /// that takes over, no cluster. A server that was restarted gives no vote for the
     /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks and [`Guarded`](crate::Guarded) values are for one server.
     /// The page [`deployments`](crate::docs::deployments) says when all that is worth it.
     #[doc(alias = "redlock")]
-    pub fn quorum<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.quorum = Some(urls.into_iter().map(Into::into).collect());
+    pub fn quorum<S>(mut self, servers: impl IntoIterator<Item = S>) -> Self
+    where
+        S: TryInto<Server>,
+        S::Error: Into<Error>,
+    {
+        let server = |server: S| server.try_into().map_err(Into::into);
+        self.quorum = Some(servers.into_iter().map(server).collect());
         self
     }
 
@@ -213,6 +226,7 @@ impl Builder {
 
     /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the
     /// machine is suspended.
+    #[cfg(feature = "testing")]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
         self
@@ -289,10 +303,10 @@ impl Builder {
                 "label is {label:?}: it must have 1 to {LONGEST_LABEL} bytes and no control characters"
             )));
         }
-        match (&self.url, &self.quorum) {
+        match (&self.server, &self.quorum) {
             (Some(_), Some(_)) => Err(Error::config("url and quorum are both set: choose one of them")),
-            (Some(url), None) => Ok(vec![NodeAddress::parse(url)?]),
-            (None, Some(urls)) => NodeAddress::of_quorum(urls),
+            (Some(server), None) => Ok(vec![server.clone()?.0]),
+            (None, Some(servers)) => NodeAddress::of_quorum(servers.iter().cloned().map(|server| Ok(server?.0))),
             (None, None) => {
                 Err(Error::config("url is not set: say where the locks are, as in `.url(\"redis://127.0.0.1:6379\")`"))
             }

@@ -23,7 +23,7 @@ pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 const UNKNOWN: i64 = i64::MIN;
 
 /// Every node that this process has known; as many as it has had addresses.
-static NODES: Mutex<Vec<Arc<Node>>> = Mutex::new(Vec::new());
+static NODES: Mutex<Vec<Arc<NodeSeries>>> = Mutex::new(Vec::new());
 
 /// Whether one of them has news.
 static HAVE_NEWS: AtomicBool = AtomicBool::new(false);
@@ -33,10 +33,10 @@ static UNDOS_LEFT: AtomicU64 = AtomicU64::new(0);
 
 /// The series of one node, for one of its users.
 #[derive(Debug)]
-pub(crate) struct NodeMetrics(Arc<Node>);
+pub(crate) struct NodeMetrics(Arc<NodeSeries>);
 
 #[derive(Debug)]
-struct Node {
+struct NodeSeries {
     address: String,
     users: AtomicUsize,
     is_up: Value,
@@ -58,7 +58,7 @@ impl NodeMetrics {
         let mut nodes = NODES.lock();
         let known = nodes.iter().find(|node| node.address == address).cloned();
         let node = known.unwrap_or_else(|| {
-            let node = Arc::new(Node::new(address));
+            let node = Arc::new(NodeSeries::new(address));
             nodes.push(node.clone());
             node
         });
@@ -85,7 +85,7 @@ impl NodeMetrics {
         self.note_up(true);
     }
 
-    pub(crate) fn note_push(&self, is_active: bool) {
+    pub(crate) fn note_notifications(&self, is_active: bool) {
         if self.0.is_push_active.set(i64::from(is_active)) {
             have_news();
         }
@@ -140,7 +140,7 @@ impl Value {
     }
 }
 
-impl Node {
+impl NodeSeries {
     fn new(address: &str) -> Self {
         Self {
             address: address.into(),

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::Stage;
+use super::LeaseStage;
 use crate::foreign::Numbers;
 
 pub(crate) fn describe() {}
@@ -34,7 +34,7 @@ impl StageCell {
         Self
     }
 
-    pub(super) fn turn(&self, to: Stage) -> Stage {
+    pub(super) fn turn(&self, to: LeaseStage) -> LeaseStage {
         to
     }
 }
@@ -55,7 +55,7 @@ impl NodeMetrics {
 
     pub(crate) fn note_reconnect(&self) {}
 
-    pub(crate) fn note_push(&self, _is_active: bool) {}
+    pub(crate) fn note_notifications(&self, _is_active: bool) {}
 
     pub(crate) const WANT_CLOCKS: bool = false;
 

@@ -19,9 +19,9 @@ use std::{
 
 use ::metrics::{Label, counter, gauge, histogram};
 
-use super::{ACQUIRES, AT_RISK, HELD, LOSSES, RENEWALS, Stage, WAITING, least::Least, nodes};
+use super::{ACQUIRES, AT_RISK, HELD, LOSSES, LeaseStage, RENEWALS, WAITING, least::Least, nodes};
 use crate::{
-    clock::{Clock as _, SystemClock},
+    clock::SystemClock,
     foreign::{self, Numbers},
     sync::catching_panics,
 };
@@ -78,15 +78,15 @@ pub(super) struct StageCell(AtomicU8);
 
 impl StageCell {
     pub(super) fn new() -> Self {
-        Self(AtomicU8::new(Stage::Safe as u8))
+        Self(AtomicU8::new(LeaseStage::Safe as u8))
     }
 
     /// The stage before this one.
-    pub(super) fn turn(&self, to: Stage) -> Stage {
+    pub(super) fn turn(&self, to: LeaseStage) -> LeaseStage {
         match self.0.swap(to as u8, Ordering::AcqRel) {
-            0 => Stage::Safe,
-            1 => Stage::AtRisk,
-            _ => Stage::Over,
+            0 => LeaseStage::Safe,
+            1 => LeaseStage::AtRisk,
+            _ => LeaseStage::Over,
         }
     }
 }

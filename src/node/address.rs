@@ -23,8 +23,8 @@ impl NodeAddress {
     }
 
     /// Those of a quorum, no two of which are one node.
-    pub(crate) fn of_quorum(urls: &[String]) -> Result<Vec<Self>, Error> {
-        let nodes = urls.len();
+    pub(crate) fn of_quorum(named: impl ExactSizeIterator<Item = Result<Self, Error>>) -> Result<Vec<Self>, Error> {
+        let nodes = named.len();
         if nodes % 2 == 0 || !(LEAST_NODES..=MOST_NODES).contains(&nodes) {
             return Err(Error::config(format!(
                 "quorum has {nodes} urls: it must have 3, 5, 7 or 9 (an even one survives no more than one less; for one \
@@ -32,8 +32,8 @@ impl NodeAddress {
             )));
         }
         let mut places: Vec<Self> = Vec::with_capacity(nodes);
-        for (at, url) in urls.iter().enumerate() {
-            let place = Self::parse(url).map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
+        for (at, place) in named.enumerate() {
+            let place = place.map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
             if let Some(other) = places.iter().position(|other| other.is_same(&place)) {
                 let address = place.address();
                 return Err(Error::config(format!(

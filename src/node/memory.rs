@@ -16,7 +16,7 @@ use std::{
 use leasehold_protocol::{
     key::Key,
     message::{Reply, Request, Route},
-    store::{Applied, Process, Store, Told},
+    store::{Applied, Notified, Process, Store},
     time::micros,
 };
 
@@ -113,15 +113,15 @@ fn has_waiter(listeners: &[Arc<dyn NodeListener>], token: &str) -> bool {
 }
 
 /// Each waiter hears of what concerns it.
-fn notify(listeners: &[Arc<dyn NodeListener>], key: &Key, notifications: &[Told]) {
+fn notify(listeners: &[Arc<dyn NodeListener>], key: &Key, notifications: &[Notified]) {
     for told in notifications {
-        let (Told::Granted { token, .. } | Told::Next { token, .. }) = told;
+        let (Notified::Granted { token, .. } | Notified::Next { token, .. }) = told;
         let Some(listener) = listeners.iter().find(|listener| listener.has_waiter(token.as_str())) else {
             continue;
         };
         match told {
-            Told::Granted { token, .. } => listener.granted(key.lock(), token.as_str()),
-            Told::Next { token, within, .. } => listener.next(token.as_str(), *within),
+            Notified::Granted { token, .. } => listener.granted(key.lock(), token.as_str()),
+            Notified::Next { token, within, .. } => listener.next(token.as_str(), *within),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    holder::{self, Holder},
+    holder::Holder,
     key::Key,
     message::{Page, Reply, Request, Route},
     plurality::Plurality,
@@ -57,7 +57,7 @@ impl Quorum {
                         || is_over && nodes + silent >= self.majority() =>
                 {
                     let remaining = self.lasts(&held, &holder);
-                    return Ok(Some(holder::lasting(holder, remaining)));
+                    return Ok(Some(holder.lasting(remaining)));
                 }
                 _ if is_over || free.len() >= self.majority() => return Ok(None),
                 _ => {}
@@ -68,7 +68,7 @@ impl Quorum {
 
     /// How long a majority of a holder's keys lives, or all that are known.
     fn lasts(&self, held: &[Holder], holder: &Holder) -> Option<Duration> {
-        let keys = held.iter().filter(|other| holder::is_same(other, holder));
+        let keys = held.iter().filter(|other| other.is_same(holder));
         let mut remaining: Vec<Duration> = keys.map(|key| key.remaining().unwrap_or(Duration::MAX)).collect();
         remaining.sort_by(|one, other| other.cmp(one));
         let last = remaining.iter().take(self.majority()).next_back();

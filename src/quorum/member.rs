@@ -2,35 +2,30 @@
 //!
 //! # Invariants
 //!
-//! 1. A node without trouble costs one load before it is asked, and one store and one load when it has answered: no
-//!    lock. While there is trouble, every answer goes to the health.
-//! 2. Locks are taken in the order `health`, `peers`. Neither is held while anything is awaited, notified or told.
+//! 1. Locks are taken in the order `health`, `peers`. Neither is held while anything is awaited, notified or told.
 
 use std::{
     fmt,
     future::{Future, ready},
     pin::Pin,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock, Weak},
     task::{Context, Poll, ready},
     time::{Duration, UNIX_EPOCH},
 };
 
 use leasehold_protocol::{
+    acquisition::Said,
     failure::Failure,
-    message::{AcquireRequest, Acquired, Reply, Request, Route, ServerIdentity, Vote},
-    node_health::{ClockOffset, News, NodeHealth, Orders, Peers, ProbeRow},
+    message::{AcquireRequest, Acquired, Reply, Request, Route, ServerIdentity, VoteReply},
+    node_health::{ClockOffset, HealthChange, HealthOrders, NodeHealth, Peers, ProbeRow},
     node_status::NodeStatus,
     time::Time,
     token::Token,
     troubles::causes_of_absence,
 };
-use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Notify;
+use parking_lot::Mutex;
 
-use super::undo::Undos;
+use super::{shard::Shard, undo_limits::Undos};
 use crate::{
     capabilities::Capabilities,
     clock::{self, Clock, wall},
@@ -55,14 +50,8 @@ pub(crate) struct Member {
     pub(super) undos: Undos,
     /// The troubles that were reported of it.
     told: Troubles,
-    /// Nanoseconds on our clock; zero before the first.
-    last_answer: AtomicU64,
-    /// When an acquire request that may have been overtaken was last answered; nanoseconds on our clock.
-    last_overtaken: AtomicU64,
-    /// [`NodeHealth::is_troubled`], for those who do not have its lock.
-    is_troubled: AtomicBool,
-    health: Mutex<NodeHealth>,
-    back: Notify,
+    /// The only one of today's nodes.
+    shard: Shard,
     metrics: NodeMetrics,
 }
 
@@ -84,13 +73,9 @@ impl Member {
             clock,
             host,
             command_timeout,
-            undos: Undos::new(),
+            undos: Undos::default(),
             told: Troubles::default(),
-            last_answer: AtomicU64::new(0),
-            last_overtaken: AtomicU64::new(0),
-            is_troubled: AtomicBool::new(false),
-            health: Mutex::new(NodeHealth::new(at, is_only)),
-            back: Notify::new(),
+            shard: Shard::new(NodeHealth::new(at, is_only)),
             metrics: NodeMetrics::of(address),
         })
     }
@@ -102,6 +87,11 @@ impl Member {
     /// Only what is not asked of it goes past its health.
     pub(super) fn node(&self) -> Option<&Arc<dyn Node>> {
         self.node.get()
+    }
+
+    /// The shard that has what is asked for.
+    pub(super) fn shard(&self) -> &Shard {
+        &self.shard
     }
 
     /// The gate through which tests control it, if it is in memory.
@@ -200,41 +190,32 @@ impl Member {
     }
 
     /// Keeps what the node says of itself with a vote that was asked for at `sent`.
-    fn voted(self: &Arc<Self>, sent: Time, Vote { acquired, identity, overtaken }: Vote) -> Result<Acquired, Failure> {
-        if overtaken {
-            self.last_overtaken.store(self.now().as_nanos(), Ordering::Release);
-        }
+    fn voted(
+        self: &Arc<Self>,
+        sent: Time,
+        VoteReply { acquired, identity, overtaken }: VoteReply,
+    ) -> Result<Said, Failure> {
         if let Some(identity) = identity {
             let votes_in = if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO };
             self.update(|health, now| health.voted(sent, now, &identity, votes_in, &mut self.peers.lock()))?;
         }
-        Ok(acquired)
-    }
-
-    /// Whether an acquire request that was sent at `sent`, and answered, may have come later than what followed it.
-    pub(crate) fn overtaken_since(&self, sent: Time) -> bool {
-        Time::from_nanos(self.last_overtaken.load(Ordering::Acquire)) >= sent
+        Ok(Said::Vote { acquired, overtaken })
     }
 
     fn askable(&self, needs_vote: bool) -> Result<&Arc<dyn Node>, Failure> {
-        match self.node.get() {
-            Some(node) if !self.is_troubled.load(Ordering::Acquire) => Ok(node),
-            node => self.health.lock().askable(node, needs_vote),
-        }
+        self.shard().askable(self.node.get(), needs_vote)
     }
 
     /// It has answered what was sent at `sent`, or not.
     fn heard(self: &Arc<Self>, failure: Option<&Failure>, sent: Time) {
         // A refusal of a key is an answer of the server.
         let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered() };
-        // Before the health catches up with the answers so far, so that it hears of every one after those.
-        self.is_troubled.store(true, Ordering::Release);
+        self.shard().note_trouble();
         self.update(|health, now| ((), health.failed(failure, sent, now)));
     }
 
     fn answered(self: &Arc<Self>) {
-        self.last_answer.store(self.now().as_nanos(), Ordering::Release);
-        if self.is_troubled.load(Ordering::Acquire) {
+        if self.shard().answered(self.now()) {
             self.update(|health, now| ((), health.answered(now)));
         }
     }
@@ -244,21 +225,11 @@ impl Member {
         self.update(|health, _now| ((), health.silent()));
     }
 
-    /// The health, which knows of every answer by now.
-    fn health(&self) -> MutexGuard<'_, NodeHealth> {
-        let mut health = self.health.lock();
-        health.note_answer(Time::from_nanos(self.last_answer.load(Ordering::Acquire)));
-        health
-    }
-
     /// Tells the health of an event, and carries out what follows.
-    fn update<T>(self: &Arc<Self>, event: impl FnOnce(&mut NodeHealth, Time) -> (T, Orders)) -> T {
-        let mut health = self.health();
-        let (outcome, orders) = event(&mut health, self.now());
-        let is_troubled = health.is_troubled();
-        self.is_troubled.store(is_troubled, Ordering::Release);
-        let is_news = self.metrics.set_up(!is_troubled);
-        drop(health);
+    fn update<T>(self: &Arc<Self>, event: impl FnOnce(&mut NodeHealth, Time) -> (T, HealthOrders)) -> T {
+        let mut is_news = false;
+        let note_up = |is_up| is_news = self.metrics.set_up(is_up);
+        let (outcome, orders) = self.shard().update(|| self.now(), event, note_up);
         if is_news {
             metrics::have_news();
         }
@@ -266,22 +237,22 @@ impl Member {
         outcome
     }
 
-    fn carry_out(self: &Arc<Self>, Orders { probe, wake, tell }: Orders) {
+    fn carry_out(self: &Arc<Self>, HealthOrders { probe, wake, tell }: HealthOrders) {
         if let Some(row) = probe {
             self.host.spawn_until_stopped(self.clone().probe(row));
         }
         if wake {
-            self.back.notify_waiters();
+            self.shard().wake();
         }
         let node = || self.address().into();
         match tell {
             None => {}
-            Some(News::Silent { reason }) => {
+            Some(HealthChange::Silent { reason }) => {
                 if let Some(count) = self.meet(causes_of_absence(&reason, None)) {
                     foreign::tell(Event::NodeSilent { node: node(), reason, count });
                 }
             }
-            Some(News::Answers) => {
+            Some(HealthChange::Answers) => {
                 // Leases want to be renewed there, and whoever waits may have missed something.
                 if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
                     listener.missed();
@@ -290,10 +261,10 @@ impl Member {
                     foreign::tell(Event::NodeAnswers { node: node() });
                 }
             }
-            Some(News::Recovers { votes_in }) => {
+            Some(HealthChange::Recovers { votes_in }) => {
                 self.tell("recovers".to_owned(), Event::NodeRecovers { node: node(), votes_in });
             }
-            Some(News::SameServer { other }) => {
+            Some(HealthChange::SameServer { other }) => {
                 self.tell(format!("is {other}"), Event::SameServer { node: node(), other });
             }
         }
@@ -318,7 +289,7 @@ impl Member {
 
     async fn probe(self: Arc<Self>, row: ProbeRow) {
         loop {
-            let Some(pause) = self.health.lock().next_probe(row) else { return };
+            let Some(pause) = self.shard().health().next_probe(row) else { return };
             self.host.sleep(pause).await;
             let Some(node) = self.node.get() else { return };
             match node.ask(Route::Keeper, Request::Probe, self.command_timeout).await {
@@ -326,7 +297,7 @@ impl Member {
                     let _refused_from_now_on = self.check_identity(&identity);
                     self.answered();
                 }
-                Err(failure) => self.health.lock().probe_failed(&failure),
+                Err(failure) => self.shard().health().probe_failed(&failure),
             }
         }
     }
@@ -335,7 +306,7 @@ impl Member {
     pub(super) fn not_there(self: &Arc<Self>, error: &Error) {
         let is_refusal = matches!(error, Error::Refused(_));
         let kind = if is_refusal { Failure::refused } else { Failure::unavailable };
-        self.update(|health, _now| (health.not_connected(&kind(error.to_string())), Orders::default()));
+        self.update(|health, _now| (health.not_connected(&kind(error.to_string())), HealthOrders::default()));
     }
 
     /// It could be connected to at last.
@@ -343,25 +314,9 @@ impl Member {
         self.update(|health, now| ((), health.arrived(now)));
     }
 
-    /// Completes when it has answered after a failure.
-    pub(super) async fn back(&self) {
-        self.back.notified().await;
-    }
-
-    fn is_silent(&self) -> bool {
-        self.is_troubled.load(Ordering::Acquire) && self.health.lock().is_silent()
-    }
-
     /// Completes when it is not silent, or not any more.
     pub(crate) async fn speaks(&self) {
-        loop {
-            // Made before the look, it hears of every return after it.
-            let back = self.back.notified();
-            if !self.is_silent() {
-                return;
-            }
-            back.await;
-        }
+        self.shard().speaks().await;
     }
 
     /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
@@ -370,7 +325,7 @@ impl Member {
     }
 
     pub(super) fn recovers_in(&self) -> Option<Duration> {
-        self.health.lock().recovers_in(self.now())
+        self.shard().health().recovers_in(self.now())
     }
 
     pub(crate) fn note_recovery(self: &Arc<Self>, left: Duration) {
@@ -385,14 +340,14 @@ impl Member {
     /// It has answered for the first time; with its clock, so that the first fence can be proposed.
     pub(super) fn greet(&self, identity: &ServerIdentity) {
         let now = self.now();
-        self.last_answer.store(now.as_nanos(), Ordering::Release);
+        let _in_trouble = self.shard().answered(now);
         if let Some(time) = identity.time {
             self.peers.lock().fence_proposal.note_time(time, now);
         }
     }
 
     pub(super) fn clock_offset(&self) -> Option<ClockOffset> {
-        self.health.lock().clock_offset()
+        self.shard().health().clock_offset()
     }
 
     pub(super) fn measure_clock(&self) {
@@ -404,7 +359,7 @@ impl Member {
 
     pub(crate) fn status(&self) -> NodeStatus {
         let wall = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.health().status(&self.address, self.now(), wall)
+        self.shard().health_by_now().status(&self.address, self.now(), wall)
     }
 }
 
@@ -432,16 +387,17 @@ impl<T, R> Future for Asked<T, R> {
 }
 
 /// A node's vote on its way.
-pub(crate) struct ComingVote(Asked<Vote>);
+pub(crate) struct ComingVote(Asked<VoteReply>);
 
 impl Future for ComingVote {
-    type Output = Result<Acquired, Failure>;
+    type Output = Result<Said, Failure>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = ready!(Pin::new(&mut self.0).poll(context));
         Poll::Ready(match &self.0.of {
             Some((member, sent)) => outcome.and_then(|vote| member.voted(*sent, vote)),
-            None => outcome.map(|vote| vote.acquired),
+            // There is no vote without a node.
+            None => outcome.map(|VoteReply { acquired, overtaken, .. }| Said::Vote { acquired, overtaken }),
         })
     }
 }

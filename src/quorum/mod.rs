@@ -25,7 +25,7 @@ pub(crate) use self::{
     fan_out::{FanOut, MayFail, Untold},
     first_connection::FirstConnection,
     member::{Asked, ComingVote, Member},
-    undo::{Undo, Undone},
+    undo::{UndoTask, Undone},
 };
 use crate::{
     clock::Clock,
@@ -39,7 +39,9 @@ mod connect;
 mod fan_out;
 mod first_connection;
 mod member;
+mod shard;
 mod undo;
+mod undo_limits;
 
 /// How often the nodes' clocks are compared.
 const COMPARE_EVERY: Duration = Duration::from_secs(1);
@@ -140,10 +142,10 @@ impl Quorum {
         if at_home { Route::Home } else { Route::Keeper }
     }
 
-    /// How many keys may be watched: as many as the node can that can the least, of those that can at all.
+    /// How many keys may be tracked: as many as the node can that can the least, of those that can at all.
     pub(crate) fn tracking_capacity(&self) -> usize {
-        let rooms = self.members.iter().filter_map(|member| member.node()).map(|node| node.tracking_capacity());
-        rooms.filter(|&room| room > 0).min().unwrap_or_default()
+        let capacities = self.members.iter().filter_map(|member| member.node()).map(|node| node.tracking_capacity());
+        capacities.filter(|&capacity| capacity > 0).min().unwrap_or_default()
     }
 
     /// The conditions of a vote, if the nodes' answers are votes.

@@ -5,134 +5,69 @@
 //! 1. An undo asks until its time is over, whatever it waits for: a turn, an answer, a node that is away. Then it asks
 //!    no more before the node answers somebody: a node that stood still may execute an attempt after that, which nobody
 //!    else would take back for a TTL.
-//! 2. The undos of attempts weigh at most [`FULL`] together on each node; an attempt beyond that is left to expire. Those
-//!    of leases have no limit of their own: there are no more of them than leases were held.
-//! 3. The first try to release a lease waits for no second one, and for no attempt: the release of a living lease does not
-//!    stand behind those of dead ones.
+//! 2. Attempts whose undos find no memory are left to expire.
 
-use std::{
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-};
+use std::{future::Future, sync::Arc};
 
 use leasehold_protocol::{
-    acquisition,
+    acquisition::Undo,
     failure::Failure,
-    message::{Claim, Owned, ReleaseMode, Request, Route},
+    message::{Claim, Owned, Request},
     time::Time,
-    undo::{Next, Outcome, Undoing},
+    undo::{Next, UndoOutcome, Undoing},
 };
-use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::Member;
+use super::{Member, undo_limits::Entered};
 use crate::{
     clock::{self, Clock},
     foreign::{self, Event},
     keeper::Host,
     metrics,
-    troubles::Troubles,
 };
-
-/// The most tries that are under way at a time on one node: thousands at once would time out behind each other.
-const AT_ONCE: usize = 256;
-
-/// The most that the undos of attempts may weigh together on one node, in bytes.
-const FULL: usize = 16 * 1024 * 1024;
 
 /// The approximate weight of an undo besides its bytes: its task, its timer, and its request.
 const EACH: usize = 2048;
 
 /// Takes one token off one node, as [`Undoing`] decides.
 #[derive(Debug, Clone)]
-pub(crate) struct Undo {
-    /// The route of what is undone.
-    pub(crate) route: Route,
+pub(crate) struct UndoTask {
+    /// What was ordered, for this node among others.
+    pub(crate) order: Undo,
     /// Its TTL is how long what is taken back may live: that of the key, or a place in a queue.
     pub(crate) claim: Claim,
-    pub(crate) mode: ReleaseMode,
     /// Whether somebody has asked for it before.
     pub(crate) was_asked: bool,
-    /// Whether it is an attempt that is undone, and not a lease.
-    pub(crate) is_attempt: bool,
 }
 
-/// The undos of one node.
-#[derive(Debug)]
-pub(super) struct Undos {
-    of_leases: Semaphore,
-    of_leases_again: Semaphore,
-    of_attempts: Semaphore,
-    weight: AtomicUsize,
-    is_full: AtomicBool,
-    /// Why some were left.
-    left: Troubles,
-}
-
-impl Undos {
-    pub(super) fn new() -> Self {
-        Self {
-            of_leases: Semaphore::new(AT_ONCE),
-            of_leases_again: Semaphore::new(AT_ONCE),
-            of_attempts: Semaphore::new(AT_ONCE),
-            weight: AtomicUsize::new(0),
-            is_full: AtomicBool::new(false),
-            left: Troubles::default(),
-        }
-    }
-
-    /// Makes room for an undo of an attempt; false if there is none (invariant 2).
-    fn enter(&self, weight: usize) -> bool {
-        let has_room = self.weight.fetch_add(weight, Ordering::Relaxed) + weight <= FULL;
-        if !has_room {
-            self.weight.fetch_sub(weight, Ordering::Relaxed);
-        }
-        has_room
-    }
-
-    async fn turn(&self, is_attempt: bool, is_first: bool) -> Option<SemaphorePermit<'_>> {
-        let tries = match (is_attempt, is_first) {
-            (true, _) => &self.of_attempts,
-            (false, true) => &self.of_leases,
-            (false, false) => &self.of_leases_again,
-        };
-        tries.acquire().await.ok()
-    }
-}
-
-/// Room that an undo takes; given back when dropped.
+/// The memory that an undo takes; given back when dropped.
 struct Reservation {
     member: Arc<Member>,
     weight: usize,
 }
 
 impl Reservation {
-    fn take(member: &Arc<Member>, undo: &Undo) -> Option<Self> {
-        let weight =
-            if undo.is_attempt { EACH + undo.claim.key.lock().len() + undo.claim.token.as_str().len() } else { 0 };
-        let has_room = member.undos.enter(weight);
-        if !has_room {
-            metrics::undo_is_unconfirmed();
+    fn take(member: &Arc<Member>, undo: &UndoTask) -> Option<Self> {
+        let UndoTask { order, claim, .. } = undo;
+        let weight = if order.is_attempt { EACH + claim.key.lock().len() + claim.token.as_str().len() } else { 0 };
+        match member.undos.enter(weight) {
+            Entered::Yes => return Some(Self { member: member.clone(), weight }),
+            Entered::Full { is_news: true } => foreign::tell(Event::UndosFull { node: member.address().into() }),
+            Entered::Full { is_news: false } => {}
         }
-        let was_full = member.undos.is_full.swap(!has_room, Ordering::Relaxed);
-        if !has_room && !was_full {
-            foreign::tell(Event::UndosFull { node: member.address().into() });
-        }
-        has_room.then(|| Self { member: member.clone(), weight })
+        metrics::undo_is_unconfirmed();
+        None
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.member.undos.weight.fetch_sub(self.weight, Ordering::Relaxed);
+        self.member.undos.leave(self.weight);
     }
 }
 
 /// An attempt that may be executed when its node goes on, and is to be undone then.
 pub(crate) struct Unanswered {
-    undo: Undo,
+    undo: UndoTask,
     member: Arc<Member>,
     _reservation: Reservation,
 }
@@ -147,12 +82,11 @@ pub(crate) enum Undone {
     NotYet(Unanswered),
 }
 
-impl Undo {
-    /// The undo that an acquisition has ordered for one of its nodes.
-    pub(crate) fn new(order: &acquisition::Undo, claim: Claim) -> Self {
-        let acquisition::Undo { route, mode, is_attempt, .. } = order;
-        let (route, is_attempt) = (*route, *is_attempt);
-        Self { route, claim, mode: mode.clone(), was_asked: !is_attempt, is_attempt }
+impl UndoTask {
+    /// What an acquisition has ordered: somebody has asked before to release a lease, and nobody to undo an attempt.
+    pub(crate) fn new(order: Undo, claim: Claim) -> Self {
+        let was_asked = !order.is_attempt;
+        Self { order, claim, was_asked }
     }
 
     pub(crate) fn run(
@@ -166,7 +100,7 @@ impl Undo {
             let Some(reservation) = reservation else { return Undone::Yes { has_changed: true } };
             match self.take_back(&member, &host, &*clock).await {
                 // A lease's key was there before, and has expired by now.
-                Outcome::Unanswered if self.is_attempt => {
+                UndoOutcome::Unanswered if self.order.is_attempt => {
                     Undone::NotYet(Unanswered { undo: self, member, _reservation: reservation })
                 }
                 outcome => Undone::Yes { has_changed: outcome.has_changed() },
@@ -175,23 +109,23 @@ impl Undo {
     }
 
     /// Asks until it is over.
-    async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> Outcome {
+    async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> UndoOutcome {
         let now = || clock::now(clock);
-        let mut undoing = Undoing::new(now(), self.claim.ttl, self.route, self.was_asked);
+        let mut undoing = Undoing::new(now(), self.claim.ttl, self.order.route, self.was_asked);
         loop {
             let left = || undoing.until().since(now());
             let turn = tokio::select! {
                 biased;
-                turn = member.undos.turn(self.is_attempt, undoing.is_first()) => turn,
+                turn = member.shard().undo_turns.take(self.order.is_attempt, undoing.is_first()) => turn,
                 // No timer for a turn that comes at once: where a thread is ending, there are none.
                 () = async { host.sleep(left()).await } => None,
             };
             let Some(turn) = turn else {
                 self.is_left(member, now(), Failure::unsent("too many undos were under way"));
-                return Outcome::Unanswered;
+                return UndoOutcome::Unanswered;
             };
             let (route, limit) = undoing.ask(now(), member.command_timeout());
-            let release = Request::Release { claim: self.claim.clone(), mode: self.mode.clone() };
+            let release = Request::Release { claim: self.claim.clone(), mode: self.order.mode.clone() };
             let answer: Result<Owned, Failure> = member.ask_without_vote(route, release, limit).await;
             drop(turn);
             match undoing.answered(now(), &answer) {
@@ -203,7 +137,7 @@ impl Undo {
                     self.tell_again(answer);
                     tokio::select! {
                         () = host.sleep(pause) => {}
-                        () = member.back() => {}
+                        () = member.shard().back() => {}
                     }
                 }
             }
@@ -252,9 +186,9 @@ impl Unanswered {
     /// Waits until the node answers somebody, however long that is, and undoes it then. Whether anything may have changed.
     pub(crate) async fn run(self, host: Host, clock: Arc<dyn Clock>) -> bool {
         loop {
-            self.member.back().await;
+            self.member.shard().back().await;
             let outcome = self.undo.take_back(&self.member, &host, &*clock).await;
-            if outcome != Outcome::Unanswered {
+            if outcome != UndoOutcome::Unanswered {
                 return outcome.has_changed();
             }
         }

@@ -20,13 +20,13 @@ use shuttle::{future::block_on, thread};
 use super::{explore, wire::TTL};
 use crate::{
     LossReason, Owner, Status,
+    held::{Hold, SharedEntry},
     lost::Lost,
     metrics::Group,
     random,
     reentry::{self, Owners},
     status::{Board, Signal, StatusChanges},
     wait::FairWaiters,
-    watchdog::{Entry, Hold},
 };
 
 fn lost(reason: LossReason) -> Lost {
@@ -113,7 +113,7 @@ fn hold() -> Arc<Hold> {
 fn news_reach_a_lease_in_the_order_in_which_they_came() {
     explore(|| {
         let hold = hold();
-        let (Entry::Shared(signal), _) = hold.enter(Time::ZERO) else { panic!("it is held") };
+        let (SharedEntry::Shared(signal), _) = hold.enter(Time::ZERO) else { panic!("it is held") };
         let at = |millis| Time::ZERO + Duration::from_millis(millis);
         let answering = [(1, Err(Failure::unknown("no answer"))), (2, Ok(Said::Owned(Ok(()))))].map(|(sent, said)| {
             let hold = hold.clone();
@@ -122,7 +122,7 @@ fn news_reach_a_lease_in_the_order_in_which_they_came() {
         for answered in answering {
             let _reaction = answered.join().unwrap();
         }
-        assert!(matches!(hold.enter(at(3)), (Entry::Shared(_), _)), "the newer round was confirmed");
+        assert!(matches!(hold.enter(at(3)), (SharedEntry::Shared(_), _)), "the newer round was confirmed");
         assert_eq!(signal.status(), Status::Held);
     });
 }

@@ -11,7 +11,7 @@
 //! 3. The waiter with the turn says by when it will check, before any wait. If it does not check by then (nobody may
 //!    poll its runtime), the others go on without it.
 
-use std::{collections::HashMap, pin::pin, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use leasehold_protocol::{
     check::Check,
@@ -21,11 +21,10 @@ use leasehold_protocol::{
 };
 use tokio::sync::watch;
 
-use crate::sync::{
-    Mutex, Notify, Semaphore, SemaphorePermit,
-    atomic::{AtomicU64, Ordering},
-};
+use self::alarm::Alarm;
+use crate::sync::{Mutex, Semaphore, SemaphorePermit};
 
+mod alarm;
 mod queue;
 mod slots;
 
@@ -39,11 +38,9 @@ pub(crate) use self::{
 pub(crate) struct Lines {
     /// The changes that are worth a check, while no check has shown a better condition.
     needs: WakeCondition,
-    lines: Mutex<HashMap<Key, (Arc<Line>, Waiters)>>,
+    /// And how many stand in each.
+    lines: Mutex<HashMap<Key, (Arc<Line>, usize)>>,
 }
-
-/// How many stand in a line.
-type Waiters = usize;
 
 /// The waiters of one name.
 #[derive(Debug)]
@@ -51,11 +48,10 @@ pub(crate) struct Line {
     /// The turn to ask the server. Tokio's semaphore is first come, first served, and a waiter that goes away passes it
     /// on.
     turn: Semaphore,
-    /// Something may have happened to the lock.
-    notify: Notify,
     changed: Mutex<Changed>,
-    /// By when the waiter with the turn will have checked, or said by when it will.
-    due: AtomicU64,
+    /// By when the waiter with the turn will have checked, or said by when it will. It rings when something may have
+    /// happened to the lock.
+    alarm: Alarm,
     seen: watch::Sender<Check>,
 }
 
@@ -68,7 +64,7 @@ struct Changed {
 
 /// A place in a line; gone when dropped.
 #[derive(Debug)]
-pub(crate) struct Waiter<'a> {
+pub(crate) struct InLine<'a> {
     lines: &'a Lines,
     key: Key,
     line: Arc<Line>,
@@ -95,19 +91,19 @@ impl Lines {
         self.lines.lock().len()
     }
 
-    pub(crate) fn join(&self, key: &Key) -> Waiter<'_> {
+    pub(crate) fn join(&self, key: &Key) -> InLine<'_> {
         let mut lines = self.lines.lock();
         let (line, waiters) = lines.entry(key.clone()).or_insert_with(|| (Arc::new(Line::new(self.needs)), 0));
         *waiters += 1;
         let line = line.clone();
-        Waiter { lines: self, key: key.clone(), line }
+        InLine { lines: self, key: key.clone(), line }
     }
 
     /// Something may have happened to the lock with this key: the waiter with the turn checks at once.
     pub(crate) fn notify(&self, key: &str, now: Time) {
         let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
-            line.notify(now);
+            line.alarm.ring(now);
         }
     }
 
@@ -124,17 +120,15 @@ impl Lines {
     pub(crate) fn notify_all(&self, now: Time) {
         let lines: Vec<_> = self.lines.lock().values().map(|(line, _)| line.clone()).collect();
         for line in lines {
-            line.notify(now);
+            line.alarm.ring(now);
         }
     }
 }
 
 impl Line {
     fn new(needs: WakeCondition) -> Self {
-        let (turn, notify) = (Semaphore::new(1), Notify::new());
         let changed = Mutex::new(Changed { nodes: Nodes::NONE, needs });
-        let due = AtomicU64::new(Time::NEVER.as_nanos());
-        Self { turn, notify, changed, due, seen: watch::Sender::new(Check::NotYet) }
+        Self { turn: Semaphore::new(1), changed, alarm: Alarm::new(), seen: watch::Sender::new(Check::NotYet) }
     }
 
     fn notify_if_enough(&self, now: Time) {
@@ -143,17 +137,12 @@ impl Line {
             changed.needs.are_met_by(changed.nodes)
         };
         if is_enough {
-            self.notify(now);
+            self.alarm.ring(now);
         }
-    }
-
-    fn notify(&self, now: Time) {
-        self.due.fetch_min(now.as_nanos(), Ordering::AcqRel);
-        self.notify.notify_one();
     }
 }
 
-impl Waiter<'_> {
+impl InLine<'_> {
     /// Our turn, if nobody is before us.
     pub(crate) fn turn_now(&self) -> Option<SemaphorePermit<'_>> {
         self.line.turn.try_acquire().ok()
@@ -170,30 +159,30 @@ impl Waiter<'_> {
 
     /// Completes when something may have happened to the lock since the last [`checks_by`](Self::checks_by).
     pub(crate) async fn notified(&self) {
-        self.line.notify.notified().await;
+        self.line.alarm.heard().await;
     }
 
     /// We cannot check yet, and shall say more at this moment.
     pub(crate) fn waits_until(&self, at: Time) {
-        self.line.due.store(at.as_nanos(), Ordering::Release);
+        self.line.alarm.set(at);
     }
 
     /// We check now, and shall have checked at this moment. That deals with all notifications before it.
     pub(crate) fn checks_by(&self, at: Time) {
-        let _alerted_before = pin!(self.line.notify.notified()).enable();
+        self.line.alarm.quiet();
         // A change during the check counts once the check has shown which changes are needed.
         *self.line.changed.lock() = Changed { nodes: Nodes::NONE, needs: WakeCondition::NEVER };
-        self.line.due.store(at.as_nanos(), Ordering::Release);
+        self.line.alarm.set(at);
     }
 
     /// By when the waiter with the turn will have checked, or said by when it will.
     pub(crate) fn due(&self) -> Time {
-        Time::from_nanos(self.line.due.load(Ordering::Acquire))
+        self.line.alarm.due()
     }
 
     /// Tells everybody in line what a check found, and by when there will be the next. Only news wakes them.
     pub(crate) fn saw(&self, look: Check, now: Time, next: Time) {
-        self.line.due.store(next.as_nanos(), Ordering::Release);
+        self.line.alarm.set(next);
         self.line.changed.lock().needs = look.needs().unwrap_or(self.lines.needs);
         self.line.notify_if_enough(now);
         self.line.seen.send_if_modified(|seen| {
@@ -203,12 +192,13 @@ impl Waiter<'_> {
         });
     }
 
-    pub(crate) fn looks(&self) -> watch::Receiver<Check> {
+    /// What the one with the turn has seen last.
+    pub(crate) fn seen(&self) -> watch::Receiver<Check> {
         self.line.seen.subscribe()
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for InLine<'_> {
     fn drop(&mut self) {
         let mut lines = self.lines.lines.lock();
         if let Some((_, waiters)) = lines.get_mut(&self.key) {

@@ -8,43 +8,43 @@ use std::{collections::HashMap, sync::Arc};
 
 use leasehold_protocol::{key::Key, time::Time, token::Token};
 
+use super::alarm::Alarm;
 use crate::sync::{
-    Mutex, Notify,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    Mutex,
+    atomic::{AtomicBool, Ordering},
 };
 
 /// The fair waiters of this process, by the token that a server's notification names.
 #[derive(Debug, Default)]
-pub(crate) struct FairWaiters(Mutex<Table>);
+pub(crate) struct FairWaiters(Mutex<FairTable>);
 
 #[derive(Debug, Default)]
-struct Table {
-    waiters: HashMap<Token, Arc<Call>>,
+struct FairTable {
+    waiters: HashMap<Token, Arc<Listening>>,
     /// The first waiter of the queue, which has the lock tracked. The second may have it tracked too, and is not rung.
-    trackers: HashMap<Key, Arc<Call>>,
+    trackers: HashMap<Key, Arc<Listening>>,
     /// Waiters whose poll is not answered yet. It may have the lock tracked: a change can be heard before the answer.
-    polling: HashMap<Key, Vec<Arc<Call>>>,
+    polling: HashMap<Key, Vec<Arc<Listening>>>,
 }
 
-impl Table {
-    fn is_answered(&mut self, call: &Arc<Call>) {
-        if let Some(polling) = self.polling.get_mut(&call.key) {
-            polling.retain(|other| !Arc::ptr_eq(other, call));
+impl FairTable {
+    fn is_answered(&mut self, waiter: &Arc<Listening>) {
+        if let Some(polling) = self.polling.get_mut(&waiter.key) {
+            polling.retain(|other| !Arc::ptr_eq(other, waiter));
             if polling.is_empty() {
-                self.polling.remove(&call.key);
+                self.polling.remove(&waiter.key);
             }
         }
     }
 }
 
 #[derive(Debug)]
-struct Call {
+struct Listening {
     key: Key,
     /// When to poll.
-    due: AtomicU64,
+    alarm: Alarm,
     /// The lock is there, and has only to be taken.
     granted: AtomicBool,
-    heard: Notify,
 }
 
 /// A waiter that hears its notifications; gone when dropped.
@@ -52,16 +52,15 @@ struct Call {
 pub(crate) struct FairWaiter {
     fair_waiters: Arc<FairWaiters>,
     token: Token,
-    call: Arc<Call>,
+    waiter: Arc<Listening>,
 }
 
 impl FairWaiters {
     pub(crate) fn listen(self: &Arc<Self>, key: &Key, token: &Token) -> FairWaiter {
-        let due = AtomicU64::new(Time::NEVER.as_nanos());
-        let granted = AtomicBool::new(false);
-        let call = Arc::new(Call { key: key.clone(), due, granted, heard: Notify::new() });
-        self.0.lock().waiters.insert(token.clone(), call.clone());
-        FairWaiter { fair_waiters: self.clone(), token: token.clone(), call }
+        let (alarm, granted) = (Alarm::new(), AtomicBool::new(false));
+        let waiter = Arc::new(Listening { key: key.clone(), alarm, granted });
+        self.0.lock().waiters.insert(token.clone(), waiter.clone());
+        FairWaiter { fair_waiters: self.clone(), token: token.clone(), waiter }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -74,37 +73,37 @@ impl FairWaiters {
 
     /// This one is to poll at the moment given. False if nobody here has the token.
     pub(crate) fn notify(&self, token: &str, at: Time) -> bool {
-        let call = self.0.lock().waiters.get(token).cloned();
-        call.inspect(|call| call.ring(at)).is_some()
+        let waiter = self.0.lock().waiters.get(token).cloned();
+        waiter.inspect(|waiter| waiter.alarm.ring(at)).is_some()
     }
 
     /// This one has only to take the lock.
     pub(crate) fn grant(&self, token: &str, now: Time) -> bool {
-        let call = self.0.lock().waiters.get(token).cloned();
-        let grant = |call: &Arc<Call>| {
-            call.granted.store(true, Ordering::Release);
-            call.ring(now);
+        let waiter = self.0.lock().waiters.get(token).cloned();
+        let grant = |waiter: &Arc<Listening>| {
+            waiter.granted.store(true, Ordering::Release);
+            waiter.alarm.ring(now);
         };
-        call.inspect(grant).is_some()
+        waiter.inspect(grant).is_some()
     }
 
     /// Something was done to this lock: the waiter that has it tracked is to poll, or else those that may have it tracked.
     pub(crate) fn changed(&self, key: &str, now: Time) {
-        let calls: Vec<_> = {
+        let waiters: Vec<_> = {
             let table = self.0.lock();
             match table.trackers.get(key) {
                 Some(tracker) => vec![tracker.clone()],
                 None => table.polling.get(key).cloned().unwrap_or_default(),
             }
         };
-        for call in calls {
-            call.ring(now);
+        for waiter in waiters {
+            waiter.alarm.ring(now);
         }
     }
 
     /// All who wait for this lock are to poll: the queue was lost.
     pub(crate) fn notify_line(&self, key: &Key, at: Time) {
-        self.notify_those(at, |call| call.key == *key);
+        self.notify_those(at, |waiter| waiter.key == *key);
     }
 
     /// Everybody is to poll: notifications may have been missed.
@@ -112,55 +111,48 @@ impl FairWaiters {
         self.notify_those(at, |_| true);
     }
 
-    fn notify_those(&self, at: Time, wanted: impl Fn(&Call) -> bool) {
-        let fair_waiters: Vec<_> = self.0.lock().waiters.values().filter(|call| wanted(call)).cloned().collect();
-        for call in fair_waiters {
-            call.ring(at);
+    fn notify_those(&self, at: Time, wanted: impl Fn(&Listening) -> bool) {
+        let fair_waiters: Vec<_> = self.0.lock().waiters.values().filter(|waiter| wanted(waiter)).cloned().collect();
+        for waiter in fair_waiters {
+            waiter.alarm.ring(at);
         }
-    }
-}
-
-impl Call {
-    fn ring(&self, at: Time) {
-        self.due.fetch_min(at.as_nanos(), Ordering::AcqRel);
-        self.heard.notify_one();
     }
 }
 
 impl FairWaiter {
     /// Completes when a notification has come since the last [`polls`](Self::polls).
     pub(crate) async fn heard(&self) {
-        self.call.heard.notified().await;
+        self.waiter.alarm.heard().await;
     }
 
     /// Our poll is answered: whether we have the lock tracked. Then we are notified when something is done to it.
     pub(crate) fn tracks(&self, tracked: bool) {
         let mut table = self.fair_waiters.0.lock();
-        table.is_answered(&self.call);
+        table.is_answered(&self.waiter);
         if tracked {
-            table.trackers.insert(self.call.key.clone(), self.call.clone());
-        } else if table.trackers.get(&self.call.key).is_some_and(|call| Arc::ptr_eq(call, &self.call)) {
-            table.trackers.remove(&self.call.key);
+            table.trackers.insert(self.waiter.key.clone(), self.waiter.clone());
+        } else if table.trackers.get(&self.waiter.key).is_some_and(|waiter| Arc::ptr_eq(waiter, &self.waiter)) {
+            table.trackers.remove(&self.waiter.key);
         }
     }
 
     /// When to poll, by the notifications.
     pub(crate) fn due(&self) -> Time {
-        Time::from_nanos(self.call.due.load(Ordering::Acquire))
+        self.waiter.alarm.due()
     }
 
     /// Whether a notification says that the lock is there.
     pub(crate) fn is_granted(&self) -> bool {
-        self.call.granted.load(Ordering::Acquire)
+        self.waiter.granted.load(Ordering::Acquire)
     }
 
     /// We poll now, which deals with all notifications before.
     pub(crate) fn polls(&self) {
-        self.call.granted.store(false, Ordering::Release);
-        self.call.due.store(Time::NEVER.as_nanos(), Ordering::Release);
+        self.waiter.granted.store(false, Ordering::Release);
+        self.waiter.alarm.set(Time::NEVER);
         let mut table = self.fair_waiters.0.lock();
-        table.is_answered(&self.call);
-        table.polling.entry(self.call.key.clone()).or_default().push(self.call.clone());
+        table.is_answered(&self.waiter);
+        table.polling.entry(self.waiter.key.clone()).or_default().push(self.waiter.clone());
     }
 }
 
@@ -186,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_for_its_token_and_kept_until_it_knocks() {
+    fn a_notification_is_for_its_token_and_kept_until_the_next_poll() {
         let (fair_waiters, key) = (Arc::<FairWaiters>::default(), Key::new("", "job").unwrap());
         let (one, two) = (random::token("one"), random::token("two"));
         let (first, second) = (fair_waiters.listen(&key, &one), fair_waiters.listen(&key, &two));

@@ -1,9 +1,6 @@
 use std::time::Duration;
 
-use leasehold_protocol::{
-    holder::{self, Holder},
-    token::Token,
-};
+use leasehold_protocol::{holder::Holder, token::Token};
 
 use super::*;
 
@@ -122,7 +119,7 @@ fn only_another_holder_is_news_to_those_in_line() {
     let lines = Lines::new(1);
     let waiter = lines.join(&key());
     let held = |label: &str, secs| Check::Held {
-        holder: holder::of(
+        holder: Holder::of(
             Token::parse(&format!("lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@{label}")),
             Some(Duration::from_secs(secs)),
             None,
@@ -130,7 +127,7 @@ fn only_another_holder_is_news_to_those_in_line() {
         tracked: true,
         needs: WakeCondition::ANY,
     };
-    let mut looks = waiter.looks();
+    let mut looks = waiter.seen();
     waiter.saw(held("one", 3), Time::ZERO, Time::NEVER);
     assert!(looks.has_changed().unwrap());
     drop(looks.borrow_and_update());

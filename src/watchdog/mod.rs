@@ -6,13 +6,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use leasehold_protocol::{
-    holder::{self, Holder},
-    key::Key,
-    loss::LossReason,
-    message::Route,
-    time::Time,
-};
+use leasehold_protocol::{holder::Holder, key::Key, loss::LossReason, message::Route, time::Time};
 
 use self::{
     table::{LOOK_EVERY, Table},
@@ -20,6 +14,7 @@ use self::{
 };
 use crate::{
     clock::{self, Clock},
+    held::{Hold, Reaction},
     keeper::Host,
     quorum::Quorum,
     random,
@@ -27,8 +22,6 @@ use crate::{
     wait::Lines,
 };
 
-mod hold;
-mod noted;
 mod orders;
 mod renewal;
 #[cfg(feature = "testing")]
@@ -36,10 +29,7 @@ mod settling;
 mod table;
 mod tracking;
 
-pub(crate) use self::{
-    hold::{Entry, Hold, Leaving, Reaction},
-    renewal::Left,
-};
+pub(crate) use self::renewal::Left;
 
 /// Questions about everything that is held are spread by this much each.
 const ASK_EACH: Duration = Duration::from_micros(10);
@@ -145,31 +135,33 @@ impl Watchdog {
         }
     }
 
-    /// The last acquisition of this lock that has not been forgotten yet.
-    pub(crate) fn newest(&self, key: &str) -> Option<Arc<Hold>> {
-        self.table.lock().newest(key)
+    /// Whether there is such a hold of this lock. There may be several: those that were lost are there until their last
+    /// lease lets go.
+    pub(crate) fn has_hold(&self, key: &str, is_such: impl Fn(&Hold) -> bool) -> bool {
+        self.table.lock().holds_of(key).any(|hold| is_such(hold))
     }
 
     /// Whether a lock is held here, by whom, and for how long that is certain.
     pub(crate) fn held(&self, key: &Key) -> Option<Holder> {
-        let hold = self.newest(key.lock())?;
+        let hold = self.table.lock().exclusive(key.lock())?;
         let remaining = hold.remaining(self.now());
-        let holder = || holder::of(Some(hold.token.clone()), Some(remaining), Some(hold.fence));
+        let holder = || Holder::of(Some(hold.claim.token.clone()), Some(remaining), Some(hold.fence));
         (!remaining.is_zero()).then(holder)
     }
 
     /// The same holder, which knows whether its lease is one of ours.
     pub(crate) fn recognize(&self, key: &Key, holder: Holder) -> Holder {
-        let hold = self.newest(key.lock());
-        let is_ours = hold.is_some_and(|hold| Some(&hold.token) == holder::token(&holder));
-        if is_ours { holder::ours(holder) } else { holder }
+        let is_ours = self.has_hold(key.lock(), |hold| Some(&hold.claim.token) == holder.whole_token());
+        if is_ours { holder.ours() } else { holder }
     }
 
     /// Something may have happened to this key on this node: asks about it at once. The answer decides, not the hint.
     pub(crate) fn hint(&self, key: &str, node: usize) {
-        let Some(hold) = self.newest(key) else { return };
-        hold.hint_of(node, self.now());
-        self.reschedule(&hold);
+        let holds: Vec<_> = self.table.lock().holds_of(key).cloned().collect();
+        for hold in holds {
+            hold.hint_of(node, self.now());
+            self.reschedule(&hold);
+        }
     }
 
     /// Something may have happened to any key. The questions are spread, or they would come all at once.
@@ -252,7 +244,7 @@ impl Watchdog {
         let mut batch: Vec<_> = due.into_iter().filter(is_renewed).collect();
         // Leases that come due soon go along, while there is room: so those of one process come to travel together.
         let has_room = self.table.lock().len() <= BATCH;
-        let meets = batch.first().filter(|_| has_room).map(|first| first.ttl);
+        let meets = batch.first().filter(|_| has_room).map(|first| first.claim.ttl);
         while !batch.is_empty() && batch.len() < BATCH {
             let Some(next) = self.table.lock().next() else { break };
             if !self.ask(&next, now, |hold, now| hold.go_along(now, meets)) {
@@ -280,7 +272,7 @@ impl Watchdog {
             self.give_up(hold, now);
         }
         if renew == Some(true) {
-            hold.measured.is_renewed(hold.remaining(now), hold.ttl);
+            hold.measured.is_renewed(hold.remaining(now), hold.claim.ttl);
             return true;
         }
         self.table.lock().schedule(hold);

@@ -3,18 +3,19 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    acquisition::{self, Actions},
+    acquisition::{Actions, Undo},
     key::Key,
     message::{Claim, ReleaseMode, Route},
     tally::Nodes,
     token::Token,
 };
 
-use super::{Hold, Reaction, Watchdog};
+use super::Watchdog;
 use crate::{
     clock,
     foreign::{self, Event},
-    quorum::{Undo, Undone},
+    held::{Hold, Reaction},
+    quorum::{UndoTask, Undone},
     sync::catching_panics,
 };
 
@@ -27,7 +28,7 @@ impl Watchdog {
             news.tell();
         }
         if !actions.reconnect.is_empty() {
-            foreign::tell_debug(|| Event::Reconnect { lock: hold.key.name().into() });
+            foreign::tell_debug(|| Event::Reconnect { lock: hold.claim.key.name().into() });
         }
     }
 
@@ -42,21 +43,21 @@ impl Watchdog {
             }
         }
         if let Some(undo) = &actions.undo {
-            self.undo(undo, &hold.claim());
+            self.undo(undo, &hold.claim);
         }
     }
 
     /// Takes a token off nodes in the background.
-    pub(crate) fn undo(&self, order: &acquisition::Undo, claim: &Claim) {
+    pub(crate) fn undo(&self, order: &Undo, claim: &Claim) {
         for at in order.nodes.iter() {
-            self.host.spawn(self.undoing(at, Undo::new(order, claim.clone())));
+            self.host.spawn(self.undoing(at, UndoTask::new(order.clone(), claim.clone())));
         }
     }
 
     /// Takes a token off one node, and notifies the waiters of this process, who may have relied on its being held
     /// here. Without a possible change they are not notified: an attempt that a node refuses half way would be followed
     /// by the next at once.
-    pub(crate) fn undoing(&self, at: usize, undo: Undo) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn undoing(&self, at: usize, undo: UndoTask) -> impl Future<Output = ()> + Send + use<> {
         let (lines, clock, host, key) =
             (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.claim.key.clone());
         let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host.clone(), clock.clone()));
@@ -78,12 +79,12 @@ impl Watchdog {
     /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
     /// call may come after the poll that confirmed it, or twice.
     pub(crate) fn leave(&self, key: &Key, token: &Token) {
-        if self.newest(key.lock()).is_some_and(|hold| hold.token.owns(token.as_str())) {
+        if self.has_hold(key.lock(), |hold| hold.claim.token.owns(token.as_str())) {
             return;
         }
         // Nobody renews a grant.
         let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::Leave);
-        let order = acquisition::Undo { nodes, route, mode, is_attempt: false };
+        let order = Undo { nodes, route, mode, is_attempt: false };
         let (key, token, fence_memory) = (key.clone(), token.clone(), Duration::ZERO);
         self.undo(&order, &Claim { key, token, ttl: self.command_timeout, fence: None, fence_memory });
     }

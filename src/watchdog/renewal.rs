@@ -7,15 +7,16 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     message::{Acquired, Claim, Denial, Owned, Repaired, Request, Route, only},
-    renewal::Answer,
+    renewal::RenewalAnswer,
     tally::Nodes,
     time::Time,
 };
 
-use super::{Watchdog, hold::Hold, table::Batch};
+use super::{Watchdog, table::HoldBatch};
 use crate::{
     foreign::{self, Event},
-    node::Answer as Answered,
+    held::Hold,
+    node::Answer,
     quorum::{FanOut, Member},
 };
 
@@ -34,7 +35,7 @@ pub(crate) struct Left {
 
 impl Watchdog {
     /// One batch: sends it to every node, and feeds the answers to the cores.
-    pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: &Batch) {
+    pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: &HoldBatch) {
         let route = self.route();
         for (at, member) in self.quorum.members() {
             for batch in without_refused(at, batch) {
@@ -43,7 +44,7 @@ impl Watchdog {
         }
     }
 
-    fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, route: Route, sent: Time, batch: Batch) {
+    fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, route: Route, sent: Time, batch: HoldBatch) {
         let renewing = self.clone().renew_on(at, member.clone(), route, sent, batch);
         #[cfg(feature = "testing")]
         let renewing = self.settling.track(renewing);
@@ -51,8 +52,8 @@ impl Watchdog {
     }
 
     /// The answers are awaited until the last deadline among them (rule 7).
-    async fn renew_on(self: Arc<Self>, at: usize, member: Arc<Member>, route: Route, sent: Time, batch: Batch) {
-        let shortest = batch.iter().map(|hold| hold.ttl).min().unwrap_or_default();
+    async fn renew_on(self: Arc<Self>, at: usize, member: Arc<Member>, route: Route, sent: Time, batch: HoldBatch) {
+        let shortest = batch.iter().map(|hold| hold.claim.ttl).min().unwrap_or_default();
         self.awaken(&member, shortest).await;
         let now = self.now();
         let patience = batch.iter().map(|hold| hold.remaining(now)).max().unwrap_or_default();
@@ -62,7 +63,7 @@ impl Watchdog {
         if batch.is_empty() {
             return;
         }
-        let claims = batch.iter().map(|hold| hold.claim()).collect();
+        let claims = batch.iter().map(|hold| hold.claim.clone()).collect();
         let answers = self.renewed(&member, route, claims, shortest, patience).await;
         let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
@@ -107,7 +108,7 @@ impl Watchdog {
         claims: Arc<[Claim]>,
         shortest_ttl: Duration,
         limit: Duration,
-    ) -> Answered<Vec<Result<Owned, Failure>>> {
+    ) -> Answer<Vec<Result<Owned, Failure>>> {
         let mut answer = member.ask(route, Request::Renew(claims), limit);
         if self.quorum.is_one() {
             return Box::pin(answer);
@@ -131,14 +132,14 @@ impl Watchdog {
         route: Route,
         limit: Duration,
     ) -> Result<(), Failure> {
-        let (sent, claims) = (self.now(), Arc::new([hold.claim()]));
+        let (sent, claims) = (self.now(), Arc::new([hold.claim.clone()]));
         // As above: it may have ended since the caller has looked, and then the limit may be zero.
         if hold.remaining(sent).is_zero() {
             return Err(Failure::unavailable("the lease has ended"));
         }
         let ask = |(at, member): (usize, &Arc<Member>)| {
             let claims = claims.clone();
-            (at, self.renewed(member, route, claims, hold.ttl, limit))
+            (at, self.renewed(member, route, claims, hold.claim.ttl, limit))
         };
         let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
         let mut last = Failure::unknown("no node has answered");
@@ -179,14 +180,14 @@ impl Watchdog {
         self.reschedule(hold);
         self.execute(hold, reaction);
         if is_extended {
-            hold.measured.was_renewed(now.since(sent.at), left, hold.ttl);
+            hold.measured.was_renewed(now.since(sent.at), left, hold.claim.ttl);
         }
-        if sent.ask != Ask::Renew && matches!(answer, Answer::Unclear | Answer::Refused) {
+        if sent.ask != Ask::Renew && matches!(answer, RenewalAnswer::Unclear | RenewalAnswer::Refused) {
             return left_over;
         }
         foreign::tell_debug(|| Event::Renewal {
-            lock: hold.key.name().into(),
-            label: hold.token.label().into(),
+            lock: hold.claim.key.name().into(),
+            label: hold.claim.token.label().into(),
             node: self.quorum.member(sent.node).map(|member| member.address().into()),
             answer,
             took: now.since(sent.at),
@@ -202,12 +203,12 @@ impl Watchdog {
         if limit.is_zero() {
             return;
         }
-        let (claim, restart_delay) = (hold.claim(), self.quorum.restart_delay());
+        let (claim, restart_delay) = (hold.claim.clone(), self.quorum.restart_delay());
         let repair = Request::Repair { claim, fence: hold.fence, restart_delay };
         let repaired = member.ask(Route::Keeper, repair, limit).await;
         foreign::tell_debug(|| Event::Repair {
-            lock: hold.key.name().into(),
-            label: hold.token.label().into(),
+            lock: hold.claim.key.name().into(),
+            label: hold.claim.token.label().into(),
             node: member.address().into(),
             repaired: format!("{repaired:?}"),
         });
@@ -220,7 +221,7 @@ impl Watchdog {
 }
 
 /// The batch in as few parts as this node will renew: those that it has refused go alone, until it does not.
-fn without_refused(node: usize, batch: &Batch) -> Vec<Batch> {
+fn without_refused(node: usize, batch: &HoldBatch) -> Vec<HoldBatch> {
     let is_refused = |hold: &Arc<Hold>| hold.noted.is_refused_by(node);
     if batch.len() == 1 || !batch.iter().any(is_refused) {
         return vec![batch.clone()];
@@ -232,24 +233,24 @@ fn without_refused(node: usize, batch: &Batch) -> Vec<Batch> {
 
 fn tell_failed(hold: &Hold, member: &Member, failure: &Failure) {
     foreign::tell_debug(|| Event::RenewalFailed {
-        lock: hold.key.name().into(),
+        lock: hold.claim.key.name().into(),
         node: member.address().into(),
         failure: failure.clone(),
     });
 }
 
 /// The meaning of an answer for a lease, for the log.
-fn answer(said: &Result<Said, Failure>) -> Answer {
+fn answer(said: &Result<Said, Failure>) -> RenewalAnswer {
     match said {
         Ok(
             Said::Owned(Ok(())) | Said::Repaired(Repaired::Done) | Said::Vote { acquired: Acquired::Granted(_), .. },
-        ) => Answer::Confirmed,
-        Ok(Said::Owned(Err(denial))) => Answer::Denied(*denial),
+        ) => RenewalAnswer::Confirmed,
+        Ok(Said::Owned(Err(denial))) => RenewalAnswer::Denied(*denial),
         Ok(Said::Vote { acquired: Acquired::Busy { .. }, .. } | Said::Repaired(Repaired::Taken)) => {
-            Answer::Denied(Denial::Taken)
+            RenewalAnswer::Denied(Denial::Taken)
         }
-        Ok(Said::Vote { acquired: Acquired::Recovering(_), .. }) => Answer::Denied(Denial::Gone),
-        Ok(Said::Repaired(_)) => Answer::Unclear,
-        Err(failure) => Answer::of(failure),
+        Ok(Said::Vote { acquired: Acquired::Recovering(_), .. }) => RenewalAnswer::Denied(Denial::Gone),
+        Ok(Said::Repaired(_)) => RenewalAnswer::Unclear,
+        Err(failure) => RenewalAnswer::of(failure),
     }
 }

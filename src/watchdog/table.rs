@@ -13,10 +13,7 @@ use std::{
 
 use leasehold_protocol::time::Time;
 
-use super::{
-    hold::Hold,
-    noted::{NOT_HERE, SCHEDULED},
-};
+use crate::held::{Hold, NOT_HERE, SCHEDULED};
 
 /// The longest that nobody looks while anything is held (rule 3: timers do not count suspend).
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -30,7 +27,8 @@ const MANY_GONE: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// The newest hold of each key: the only one that can be a good one. Each entry is one pointer.
+    /// The newest hold of each key: of a lock that shuts everybody else out, the only one that can be a good one. Each
+    /// entry is one pointer.
     newest: HashSet<ByKey>,
     /// Those before them that somebody still has.
     older: Vec<Arc<Hold>>,
@@ -40,7 +38,7 @@ pub(super) struct Table {
     due: BinaryHeap<Reverse<Due<Arc<Hold>>>>,
     /// Renewals under way, and when to look at those that have not been answered by then. Most are, and come into `due` when
     /// they are: so each renewal is one entry there, and not two.
-    under_way: BinaryHeap<Reverse<Due<Batch>>>,
+    under_way: BinaryHeap<Reverse<Due<HoldBatch>>>,
     /// How many holds these have.
     renewing: usize,
     /// Kept by entries out of date, until the table is not locked.
@@ -56,13 +54,13 @@ struct ByKey(Arc<Hold>);
 
 impl Borrow<str> for ByKey {
     fn borrow(&self) -> &str {
-        self.0.key.lock()
+        self.0.claim.key.lock()
     }
 }
 
 impl PartialEq for ByKey {
     fn eq(&self, other: &Self) -> bool {
-        self.0.key == other.0.key
+        self.0.claim.key == other.0.claim.key
     }
 }
 
@@ -70,7 +68,7 @@ impl Eq for ByKey {}
 
 impl Hash for ByKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.key.lock().hash(state);
+        self.0.claim.key.lock().hash(state);
     }
 }
 
@@ -101,10 +99,10 @@ impl<T> PartialEq for Due<T> {
 impl<T> Eq for Due<T> {}
 
 /// Holds that are renewed together.
-pub(super) type Batch = Arc<Vec<Arc<Hold>>>;
+pub(super) type HoldBatch = Arc<Vec<Arc<Hold>>>;
 
 /// Let go of by the table: to be dropped when it is not locked any more.
-pub(super) type Gone = (Vec<Arc<Hold>>, Vec<Batch>);
+pub(super) type Gone = (Vec<Arc<Hold>>, Vec<HoldBatch>);
 
 impl Table {
     /// One more. The one before it of its key, and whether the next look is planned too late for it.
@@ -121,7 +119,7 @@ impl Table {
     /// One less. It is not dropped while the table is locked.
     #[must_use]
     pub(super) fn remove(&mut self, hold: &Arc<Hold>) -> [Option<Arc<Hold>>; 2] {
-        let kept = match self.newest.take(hold.key.lock()) {
+        let kept = match self.newest.take(hold.claim.key.lock()) {
             Some(ByKey(newest)) if Arc::ptr_eq(&newest, hold) => Some(newest),
             another => {
                 self.newest.extend(another);
@@ -135,8 +133,15 @@ impl Table {
         [kept, fresh]
     }
 
-    pub(super) fn newest(&self, key: &str) -> Option<Arc<Hold>> {
+    /// The last that was acquired of a lock that shuts everybody else out.
+    pub(super) fn exclusive(&self, key: &str) -> Option<Arc<Hold>> {
         self.newest.get(key).map(|ByKey(hold)| hold.clone())
+    }
+
+    /// Every hold of one key, the newest first.
+    pub(super) fn holds_of(&self, key: &str) -> impl Iterator<Item = &Arc<Hold>> {
+        let older = self.older.iter().filter(move |hold| hold.claim.key.lock() == key);
+        self.newest.get(key).map(|ByKey(hold)| hold).into_iter().chain(older)
     }
 
     pub(super) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
@@ -198,7 +203,7 @@ impl Table {
     }
 
     /// These are being renewed. Each is scheduled when it is answered, or when the first of them wants to be looked at.
-    pub(super) fn renewing(&mut self, batch: &Batch) {
+    pub(super) fn renewing(&mut self, batch: &HoldBatch) {
         let at = batch.iter().filter_map(|hold| hold.next_tick()).min();
         if let Some(at) = at {
             self.renewing += batch.len();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold_protocol::message::Route;
+use leasehold_protocol::{message::Route, tracking::Demand};
 
 use crate::{
     foreign::{self, Event},
@@ -12,9 +12,6 @@ use crate::{
 };
 
 /// Shares the nodes' tracking capacity among renewals and waiters.
-///
-/// Either all keys fit in, or none is tracked. A full table would evict keys: each eviction would be a hint, and each
-/// hint a renewal. Or nobody would be notified: a server does not report what a connection's own command evicts.
 #[derive(Debug)]
 pub(super) struct Tracking {
     quorum: Arc<Quorum>,
@@ -31,14 +28,13 @@ impl Tracking {
 
     /// The route of a request whose key is to be tracked, where so many leases are held.
     pub(super) fn route(&self, held: usize) -> Route {
-        // A waiter's check reads the lock and its fence, a fair waiter's the queue as well.
-        let (awaited, queued, room) = (self.lines.len(), self.queues.len(), self.quorum.tracking_capacity());
-        if held + 2 * awaited + 4 * queued <= room {
+        let (awaited, queued, capacity) = (self.lines.len(), self.queues.len(), self.quorum.tracking_capacity());
+        if (Demand { held, awaited, queued }).fits(capacity) {
             self.is_crowded.store(false, Ordering::Relaxed);
             return Route::Tracked;
         }
-        if room > 0 && !self.is_crowded.swap(true, Ordering::Relaxed) {
-            foreign::tell(Event::Crowded { held, awaited, queued, room });
+        if capacity > 0 && !self.is_crowded.swap(true, Ordering::Relaxed) {
+            foreign::tell(Event::Crowded { held, awaited, queued, capacity });
         }
         Route::Keeper
     }

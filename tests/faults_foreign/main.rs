@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Clock, Keeper, Leases, LossReason, Owner, SystemClock};
+use leasehold::{Keeper, Leases, LossReason, Owner, SystemClock, testing::Clock};
 use scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, alone, poll_once, subscribe};
 use support::{
     Lag, Match, Nodes, Proxy, SIGNAL, Server, eventually_async,

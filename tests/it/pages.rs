@@ -52,7 +52,7 @@ fn the_operations_page_lists_the_rights_that_are_enough() {
 fn the_words_of_other_libraries_find_ours() {
     let aliases = [
         ("src/lease.rs", "unlock", "pub async fn release("),
-        ("src/lease.rs", "extend", "pub async fn renew("),
+        ("src/lease/handle.rs", "extend", "pub async fn renew("),
         ("src/lock.rs", "try_lock", "pub fn try_acquire("),
         ("src/lock.rs", "mutex", "pub struct Lock "),
         ("src/leases/builder.rs", "redlock", "pub fn quorum"),

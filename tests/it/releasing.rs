@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Clock, Error, Lease, LeaseHandle, Leases, LossReason, Lost, SystemClock};
+use leasehold::{Error, Lease, LeaseHandle, Leases, LossReason, Lost, SystemClock};
 use support::{
     Action, Child, HANGS, Match, Part, Proxy, RuleHandle, Server, eventually, eventually_async, one_thread,
     scripts::{KEEP, RELEASE},

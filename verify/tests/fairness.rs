@@ -8,10 +8,9 @@ use std::{collections::HashSet, time::Duration};
 use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
-    holder,
     key::Key,
-    message::{AcquireRequest, Acquired, Claim, Owned, Poll, Polled, ReleaseMode, Reply, Request, Vote},
-    store::{Applied, Process, Store, Told},
+    message::{AcquireRequest, Acquired, Claim, Owned, Poll, Polled, ReleaseMode, Reply, Request, VoteReply},
+    store::{Applied, Notified, Process, Store},
     time::{Micros, micros},
     token::Token,
 };
@@ -110,7 +109,7 @@ impl Scene {
 
     fn holder(&mut self) -> Option<(usize, Fence)> {
         let holder = self.store.holder(self.now, &self.key)?;
-        Some((self.index(holder::token(&holder)?), holder.fence()?))
+        Some((self.index(holder.whole_token()?), holder.fence()?))
     }
 
     /// Who waits, and with which tickets.
@@ -126,14 +125,14 @@ impl Scene {
     }
 
     /// The reply to a request of this token's process, and who is notified.
-    fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, at: usize, request: &Request) -> (T, Vec<Told>) {
+    fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, at: usize, request: &Request) -> (T, Vec<Notified>) {
         let reached = |channel: &str| self.listening.contains(channel);
         let Applied { reply, told, .. } = self.store.apply(self.now, request, Self::process(at), &reached);
         (reply.and_then(T::try_from).unwrap(), told)
     }
 
     /// Who has left begins anew, behind the others.
-    fn release(&mut self, at: usize, mode: ReleaseMode) -> (String, Vec<Told>) {
+    fn release(&mut self, at: usize, mode: ReleaseMode) -> (String, Vec<Notified>) {
         self.tickets[at] = None;
         let (owned, told) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
         (format!("{owned:?}"), told)
@@ -171,7 +170,7 @@ impl Scene {
             }
             Op::Acquire(at) => {
                 let request = AcquireRequest { claim: self.claim(at), voting: None };
-                let (vote, told) = self.ask::<Vote>(at, &Request::Acquire(request));
+                let (vote, told) = self.ask::<VoteReply>(at, &Request::Acquire(request));
                 let reply = match vote.acquired {
                     Acquired::Granted(_) => "granted",
                     Acquired::Busy { .. } => "busy",
@@ -198,12 +197,12 @@ impl Scene {
         Seen { reply, told, holder, line }
     }
 
-    fn message(&self, told: Told) -> String {
+    fn message(&self, told: Notified) -> String {
         let (channel, token, message) = match told {
-            Told::Granted { channel, token } => {
+            Notified::Granted { channel, token } => {
                 (channel, token.clone(), format!("granted {} {}job", token.as_str().len(), token.as_str()))
             }
-            Told::Next { channel, token, within } => {
+            Notified::Next { channel, token, within } => {
                 (channel, token.clone(), format!("next {} {}", within.as_millis(), token.as_str()))
             }
         };

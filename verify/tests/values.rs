@@ -3,14 +3,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use leasehold_protocol::{
-    failure::Failure,
-    fence::Fence,
-    holder::{self, Holder},
-    key::Key,
-    token::Token,
-    votes::NodeAnswer,
-};
+use leasehold_protocol::{failure::Failure, fence::Fence, holder::Holder, key::Key, token::Token, votes::NodeAnswer};
 use proptest::{collection::vec, prelude::*};
 
 fn keys(key: &Key) -> [String; 4] {
@@ -39,7 +32,7 @@ fn holder() -> impl Strategy<Value = Holder> {
         any::<(u128, i64, String)>()
             .prop_map(|(uuid, fence, label)| Some(format!("lh1:{}:{fence}@{label}", uuid::Uuid::from_u128(uuid)))),
     ];
-    (value, any::<i64>()).prop_map(|(value, pttl)| holder::read(value.as_deref(), pttl))
+    (value, any::<i64>()).prop_map(|(value, pttl)| Holder::read(value.as_deref(), pttl))
 }
 
 fn node_answer() -> impl Strategy<Value = NodeAnswer> {
@@ -103,7 +96,7 @@ proptest! {
         let fence = Fence::try_from(7_u64).unwrap();
         let value = token.value(fence);
         prop_assert_eq!(Token::read_value(&value), Some((token.clone(), fence)));
-        let holder = holder::read(Some(&value), 1);
+        let holder = Holder::read(Some(&value), 1);
         let secret = &token.identity()[4..];
         let shown = format!("{token:?} {holder} {holder:?}");
         prop_assert!(!shown.contains(secret), "{}", shown);

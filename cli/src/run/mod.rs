@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Clock, Error, Lease, Lock, LossReason, Released, SystemClock};
+use leasehold::{Error, Lease, Lock, LossReason, Released, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
 use tokio::time::timeout;
 

@@ -1,6 +1,7 @@
 #![allow(clippy::unnecessary_wraps, reason = "they stand beside answers that are none")]
 
 use super::*;
+use crate::{attempt::Verdict, release_tally::ReleaseEnd};
 use crate::{holder::Holder, tally::WakeCondition, token::Token};
 use uuid::Uuid;
 
@@ -283,7 +284,7 @@ fn a_lease_that_has_reached_its_max_hold_is_released_and_that_is_forgiven() {
     let again = Ask::Release { only_sending: false, is_last: true };
     let actions = acquisition.on_reply(at(1_700), sent(0, again, 1_650), owned(Err(Denial::Gone)));
     assert!(
-        matches!(actions.news, Some(News::Released(End::Lost(LossReason::Expired)))),
+        matches!(actions.news, Some(News::Released(ReleaseEnd::Lost(LossReason::Expired)))),
         "it was not believed in when it was let go: {actions:?}"
     );
 }
@@ -358,7 +359,7 @@ fn a_majority_that_confirms_ends_a_release() {
     let mut acquisition = releasing(Route::Home, ReleaseMode::Delete);
     assert!(is_idle(&released(&mut acquisition, 0, FIRST, owned(Ok(())))));
     let actions = released(&mut acquisition, 1, FIRST, owned(Ok(())));
-    assert!(matches!(actions.news, Some(News::Released(End::Released))) && actions.undo.is_none());
+    assert!(matches!(actions.news, Some(News::Released(ReleaseEnd::Released))) && actions.undo.is_none());
     assert!(acquisition.is_over() && !acquisition.is_releasing());
     assert!(is_idle(&released(&mut acquisition, 2, FIRST, owned(Err(Denial::Gone)))));
 }
@@ -391,7 +392,7 @@ fn what_a_release_leaves_is_undone_in_the_same_way() {
     let _wait = released(&mut acquisition, 0, last, Err(unanswered()));
     let _wait = released(&mut acquisition, 2, last, Err(unanswered()));
     let actions = released(&mut acquisition, 1, last, Err(unanswered()));
-    assert!(matches!(actions.news, Some(News::Released(End::Unknown(_)))));
+    assert!(matches!(actions.news, Some(News::Released(ReleaseEnd::Unknown(_)))));
     let expected = Undo { nodes: nodes(&[0, 1]), route: Route::Keeper, mode: ReleaseMode::Leave, is_attempt: false };
     assert_eq!(actions.undo, Some(expected), "the third node never had it");
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{holder, token::Token};
+use crate::token::Token;
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -15,7 +15,7 @@ fn granted(number: u64) -> Result<Acquired, Failure> {
 #[allow(clippy::unnecessary_wraps, reason = "as above")]
 fn busy(token: &Token, remaining_ms: u64) -> Result<Acquired, Failure> {
     let remaining = Some(Duration::from_millis(remaining_ms));
-    let holder = holder::of(Some(token.clone()), remaining, Some(fence(7)));
+    let holder = Holder::of(Some(token.clone()), remaining, Some(fence(7)));
     Ok(Acquired::Busy { holder, tracked: true })
 }
 
@@ -64,7 +64,7 @@ mod one_node {
 
     #[test]
     fn busy_and_a_definite_no_leave_nothing_to_undo() {
-        for answer in [busy(&Token::draw("h:1"), 5), Err(Failure::refused("NOPERM"))] {
+        for answer in [busy(&Token::random("h:1"), 5), Err(Failure::refused("NOPERM"))] {
             let mut attempt = Attempt::new(at(0), TTL, 1);
             let step = attempt.answer(at(1), 0, answer);
             assert!(!waits(&step) && attempt.must_undo().is_empty());
@@ -81,7 +81,7 @@ mod one_node {
     #[test]
     fn when_it_was_given_up_a_grant_is_undone_too() {
         assert!(late(&granted(7)) && late(&silence()));
-        assert!(!late(&busy(&Token::draw("h:1"), 5)) && !late(&Err(Failure::refused("NOPERM"))));
+        assert!(!late(&busy(&Token::random("h:1"), 5)) && !late(&Err(Failure::refused("NOPERM"))));
         assert!(!late(&Ok(Acquired::Recovering(TTL))));
     }
 }
@@ -144,7 +144,7 @@ fn a_second_phase_that_ends_too_late_or_without_a_majority_is_no_win() {
 
 #[test]
 fn a_holder_of_a_majority_is_waited_for_until_enough_of_its_keys_expire() {
-    let holder = Token::draw("other:1");
+    let holder = Token::random("other:1");
     let mut attempt = Attempt::new(at(0), TTL, 5);
     let _ = attempt.answer(at(1), 0, busy(&holder, 300));
     assert!(waits(&attempt.answer(at(1), 3, granted(9))));
@@ -159,7 +159,7 @@ fn a_holder_of_a_majority_is_waited_for_until_enough_of_its_keys_expire() {
 
 #[test]
 fn when_nobody_has_a_majority_the_votes_are_split() {
-    let (one, two) = (Token::draw("one:1"), Token::draw("two:2"));
+    let (one, two) = (Token::random("one:1"), Token::random("two:2"));
     let mut attempt = Attempt::new(at(0), TTL, 5);
     let _ = attempt.answer(at(1), 0, granted(5));
     let _ = attempt.answer(at(1), 1, busy(&one, 100));
@@ -173,8 +173,8 @@ fn when_nobody_has_a_majority_the_votes_are_split() {
 #[test]
 fn votes_are_not_split_while_we_may_have_a_majority() {
     let mut attempt = Attempt::new(at(0), TTL, 5);
-    let _ = attempt.answer(at(1), 0, busy(&Token::draw("one:1"), 100));
-    let _ = attempt.answer(at(1), 1, busy(&Token::draw("two:2"), 100));
+    let _ = attempt.answer(at(1), 0, busy(&Token::random("one:1"), 100));
+    let _ = attempt.answer(at(1), 1, busy(&Token::random("two:2"), 100));
     let _ = attempt.answer(at(1), 2, granted(5));
     assert!(waits(&attempt.answer(at(1), 3, granted(5))), "the fifth may grant it too");
     assert!(won(&attempt.answer(at(1), 4, granted(5)), 5));
@@ -182,7 +182,7 @@ fn votes_are_not_split_while_we_may_have_a_majority() {
 
 #[test]
 fn votes_are_not_split_while_somebody_may_have_a_majority() {
-    let (one, left_over) = (Token::draw("one:1"), Token::draw("two:2"));
+    let (one, left_over) = (Token::random("one:1"), Token::random("two:2"));
     let mut attempt = Attempt::new(at(0), TTL, 5);
     let _ = attempt.answer(at(1), 0, busy(&left_over, 100));
     let _ = attempt.answer(at(1), 1, busy(&one, 100));
@@ -193,7 +193,7 @@ fn votes_are_not_split_while_somebody_may_have_a_majority() {
 
 #[test]
 fn a_loss_without_a_majority_to_tell_who_holds_it_is_no_quorum() {
-    let holder = Token::draw("other:1");
+    let holder = Token::random("other:1");
     let mut attempt = Attempt::new(at(0), TTL, 3);
     let _ = attempt.answer(at(1), 0, Ok(Acquired::Recovering(TTL)));
     assert!(waits(&attempt.answer(at(1), 1, silence())), "the third may tell");
@@ -205,7 +205,7 @@ fn a_loss_without_a_majority_to_tell_who_holds_it_is_no_quorum() {
 
 #[test]
 fn the_tally_of_a_win_knows_who_denied() {
-    let other = Token::draw("other:1");
+    let other = Token::random("other:1");
     let mut attempt = Attempt::new(at(5), TTL, 3);
     let _ = attempt.answer(at(6), 0, busy(&other, 100));
     let _ = attempt.answer(at(6), 1, granted(9));

@@ -166,9 +166,9 @@ mod tests {
         /// The others stay in their order, however many are taken out from wherever.
         #[test]
         fn it_is_a_queue_of_which_some_are_withdrawn(steps in prop::collection::vec((0..8_u8, any::<usize>()), 0..300)) {
-            let (mut queue, mut gone) = (Queue::new(), vec![Token::draw("")]);
+            let (mut queue, mut gone) = (Queue::new(), vec![Token::random("")]);
             // Enough for most steps to find places kept, and holes among them.
-            let mut model: VecDeque<_> = (0..200).map(|_| Token::draw("")).collect();
+            let mut model: VecDeque<_> = (0..200).map(|_| Token::random("")).collect();
             for token in &model {
                 queue.push(waiting(token));
             }
@@ -194,7 +194,7 @@ mod tests {
                         (gone, model) = ([gone, even].concat(), odd.into());
                     }
                     _ => for _ in 0..which % 8 {
-                        let token = Token::draw("");
+                        let token = Token::random("");
                         queue.push(waiting(&token));
                         model.push_back(token);
                     }
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn of_many_the_places_are_kept() {
-        let (mut queue, all) = (Queue::new(), (0..1_000).map(|_| Token::draw("")).collect::<Vec<_>>());
+        let (mut queue, all) = (Queue::new(), (0..1_000).map(|_| Token::random("")).collect::<Vec<_>>());
         for token in &all {
             queue.push(waiting(token));
         }

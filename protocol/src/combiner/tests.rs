@@ -3,14 +3,14 @@ use crate::{fence, key::Key, message::Voting};
 
 const PACE: Duration = Duration::from_millis(1);
 const LIMIT: Duration = Duration::from_secs(1);
-const LIMITS: Limits = Limits { flights: 2, pace: PACE, batch: 3, weight: 4_000 };
+const LIMITS: BatchLimits = BatchLimits { flights: 2, pace: PACE, batch: 3, weight: 4_000 };
 
 fn at(micros: u64) -> Time {
     Time::ZERO + Duration::from_micros(micros)
 }
 
 fn claim(name: &str) -> Claim {
-    let (key, token) = (Key::of_lock(name), Token::draw("host:7"));
+    let (key, token) = (Key::of_lock(name), Token::random("host:7"));
     Claim { key, token, ttl: LIMIT, fence: None, fence_memory: fence::MEMORY }
 }
 
@@ -257,7 +257,7 @@ fn only_what_one_answer_decides_travels_with_others() {
     let release = |claim: &Claim, mode| Request::Release { claim: claim.clone(), mode };
     assert!(matches!(Want::of(&acquire(None)), Some(Want::Acquire(_))));
     assert!(matches!(Want::of(&release(&known, ReleaseMode::Delete)), Some(Want::Release(_))));
-    let retain = ReleaseMode::Retain(LIMIT, Token::draw("stays"));
+    let retain = ReleaseMode::Retain(LIMIT, Token::random("stays"));
     for alone in [
         acquire(voting),
         release(&claim, ReleaseMode::Delete),
@@ -273,11 +273,11 @@ fn only_what_one_answer_decides_travels_with_others() {
 
 #[test]
 fn an_error_of_the_whole_is_nobodys_and_silence_is_everybodys() {
-    assert_eq!(after_failure(Failure::refused("NOPERM")), Verdict::Alone);
-    assert_eq!(after_failure(Failure::unavailable("LOADING")), Verdict::Alone);
-    assert_eq!(after_failure(Failure::refused("NOPERM").halfway()), Verdict::Alone, "nothing was written by then");
+    assert_eq!(after_failure(Failure::refused("NOPERM")), BatchVerdict::Alone);
+    assert_eq!(after_failure(Failure::unavailable("LOADING")), BatchVerdict::Alone);
+    assert_eq!(after_failure(Failure::refused("NOPERM").halfway()), BatchVerdict::Alone, "nothing was written by then");
     for failure in [Failure::unsent("down"), Failure::unknown("silent")] {
-        assert_eq!(after_failure(failure.clone()), Verdict::Failed(failure));
+        assert_eq!(after_failure(failure.clone()), BatchVerdict::Failed(failure));
     }
 }
 

@@ -3,56 +3,56 @@ use crate::fence;
 
 #[test]
 fn a_foreign_key_has_neither_label_nor_fence() {
-    let holder = read(Some("someone-else"), 1_500);
+    let holder = Holder::read(Some("someone-else"), 1_500);
     assert_eq!((holder.label(), holder.fence(), holder.token(), holder.not_a_lock()), (None, None, None, None));
     assert!(holder.to_string().starts_with("another program"), "{holder}");
 }
 
 #[test]
 fn what_nobody_releases_is_no_lock() {
-    let ours = Token::draw("host:7").value(fence::ZERO);
+    let ours = Token::random("host:7").value(fence::ZERO);
     for (holder, kind) in [
-        (read(Some("data"), -1), Some("string without a TTL")),
+        (Holder::read(Some("data"), -1), Some("string without a TTL")),
         // Bytes that are no text.
-        (read(None, -1), Some("string without a TTL")),
-        (read(Some("data"), 1_500), None),
-        (read(Some(&ours), -1), None),
-        (of_type(Some("list"), -1), Some("list")),
-        (of_type(Some("zset"), 1_500), Some("sorted set")),
-        (of_type(Some("vectorset"), -1), Some("value of another type")),
-        (of_type(Some("string"), -1), None),
-        (of_type(None, -1), Some("value of another type")),
+        (Holder::read(None, -1), Some("string without a TTL")),
+        (Holder::read(Some("data"), 1_500), None),
+        (Holder::read(Some(&ours), -1), None),
+        (Holder::of_type(Some("list"), -1), Some("list")),
+        (Holder::of_type(Some("zset"), 1_500), Some("sorted set")),
+        (Holder::of_type(Some("vectorset"), -1), Some("value of another type")),
+        (Holder::of_type(Some("string"), -1), None),
+        (Holder::of_type(None, -1), Some("value of another type")),
     ] {
         assert_eq!(holder.not_a_lock(), kind);
         let text = holder.to_string();
         assert_eq!(text.contains("another name or a prefix, or delete the key"), kind.is_some(), "{text}");
         assert!(kind.is_none_or(|kind| text.starts_with(&format!("a {kind}"))), "{text}");
     }
-    assert_eq!(of_type(Some("zset"), 1_500).remaining(), Some(Duration::from_millis(1_500)));
-    assert!(!is_same(&of_type(Some("list"), -1), &read(Some("data"), -1)), "that is news");
+    assert_eq!(Holder::of_type(Some("zset"), 1_500).remaining(), Some(Duration::from_millis(1_500)));
+    assert!(!Holder::of_type(Some("list"), -1).is_same(&Holder::read(Some("data"), -1)), "that is news");
 }
 
 #[test]
 fn a_fence_tells_when_its_holder_acquired() {
     let fence = Fence::try_from(1_795_301_966_972_697_u64).unwrap();
-    let since = of(None, None, Some(fence)).since().unwrap();
+    let since = Holder::of(None, None, Some(fence)).since().unwrap();
     assert_eq!(since.duration_since(SystemTime::UNIX_EPOCH).unwrap(), Duration::from_micros(fence.into()));
-    assert_eq!(read(Some("someone-else"), -1).since(), None);
+    assert_eq!(Holder::read(Some("someone-else"), -1).since(), None);
     // The largest fence there is.
-    assert!(of(None, None, Fence::try_from(i64::MAX).ok()).since().is_some());
+    assert!(Holder::of(None, None, Fence::try_from(i64::MAX).ok()).since().is_some());
 }
 
 #[test]
 fn a_label_begins_no_line_and_moves_nothing_in_a_terminal() {
-    let holder = read(Some(&Token::draw("it's \"ü\"\n\u{1b}[2J\u{202e}").value(fence::ZERO)), 1_500);
+    let holder = Holder::read(Some(&Token::random("it's \"ü\"\n\u{1b}[2J\u{202e}").value(fence::ZERO)), 1_500);
     let shown = holder.to_string();
     assert!(shown.starts_with(r#"it's "ü"\n\u{1b}[2J\u{202e} (fence 0)"#), "{shown}");
 }
 
 #[test]
 fn neither_debug_nor_display_shows_the_token() {
-    let token = Token::draw("host:7");
-    let holder = read(Some(&token.value(fence::ZERO)), 1_500);
+    let token = Token::random("host:7");
+    let holder = Holder::read(Some(&token.value(fence::ZERO)), 1_500);
     assert_eq!(holder.token(), Some(token.identity()));
     let uuid = &token.identity()[4..];
     for (shown, remaining) in [(format!("{holder:?}"), "1.5s"), (holder.to_string(), "lives 1.5 s more")] {
@@ -63,37 +63,37 @@ fn neither_debug_nor_display_shows_the_token() {
 
 #[test]
 fn a_holder_of_ours_has_its_token_its_fence_and_its_time() {
-    let (token, fence) = (Token::draw("host:7"), Fence::try_from(7_u64).unwrap());
-    let (holder, fence) = (read(Some(&token.value(fence)), 1_500), Some(fence));
-    assert_eq!((super::token(&holder), holder.fence()), (Some(&token), fence));
+    let (token, fence) = (Token::random("host:7"), Fence::try_from(7_u64).unwrap());
+    let (holder, fence) = (Holder::read(Some(&token.value(fence)), 1_500), Some(fence));
+    assert_eq!((holder.whole_token(), holder.fence()), (Some(&token), fence));
     assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));
-    let longer = lasting(holder.clone(), Some(Duration::from_secs(9)));
-    assert_eq!(longer, of(Some(token), Some(Duration::from_secs(9)), fence));
+    let longer = holder.clone().lasting(Some(Duration::from_secs(9)));
+    assert_eq!(longer, Holder::of(Some(token), Some(Duration::from_secs(9)), fence));
 }
 
 #[test]
 fn a_key_that_is_kept_is_renewed_by_nobody() {
-    let token = Token::draw(&format!("host:7{RELEASED}"));
-    let kept = read(Some(&token.value(fence::ZERO)), 1_500).to_string();
+    let token = Token::random(&format!("host:7{RELEASED}"));
+    let kept = Holder::read(Some(&token.value(fence::ZERO)), 1_500).to_string();
     assert_eq!(kept, "host:7 (released) (fence 0), which keeps it for 1.5 s more");
 }
 
 #[test]
 fn the_same_acquisition_is_the_same_token_whenever_it_is_seen() {
-    let (one, other) = (Token::draw("host:7"), Token::draw("host:7"));
-    let at = |token: &Token, millis| read(Some(&token.value(fence::ZERO)), millis);
-    assert!(is_same(&at(&one, 1_500), &at(&one, 300)));
-    assert!(!is_same(&at(&one, 1_500), &at(&other, 1_500)));
+    let (one, other) = (Token::random("host:7"), Token::random("host:7"));
+    let at = |token: &Token, millis| Holder::read(Some(&token.value(fence::ZERO)), millis);
+    assert!(at(&one, 1_500).is_same(&at(&one, 300)));
+    assert!(!at(&one, 1_500).is_same(&at(&other, 1_500)));
 }
 
 #[cfg(feature = "serde")]
 #[test]
 fn serde_writes_everything_but_the_token() {
-    let (token, fence) = (Token::draw("host:7"), Fence::try_from(7_u64).unwrap());
+    let (token, fence) = (Token::random("host:7"), Fence::try_from(7_u64).unwrap());
     let json = |holder: &Holder| serde_json::to_string(holder).unwrap();
-    let held = json(&ours(read(Some(&token.value(fence)), 1_500)));
+    let held = json(&Holder::read(Some(&token.value(fence)), 1_500).ours());
     assert_eq!(held, r#"{"label":"host:7","remaining_seconds":1.5,"fence":7,"is_ours":true,"not_a_lock":null}"#);
-    let foreign = json(&read(Some("someone-else"), -1));
+    let foreign = json(&Holder::read(Some("someone-else"), -1));
     assert_eq!(
         foreign,
         r#"{"label":null,"remaining_seconds":null,"fence":null,"is_ours":false,"not_a_lock":"string without a TTL"}"#

@@ -1,8 +1,8 @@
 use super::*;
 
 const OTHER: &str = "a:1";
-const NOTHING: Orders = Orders { probe: None, wake: false, tell: None };
-const WAKE: Orders = Orders { probe: None, wake: true, tell: None };
+const NOTHING: HealthOrders = HealthOrders { probe: None, wake: false, tell: None };
+const WAKE: HealthOrders = HealthOrders { probe: None, wake: true, tell: None };
 
 fn at(millis: u64) -> Time {
     Time::ZERO + Duration::from_millis(millis)
@@ -32,7 +32,10 @@ fn silent(reason: &str) -> (NodeHealth, ProbeRow) {
     let mut health = health();
     let orders = health.failed(&Failure::unknown(reason), at(1_000), at(1_100));
     let row = orders.probe.unwrap();
-    assert_eq!(orders, Orders { tell: Some(News::Silent { reason: reason.into() }), probe: Some(row), wake: false });
+    assert_eq!(
+        orders,
+        HealthOrders { tell: Some(HealthChange::Silent { reason: reason.into() }), probe: Some(row), wake: false }
+    );
     assert!(health.is_silent() && health.is_troubled());
     (health, row)
 }
@@ -58,7 +61,7 @@ mod silence {
         assert_eq!(health.failed(&no_answer(), at(1_000), at(1_099)), NOTHING);
         assert_eq!((may_vote(&health), health.is_troubled()), (Ok(()), true), "one failure is trouble, but no silence");
         let orders = health.failed(&no_answer(), at(1_099), at(1_100));
-        assert_eq!(orders.tell, Some(News::Silent { reason: "no answer in time".into() }));
+        assert_eq!(orders.tell, Some(HealthChange::Silent { reason: "no answer in time".into() }));
         assert!(orders.probe.is_some());
         assert_eq!(may_vote(&health), Err(Failure::unavailable("no answer in time")));
     }
@@ -114,7 +117,7 @@ mod silence {
     fn a_request_that_goes_on_too_long_is_silence() {
         let mut health = health();
         let orders = health.silent();
-        assert_eq!(orders.tell, Some(News::Silent { reason: "it does not answer".into() }));
+        assert_eq!(orders.tell, Some(HealthChange::Silent { reason: "it does not answer".into() }));
         assert!(orders.probe.is_some() && health.is_silent());
         assert_eq!(may_vote(&health), Err(Failure::unavailable("it does not answer")));
     }
@@ -124,7 +127,7 @@ mod silence {
         let (mut health, _row) = silent("no answer");
         assert_eq!(health.silent(), NOTHING);
         assert_eq!(health.failed(&no_answer(), at(1_100), at(2_000)), NOTHING);
-        assert_eq!(health.answered(at(2_001)), Orders { tell: Some(News::Answers), ..WAKE });
+        assert_eq!(health.answered(at(2_001)), HealthOrders { tell: Some(HealthChange::Answers), ..WAKE });
         assert_eq!((health.is_silent(), health.is_troubled(), may_vote(&health)), (false, false, Ok(())));
         assert_eq!(health.answered(at(2_002)), WAKE);
     }
@@ -212,7 +215,7 @@ mod texts {
     fn a_late_arrival_is_told_and_asked() {
         let mut health = health();
         health.not_connected(&Failure::unavailable("connection refused"));
-        assert_eq!(health.arrived(at(1)), Orders { tell: Some(News::Answers), ..WAKE });
+        assert_eq!(health.arrived(at(1)), HealthOrders { tell: Some(HealthChange::Answers), ..WAKE });
         assert_eq!((state(&health, at(1)), may_vote(&health)), (NodeState::Up, Ok(())));
     }
 }
@@ -228,7 +231,7 @@ mod identity {
         let (outcome, orders) = health.identified(&identity("run1"), &mut peers.identities);
         let row = orders.probe.unwrap();
         assert_eq!(outcome, Err(Failure::refused(SAME)));
-        assert_eq!((orders.tell, orders.wake), (Some(News::SameServer { other: OTHER.into() }), false));
+        assert_eq!((orders.tell, orders.wake), (Some(HealthChange::SameServer { other: OTHER.into() }), false));
         assert_eq!((may_vote(&health), health.is_troubled()), (Err(Failure::refused(SAME)), true));
         assert_eq!(health.askable(Some(7), false), Ok(7), "an undo matters there too");
         assert_eq!(state(&health, at(1)), NodeState::SameServer(OTHER.into()));
@@ -255,7 +258,7 @@ mod identity {
         let (mut health, row) = silent("no answer");
         let (_, mut peers) = node();
         let (_, orders) = health.identified(&identity("run1"), &mut peers.identities);
-        assert_eq!((orders.probe, orders.tell), (None, Some(News::SameServer { other: OTHER.into() })));
+        assert_eq!((orders.probe, orders.tell), (None, Some(HealthChange::SameServer { other: OTHER.into() })));
         assert_eq!(health.next_probe(row), Some(millis(10)));
         let _woken = health.answered(at(2_000));
         assert_eq!(health.next_probe(row), Some(millis(1_000)), "the row goes on");
@@ -320,7 +323,7 @@ mod votes {
     fn a_late_vote_ends_no_recovery() {
         let (mut health, mut peers) = node();
         let (_, orders) = health.voted(at(2_000), at(2_010), &identity("run2"), millis(500), &mut peers);
-        assert_eq!(orders.tell, Some(News::Recovers { votes_in: millis(500) }));
+        assert_eq!(orders.tell, Some(HealthChange::Recovers { votes_in: millis(500) }));
         assert_eq!(voted(&mut health, &mut peers, 1_999, &identity("run2")), Ok(()));
         assert!(health.recovers_in(at(2_100)).is_some());
         assert_eq!(voted(&mut health, &mut peers, 2_001, &identity("run2")), Ok(()));
@@ -333,7 +336,7 @@ mod votes {
         let (outcome, orders) = health.voted(at(1), at(2), &identity("run1"), millis(500), &mut peers);
         let failure = outcome.unwrap_err();
         assert!(failure.is_refusal() && failure.may_have_happened(), "{failure}");
-        assert_eq!(orders.tell, Some(News::SameServer { other: OTHER.into() }));
+        assert_eq!(orders.tell, Some(HealthChange::SameServer { other: OTHER.into() }));
         assert!(orders.probe.is_some() && health.recovers_in(at(2)).is_none());
     }
 }
@@ -347,7 +350,7 @@ mod recovery {
         assert_eq!(health.recovering(Duration::ZERO, at(1_000)), NOTHING);
         assert!(health.recovers_in(at(1_000)).is_none());
         let orders = health.recovering(millis(500), at(1_000));
-        assert_eq!(orders, Orders { tell: Some(News::Recovers { votes_in: millis(500) }), ..NOTHING });
+        assert_eq!(orders, HealthOrders { tell: Some(HealthChange::Recovers { votes_in: millis(500) }), ..NOTHING });
         assert_eq!(health.recovering(millis(300), at(1_200)), NOTHING, "told once");
         assert!(health.recovers_in(at(1_499)).is_some() && health.recovers_in(at(1_500)).is_none());
         assert_eq!(health.recovering(Duration::ZERO, at(1_300)), NOTHING);

@@ -90,7 +90,7 @@ fn invariant_11_a_lease_goes_along_within_the_last_tenth_before_its_round_and_st
     // It is followed as any round is.
     let patience = Duration::from_millis(500);
     assert_eq!(core.tick(tenth + patience), Orders { renew: true, news: true, ..NOTHING });
-    let _ = core.answer(tenth + patience, 0, tenth, Answer::Confirmed);
+    let _ = core.answer(tenth + patience, 0, tenth, RenewalAnswer::Confirmed);
     assert_eq!(core.valid_until(), tenth + VALID);
 }
 
@@ -114,7 +114,7 @@ fn invariant_11_nothing_else_goes_along() {
     assert_eq!(unanswered.go_along(at(2_450), None), NOTHING, "its next round is near, but not the first");
     let mut at_risk = core();
     assert!(at_risk.tick(at(2_000)).renew);
-    let _ = at_risk.answer(at(2_001), 0, at(2_000), Answer::Unclear);
+    let _ = at_risk.answer(at(2_001), 0, at(2_000), RenewalAnswer::Unclear);
     let due = at_risk.next_tick().unwrap();
     assert_eq!((at_risk.go_along(at(2_001), None), at_risk.next_tick()), (NOTHING, Some(due)));
     let mut over = core();
@@ -146,7 +146,7 @@ fn a_tick_before_its_time_orders_nothing() {
 fn invariant_1_a_confirmation_moves_the_deadline_from_its_own_send() {
     let mut core = core();
     assert!(core.tick(at(2_000)).renew);
-    assert_eq!(core.answer(at(2_700), 0, at(2_000), Answer::Confirmed), NOTHING);
+    assert_eq!(core.answer(at(2_700), 0, at(2_000), RenewalAnswer::Confirmed), NOTHING);
     assert_eq!(core.valid_until(), at(2_000) + VALID);
     assert!(core.next_tick().unwrap() <= at(3_000), "the next third counts from that send too");
 }
@@ -154,17 +154,17 @@ fn invariant_1_a_confirmation_moves_the_deadline_from_its_own_send() {
 #[test]
 fn invariant_1_an_older_confirmation_never_moves_it_back() {
     let mut core = core();
-    let _ = core.answer(at(2_600), 0, at(2_500), Answer::Confirmed);
-    let _ = core.answer(at(2_700), 0, at(2_000), Answer::Confirmed);
+    let _ = core.answer(at(2_600), 0, at(2_500), RenewalAnswer::Confirmed);
+    let _ = core.answer(at(2_700), 0, at(2_000), RenewalAnswer::Confirmed);
     assert_eq!(core.valid_until(), at(2_500) + VALID);
 }
 
 #[test]
 fn invariant_1_on_a_quorum_the_majority_th_largest_send_counts() {
     let mut core = core_with(TTL, None, 3);
-    let _ = core.answer(at(2_100), 0, at(2_000), Answer::Confirmed);
+    let _ = core.answer(at(2_100), 0, at(2_000), RenewalAnswer::Confirmed);
     assert_eq!(core.valid_until(), at(1_000) + VALID);
-    let _ = core.answer(at(2_100), 1, at(1_900), Answer::Confirmed);
+    let _ = core.answer(at(2_100), 1, at(1_900), RenewalAnswer::Confirmed);
     assert_eq!(core.valid_until(), at(1_900) + VALID);
 }
 
@@ -174,7 +174,7 @@ fn invariant_2_the_deadline_ends_it_whatever_the_event() {
     let events: [fn(&mut HeldLease, Time) -> Orders; 4] = [
         |core, now| core.expire_if_due(now),
         |core, now| core.tick(now),
-        |core, now| core.answer(now, 0, at(3_000), Answer::Confirmed),
+        |core, now| core.answer(now, 0, at(3_000), RenewalAnswer::Confirmed),
         |core, now| core.finish(now, LossReason::Released),
     ];
     for event in events {
@@ -196,7 +196,7 @@ fn invariant_2_a_nanosecond_before_it_holds() {
 fn invariant_2_nothing_revives_it() {
     let mut core = core();
     let _ = core.tick(at(10_000));
-    assert_eq!(core.answer(at(10_001), 0, at(10_000), Answer::Confirmed), NOTHING);
+    assert_eq!(core.answer(at(10_001), 0, at(10_000), RenewalAnswer::Confirmed), NOTHING);
     assert_eq!((core.valid_until(), core.next_tick()), (Time::ZERO, None));
 }
 
@@ -205,7 +205,7 @@ fn invariant_7_a_late_confirmation_does_not_order_a_round_twice_for_one_moment()
     let mut core = core();
     assert!(core.tick(at(2_000)).renew);
     assert!(core.tick(at(3_000)).renew);
-    let _ = core.answer(at(3_000), 0, at(2_000), Answer::Confirmed);
+    let _ = core.answer(at(3_000), 0, at(2_000), RenewalAnswer::Confirmed);
     assert_eq!(core.tick(at(3_000)), NOTHING);
     assert!(core.next_tick().unwrap() > at(3_000));
 }
@@ -219,7 +219,7 @@ fn invariant_9_a_hint_asks_once_and_moves_no_round() {
     assert_eq!(core.tick(at(1_100)), Orders { renew: true, ..NOTHING });
     assert_eq!((core.phase(), core.next_tick()), (Phase::Held, Some(round)));
     assert_eq!(core.tick(at(1_101)), NOTHING);
-    assert_eq!(core.answer(at(1_102), 0, at(1_100), Answer::Denied(Denial::Gone)), LOST);
+    assert_eq!(core.answer(at(1_102), 0, at(1_100), RenewalAnswer::Denied(Denial::Gone)), LOST);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn invariant_9_a_hint_beside_an_unanswered_round_says_nothing_about_risk() {
 fn invariant_3_a_definite_no_ends_it_at_once() {
     for (denial, reason) in [(Denial::Gone, LossReason::Deleted), (Denial::Taken, LossReason::Taken)] {
         let mut core = core();
-        assert_eq!(core.answer(at(2_010), 0, at(2_000), Answer::Denied(denial)), LOST);
+        assert_eq!(core.answer(at(2_010), 0, at(2_000), RenewalAnswer::Denied(denial)), LOST);
         assert_eq!(core.phase(), over(reason, at(2_010)));
     }
 }
@@ -259,24 +259,24 @@ fn invariant_3_a_definite_no_ends_it_at_once() {
 #[test]
 fn invariant_3_a_no_counts_whichever_round_it_answers() {
     let mut core = core();
-    let _ = core.answer(at(2_600), 0, at(2_500), Answer::Confirmed);
-    assert_eq!(core.answer(at(2_700), 0, at(2_000), Answer::Denied(Denial::Gone)), LOST);
+    let _ = core.answer(at(2_600), 0, at(2_500), RenewalAnswer::Confirmed);
+    assert_eq!(core.answer(at(2_700), 0, at(2_000), RenewalAnswer::Denied(Denial::Gone)), LOST);
 }
 
 #[test]
 fn invariant_3_a_minority_that_denies_ends_nothing() {
     let mut core = core_with(TTL, None, 3);
-    assert_eq!(core.answer(at(2_010), 0, at(2_000), Answer::Denied(Denial::Gone)), NOTHING);
-    assert_eq!(core.answer(at(2_010), 1, at(2_000), Answer::Denied(Denial::Gone)), LOST);
+    assert_eq!(core.answer(at(2_010), 0, at(2_000), RenewalAnswer::Denied(Denial::Gone)), NOTHING);
+    assert_eq!(core.answer(at(2_010), 1, at(2_000), RenewalAnswer::Denied(Denial::Gone)), LOST);
 }
 
 #[test]
 fn invariant_3_an_error_puts_it_at_risk_and_a_confirmation_brings_it_back() {
     let mut core = core();
     let _ = core.tick(at(2_000));
-    assert_eq!(core.answer(at(2_005), 0, at(2_000), Answer::Unclear), Orders { news: true, ..NOTHING });
+    assert_eq!(core.answer(at(2_005), 0, at(2_000), RenewalAnswer::Unclear), Orders { news: true, ..NOTHING });
     assert_eq!(core.phase(), Phase::AtRisk);
-    assert_eq!(core.answer(at(2_100), 0, at(2_050), Answer::Confirmed), Orders { news: true, ..NOTHING });
+    assert_eq!(core.answer(at(2_100), 0, at(2_050), RenewalAnswer::Confirmed), Orders { news: true, ..NOTHING });
     assert_eq!(core.phase(), Phase::Held);
 }
 
@@ -287,7 +287,7 @@ fn a_failed_renewal_is_retried_quickly_and_then_less_quickly() {
     let mut pauses = Vec::new();
     for _ in 0..8 {
         assert!(core.tick(now).renew);
-        let _ = core.answer(now, 0, now, Answer::Unclear);
+        let _ = core.answer(now, 0, now, RenewalAnswer::Unclear);
         let next = core.next_tick().unwrap();
         pauses.push(next.since(now));
         now = next;
@@ -304,7 +304,7 @@ fn invariant_8_after_a_refusal_a_part_of_the_ttl_passes_and_the_lease_is_at_risk
     let mut rounds = 0;
     while now < at(1_000) + VALID {
         assert!(core.tick(now).renew);
-        let _ = core.answer(now, 0, now, Answer::Refused);
+        let _ = core.answer(now, 0, now, RenewalAnswer::Refused);
         assert_eq!(core.phase(), Phase::AtRisk);
         let next = core.next_tick().unwrap();
         assert!(next == core.valid_until() || (TTL / 12..=TTL / 6).contains(&next.since(now)), "{:?}", next.since(now));
@@ -318,8 +318,8 @@ fn invariant_8_after_a_refusal_a_part_of_the_ttl_passes_and_the_lease_is_at_risk
 fn a_lease_that_was_refused_is_held_again_once_it_is_confirmed() {
     let mut core = core();
     let _ = core.tick(at(2_000));
-    let _ = core.answer(at(2_005), 0, at(2_000), Answer::Refused);
-    assert_eq!(core.answer(at(2_200), 0, at(2_195), Answer::Confirmed), Orders { news: true, ..NOTHING });
+    let _ = core.answer(at(2_005), 0, at(2_000), RenewalAnswer::Refused);
+    assert_eq!(core.answer(at(2_200), 0, at(2_195), RenewalAnswer::Confirmed), Orders { news: true, ..NOTHING });
     let next = core.next_tick().unwrap().since(at(2_195));
     assert!((TTL * 9 / 30..=TTL / 3).contains(&next), "{next:?}");
 }
@@ -333,7 +333,7 @@ fn the_pause_after_a_failure_is_between_half_and_all_of_its_bound() {
             let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
             let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
             assert!(core.tick(at(2_000)).renew);
-            let _ = core.answer(at(2_000), 0, at(2_000), Answer::Unclear);
+            let _ = core.answer(at(2_000), 0, at(2_000), RenewalAnswer::Unclear);
             core.next_tick().unwrap().since(at(2_000))
         })
         .collect();
@@ -402,7 +402,7 @@ fn invariant_4_a_late_confirmation_counts_for_its_own_round() {
     let _ = core.tick(at(2_500));
     let _ = core.tick(at(3_000));
     // The answer to the first round, when two more are out.
-    assert_eq!(core.answer(at(3_900), 0, at(2_000), Answer::Confirmed), Orders { news: true, ..NOTHING });
+    assert_eq!(core.answer(at(3_900), 0, at(2_000), RenewalAnswer::Confirmed), Orders { news: true, ..NOTHING });
     assert_eq!((core.phase(), core.valid_until()), (Phase::Held, at(2_000) + VALID));
     assert!(core.tick(at(3_900)).renew, "its third has passed, so the next round is due");
 }
@@ -413,7 +413,7 @@ fn invariant_5_after_a_release_no_renewal_is_ordered() {
         let mut core = core();
         assert_eq!(core.finish(at(1_500), reason), Orders { news: true, ..NOTHING });
         assert_eq!(core.tick(at(2_500)), NOTHING);
-        assert_eq!(core.answer(at(2_500), 0, at(1_400), Answer::Unclear), NOTHING);
+        assert_eq!(core.answer(at(2_500), 0, at(1_400), RenewalAnswer::Unclear), NOTHING);
         assert_eq!((core.phase(), core.next_tick()), (over(reason, at(1_500)), None));
     }
 }
@@ -421,8 +421,8 @@ fn invariant_5_after_a_release_no_renewal_is_ordered() {
 #[test]
 fn invariant_6_max_hold_ends_it_and_orders_nothing_but_the_news() {
     let mut core = core_with(TTL, Some(Duration::from_secs(5)), 1);
-    let _ = core.answer(at(4_000 - 100), 0, at(3_900), Answer::Confirmed);
-    let _ = core.answer(at(5_900), 0, at(5_800), Answer::Confirmed);
+    let _ = core.answer(at(4_000 - 100), 0, at(3_900), RenewalAnswer::Confirmed);
+    let _ = core.answer(at(5_900), 0, at(5_800), RenewalAnswer::Confirmed);
     assert_eq!(core.valid_until(), at(6_000));
     assert_eq!(core.tick(at(6_000)), Orders { news: true, ..NOTHING });
     assert_eq!(core.phase(), over(LossReason::MaxHold, at(6_000)));
@@ -435,7 +435,7 @@ fn the_earlier_of_deadline_and_max_hold_is_the_reason() {
     assert_eq!(expired.phase(), over(LossReason::Expired, at(1_000) + VALID));
 
     let mut held_long = core_with(TTL, Some(TTL), 1);
-    let _ = held_long.answer(at(2_000), 0, at(1_900), Answer::Confirmed);
+    let _ = held_long.answer(at(2_000), 0, at(1_900), RenewalAnswer::Confirmed);
     let _ = held_long.expire_if_due(at(60_000));
     assert_eq!(held_long.phase(), over(LossReason::MaxHold, at(4_000)));
 }
@@ -454,7 +454,7 @@ fn a_quorum_that_was_in_doubt_is_the_reason_and_a_process_that_stood_still_is_no
     {
         let mut core = core_with(TTL, None, nodes);
         for node in (0..nodes).filter(|_| doubted) {
-            let _ = core.answer(at(2_005), node, at(2_000), Answer::Unclear);
+            let _ = core.answer(at(2_005), node, at(2_000), RenewalAnswer::Unclear);
         }
         assert_eq!(core.phase(), if doubted { Phase::AtRisk } else { Phase::Held });
         assert_eq!(core.expire_if_due(at(60_000)), LOST);
@@ -466,9 +466,9 @@ fn a_quorum_that_was_in_doubt_is_the_reason_and_a_process_that_stood_still_is_no
 fn a_renewal_is_confirmed_when_a_majority_has_confirmed_that_send_or_a_later_one() {
     let mut core = core_with(TTL, None, 3);
     assert!(core.is_confirmed(at(1_000)) && !core.is_confirmed(at(1_001)));
-    let _ = core.answer(at(2_001), 0, at(2_000), Answer::Confirmed);
+    let _ = core.answer(at(2_001), 0, at(2_000), RenewalAnswer::Confirmed);
     assert!(!core.is_confirmed(at(2_000)));
-    let _ = core.answer(at(2_011), 1, at(2_010), Answer::Confirmed);
+    let _ = core.answer(at(2_011), 1, at(2_010), RenewalAnswer::Confirmed);
     assert!(core.is_confirmed(at(2_000)) && !core.is_confirmed(at(2_001)));
 }
 
@@ -481,7 +481,7 @@ fn what_a_node_never_had_is_not_on_it() {
     let mut core = HeldLease::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7));
     assert_eq!(core.may_be_on(), [0, 1].into_iter().collect());
     // Repaired, it has the key.
-    assert_eq!(core.answer(at(2_001), 0, at(2_000), Answer::Confirmed).repair, [2].into_iter().collect());
+    assert_eq!(core.answer(at(2_001), 0, at(2_000), RenewalAnswer::Confirmed).repair, [2].into_iter().collect());
     assert!(core.may_be_on().contains(2));
 }
 
@@ -502,12 +502,12 @@ fn invariant_12_a_hint_of_a_node_that_lacks_the_key_orders_a_repair_there_and_no
     assert_eq!((core.tick(at(1_100)), core.next_tick()), (repair, round));
     assert!(core.may_be_on().contains(2), "it may have the key from then on");
     // Another in the same 20 ms waits for their end; somebody else had the key again.
-    let _taken = core.answer(at(1_101), 2, at(1_100), Answer::Denied(Denial::Taken));
+    let _taken = core.answer(at(1_101), 2, at(1_100), RenewalAnswer::Denied(Denial::Taken));
     core.hint_of(2, at(1_101));
     assert_eq!((core.tick(at(1_101)), core.next_tick()), (NOTHING, Some(at(1_120))));
     assert_eq!(core.tick(at(1_120)), repair);
     // It has the key now.
-    let _done = core.answer(at(1_121), 2, at(1_120), Answer::Confirmed);
+    let _done = core.answer(at(1_121), 2, at(1_120), RenewalAnswer::Confirmed);
     core.hint_of(2, at(1_200));
     assert_eq!(core.tick(at(1_200)), Orders { renew: true, ..NOTHING });
 }
@@ -529,10 +529,10 @@ fn invariant_12_a_node_that_has_confirmed_nothing_yet_lacks_the_key_and_one_that
 fn invariant_12_a_node_is_not_repaired_for_a_hint_that_has_it_by_then_nor_while_the_lease_is_at_risk() {
     let mut core = lacking_the_third();
     core.hint_of(2, at(1_100));
-    let _done = core.answer(at(1_101), 2, at(1_090), Answer::Confirmed);
+    let _done = core.answer(at(1_101), 2, at(1_090), RenewalAnswer::Confirmed);
     assert_eq!(core.tick(at(1_102)), NOTHING);
     let mut core = lacking_the_third();
-    let _unclear = core.answer(at(2_001), 1, at(2_000), Answer::Unclear);
+    let _unclear = core.answer(at(2_001), 1, at(2_000), RenewalAnswer::Unclear);
     assert_eq!(core.phase(), Phase::AtRisk);
     core.hint_of(2, at(2_002));
     assert_eq!(core.tick(at(2_002)).repair, Nodes::NONE, "nobody knows that a majority has it");
@@ -557,7 +557,7 @@ fn only_those_who_are_silent_are_connected_to_anew() {
         let orders = core.tick(now);
         reconnected = if orders.reconnect.is_empty() { reconnected } else { orders.reconnect };
         if orders.renew {
-            let _ = core.answer(now, 1, now, Answer::Confirmed);
+            let _ = core.answer(now, 1, now, RenewalAnswer::Confirmed);
         }
     }
     assert_eq!(reconnected, [0, 2].into_iter().collect());
@@ -572,7 +572,7 @@ fn one_node_more_that_fails_in_a_lost_round_changes_nothing() {
             let now = core.next_tick().unwrap();
             assert!(core.tick(now).renew);
             for node in 0..failing {
-                let _ = core.answer(now, node, now, Answer::Unclear);
+                let _ = core.answer(now, node, now, RenewalAnswer::Unclear);
             }
             rounds.push(now);
         }
@@ -588,20 +588,20 @@ enum Event {
     /// Time passes, and others are renewed.
     Along(u64),
     /// The oldest unanswered round is answered so.
-    Answer(Answer),
+    RenewalAnswer(RenewalAnswer),
     /// An answer to a round of long ago.
-    Late(Answer),
+    Late(RenewalAnswer),
     Hint,
     Finish,
 }
 
-fn answers() -> impl Strategy<Value = Answer> {
+fn answers() -> impl Strategy<Value = RenewalAnswer> {
     prop_oneof![
-        6 => Just(Answer::Confirmed),
-        2 => Just(Answer::Unclear),
-        1 => Just(Answer::Refused),
-        1 => Just(Answer::Denied(Denial::Gone)),
-        1 => Just(Answer::Denied(Denial::Taken)),
+        6 => Just(RenewalAnswer::Confirmed),
+        2 => Just(RenewalAnswer::Unclear),
+        1 => Just(RenewalAnswer::Refused),
+        1 => Just(RenewalAnswer::Denied(Denial::Gone)),
+        1 => Just(RenewalAnswer::Denied(Denial::Taken)),
     ]
 }
 
@@ -609,7 +609,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         8 => (0_u64..1_500).prop_map(Event::Wait),
         4 => (0_u64..1_100).prop_map(Event::Along),
-        5 => answers().prop_map(Event::Answer),
+        5 => answers().prop_map(Event::RenewalAnswer),
         2 => answers().prop_map(Event::Late),
         2 => Just(Event::Hint),
         1 => Just(Event::Finish),
@@ -652,8 +652,8 @@ proptest! {
                     }
                     orders
                 }
-                Event::Answer(_) if sent.is_empty() => continue,
-                Event::Answer(answer) => {
+                Event::RenewalAnswer(_) if sent.is_empty() => continue,
+                Event::RenewalAnswer(answer) => {
                     let round = sent.remove(0);
                     answered.push(round);
                     answer_both(&mut core, &mut reference, now, round, answer)
@@ -705,7 +705,7 @@ proptest! {
             if let Some(reply) = reply.filter(|&reply| reply <= look) {
                 now = now.max(reply);
                 let sent = in_flight.pop_front().unwrap();
-                let _ = core.answer(now, 0, sent, Answer::Confirmed);
+                let _ = core.answer(now, 0, sent, RenewalAnswer::Confirmed);
                 continue;
             }
             now = now.max(look);
@@ -721,13 +721,19 @@ proptest! {
     }
 }
 
-fn answer_both(core: &mut HeldLease, reference: &mut Reference, now: Time, round: Time, answer: Answer) -> Orders {
+fn answer_both(
+    core: &mut HeldLease,
+    reference: &mut Reference,
+    now: Time,
+    round: Time,
+    answer: RenewalAnswer,
+) -> Orders {
     let orders = core.answer(now, 0, round, answer);
     if !reference.over && now < reference.deadline() {
         match answer {
-            Answer::Confirmed => reference.confirmed.push(round),
-            Answer::Denied(_) => reference.over = true,
-            Answer::Unclear | Answer::Refused => {}
+            RenewalAnswer::Confirmed => reference.confirmed.push(round),
+            RenewalAnswer::Denied(_) => reference.over = true,
+            RenewalAnswer::Unclear | RenewalAnswer::Refused => {}
         }
     }
     orders

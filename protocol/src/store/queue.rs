@@ -17,7 +17,7 @@ use crate::{
 
 /// A notification to a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum Notified {
     /// The lock is this token's; a poll confirms it.
     Granted {
         /// Where its process listens.
@@ -66,16 +66,16 @@ pub(super) enum Turn {
 /// 3. A process has at most one grant since which it has said nothing. So a stopped process costs a single grant, and so does a killed one
 ///    that polled.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Queue {
+pub(super) struct WaitQueue {
     line: BTreeSet<(u64, Token)>,
-    waiters: HashMap<Token, Waiter>,
+    waiters: HashMap<Token, QueuedWaiter>,
     /// The processes that were granted the lock and have not said anything since.
     unconfirmed: HashSet<Arc<str>>,
     expires: Micros,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Waiter {
+struct QueuedWaiter {
     ticket: u64,
     grant: Duration,
     alive_until: Micros,
@@ -85,7 +85,7 @@ struct Waiter {
     hears: bool,
 }
 
-impl Queue {
+impl WaitQueue {
     /// Enters a waiter, or renews its place. Returns whether it was not there before.
     pub(super) fn enter(&mut self, now: Micros, poll: &Poll, process: Process<'_>) -> bool {
         self.unconfirmed.remove(process.name);
@@ -97,7 +97,8 @@ impl Queue {
         let ticket = known.or(poll.ticket).unwrap_or_else(|| now.max(last + 1));
         let Poll { grant, restart_delay, claim: Claim { fence_memory, .. }, .. } = *poll;
         let (Process { name, hears }, alive_until) = (process, now + window);
-        let waiter = Waiter { ticket, grant, alive_until, restart_delay, fence_memory, process: name.into(), hears };
+        let waiter =
+            QueuedWaiter { ticket, grant, alive_until, restart_delay, fence_memory, process: name.into(), hears };
         self.waiters.insert(poll.claim.token.clone(), waiter);
         self.line.insert((ticket, poll.claim.token.clone()))
     }
@@ -116,7 +117,7 @@ impl Queue {
         now: Micros,
         up: Duration,
         reached: &dyn Fn(&str) -> bool,
-        told: &mut Vec<Told>,
+        told: &mut Vec<Notified>,
     ) -> Turn {
         while let Some(token) = self.head() {
             if me == Some(&token) {
@@ -131,7 +132,7 @@ impl Queue {
                 continue;
             };
             if waiter.hears {
-                told.push(Told::Granted { channel: waiter.process.clone(), token: token.clone() });
+                told.push(Notified::Granted { channel: waiter.process.clone(), token: token.clone() });
             }
             // Before the process is marked: the mark keeps grants from it, but not this notification.
             self.tell_next(me, &waiter, now, reached, told);
@@ -146,10 +147,10 @@ impl Queue {
     fn tell_next(
         &mut self,
         me: Option<&Token>,
-        granted: &Waiter,
+        granted: &QueuedWaiter,
         now: Micros,
         reached: &dyn Fn(&str) -> bool,
-        told: &mut Vec<Told>,
+        told: &mut Vec<Notified>,
     ) {
         let mut told_it = false;
         let mut place = self.line.first().cloned();
@@ -169,7 +170,7 @@ impl Queue {
                 continue;
             }
             if waiter.hears {
-                told.push(Told::Next { channel: waiter.process.clone(), token, within: granted.grant });
+                told.push(Notified::Next { channel: waiter.process.clone(), token, within: granted.grant });
             }
             if !same {
                 return;
@@ -178,7 +179,7 @@ impl Queue {
         }
     }
 
-    fn reaches(&self, waiter: &Waiter, now: Micros, reached: &dyn Fn(&str) -> bool) -> bool {
+    fn reaches(&self, waiter: &QueuedWaiter, now: Micros, reached: &dyn Fn(&str) -> bool) -> bool {
         let is_there = if waiter.hears { reached(&waiter.process) } else { waiter.alive_until > now };
         is_there && !self.unconfirmed.contains(&waiter.process)
     }
@@ -187,7 +188,7 @@ impl Queue {
         self.line.first().map(|(_, token)| token.clone())
     }
 
-    fn remove(&mut self, token: &Token) -> Option<Waiter> {
+    fn remove(&mut self, token: &Token) -> Option<QueuedWaiter> {
         let waiter = self.waiters.remove(token)?;
         self.line.remove(&(waiter.ticket, token.clone()));
         Some(waiter)

@@ -51,15 +51,15 @@ fn who_was_started_lately_neither_votes_nor_is_healed() {
     let mut store = Store::started(1_000_000);
     let lease = claim(&key, &one, TTL);
     let (delay, fence) = (TTL * 30, Fence::try_from(9_000_000_u64).unwrap());
-    let Vote { acquired, identity, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
+    let VoteReply { acquired, identity, .. } = store.acquire(2_500_000, &vote(&key, &one, 0));
     assert!(matches!(acquired, Acquired::Recovering(left) if left == Duration::from_secs(2)), "{acquired:?}");
     assert_eq!(identity.and_then(|identity| identity.time), Some(2_500_000));
     assert_eq!(store.repair(3_999_999, &lease, fence, delay), Repaired::Recovering(Duration::from_secs(1)));
     assert_eq!(store.holder(3_999_999, &key), None);
     assert_eq!(store.repair(4_000_000, &lease, fence, delay), Repaired::Done);
-    assert_eq!(store.floor(4_000_000, &key), Some(fence));
+    assert_eq!(store.floors.get(4_000_000, &key), Some(fence));
     assert_eq!(raise(&mut store, 4_000_000, &key, &one, fence::ZERO), Ok(()));
-    assert_eq!(store.floor(4_000_000, &key), Some(fence), "a floor is never lowered");
+    assert_eq!(store.floors.get(4_000_000, &key), Some(fence), "a floor is never lowered");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_restarted_store_keeps_its_locks_and_does_not_vote_yet() {
     granted(&store.acquire(9_900_000, &request(&key, &one, TTL * 2)).acquired);
     store.restarted(10_000_000);
     assert_eq!(store.holder(10_000_000, &key).unwrap().token, Some(one));
-    let Vote { acquired, .. } = store.acquire(10_000_000, &vote(&key, &two, 0));
+    let VoteReply { acquired, .. } = store.acquire(10_000_000, &vote(&key, &two, 0));
     assert!(matches!(acquired, Acquired::Recovering(left) if left == TTL * 30), "{acquired:?}");
 }
 
@@ -93,7 +93,7 @@ fn what_somebody_else_has_is_neither_raised_nor_healed() {
     let fence = Fence::try_from(9_000_000_u64).unwrap();
     assert_eq!(raise(&mut store, 1_000, &key, &one, fence), Err(Denial::Taken));
     assert_eq!(store.repair(1_000, &lease, fence, Duration::ZERO), Repaired::Taken);
-    assert!(store.floor(1_000, &key) < Some(fence));
+    assert!(store.floors.get(1_000, &key) < Some(fence));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_proposal_is_drawn_if_it_is_large_enough() {
 }
 
 fn scene() -> (Store, Key, Token, Token) {
-    (Store::default(), Key::new("", "job").unwrap(), Token::draw("one"), Token::draw("two"))
+    (Store::default(), Key::new("", "job").unwrap(), Token::random("one"), Token::random("two"))
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn a_fence_outlives_its_lock_by_a_day_and_no_longer() {
     let (mut store, key, one, _) = scene();
     let first = granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
     let day = micros(DAY);
-    assert_eq!(store.floor(1_000 + day - 1, &key), Some(first));
-    assert_eq!(store.floor(1_000 + day, &key), None);
+    assert_eq!(store.floors.get(1_000 + day - 1, &key), Some(first));
+    assert_eq!(store.floors.get(1_000 + day, &key), None);
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn without_memory_a_floor_stays_until_the_clock_has_passed_it() {
     }
     assert_eq!(drawn(&mut store, 5_002, &one, 9_000), 9_000, "ahead of the clock");
     release(&mut store, 8_000, &key, &one).unwrap();
-    assert_eq!(store.floor(9_000, &key).map(u64::from), Some(9_000));
-    assert_eq!(store.floor(9_001, &key), None);
+    assert_eq!(store.floors.get(9_000, &key).map(u64::from), Some(9_000));
+    assert_eq!(store.floors.get(9_001, &key), None);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn the_holders_fence_outlives_its_floor() {
     let (mut store, key, one, _) = scene();
     let fence = granted(&store.acquire(1_000, &request(&key, &one, 2 * DAY)).acquired);
     let later = 1_000 + micros(DAY + TTL);
-    assert_eq!(store.floor(later, &key), None, "the premise");
+    assert_eq!(store.floors.get(later, &key), None, "the premise");
     assert_eq!(store.holder(later, &key).unwrap().fence, Some(fence));
     assert_eq!(granted(&store.acquire(later, &request(&key, &one, TTL)).acquired), fence, "a replay issues nothing");
 }
@@ -199,7 +199,7 @@ fn what_is_retained_keeps_the_holders_fence() {
     assert_eq!(retain(&mut store, 1_000, &key, &one, DAY, &two), Ok(()));
     assert_eq!(
         store.holder(2_000, &key).unwrap(),
-        holder::of(Some(two), Some(Duration::from_micros(micros(DAY) - 1_000)), Some(fence))
+        Holder::of(Some(two), Some(Duration::from_micros(micros(DAY) - 1_000)), Some(fence))
     );
 }
 
@@ -209,10 +209,10 @@ fn what_has_expired_does_not_pile_up() {
     for day in 1..=10 {
         for n in 0..500 {
             let key = Key::new("", &format!("{day}:{n}")).unwrap();
-            granted(&store.acquire(day * (micros(DAY) + 1), &request(&key, &Token::draw("one"), TTL)).acquired);
+            granted(&store.acquire(day * (micros(DAY) + 1), &request(&key, &Token::random("one"), TTL)).acquired);
         }
     }
-    assert!(store.fences.len() <= 1_500 && store.locks.len() <= 1_500, "{}", store.fences.len());
+    assert!(store.floors.len() <= 1_500 && store.locks.len() <= 1_500, "{}", store.floors.len());
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn send(store: &mut Store, now: Micros, poll: &Poll) -> Polled {
 #[test]
 fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
     let (_, key, one, two) = scene();
-    let holder = Token::draw("holder");
+    let holder = Token::random("holder");
     let mut store = Store::started(1_000_000);
     let delayed = |token: &Token| Poll { restart_delay: TTL * 30, ..poll(&key, token) };
     let recovers = |store: &mut Store, now: Micros, poll: &Poll| match send(store, now, poll) {
@@ -269,7 +269,7 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
 #[test]
 fn those_who_wait_are_counted_and_the_first_are_listed_with_their_wait() {
     let (mut store, key, one, two) = scene();
-    granted(&store.acquire(0, &request(&key, &Token::draw("holder"), TTL)).acquired);
+    granted(&store.acquire(0, &request(&key, &Token::random("holder"), TTL)).acquired);
     send(&mut store, 10, &poll(&key, &one));
     send(&mut store, 30, &poll(&key, &two));
     let (waiting, first) = store.queue(50, &key, 1);
@@ -303,7 +303,7 @@ fn what_is_held_or_waited_for_is_not_swept_away() {
     assert_eq!(store.queue(1, &key, 9).0, 1);
     assert_eq!(store.renew(1, &claim(&key, &one, TTL)), Ok(()));
     crowd(&mut store, 2 * micros(DAY));
-    assert!(store.queues.is_empty() && !store.fences.contains_key(&key) && !store.locks.contains_key(&key));
+    assert!(store.queues.is_empty() && !store.floors.has(&key) && !store.locks.contains_key(&key));
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn a_guarded_value_is_written_in_the_order_of_fences() {
     let fence = |number: u64| Fence::try_from(number).unwrap();
     for (number, is_written) in [(5, true), (5, true), (4, false), (6, true)] {
         let written = store.guarded_set(0, &key, &[1], fence(number)).unwrap();
-        assert_eq!(matches!(written, Guarding::Written), is_written, "{number}");
+        assert_eq!(matches!(written, crate::message::Guarding::Written), is_written, "{number}");
     }
     assert_eq!(store.guarded_get(0, &key).unwrap(), Some((vec![1], fence(6))));
 }
@@ -327,15 +327,15 @@ fn a_guarded_value_is_somebody_elses_to_every_lock() {
     assert_eq!(store.renew(0, &lease), Err(Denial::Taken));
     assert_eq!(release(&mut store, 0, &key, &one), Err(Denial::Taken));
     assert_eq!(leave(&mut store, 0, &key, &one), Err(Denial::Taken));
-    assert_eq!(retain(&mut store, 0, &key, &one, TTL, &Token::draw("kept")), Err(Denial::Taken));
+    assert_eq!(retain(&mut store, 0, &key, &one, TTL, &Token::random("kept")), Err(Denial::Taken));
     assert!(store.force_release(0, &key, &|_| true).is_err());
-    assert_eq!(store.holder(0, &key), Some(holder::of_type(Some("hash"), -1)));
+    assert_eq!(store.holder(0, &key), Some(Holder::of_type(Some("hash"), -1)));
 }
 
 #[test]
 fn what_is_kept_stays_for_its_time_however_often_that_is_said() {
     let (mut store, key, one, two) = scene();
-    let stays = Token::draw("kept");
+    let stays = Token::random("kept");
     granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
     assert_eq!(retain(&mut store, 0, &key, &two, TTL, &stays), Err(Denial::Taken));
     assert_eq!(retain(&mut store, 0, &key, &one, TTL * 2, &stays), Ok(()));
@@ -375,13 +375,13 @@ fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
     for (fence, from) in [(now + 9, now + 9), (now + 20, now + 20)] {
         let fence = Fence::try_from(fence).unwrap();
         assert_eq!(raise(&mut store, now, &key, &one, fence), Ok(()));
-        assert_eq!(store.floor(from + micros(DAY) - 1, &key), Some(fence));
+        assert_eq!(store.floors.get(from + micros(DAY) - 1, &key), Some(fence));
     }
     let same = Fence::try_from(now + 20).unwrap();
     assert_eq!(raise(&mut store, now + 50, &key, &one, same), Ok(()), "it raises nothing");
-    assert_eq!(store.floor(now + 20 + micros(DAY), &key), None);
+    assert_eq!(store.floors.get(now + 20 + micros(DAY), &key), None);
     let old = Fence::try_from(5_u64).unwrap();
     assert_eq!(raise(&mut store, now, &key, &one, old), Ok(()));
-    assert_eq!(store.floor(now + micros(DAY) - 1, &key), Some(old));
-    assert_eq!(store.floor(now + micros(DAY), &key), None);
+    assert_eq!(store.floors.get(now + micros(DAY) - 1, &key), Some(old));
+    assert_eq!(store.floors.get(now + micros(DAY), &key), None);
 }

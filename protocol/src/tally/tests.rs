@@ -86,13 +86,13 @@ fn a_taken_key_is_left_alone() {
 #[test]
 fn a_round_is_hopeless_when_no_majority_is_left_for_it() {
     let mut tally = Tally::new(5);
-    tally.doubt(0, at(5));
+    tally.note_unclear(0, at(5));
     tally.deny(1, at(4), Denial::Gone);
     assert!(!tally.is_hopeless(at(5)), "three have not answered");
     tally.confirm(2, at(5));
-    tally.doubt(3, at(4));
+    tally.note_unclear(3, at(4));
     assert!(!tally.is_hopeless(at(5)), "that was another round");
-    tally.doubt(3, at(6));
+    tally.note_unclear(3, at(6));
     assert!(tally.is_hopeless(at(5)));
     tally.confirm(0, at(5));
     assert!(!tally.is_hopeless(at(5)), "it came after all");
@@ -104,7 +104,7 @@ fn a_round_that_a_majority_has_confirmed_is_not_hopeless_whatever_the_others_say
         let mut tally = Tally::new(nodes);
         (0..majority(nodes)).for_each(|node| tally.confirm(node, at(5)));
         for node in 0..nodes {
-            tally.doubt(node, at(9));
+            tally.note_unclear(node, at(9));
             tally.deny(node, at(9), Denial::Gone);
         }
         assert!(!tally.is_hopeless(at(5)) && !tally.is_hopeless(at(3)) && tally.is_hopeless(at(6)), "{nodes}");
@@ -126,7 +126,7 @@ fn a_node_may_have_what_it_was_sent() {
     let mut tally = Tally::new(4);
     tally.confirm(0, at(1));
     tally.suspect(1);
-    tally.doubt(2, at(1));
+    tally.note_unclear(2, at(1));
     tally.deny(3, at(1), Denial::Gone);
     assert_eq!(tally.may_hold(), [0, 1].into_iter().collect());
 }

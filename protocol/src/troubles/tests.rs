@@ -7,13 +7,13 @@ fn at(seconds: u64) -> Time {
     Time::ZERO + Duration::from_secs(seconds)
 }
 
-fn meet(troubles: &mut Troubles, seconds: u64, causes: &[&str]) -> Option<u64> {
+fn meet(troubles: &mut TroubleLog, seconds: u64, causes: &[&str]) -> Option<u64> {
     troubles.meet(at(seconds), causes.iter().map(|&cause| cause.to_owned()))
 }
 
 #[test]
 fn a_cause_is_told_at_once_and_then_once_a_period_with_its_count() {
-    let mut troubles = Troubles::new();
+    let mut troubles = TroubleLog::new();
     assert_eq!(meet(&mut troubles, 5, &["away"]), Some(1));
     let between: Vec<_> = (5..65).map(|second| meet(&mut troubles, second, &["away"])).collect();
     assert_eq!(between, [None; 60]);
@@ -24,7 +24,7 @@ fn a_cause_is_told_at_once_and_then_once_a_period_with_its_count() {
 
 #[test]
 fn another_cause_is_told_at_once() {
-    let mut troubles = Troubles::new();
+    let mut troubles = TroubleLog::new();
     assert_eq!(meet(&mut troubles, 0, &["away"]), Some(1));
     assert_eq!(meet(&mut troubles, 1, &["full"]), Some(1));
     assert_eq!(meet(&mut troubles, 2, &["away"]), None);
@@ -34,7 +34,7 @@ fn another_cause_is_told_at_once() {
 
 #[test]
 fn what_is_told_names_all_of_its_causes() {
-    let mut troubles = Troubles::new();
+    let mut troubles = TroubleLog::new();
     assert_eq!(meet(&mut troubles, 0, &["one", "two"]), Some(1));
     assert_eq!(meet(&mut troubles, 1, &["one"]), None);
     assert_eq!(meet(&mut troubles, 2, &["one", "three"]), Some(2), "the third is new");
@@ -45,7 +45,7 @@ fn what_is_told_names_all_of_its_causes() {
 
 #[test]
 fn an_end_is_told_once_and_only_of_what_was_told() {
-    let mut troubles = Troubles::new();
+    let mut troubles = TroubleLog::new();
     assert_eq!((troubles.end(), troubles.are_told()), (None, false));
     assert_eq!(meet(&mut troubles, 0, &["away"]), Some(1));
     assert_eq!(meet(&mut troubles, 1, &["away"]), None);
@@ -59,7 +59,7 @@ fn an_end_is_told_once_and_only_of_what_was_told() {
 
 #[test]
 fn causes_without_a_place_are_counted_until_one_is_free() {
-    let mut troubles = Troubles::new();
+    let mut troubles = TroubleLog::new();
     for n in 0..MOST_CAUSES {
         assert_eq!(meet(&mut troubles, 0, &[&n.to_string()]), Some(1));
     }
@@ -113,7 +113,7 @@ proptest! {
     fn no_history_tells_more_than_a_line_a_period_and_cause_nor_loses_a_count(
         steps in prop::collection::vec((0_u64..40, 0_usize..20, any::<bool>()), 1..300),
     ) {
-        let (mut troubles, mut now, mut met, mut told) = (Troubles::new(), 0, 0, 0);
+        let (mut troubles, mut now, mut met, mut told) = (TroubleLog::new(), 0, 0, 0);
         let (mut lines, mut ends) = (Vec::new(), 0);
         for (pause, cause, ends_now) in steps {
             now += pause;

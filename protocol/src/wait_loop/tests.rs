@@ -13,7 +13,7 @@ fn at(millis: u64) -> Time {
 #[derive(Default)]
 struct World {
     holder: Option<Holder>,
-    deaf: bool,
+    untracked: bool,
 }
 
 impl Surroundings for World {
@@ -22,11 +22,11 @@ impl Surroundings for World {
     }
 
     fn tracks(&self) -> bool {
-        !self.deaf
+        !self.untracked
     }
 
     fn tracked(&self) -> Route {
-        if self.deaf { Route::Keeper } else { Route::Tracked }
+        if self.untracked { Route::Keeper } else { Route::Tracked }
     }
 }
 
@@ -72,13 +72,13 @@ fn sleeps(action: Action) -> Time {
 
 #[test]
 fn a_leader_has_the_key_tracked_at_once_unless_no_server_tracks() {
-    let (world, deaf) = (World::default(), World { deaf: true, ..World::default() });
+    let (world, untracked) = (World::default(), World { untracked: true, ..World::default() });
     let mut wait = leader(&world, held(false), Time::NEVER);
     assert_eq!(wait.next(&world.at(0)), Action::Check(Route::Tracked));
     assert!(matches!(wait.report(), Some(Check::Held { .. })) && wait.report().is_none(), "told once");
     assert_eq!(leader(&world, Check::NotYet, Time::NEVER).next(&world.at(0)), Action::Check(Route::Tracked));
     assert!(sleeps(leader(&world, split(), Time::NEVER).next(&world.at(0))) > at(0));
-    assert!(sleeps(leader(&deaf, held(false), Time::NEVER).next(&deaf.at(0))) > at(0));
+    assert!(sleeps(leader(&untracked, held(false), Time::NEVER).next(&untracked.at(0))) > at(0));
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn a_turn_is_used_at_once() {
 #[test]
 fn a_fair_follower_polls_when_it_is_notified_and_takes_a_grant_on_the_usual_route() {
     let world = World::default();
-    let place = QueuePosition { ticket: Some(7), ahead: 3, called: true, recovers_for: None };
+    let place = QueuePosition { ticket: Some(7), ahead: 3, notified: true, recovers_for: None };
     let mut wait = WaitLoop::new(true, 1, COMMAND, Time::NEVER, Jitter::from_seed(7));
     wait.begins(held(false), false, &world.queued(0, &place));
     let quiet = Facts { leader_due: at(60_000), ..world.queued(0, &place) };
@@ -257,7 +257,7 @@ fn a_fair_follower_polls_when_it_is_notified_and_takes_a_grant_on_the_usual_rout
 #[test]
 fn the_first_fair_waiter_has_the_lock_tracked_and_a_leader_keeps_the_queue_alive() {
     let world = World::default();
-    let first = QueuePosition { ticket: Some(7), ahead: 0, called: true, recovers_for: None };
+    let first = QueuePosition { ticket: Some(7), ahead: 0, notified: true, recovers_for: None };
     let mut wait = WaitLoop::new(true, 1, COMMAND, Time::NEVER, Jitter::from_seed(7));
     wait.begins(held(false), true, &world.queued(0, &first));
     assert_eq!(wait.next(&world.queued(0, &first)), Action::Check(Route::Tracked));
@@ -277,7 +277,7 @@ fn the_first_fair_waiter_has_the_lock_tracked_and_a_leader_keeps_the_queue_alive
 fn a_leader_that_was_the_second_and_finds_itself_first_polls_once() {
     let (world, [second, first]) = (
         World::default(),
-        [1, 0].map(|ahead| QueuePosition { ticket: Some(7), ahead, called: true, recovers_for: None }),
+        [1, 0].map(|ahead| QueuePosition { ticket: Some(7), ahead, notified: true, recovers_for: None }),
     );
     let mut wait = WaitLoop::new(true, 1, COMMAND, Time::NEVER, Jitter::from_seed(7));
     wait.begins(held(false), true, &world.queued(0, &second));
@@ -297,7 +297,7 @@ fn a_leader_that_was_the_second_and_finds_itself_first_polls_once() {
 #[test]
 fn a_fair_follower_ends_without_a_last_poll() {
     let world = World::default();
-    let place = QueuePosition { ticket: Some(7), ahead: 3, called: true, recovers_for: None };
+    let place = QueuePosition { ticket: Some(7), ahead: 3, notified: true, recovers_for: None };
     let mut wait = WaitLoop::new(true, 1, COMMAND, at(500), Jitter::from_seed(7));
     wait.begins(held(false), false, &world.queued(0, &place));
     wait.heard(failed());
@@ -308,7 +308,7 @@ fn a_fair_follower_ends_without_a_last_poll() {
 #[test]
 fn a_fair_follower_whose_last_sleep_ends_a_moment_early_does_not_poll() {
     let world = World::default();
-    let place = QueuePosition { ticket: Some(7), ahead: 3, called: true, recovers_for: None };
+    let place = QueuePosition { ticket: Some(7), ahead: 3, notified: true, recovers_for: None };
     let mut wait = WaitLoop::new(true, 1, COMMAND, at(500), Jitter::from_seed(7));
     wait.begins(held(false), false, &world.queued(0, &place));
     let facts = |millis| Facts { leader_due: at(60_000), ..world.queued(millis, &place) };
@@ -326,7 +326,7 @@ fn a_follower_sees_what_its_leader_saw() {
     wait.begins(Check::NotYet, false, &world.at(0));
     wait.heard(failed());
     assert!(matches!(wait.seen(), Check::Failed(_)));
-    let place = QueuePosition { ticket: Some(7), ahead: 3, called: true, recovers_for: None };
+    let place = QueuePosition { ticket: Some(7), ahead: 3, notified: true, recovers_for: None };
     let mut fair = WaitLoop::new(true, 1, COMMAND, at(500), Jitter::from_seed(7));
     fair.begins(failed(), false, &world.queued(0, &place));
     fair.heard(held(true));
@@ -345,7 +345,7 @@ fn a_leader_is_late_only_after_its_moment() {
 #[test]
 fn a_fair_follower_polls_when_it_has_slept_for_that_though_the_clock_stands_still() {
     let world = World::default();
-    let place = QueuePosition { ticket: Some(7), ahead: 3, called: true, recovers_for: None };
+    let place = QueuePosition { ticket: Some(7), ahead: 3, notified: true, recovers_for: None };
     let mut wait = WaitLoop::new(true, 1, COMMAND, Time::NEVER, Jitter::from_seed(7));
     wait.begins(held(false), false, &world.queued(0, &place));
     let facts = world.queued(0, &place);

@@ -62,11 +62,17 @@ fn all() -> Vec<Event> {
         Event::Lost { label: text(), lost },
         Event::AtRisk { lock: text(), label: text() },
         Event::Recovered { lock: text(), label: text() },
-        Event::Renewal { lock: text(), label: text(), node: None, answer: Answer::Unclear, took: Duration::ZERO },
+        Event::Renewal {
+            lock: text(),
+            label: text(),
+            node: None,
+            answer: RenewalAnswer::Unclear,
+            took: Duration::ZERO,
+        },
         Event::RenewalFailed { lock: text(), node: text(), failure: Failure::unknown("no answer") },
         Event::Repair { lock: text(), label: text(), node: text(), repaired: text() },
         Event::Reconnect { lock: text() },
-        Event::Crowded { held: 1, awaited: 2, queued: 3, room: 4 },
+        Event::Crowded { held: 1, awaited: 2, queued: 3, capacity: 4 },
         Event::TableFull { table: 1 },
         Event::NodeAnswers { node: text() },
         Event::NodeSilent { node: text(), reason: text(), count: 1 },
@@ -74,8 +80,8 @@ fn all() -> Vec<Event> {
         Event::NodeRecovers { node: text(), votes_in: Duration::ZERO },
         Event::SameServer { node: text(), other: text() },
         Event::ClocksDiffer { node: text(), other: text(), by: Duration::ZERO },
-        Event::PushInterrupted { reason: text() },
-        Event::PushRefused { reason: text() },
+        Event::NotificationsInterrupted { reason: text() },
+        Event::NotificationsRefused { reason: text() },
         Event::Connection { error: text() },
         Event::Undone { lock: text(), label: text(), was_ours: true },
         Event::UndoLeft { lock: text(), label: text(), failure: Failure::unknown("no answer"), count: 1 },
@@ -88,7 +94,7 @@ fn all() -> Vec<Event> {
 }
 
 /// The files whose events belong to a caller's own task.
-const CALLERS: [&str; 2] = ["acquire/mod.rs", "client/release.rs"];
+const CALLERS: [&str; 2] = ["acquire/tell.rs", "client/release.rs"];
 
 fn files_with_events(directory: &Path, found: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {

@@ -19,7 +19,7 @@ use leasehold_protocol::{
     check::Check,
     failure::Failure,
     fence::Fence,
-    holder::{Holder, lasting, of, token},
+    holder::Holder,
     jitter::Jitter,
     message::{Acquired, Denial, Guarding, Polled, Repaired},
     queue_position::QueuePosition,
@@ -30,11 +30,9 @@ use leasehold_protocol::{
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::{
-    failure::{classify, is_refusal, not_extended},
     info::identity,
-    link,
     reply::{flag, guarded, guarding, holder, looked, page, polled, released, renewed, repaired, vote, waiters},
-    url::Target,
+    transport::{Target, classify, is_refusal, link, not_extended},
 };
 
 const TOKEN: &str = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@host:7";
@@ -173,8 +171,8 @@ fn read_everywhere(reply: &Value) {
         reckon_with(&Acquired::Recovering(left));
     }
     match polled(reply, true, true) {
-        Some(Polled::Waits { holder, recovers_for, ticket, ahead, called, .. }) => {
-            let position = QueuePosition { ticket, ahead, called, recovers_for };
+        Some(Polled::Waits { holder, recovers_for, ticket, ahead, notified, .. }) => {
+            let position = QueuePosition { ticket, ahead, notified, recovers_for };
             let look = recovers_for.map_or(seen(holder), |left| Check::Failed(Failure::recovering("h:1", left)));
             for leads in [false, true] {
                 let mut backoff = Backoff::new(Jitter::from_seed(1));
@@ -214,7 +212,7 @@ fn reckon_with(acquired: &Acquired) {
         Acquired::Granted(fence) => assert!(i64::from(*fence) >= 0, "{fence}"),
         Acquired::Busy { holder, .. } => {
             let shown = format!("{holder} {holder:?}");
-            if let Some(token) = token(holder) {
+            if let Some(token) = holder.whole_token() {
                 let secret = token.identity();
                 assert!(token.label().contains(secret) || !shown.contains(secret), "{shown}");
             }
@@ -260,7 +258,7 @@ proptest! {
         let remaining = u64::try_from(pttl).ok().map(Duration::from_millis);
         let (token, fence) = (Token::parse(TOKEN).unwrap(), Fence::try_from(issued).unwrap());
         let value = token.value(fence);
-        let held = of(Some(token), remaining, Some(fence));
+        let held = Holder::of(Some(token), remaining, Some(fence));
         let found = |code: i64| vec![code.into(), pttl.into(), value.clone().into()];
         prop_assert_eq!(holder(&array(found(1))), Some(Some(held.clone())));
         match vote(&array(found(0)), true, false).map(|read| read.acquired) {
@@ -276,10 +274,10 @@ proptest! {
                 ahead: before,
                 entered: false,
                 tracked: true,
-                called: false,
+                notified: false,
             }) => {
                 let free = held.remaining().or((pttl == -2).then_some(Duration::ZERO));
-                prop_assert_eq!(holder, lasting(held, free));
+                prop_assert_eq!(holder, held.lasting(free));
                 prop_assert_eq!((read, before), (u64::try_from(ticket).ok(), ahead));
             }
             other => prop_assert!(false, "{:?}", other),

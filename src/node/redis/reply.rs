@@ -7,15 +7,15 @@ use leasehold_protocol::{
     combiner::Want,
     failure::Failure,
     fence::Fence,
-    holder::{self, Holder},
-    message::{Acquired, Denial, Guarding, Owned, Page, Polled, Repaired, Reply, ServerIdentity, Vote, Waiters},
+    holder::Holder,
+    message::{Acquired, Denial, Guarding, Owned, Page, Polled, Repaired, Reply, ServerIdentity, VoteReply, Waiters},
     token::Token,
 };
 
-use super::failure::{is_no_primary, not_extended};
+use super::transport::{is_no_primary, not_extended};
 
 /// With `votes`, the server's time and run id follow.
-pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
+pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<VoteReply> {
     let (acquired, identity) = match array(reply) {
         [acquired @ .., time, run_id] if votes => {
             let run_id = run_id.as_str().map(|run_id| (&*run_id).into());
@@ -29,7 +29,7 @@ pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<Vote> {
         [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
         _ => return None,
     };
-    Some(Vote { acquired, identity, overtaken: false })
+    Some(VoteReply { acquired, identity, overtaken: false })
 }
 
 /// One for each want of a batch, in their order; `None` for what has to be asked alone.
@@ -55,7 +55,7 @@ pub(super) fn combined(reply: &Value, wants: &[Want], overtaken: bool) -> Option
             }
             _ => return None,
         };
-        Some(Some(Reply::Vote(Vote { acquired, identity: None, overtaken })))
+        Some(Some(Reply::Vote(VoteReply { acquired, identity: None, overtaken })))
     };
     wants.iter().map(read).collect()
 }
@@ -63,7 +63,7 @@ pub(super) fn combined(reply: &Value, wants: &[Want], overtaken: bool) -> Option
 /// The same reply, to a request that what was asked after it may have overtaken.
 pub(super) fn overtaken(reply: Reply) -> Reply {
     match reply {
-        Reply::Vote(vote) => Vote { overtaken: true, ..vote }.into(),
+        Reply::Vote(vote) => VoteReply { overtaken: true, ..vote }.into(),
         reply => reply,
     }
 }
@@ -94,7 +94,7 @@ fn secs(value: &Value) -> Option<Duration> {
     value.as_u64().map(Duration::from_secs)
 }
 
-pub(super) fn polled(reply: &Value, tracked: bool, called: bool) -> Option<Polled> {
+pub(super) fn polled(reply: &Value, tracked: bool, notified: bool) -> Option<Polled> {
     let (holder, recovers_for, place) = match array(reply) {
         [granted, issued] | [granted, issued, _] if granted.as_i64() == Some(1) => {
             return fence(issued).map(Polled::Granted);
@@ -104,8 +104,8 @@ pub(super) fn polled(reply: &Value, tracked: bool, called: bool) -> Option<Polle
             if pttl.as_i64() == Some(NO_KEY) {
                 // Free already: nothing to wait for.
                 holder = match value {
-                    Value::Null => holder::nobody(),
-                    _expired => holder::lasting(holder, Some(Duration::ZERO)),
+                    Value::Null => Holder::nobody(),
+                    _expired => holder.lasting(Some(Duration::ZERO)),
                 };
             }
             (holder, None, place)
@@ -118,7 +118,7 @@ pub(super) fn polled(reply: &Value, tracked: bool, called: bool) -> Option<Polle
     let [ticket, ahead, entered] = place else { return None };
     let ticket = Some(ticket.as_u64()?).filter(|&ticket| ticket != 0);
     let ahead = u32::try_from(ahead.as_i64()?).ok()?;
-    Some(Polled::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, tracked, called })
+    Some(Polled::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, tracked, notified })
 }
 
 /// Which run of the server has answered a poll or a repair, if it says so.
@@ -194,14 +194,6 @@ pub(super) fn floors(reply: &Value) -> Option<u64> {
     bytes.checked_mul(keys).map(|bytes| bytes / looked_at.max(1))
 }
 
-/// The value in the answer to `CONFIG GET` of one setting.
-pub(super) fn setting(reply: &Value) -> Option<String> {
-    match array(reply) {
-        [_name, value] => value.as_string(),
-        _ => None,
-    }
-}
-
 pub(super) fn flag(reply: &Value) -> Option<bool> {
     match reply.as_i64()? {
         0 => Some(false),
@@ -239,11 +231,11 @@ fn owned(code: i64) -> Option<Owned> {
 fn found(pttl: &Value, value: &Value) -> Option<Holder> {
     let pttl = pttl.as_i64()?;
     Some(match value {
-        Value::Array(other) => holder::of_type(other.get(1).and_then(Value::as_str).as_deref(), pttl),
-        Value::Integer(_) => holder::of_type(None, pttl),
+        Value::Array(other) => Holder::of_type(other.get(1).and_then(Value::as_str).as_deref(), pttl),
+        Value::Integer(_) => Holder::of_type(None, pttl),
         // There is none.
-        Value::Null => holder::of(None, u64::try_from(pttl).ok().map(Duration::from_millis), None),
-        text => holder::read(text.as_str().as_deref(), pttl),
+        Value::Null => Holder::of(None, u64::try_from(pttl).ok().map(Duration::from_millis), None),
+        text => Holder::read(text.as_str().as_deref(), pttl),
     })
 }
 
@@ -284,7 +276,7 @@ mod tests {
         ] {
             let reply = Value::Array(vec![0.into(), 1_500.into(), other]);
             let vote = vote(&reply, false, false);
-            let Some(Vote { acquired: Acquired::Busy { holder, .. }, identity: None, .. }) = vote else {
+            let Some(VoteReply { acquired: Acquired::Busy { holder, .. }, identity: None, .. }) = vote else {
                 panic!("busy was said")
             };
             assert_eq!(holder.remaining(), Some(Duration::from_millis(1_500)));

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Clock, Error, Lease, Leases, Released, SystemClock};
+use leasehold::{Builder, Error, Lease, Leases, Released, SystemClock, testing::Clock};
 use support::{
     HANGS, Match, Proxy, Server, eventually_async,
     scripts::{ACQUIRE, COMBINED, RELEASE, RENEW},

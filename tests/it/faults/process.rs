@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Clock, Error, Fence, Keeper, Lease, Leases, Lock, LossReason, Owner, Status, SystemClock};
+use leasehold::{Error, Fence, Keeper, Lease, Leases, Lock, LossReason, Owner, Status, SystemClock, testing::Clock};
 use support::{
     Child, ClockShim, Dropped, HANGS, Lag, Nodes, Part, Polls, Server, Wire, eventually, eventually_async, one_thread,
     seen, two_workers, within,

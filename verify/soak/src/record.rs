@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
-use leasehold::{Clock, LossReason, SystemClock};
+use leasehold::{LossReason, SystemClock};
 
 /// A moment of this machine's clock that counts suspend, in nanoseconds: the same for every process.
 pub type Nanos = u64;

@@ -8,7 +8,7 @@ use leasehold_protocol::{
     fence::Fence,
     jitter::Jitter,
     message::{ReleaseMode, Route},
-    release_tally::End,
+    release_tally::ReleaseEnd,
     renewal::{LeaseConfig, Phase},
     tally::Nodes,
     time::Time,
@@ -214,10 +214,10 @@ impl Run<'_> {
                     self.leave(me, session);
                 }
             }
-            News::Released(End::Released) => {
+            News::Released(ReleaseEnd::Released) => {
                 self.state.broken.release_did_not |= self.keys_of(owner) > self.nodes() / 2;
             }
-            News::Released(End::Lost(_) | End::Unknown(_)) => {}
+            News::Released(ReleaseEnd::Lost(_) | ReleaseEnd::Unknown(_)) => {}
         }
     }
 

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use leasehold_protocol::{
     fence::Fence,
-    holder::{self, Holder},
+    holder::Holder,
     key::Key,
     plurality::Plurality,
     store::Store,
@@ -219,12 +219,12 @@ impl State {
 
     /// Who asks all nodes is certain of a fence that is not that of the lease.
     fn shows_another_fence(&self, setup: &Setup) -> bool {
-        let shown = |server: &Server| Some(holder::of(Some(setup.token(server.key?.0).clone()), None, server.shown));
+        let shown = |server: &Server| Some(Holder::of(Some(setup.token(server.key?.0).clone()), None, server.shown));
         self.holders().any(|(client, session)| {
             let token = &setup.tokens[client][usize::from(session.number)];
             let held: Vec<Holder> = self.servers.iter().filter_map(shown).collect();
             Plurality::largest(&held, majority(self.servers.len())).is_some_and(|Plurality { holder, .. }| {
-                let fence = holder.fence().filter(|_| holder::token(&holder) == Some(token));
+                let fence = holder.fence().filter(|_| holder.whole_token() == Some(token));
                 fence.is_some() && fence != session.acquisition.fence()
             })
         })

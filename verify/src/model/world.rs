@@ -4,8 +4,10 @@ use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
     fence::{self, Fence},
-    holder::{self, Holder},
-    message::{AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Repaired, Reply, Request, Vote, Voting, only},
+    holder::Holder,
+    message::{
+        AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Repaired, Reply, Request, VoteReply, Voting, only,
+    },
     store::{Process, Store},
     time::{Micros, Time},
 };
@@ -103,7 +105,7 @@ impl Run<'_> {
         let shown = holder.as_ref().and_then(Holder::fence);
         let key = holder.and_then(|holder| {
             let until = now + u64::try_from(holder.remaining()?.as_micros()).ok()?;
-            Some((self.setup.owner(holder::token(&holder)?)?, until))
+            Some((self.setup.owner(holder.whole_token()?)?, until))
         });
         if key.map(|(owner, _)| owner) != server.key.map(|(owner, _)| owner) {
             server.is_belated = false;
@@ -141,7 +143,7 @@ impl Run<'_> {
                 let votes = !restart_delay.is_zero() || proposal.is_some();
                 let voting = votes.then_some(Voting { restart_delay, proposal });
                 let request = AcquireRequest { claim: claim(owner), voting };
-                let vote: Vote = ask(&mut server.store, now, &Request::Acquire(request));
+                let vote: VoteReply = ask(&mut server.store, now, &Request::Acquire(request));
                 let acquired = match vote.acquired {
                     Acquired::Granted(fence) if before == Some(owner) => Acquired::Granted(self.setup.replayed(fence)),
                     acquired => acquired,

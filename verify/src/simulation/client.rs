@@ -11,7 +11,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
     fence_proposal::FenceProposal,
-    message::{AcquireRequest, Acquired, ReleaseMode, Repaired, Reply, Request, Route, Vote, Voting, only},
+    message::{AcquireRequest, Acquired, ReleaseMode, Repaired, Reply, Request, Route, VoteReply, Voting, only},
     renewal::LeaseConfig,
     tally::Nodes,
     time::Time,
@@ -237,7 +237,7 @@ impl Client {
     fn read(&mut self, world: &mut World, node: usize, now: Time, reply: Reply) -> Result<Said, Failure> {
         let counts = &mut world.history.counts;
         match reply {
-            Reply::Vote(Vote { acquired, identity, .. }) => {
+            Reply::Vote(VoteReply { acquired, identity, .. }) => {
                 if let Some(time) = identity.and_then(|identity| identity.time) {
                     self.fence_proposal.note_time(time, now);
                 }

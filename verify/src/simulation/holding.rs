@@ -8,10 +8,10 @@ use leasehold_protocol::{
     fence::Fence,
     loss::LossReason,
     message::{Owned, ReleaseMode, Reply, Request, Route},
-    release_tally::End,
+    release_tally::ReleaseEnd,
     renewal::Phase,
     time::Time,
-    undo::{Next, Outcome, Undoing},
+    undo::{Next, UndoOutcome, Undoing},
 };
 
 use super::{
@@ -38,7 +38,7 @@ impl Client {
                 }
             }
             News::Released(end) => {
-                world.history.counts.released += usize::from(matches!(end, End::Released));
+                world.history.counts.released += usize::from(matches!(end, ReleaseEnd::Released));
             }
         }
     }
@@ -160,8 +160,8 @@ impl Client {
         let now = self.now(world);
         let answer = said.and_then(Owned::try_from);
         match undoing.answered(now, &answer) {
-            Next::Over(Outcome::Undone { .. }) => {}
-            Next::Over(Outcome::Refused | Outcome::Unanswered) => session.nodes[node].is_given_up = true,
+            Next::Over(UndoOutcome::Undone { .. }) => {}
+            Next::Over(UndoOutcome::Refused | UndoOutcome::Unanswered) => session.nodes[node].is_given_up = true,
             Next::After(pause) => {
                 session.nodes[node].open += 1;
                 self.wake(world, now + pause, Alarm::UndoAgain(session.id, node, undoing));

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
-    holder::{self, Holder},
+    holder::Holder,
     key::Key,
-    message::{AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Reply, Request, Vote},
+    message::{AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Reply, Request, VoteReply},
     plurality::Plurality,
     store::{Process, Store},
     tally::majority,
@@ -246,7 +246,7 @@ impl World {
         } else {
             self.lose(client, number);
         }
-        if matches!(&said, Reply::Vote(Vote { acquired: Acquired::Granted(_), .. })) {
+        if matches!(&said, Reply::Vote(VoteReply { acquired: Acquired::Granted(_), .. })) {
             self.voted(client, node);
         }
     }
@@ -287,11 +287,11 @@ impl World {
         let mut held = Vec::new();
         for node in 0..self.nodes() {
             if let Some(there) = self.owner(node) {
-                held.push(holder::of(Some(there), None, self.servers[node].shown));
+                held.push(Holder::of(Some(there), None, self.servers[node].shown));
             }
         }
         let seen = Plurality::largest(&held, majority(self.nodes()));
-        let shown = seen.filter(|seen| holder::token(&seen.holder) == Some(token)).and_then(|seen| seen.holder.fence());
+        let shown = seen.filter(|seen| seen.holder.whole_token() == Some(token)).and_then(|seen| seen.holder.fence());
         if shown.is_some_and(|shown| shown != fence) {
             let at = self.now;
             self.history.saw(Violation::AnotherFence { at });
@@ -304,7 +304,7 @@ impl World {
 
     /// Whose key is on a node.
     pub(super) fn owner(&mut self, node: usize) -> Option<Token> {
-        holder::token(&self.holder(node)?).cloned()
+        self.holder(node)?.whole_token().cloned()
     }
 
     fn holder(&mut self, node: usize) -> Option<Holder> {
@@ -334,9 +334,9 @@ fn apply(store: &mut Store, now: Micros, request: &Request) -> Reply {
 /// A replayed acquire that was granted with another fence.
 fn again(reply: Reply) -> Reply {
     match reply {
-        Reply::Vote(Vote { acquired: Acquired::Granted(fence), identity, overtaken }) => {
+        Reply::Vote(VoteReply { acquired: Acquired::Granted(fence), identity, overtaken }) => {
             let fence = Fence::try_from(u64::from(fence) + 1).unwrap_or(fence);
-            Reply::Vote(Vote { acquired: Acquired::Granted(fence), identity, overtaken })
+            Reply::Vote(VoteReply { acquired: Acquired::Granted(fence), identity, overtaken })
         }
         other => other,
     }
@@ -357,8 +357,8 @@ fn name(request: &Request) -> &'static str {
 /// What is answered, for people.
 fn brief(reply: &Reply) -> String {
     match reply {
-        Reply::Vote(Vote { acquired: Acquired::Busy { holder, .. }, .. }) => format!("busy with {holder}"),
-        Reply::Vote(Vote { acquired, .. }) => format!("{acquired:?}"),
+        Reply::Vote(VoteReply { acquired: Acquired::Busy { holder, .. }, .. }) => format!("busy with {holder}"),
+        Reply::Vote(VoteReply { acquired, .. }) => format!("{acquired:?}"),
         other => format!("{other:?}"),
     }
 }

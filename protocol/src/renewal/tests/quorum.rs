@@ -6,29 +6,29 @@ use super::*;
 enum Event {
     Wait(u64),
     /// A request that is under way is answered, whichever it is.
-    Answer(prop::sample::Index, Answer),
+    RenewalAnswer(prop::sample::Index, RenewalAnswer),
     /// One that was answered before is answered once more: a late copy, or another verdict.
-    Again(prop::sample::Index, Answer),
+    Again(prop::sample::Index, RenewalAnswer),
     Hint,
     HintOf(usize),
     /// A repair that was ordered is done.
     Repair(prop::sample::Index),
 }
 
-fn answers() -> impl Strategy<Value = Answer> {
+fn answers() -> impl Strategy<Value = RenewalAnswer> {
     prop_oneof![
-        8 => Just(Answer::Confirmed),
-        2 => Just(Answer::Unclear),
-        1 => Just(Answer::Refused),
-        3 => Just(Answer::Denied(Denial::Gone)),
-        1 => Just(Answer::Denied(Denial::Taken)),
+        8 => Just(RenewalAnswer::Confirmed),
+        2 => Just(RenewalAnswer::Unclear),
+        1 => Just(RenewalAnswer::Refused),
+        3 => Just(RenewalAnswer::Denied(Denial::Gone)),
+        1 => Just(RenewalAnswer::Denied(Denial::Taken)),
     ]
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         5 => (0_u64..900).prop_map(Event::Wait),
-        12 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::Answer(which, answer)),
+        12 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::RenewalAnswer(which, answer)),
         1 => (any::<prop::sample::Index>(), answers()).prop_map(|(which, answer)| Event::Again(which, answer)),
         1 => Just(Event::Hint),
         2 => (0_usize..3).prop_map(Event::HintOf),
@@ -39,7 +39,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 /// Everything that was said, and what follows from it.
 struct Reference {
-    said: Vec<Vec<(Time, Answer)>>,
+    said: Vec<Vec<(Time, RenewalAnswer)>>,
     /// The denials for which a repair was ordered.
     repaired: Vec<(usize, Time)>,
     /// The nodes that gave a hint while they lacked the key, and when the next of them may be repaired.
@@ -50,7 +50,7 @@ struct Reference {
 
 impl Reference {
     fn new(nodes: usize) -> Self {
-        let said = vec![vec![(at(1_000), Answer::Confirmed)]; nodes];
+        let said = vec![vec![(at(1_000), RenewalAnswer::Confirmed)]; nodes];
         Self { said, repaired: Vec::new(), hinted: Vec::new(), repairs_from: Time::ZERO, is_over: false }
     }
 
@@ -62,13 +62,13 @@ impl Reference {
         0..self.said.len()
     }
 
-    fn sends(&self, node: usize, is_such: impl Fn(Answer) -> bool) -> Time {
+    fn sends(&self, node: usize, is_such: impl Fn(RenewalAnswer) -> bool) -> Time {
         let such = self.said[node].iter().filter(|(_, answer)| is_such(*answer));
         such.map(|(sent, _)| *sent).max().unwrap_or(Time::ZERO)
     }
 
     fn confirmed_by(&self, node: usize) -> Time {
-        self.sends(node, |answer| answer == Answer::Confirmed)
+        self.sends(node, |answer| answer == RenewalAnswer::Confirmed)
     }
 
     /// The newest send that a majority has confirmed, or something later.
@@ -87,8 +87,10 @@ impl Reference {
         let (mut standing, mut back) = (None, Time::ZERO);
         for &(sent, answer) in &self.said[node] {
             match (answer, standing) {
-                (Answer::Denied(denial), _) if sent >= back => standing = Some((sent, denial)),
-                (Answer::Confirmed, Some((denied, _))) if sent > denied => (standing, back) = (None, back.max(sent)),
+                (RenewalAnswer::Denied(denial), _) if sent >= back => standing = Some((sent, denial)),
+                (RenewalAnswer::Confirmed, Some((denied, _))) if sent > denied => {
+                    (standing, back) = (None, back.max(sent));
+                }
                 _ => {}
             }
         }
@@ -102,7 +104,7 @@ impl Reference {
 
     /// Whether no majority is left to confirm what was sent at `sent`.
     fn is_hopeless(&self, sent: Time) -> bool {
-        let tells_nothing = |answer| matches!(answer, Answer::Unclear | Answer::Refused);
+        let tells_nothing = |answer| matches!(answer, RenewalAnswer::Unclear | RenewalAnswer::Refused);
         let may_confirm = |node: &usize| {
             self.confirmed_by(*node) >= sent
                 || self.denied_by(*node).is_none() && self.sends(*node, tells_nothing) < sent
@@ -147,7 +149,7 @@ impl Reference {
         hinted.into_iter().filter(|&node| self.denied_by(node).is_some()).collect()
     }
 
-    fn hear(&mut self, now: Time, node: usize, sent: Time, answer: Answer) {
+    fn hear(&mut self, now: Time, node: usize, sent: Time, answer: RenewalAnswer) {
         if !self.is_over && now < self.deadline() {
             self.said[node].push((sent, answer));
             self.is_over = self.is_denied();
@@ -187,10 +189,10 @@ proptest! {
                     reference.hint_of(node);
                     (core.tick(now), None)
                 }
-                Event::Answer(..) if under_way.is_empty() => continue,
+                Event::RenewalAnswer(..) if under_way.is_empty() => continue,
                 Event::Again(..) if answered.is_empty() => continue,
                 Event::Repair(_) if healing.is_empty() => continue,
-                Event::Answer(which, answer) => {
+                Event::RenewalAnswer(which, answer) => {
                     let (node, sent) = under_way.swap_remove(which.index(under_way.len()));
                     answered.push((node, sent));
                     (core.answer(now, node, sent, answer), Some((node, sent, answer)))
@@ -201,7 +203,7 @@ proptest! {
                 }
                 Event::Repair(which) => {
                     let (node, sent) = healing.swap_remove(which.index(healing.len()));
-                    (core.answer(now, node, sent, Answer::Confirmed), Some((node, sent, Answer::Confirmed)))
+                    (core.answer(now, node, sent, RenewalAnswer::Confirmed), Some((node, sent, RenewalAnswer::Confirmed)))
                 }
             };
             if let Some((node, sent, answer)) = heard {

@@ -29,10 +29,10 @@ fn polls(name: &str) -> Process<'_> {
 }
 
 fn tokens<const N: usize>() -> [Token; N] {
-    std::array::from_fn(|n| Token::draw(&n.to_string()))
+    std::array::from_fn(|n| Token::random(&n.to_string()))
 }
 
-fn turn(queue: &mut Queue, now: Micros, silent: &str) -> (Option<Token>, Vec<Told>) {
+fn turn(queue: &mut WaitQueue, now: Micros, silent: &str) -> (Option<Token>, Vec<Notified>) {
     let mut told = Vec::new();
     match queue.promote(None, now, Duration::ZERO, &|channel| channel != silent, &mut told) {
         Turn::Granted { token, .. } => (Some(token), told),
@@ -42,7 +42,7 @@ fn turn(queue: &mut Queue, now: Micros, silent: &str) -> (Option<Token>, Vec<Tol
 
 #[test]
 fn a_clock_that_goes_back_changes_no_order() {
-    let (mut queue, [a, b, c]) = (Queue::default(), tokens());
+    let (mut queue, [a, b, c]) = (WaitQueue::default(), tokens());
     assert!(queue.enter(10 * MINUTE, &poll(&a), hears("a")));
     assert!(queue.enter(5 * MINUTE, &poll(&b), hears("b")));
     assert!(!queue.enter(6 * MINUTE, &poll(&a), hears("a")), "it was there before");
@@ -54,7 +54,7 @@ fn a_clock_that_goes_back_changes_no_order() {
 
 #[test]
 fn a_ticket_gives_a_lost_place_back() {
-    let (mut queue, [a, b]) = (Queue::default(), tokens());
+    let (mut queue, [a, b]) = (WaitQueue::default(), tokens());
     queue.enter(1, &poll(&a), hears("a"));
     queue.enter(2, &poll(&b), hears("b"));
     queue.leave(&a, "a");
@@ -65,15 +65,15 @@ fn a_ticket_gives_a_lost_place_back() {
 
 #[test]
 fn who_cannot_be_reached_is_passed_over() {
-    let (mut queue, [dead, poller, alive, next]) = (Queue::default(), tokens());
+    let (mut queue, [dead, poller, alive, next]) = (WaitQueue::default(), tokens());
     queue.enter(1, &poll(&dead), hears("dead"));
     queue.enter(2, &Poll { window: Duration::ZERO, ..poll(&poller) }, polls("poller"));
     queue.enter(3, &poll(&alive), hears("alive"));
     queue.enter(4, &poll(&next), hears("next"));
     let within = Duration::from_secs(1);
     let expected = vec![
-        Told::Granted { channel: "alive".into(), token: alive.clone() },
-        Told::Next { channel: "next".into(), token: next, within },
+        Notified::Granted { channel: "alive".into(), token: alive.clone() },
+        Notified::Next { channel: "next".into(), token: next, within },
     ];
     assert_eq!(turn(&mut queue, 5, "dead"), (Some(alive), expected));
     assert_eq!(queue.len(), 1);
@@ -81,7 +81,7 @@ fn who_cannot_be_reached_is_passed_over() {
 
 #[test]
 fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
-    let (mut queue, [a, b, c]) = (Queue::default(), tokens());
+    let (mut queue, [a, b, c]) = (WaitQueue::default(), tokens());
     for (token, name) in [(&a, "poller"), (&b, "another")] {
         queue.enter(1, &poll(token), polls(name));
     }
@@ -92,7 +92,7 @@ fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
 
 #[test]
 fn a_process_that_says_nothing_costs_one_grant() {
-    let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
+    let (mut queue, [s1, s2, s3, a]) = (WaitQueue::default(), tokens());
     for token in [&s1, &s2, &s3] {
         queue.enter(1, &poll(token), hears("stopped"));
     }
@@ -111,7 +111,7 @@ fn a_process_that_says_nothing_costs_one_grant() {
 
 #[test]
 fn a_process_that_polls_costs_one_grant_and_is_granted_to_again_once_it_says_something() {
-    let (mut queue, [s1, s2, s3, a]) = (Queue::default(), tokens());
+    let (mut queue, [s1, s2, s3, a]) = (WaitQueue::default(), tokens());
     for token in [&s1, &s2, &s3] {
         queue.enter(1, &poll(token), polls("killed"));
     }
@@ -124,23 +124,23 @@ fn a_process_that_polls_costs_one_grant_and_is_granted_to_again_once_it_says_som
 
 #[test]
 fn the_first_of_another_process_is_notified_at_whatever_place() {
-    let (mut queue, all, other) = (Queue::default(), tokens::<100>(), Token::draw("other"));
+    let (mut queue, all, other) = (WaitQueue::default(), tokens::<100>(), Token::random("other"));
     for token in &all {
         queue.enter(1, &poll(token), hears("many"));
     }
     queue.enter(1, &poll(&other), hears("other"));
     let within = Duration::from_secs(1);
     let expected = vec![
-        Told::Granted { channel: "many".into(), token: all[0].clone() },
-        Told::Next { channel: "many".into(), token: all[1].clone(), within },
-        Told::Next { channel: "other".into(), token: other, within },
+        Notified::Granted { channel: "many".into(), token: all[0].clone() },
+        Notified::Next { channel: "many".into(), token: all[1].clone(), within },
+        Notified::Next { channel: "other".into(), token: other, within },
     ];
     assert_eq!(turn(&mut queue, 2, ""), (Some(all[0].clone()), expected));
 }
 
 #[test]
 fn the_head_that_asks_is_told_that_it_is_its_turn() {
-    let (mut queue, [a, b]) = (Queue::default(), tokens());
+    let (mut queue, [a, b]) = (WaitQueue::default(), tokens());
     queue.enter(1, &poll(&a), hears("gone"));
     queue.enter(1, &poll(&b), hears("gone"));
     let mut told = Vec::new();
@@ -151,11 +151,11 @@ fn the_head_that_asks_is_told_that_it_is_its_turn() {
 #[test]
 fn a_poller_is_alive_for_its_window_and_the_queue_for_two() {
     for (now, is_alive) in [(MINUTE + 4, true), (MINUTE + 5, false)] {
-        let (mut queue, [a]) = (Queue::default(), tokens());
+        let (mut queue, [a]) = (WaitQueue::default(), tokens());
         queue.enter(5, &poll(&a), polls("poller"));
         assert_eq!(turn(&mut queue, now, "").0, is_alive.then_some(a), "{now}");
     }
-    let (mut queue, [a]) = (Queue::default(), tokens());
+    let (mut queue, [a]) = (WaitQueue::default(), tokens());
     queue.enter(5, &poll(&a), hears("a"));
     assert!(!queue.is_over(2 * MINUTE + 4) && queue.is_over(2 * MINUTE + 5));
 }

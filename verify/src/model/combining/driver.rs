@@ -1,8 +1,8 @@
-//! What `src/node/redis/combining.rs` does around the combiner: written again.
+//! What `src/node/redis/server/combining.rs` does around the combiner: written again.
 
 use std::{cell::RefCell, mem::take};
 
-use leasehold_protocol::combiner::{Swept, Verdict, Want, after_failure};
+use leasehold_protocol::combiner::{BatchVerdict, Swept, Want, after_failure};
 
 use super::{
     ALL_OVERTAKEN, BATCH_IS_SMALL, LIMIT, NEVER_WITH_ITS_ACQUIRE, NOT_AFTER_ITS_ANSWER, TAKEN_BACK, TOLD_ONCE,
@@ -162,16 +162,18 @@ impl Run<'_> {
                 }
                 Ok(replies.into_iter())
             }
-            Outcome::Failed(failure) if self.setup.has(SeededBug::ErrorIsEverybodys) => Err(Verdict::Failed(failure)),
-            Outcome::Failed(_) if self.setup.has(SeededBug::SilenceIsNobodys) => Err(Verdict::Alone),
+            Outcome::Failed(failure) if self.setup.has(SeededBug::ErrorIsEverybodys) => {
+                Err(BatchVerdict::Failed(failure))
+            }
+            Outcome::Failed(_) if self.setup.has(SeededBug::SilenceIsNobodys) => Err(BatchVerdict::Alone),
             Outcome::Failed(failure) => Err(after_failure(failure)),
             Outcome::One(_) | Outcome::Forgotten => return,
         };
         for (nth, caller) in callers.into_iter().enumerate() {
             let told = match &mut replies {
                 Ok(replies) => Ok(replies.next().flatten()),
-                Err(Verdict::Alone) => Ok(None),
-                Err(Verdict::Failed(failure)) => Err(failure.clone()),
+                Err(BatchVerdict::Alone) => Ok(None),
+                Err(BatchVerdict::Failed(failure)) => Err(failure.clone()),
             };
             let is_said = overtaken && !(self.setup.has(SeededBug::OvertakenIsTheFirsts) && nth > 0);
             let told = told.map(|said| said.map(|said| overtaken_or_not(said, is_said)));

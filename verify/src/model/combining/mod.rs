@@ -16,9 +16,9 @@
 use std::time::Duration;
 
 use leasehold_protocol::{
-    combiner::{Combiner, Limits},
+    combiner::{BatchLimits, Combiner},
     fence::{self, Fence},
-    holder::{self, Holder},
+    holder::Holder,
     key::Key,
     message::{AcquireRequest, Claim, ReleaseMode, Request},
     store::Store,
@@ -111,9 +111,9 @@ impl Setup {
         self.bug == Some(bug)
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BatchLimits {
         let batch = self.batch + usize::from(self.has(SeededBug::BatchTooLarge));
-        Limits { flights: self.flights, pace: PACE, batch, weight: 1_000_000 }
+        BatchLimits { flights: self.flights, pace: PACE, batch, weight: 1_000_000 }
     }
 
     fn claim(&self, session: Number, fence: Option<Fence>) -> Claim {
@@ -193,7 +193,7 @@ impl Model for Setup {
 impl State {
     fn holder(&self, setup: &Setup, key: &Key) -> Option<(Number, Fence)> {
         let holder: Holder = self.store.clone().holder(server::NOW, key)?;
-        Some((setup.session(holder::token(&holder)?), holder.fence()?))
+        Some((setup.session(holder.whole_token()?), holder.fence()?))
     }
 
     fn holders_have_it(&self, setup: &Setup) -> bool {

@@ -74,7 +74,7 @@ fn by_model(setup: &Setup, holder: Option<Number>, batch: &[Ask]) -> Outcome {
         None => "alone",
     });
     let holder: Option<Holder> = store.holder(NOW, &setup.keys[0]);
-    let after = holder.and_then(|holder| Some(setup.session(leasehold_protocol::holder::token(&holder)?)));
+    let after = holder.and_then(|holder| Some(setup.session(holder.whole_token()?)));
     (said.collect(), after)
 }
 

@@ -3,8 +3,8 @@
 use leasehold_protocol::{
     combiner::Want,
     fence::Fence,
-    holder::{self, Holder},
-    message::{AcquireRequest, Acquired, Claim, Owned, ReleaseMode, Reply, Request, Vote},
+    holder::Holder,
+    message::{AcquireRequest, Acquired, Claim, Owned, ReleaseMode, Reply, Request, VoteReply},
     store::{Process, Store},
     time::Micros,
     token::Token,
@@ -31,7 +31,7 @@ pub(super) struct Combined {
 pub(super) fn acquire(setup: &Setup, store: &mut Store, claim: &Claim) -> Said {
     let before = holder_of(store, claim).map(|(token, _)| token);
     let request = Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None });
-    match Vote::try_from(reply(store, &request)).unwrap().acquired {
+    match VoteReply::try_from(reply(store, &request)).unwrap().acquired {
         Acquired::Granted(fence) if before.as_ref() == Some(&claim.token) && setup.has(SeededBug::ReplayDrawsAnew) => {
             Said::Granted { fence: Fence::try_from(u64::from(fence) + 1).unwrap(), overtaken: false }
         }
@@ -85,7 +85,7 @@ pub(super) fn combined(setup: &Setup, store: &mut Store, wants: &[Want], is_odd:
 
 fn holder_of(store: &mut Store, claim: &Claim) -> Option<(Token, Fence)> {
     let holder: Holder = store.holder(NOW, &claim.key)?;
-    Some((holder::token(&holder)?.clone(), holder.fence()?))
+    Some((holder.whole_token()?.clone(), holder.fence()?))
 }
 
 fn reply(store: &mut Store, request: &Request) -> Reply {

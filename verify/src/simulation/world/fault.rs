@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{holder, store::Store, token::Token};
+use leasehold_protocol::{store::Store, token::Token};
 
 use super::{
     super::{
@@ -136,7 +136,7 @@ impl World {
         let acquires: Vec<_> = self.on_their_way(acquire).collect();
         for (at, other) in acquires {
             let Some(holder) = self.holder(other) else { continue };
-            let (Some(token), Some(left)) = (holder::token(&holder), holder.remaining()) else { continue };
+            let (Some(token), Some(left)) = (holder.whole_token(), holder.remaining()) else { continue };
             if left < self.ttl / 7 && repaired.contains(token) {
                 self.lull_until = self.now + nanos(self.ttl / 5);
                 if self.dice.percent(70) {

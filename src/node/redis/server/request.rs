@@ -8,24 +8,29 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, Vote, Voting},
+    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, VoteReply, Voting},
 };
 
 use super::{
     Server,
     combining::{Entered, Flight, Told},
-    connection::{Connection, Way, left},
-    failure::is_no_right_to_a_key,
-    info,
-    pack::{Text, packed, whole_millis},
-    push::Push,
-    reply,
-    script::{
-        ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, KEEP, LEAVE, POLL, QUEUE, RAISE,
-        REHEARSE, RELEASE, RENEW, REPAIR, Script,
+    pack::{Part, packed, whole_millis},
+};
+use crate::{
+    error::keeper_ended,
+    node::{
+        Answer,
+        redis::{
+            info, reply,
+            script::{
+                ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, KEEP, LEAVE, POLL, QUEUE,
+                RAISE, REHEARSE, RELEASE, RENEW, REPAIR, Script,
+            },
+            subscription::Subscription,
+            transport::{Connection, Way, is_no_right_to_a_key, left},
+        },
     },
 };
-use crate::{error::keeper_ended, node::Answer};
 
 /// How many keys the server looks at to say how much memory floors take, in a millisecond.
 const KEYS_OF_A_SAMPLE: i64 = 1_000;
@@ -38,7 +43,7 @@ type Via = (Route, Duration);
 
 impl Server {
     /// Sends a request: alone, or with those that come at the same time.
-    pub(super) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
+    pub(crate) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
         let (route, limit) = via;
         let Some(combining) = &self.combining else { return self.ask_alone(via, request, None) };
         if let Some(token) = Want::undone_by(&request) {
@@ -77,7 +82,7 @@ impl Server {
             Request::Raise { claim, fence } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     let Claim { key, fence_memory, .. } = &claim;
-                    all.extend(packed([Text::Whole(key.lock()), Text::Parts(key.fence_parts()), Text::Value(&claim)]));
+                    all.extend(packed([Part::Whole(key.lock()), Part::Parts(key.fence_parts()), Part::Value(&claim)]));
                     all.extend([number(fence), millis(*fence_memory)]);
                 };
                 self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
@@ -105,14 +110,14 @@ impl Server {
                     let witness = self.witness.clone();
                     let arguments = move |all: &mut Vec<Value>| {
                         let [lock, fence, queue, wait] = queue_keys(&claim.key);
-                        all.extend(packed([lock, fence, queue, wait, Text::Value(&claim)]));
+                        all.extend(packed([lock, fence, queue, wait, Part::Value(&claim)]));
                         witness.testify_to_queues(all);
                     };
                     self.run_in(flight, via, &RELEASE, 4, arguments, |reply, _| reply::released(reply))
                 }
                 ReleaseMode::Leave => {
                     // Where it was notified, or would have been: by now it may not be listening.
-                    let (channel, witness) = (self.push.name().to_owned(), self.witness.clone());
+                    let (channel, witness) = (self.subscription.name().to_owned(), self.witness.clone());
                     let arguments = move |all: &mut Vec<Value>| {
                         all.extend(packed(queue_keys(&claim.key)));
                         all.extend([claim.token.as_str().into(), channel.as_str().into()]);
@@ -171,7 +176,7 @@ impl Server {
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
             let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
-            all.extend(packed([Text::Whole(lock), Text::Parts(fence), Text::Whole(token)]));
+            all.extend(packed([Part::Whole(lock), Part::Parts(fence), Part::Whole(token)]));
             all.push(millis(*ttl));
             all.push(millis(*fence_memory));
             if let Some(voting) = voting {
@@ -184,17 +189,17 @@ impl Server {
         };
         let Some(Voting { restart_delay, .. }) = voting else {
             return self.run_in(flight, via, &ACQUIRE, 2, arguments, |reply, Way { tracked, overtaken, .. }| {
-                Some(Vote { overtaken, ..reply::vote(reply, tracked, false)? })
+                Some(VoteReply { overtaken, ..reply::vote(reply, tracked, false)? })
             });
         };
         let (connection, witness) = (self.connection(via.0), self.witness.clone());
-        let (push, time) = (self.pushing(via.0), self.host.time_keeper());
+        let (subscription, time) = (self.subscription_on(via.0), self.host.time_keeper());
         Box::pin(async move {
             let mut arguments = |all: &mut Vec<Value>| {
                 arguments(all);
                 Some(2)
             };
-            let track = || push.as_ref().is_some_and(|push| push.is_on());
+            let track = || subscription.as_ref().is_some_and(|subscription| subscription.is_on());
             let is_trusted = |run_id: &str| witness.vouches_for(run_id, restart_delay);
             let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, via.1, track, is_trusted));
             let (value, way) = time.keep(voting, || Err(keeper_ended())).await?;
@@ -203,7 +208,7 @@ impl Server {
                 witness.heard(run_id);
                 connection.note_run(way.link, run_id);
             }
-            Ok(Vote { overtaken: way.overtaken, ..vote }.into())
+            Ok(VoteReply { overtaken: way.overtaken, ..vote }.into())
         })
     }
 
@@ -212,7 +217,7 @@ impl Server {
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
             let (lock, floor, token) = (key.lock(), key.fence_parts(), token.as_str());
-            all.extend(packed([Text::Whole(lock), Text::Parts(floor), Text::Whole(token)]));
+            all.extend(packed([Part::Whole(lock), Part::Parts(floor), Part::Whole(token)]));
             all.push(millis(*ttl));
             all.extend([number(fence), millis(*fence_memory), seconds(restart_delay)]);
             if !restart_delay.is_zero() {
@@ -227,9 +232,9 @@ impl Server {
     }
 
     fn poll(&self, via: Via, poll: Poll) -> Answer<Reply> {
-        let (witness, called) = (self.witness.clone(), self.push.channel().is_some());
+        let (witness, notified) = (self.witness.clone(), self.subscription.channel().is_some());
         // The process has the name whether or not it hears there.
-        let channel = format!("{}{}", if called { "" } else { "~" }, self.push.name());
+        let channel = format!("{}{}", if notified { "" } else { "~" }, self.subscription.name());
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
             all.extend(packed(queue_keys(key)));
@@ -245,7 +250,7 @@ impl Server {
         let witness = self.witness.clone();
         self.run(via, &POLL, 4, arguments, move |reply, way| {
             witness.read(reply);
-            reply::polled(reply, way.tracked, called)
+            reply::polled(reply, way.tracked, notified)
         })
     }
 
@@ -288,7 +293,7 @@ impl Server {
     }
 
     /// How many bytes the floors of fences take, about. Nothing if the server keeps it to itself.
-    pub(super) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
+    pub(crate) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
         let mut arguments = |all: &mut Vec<Value>| {
             all.push(KEYS_OF_A_SAMPLE.into());
             Some(0)
@@ -298,8 +303,8 @@ impl Server {
     }
 
     /// Tells whether a request on this route is tracked, if it is to be.
-    fn pushing(&self, route: Route) -> Option<Arc<Push>> {
-        (route == Route::Tracked).then(|| self.push.clone())
+    fn subscription_on(&self, route: Route) -> Option<Arc<Subscription>> {
+        (route == Route::Tracked).then(|| self.subscription.clone())
     }
 
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
@@ -325,10 +330,10 @@ impl Server {
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<Reply> {
         let (connection, time) = (self.connection(route), self.host.time_keeper());
-        let push = self.pushing(route);
+        let subscription = self.subscription_on(route);
         Box::pin(async move {
             let _flight = flight;
-            let track = || push.as_ref().is_some_and(|push| push.is_on());
+            let track = || subscription.as_ref().is_some_and(|subscription| subscription.is_on());
             let mut arguments = |all: &mut Vec<Value>| {
                 arguments(all);
                 Some(keys)
@@ -341,14 +346,14 @@ impl Server {
 }
 
 /// The keys of every script that may pass a lock on.
-fn queue_keys(key: &Key) -> [Text<'_>; 4] {
-    let [fence, queue, wait] = [key.fence_parts(), key.queue_parts(), key.wait_parts()].map(Text::Parts);
-    [Text::Whole(key.lock()), fence, queue, wait]
+fn queue_keys(key: &Key) -> [Part<'_>; 4] {
+    let [fence, queue, wait] = [key.fence_parts(), key.queue_parts(), key.wait_parts()].map(Part::Parts);
+    [Part::Whole(key.lock()), fence, queue, wait]
 }
 
 /// The only one that a script of many keys has for each.
 fn value(claim: &Claim) -> Value {
-    let [value] = packed([Text::Value(claim)]);
+    let [value] = packed([Part::Value(claim)]);
     value
 }
 

@@ -7,8 +7,13 @@ use std::{mem, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
-use super::super::{connection::Connection, reply, script::LOOK};
-use crate::{keeper::Host, node::NodeListener};
+use crate::{
+    keeper::Host,
+    node::{
+        NodeListener,
+        redis::{reply, script::LOOK, transport::Connection},
+    },
+};
 
 /// The most keys that one command checks. Up to Redis 7.0 the server's work grows with the square of it: each read of a
 /// script has all its keys tracked.
@@ -38,8 +43,8 @@ impl OwnInvalidations {
     }
 
     async fn settle(self: Arc<Self>, listener: Arc<dyn NodeListener>) {
-        let doubted = mem::take(&mut *self.keys.lock());
-        for keys in doubted.chunks(AT_ONCE) {
+        let suspects = mem::take(&mut *self.keys.lock());
+        for keys in suspects.chunks(AT_ONCE) {
             self.look(keys, &*listener).await;
         }
     }

@@ -19,7 +19,7 @@ fn check_environment() -> Result<(), Error> {
 /// rustls with the ring provider named outright: which provider is the process's default depends on what else the
 /// program links.
 #[cfg(feature = "tls-rustls")]
-pub(super) fn enable(config: &mut Config) -> Result<(), Error> {
+pub(crate) fn enable(config: &mut Config) -> Result<(), Error> {
     use std::sync::Arc;
 
     use fred::{
@@ -49,7 +49,7 @@ pub(super) fn enable(config: &mut Config) -> Result<(), Error> {
 }
 
 #[cfg(all(feature = "tls-native", not(feature = "tls-rustls")))]
-pub(super) fn enable(config: &mut Config) -> Result<(), Error> {
+pub(crate) fn enable(config: &mut Config) -> Result<(), Error> {
     use fred::types::config::TlsConnector;
 
     check_environment()?;
@@ -60,7 +60,7 @@ pub(super) fn enable(config: &mut Config) -> Result<(), Error> {
 }
 
 #[cfg(not(any(feature = "tls-rustls", feature = "tls-native")))]
-pub(super) fn enable(_config: &mut Config) -> Result<(), Error> {
+pub(crate) fn enable(_config: &mut Config) -> Result<(), Error> {
     Err(Error::config(
         "rediss:// needs TLS, which this build leaves out: enable the crate feature tls-rustls or tls-native",
     ))

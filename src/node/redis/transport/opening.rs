@@ -6,7 +6,11 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::config::Config,
 };
-use leasehold_protocol::{rounded::Rounded, time::Time};
+use leasehold_protocol::{
+    reconnect::{Reconnect, ReconnectConfig},
+    rounded::Rounded,
+    time::Time,
+};
 use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
@@ -26,14 +30,13 @@ use crate::{
     keeper::Host,
 };
 
-/// The pause before the first try to reconnect; each further try doubles it, up to the longest. A very short outage
-/// costs no more than this.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-
-/// Links that end sooner than this let the pauses grow, up to a longest of their own.
-const STEADY: Duration = Duration::from_secs(1);
-const LONGEST_FLAP: Duration = Duration::from_millis(32);
+/// A very short outage costs no more than the first pause.
+const RECONNECT: ReconnectConfig = ReconnectConfig {
+    first: Duration::from_millis(1),
+    longest: Duration::from_millis(500),
+    longest_flap: Duration::from_millis(32),
+    steady: Duration::from_secs(1),
+};
 
 /// The most tries to connect that are under way side by side.
 const AT_ONCE: u32 = 5;
@@ -42,7 +45,7 @@ const AT_ONCE: u32 = 5;
 ///
 /// A try that hangs is not given up: a slow link must succeed at some time. After a while the next one begins beside
 /// it, because the first may have been lost.
-pub(super) struct Opening {
+pub(crate) struct Opening {
     place: Side,
     config: Config,
     limits: Limits,
@@ -50,10 +53,7 @@ pub(super) struct Opening {
     left_out: Arc<LeftOut>,
     /// The number of the link that comes next.
     number: u64,
-    /// When there was a link for the last time.
-    opened: Time,
-    /// Before the next try, if none is under way.
-    pause: Duration,
+    reconnect: Reconnect,
     under_way: usize,
     /// When the last try began.
     began: Time,
@@ -65,7 +65,7 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    pub(super) fn new(place: Side, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {
+    pub(crate) fn new(place: Side, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {
         let (hand_over, outcomes) = unbounded_channel();
         Ok(Self {
             place,
@@ -74,8 +74,7 @@ impl Opening {
             clock: clock.clone(),
             left_out: Arc::default(),
             number: 1,
-            opened: Time::ZERO,
-            pause: Duration::ZERO,
+            reconnect: Reconnect::new(RECONNECT),
             under_way: 0,
             began: Time::ZERO,
             is_wary: true,
@@ -85,12 +84,12 @@ impl Opening {
     }
 
     /// The commands that are left out on its links.
-    pub(super) fn left_out(&self) -> Arc<LeftOut> {
+    pub(crate) fn left_out(&self) -> Arc<LeftOut> {
         self.left_out.clone()
     }
 
     /// The first link: tries until `limits.connect` has passed, or the server refuses us, or nobody listens there.
-    pub(super) async fn first(
+    pub(crate) async fn first(
         &mut self,
         target: &Target,
         last_reason: &Mutex<String>,
@@ -133,15 +132,15 @@ impl Opening {
     }
 
     /// The outcome of the next try that ends.
-    pub(super) async fn next(&mut self) -> Opened {
+    pub(crate) async fn next(&mut self) -> Opened {
         if self.under_way == 0 {
-            if !self.pause.is_zero() {
-                self.place.sleep(self.pause).await;
+            let pause = self.reconnect.pause(clock::now(&*self.clock));
+            if !pause.is_zero() {
+                self.place.sleep(pause).await;
             }
-            self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
             self.begin().await?;
         }
-        let hangs = LONGEST_PAUSE.max(self.limits.connect / AT_ONCE);
+        let hangs = RECONNECT.longest.max(self.limits.connect / AT_ONCE);
         loop {
             let rest = (self.began + hangs).since(clock::now(&*self.clock));
             tokio::select! {
@@ -150,7 +149,10 @@ impl Opening {
                     self.under_way -= 1;
                     match &opened {
                         Ok(_) => self.begin_anew(),
-                        Err(error) => self.is_wary |= is_wrong_server(error),
+                        Err(error) => {
+                            self.reconnect.failed();
+                            self.is_wary |= is_wrong_server(error);
+                        }
                     }
                     return opened;
                 }
@@ -166,14 +168,11 @@ impl Opening {
         self.under_way = 0;
         self.number += 1;
         self.is_wary = false;
-        // The links before it may have ended at once, one after the other.
-        let (now, before) = (clock::now(&*self.clock), self.opened);
-        self.pause = if now.since(before) < STEADY { (self.pause * 2).min(LONGEST_FLAP) } else { FIRST_PAUSE };
-        self.opened = now;
+        self.reconnect.came_up(clock::now(&*self.clock));
     }
 
     /// The last link has led to a server of the wrong kind.
-    pub(super) fn be_wary(&mut self) {
+    pub(crate) fn be_wary(&mut self) {
         self.is_wary = true;
     }
 
@@ -193,7 +192,7 @@ impl Opening {
     }
 }
 
-pub(super) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
+pub(crate) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
     let connect = Rounded(limits.connect);
     Error::unavailable(format!("cannot reach redis at {target} within {connect}: {reason}. {}", advice(target, reason)))
 }
@@ -210,7 +209,7 @@ fn advice(target: &Target, reason: &str) -> &'static str {
 
 /// Where the links of a connection live.
 #[derive(Clone)]
-pub(super) enum Side {
+pub(crate) enum Side {
     /// On the runtime of somebody who calls.
     Here(Handle, Host),
     /// Where nothing that blocks the link blocks the keeper.

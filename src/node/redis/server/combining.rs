@@ -11,7 +11,7 @@ use std::{
 use fred::types::Value;
 use futures_util::future::Either;
 use leasehold_protocol::{
-    combiner::{Batch, Combiner, Entry, Limits, Swept, Verdict, Want, after_failure},
+    combiner::{Batch, BatchLimits, BatchVerdict, Combiner, Entry, Swept, Want, after_failure},
     failure::Failure,
     message::{Reply, Request},
     time::Time,
@@ -23,13 +23,18 @@ use tokio::{
     sync::{Notify, oneshot},
 };
 
-use super::{
-    connection::{Connection, Way},
-    pack::{Packed, Text, whole_millis},
-    reply,
-    script::COMBINED,
+use super::pack::{Packed, Part, whole_millis};
+use crate::{
+    clock::stood_still,
+    foreign,
+    keeper::Host,
+    node::redis::{
+        reply,
+        script::COMBINED,
+        transport::{Connection, Way},
+    },
+    sync::catching_panics,
 };
-use crate::{clock::stood_still, foreign, keeper::Host, sync::catching_panics};
 
 /// The flights under way, of lone requests or batches, beyond which requests wait: while the server works on one, the
 /// client packs the next. More made nothing faster, and slow a busy machine down.
@@ -45,7 +50,7 @@ const BATCH: usize = 128;
 const FULL: usize = 32 * 1024 * 1024;
 
 /// A caller's answer.
-pub(super) enum Told {
+pub(crate) enum Told {
     Reply(Reply),
     /// It has to ask alone. With `repeated` its batch may have been executed before, unheard.
     Alone {
@@ -56,7 +61,7 @@ pub(super) enum Told {
 type Caller = oneshot::Sender<Result<Told, Failure>>;
 
 /// Where a request goes.
-pub(super) enum Entered {
+pub(crate) enum Entered {
     /// At once, by itself.
     Alone(Flight),
     /// With others: this hears what comes of it.
@@ -66,16 +71,16 @@ pub(super) enum Entered {
 }
 
 /// The requests that can travel together on one connection.
-pub(super) struct Combining {
+pub(crate) struct Combining {
     connection: Arc<Connection>,
     home: Handle,
     host: Host,
     command_timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<Traffic>,
     sweeps_earlier: Arc<Notify>,
 }
 
-struct State {
+struct Traffic {
     combiner: Combiner<Caller>,
     /// When the sweeper looks next, while there is one.
     sweeps: Option<Time>,
@@ -83,23 +88,23 @@ struct State {
 
 impl Combining {
     /// On a connection that lives on this runtime.
-    pub(super) fn new(connection: Arc<Connection>, home: Handle, host: Host, command_timeout: Duration) -> Arc<Self> {
-        let combiner = Combiner::new(Limits { flights: FLIGHTS, pace: PACE, batch: BATCH, weight: FULL });
-        let state = Mutex::new(State { combiner, sweeps: None });
+    pub(crate) fn new(connection: Arc<Connection>, home: Handle, host: Host, command_timeout: Duration) -> Arc<Self> {
+        let combiner = Combiner::new(BatchLimits { flights: FLIGHTS, pace: PACE, batch: BATCH, weight: FULL });
+        let state = Mutex::new(Traffic { combiner, sweeps: None });
         Arc::new(Self { connection, home, host, command_timeout, state, sweeps_earlier: Arc::default() })
     }
 
-    pub(super) fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         self.connection.now()
     }
 
     /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them all.
-    pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
+    pub(crate) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
         Want::of(request).filter(|_| limit >= self.command_timeout / 2)
     }
 
     /// A request comes that [can travel with others](Self::takes).
-    pub(super) fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> Entered {
+    pub(crate) fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> Entered {
         let (now, mut told) = (self.connection.now(), None);
         let queued = || {
             let (caller, receiver) = oneshot::channel();
@@ -120,7 +125,7 @@ impl Combining {
     }
 
     /// An acquire is taken back: if it waits here still, it is never sent. Whether it did.
-    pub(super) fn withdraw(&self, token: &Token) -> bool {
+    pub(crate) fn withdraw(&self, token: &Token) -> bool {
         let withdrawn = self.state.lock().combiner.withdraw(token);
         let is_withdrawn = withdrawn.is_some();
         if let Some(caller) = withdrawn {
@@ -198,7 +203,7 @@ enum Sweeper {
     None,
 }
 
-impl State {
+impl Traffic {
     /// This process stood still: that time is nobody's. Their answers may have come meanwhile.
     fn notice_gap(&mut self, now: Time) {
         if self.sweeps.is_some_and(|planned| stood_still(now, planned)) {
@@ -217,7 +222,7 @@ impl State {
 }
 
 /// A request that goes alone. Ended or dropped, what has come meanwhile goes next.
-pub(super) struct Flight(Arc<Combining>);
+pub(crate) struct Flight(Arc<Combining>);
 
 impl Drop for Flight {
     fn drop(&mut self) {
@@ -319,7 +324,7 @@ impl Combining {
         let mut replies = match outcome {
             Ok((value, way)) => match reply::combined(&value, &batch.wants, way.overtaken) {
                 Some(replies) => Ok(replies.into_iter()),
-                None => Err(Verdict::Failed(reply::unreadable())),
+                None => Err(BatchVerdict::Failed(reply::unreadable())),
             },
             Err(failure) => Err(after_failure(failure)),
         };
@@ -331,8 +336,8 @@ impl Combining {
                     (None, Want::Release(_)) if repeated => Err(self.connection.silent(self.command_timeout)),
                     (None, _) => Ok(Told::Alone { repeated }),
                 },
-                Err(Verdict::Alone) => Ok(Told::Alone { repeated }),
-                Err(Verdict::Failed(failure)) => Err(failure.clone()),
+                Err(BatchVerdict::Alone) => Ok(Told::Alone { repeated }),
+                Err(BatchVerdict::Failed(failure)) => Err(failure.clone()),
             };
             if let Some(caller) = caller {
                 tell(caller, told);
@@ -351,16 +356,16 @@ fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
     let acquired = || wants.iter().filter_map(|want| if let Want::Acquire(claim) = want { Some(claim) } else { None });
     let keys = 2 * wants.len();
     let mut packed = Packed::with_capacity(2 * keys + 2);
-    released().for_each(|claim| packed.put(&Text::Whole(claim.key.lock())));
-    acquired().for_each(|claim| packed.put(&Text::Parts(claim.key.fence_parts())));
-    released().for_each(|claim| packed.put(&Text::Parts(claim.key.queue_parts())));
-    acquired().for_each(|claim| packed.put(&Text::Whole(claim.key.lock())));
+    released().for_each(|claim| packed.put(&Part::Whole(claim.key.lock())));
+    acquired().for_each(|claim| packed.put(&Part::Parts(claim.key.fence_parts())));
+    released().for_each(|claim| packed.put(&Part::Parts(claim.key.queue_parts())));
+    acquired().for_each(|claim| packed.put(&Part::Whole(claim.key.lock())));
     let memory = acquired().next().map(|claim| claim.fence_memory).unwrap_or_default();
-    packed.put(&Text::Number(u64::try_from(released().count()).unwrap_or_default()));
-    packed.put(&Text::Number(whole_millis(memory)));
-    released().for_each(|claim| packed.put(&Text::Value(claim)));
-    acquired().for_each(|claim| packed.put(&Text::Whole(claim.token.as_str())));
-    acquired().for_each(|claim| packed.put(&Text::Number(whole_millis(claim.ttl))));
+    packed.put(&Part::Number(u64::try_from(released().count()).unwrap_or_default()));
+    packed.put(&Part::Number(whole_millis(memory)));
+    released().for_each(|claim| packed.put(&Part::Value(claim)));
+    acquired().for_each(|claim| packed.put(&Part::Whole(claim.token.as_str())));
+    acquired().for_each(|claim| packed.put(&Part::Number(whole_millis(claim.ttl))));
     let values = packed.into_values();
     all.reserve_exact(values.len());
     all.extend(values);

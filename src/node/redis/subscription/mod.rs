@@ -24,20 +24,20 @@ use std::{
 
 use fred::types::{Message, Value};
 use futures_util::future::OptionFuture;
-use leasehold_protocol::doubling::Doubling;
+use leasehold_protocol::{
+    reconnect::{Reconnect, ReconnectConfig},
+    tracking::{USUAL_TABLE, capacity},
+};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    call::Call,
+    notification::Notification,
     own_invalidations::OwnInvalidations,
     session::{Session, ended},
 };
-use super::{
-    connection::{Connection, Limits, Links},
-    url::Target,
-};
+use super::transport::{Connection, Limits, NewLinks, Target};
 use crate::{
     capabilities,
     foreign::{self, Event},
@@ -47,45 +47,43 @@ use crate::{
     random,
 };
 
-mod call;
 #[cfg(test)]
 mod fuzz;
+mod notification;
 mod own_invalidations;
 mod session;
 
 /// How often to see whether anybody needs the connection; when nobody did twice, it is closed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// The pause after a session that failed; it doubles up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// After a session that soon ended waiters poll.
+const RECONNECT: ReconnectConfig = ReconnectConfig {
+    first: Duration::from_millis(10),
+    longest: Duration::from_secs(5),
+    longest_flap: Duration::from_millis(150),
+    steady: Duration::from_secs(1),
+};
 
-/// The longest after one that came up, but soon ended: waiters poll meanwhile.
-const LONGEST_FLAP: Duration = Duration::from_millis(150);
+/// As long as it is not known how many keys the server tracks.
+const USUAL_CAPACITY: usize = USUAL_TABLE / 2;
 
-/// A session that lives so long was no failure; others, though they came up, let the pauses grow.
-const STEADY: Duration = Duration::from_secs(1);
-
-/// How many keys a server tracks when it does not tell.
-const USUAL_TABLE: usize = 1_000_000;
-
-/// Whether the server pushes, and to whom it goes.
-pub(super) struct Push {
-    /// Where fair waiters of this process are called.
+/// Whether the server notifies us, and of what.
+pub(super) struct Subscription {
+    /// Where fair waiters of this process are notified.
     channel: String,
-    /// Whether a call on it arrives.
-    called: AtomicBool,
-    /// Whether it never will, on this connection.
-    deaf: AtomicBool,
-    /// Whether reads can be watched.
+    /// Whether a notification on it arrives.
+    notifies_waiters: AtomicBool,
+    /// Whether none ever will, on this connection.
+    notifies_no_waiters: AtomicBool,
+    /// Whether reads can be tracked.
     on: AtomicBool,
-    room: AtomicUsize,
+    capacity: AtomicUsize,
     /// The server's table is as good as full, and that was told.
     is_crowded: AtomicBool,
-    /// Why the server does not push.
+    /// Why the server does not notify us.
     refused: Mutex<Option<String>>,
     wanted: Notify,
-    /// It is known whether the server pushes.
+    /// It is known whether the server notifies us.
     known: Notify,
     listener: OnceLock<Weak<dyn NodeListener>>,
     closed: CancellationToken,
@@ -100,14 +98,14 @@ enum End {
     Failed(String),
 }
 
-impl Push {
+impl Subscription {
     pub(super) fn new(metrics: NodeMetrics) -> Arc<Self> {
         Arc::new(Self {
             channel: format!("leasehold:{:016x}", random::number()),
-            called: AtomicBool::new(false),
-            deaf: AtomicBool::new(false),
+            notifies_waiters: AtomicBool::new(false),
+            notifies_no_waiters: AtomicBool::new(false),
             on: AtomicBool::new(false),
-            room: AtomicUsize::new(USUAL_TABLE / 2),
+            capacity: AtomicUsize::new(USUAL_CAPACITY),
             is_crowded: AtomicBool::new(false),
             refused: Mutex::default(),
             wanted: Notify::new(),
@@ -122,12 +120,12 @@ impl Push {
         let _first_stays = self.listener.set(listener);
     }
 
-    /// How many keys may be watched: the server's table evicts at random when it is full.
+    /// How many keys may be tracked: the server's table evicts at random when it is full.
     pub(super) fn tracking_capacity(&self) -> usize {
-        self.room.load(Ordering::Relaxed)
+        self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Whether a request can be watched now; if not, pushes are on their way.
+    /// Whether a request can be tracked now; if not, that is on its way.
     pub(super) fn is_on(&self) -> bool {
         let on = self.on.load(Ordering::Acquire);
         if !on && self.tracking_capacity() > 0 {
@@ -136,22 +134,22 @@ impl Push {
         on
     }
 
-    /// Where the server calls us whenever it can.
+    /// Where the server notifies our waiters whenever it can.
     pub(super) fn name(&self) -> &str {
         &self.channel
     }
 
     /// The same if it can now; if it cannot, that is on its way.
     pub(super) fn channel(&self) -> Option<&str> {
-        let called = self.called.load(Ordering::Acquire);
-        if !called && !self.deaf.load(Ordering::Acquire) {
+        let notifies = self.notifies_waiters.load(Ordering::Acquire);
+        if !notifies && !self.notifies_no_waiters.load(Ordering::Acquire) {
             self.wanted.notify_one();
         }
-        called.then_some(&self.channel)
+        notifies.then_some(&self.channel)
     }
 
-    /// Whether the server pushes and calls, and how many keys it watches; waits for that if need be, but not beyond
-    /// `limit`.
+    /// Whether the server notifies us of changes and of waiters' turns, and how many keys it tracks; waits for that if need
+    /// be, but not beyond `limit`.
     pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (capabilities::Notifications, bool, usize) {
         let mut limit = pin!(limit);
         loop {
@@ -159,13 +157,13 @@ impl Push {
             let known = self.known.notified();
             let on = self.is_on();
             let refused = self.refused.lock().clone().filter(|_| self.tracking_capacity() == 0);
-            let push = match refused {
+            let notifications = match refused {
                 _ if on => capabilities::Notifications::On,
                 Some(reason) => capabilities::Notifications::Refused(reason),
                 None => capabilities::Notifications::Unknown,
             };
-            let is_settled = push != capabilities::Notifications::Unknown;
-            let answer = (push, self.called.load(Ordering::Acquire), self.tracking_capacity());
+            let is_settled = notifications != capabilities::Notifications::Unknown;
+            let answer = (notifications, self.notifies_waiters.load(Ordering::Acquire), self.tracking_capacity());
             if is_settled {
                 return answer;
             }
@@ -192,9 +190,9 @@ impl Push {
 
     /// Whether anything had been on.
     fn off(&self) -> bool {
-        self.metrics.note_push(false);
-        let (on, called) = (self.on.swap(false, Ordering::AcqRel), self.called.swap(false, Ordering::AcqRel));
-        on || called
+        self.metrics.note_notifications(false);
+        let on = self.on.swap(false, Ordering::AcqRel);
+        self.notifies_waiters.swap(false, Ordering::AcqRel) || on
     }
 
     async fn sessions(
@@ -205,7 +203,7 @@ impl Push {
         own_invalidations: &Arc<OwnInvalidations>,
     ) {
         let mut links = keeper.links();
-        let mut pauses = Doubling::from(FIRST_PAUSE);
+        let mut reconnect = Reconnect::new(RECONNECT);
         loop {
             tokio::select! {
                 () = self.wanted.notified() => {}
@@ -215,37 +213,38 @@ impl Push {
                 }
             }
             // This was wanted before it was refused.
-            if self.tracking_capacity() == 0 && !self.has_callers() {
+            if self.tracking_capacity() == 0 && !self.has_waiters() {
                 continue;
             }
-            let (mut was_steady, mut longest, link) = (false, LONGEST_PAUSE, links.last());
+            let link = links.last();
             let end = match self.open(target, limits, &mut links).await {
                 Ok(session) => {
-                    longest = LONGEST_FLAP;
-                    self.listen_to(session, keeper, own_invalidations, limits, &mut links, &mut was_steady).await
+                    reconnect.came_up(keeper.now());
+                    self.listen_to(session, keeper, own_invalidations, limits, &mut links).await
                 }
                 Err(end) => {
-                    self.deaf.store(matches!(end, End::Refused(_)), Ordering::Release);
+                    reconnect.failed();
+                    self.notifies_no_waiters.store(matches!(end, End::Refused(_)), Ordering::Release);
+                    // With a link that came meanwhile the server is back.
+                    if links.last() > link {
+                        reconnect.begin_anew();
+                    }
                     end
                 }
             };
-            // With a link that came meanwhile the server is back: what was tried before counts no longer.
-            if was_steady || (longest == LONGEST_PAUSE && links.last() > link) {
-                pauses = Doubling::from(FIRST_PAUSE);
-            }
             if self.off() {
                 self.missed();
             }
             if self.refused.lock().is_none() {
                 // It is asked for again, however full the table was.
-                self.room.store(USUAL_TABLE / 2, Ordering::Relaxed);
+                self.capacity.store(USUAL_CAPACITY, Ordering::Relaxed);
             }
             match end {
-                End::Idle => {}
+                End::Idle => reconnect.begin_anew(),
                 End::Failed(reason) => {
-                    foreign::tell_debug(|| Event::PushInterrupted { reason });
+                    foreign::tell_debug(|| Event::NotificationsInterrupted { reason });
                     tokio::select! {
-                        () = tokio::time::sleep(pauses.next(longest)) => {}
+                        () = tokio::time::sleep(reconnect.pause(keeper.now())) => {}
                         () = links.next() => self.begin_anew(),
                     }
                     if self.listener().is_some_and(|listener| listener.is_needed()) {
@@ -259,7 +258,7 @@ impl Push {
 
     /// Opens a session. Once the keeper has a new link the server is there: then a step that hangs may have been lost, and
     /// is not waited for much longer.
-    async fn open(&self, target: &Target, limits: Limits, links: &mut Links) -> Result<Session, End> {
+    async fn open(&self, target: &Target, limits: Limits, links: &mut NewLinks) -> Result<Session, End> {
         let mut opening = pin!(Session::open(target, limits, &self.channel));
         let mut hangs = pin!(tokio::time::sleep(limits.connect * 2));
         loop {
@@ -275,7 +274,7 @@ impl Push {
         }
     }
 
-    /// The keeper has a new link, and nothing is tracked on it: waiters check, though pushes may be long in coming.
+    /// The keeper has a new link, and nothing is tracked on it: waiters check, though notifications may be long in coming.
     fn begin_anew(&self) {
         self.forgive();
         self.missed();
@@ -283,31 +282,29 @@ impl Push {
 
     /// The keeper's connection is a new one: the server may be another, or have learnt it.
     fn forgive(&self) {
-        self.deaf.store(false, Ordering::Release);
-        self.room.store(USUAL_TABLE / 2, Ordering::Relaxed);
+        self.notifies_no_waiters.store(false, Ordering::Release);
+        self.capacity.store(USUAL_CAPACITY, Ordering::Relaxed);
     }
 
     fn refuse(&self, reason: &str) {
-        self.room.store(0, Ordering::Relaxed);
+        self.capacity.store(0, Ordering::Relaxed);
         let known = self.refused.lock().replace(reason.into());
         self.known.notify_waiters();
         if known.is_none() {
-            foreign::tell(Event::PushRefused { reason: reason.into() });
+            foreign::tell(Event::NotificationsRefused { reason: reason.into() });
         }
     }
 
-    /// Hears until it ends, and says whether it had lasted.
+    /// Hears until it ends.
     async fn listen_to(
         &self,
         mut session: Session,
         keeper: &Connection,
         own_invalidations: &Arc<OwnInvalidations>,
         limits: Limits,
-        links: &mut Links,
-        is_steady: &mut bool,
+        links: &mut NewLinks,
     ) -> End {
-        let (mut was_on, mut was_called) = (false, false);
-        let mut steady = pin!(tokio::time::sleep(STEADY));
+        let (mut was_on, mut notified) = (false, false);
         let mut look = pin!(tokio::time::sleep(LOOK_EVERY));
         let (mut was_idle, mut table) = (false, None);
         let mut counting = pin!(OptionFuture::from(None));
@@ -318,13 +315,13 @@ impl Push {
             }
             match self.set_up(&session, keeper, limits, &mut table).await {
                 Ok(()) => {
-                    let called = self.called.load(Ordering::Acquire);
+                    let notifies = self.notifies_waiters.load(Ordering::Acquire);
                     // On another server the session's number is nobody's, or a stranger's.
-                    if was_called && !called {
+                    if notified && !notifies {
                         self.missed();
                         return End::Failed("the keeper is connected to another server".into());
                     }
-                    (was_on, was_called) = (true, called);
+                    (was_on, notified) = (true, notifies);
                     // Requests for it that came meanwhile are met: left here, they would start another session for
                     // nobody.
                     let _asked_before = pin!(self.wanted.notified()).enable();
@@ -349,7 +346,6 @@ impl Push {
                         self.forgive();
                         break;
                     }
-                    () = &mut steady, if !*is_steady => *is_steady = true,
                     () = &mut look => {
                         let is_idle = !self.listener().is_some_and(|listener| listener.is_needed());
                         // Not at once: the next one who waits would have to connect again.
@@ -379,7 +375,7 @@ impl Push {
         }
     }
 
-    /// On a new connection of the keeper: has its reads tracked, and finds out whether we can be called.
+    /// On a new connection of the keeper: has its reads tracked, and finds out whether our waiters can be notified.
     async fn set_up(
         &self,
         session: &Session,
@@ -387,10 +383,10 @@ impl Push {
         limits: Limits,
         table: &mut Option<usize>,
     ) -> Result<(), End> {
-        let called = self.hears_itself(keeper, limits).await?;
-        self.deaf.store(!called, Ordering::Release);
-        self.called.store(called, Ordering::Release);
-        if self.tracking_capacity() > 0 || !called {
+        let notifies = self.hears_itself(keeper, limits).await?;
+        self.notifies_no_waiters.store(!notifies, Ordering::Release);
+        self.notifies_waiters.store(notifies, Ordering::Release);
+        if self.tracking_capacity() > 0 || !notifies {
             match session.track(keeper, limits).await {
                 Ok(()) => {
                     *table = session::table(keeper, limits).await;
@@ -398,14 +394,14 @@ impl Push {
                     if let (Some(table), Some(tracked)) = (*table, tracked) {
                         self.note_table(table, tracked);
                     } else {
-                        self.room.store(session::room_of(table.take(), 0), Ordering::Relaxed);
+                        self.capacity.store(capacity(table.take(), 0), Ordering::Relaxed);
                         self.is_crowded.store(false, Ordering::Relaxed);
                     }
                     *self.refused.lock() = None;
                     self.on.store(true, Ordering::Release);
-                    self.metrics.note_push(true);
+                    self.metrics.note_notifications(true);
                 }
-                Err(End::Refused(reason)) if called && self.has_callers() => self.refuse(&reason),
+                Err(End::Refused(reason)) if notifies && self.has_waiters() => self.refuse(&reason),
                 Err(end) => return Err(end),
             }
         }
@@ -416,23 +412,24 @@ impl Push {
     /// Other clients fill the table too. Once it is full, tracked keys may be evicted without a notification: then
     /// waiters poll.
     fn note_table(&self, table: usize, tracked: usize) {
-        let room = session::room_of(Some(table), tracked);
-        let had_room = self.room.swap(room, Ordering::Relaxed) > 0;
+        let capacity = capacity(Some(table), tracked);
+        let had_some = self.capacity.swap(capacity, Ordering::Relaxed) > 0;
         // Once, however many sessions find it full.
-        if !self.is_crowded.swap(room == 0, Ordering::Relaxed) && room == 0 {
+        if !self.is_crowded.swap(capacity == 0, Ordering::Relaxed) && capacity == 0 {
             foreign::tell(Event::TableFull { table });
         }
-        if had_room && room == 0 {
+        if had_some && capacity == 0 {
             self.missed();
         }
     }
 
-    /// Whether there are fair waiters to be called, as far as we know that they can be.
-    fn has_callers(&self) -> bool {
-        !self.deaf.load(Ordering::Acquire) && self.listener().is_some_and(|listener| listener.has_waiters())
+    /// Whether there are fair waiters to be notified, as far as we know that they can be.
+    fn has_waiters(&self) -> bool {
+        !self.notifies_no_waiters.load(Ordering::Acquire)
+            && self.listener().is_some_and(|listener| listener.has_waiters())
     }
 
-    /// Whether a call would arrive; only the server can tell.
+    /// Whether a notification would arrive; only the server can tell.
     async fn hears_itself(&self, keeper: &Connection, limits: Limits) -> Result<bool, End> {
         let message = vec![self.channel.as_str().into(), "".into()];
         match keeper.command("PUBLISH", message, limits.command).await {
@@ -444,23 +441,23 @@ impl Push {
         }
     }
 
-    /// A touch of what is held here is doubted.
-    fn hear(&self, message: &Message, doubt: impl Fn(&str, &Arc<dyn NodeListener>)) {
+    /// `held` is called for a key of a lock that is held here: its change may be our own.
+    fn hear(&self, message: &Message, held: impl Fn(&str, &Arc<dyn NodeListener>)) {
         let Some(listener) = self.listener() else { return };
         match &message.value {
             Value::Null => listener.missed(),
             Value::Array(keys) => {
                 for key in keys.iter().filter_map(text) {
                     if listener.holds(key) {
-                        doubt(key, &listener);
+                        held(key, &listener);
                     } else {
                         listener.changed(key);
                     }
                 }
             }
-            call => match text(call).and_then(Call::read) {
-                Some(Call::Granted { key, token }) => listener.granted(key, token),
-                Some(Call::Next { token, within }) => listener.next(token, within),
+            message => match text(message).and_then(Notification::read) {
+                Some(Notification::Granted { key, token }) => listener.granted(key, token),
+                Some(Notification::Next { token, within }) => listener.next(token, within),
                 None => {}
             },
         }

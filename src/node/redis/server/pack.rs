@@ -4,13 +4,16 @@
 use std::{mem::replace, time::Duration};
 
 use fred::{bytes::Bytes, types::Value};
-use leasehold_protocol::{message::Claim, text::Digits};
+use leasehold_protocol::message::Claim;
 
 /// Bytes of an argument of many locks, about.
 const ARGUMENT: usize = 48;
 
+/// How many digits the largest number has.
+const DIGITS: usize = 20;
+
 /// A key or an argument, before it is written.
-pub(super) enum Text<'a> {
+pub(crate) enum Part<'a> {
     Number(u64),
     Whole(&'a str),
     Parts([&'a str; 4]),
@@ -18,33 +21,33 @@ pub(super) enum Text<'a> {
     Value(&'a Claim),
 }
 
-impl Text<'_> {
+impl Part<'_> {
     fn write(&self, buffer: &mut Vec<u8>) {
         match *self {
-            Self::Number(number) => buffer.extend_from_slice(Digits::of(number).as_str().as_bytes()),
+            Self::Number(number) => buffer.extend_from_slice(itoa::Buffer::new().format(number).as_bytes()),
             Self::Whole(text) => buffer.extend_from_slice(text.as_bytes()),
             Self::Parts(parts) => parts.into_iter().for_each(|part| buffer.extend_from_slice(part.as_bytes())),
             Self::Value(Claim { token, fence: Some(fence), .. }) => {
-                Text::Parts(token.value_parts(&Digits::of((*fence).into()))).write(buffer);
+                Part::Parts(token.value_parts(itoa::Buffer::new().format(u64::from(*fence)))).write(buffer);
             }
-            Self::Value(Claim { token, fence: None, .. }) => Text::Whole(token.as_str()).write(buffer),
+            Self::Value(Claim { token, fence: None, .. }) => Part::Whole(token.as_str()).write(buffer),
         }
     }
 
     /// At most so many bytes.
     fn most(&self) -> usize {
         match self {
-            Self::Number(_) => Digits::MOST,
+            Self::Number(_) => DIGITS,
             Self::Whole(text) => text.len(),
             Self::Parts(parts) => parts.iter().map(|part| part.len()).sum(),
-            Self::Value(claim) => claim.token.as_str().len() + Digits::MOST + 1,
+            Self::Value(claim) => claim.token.as_str().len() + DIGITS + 1,
         }
     }
 }
 
 /// A few of them, as the request of one lock has.
-pub(super) fn packed<const N: usize>(texts: [Text<'_>; N]) -> [Value; N] {
-    let mut buffer = Vec::with_capacity(texts.iter().map(Text::most).sum());
+pub(crate) fn packed<const N: usize>(texts: [Part<'_>; N]) -> [Value; N] {
+    let mut buffer = Vec::with_capacity(texts.iter().map(Part::most).sum());
     let ends = texts.map(|text| {
         text.write(&mut buffer);
         buffer.len()
@@ -54,29 +57,29 @@ pub(super) fn packed<const N: usize>(texts: [Text<'_>; N]) -> [Value; N] {
 }
 
 /// Any number of them, as a request of many locks has.
-pub(super) struct Packed {
+pub(crate) struct Packed {
     text: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Packed {
     /// With room for so many texts.
-    pub(super) fn with_capacity(texts: usize) -> Self {
+    pub(crate) fn with_capacity(texts: usize) -> Self {
         Self { text: Vec::with_capacity(texts * ARGUMENT), ends: Vec::with_capacity(texts) }
     }
 
-    pub(super) fn put(&mut self, text: &Text<'_>) {
+    pub(crate) fn put(&mut self, text: &Part<'_>) {
         text.write(&mut self.text);
         self.ends.push(self.text.len());
     }
 
-    pub(super) fn into_values(self) -> impl ExactSizeIterator<Item = Value> {
+    pub(crate) fn into_values(self) -> impl ExactSizeIterator<Item = Value> {
         let (text, mut start) = (Bytes::from(self.text), 0);
         self.ends.into_iter().map(move |end| Value::Bytes(text.slice(replace(&mut start, end)..end)))
     }
 }
 
 /// Rounded up: a key must not end before the lease that counts on it.
-pub(super) fn whole_millis(span: Duration) -> u64 {
+pub(crate) fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

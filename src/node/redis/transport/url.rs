@@ -114,7 +114,7 @@ impl Target {
     }
 }
 
-pub(super) fn no_unix_sockets() -> Error {
+pub(crate) fn no_unix_sockets() -> Error {
     Error::config("a unix:// url names a Unix socket, which this system has not: use redis://")
 }
 

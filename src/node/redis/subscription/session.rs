@@ -1,4 +1,4 @@
-//! One session on the connection that is pushed to.
+//! One session on the connection for notifications.
 
 use fred::{
     clients::Client,
@@ -8,16 +8,14 @@ use fred::{
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-use super::{
-    super::{
-        connection::{Connection, Limits},
-        failure::{is_refusal, words},
-        info,
-        left_out::is_left_out,
+use super::End;
+use crate::node::redis::{
+    info,
+    transport::{
+        Connection, Limits, Target, is_left_out, is_refusal,
         link::{self, ask},
-        url::Target,
+        words,
     },
-    End, USUAL_TABLE,
 };
 
 const INVALIDATIONS: &str = "__redis__:invalidate";
@@ -125,38 +123,4 @@ pub(super) async fn table(keeper: &Connection, limits: Limits) -> Option<usize> 
 pub(super) async fn tracked(keeper: &Connection, limits: Limits) -> Option<usize> {
     let stats = keeper.command("INFO", vec!["stats".into()], limits.command).await.ok()?;
     info::tracked_keys(&stats.as_str()?)
-}
-
-/// How many keys it can track for us: half of its table, or nothing if that is as good as full.
-///
-/// From a full table a server evicts some key for each that it takes in, and does not tell the connection whose command did
-/// that: `NOLOOP` holds for evictions too.
-pub(super) fn room_of(table: Option<usize>, tracked: usize) -> usize {
-    let table = match table {
-        Some(0) => return usize::MAX,
-        table => table.unwrap_or(USUAL_TABLE),
-    };
-    if table.saturating_sub(tracked) > table / 16 { table / 2 } else { 0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn in_a_full_table_there_is_no_room() {
-        for (table, tracked, room) in [
-            (Some(1_000), 0, 500),
-            (Some(1_000), 400, 500),
-            (Some(1_000), 937, 500),
-            (Some(1_000), 938, 0),
-            (Some(1_000), 1_200, 0),
-            (Some(1), 0, 0),
-            (Some(0), 5_000_000, usize::MAX),
-            (None, 0, 500_000),
-            (None, 950_000, 0),
-        ] {
-            assert_eq!(room_of(table, tracked), room, "{table:?} {tracked}");
-        }
-    }
 }

@@ -47,13 +47,13 @@ use super::{
     failure::{LINK_IS_OVER, is_answer},
     kind::{Kind, ServerKind},
     left_out::LeftOut,
-    script::{OfRun, Script, Text},
     tls,
     url::{self, Target},
 };
 use crate::{
     clock::{self, Clock},
     error::Error,
+    node::redis::script::{OfRun, Script, Text},
 };
 
 /// The most that all requests of a link may weigh together, in bytes.
@@ -88,10 +88,10 @@ pub(crate) struct Limits {
 }
 
 /// The outcome of a try to connect.
-pub(super) type Opened = Result<(Link, Ending), FredError>;
+pub(crate) type Opened = Result<(Link, Ending), FredError>;
 
 /// One link.
-pub(super) struct Link {
+pub(crate) struct Link {
     client: Client,
     router: AbortHandle,
     /// Which of its connection's links it is.
@@ -115,13 +115,13 @@ pub(super) struct Link {
 }
 
 /// A command for a link to send.
-pub(super) struct Command {
+pub(crate) struct Command {
     name: &'static str,
     arguments: Vec<Value>,
 }
 
 /// Tells when a link has ended.
-pub(super) struct Ending {
+pub(crate) struct Ending {
     errors: Receiver<(FredError, Option<Server>)>,
     /// `None` once it has ended.
     router: Option<ConnectHandle>,
@@ -132,7 +132,7 @@ pub(super) struct Ending {
 
 impl Ending {
     /// Completes when the link has ended, or was given up; with the reason if there is one.
-    pub(super) async fn ended(&mut self) -> Option<FredError> {
+    pub(crate) async fn ended(&mut self) -> Option<FredError> {
         let Self { errors, router, given_up, .. } = self;
         let error = tokio::select! {
             biased;
@@ -146,7 +146,7 @@ impl Ending {
     }
 
     /// Tells those who still wait, once fred's task has ended. Its link has to have been [ended](Link::end).
-    pub(super) async fn settle(mut self) {
+    pub(crate) async fn settle(mut self) {
         has_ended(&mut self.router).await;
         self.over.cancel();
     }
@@ -162,7 +162,7 @@ async fn has_ended(router: &mut Option<ConnectHandle>) {
 impl Link {
     /// Connects, on the runtime that this runs on. With `is_wary` it is there once the kind of the server is known; without,
     /// requests may go out behind that question.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         config: Config,
         limits: Limits,
         number: u64,
@@ -219,38 +219,38 @@ impl Link {
         Ok((link, Ending { errors, router: Some(router), given_up, kind, over }))
     }
 
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
     /// The server's kind when the link was made, once that is known.
-    pub(super) async fn kind(&self) -> ServerKind {
+    pub(crate) async fn kind(&self) -> ServerKind {
         self.kind.get().await
     }
 
     /// Whether it leads to a replica still.
-    pub(super) async fn is_to_a_replica(&self, limits: Limits) -> bool {
+    pub(crate) async fn is_to_a_replica(&self, limits: Limits) -> bool {
         !matches!(kind_of(&self.client, limits).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
     /// Whether it is younger than any silence on it could be told by.
-    pub(super) fn is_new(&self, now: Time) -> bool {
+    pub(crate) fn is_new(&self, now: Time) -> bool {
         now.since(self.made) < self.patience
     }
 
     /// Whether it takes no more requests now (invariant 2).
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.load.load(Ordering::Relaxed) >= FULL
     }
 
     /// Whether this is the first time that a script goes out on it. Later requests on this link reach the server after
     /// it.
-    pub(super) fn is_first(&self, script: &Script) -> bool {
+    pub(crate) fn is_first(&self, script: &Script) -> bool {
         self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0
     }
 
     /// A script, by its hash or its text, with what it is given; nothing if nobody wants it any more.
-    pub(super) fn call(
+    pub(crate) fn call(
         &self,
         script: &'static Script,
         by_hash: bool,
@@ -261,12 +261,12 @@ impl Link {
     }
 
     /// The vote of the run that this link leads to, if that is known.
-    pub(super) fn of_run(&self) -> Option<Arc<OfRun>> {
+    pub(crate) fn of_run(&self) -> Option<Arc<OfRun>> {
         self.of_run.lock().clone()
     }
 
     /// This run has answered here.
-    pub(super) fn note_run(&self, run_id: &str) {
+    pub(crate) fn note_run(&self, run_id: &str) {
         let mut of_run = self.of_run.lock();
         if of_run.as_ref().is_none_or(|known| known.run_id() != run_id) {
             *of_run = OfRun::new(run_id).map(Arc::new);
@@ -274,12 +274,12 @@ impl Link {
     }
 
     /// It does not know its script: it has been told to forget all, or this does not lead there any more.
-    pub(super) fn forget_run(&self) {
+    pub(crate) fn forget_run(&self) {
         *self.of_run.lock() = None;
     }
 
     /// The same, whatever it is called.
-    pub(super) fn evaluate(
+    pub(crate) fn evaluate(
         &self,
         name: &'static str,
         text: Text,
@@ -298,7 +298,7 @@ impl Link {
 
     /// Sends it. With `track` the server is asked to notify us when a key changes that the script reads; the answer says
     /// whether it will.
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &self,
         command: Command,
         limit: Duration,
@@ -340,7 +340,7 @@ impl Link {
     }
 
     /// Sends a command that is no script.
-    pub(super) async fn command(
+    pub(crate) async fn command(
         &self,
         command: &'static str,
         arguments: Vec<Value>,
@@ -349,26 +349,26 @@ impl Link {
         self.unless_over(pin!(ask(&self.client, command, arguments, limit))).await
     }
 
-    pub(super) fn answered(&self) {
+    pub(crate) fn answered(&self) {
         self.silent.store(0, Ordering::Relaxed);
     }
 
     /// A request was waited for in vain for so long; overlapping waits count once. Whether that is too long since the last
     /// answer.
-    pub(super) fn is_silent(&self, waited: Duration, now: Time) -> bool {
+    pub(crate) fn is_silent(&self, waited: Duration, now: Time) -> bool {
         let counted = Time::from_nanos(self.counted.fetch_max(now.as_nanos(), Ordering::Relaxed));
         let more = u64::try_from(waited.min(now.since(counted)).as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(self.silent.fetch_add(more, Ordering::Relaxed).saturating_add(more)) >= self.patience
     }
 
     /// Ends it with all that it holds.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.router.abort();
         self.given_up.notify_one();
     }
 
     /// Says goodbye to the server, after what was sent before.
-    pub(super) async fn quit(&self, limit: Duration) {
+    pub(crate) async fn quit(&self, limit: Duration) {
         // Quitting may hang.
         let _outcome = tokio::time::timeout(limit, self.client.quit()).await;
     }
@@ -419,7 +419,7 @@ async fn kind_of(client: &Client, limits: Limits) -> Result<ServerKind, FredErro
 }
 
 /// Sends a command that is no script.
-pub(super) async fn ask(
+pub(crate) async fn ask(
     client: &Client,
     command: &'static str,
     arguments: Vec<Value>,
@@ -459,7 +459,7 @@ async fn send_tracked(
 /// # Cancel safety
 ///
 /// Dropped, it ends fred's task, which would go on to a connection that nobody has.
-pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError> {
+pub(crate) async fn connect(client: &Client) -> Result<ConnectHandle, FredError> {
     let mut connected = Box::pin(client.wait_for_connect());
     // Its first poll subscribes to the outcome, so connecting must not begin before.
     let early = poll_fn(|context| Poll::Ready(connected.as_mut().poll(context).is_ready())).await;
@@ -477,7 +477,7 @@ pub(super) async fn connect(client: &Client) -> Result<ConnectHandle, FredError>
     Ok(connecting.detach())
 }
 
-pub(super) fn config(target: &Target) -> Result<Config, Error> {
+pub(crate) fn config(target: &Target) -> Result<Config, Error> {
     let (server, tls) = match &target.address {
         #[cfg(unix)]
         url::Address::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
@@ -505,14 +505,14 @@ fn performance(limits: Limits) -> PerformanceConfig {
 }
 
 /// As [`performance`], for a connection that is pushed to: room for what comes in a burst.
-pub(super) fn receiving(limits: Limits) -> PerformanceConfig {
+pub(crate) fn receiving(limits: Limits) -> PerformanceConfig {
     PerformanceConfig { broadcast_channel_capacity: BACKLOG, ..performance(limits) }
 }
 
 /// The settings of a connection. Each step of a handshake has the time that all of it may take, and not the ten seconds
 /// that fred would wait for one that hangs. A command time-out would be too short: over a slow link each round trip may
 /// take longer than an answer should.
-pub(super) fn settings(limits: Limits) -> ConnectionConfig {
+pub(crate) fn settings(limits: Limits) -> ConnectionConfig {
     ConnectionConfig {
         connection_timeout: limits.connect,
         internal_command_timeout: limits.connect,

@@ -14,28 +14,28 @@ const NOT_NOW: [&str; 9] =
 const NO_PRIMARY: [&str; 3] = ["READONLY", "MASTERDOWN", "LOADING"];
 
 /// Our words for a request that is left in the queue of a link that is over.
-pub(super) const LINK_IS_OVER: &str = "The link was over before it was sent";
+pub(crate) const LINK_IS_OVER: &str = "The link was over before it was sent";
 
 /// The words for a request that found no connection, or no task to send it: fred's, but for ours.
 const NEVER_SENT: [&str; 4] =
     ["Failed to send command to router", "Failed to route command", "Connection closed unexpectedly", LINK_IS_OVER];
 
 /// The text about a server of the wrong kind, put behind its address.
-pub(super) const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, for \
+pub(crate) const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, for \
                        Cluster is not supported yet";
 
-pub(super) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url must name the primary that it watches, for Sentinel is not \
+pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url must name the primary that it watches, for Sentinel is not \
                         supported yet";
 
 /// Classifies an error of the server or of fred by whether the request may have been executed. A request that was
 /// answered by an error was not, unless a line of the script met the error. A request without an answer may have been,
 /// unless it was never sent.
-pub(super) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
+pub(crate) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
     classify_of(server, error, limit, |_| None)
 }
 
 /// The same of a script, of which more may be known than the server says of a right that the user lacks.
-pub(super) fn classify_of(
+pub(crate) fn classify_of(
     server: &str,
     error: &Error,
     limit: Duration,
@@ -63,33 +63,33 @@ pub(super) fn classify_of(
 }
 
 /// It gave no answer in time.
-pub(super) fn silent(server: &str, limit: Duration) -> Failure {
+pub(crate) fn silent(server: &str, limit: Duration) -> Failure {
     Failure::unknown(format!("redis at {server} gave no answer within {}", Rounded(limit)))
 }
 
 /// Whether the request was never sent, and never will be.
-pub(super) fn is_unsent(error: &Error) -> bool {
+pub(crate) fn is_unsent(error: &Error) -> bool {
     NEVER_SENT.iter().any(|text| error.details().starts_with(text))
 }
 
 /// Whether it is the server's answer, and not fred's or the system's.
-pub(super) fn is_answer(error: &Error) -> bool {
+pub(crate) fn is_answer(error: &Error) -> bool {
     let details = error.details();
     reply_word(details).is_some() || own_words(details) != details
 }
 
 /// Whether a server says that it is no primary.
-pub(super) fn is_no_primary(details: &str) -> bool {
+pub(crate) fn is_no_primary(details: &str) -> bool {
     reply_word(own_words(details)).is_some_and(|word| NO_PRIMARY.contains(&word))
 }
 
 /// The url leads to a server that keeps no locks for us.
-pub(super) fn wrong_server(text: &'static str) -> Error {
+pub(crate) fn wrong_server(text: &'static str) -> Error {
     Error::new(ErrorKind::Config, text)
 }
 
 /// Whether it is that. By its text: fred has a kind for none of its own.
-pub(super) fn is_wrong_server(error: &Error) -> bool {
+pub(crate) fn is_wrong_server(error: &Error) -> bool {
     [CLUSTER, SENTINEL].contains(&error.details())
 }
 
@@ -131,13 +131,13 @@ fn of_stranger(file: Option<&str>) -> String {
 }
 
 /// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was better.
-pub(super) fn is_closed(error: &Error) -> bool {
+pub(crate) fn is_closed(error: &Error) -> bool {
     // The second is that of a socket's file.
     ["kind: ConnectionRefused", "kind: NotFound"].iter().any(|kind| error.details().contains(kind))
 }
 
 /// Whether a failed connection is the server's refusal of us rather than its absence; or ours of the server.
-pub(super) fn is_refusal(error: &Error) -> bool {
+pub(crate) fn is_refusal(error: &Error) -> bool {
     error.kind() == &ErrorKind::Auth
         || is_wrong_server(error)
         || untrusted(error.details()).is_some()
@@ -145,14 +145,14 @@ pub(super) fn is_refusal(error: &Error) -> bool {
 }
 
 /// Whether the server has no room for us.
-pub(super) fn is_full(error: &Error) -> bool {
+pub(crate) fn is_full(error: &Error) -> bool {
     full(error.details())
 }
 
 /// The message in an error of fred, or of the system. fred shows the system's as
 /// `Os { code: 111, kind: …, message: "Connection refused" }`. It shows those of the standard library as
 /// `Custom { kind: …, error: "failed to lookup address information: …" }`.
-pub(super) fn words(error: &Error) -> &str {
+pub(crate) fn words(error: &Error) -> &str {
     let details = error.details();
     let inside = |of, field| details.strip_prefix(of).and_then(|text: &str| text.split_once(field)?.1.split_once('"'));
     let message = inside("Os {", "message: \"").or_else(|| inside("Custom {", "error: \""));
@@ -197,7 +197,7 @@ fn lacks_a_right(word: &str, details: &str) -> bool {
 }
 
 /// Whether the user has the right to the command, and none to the key.
-pub(super) fn is_no_right_to_a_key(failure: &Failure) -> bool {
+pub(crate) fn is_no_right_to_a_key(failure: &Failure) -> bool {
     let text = failure.to_string();
     text.contains("NOPERM") && accesses_a_key(&text)
 }
@@ -216,7 +216,7 @@ fn is_about_a_key(details: &str) -> bool {
 
 /// Names the right that the user lacks, where the server does not: for the keys of this script, or for a command. The
 /// command is in the line that the server names. If it names none, all commands of the script are listed.
-pub(super) fn missing_right(details: &str, source: &str, keys: impl FnOnce() -> Vec<String>) -> Option<String> {
+pub(crate) fn missing_right(details: &str, source: &str, keys: impl FnOnce() -> Vec<String>) -> Option<String> {
     // From 7.4 on it says `run the 'mget' command` and `access the 'job' key`.
     if details.contains(" the '") {
         return None;
@@ -246,7 +246,7 @@ fn listed(keys: &[String]) -> String {
 }
 
 /// One key of a batch of renewals met an error; the lease is at risk, whatever it was.
-pub(super) fn not_extended(details: &str) -> Failure {
+pub(crate) fn not_extended(details: &str) -> Failure {
     let own = own_words(details).trim_end();
     let advice = advice(reply_word(own).unwrap_or_default(), own);
     Failure::unknown(format!("redis could not extend this key: \"{own}\"{advice}"))

@@ -3,18 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use fred::types::{Message, MessageKind, Value, config::Server};
-use leasehold_protocol::time::Time;
+use leasehold_protocol::{time::Time, tracking::capacity};
 use parking_lot::Mutex;
 use proptest::{collection::vec, prelude::*};
 
 use super::{
     super::{
         fuzz::{anything, leaf},
-        reply::setting,
+        transport::setting,
     },
-    Push,
-    call::Call,
-    session::room_of,
+    Subscription,
+    notification::Notification,
 };
 use crate::{metrics::NodeMetrics, node::NodeListener};
 
@@ -72,7 +71,7 @@ fn message() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn no_message_makes_the_ear_panic(value in message()) {
-        let (push, listener) = (Push::new(NodeMetrics::of("here")), Arc::new(Heard::default()));
+        let (push, listener) = (Subscription::new(NodeMetrics::of("here")), Arc::new(Heard::default()));
         let listening: Arc<dyn NodeListener> = listener.clone();
         push.listen(Arc::downgrade(&listening));
         let (channel, kind) = ("leasehold:1".into(), MessageKind::Message);
@@ -84,18 +83,18 @@ proptest! {
     #[test]
     fn a_call_is_read_as_it_was_made(token in ".{0,20}", key in ".{0,20}", within: u32) {
         let granted = format!("granted {} {token}{key}", token.len());
-        prop_assert_eq!(Call::read(&granted), Some(Call::Granted { key: &key, token: &token }));
+        prop_assert_eq!(Notification::read(&granted), Some(Notification::Granted { key: &key, token: &token }));
         let next = format!("next {within} {token}");
         let within = Duration::from_millis(within.into());
-        prop_assert_eq!(Call::read(&next), Some(Call::Next { token: &token, within }));
+        prop_assert_eq!(Notification::read(&next), Some(Notification::Next { token: &token, within }));
     }
 
     #[test]
     fn whatever_it_says_that_it_tracks_there_is_room_for_no_more_than_half(reply in anything(), table in 1_i64..) {
         let size = |reply| setting(reply)?.parse::<usize>().ok();
-        let _some_room = room_of(size(&reply), 0);
+        let _some_room = capacity(size(&reply), 0);
         let pair = Value::Array(vec!["tracking-table-max-keys".into(), table.to_string().into()]);
-        let most = room_of(size(&pair), 0);
+        let most = capacity(size(&pair), 0);
         prop_assert_eq!(i64::try_from(most).ok(), Some(if table == 1 { 0 } else { table / 2 }));
     }
 }

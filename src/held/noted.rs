@@ -6,7 +6,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Notes in a hold.
 #[derive(Debug)]
-pub(super) struct Noted {
+pub(crate) struct Noted {
     /// When it is looked at next, as [`Time`]; never, if that is not planned. Only the table changes it, under its lock.
     look: AtomicU64,
     /// Where the table has it. As above.
@@ -16,8 +16,8 @@ pub(super) struct Noted {
 }
 
 /// Places of a hold. From [`FIRST_FRESH`] on it is the one among the fresh.
-pub(super) const NOT_HERE: u32 = 0;
-pub(super) const SCHEDULED: u32 = 1;
+pub(crate) const NOT_HERE: u32 = 0;
+pub(crate) const SCHEDULED: u32 = 1;
 const FIRST_FRESH: u32 = 2;
 
 impl Default for Noted {
@@ -29,11 +29,11 @@ impl Default for Noted {
 
 impl Noted {
     /// Whether this node refused it when it was the only one that was to be renewed.
-    pub(super) fn is_refused_by(&self, node: usize) -> bool {
+    pub(crate) fn is_refused_by(&self, node: usize) -> bool {
         self.refused_by.load(Relaxed) & bit(node) != 0
     }
 
-    pub(super) fn set_refused_by(&self, node: usize, is_refused: bool) {
+    pub(crate) fn set_refused_by(&self, node: usize, is_refused: bool) {
         if is_refused {
             self.refused_by.fetch_or(bit(node), Relaxed);
         } else if self.is_refused_by(node) {
@@ -41,28 +41,28 @@ impl Noted {
         }
     }
 
-    pub(super) fn look(&self) -> Time {
+    pub(crate) fn look(&self) -> Time {
         Time::from_nanos(self.look.load(Relaxed))
     }
 
-    pub(super) fn set_look(&self, look: Time) {
+    pub(crate) fn set_look(&self, look: Time) {
         self.look.store(look.as_nanos(), Relaxed);
     }
 
-    pub(super) fn is_here(&self) -> bool {
+    pub(crate) fn is_here(&self) -> bool {
         self.place.load(Relaxed) != NOT_HERE
     }
 
-    pub(super) fn fresh(&self) -> Option<usize> {
+    pub(crate) fn fresh(&self) -> Option<usize> {
         usize::try_from(self.place.load(Relaxed).checked_sub(FIRST_FRESH)?).ok()
     }
 
-    pub(super) fn set_fresh(&self, at: usize) {
+    pub(crate) fn set_fresh(&self, at: usize) {
         // There is no memory for as many.
         self.set_place(u32::try_from(at).map_or(SCHEDULED, |at| at.saturating_add(FIRST_FRESH)));
     }
 
-    pub(super) fn set_place(&self, place: u32) {
+    pub(crate) fn set_place(&self, place: u32) {
         self.place.store(place, Relaxed);
     }
 }

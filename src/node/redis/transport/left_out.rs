@@ -19,13 +19,13 @@ const FOR: Duration = Duration::from_secs(60);
 const LEFT_OUT: &str = "ERR left out for a while is";
 
 /// Whether the command was left out. Its next try may succeed.
-pub(super) fn is_left_out(error: &FredError) -> bool {
+pub(crate) fn is_left_out(error: &FredError) -> bool {
     error.details().starts_with(LEFT_OUT)
 }
 
 /// The commands on which connections to one server have ended.
 #[derive(Debug, Default)]
-pub(super) struct LeftOut(Mutex<Vec<Ended>>);
+pub(crate) struct LeftOut(Mutex<Vec<Ended>>);
 
 #[derive(Debug)]
 struct Ended {
@@ -36,7 +36,7 @@ struct Ended {
 
 impl LeftOut {
     /// An error in the place of an answer, if it is left out now.
-    pub(super) fn check(&self, command: &'static str, now: Time) -> Result<(), FredError> {
+    pub(crate) fn check(&self, command: &'static str, now: Time) -> Result<(), FredError> {
         let all = self.0.lock();
         match all.iter().find(|ended| ended.command == command) {
             Some(ended) if ended.times >= ENOUGH && now.since(ended.last) < FOR => Err(FredError::new(
@@ -50,7 +50,7 @@ impl LeftOut {
     }
 
     /// Records the outcome of a command.
-    pub(super) fn note<T>(&self, command: &'static str, outcome: &Result<T, FredError>, now: Time) {
+    pub(crate) fn note<T>(&self, command: &'static str, outcome: &Result<T, FredError>, now: Time) {
         match outcome {
             Err(error) if error.kind() == &FredKind::Timeout || is_unsent(error) => {}
             Err(error) if !is_answer(error) => self.ended_on(command, now),

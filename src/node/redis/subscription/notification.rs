@@ -4,12 +4,12 @@ use std::time::Duration;
 
 /// promote.lua has the format.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Call<'a> {
+pub(super) enum Notification<'a> {
     Granted { key: &'a str, token: &'a str },
     Next { token: &'a str, within: Duration },
 }
 
-impl<'a> Call<'a> {
+impl<'a> Notification<'a> {
     pub(super) fn read(text: &'a str) -> Option<Self> {
         let (word, rest) = text.split_once(' ')?;
         let (number, rest) = rest.split_once(' ')?;
@@ -30,15 +30,21 @@ mod tests {
 
     #[test]
     fn a_token_and_a_key_may_hold_anything() {
-        assert_eq!(Call::read("granted 8 lh1:…@ a jo b"), Some(Call::Granted { token: "lh1:…@", key: " a jo b" }),);
+        assert_eq!(
+            Notification::read("granted 8 lh1:…@ a jo b"),
+            Some(Notification::Granted { token: "lh1:…@", key: " a jo b" }),
+        );
         let within = Duration::from_millis(250);
-        assert_eq!(Call::read("next 250 lh1:x@two words"), Some(Call::Next { token: "lh1:x@two words", within }));
+        assert_eq!(
+            Notification::read("next 250 lh1:x@two words"),
+            Some(Notification::Next { token: "lh1:x@two words", within })
+        );
     }
 
     #[test]
-    fn anything_else_calls_nobody() {
+    fn anything_else_notifies_nobody() {
         for text in ["", "granted", "granted 5 abc", "granted x abc", "next -1 abc", "taken 3 abc", "granted 2 …"] {
-            assert_eq!(Call::read(text), None, "{text}");
+            assert_eq!(Notification::read(text), None, "{text}");
         }
     }
 }

@@ -19,7 +19,7 @@ use super::failure::{CLUSTER, SENTINEL, wrong_server};
 
 /// The kind of a server, from its answer to `HELLO`: a command that every user may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ServerKind {
+pub(crate) enum ServerKind {
     /// It takes writes.
     Primary,
     /// It takes none, until it is promoted.
@@ -34,14 +34,14 @@ pub(super) enum ServerKind {
 
 /// The kind of the server that a link leads to, once it is known.
 #[derive(Debug, Default)]
-pub(super) struct Kind {
+pub(crate) struct Kind {
     known: OnceLock<ServerKind>,
     told: Notify,
 }
 
 impl Kind {
     /// Asks, and does not wait for the answer. `is_wrong` is called if the url may not lead there.
-    pub(super) async fn ask(
+    pub(crate) async fn ask(
         answer: impl Future<Output = ServerKind> + Send + 'static,
         is_wrong: impl FnOnce() + Send + 'static,
     ) -> Arc<Self> {
@@ -62,14 +62,14 @@ impl Kind {
     }
 
     /// The same for one that is known.
-    pub(super) fn known(found: ServerKind) -> Arc<Self> {
+    pub(crate) fn known(found: ServerKind) -> Arc<Self> {
         let kind = Self::default();
         let _first = kind.known.set(found);
         Arc::new(kind)
     }
 
     /// Completes when it is known.
-    pub(super) async fn get(&self) -> ServerKind {
+    pub(crate) async fn get(&self) -> ServerKind {
         // Every answer asks, and it is known for nearly all.
         if let Some(kind) = self.known.get() {
             return *kind;
@@ -85,7 +85,7 @@ impl Kind {
     }
 
     /// Why the url may not lead there, if that is known.
-    pub(super) fn wrong(&self) -> Option<FredError> {
+    pub(crate) fn wrong(&self) -> Option<FredError> {
         self.known.get()?.check().err()
     }
 }
@@ -108,7 +108,7 @@ impl Drop for Asking {
 
 impl ServerKind {
     /// From names and values in turn.
-    pub(super) fn read(answer: &Value) -> Self {
+    pub(crate) fn read(answer: &Value) -> Self {
         let Value::Array(parts) = answer else { return Self::Unknown };
         let named = |name: &str| {
             let mut pairs = parts.chunks_exact(2).filter_map(<[Value]>::first_chunk::<2>);
@@ -124,7 +124,7 @@ impl ServerKind {
     }
 
     /// Whether the url may lead there at all. A replica may be promoted.
-    pub(super) fn check(self) -> Result<(), FredError> {
+    pub(crate) fn check(self) -> Result<(), FredError> {
         match self {
             Self::ClusterMember => Err(wrong_server(CLUSTER)),
             Self::Sentinel => Err(wrong_server(SENTINEL)),

@@ -1,0 +1,296 @@
+//! One attempt to acquire, from its first send to its verdict or its lease: the driver of an [`Acquisition`] that nobody
+//! holds yet.
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold_protocol::{
+    acquisition::{Acquisition, Actions, Ask, Config, News, Said, Sent},
+    attempt::Verdict,
+    check::Check,
+    failure::Failure,
+    fence::Fence,
+    message::{AcquireRequest, Acquired, Claim, Owned, ReleaseMode, Request, Route},
+    renewal::LeaseConfig,
+    tally::Nodes,
+    time::Time,
+    votes::NodeAnswer,
+};
+
+use super::{Acquire, tell::tell_acquired};
+use crate::{
+    client::Client,
+    error::Error,
+    held::Hold,
+    lease::Lease,
+    options::LockOptions,
+    quorum::{Asked, ComingVote, FanOut, Quorum, UndoTask, Untold},
+    random,
+    status::Signal,
+    watchdog::Left,
+};
+
+/// The age at which a lease is first renewed, if that is before a third of its TTL: from then on the node notifies of
+/// changes of the key.
+const TRACK_AFTER: Duration = Duration::from_millis(250);
+
+/// What one check brings: a lease, or what it saw instead. The outer error ends the acquire.
+pub(super) type Checked = Result<Result<Lease, Check>, Error>;
+
+impl Acquire {
+    /// One attempt.
+    pub(super) async fn try_once(&self, route: Route) -> Checked {
+        let client = &self.client;
+        // `close` waits for what is under way, and for its undoing.
+        let _under_way = client.host.token();
+        self.may_begin()?;
+        let ended = client.ended.cancelled();
+        let outcome = tokio::select! {
+            biased;
+            outcome = self.attempt(route, self.limit(client.now())) => outcome,
+            () = ended => return Err(client.end()),
+        };
+        self.conclude(outcome)
+    }
+
+    /// An error once the acquire must end: `close` waits only for what was under way before it was called, and may be
+    /// done waiting. The caller must count as under way.
+    pub(super) fn may_begin(&self) -> Result<(), Error> {
+        if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
+    }
+
+    /// What follows from an attempt: here a lease that was won is made.
+    pub(super) fn conclude(&self, outcome: Result<(Arc<Hold>, Signal), Check>) -> Checked {
+        let client = &self.client;
+        if !matches!(outcome, Err(Check::Failed(_))) {
+            self.tell_answer();
+        }
+        match outcome {
+            Ok((hold, signal)) => {
+                let owner_slot = self.owner_slot.clone();
+                // From here on somebody owns the hold, whatever panics or is dropped.
+                let lease = Lease::new(client.clone(), hold.clone(), signal, owner_slot, self.wanted.grace);
+                // Either `close` has seen this hold, or this sees that `close` was called. The same is true of the end
+                // of the keeper's runtime.
+                if client.ended.is_cancelled() {
+                    return Err(client.end());
+                }
+                lease.keep_for(self.wanted.keep_for);
+                if let Some(owner_slot) = &self.owner_slot {
+                    owner_slot.hold(&hold);
+                }
+                tell_acquired(&lease);
+                Ok(Ok(lease))
+            }
+            Err(Check::Failed(_)) if client.ended.is_cancelled() => Err(client.end()),
+            Err(Check::Failed(failure)) if failure.is_refusal() => Err(Error::of(failure)),
+            Err(check) => Ok(Err(check)),
+        }
+    }
+
+    /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The
+    /// error is what it has seen instead of a lease.
+    async fn attempt(&self, route: Route, limit: Duration) -> Result<(Arc<Hold>, Signal), Check> {
+        let client = &self.client;
+        let (claim, sent) = (self.claim(random::token(&client.options.label)), client.now());
+        let request = AcquireRequest { claim, voting: client.quorum.voting(sent) };
+        let limit = client.quorum.limit(limit, self.wanted.options.ttl);
+        let mut round = Round {
+            acquire: self,
+            acquisition: Some(Acquisition::new(self.config(route), sent)),
+            votes: client.quorum.vote(sent, route, &request, limit),
+            raises: FanOut::none(),
+            route,
+            request,
+            sent,
+            until: sent + limit,
+            answered: sent,
+        };
+        let verdict = round.run().await;
+        client.quorum.compare_clocks(round.answered, client.options.lock.ttl);
+        match verdict {
+            Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
+            Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),
+            Err(Verdict::Split { holder }) => {
+                let (answered, took) = (round.answered.since(sent), client.now().since(sent));
+                Err(Check::Split { holder, answered, took })
+            }
+            Err(Verdict::Failed(said)) => Err(Check::Failed(why(&client.quorum, &said))),
+        }
+    }
+
+    /// The settings of an acquisition on this route.
+    pub(super) fn config(&self, route: Route) -> Config {
+        let (client, LockOptions { ttl, max_hold, .. }) = (&self.client, self.wanted.options);
+        Config {
+            lease: LeaseConfig { ttl, max_hold, patience: client.options.command_timeout },
+            nodes: client.quorum.len(),
+            route,
+            renew_first_after: (client.quorum.tracking_capacity() > 0).then_some(TRACK_AFTER),
+            jitter: random::common_jitter(),
+        }
+    }
+
+    /// An acquisition that was won: from now on the watchdog looks after it.
+    pub(super) fn hold(&self, claim: Claim, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
+        let (hold, signal) = Hold::new(claim, fence, self.owner, acquisition, self.wanted.options.metrics_group);
+        self.client.watchdog.guard(&hold);
+        (hold, signal)
+    }
+}
+
+/// Why too few nodes granted it.
+fn why(quorum: &Quorum, said: &[Result<Acquired, Failure>]) -> Failure {
+    let granted = said.iter().filter(|said| matches!(said, Ok(Acquired::Granted(_)))).count();
+    match (said, quorum.member(0)) {
+        _ if granted >= quorum.majority() => {
+            Failure::unavailable("the grant arrived after the lease that it was for had run out")
+        }
+        ([Ok(Acquired::Recovering(left))], Some(only)) => Failure::recovering(only.address(), *left),
+        _ => quorum.failure(said, |acquired| match acquired {
+            Acquired::Granted(_) => NodeAnswer::Granted,
+            Acquired::Busy { holder, .. } => NodeAnswer::HeldBy(holder.clone()),
+            Acquired::Recovering(left) => NodeAnswer::Recovering { remaining: *left },
+        }),
+    }
+}
+
+/// A node's vote that comes after a majority has granted.
+async fn late_vote(
+    client: Arc<Client>,
+    hold: Arc<Hold>,
+    node: usize,
+    route: Route,
+    sent: Time,
+    vote: Untold<ComingVote>,
+) {
+    let said = vote.await;
+    let Some(member) = client.quorum.member(node) else { return };
+    let sent = Sent { node, ask: Ask::Acquire, at: sent };
+    let Left { raise, undo } = client.watchdog.on_reply(&hold, sent, said);
+    if let Some(order) = undo {
+        client.watchdog.undoing(node, UndoTask::new(order, hold.claim.clone())).await;
+    }
+    if let Some((fence, _)) = raise {
+        let raise = Request::Raise { claim: hold.claim.clone(), fence };
+        let _raised = member.ask::<Owned>(route, raise, client.options.command_timeout).await;
+    }
+}
+
+/// An attempt under way. Dropped without a win, it waits in the background for the answers that are still to come, and
+/// undoes every grant. fred would send a queued request even when nobody waits for it any more.
+struct Round<'a> {
+    acquire: &'a Acquire,
+    /// `None` once it is won.
+    acquisition: Option<Acquisition>,
+    votes: FanOut<ComingVote>,
+    raises: FanOut<Asked<Owned>>,
+    route: Route,
+    request: AcquireRequest,
+    sent: Time,
+    /// For both phases.
+    until: Time,
+    /// When the last vote came that is an answer.
+    answered: Time,
+}
+
+impl Round<'_> {
+    async fn run(&mut self) -> Result<(Fence, Acquisition), Verdict> {
+        loop {
+            let (node, ask, said) = tokio::select! {
+                biased;
+                (node, raised) = self.raises.next() => (node, Ask::Raise, raised.map(Said::Owned)),
+                (node, vote) = self.votes.next() => (node, Ask::Acquire, vote),
+            };
+            let (now, at) = (self.acquire.client.now(), self.sent);
+            if matches!(said, Ok(Said::Vote { .. })) {
+                self.answered = now;
+            }
+            let Some(acquisition) = &mut self.acquisition else { continue };
+            let Actions { raise, undo, news, .. } = acquisition.on_reply(now, Sent { node, ask, at }, said);
+            if let Some((fence, on)) = raise {
+                self.raise(fence, on);
+            }
+            if let Some(undo) = undo {
+                self.acquire.client.watchdog.undo(&undo, &self.request.claim);
+            }
+            match (news, &mut self.acquisition) {
+                (Some(News::Acquired(fence)), acquisition) => {
+                    if let Some(acquisition) = acquisition.take() {
+                        return Ok((fence, acquisition));
+                    }
+                }
+                (Some(News::NotAcquired(verdict)), _) => return Err(verdict),
+                (Some(News::Phase | News::Released(_)) | None, _) => {}
+            }
+        }
+    }
+
+    /// The second phase (rule 10).
+    fn raise(&mut self, fence: Fence, on: Nodes) {
+        let Self { acquire: Acquire { client, .. }, route, until, request: AcquireRequest { claim, .. }, .. } = self;
+        let limit = until.since(client.now()).max(Duration::from_millis(1));
+        for at in on.iter() {
+            if let Some(member) = client.quorum.member(at) {
+                let answer = member.ask(*route, Request::Raise { claim: claim.clone(), fence }, limit);
+                self.raises.push(at, answer);
+            }
+        }
+    }
+
+    /// From now on the watchdog looks after it.
+    fn won(mut self, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
+        let Self { acquire, route, sent, .. } = self;
+        let client = &acquire.client;
+        let (hold, signal) = acquire.hold(self.request.claim.clone(), fence, acquisition);
+        for (node, vote) in self.votes.take() {
+            let to_come = client.own_releases.vote_to_come(&hold.claim.key, &hold.claim.token, node);
+            let heard = late_vote(client.clone(), hold.clone(), node, route, sent, vote);
+            client.late_replies.hear(async move {
+                heard.await;
+                drop(to_come);
+            });
+        }
+        for (_, raise) in self.raises.take() {
+            // One more that keeps the floor, as there; it may not have been sent yet.
+            client.late_replies.hear(async move {
+                let _raised = raise.await;
+            });
+        }
+        (hold, signal)
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let Some(mut acquisition) = self.acquisition.take() else { return };
+        let (client, sent) = (&self.acquire.client, self.sent);
+        let claim = &self.request.claim;
+        let mut coming = Vec::new();
+        for (node, vote) in self.votes.take() {
+            // A vote that was not asked for needs no undo, and must not wait for one: there may be no memory left for
+            // it.
+            if client.quorum.member(node).is_some_and(|member| member.withdraw(&claim.token)) {
+                let vote = Sent { node, ask: Ask::Acquire, at: sent };
+                let _failed = acquisition.on_reply(sent, vote, Err(Failure::unsent("nobody waits for it any more")));
+            } else {
+                coming.push((node, vote));
+            }
+        }
+        if let Some(undo) = acquisition.abandon(ReleaseMode::Delete).undo {
+            client.watchdog.undo(&undo, claim);
+        }
+        for (node, vote) in coming {
+            let undo = UndoTask::new(acquisition.undo_of_vote(node), claim.clone());
+            // Made before it is known to be needed: it takes its share of the memory for undos now.
+            let undoing = client.watchdog.undoing(node, undo);
+            let mut acquisition = acquisition.clone();
+            client.host.spawn(async move {
+                let said = vote.await;
+                let vote = Sent { node, ask: Ask::Acquire, at: sent };
+                if acquisition.on_reply(sent, vote, said).undo.is_some() {
+                    undoing.await;
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Competing with everybody else for a lock: one try, tries that split the votes, and the wait for one that wins.
+
+use std::time::Duration;
+
+use leasehold_protocol::{
+    backoff::Backoff,
+    check::Check,
+    holder::Holder,
+    message::Route,
+    time::Time,
+    wait_loop::{Queued, Surroundings},
+};
+
+use super::{
+    Acquire,
+    attempt::Checked,
+    fair::Standing,
+    tell::ToldHolder,
+    wait::{Checks, wait},
+};
+use crate::{error::Error, lease::Lease, random, wait::FairWaiter};
+
+/// The most retries against the same rival token in split votes: its undo may be in flight.
+const SAME_SPLITS: u32 = 2;
+
+impl Acquire {
+    /// Asks at once, unless others of this process wait already; then waits for as long as it may.
+    pub(super) async fn compete(&self) -> Result<Lease, Error> {
+        if self.wanted.options.fair {
+            return self.queue_up().await;
+        }
+        let client = &self.client;
+        let mut seen = Check::NotYet;
+        if self.is_one_try() || !client.lines.has(&self.wanted.key) {
+            seen = match self.try_once(client.quorum.route()).await? {
+                Ok(lease) => return Ok(lease),
+                Err(look) => look,
+            };
+            if self.is_one_try() {
+                return self.settle(seen).await;
+            }
+            if self.is_over() {
+                return Err(self.gives_up(seen));
+            }
+        }
+        let line = client.lines.join(&self.wanted.key);
+        // Boxed, so that an acquire of a free lock does not pay for the wait.
+        Box::pin(wait(client, &line, self.until, seen, &mut Competing::new(self, None))).await
+    }
+
+    /// Takes a place in the queue, and polls until the lock is ours.
+    async fn queue_up(&self) -> Result<Lease, Error> {
+        let client = &self.client;
+        let mut standing = Standing::new(self, client.sole()?);
+        let seen = match standing.check(client.quorum.route(), !self.is_one_try()).await? {
+            Ok(lease) => return Ok(lease),
+            Err(look) => look,
+        };
+        if self.is_over() {
+            return Err(self.gives_up(seen));
+        }
+        let line = client.queues.join(&self.wanted.key);
+        Box::pin(wait(client, &line, self.until, seen, &mut Competing::new(self, Some(standing)))).await
+    }
+
+    /// Ends a try that has found this. When several try at once and split the nodes' votes, nobody holds the lock: they
+    /// go on until one does, for a command time-out in all. A token that is in the way every time is no rival try.
+    async fn settle(&self, mut seen: Check) -> Result<Lease, Error> {
+        let client = &self.client;
+        let (mut backoff, mut again) = (Backoff::new(random::jitter()), 0);
+        loop {
+            let pause = backoff.after(&seen);
+            let other = match &seen {
+                // Each attempt has a token of its own, and the token of another library is not known.
+                Check::Split { holder, .. } if holder.token().is_some() && again < SAME_SPLITS => holder.clone(),
+                _ => return Err(self.gives_up(seen)),
+            };
+            if pause >= self.limit(client.now()) {
+                return Err(self.gives_up(seen));
+            }
+            tokio::select! {
+                biased;
+                () = client.ended.cancelled() => return Err(client.end()),
+                () = client.host.sleep(pause) => {}
+            }
+            match self.try_once(client.quorum.route()).await? {
+                Ok(lease) => return Ok(lease),
+                Err(look) => {
+                    let is_same = matches!(&look, Check::Split { holder, .. } if holder.is_same(&other));
+                    (seen, again) = (look, again + u32::from(is_same));
+                }
+            }
+        }
+    }
+
+    /// The end of an acquire that has not waited.
+    fn gives_up(&self, look: Check) -> Error {
+        self.tell_busy(&look);
+        self.over(look)
+    }
+
+    /// The end of a wait, from its last check.
+    fn over(&self, look: Check) -> Error {
+        match look {
+            Check::Failed(failure) => Error::of(failure),
+            Check::NotYet => Error::unavailable("the wait ended before the server had answered"),
+            Check::Held { holder, .. } | Check::Split { holder, .. } => Error::TimedOut {
+                name: self.wanted.key.name().into(),
+                waited: self.client.now().since(self.started),
+                holder: Box::new(self.client.watchdog.recognize(&self.wanted.key, holder)),
+            },
+        }
+    }
+}
+
+/// An acquire that waits, in the server's queue too if it is fair.
+struct Competing<'a> {
+    acquire: &'a Acquire,
+    standing: Option<Standing<'a>>,
+    told: ToldHolder,
+}
+
+impl<'a> Competing<'a> {
+    fn new(acquire: &'a Acquire, standing: Option<Standing<'a>>) -> Self {
+        Self { acquire, standing, told: ToldHolder::default() }
+    }
+}
+
+impl Surroundings for Competing<'_> {
+    fn held_here(&self) -> Option<Holder> {
+        self.acquire.client.watchdog.held(&self.acquire.wanted.key)
+    }
+
+    fn tracks(&self) -> bool {
+        self.acquire.client.quorum.tracking_capacity() > 0
+    }
+
+    fn tracked(&self) -> Route {
+        self.acquire.client.watchdog.route()
+    }
+}
+
+impl Checks for Competing<'_> {
+    type Found = Lease;
+
+    async fn check(&mut self, route: Route) -> Checked {
+        match &mut self.standing {
+            None => self.acquire.try_once(route).await,
+            Some(standing) => standing.poll_for_all(route).await,
+        }
+    }
+
+    fn limit(&self, now: Time) -> Duration {
+        self.acquire.limit(now)
+    }
+
+    fn queued(&self) -> Option<Queued<'_>> {
+        self.standing.as_ref().map(Standing::queued)
+    }
+
+    fn notified(&self) -> Option<&FairWaiter> {
+        self.standing.as_ref().map(|standing| &standing.waiter)
+    }
+
+    fn tell(&mut self, look: &Check) {
+        self.acquire.tell(look, &mut self.told);
+    }
+
+    fn over(&self, look: Check) -> Error {
+        self.acquire.over(look)
+    }
+}

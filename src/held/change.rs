@@ -1,0 +1,37 @@
+//! A change of a lease's phase, on its way to everybody whom it concerns.
+
+use std::time::Duration;
+
+use leasehold_protocol::loss::LossReason;
+
+use crate::{
+    foreign::{self, Event},
+    metrics::StageChange,
+    status::Signal,
+};
+
+/// A new phase, noted already. To tell it runs foreign code: once no lock is held, and nothing is left to be done.
+#[must_use = "nobody has been told"]
+pub(crate) struct PhaseChange {
+    pub(super) leases: Vec<Signal>,
+    pub(super) turn: StageChange,
+    pub(super) end: Option<(LossReason, Duration)>,
+    pub(super) event: Event,
+}
+
+impl PhaseChange {
+    pub(crate) fn tell(self) {
+        // Every lease is woken before any is cancelled: a caller's thread cancels by itself, and may have to wait there.
+        for lease in &self.leases {
+            lease.wake();
+        }
+        for lease in &self.leases {
+            lease.cancel();
+        }
+        match self.end {
+            Some((reason, held_for)) => self.turn.tell_end(reason, held_for),
+            None => self.turn.tell(),
+        }
+        foreign::tell(self.event);
+    }
+}

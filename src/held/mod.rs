@@ -1,0 +1,277 @@
+//! One acquisition that was won: what its leases, its watchdog and the table of owners share.
+
+use std::{fmt, panic::RefUnwindSafe, sync::Arc, time::Duration};
+
+use leasehold_protocol::{
+    acquisition::{self, Acquisition, Actions, Said, Sent},
+    failure::Failure,
+    fence::Fence,
+    holder::RELEASED,
+    loss::{self, LossReason},
+    message::{Claim, ReleaseMode, Route},
+    renewal::Phase,
+    time::Time,
+};
+
+use crate::{
+    clock::wall,
+    foreign::Event,
+    lost::Lost,
+    metrics::{Group, Holding},
+    owner::OwnerId,
+    random,
+    status::{Board, HasBoard, Signal, Status},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+mod change;
+mod noted;
+mod sharing;
+
+pub(crate) use self::{
+    change::PhaseChange,
+    noted::{NOT_HERE, Noted, SCHEDULED},
+    sharing::{AfterLast, SharedEntry},
+};
+
+/// A server counts in whole milliseconds.
+const SHORTEST_KEEP: Duration = Duration::from_millis(1);
+
+/// One acquisition, held by one or more leases of one owner.
+pub(crate) struct Hold {
+    /// With its fence.
+    pub(crate) claim: Claim,
+    pub(crate) fence: Fence,
+    pub(crate) owner: Option<OwnerId>,
+    /// When the winning attempt was sent.
+    acquired: Time,
+    /// A copy of the acquisition's answer, so that `check` is one load and one look at the clock.
+    valid_until: AtomicU64,
+    /// The key stays until then, whenever it is released: nanoseconds on our clock, zero for no longer than it is held.
+    keep_until: AtomicU64,
+    state: Mutex<State>,
+    /// The signals of the lease that it was won for.
+    first: Board,
+    pub(crate) measured: Holding,
+    pub(crate) noted: Noted,
+}
+
+struct State {
+    acquisition: Acquisition,
+    /// Whether the lease that it was won for has not let go.
+    has_first: bool,
+    more: Vec<Arc<Board>>,
+    end: Option<Lost>,
+}
+
+impl State {
+    fn holds(&self) -> usize {
+        usize::from(self.has_first) + self.more.len()
+    }
+}
+
+/// The consequences of an event: actions for the watchdog first, then news for the holders.
+#[must_use = "actions are there to be carried out, and news to be told"]
+pub(crate) struct Reaction {
+    pub(crate) actions: Actions,
+    pub(crate) news: Option<PhaseChange>,
+}
+
+// As for `Client`.
+impl RefUnwindSafe for Hold {}
+
+impl HasBoard for Hold {
+    fn board(&self) -> &Board {
+        &self.first
+    }
+}
+
+impl Hold {
+    /// An acquisition by this owner, which was won with this fence, and is counted in this group.
+    pub(crate) fn new(
+        claim: Claim,
+        fence: Fence,
+        owner: Option<OwnerId>,
+        acquisition: Acquisition,
+        group: Group,
+    ) -> (Arc<Self>, Signal) {
+        let claim = Claim { fence: Some(fence), ..claim };
+        let acquired = acquisition.sent();
+        let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
+        let keep_until = AtomicU64::new(0);
+        let state = Mutex::new(State { acquisition, has_first: true, more: Vec::new(), end: None });
+        let measured = Holding::begins(group);
+        let hold = Self {
+            claim,
+            fence,
+            owner,
+            acquired,
+            valid_until,
+            keep_until,
+            state,
+            first: Board::new(),
+            measured,
+            noted: Noted::default(),
+        };
+        let hold = Arc::new(hold);
+        (hold.clone(), Signal::First(hold))
+    }
+
+    /// Keeps the key for at least so long from now on, or until the time that was asked for before.
+    pub(crate) fn keep_for(&self, now: Time, keep: Duration) {
+        self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
+    }
+
+    /// Whether a release deletes the key or retains it: for at least `keep` from now on. A lost lease ignores an
+    /// earlier `keep_for`: its work has not been done.
+    pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
+        let asked = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now);
+        let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
+        let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };
+        if rest.is_zero() {
+            return ReleaseMode::Delete;
+        }
+        let stays = random::token(&format!("{}{RELEASED}", self.claim.token.label()));
+        ReleaseMode::Retain(rest.max(SHORTEST_KEEP), stays)
+    }
+
+    /// How long the holder may still believe in it: from the clock, so right even when every timer is late (rule 2).
+    pub(crate) fn remaining(&self, now: Time) -> Duration {
+        Time::from_nanos(self.valid_until.load(Ordering::Acquire)).since(now)
+    }
+
+    /// Whether a key with this value, which will live for so long, is as our last renewal left it: then nobody else has
+    /// changed it since, or to no effect.
+    pub(crate) fn is_as_left(&self, value: &str, left: Duration, now: Time) -> bool {
+        // The server counts in whole milliseconds.
+        self.claim.token.owns(value) && left >= self.remaining(now) && left < self.claim.ttl + Duration::from_millis(1)
+    }
+
+    pub(crate) fn next_tick(&self) -> Option<Time> {
+        self.state.lock().acquisition.next_tick()
+    }
+
+    pub(crate) fn end(&self) -> Option<Lost> {
+        self.state.lock().end.clone()
+    }
+
+    pub(crate) fn holds(&self) -> usize {
+        self.state.lock().holds()
+    }
+
+    pub(crate) fn expire_if_due(self: &Arc<Self>, now: Time) -> Reaction {
+        self.feed(now, |acquisition| acquisition.expire_if_due(now))
+    }
+
+    pub(crate) fn hint(&self, at: Time) {
+        self.state.lock().acquisition.hint(at);
+    }
+
+    pub(crate) fn hint_of(&self, node: usize, now: Time) {
+        self.state.lock().acquisition.hint_of(node, now);
+    }
+
+    pub(crate) fn tick(self: &Arc<Self>, now: Time) -> Reaction {
+        self.feed(now, |acquisition| acquisition.on_tick(now))
+    }
+
+    /// Others are renewed now.
+    pub(crate) fn go_along(self: &Arc<Self>, now: Time, meets: Option<Duration>) -> Reaction {
+        self.feed(now, |acquisition| acquisition.go_along(now, meets))
+    }
+
+    /// A node has answered, or will not.
+    pub(crate) fn on_reply(self: &Arc<Self>, now: Time, sent: Sent, reply: Result<Said, Failure>) -> Reaction {
+        self.feed(now, |acquisition| acquisition.on_reply(now, sent, reply))
+    }
+
+    /// Whether a renewal that was sent at `sent` is confirmed by a majority.
+    pub(crate) fn is_confirmed(&self, sent: Time) -> bool {
+        self.state.lock().acquisition.is_confirmed(sent)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.next_tick().is_none()
+    }
+
+    /// Its release goes out on this route now, to every node.
+    pub(crate) fn release(&self, route: Route, mode: ReleaseMode) {
+        let _to_every_node = self.state.lock().acquisition.release(route, mode);
+    }
+
+    /// Nobody waits for its release: what is to be undone instead.
+    pub(crate) fn abandon(&self, mode: ReleaseMode) -> Option<acquisition::Undo> {
+        self.state.lock().acquisition.abandon(mode).undo
+    }
+
+    /// `Leases::close`: every lease ends, and what is left on the nodes is released.
+    pub(crate) fn close(self: &Arc<Self>, now: Time) -> Reaction {
+        let mut reaction = self.feed(now, |acquisition| acquisition.close(now));
+        if let Some(undo) = &mut reaction.actions.undo {
+            undo.mode = self.release_mode(now, Duration::ZERO);
+        }
+        reaction
+    }
+
+    /// Every lease ends, for a reason that no node has given.
+    pub(crate) fn finish(self: &Arc<Self>, now: Time, reason: LossReason) -> Reaction {
+        self.feed(now, |acquisition| acquisition.finish(now, reason))
+    }
+
+    pub(crate) fn lost(&self, now: Time, since: Time, reason: LossReason) -> Lost {
+        let since_wall = wall().checked_sub(now.since(since)).unwrap_or(std::time::UNIX_EPOCH);
+        Lost::new(self.claim.key.name(), self.fence, reason, since_wall, since.since(self.acquired))
+    }
+
+    fn feed(self: &Arc<Self>, now: Time, event: impl FnOnce(&mut Acquisition) -> Actions) -> Reaction {
+        let mut state = self.state.lock();
+        let actions = event(&mut state.acquisition);
+        self.valid_until.store(state.acquisition.valid_until().as_nanos(), Ordering::Release);
+        let (Some(acquisition::News::Phase), Some(phase)) = (&actions.news, state.acquisition.phase()) else {
+            return Reaction { actions, news: None };
+        };
+        if let Phase::Over { reason, since } = phase {
+            state.end = Some(self.lost(now, since, reason));
+        }
+        let end = state.end.clone();
+        let turn = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };
+        // Noted under the lock, so that news reach every signal in their order.
+        for lease in self.boards(&state) {
+            match (&end, phase) {
+                (Some(lost), _) => lease.note_end(lost),
+                (None, Phase::AtRisk) => lease.note(Status::AtRisk),
+                (None, _) => lease.note(Status::Held),
+            }
+        }
+        let leases = self.signals(&state);
+        drop(state);
+        let event = self.event(phase, end.as_ref());
+        let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
+        Reaction { actions, news: Some(PhaseChange { leases, turn, end, event }) }
+    }
+
+    fn event(&self, phase: Phase, end: Option<&Lost>) -> Event {
+        let (lock, label) = (self.claim.key.name().to_owned(), self.claim.token.label().to_owned());
+        match end {
+            Some(lost) => Event::Lost { label, lost: lost.clone() },
+            None if phase == Phase::AtRisk => Event::AtRisk { lock, label },
+            None => Event::Recovered { lock, label },
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold")
+            .field("key", &self.claim.key)
+            .field("token", &self.claim.token)
+            .field("fence", &self.fence)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod tests;

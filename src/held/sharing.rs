@@ -1,0 +1,140 @@
+//! Who shares an acquisition: leases that join it, are asked to stop, and let go.
+
+use std::sync::Arc;
+
+use leasehold_protocol::{
+    acquisition::{self, Actions},
+    loss::LossReason,
+    renewal::Phase,
+    time::Time,
+};
+
+use super::{Hold, Reaction, State};
+use crate::{
+    lost::Lost,
+    status::{Board, Signal, Status},
+    sync::atomic::Ordering,
+};
+
+/// The result for an owner that asks again.
+pub(crate) enum SharedEntry {
+    /// Another lease on the same acquisition.
+    Shared(Signal),
+    /// Not before a renewal has gone through.
+    AtRisk,
+    /// It has ended, or is being released.
+    Over,
+}
+
+/// The work that is left when a lease lets go.
+pub(crate) enum AfterLast {
+    /// Others hold on; or there is nothing left to release. The lease had been lost if there is a `Lost`.
+    Nothing(Result<(), Lost>),
+    /// The key has to be released, and it matters whether it was still there: the lease was believed until the moment
+    /// given.
+    Release { valid_until: Time },
+    /// The key has to be released, and whatever the server says is fine (after `MaxHold`).
+    Forgiven,
+}
+
+impl Hold {
+    /// Of every lease that has not let go, in the order in which they came.
+    pub(super) fn boards<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Board> {
+        state.has_first.then_some(&self.first).into_iter().chain(state.more.iter().map(|board| &**board))
+    }
+
+    /// The same to keep.
+    pub(super) fn signals(self: &Arc<Self>, state: &State) -> Vec<Signal> {
+        let first = state.has_first.then(|| Signal::First(self.clone()));
+        first.into_iter().chain(state.more.iter().cloned().map(Signal::More)).collect()
+    }
+
+    /// One more lease.
+    fn join(&self, state: &mut State) -> Signal {
+        let board = Arc::new(Board::beside(self.boards(state).next()));
+        state.more.push(board.clone());
+        Signal::More(board)
+    }
+
+    /// Every holder is to stop, while the lease goes on: who has to be woken for that, and cancelled.
+    pub(crate) fn note_stop(self: &Arc<Self>, now: Time, reason: LossReason) -> Vec<Signal> {
+        let why = self.lost(now, now, reason);
+        let state = self.state.lock();
+        // Noted under the lock, so that a lease which joins them later hears of it from them.
+        for lease in self.boards(&state) {
+            lease.note_stop(&why);
+        }
+        self.signals(&state)
+    }
+
+    /// The owner of this hold asks again.
+    pub(crate) fn enter(self: &Arc<Self>, now: Time) -> (SharedEntry, Reaction) {
+        let reaction = self.expire_if_due(now);
+        let mut state = self.state.lock();
+        let entry = match state.acquisition.phase() {
+            Some(Phase::Held) => SharedEntry::Shared(self.join(&mut state)),
+            Some(Phase::AtRisk) => SharedEntry::AtRisk,
+            Some(Phase::Over { .. }) | None => SharedEntry::Over,
+        };
+        (entry, reaction)
+    }
+
+    /// Another lease on it, for whoever has one; an error once it has ended.
+    pub(crate) fn share(self: &Arc<Self>, now: Time) -> (Result<Signal, Lost>, Reaction) {
+        let reaction = self.expire_if_due(now);
+        let mut state = self.state.lock();
+        let signal = match state.acquisition.phase() {
+            Some(phase @ (Phase::Held | Phase::AtRisk)) => {
+                let signal = self.join(&mut state);
+                if phase == Phase::AtRisk {
+                    signal.note(Status::AtRisk);
+                }
+                Ok(signal)
+            }
+            Some(Phase::Over { .. }) | None => {
+                Err(state.end.clone().unwrap_or_else(|| self.lost(now, now, LossReason::Released)))
+            }
+        };
+        (signal, reaction)
+    }
+
+    /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
+    /// last (rule 8).
+    pub(crate) fn leave(self: &Arc<Self>, now: Time, signal: &Signal) -> (AfterLast, Reaction) {
+        let mut reaction = self.expire_if_due(now);
+        let released = self.lost(now, now, LossReason::Released);
+        let mut state = self.state.lock();
+        let before = state.holds();
+        match signal {
+            Signal::First(_) => state.has_first = false,
+            Signal::More(board) => state.more.retain(|lease| !Arc::ptr_eq(lease, board)),
+        }
+        if state.holds() == before {
+            return (AfterLast::Nothing(Ok(())), reaction);
+        }
+        let lost = state.end.clone().filter(|end| end.reason() != LossReason::MaxHold);
+        let mut leaving = AfterLast::Nothing(lost.map_or(Ok(()), Err));
+        let mut turn = None;
+        if state.holds() == 0 {
+            let valid_until = state.acquisition.valid_until();
+            let (left, Actions { undo, .. }) = state.acquisition.let_go(now);
+            reaction.actions.undo = reaction.actions.undo.or(undo);
+            self.valid_until.store(0, Ordering::Release);
+            match left {
+                acquisition::Leaving::Nothing => {}
+                acquisition::Leaving::Release { is_forgiven: true } => leaving = AfterLast::Forgiven,
+                acquisition::Leaving::Release { is_forgiven: false } => {
+                    state.end = Some(released.clone());
+                    turn = Some(self.measured.is_over());
+                    leaving = AfterLast::Release { valid_until };
+                }
+            }
+        }
+        drop(state);
+        signal.end(&released);
+        if let Some(turn) = turn {
+            turn.tell_end(LossReason::Released, now.since(self.acquired));
+        }
+        (leaving, reaction)
+    }
+}

@@ -1,0 +1,243 @@
+//! What a holder sees of its lease: the calls that a [`Lease`](super::Lease) and its handles share.
+
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    client::Client,
+    error::Error,
+    foreign::{Relay, relayed},
+    held::{AfterLast, Hold},
+    lost::Lost,
+    status::{Board, HasBoard, Signal, Status, StatusChanges},
+};
+
+/// A view of a [`Lease`](super::Lease) that can be cloned and handed around: all of it but the release.
+///
+/// It does not keep the lock held: when the lease has gone, it says so.
+#[derive(Clone)]
+pub struct LeaseHandle {
+    pub(super) client: Arc<Client>,
+    pub(super) hold: Arc<Hold>,
+    /// Its own signals, unless it has the hold's.
+    board: Option<Arc<Board>>,
+}
+
+impl LeaseHandle {
+    pub(super) fn new(client: Arc<Client>, hold: Arc<Hold>, signal: Signal) -> Self {
+        let board = if let Signal::More(board) = signal { Some(board) } else { None };
+        Self { client, hold, board }
+    }
+
+    pub(super) fn board(&self) -> &Board {
+        self.board.as_deref().unwrap_or_else(|| self.hold.board())
+    }
+
+    /// The signal for users that may outlive this handle.
+    pub(super) fn signal(&self) -> Signal {
+        self.board.clone().map_or_else(|| Signal::First(self.hold.clone()), Signal::More)
+    }
+
+    fn view(&self) -> &Self {
+        self
+    }
+
+    /// Lets go of one lease; once.
+    pub(super) fn leave(&self) -> AfterLast {
+        let now = self.client.now();
+        let (leaving, reaction) = self.hold.leave(now, &self.signal());
+        self.client.watchdog.execute(&self.hold, reaction);
+        leaving
+    }
+
+    /// Asks for a stop when nothing but the grace is left of the lease. Completes when that is over, and the lease too.
+    pub(super) async fn out_of_grace(self, grace: Duration) -> Lost {
+        let (Self { client, hold, .. }, signal) = (&self, self.signal());
+        if grace.is_zero() {
+            return signal.over().await;
+        }
+        loop {
+            let left = self.remaining().saturating_sub(grace);
+            if left.is_zero() {
+                break;
+            }
+            tokio::select! {
+                biased;
+                _lost = signal.clone().over() => break,
+                () = client.host.sleep(left) => {}
+            }
+        }
+        let now = client.now();
+        signal.ask_to_stop(&hold.lost(now, now, LossReason::Expiring));
+        client.host.sleep(grace).await;
+        signal.clone().over().await
+    }
+
+    pub(super) fn show(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("name", &self.name())
+            .field("label", &self.label())
+            .field("fence", &self.fence())
+            .field("remaining", &self.remaining())
+            .field("status", &self.board().status())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LeaseHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show("LeaseHandle", f)
+    }
+}
+
+/// The methods that a lease and its handles share.
+macro_rules! view {
+    ($type:ident) => {
+        impl $type {
+            /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
+            /// log or its metrics exporter does.
+            ///
+            /// It completes before, while the lease is still held, when its holder is asked to stop: with
+            /// [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Leases::shutdown), with
+            /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::grace). From then on
+            /// [`check`](Self::check) and [`status_changes`](Self::status_changes) tell of the end.
+            ///
+            /// The future owns what it needs: move it, pin it, spawn it. A timer of the keeper's completes it at the
+            /// deadline ([rule 2](crate::docs::safety#rule-2)). It completes earlier when the server says that the key is
+            /// gone or taken, and with
+            /// [`Released`](crate::LossReason::Released) when the release of this
+            /// lease begins.
+            ///
+            /// # Cancel safety
+            ///
+            /// Dropping it loses nothing.
+            pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
+                let signal = self.view().signal();
+                async move { relayed!(Relay::of_signals(), signal.lost()) }
+            }
+
+            /// Whether the lease holds right now. It reads the clock, so it is right even when the process was stopped
+            /// and no timer has run yet.
+            ///
+            /// ```
+            /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+            /// # let leases = leasehold::Leases::in_memory();
+            /// # let lease = leases.lock("import").acquire().await?;
+            /// for row in 0..3 {
+            ///     lease.check()?; // before each step that only the holder may do
+            ///     println!("row {row}");
+            /// }
+            /// # Ok(()) }
+            /// ```
+            ///
+            /// # Errors
+            ///
+            /// How the lease ended.
+            pub fn check(&self) -> Result<(), Error> {
+                let (view, now) = (self.view(), self.view().client.now());
+                let LeaseHandle { client, hold, .. } = view;
+                if hold.remaining(now).is_zero() {
+                    let _under_way = client.host.token();
+                    let reaction = hold.expire_if_due(now);
+                    client.watchdog.execute(hold, reaction);
+                    // The thread that ended it may not have come to our signal yet.
+                    if let Some(lost) = hold.end() {
+                        view.signal().end(&lost);
+                    }
+                }
+                match view.board().ended() {
+                    None => Ok(()),
+                    Some(lost) => Err(lost.into()),
+                }
+            }
+
+            /// Whether [`check`](Self::check) is `Ok`.
+            #[must_use]
+            pub fn is_held(&self) -> bool {
+                self.check().is_ok()
+            }
+
+            /// How long the lease is certain to last if nothing is heard from the server again; zero once it has
+            /// ended. A healthy one stays above two thirds of its TTL, less the drift.
+            #[must_use]
+            pub fn remaining(&self) -> Duration {
+                let (LeaseHandle { client, hold, .. }, board) = (self.view(), self.view().board());
+                if board.ended().is_some() { Duration::ZERO } else { hold.remaining(client.now()) }
+            }
+
+            /// Where the lease stands.
+            #[must_use]
+            pub fn status(&self) -> Status {
+                // The clock may know more than the signals do.
+                let _judged = self.check();
+                self.view().board().status()
+            }
+
+            /// The changes of the status from here on.
+            pub fn status_changes(&self) -> StatusChanges {
+                StatusChanges::new(self.view().signal())
+            }
+
+            /// A token that is cancelled when [`lost`](Self::lost) completes: the lease is lost or released, or its holder is
+            /// asked to stop. For work that knows such tokens already. Each call makes a child, so that cancelling it
+            /// cancels nobody else's.
+            #[must_use]
+            pub fn cancellation_token(&self) -> CancellationToken {
+                self.view().board().cancellation_token()
+            }
+
+            /// The fencing token: hand it to whatever the lock protects.
+            #[must_use]
+            pub fn fence(&self) -> Fence {
+                self.view().hold.fence
+            }
+
+            /// The lock's name, without the prefix.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                self.view().hold.claim.key.name()
+            }
+
+            /// The label under which others see this holder.
+            #[must_use]
+            pub fn label(&self) -> &str {
+                self.view().hold.claim.token.label()
+            }
+
+            /// How many leases of a re-entrant owner share this acquisition.
+            #[must_use]
+            pub fn hold_count(&self) -> usize {
+                self.view().hold.holds()
+            }
+
+            /// Extends the lease now, instead of waiting for the keeper: before a step that needs a full TTL.
+            ///
+            /// # Errors
+            ///
+            /// [`Error::Lost`] if the lease has ended; [`Error::Unknown`] if the server did not confirm in
+            /// time, which leaves the lease as it was, at risk.
+            ///
+            /// # Cancel safety
+            ///
+            /// Dropping it may or may not have extended the key; the lease is believed as before. Nothing is left
+            /// behind.
+            #[doc(alias = "extend")]
+            pub async fn renew(&self) -> Result<(), Error> {
+                self.check()?;
+                let LeaseHandle { client, hold, .. } = self.view();
+                let sent = client.now();
+                let limit = hold.remaining(sent).min(client.options.command_timeout);
+                let renewing = client.watchdog.renew_now(hold, Route::Tracked, limit);
+                let renewed = relayed!(Relay::of_answers(), renewing);
+                self.check()?;
+                renewed.map_err(|failure| Error::unknown_renewal(&failure))
+            }
+        }
+    };
+}
+
+pub(super) use view;
+
+view!(LeaseHandle);

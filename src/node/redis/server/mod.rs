@@ -1,0 +1,128 @@
+//! One server: our connections to it, and what is sent on which.
+
+use std::{fmt, io, sync::Arc};
+
+use leasehold_protocol::message::Route;
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, Id};
+
+use self::{combining::Combining, witness::Witness};
+use super::{
+    subscription::Subscription,
+    transport::{Connection, Limits, Side, Target, unreachable},
+};
+use crate::{clock::Clock, error::Error, keeper::Host, metrics::NodeMetrics};
+
+mod combining;
+mod pack;
+mod request;
+mod witness;
+
+/// One server, and our connections to it.
+///
+/// One is on the runtime that made us, for speed. One is on the transport's thread, for everything that must not depend
+/// on that runtime. While there is something to hear, another one there receives the server's notifications.
+pub(super) struct Server {
+    /// Used on that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
+    pub(super) home: Option<(Id, Arc<Connection>)>,
+    pub(super) keeper: Arc<Connection>,
+    /// Not where votes are asked for: these go at once, and would overtake a release that waits for its turn.
+    pub(super) combining: Option<Arc<Combining>>,
+    pub(super) subscription: Arc<Subscription>,
+    witness: Arc<Witness>,
+    pub(super) host: Host,
+    pub(super) address: String,
+}
+
+impl Server {
+    pub(super) async fn connect(
+        target: Target,
+        limits: Limits,
+        host: Host,
+        clock: Arc<dyn Clock>,
+        home: Option<Handle>,
+        votes: bool,
+    ) -> Result<Self, Error> {
+        let transport = host.transport().await.map_err(|error| no_thread(&error))?;
+        let here = home.filter(|runtime| runtime.id() != host.runtime().id());
+        let open = |runtime, place| open(runtime, place, target.clone(), limits, host.clone(), clock.clone());
+        let at_the_keeper = || open(host.runtime().clone(), Side::Keeper(host.clone()));
+        let (home, keeper) = match here.clone() {
+            Some(runtime) => {
+                let at_home = open(runtime.clone(), Side::Here(runtime.clone(), host.clone()));
+                let (home, keeper) = tokio::join!(at_home, at_the_keeper());
+                let (home, keeper) = (home?, keeper?);
+                home.pair(&keeper);
+                (Some((runtime.id(), home)), keeper)
+            }
+            None => (None, at_the_keeper().await?),
+        };
+        // Where its callers are: on the keeper's connection only if there is no other.
+        let (busiest, runtime) = match (&home, here) {
+            (Some((_, home)), Some(runtime)) => (home, runtime),
+            _ => (&keeper, host.runtime().clone()),
+        };
+        let combining = (!votes).then(|| Combining::new(busiest.clone(), runtime, host.clone(), limits.command));
+        let subscription = Subscription::new(NodeMetrics::of(&target.to_string()));
+        let serving = subscription.clone().serve(target.clone(), limits, keeper.clone(), host.clone());
+        host.spawn_until_stopped_on(&transport, serving);
+        let witness = Witness::new(clock);
+        Ok(Self { home, keeper, combining, subscription, witness, host, address: target.to_string() })
+    }
+
+    pub(super) fn connection(&self, route: Route) -> Arc<Connection> {
+        match (route, &self.home) {
+            (Route::Home, Some((_, home))) => home.clone(),
+            _ => self.keeper.clone(),
+        }
+    }
+
+    /// Whether requests on this route may travel together.
+    fn travels_with_others(&self, route: Route) -> bool {
+        match route {
+            Route::Home => true,
+            Route::Keeper => self.home.is_none(),
+            Route::Tracked => false,
+        }
+    }
+}
+
+fn no_thread(error: &io::Error) -> Error {
+    Error::unavailable(format!("the thread for connections cannot be started: {error}"))
+}
+
+/// Opens a connection that lives on `runtime`, in a task that nobody cancels: a connection that comes too late is
+/// dropped, and so closed.
+async fn open(
+    runtime: Handle,
+    place: Side,
+    target: Target,
+    limits: Limits,
+    host: Host,
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<Connection>, Error> {
+    // The last try, or a name server's silence, may take longer.
+    let too_late = host.sleep(limits.connect);
+    let reason = Arc::new(Mutex::new("no answer".to_owned()));
+    let opening = {
+        let (target, reason) = (target.clone(), reason.clone());
+        runtime.spawn(async move { Connection::open(place, &target, limits, &clock, &reason).await })
+    };
+    tokio::select! {
+        biased;
+        opened = opening => match opened {
+            Ok(connection) => connection.map(Arc::new),
+            Err(error) if error.is_panic() => Err(Error::config(
+                "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
+            )),
+            Err(_ended) => Err(Error::unavailable("the runtime of the connection has ended")),
+        },
+        () = too_late => Err(unreachable(&target, limits, &reason.lock())),
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("keeper", &self.keeper).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,413 @@
+//! A connection to one server: how a request is sent on its links, and what its failure means.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use fred::{
+    error::{Error as FredError, ErrorKind as FredKind},
+    types::Value,
+};
+use leasehold_protocol::{failure::Failure, time::Time};
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+
+pub(crate) use super::link::Limits;
+use super::{
+    failure::{self, classify_of, is_no_primary, is_unsent, is_wrong_server, missing_right},
+    left_out::LeftOut,
+    link::Link,
+    links::{Links, NewLinks, SHORTEST_LIMIT},
+    opening::{Opening, Side},
+    url::Target,
+};
+use crate::{
+    clock::{Clock, stood_still},
+    error::Error,
+    node::redis::script::Script,
+};
+
+/// How a script's answer came.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Way {
+    /// The server will notify us when a key changes that was read.
+    pub(crate) tracked: bool,
+    /// Later requests on this connection may have reached the server before this one. It waited for a link, among
+    /// others, or was sent twice, for instance because the server did not know the script.
+    pub(crate) overtaken: bool,
+    /// An earlier sending may have been executed too: this process stood still, and did not hear of it.
+    pub(crate) repeated: bool,
+    /// The number of the link on which it came.
+    pub(crate) link: u64,
+}
+
+/// A connection to one server, multiplexed, which reconnects by itself.
+pub(crate) struct Connection {
+    links: Arc<Links>,
+    left_out: Arc<LeftOut>,
+    /// Makes the next link when one has ended.
+    maintenance: AbortHandle,
+}
+
+/// The rest of this limit, which is over at `until`; all of it in a process that stood still then.
+pub(crate) fn left(now: Time, limit: Duration, until: Time) -> Duration {
+    if stood_still(now, until) { limit } else { until.since(now).max(SHORTEST_LIMIT) }
+}
+
+fn is_timeout(error: &FredError) -> bool {
+    error.kind() == &FredKind::Timeout
+}
+
+impl Connection {
+    /// Connects, trying until `limits.connect` has passed or the server refuses us. The task that replaces its links
+    /// lives on the runtime of this call, the links themselves at `place`.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "like fred's own tasks it belongs to this runtime and this connection"
+    )]
+    pub(crate) async fn open(
+        place: Side,
+        target: &Target,
+        limits: Limits,
+        clock: &Arc<dyn Clock>,
+        last_reason: &Mutex<String>,
+    ) -> Result<Self, Error> {
+        let mut opening = Opening::new(place, target, limits, clock)?;
+        let (link, ending) = opening.first(target, last_reason).await?;
+        let links = Links::new(target.to_string().into(), limits, clock.clone(), link);
+        let left_out = opening.left_out();
+        let maintenance = tokio::task::spawn(links.clone().maintain(ending, opening)).abort_handle();
+        Ok(Self { links, left_out, maintenance })
+    }
+
+    /// Runs a script: by its text the first time on a link, then by its hash. So a server that has never seen it needs
+    /// one round trip; a server that has forgotten it gets the text again. `limit` bounds all of this, the wait for a
+    /// link too. With `track` the server is asked to notify us when a key changes that the script reads; the answer
+    /// says whether it will.
+    ///
+    /// If this process stood still past the limit, it sends a script [that repeats](Script::repeats) once more. If that
+    /// fails too, the first sending may have been executed.
+    ///
+    /// `arguments` adds the keys and then the arguments, and returns how many are keys. It returns `None` if nobody
+    /// wants the answer any more; then nothing is sent. It is called right before each sending: a copy kept for a
+    /// second one would cost every call.
+    pub(crate) async fn run(
+        &self,
+        script: &'static Script,
+        arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
+        limit: Duration,
+        track: impl Fn() -> bool + Send,
+    ) -> Result<(Value, Way), Failure> {
+        let until = self.now() + limit;
+        match self.run_once(script, arguments, (limit, until), &track).await {
+            Err(failure) if script.repeats && failure.is_silence() && stood_still(self.now(), until) => {
+                let time = (limit, self.now() + limit);
+                // Boxed: it is large, and nearly never needed.
+                let again = Box::pin(self.run_once(script, arguments, time, &track)).await;
+                let (value, way) = again.map_err(|failure| Failure::unknown(failure.to_string()))?;
+                Ok((value, Way { overtaken: true, repeated: true, ..way }))
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn run_once(
+        &self,
+        script: &'static Script,
+        arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
+        (limit, mut until): (Duration, Time),
+        track: &(impl Fn() -> bool + Send),
+    ) -> Result<(Value, Way), Failure> {
+        let links = &*self.links;
+        let (mut left, mut overtaken) = (limit, links.up().is_none());
+        loop {
+            let link = links.link(&mut left).await?;
+            if link.is_full() {
+                return Err(links.full());
+            }
+            let (track, mut by_hash) = (track(), !link.is_first(script));
+            let outcome = loop {
+                let call = link.call(script, by_hash, arguments).ok_or_else(unwanted)?;
+                match link.send(call, left, track).await {
+                    Err(error) if by_hash && unknown_script(&error) => {
+                        (by_hash, overtaken) = (false, true);
+                        (left, until) = self.left(limit, until);
+                    }
+                    outcome => break outcome,
+                }
+            };
+            match outcome {
+                Ok((value, tracked)) => {
+                    link.answered();
+                    return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number() }));
+                }
+                // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
+                Err(error) if is_unsent(&error) && self.now() < until => {
+                    links.give_up(&link);
+                    overtaken = true;
+                    (left, until) = self.left(limit, until);
+                }
+                Err(error) => {
+                    let keys = || {
+                        let mut all = Vec::new();
+                        let keys = arguments(&mut all).unwrap_or_default();
+                        all.iter().take(keys).filter_map(Value::as_string).collect()
+                    };
+                    let more = |details: &str| missing_right(details, script.source, keys);
+                    return Err(self.failed_of(&link, &error, (limit, until), more));
+                }
+            }
+        }
+    }
+
+    /// Runs the script of a vote: that of the run that the link leads to, if it is known and `is_trusted`, else `script`, which
+    /// asks the server for its run.
+    pub(crate) async fn vote(
+        &self,
+        script: &'static Script,
+        arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
+        limit: Duration,
+        track: impl Fn() -> bool + Send,
+        is_trusted: impl Fn(&str) -> bool + Send,
+    ) -> Result<(Value, Way), Failure> {
+        let (links, until) = (&*self.links, self.now() + limit);
+        let link = links.up().filter(|link| !link.is_full());
+        let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
+        let Some((link, run)) = link.and_then(of_run) else {
+            return self.run_once(script, arguments, (limit, until), &track).await;
+        };
+        let (name, text) = run.next();
+        let call = link.evaluate(name, text, arguments).ok_or_else(unwanted)?;
+        match link.send(call, limit, track()).await {
+            Ok((value, tracked)) => {
+                link.answered();
+                return Ok((value, Way { tracked, overtaken: false, repeated: false, link: link.number() }));
+            }
+            // It may be another run by now: it is asked, and not given the text.
+            Err(error) if unknown_script(&error) => link.forget_run(),
+            Err(error) if is_unsent(&error) && self.now() < until => links.give_up(&link),
+            Err(error) => return Err(self.failed(&link, &error, (limit, until))),
+        }
+        let time = self.left(limit, until);
+        let (value, way) = self.run_once(script, arguments, time, &track).await?;
+        Ok((value, Way { overtaken: true, ..way }))
+    }
+
+    /// This run has answered on the link with this number.
+    pub(crate) fn note_run(&self, link: u64, run_id: &str) {
+        if let Some(link) = self.links.up().filter(|up| up.number() == link) {
+            link.note_run(run_id);
+        }
+    }
+
+    /// Sends a command that is no script.
+    pub(crate) async fn command(
+        &self,
+        command: &'static str,
+        arguments: Vec<Value>,
+        limit: Duration,
+    ) -> Result<Value, FredError> {
+        let unsent = |failure: Failure| FredError::new(FredKind::IO, failure.to_string());
+        let mut left = limit;
+        let link = self.links.link(&mut left).await.map_err(unsent)?;
+        self.ask(&link, command, arguments, left).await
+    }
+
+    /// The server's `INFO`; empty if it refuses that.
+    pub(crate) async fn info(&self, limit: Duration) -> Result<String, Failure> {
+        let (mut left, until) = (limit, self.now() + limit);
+        let link = self.links.link(&mut left).await?;
+        match self.ask(&link, "INFO", Vec::new(), left).await {
+            Ok(info) => {
+                link.answered();
+                Ok(info.as_string().unwrap_or_default())
+            }
+            Err(error) => {
+                // It may be all that is asked on this connection.
+                let failure = self.failed(&link, &error, (limit, until));
+                if failure.is_refusal() { Ok(String::new()) } else { Err(failure) }
+            }
+        }
+    }
+
+    /// One of its settings; `None` if it does not tell that.
+    pub(crate) async fn setting(&self, name: &'static str, limit: Duration) -> Option<String> {
+        setting(&self.command("CONFIG", vec!["GET".into(), name.into()], limit).await.ok()?)
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.links.now()
+    }
+
+    /// It takes no more requests now.
+    pub(crate) fn full(&self) -> Failure {
+        self.links.full()
+    }
+
+    /// It has not taken a request that waited for its turn.
+    pub(crate) fn late(&self) -> Failure {
+        let no_link = self.links.link_now().err();
+        no_link.unwrap_or_else(|| {
+            Failure::unsent("the requests before this one took all of its time, and it was not sent")
+        })
+    }
+
+    /// It gave no answer in time.
+    pub(crate) fn silent(&self, limit: Duration) -> Failure {
+        failure::silent(&self.links.server, limit)
+    }
+
+    /// The links that come after the one that there is now.
+    pub(crate) fn links(&self) -> NewLinks {
+        self.links.new_ones()
+    }
+
+    /// Gives the link up and makes a new one, in the background; unless it is younger than any silence on it could be told
+    /// by.
+    pub(crate) fn reconnect(&self) {
+        if let Some(link) = self.links.up() {
+            if !link.is_new(self.links.now()) {
+                self.links.give_up(&link);
+            }
+        }
+    }
+
+    /// The server has answered that it is no primary: another one may be by now.
+    pub(crate) fn find_primary(&self) {
+        self.links.find_primary();
+    }
+
+    /// Two connections to one server: when one hears that it is no primary, the other looks for another too.
+    pub(crate) fn pair(&self, other: &Self) {
+        self.links.pair(&other.links);
+    }
+
+    pub(crate) async fn close(&self, limit: Duration) {
+        self.maintenance.abort();
+        if let Some(link) = self.links.close() {
+            link.quit(limit).await;
+        }
+    }
+
+    /// Sends a command that we can do without.
+    async fn ask(
+        &self,
+        link: &Link,
+        command: &'static str,
+        arguments: Vec<Value>,
+        limit: Duration,
+    ) -> Result<Value, FredError> {
+        self.left_out.check(command, self.now())?;
+        let outcome = link.command(command, arguments, limit).await;
+        self.left_out.note(command, &outcome, self.now());
+        outcome
+    }
+
+    /// A request on this link came to nothing. fred does not notice a dead peer by itself while commands are written:
+    /// silence does. `limit` was its time, which was over at `until`.
+    fn failed(&self, link: &Arc<Link>, error: &FredError, time: (Duration, Time)) -> Failure {
+        self.failed_of(link, error, time, |_| None)
+    }
+
+    /// The same of a script.
+    fn failed_of(
+        &self,
+        link: &Arc<Link>,
+        error: &FredError,
+        (limit, until): (Duration, Time),
+        more: impl FnOnce(&str) -> Option<String>,
+    ) -> Failure {
+        let now = self.now();
+        if is_timeout(error) && !stood_still(now, until) && link.is_silent(limit, now) {
+            self.links.give_up(link);
+        }
+        if is_wrong_server(error) {
+            self.links.give_up(link);
+        }
+        if is_no_primary(error.details()) {
+            self.links.find_primary();
+        }
+        classify_of(&self.links.server, error, limit, more)
+    }
+
+    /// The rest of this limit, which is over at `until`, and when that is over.
+    fn left(&self, limit: Duration, until: Time) -> (Duration, Time) {
+        let now = self.now();
+        let left = left(now, limit, until);
+        (left, now + left)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.maintenance.abort();
+        let _last = self.links.close();
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("server", &self.links.server).finish_non_exhaustive()
+    }
+}
+
+/// The value in the answer to `CONFIG GET` of one setting.
+pub(crate) fn setting(reply: &Value) -> Option<String> {
+    match reply {
+        Value::Array(parts) => match &**parts {
+            [_name, value] => value.as_string(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn unwanted() -> Failure {
+    Failure::unsent("nobody waits for the answer any more")
+}
+
+fn unknown_script(error: &FredError) -> bool {
+    error.details().starts_with("NOSCRIPT")
+}
+
+#[cfg(test)]
+mod tests {
+    use support::Server;
+
+    use super::*;
+    use crate::{
+        clock::SystemClock,
+        keeper::{Host, Keeper, Stop},
+    };
+
+    /// Longer than the test: what is waited for to its end fails it.
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    async fn connection(server: &Server) -> (Connection, Stop) {
+        let (target, limits) = (Target::parse(&server.url()).unwrap(), Limits { connect: LIMIT, command: LIMIT });
+        let (clock, reason): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Mutex::default());
+        let (host, stop) = Host::start(Keeper::CurrentRuntime, &clock).unwrap();
+        let here = Side::Here(tokio::runtime::Handle::current(), host);
+        (Connection::open(here, &target, limits, &clock, &reason).await.unwrap(), stop)
+    }
+
+    /// After this fred takes requests that nobody reads, as it may while its task is ended.
+    #[tokio::test]
+    async fn a_request_that_is_left_in_the_queue_of_a_link_that_is_over_was_never_sent() {
+        let server = Server::start();
+        let (connection, _stop) = connection(&server).await;
+        let (link, mut links) = (connection.links.up().unwrap(), connection.links());
+        link.quit(LIMIT).await;
+        tokio::time::timeout(LIMIT, links.next()).await.expect("there is another link");
+        for track in [false, true] {
+            let mut no_arguments = |all: &mut Vec<Value>| {
+                all.push("key".into());
+                Some(1)
+            };
+            let look = link.call(&crate::node::redis::script::LOOK, false, &mut no_arguments).unwrap();
+            let error = link.send(look, LIMIT, track).await.unwrap_err();
+            assert!(is_unsent(&error), "{error:?}");
+        }
+        let error = link.command("PING", Vec::new(), LIMIT).await.unwrap_err();
+        assert!(is_unsent(&error), "{error:?}");
+        connection.command("PING", Vec::new(), LIMIT).await.expect("the next link has an answer");
+    }
+}

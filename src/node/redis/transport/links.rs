@@ -1,0 +1,321 @@
+//! The links of a connection: the one that there is now, and the task that makes the next.
+//!
+//! # Invariants
+//!
+//! 1. A request that finds no link waits for one here, not in fred, and only within its own limit. When the limit is
+//!    over, it was never sent, and never will be.
+//! 2. While the connection is open there is a link, or one is being made; unless the connection's runtime has ended.
+//! 3. While the server says that it is no primary, its address is resolved and connected to again, once in [`LOOK_EVERY`]. The
+//!    link stays until another leads to a primary: the server's own words are the best answer meanwhile.
+
+use std::{
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
+
+use fred::error::Error as FredError;
+use leasehold_protocol::{failure::Failure, time::Time};
+use tokio::sync::{Notify, watch};
+
+use super::{
+    failure::{classify, is_full, is_refusal, is_wrong_server, words},
+    kind::ServerKind,
+    link::{Ending, Limits, Link},
+    opening::Opening,
+};
+use crate::{
+    clock::{self, Clock},
+    foreign::{self, Event},
+    metrics::NodeMetrics,
+};
+
+/// The least time for an answer: fred takes zero as "for ever".
+pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
+
+/// How often another primary is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The link that there is now, and what makes the next one.
+pub(super) struct Links {
+    pub(super) server: Arc<str>,
+    metrics: NodeMetrics,
+    limits: Limits,
+    clock: Arc<dyn Clock>,
+    state: watch::Sender<LinkState>,
+    no_primary: Notify,
+    sibling: OnceLock<Weak<Links>>,
+}
+
+enum LinkState {
+    Up(Arc<Link>),
+    /// With the reason why the last try to connect has failed.
+    Down(Option<FredError>),
+    /// Closed, or its runtime has ended.
+    Over,
+}
+
+/// The new links of a connection, each of which knows nothing of those before.
+pub(crate) struct NewLinks {
+    states: watch::Receiver<LinkState>,
+    seen: u64,
+}
+
+impl NewLinks {
+    /// Completes when there is a new link. Never on a connection that is over.
+    ///
+    /// # Cancel safety
+    ///
+    /// It loses nothing.
+    pub(crate) async fn next(&mut self) {
+        let seen = self.seen;
+        let is_new = |state: &LinkState| matches!(state, LinkState::Up(link) if link.number() > seen);
+        match self.states.wait_for(is_new).await.ok().map(|state| number(&state)) {
+            Some(number) => self.seen = number,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The number of the last one.
+    pub(crate) fn last(&self) -> u64 {
+        self.seen
+    }
+
+    /// Whether there was a new link since the last call.
+    pub(crate) fn have_come(&mut self) -> bool {
+        let number = number(&self.states.borrow());
+        let is_new = number > self.seen;
+        self.seen = self.seen.max(number);
+        is_new
+    }
+}
+
+impl Links {
+    pub(super) fn new(server: Arc<str>, limits: Limits, clock: Arc<dyn Clock>, first: Link) -> Arc<Self> {
+        let (metrics, state) = (NodeMetrics::of(&server), watch::Sender::new(LinkState::Up(Arc::new(first))));
+        Arc::new(Self { server, metrics, limits, clock, state, no_primary: Notify::new(), sibling: OnceLock::new() })
+    }
+
+    /// The links that come after the one that there is now.
+    pub(super) fn new_ones(&self) -> NewLinks {
+        let states = self.state.subscribe();
+        let seen = number(&states.borrow());
+        NewLinks { states, seen }
+    }
+
+    /// Two connections to one server: when one hears that it is no primary, the other looks for another too.
+    pub(super) fn pair(self: &Arc<Self>, other: &Arc<Self>) {
+        let _paired = self.sibling.set(Arc::downgrade(other));
+        let _paired = other.sibling.set(Arc::downgrade(self));
+    }
+
+    /// There is no link any more, and will be none. The last one, if it was up.
+    pub(super) fn close(&self) -> Option<Arc<Link>> {
+        match self.state.send_replace(LinkState::Over) {
+            LinkState::Up(link) => Some(link),
+            LinkState::Down(_) | LinkState::Over => None,
+        }
+    }
+
+    pub(super) fn now(&self) -> Time {
+        clock::now(&*self.clock)
+    }
+
+    pub(super) fn up(&self) -> Option<Arc<Link>> {
+        match &*self.state.borrow() {
+            LinkState::Up(link) => Some(link.clone()),
+            LinkState::Down(_) | LinkState::Over => None,
+        }
+    }
+
+    /// The link, as soon as there is one (invariant 1). `left` becomes what is left of it.
+    pub(super) async fn link(&self, left: &mut Duration) -> Result<Arc<Link>, Failure> {
+        if let Some(link) = self.up() {
+            return Ok(link);
+        }
+        let (until, mut states) = (self.now() + *left, self.state.subscribe());
+        let not_down = states.wait_for(|state| !matches!(state, LinkState::Down(_)));
+        let _in_time = tokio::time::timeout(*left, not_down).await.is_ok();
+        *left = until.since(self.now()).max(SHORTEST_LIMIT);
+        self.link_now()
+    }
+
+    /// The link, or why there is none.
+    pub(super) fn link_now(&self) -> Result<Arc<Link>, Failure> {
+        match &*self.state.borrow() {
+            LinkState::Up(link) => Ok(link.clone()),
+            LinkState::Down(reason) => Err(self.unsent(reason.as_ref())),
+            LinkState::Over => Err(Failure::unsent(format!("the connection to redis at {} has ended", self.server))),
+        }
+    }
+
+    pub(super) fn full(&self) -> Failure {
+        Failure::unsent(format!(
+            "redis at {} has not answered the requests before this one, which is not sent: there is a limit to how many wait",
+            self.server
+        ))
+    }
+
+    fn unsent(&self, reason: Option<&FredError>) -> Failure {
+        match reason {
+            Some(reason) if is_refusal(reason) || is_full(reason) => {
+                classify(&self.server, reason, self.limits.connect)
+            }
+            _ => Failure::unsent(format!(
+                "there is no connection to redis at {}, and nothing was sent: {}",
+                self.server,
+                reason.map_or("the last one has ended, and the server does not answer", words)
+            )),
+        }
+    }
+
+    pub(super) fn give_up(&self, link: &Arc<Link>) {
+        self.state.send_if_modified(|state| {
+            let is_up = matches!(state, LinkState::Up(up) if Arc::ptr_eq(up, link));
+            if is_up {
+                *state = LinkState::Down(None);
+            }
+            is_up
+        });
+        link.end();
+    }
+
+    /// Replaces each link that ends, or leads to no primary, for as long as its runtime lives.
+    pub(super) async fn maintain(self: Arc<Self>, first: Ending, mut opening: Opening) {
+        let (links, mut ending) = (EndsWithIt(self), first);
+        let mut looked = Time::ZERO;
+        loop {
+            let ended = tokio::select! {
+                biased;
+                reason = ending.ended() => Err(reason),
+                found = links.0.other_primary(&mut opening, &mut looked) => Ok(found),
+            };
+            ending = match ended {
+                Ok((link, next)) => {
+                    links.0.replace_up(Arc::new(link));
+                    ending.settle().await;
+                    next
+                }
+                Err(reason) => {
+                    if reason.as_ref().is_some_and(is_wrong_server) {
+                        opening.be_wary();
+                    }
+                    links.0.lost(reason.as_ref());
+                    let (next, ()) = tokio::join!(links.0.connect_again(&mut opening), ending.settle());
+                    next
+                }
+            };
+        }
+    }
+
+    /// The server has answered that it is no primary: here, and to whoever else has a connection to it.
+    pub(super) fn find_primary(&self) {
+        self.no_primary.notify_one();
+        if let Some(sibling) = self.sibling.get().and_then(Weak::upgrade) {
+            sibling.no_primary.notify_one();
+        }
+    }
+
+    /// A link to a primary, once the server is known to be none (invariant 3).
+    async fn other_primary(&self, opening: &mut Opening, looked: &mut Time) -> (Link, Ending) {
+        loop {
+            self.no_primary.notified().await;
+            tokio::time::sleep((*looked + LOOK_EVERY).since(self.now())).await;
+            *looked = self.now();
+            match opening.next().await {
+                Ok((_, _)) if self.is_primary_again().await => {}
+                Ok((link, ending)) if matches!(link.kind().await, ServerKind::Primary | ServerKind::Unknown) => {
+                    return (link, ending);
+                }
+                Ok(_no_primary_either) => {}
+                Err(error) => foreign::tell_debug(|| Event::Connection { error: words(&error).into() }),
+            }
+        }
+    }
+
+    /// Whether what the link leads to was promoted meanwhile.
+    async fn is_primary_again(&self) -> bool {
+        match self.up() {
+            Some(link) => !link.is_to_a_replica(self.limits).await,
+            None => false,
+        }
+    }
+
+    /// The server is another from now on.
+    fn replace_up(&self, link: Arc<Link>) {
+        let mut old = None;
+        self.state.send_if_modified(|state| {
+            let is_open = !matches!(state, LinkState::Over);
+            if is_open {
+                old = Some(std::mem::replace(state, LinkState::Up(link)));
+            }
+            is_open
+        });
+        if let Some(LinkState::Up(old)) = old {
+            old.end();
+        }
+        self.metrics.note_reconnect();
+    }
+
+    /// The link has ended, if it was not given up before.
+    fn lost(&self, reason: Option<&FredError>) {
+        self.metrics.note_up(false);
+        if let Some(error) = reason {
+            foreign::tell_debug(|| Event::Connection { error: words(error).into() });
+        }
+        let mut ended = None;
+        self.state.send_if_modified(|state| {
+            if let LinkState::Up(link) = state {
+                ended = Some(link.clone());
+                *state = LinkState::Down(reason.cloned());
+            }
+            ended.is_some()
+        });
+        if let Some(link) = ended {
+            link.end();
+        }
+    }
+
+    /// Tries until there is a link again.
+    async fn connect_again(&self, opening: &mut Opening) -> Ending {
+        loop {
+            match opening.next().await {
+                Ok((link, ending)) => {
+                    self.replace_down(LinkState::Up(Arc::new(link)), true);
+                    self.metrics.note_reconnect();
+                    return ending;
+                }
+                Err(error) => {
+                    foreign::tell_debug(|| Event::Connection { error: words(&error).into() });
+                    self.replace_down(LinkState::Down(Some(error)), false);
+                }
+            }
+        }
+    }
+
+    /// Unless the connection is over.
+    fn replace_down(&self, by: LinkState, is_news: bool) {
+        self.state.send_if_modified(|state| {
+            let is_down = matches!(state, LinkState::Down(_));
+            if is_down {
+                *state = by;
+            }
+            is_down && is_news
+        });
+    }
+}
+
+/// Marks the connection as over when its maintenance task ends, so that nobody waits for a link in vain.
+struct EndsWithIt(Arc<Links>);
+
+impl Drop for EndsWithIt {
+    fn drop(&mut self) {
+        let _last = self.0.close();
+    }
+}
+
+fn number(state: &LinkState) -> u64 {
+    match state {
+        LinkState::Up(link) => link.number(),
+        LinkState::Down(_) | LinkState::Over => 0,
+    }
+}
