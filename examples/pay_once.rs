@@ -1,7 +1,7 @@
 //! Work that can fail, and a retry that pays once.
 //!
-//! `run` gives the work's own result. The error is any type that is `From<leasehold::Error>`, so one `?` serves the lock
-//! and the work.
+//! `run` gives the work's own result. The error is any type that is `From<leasehold::Error>`, so one `?` serves the
+//! lock and the work.
 //!
 //! Two traps. A retry around acquire *and* work pays twice when an error comes after the payment: retry the acquire
 //! alone. And a release without an answer is no failure of the work: `run` is `Ok`, and the key expires by itself.

@@ -26,8 +26,8 @@ use tokio::{task::JoinSet, time::sleep};
 const ALICE: &str = "examples:account:alice";
 const BOB: &str = "examples:account:bob";
 
-/// Runs `work` while both locks are held. `budget` is for the wait for both. The result is the work's own, and its error
-/// any type that is `From<leasehold::Error>`. A release without an answer does not turn it into a failure.
+/// Runs `work` while both locks are held. `budget` is for the wait for both. The result is the work's own, and its
+/// error any type that is `From<leasehold::Error>`. A release without an answer does not turn it into a failure.
 async fn with_both<T, E: From<Error>, Fut: Future<Output = Result<T, E>>>(
     leases: &Leases,
     mut names: [&str; 2],

@@ -35,8 +35,8 @@ pub struct Capabilities {
     pub(crate) replicas: Option<usize>,
 }
 
-/// Whether the server notifies of changes by itself (client-side caching, `CLIENT TRACKING`). With the feature `serde` it
-/// is written as `"on"` or `"unknown"`, or as `{"refused":"…"}` with the reason.
+/// Whether the server notifies of changes by itself (client-side caching, `CLIENT TRACKING`). With the feature `serde`
+/// it is written as `"on"` or `"unknown"`, or as `{"refused":"…"}` with the reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

@@ -20,12 +20,12 @@ use crate::sync::catching_panics;
 /// Where [`Leases`](crate::Leases) reads the time; [`SystemClock`] unless a test says otherwise.
 ///
 /// Give your own to [`Builder::clock`](crate::Builder::clock) to see what your job does when the machine is suspended.
-/// A clock that jumps by an hour simulates a machine that slept for an hour. [`ManualClock`](crate::testing::ManualClock)
-/// does that.
+/// A clock that jumps by an hour simulates a machine that slept for an hour.
+/// [`ManualClock`](crate::testing::ManualClock) does that.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The time since some fixed moment. It must never go back, and must go on while the machine is suspended. Every
-    /// thread of the library asks it, the keeper's too: it must neither block nor panic. If it panics there, every lease
-    /// ends ([`KeeperEnded`](crate::LossReason::KeeperEnded)).
+    /// thread of the library asks it, the keeper's too: it must neither block nor panic. If it panics there, every
+    /// lease ends ([`KeeperEnded`](crate::LossReason::KeeperEnded)).
     fn now(&self) -> Duration;
 
     /// The notifier of this clock's jumps. After a jump, everything that sleeps until a moment checks the clock again

@@ -43,9 +43,9 @@ pub enum Error {
     /// A setting or a name is wrong. The text names it, and its bound. Nothing was sent.
     #[error("{0}")]
     Config(Details),
-    /// The server could not be reached, or did not answer in time: try again later. Without a connection nothing was sent.
-    /// Otherwise nothing stays there for longer than one TTL after the server is back. Over a quorum [`Error::votes`] says
-    /// what each node said.
+    /// The server could not be reached, or did not answer in time: try again later. Without a connection nothing was
+    /// sent. Otherwise nothing stays there for longer than one TTL after the server is back. Over a quorum
+    /// [`Error::votes`] says what each node said.
     #[error("{0}")]
     Unavailable(Details),
     /// The server answered no: wrong password, missing right, wrong type. The text has its own words.
@@ -70,8 +70,8 @@ pub enum Error {
     #[error(transparent)]
     Lost(#[from] Lost),
     /// The server did not confirm a [renewal](crate::Lease::renew) in time. The lease is valid for as long as
-    /// [`remaining`](crate::Lease::remaining) says, and the keeper goes on renewing it. (An unconfirmed release is no error:
-    /// [`Released::Unconfirmed`](crate::Released::Unconfirmed).)
+    /// [`remaining`](crate::Lease::remaining) says, and the keeper goes on renewing it. (An unconfirmed release is no
+    /// error: [`Released::Unconfirmed`](crate::Released::Unconfirmed).)
     #[error("{before}{0}", before = .0.0.before)]
     Unknown(Details),
     /// A later holder has written the guarded value: this job is from the past, and must stop.
@@ -140,12 +140,12 @@ impl Error {
         Self::Unknown(Details::of(failure, "the renewal is not confirmed: "))
     }
 
-    /// Whether the same call may succeed later with nothing changed. [`Lost`](Self::Lost) is not: that lease is over, and a new
-    /// one has to be acquired.
+    /// Whether the same call may succeed later with nothing changed. [`Lost`](Self::Lost) is not: that lease is over,
+    /// and a new one has to be acquired.
     ///
-    /// Retry the acquire, not the work. A transient error of an acquire means that no work was done. Where your work calls
-    /// the library too, such as [`renew`](crate::Lease::renew), its transient errors come from the middle of the work. See
-    /// [the guide](crate::docs::guide#work-that-can-fail).
+    /// Retry the acquire, not the work. A transient error of an acquire means that no work was done. Where your work
+    /// calls the library too, such as [`renew`](crate::Lease::renew), its transient errors come from the middle of the
+    /// work. See [the guide](crate::docs::guide#work-that-can-fail).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -158,10 +158,10 @@ impl Error {
 
     /// When it makes sense to try again, where that is known.
     ///
-    /// - After [`TimedOut`](Self::TimedOut) it is the holder's [`remaining`](crate::Holder::remaining): how long its key
-    ///   lives **if the holder has died**. A living holder renews the key, and may release it at any moment: a job of three
-    ///   seconds with the default TTL says nearly 30 s. So it bounds nothing for a busy lock. For a `Retry-After` take at
-    ///   most what your jobs take, such as five seconds.
+    /// - After [`TimedOut`](Self::TimedOut) it is the holder's [`remaining`](crate::Holder::remaining): how long its
+    ///   key lives **if the holder has died**. A living holder renews the key, and may release it at any moment: a job
+    ///   of three seconds with the default TTL says nearly 30 s. So it bounds nothing for a busy lock. For a
+    ///   `Retry-After` take at most what your jobs take, such as five seconds.
     /// - Otherwise enough servers will have been up for the [`restart_delay`](crate::Builder::restart_delay) then.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {

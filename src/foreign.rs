@@ -17,7 +17,8 @@
 //! 6. On other threads the library calls foreign code directly, so that spans and subscribers of a caller's thread
 //!    work. Before the call it has changed its own state, started every task that must run, and released every lock.
 //!
-//! A [`Clock`](crate::clock::Clock) of the program's own is not foreign: every thread asks it. Two callees are out of reach:
+//! A [`Clock`](crate::clock::Clock) of the program's own is not foreign: every thread asks it. Two callees are out of
+//! reach:
 //!
 //! - A `LocalSet` that a foreign executor polls. The wakers of its tasks are tokio's, and pass the wake-up on to the
 //!   executor's.
@@ -86,8 +87,8 @@ pub(crate) fn this_thread_is_the_keepers() {
 
 /// Keeps from the program's subscriber what other crates tell it on the keeper's thread (invariant 1).
 ///
-/// Not before there is a subscriber: to set a thread's own, even one that does nothing, ends the forwarding of all events
-/// of the program to the `log` crate. So the keeper calls this whenever it wakes up.
+/// Not before there is a subscriber: to set a thread's own, even one that does nothing, ends the forwarding of all
+/// events of the program to the `log` crate. So the keeper calls this whenever it wakes up.
 pub(crate) fn mute() {
     if on_keeper() && dispatcher::has_been_set() {
         MUTED.with_borrow_mut(|muted| {

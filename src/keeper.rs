@@ -42,7 +42,7 @@ pub enum Keeper {
     /// program's own threads compute or block. Subscribers, exporters and wakers are called on other threads, so one
     /// that blocks or panics delays neither a renewal nor [`lost`](crate::Lease::lost). The program has two duties:
     ///
-    /// - A [`Clock`] of its own must not block.
+    /// - A clock of its own, which the feature `testing` lets it have, must not block.
     /// - A logger of the `log` crate that is no bridge to `tracing` must not block at level `trace`, at which fred logs
     ///   each request on this thread. (Warnings come there only if a connection is given up at the very moment of a
     ///   request.) fred's messages about its connections come on their own thread. If that thread blocks, the keeper
@@ -99,8 +99,8 @@ impl Jumping {
     }
 }
 
-/// The thread on which connections of the keeper live. The transport logs on it, and a logger is foreign code: if it blocks
-/// this thread, the keeper's own goes on, and makes its connections on another one.
+/// The thread on which connections of the keeper live. The transport logs on it, and a logger is foreign code: if it
+/// blocks this thread, the keeper's own goes on, and makes its connections on another one.
 #[derive(Debug, Default)]
 struct Transport {
     threads: Mutex<Vec<Handle>>,
@@ -282,8 +282,8 @@ impl Host {
         self.stop.is_cancelled()
     }
 
-    /// Runs a task to its end, even if its caller has gone; unless the keeper's runtime ends first. The keeper ends only after
-    /// it, so it must be bounded.
+    /// Runs a task to its end, even if its caller has gone; unless the keeper's runtime ends first. The keeper ends
+    /// only after it, so it must be bounded.
     pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
         if self.own_thread {
             self.tasks.spawn_on(task, &self.runtime);

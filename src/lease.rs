@@ -61,7 +61,7 @@ mod handle;
 pub struct Lease {
     view: LeaseHandle,
     /// Our place in the table of owners, shared with the other leases of a re-entrant owner.
-    _owner_slot: Option<Arc<OwnerSlot>>,
+    owner_slot: Option<Arc<OwnerSlot>>,
     /// The time of its work to tidy up before a loss: in ms, for a process may have a million leases.
     grace: u32,
 }
@@ -76,7 +76,14 @@ impl Lease {
     ) -> Self {
         // Part of a millisecond counts as a whole one.
         let grace = u32::try_from(grace.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
-        Self { view: LeaseHandle::new(client, hold, signal), _owner_slot: owner_slot, grace }
+        Self { view: LeaseHandle::new(client, hold, signal), owner_slot, grace }
+    }
+
+    /// From now on its owner, who acquires the lock again, shares it.
+    pub(crate) fn takes_its_owner_slot(&self) {
+        if let Some(owner_slot) = &self.owner_slot {
+            owner_slot.hold(&self.view.hold);
+        }
     }
 
     fn view(&self) -> &LeaseHandle {
@@ -120,9 +127,10 @@ impl Lease {
         relayed!(Relay::of_answers(), self.let_go(Duration::ZERO))
     }
 
-    /// As [`release`](Self::release), but the key stays for `keep`, so that nobody acquires the lock before that: 1 ms to 24
-    /// hours, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see `label (released)` as
-    /// its holder meanwhile. For a time that counts from the acquire there is [`Lock::keep_for`](crate::Lock::keep_for).
+    /// As [`release`](Self::release), but the key stays for `keep`, so that nobody acquires the lock before that: 1 ms
+    /// to 24 hours, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see `label
+    /// (released)` as its holder meanwhile. For a time that counts from the acquire there is
+    /// [`Lock::keep_for`](crate::Lock::keep_for).
     ///
     /// Of several leases of a [re-entrant](crate::Lock::reentrant) owner the last to be released decides: an earlier
     /// one ends, and keeps nothing. An [unconfirmed](Released::Unconfirmed) release may have kept nothing: the key may
@@ -168,8 +176,8 @@ impl Lease {
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then
     /// releases the lock. With a [`grace`](crate::Lock::grace) it asks the work to stop first.
     ///
-    /// The work may fail. Its error `E` is any type that is `From<leasehold::Error>`, such as your program's own, and is
-    /// the error of this call too: one `?` serves both. Work that cannot fail ends with `Ok::<_, Error>(…)`.
+    /// The work may fail. Its error `E` is any type that is `From<leasehold::Error>`, such as your program's own, and
+    /// is the error of this call too: one `?` serves both. Work that cannot fail ends with `Ok::<_, Error>(…)`.
     ///
     /// ```
     /// # use leasehold::{Error, LeaseHandle, Leases};
@@ -282,8 +290,8 @@ impl fmt::Debug for Lease {
 view!(Lease);
 
 impl LeaseHandle {
-    /// One more lease on the same acquisition: re-entrancy by value, for a function or a task that needs the lock for itself.
-    /// It has the same fence, TTL and deadline. The key goes with the last of them, in whichever order they go.
+    /// One more lease on the same acquisition: re-entrancy by value, for a function or a task that needs the lock for
+    /// itself. It has the same fence, TTL and deadline. The key goes with the last of them, in whichever order they go.
     ///
     /// Nothing is sent, and no [`Owner`](crate::Owner) is asked.
     ///

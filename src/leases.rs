@@ -31,8 +31,8 @@ pub use self::builder::Builder;
 /// or outside of all. Dropping the last clone ends nothing while a lease lives.
 ///
 /// Only a runtime that it is built on must have timers and I/O (`enable_all`). Without them `build` fails with
-/// [`Error::Config`]. Tokio cannot be asked for that, so a task of that runtime panics first: its message is printed, and
-/// with `panic = "abort"` it ends the program.
+/// [`Error::Config`]. Tokio cannot be asked for that, so a task of that runtime panics first: its message is printed,
+/// and with `panic = "abort"` it ends the program.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -205,13 +205,13 @@ impl Leases {
         self.client.quorum.status()
     }
 
-    /// Waits for everybody who has a lease, for at most `limit`, and then closes this and its clones. For a program that is
-    /// asked to stop: nobody else gets a lock before the work under it is over.
+    /// Waits for everybody who has a lease, for at most `limit`, and then closes this and its clones. For a program
+    /// that is asked to stop: nobody else gets a lock before the work under it is over.
     ///
     /// At once, new acquires and waiters end with [`Closed`](crate::Error::Closed), and every holder is asked to stop:
     /// [`lost`](crate::Lease::lost) completes with [`Closing`](crate::LossReason::Closing), and cancellation tokens are
-    /// cancelled. The leases are renewed as before, and [`check`](crate::Lease::check) is `Ok`, until their holders release
-    /// or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
+    /// cancelled. The leases are renewed as before, and [`check`](crate::Lease::check) is `Ok`, until their holders
+    /// release or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
     ///
     /// Returns how many leases were still held at the limit: others may do the work under them from then on. If another
     /// call closed this before, it returns that call's number.
@@ -239,8 +239,8 @@ impl Leases {
         relayed!(Relay::of_answers(), self.client.shut_down(limit))
     }
 
-    /// Ends everything **now** that came from this and its clones. A job that still runs is not protected any more: somebody
-    /// else may have its lock before it has stopped. To wait for jobs there is [`shutdown`](Self::shutdown).
+    /// Ends everything **now** that came from this and its clones. A job that still runs is not protected any more:
+    /// somebody else may have its lock before it has stopped. To wait for jobs there is [`shutdown`](Self::shutdown).
     ///
     /// It refuses new work, ends waiters with
     /// [`Closed`](crate::Error::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease that is

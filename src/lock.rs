@@ -90,8 +90,8 @@ impl Lock {
         self
     }
 
-    /// Lets the same [`Owner`] in again while it holds the lock: another [`Lease`] on the same acquisition, with the same
-    /// fence and TTL. The key goes with the last of them.
+    /// Lets the same [`Owner`] in again while it holds the lock: another [`Lease`] on the same acquisition, with the
+    /// same fence and TTL. The key goes with the last of them.
     ///
     /// Both acquires must ask for it. It is not the default because an owner is a *task*. These would be let in
     /// together:
@@ -143,9 +143,9 @@ impl Lock {
         self
     }
 
-    /// For how long the server keeps the floor of this name's fences after an acquire, zero to 24 hours; the builder's, 24
-    /// hours, unless set here. See [`Builder::fence_memory`](crate::Builder::fence_memory) for what a shorter one gives up. The
-    /// last acquire decides: give a name the same one everywhere.
+    /// For how long the server keeps the floor of this name's fences after an acquire, zero to 24 hours; the builder's,
+    /// 24 hours, unless set here. See [`Builder::fence_memory`](crate::Builder::fence_memory) for what a shorter one
+    /// gives up. The last acquire decides: give a name the same one everywhere.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
         self.options.fence_memory = memory;
         self
@@ -177,9 +177,9 @@ impl Lock {
         self
     }
 
-    /// Gives work under the lock this much time to tidy up before a loss: [`run`](Self::run), [`run_within`](Self::run_within),
-    /// [`try_run`](Self::try_run) and [`Lease::run`] then ask it to stop first. At most half of the TTL. Zero, the default,
-    /// drops the work when the lease is lost.
+    /// Gives work under the lock this much time to tidy up before a loss: [`run`](Self::run),
+    /// [`run_within`](Self::run_within), [`try_run`](Self::try_run) and [`Lease::run`] then ask it to stop first. At
+    /// most half of the TTL. Zero, the default, drops the work when the lease is lost.
     ///
     /// If no renewal gets through, the work is asked to stop this long before the deadline, and is still protected. If
     /// the server says that the key is gone, the work is asked at once, and is not protected. It hears of that from
@@ -189,8 +189,8 @@ impl Lock {
     ///
     /// From then on the work is polled for the grace, and longer if the lease holds after all; then it is dropped. If
     /// less than the grace is left when the work begins, or after a pause of the process, only that much of it is
-    /// protected: [`check`](LeaseHandle::check) tells. Work that ends while the lease holds gives its own result, though
-    /// it was asked to stop. A lease that is [shared](LeaseHandle::share) has no grace.
+    /// protected: [`check`](LeaseHandle::check) tells. Work that ends while the lease holds gives its own result,
+    /// though it was asked to stop. A lease that is [shared](LeaseHandle::share) has no grace.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -244,11 +244,12 @@ impl Lock {
         self
     }
 
-    /// Counts this lock in a group of this name: its series have the label `lock="name"`. The builder's, none, unless set
-    /// here; an empty name is none.
+    /// Counts this lock in a group of this name: its series have the label `lock="name"`. The builder's, none, unless
+    /// set here; an empty name is none.
     ///
-    /// Name kinds of jobs, and not each of a thousand locks: every group has some eighty series in every process. A process
-    /// has at most 100 groups, and counts further ones as `other`. See the page [`metrics`](crate::docs::metrics).
+    /// Name kinds of jobs, and not each of a thousand locks: every group has some eighty series in every process. A
+    /// process has at most 100 groups, and counts further ones as `other`. See the page
+    /// [`metrics`](crate::docs::metrics).
     #[cfg(feature = "metrics")]
     pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
         self.options.metrics_group = crate::metrics::Group::named(name.as_ref());
@@ -315,8 +316,8 @@ impl Lock {
 
     /// Acquires the lock if it is free; `None` if somebody holds it. Never waits for longer than the command time-out.
     ///
-    /// To learn who holds it, as for a `Retry-After`, call [`acquire_within`](Self::acquire_within) with zero: it is one try
-    /// too, and its error has the holder.
+    /// To learn who holds it, as for a `Retry-After`, call [`acquire_within`](Self::acquire_within) with zero: it is
+    /// one try too, and its error has the holder.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -348,9 +349,9 @@ impl Lock {
 
     /// Acquires the lock, runs `work` under it, releases it; stops and drops the work the moment the lease is lost.
     ///
-    /// The work gives a `Result`, and this call gives it on. Its error `E` is any type that is `From<leasehold::Error>`:
-    /// [`Error`] itself, your program's own with a `#[from]`, `anyhow::Error` or `Box<dyn Error + Send + Sync>`. So one `?`
-    /// serves the lock and the work.
+    /// The work gives a `Result`, and this call gives it on. Its error `E` is any type that is
+    /// `From<leasehold::Error>`: [`Error`] itself, your program's own with a `#[from]`, `anyhow::Error` or `Box<dyn
+    /// Error + Send + Sync>`. So one `?` serves the lock and the work.
     ///
     /// ```
     /// # use leasehold::{Error, Leases};
@@ -397,7 +398,8 @@ impl Lock {
     /// - The error of the work. It wins over a loss that only the release after it finds.
     /// - [`Error::Lost`], if the work was stopped, or ended with `Ok` when the lease was gone already.
     ///
-    /// A release that is not confirmed is no error: see [the guide](crate::docs::guide#when-a-release-is-not-confirmed).
+    /// A release that is not confirmed is no error: see [the
+    /// guide](crate::docs::guide#when-a-release-is-not-confirmed).
     ///
     /// # Cancel safety
     ///

@@ -4,11 +4,11 @@ use std::{fmt, str::FromStr};
 
 use crate::{error::Error, node::NodeAddress};
 
-/// One server that keeps locks: where it is, and who we are there. [`Leases::connect`](crate::Leases::connect) says which
-/// urls there are.
+/// One server that keeps locks: where it is, and who we are there. [`Leases::connect`](crate::Leases::connect) says
+/// which urls there are.
 ///
-/// A [`Builder`](crate::Builder) takes urls too. This type is for a program that checks its settings early: parsing finds
-/// what is wrong with a url, and connects to nothing.
+/// A [`Builder`](crate::Builder) takes urls too. This type is for a program that checks its settings early: parsing
+/// finds what is wrong with a url, and connects to nothing.
 ///
 /// ```
 /// # use leasehold::{Leases, Server};
@@ -45,6 +45,12 @@ impl TryFrom<&String> for Server {
 
     fn try_from(url: &String) -> Result<Self, Error> {
         url.parse()
+    }
+}
+
+impl From<&Server> for Server {
+    fn from(server: &Server) -> Self {
+        server.clone()
     }
 }
 

@@ -119,8 +119,8 @@ impl Board {
         }
     }
 
-    /// The holder is to stop, while the lease goes on. A shutdown counts for more than a deadline that is near: the next
-    /// lease beside this one hears of it from here. Wakes nobody: see [`wake`](Self::wake).
+    /// The holder is to stop, while the lease goes on. A shutdown counts for more than a deadline that is near: the
+    /// next lease beside this one hears of it from here. Wakes nobody: see [`wake`](Self::wake).
     pub(crate) fn note_stop(&self, why: &Lost) {
         let mut state = self.state.lock();
         if state.lost.is_none() || state.end().is_none() && why.reason() == LossReason::Closing {

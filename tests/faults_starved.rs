@@ -105,8 +105,9 @@ fn requests(proxy: &Proxy, scripts: &[&str], name: &str) -> Vec<Instant> {
     proxy.seen().iter().filter(|seen| of_this(&seen.args)).map(|seen| seen.at).collect()
 }
 
-/// Panics if it was believed at a time for which no request can account: a belief follows an answer, and an answer a request
-/// that the proxy had read. (One that was answered between the question and `check()` found the lease valid still.)
+/// Panics if it was believed at a time for which no request can account: a belief follows an answer, and an answer a
+/// request that the proxy had read. (One that was answered between the question and `check()` found the lease valid
+/// still.)
 fn assert_never_beyond(good: &[Instant], requests: &[Instant]) {
     for asked in good {
         let read = requests.partition_point(|at| at <= asked);

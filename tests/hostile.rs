@@ -1,8 +1,8 @@
 //! Hostile answers: a proxy changes, cuts, repeats and invents bytes of a real server's answers, at random.
 //!
-//! Nothing panics, every call ends in time, no lease is valid for longer than its TTL, memory stays bounded, and the same
-//! [`Leases`] work again once the answers are right. Not tried is what SECURITY.md calls open: arrays that are nested
-//! thousands deep, and one long string.
+//! Nothing panics, every call ends in time, no lease is valid for longer than its TTL, memory stays bounded, and the
+//! same [`Leases`] work again once the answers are right. Not tried is what SECURITY.md calls open: arrays that are
+//! nested thousands deep, and one long string.
 //!
 //! Some seconds with every run of the tests; a failure names its seed. For an hour, from another seed:
 //!

@@ -102,7 +102,7 @@ async fn the_urls_are_checked_before_anything_is_sent() {
         turned_down(builder(several), config, &["quorum[2]", scheme, "stand-alone"]).await;
     }
     let both = builder(urls(3)).url("redis://node-0.invalid");
-    turned_down(both, config, &["url and quorum are both set"]).await;
+    turned_down(both, config, &["and quorum are both set"]).await;
     turned_down(builder(urls(3)).fair(true), config, &["fair", "one server"]).await;
     let (ttl, delay) = (Duration::from_millis(2_001), Duration::from_secs(3));
     turned_down(builder(urls(3)).ttl(ttl).restart_delay(delay), config, &["ttl", "restart_delay", "3s"]).await;

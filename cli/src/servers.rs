@@ -46,8 +46,8 @@ pub(crate) struct Servers {
         hide_env_values = true
     )]
     pub(crate) connect_timeout: Duration,
-    /// Ignore a server until it has been up this long. Use the same value, above every TTL, in all programs [default: 31s
-    /// with --quorum].
+    /// Ignore a server until it has been up this long. Use the same value, above every TTL, in all programs [default:
+    /// 31s with --quorum].
     #[arg(
         long,
         value_name = "DURATION",

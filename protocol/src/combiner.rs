@@ -5,9 +5,9 @@
 //!
 //! # Invariants
 //!
-//! 1. Nothing waits in order to be combined. Below [`BatchLimits::flights`] a request goes out at once and alone. Above it,
-//!    a request waits for the next flight to come down. If none has begun or come down for [`BatchLimits::pace`], the
-//!    waiting requests get a flight of their own. So neither a caller that does not poll its request nor a distant
+//! 1. Nothing waits in order to be combined. Below [`BatchLimits::flights`] a request goes out at once and alone. Above
+//!    it, a request waits for the next flight to come down. If none has begun or come down for [`BatchLimits::pace`],
+//!    the waiting requests get a flight of their own. So neither a caller that does not poll its request nor a distant
 //!    server holds up the others.
 //! 2. A request is never sent after its answer. It leaves the queue when its time is over, its caller has gone, or its
 //!    token is taken back. A request whose time ends in the air is answered as unknown, and left out of a second
@@ -265,8 +265,8 @@ impl<T> Combiner<T> {
         (Some(Batch { number, wants }), late)
     }
 
-    /// Before a batch is sent a second time: leaves out what has been answered meanwhile (invariant 2). Whether anything is
-    /// left.
+    /// Before a batch is sent a second time: leaves out what has been answered meanwhile (invariant 2). Whether
+    /// anything is left.
     pub fn keep_unanswered(&mut self, batch: &mut Batch) -> bool {
         let Some(Some(sent)) = self.air.get_mut(batch.number) else { return false };
         let mut places = sent.iter();

@@ -54,8 +54,8 @@ pub enum LossReason {
 }
 
 impl LossReason {
-    /// Whether the lease is over. Otherwise its holder is only asked to stop, and still has it: a job that wants to finish
-    /// may go on while [`check`] is `Ok`.
+    /// Whether the lease is over. Otherwise its holder is only asked to stop, and still has it: a job that wants to
+    /// finish may go on while [`check`] is `Ok`.
     ///
     /// [`check`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.check
     #[must_use]

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// The state of a node, as far as its answers have shown it: see
 /// [`Leases::nodes`](https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.nodes).
 ///
-/// With the feature `serde` its fields are `address`, `state`, `last_answer_seconds` and `clock_offset_micros`; the last two
-/// are `null` if they are not known.
+/// With the feature `serde` its fields are `address`, `state`, `last_answer_seconds` and `clock_offset_micros`; the
+/// last two are `null` if they are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct NodeStatus {

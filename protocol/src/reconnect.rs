@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! 1. The first try comes at once. The pauses after it double while tries fail, up to `longest`.
-//! 2. What came up and soon ended lets the pauses grow too, but only up to `longest_flap`: it may serve somebody in between.
-//! 3. What lasted, or news that the server is back, makes the next pause the first one again.
+//! 2. They also double while each connection soon ends, but only up to `longest_flap`: it may serve somebody meanwhile.
+//! 3. After a connection that lasted, and once the server is known to be back, the next pause is the first one again.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub struct ReconnectConfig {
     pub longest: Duration,
     /// The longest, where it comes up and soon ends.
     pub longest_flap: Duration,
-    /// What is up for so long has lasted.
+    /// A connection that is up for so long has lasted.
     pub steady: Duration,
 }
 
@@ -55,18 +55,18 @@ impl Reconnect {
     }
 
     /// The server is known to be back: what was tried before counts no longer.
-    pub fn begin_anew(&mut self) {
+    pub fn reset(&mut self) {
         self.pauses = Doubling::from(self.config.first);
     }
 
-    /// The pause before the next try: nothing is up any more.
+    /// The pause before the next try.
     pub fn pause(&mut self, now: Time) -> Duration {
         let longest = match self.last {
             LastTry::None => return Duration::ZERO,
             LastTry::Failed => self.config.longest,
             LastTry::CameUp(at) => {
                 if now.since(at) >= self.config.steady {
-                    self.begin_anew();
+                    self.reset();
                 }
                 self.config.longest_flap
             }
@@ -130,7 +130,7 @@ mod tests {
     fn a_server_that_is_back_begins_anew() {
         let mut reconnect = Reconnect::new(CONFIG);
         let _grown = failures(&mut reconnect, 0);
-        reconnect.begin_anew();
+        reconnect.reset();
         assert_eq!(failures(&mut reconnect, 0), [10, 20, 40, 80, 100]);
     }
 }

@@ -41,7 +41,7 @@ pub struct Store {
     /// Guarded values; a key is this or a lock, never both.
     guarded: HashMap<Key, (Vec<u8>, Fence)>,
     queues: HashMap<Key, WaitQueue>,
-    /// How many fences there may be before a sweep removes the expired ones.
+    /// How many floors there may be before a sweep removes the expired ones.
     crowded: usize,
     /// The start of the server: it has forgotten nothing since.
     up_since: Micros,

@@ -1,17 +1,18 @@
 //! Which keys a server can track for us, so that it notifies us when they change: pure.
 
 /// How many keys a server tracks when it does not tell.
-pub const USUAL_TABLE: usize = 1_000_000;
+const USUAL_TABLE: usize = 1_000_000;
 
-/// How many keys a server can track for us, whose table takes `table` keys (0 for any number, `None` if it does not tell)
-/// and has `tracked` for all its clients: half of it, or none if it is as good as full.
+/// How many keys we may have a server track: half of its table, or none if that is as good as full. The table takes
+/// `table` keys (0 for any number, `None` if the server does not tell), and has `tracked` for all clients.
 ///
-/// From a full table a server evicts some key for each that it takes in, and does not tell the connection whose command did
-/// that: `NOLOOP` holds for evictions too.
-pub fn capacity(table: Option<usize>, tracked: usize) -> usize {
+/// From a full table a server evicts some key for each that it takes in. It does not tell the connection whose command
+/// did that: `NOLOOP` holds for evictions too.
+pub const fn capacity(table: Option<usize>, tracked: usize) -> usize {
     let table = match table {
         Some(0) => return usize::MAX,
-        table => table.unwrap_or(USUAL_TABLE),
+        Some(table) => table,
+        None => USUAL_TABLE,
     };
     if table.saturating_sub(tracked) > table / 16 { table / 2 } else { 0 }
 }

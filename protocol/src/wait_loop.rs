@@ -339,8 +339,8 @@ impl WaitLoop {
     fn route(&self, facts: &Facts<'_>) -> Route {
         match facts.queue {
             Some(queue) if queue.is_granted => queue.usual,
-            // The first has the lock tracked: it takes what becomes free otherwise than by a release. So has the second, which
-            // may be the first by now, and would poll once more for that.
+            // The first has the lock tracked: it takes what becomes free otherwise than by a release. So has the
+            // second, which may be the first by now, and would poll once more for that.
             Some(queue) if queue.position.ticket.is_none() || queue.position.ahead > 1 => Route::Keeper,
             _ if matches!(self.seen, Check::Failed(_)) => Route::Keeper,
             _ => facts.around.tracked(),

@@ -1,5 +1,5 @@
-//! One attempt to acquire, from its first send to its verdict or its lease: the driver of an [`Acquisition`] that nobody
-//! holds yet.
+//! One attempt to acquire, from its first send to its lease or its verdict: the driver of an [`Acquisition`] that
+//! nobody holds yet.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use leasehold_protocol::{
     votes::NodeAnswer,
 };
 
-use super::{Acquire, tell::tell_acquired};
+use super::Acquire;
 use crate::{
     client::Client,
     error::Error,
@@ -33,11 +33,11 @@ use crate::{
 /// changes of the key.
 const TRACK_AFTER: Duration = Duration::from_millis(250);
 
-/// What one check brings: a lease, or what it saw instead. The outer error ends the acquire.
+/// The result of one check: a lease, or the lock as it stands. The outer error ends the acquire.
 pub(super) type Checked = Result<Result<Lease, Check>, Error>;
 
 impl Acquire {
-    /// One attempt.
+    /// An attempt, and what follows from it.
     pub(super) async fn try_once(&self, route: Route) -> Checked {
         let client = &self.client;
         // `close` waits for what is under way, and for its undoing.
@@ -58,37 +58,26 @@ impl Acquire {
         if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
 
-    /// What follows from an attempt: here a lease that was won is made.
+    /// Concludes an attempt: a lease that was won is made here.
     pub(super) fn conclude(&self, outcome: Result<(Arc<Hold>, Signal), Check>) -> Checked {
         let client = &self.client;
+        // From here on somebody owns the hold, whatever panics or is dropped.
+        let outcome = outcome
+            .map(|(hold, signal)| Lease::new(client.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace));
         if !matches!(outcome, Err(Check::Failed(_))) {
             self.tell_answer();
         }
         match outcome {
-            Ok((hold, signal)) => {
-                let owner_slot = self.owner_slot.clone();
-                // From here on somebody owns the hold, whatever panics or is dropped.
-                let lease = Lease::new(client.clone(), hold.clone(), signal, owner_slot, self.wanted.grace);
-                // Either `close` has seen this hold, or this sees that `close` was called. The same is true of the end
-                // of the keeper's runtime.
-                if client.ended.is_cancelled() {
-                    return Err(client.end());
-                }
-                lease.keep_for(self.wanted.keep_for);
-                if let Some(owner_slot) = &self.owner_slot {
-                    owner_slot.hold(&hold);
-                }
-                tell_acquired(&lease);
-                Ok(Ok(lease))
-            }
-            Err(Check::Failed(_)) if client.ended.is_cancelled() => Err(client.end()),
+            // Either `close` has seen this hold, or this sees that `close` was called. The same is true of the end of
+            // the keeper's runtime.
+            Ok(_) | Err(Check::Failed(_)) if client.ended.is_cancelled() => Err(client.end()),
             Err(Check::Failed(failure)) if failure.is_refusal() => Err(Error::of(failure)),
-            Err(check) => Ok(Err(check)),
+            outcome => Ok(outcome),
         }
     }
 
-    /// One attempt: one token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The
-    /// error is what it has seen instead of a lease.
+    /// One token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The error
+    /// is what it has seen instead of a lease.
     async fn attempt(&self, route: Route, limit: Duration) -> Result<(Arc<Hold>, Signal), Check> {
         let client = &self.client;
         let (claim, sent) = (self.claim(random::token(&client.options.label)), client.now());

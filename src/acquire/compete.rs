@@ -15,7 +15,7 @@ use super::{
     Acquire,
     attempt::Checked,
     fair::Standing,
-    tell::ToldHolder,
+    tell::{ToldHolder, tell_acquired},
     wait::{Checks, wait},
 };
 use crate::{error::Error, lease::Lease, random, wait::FairWaiter};
@@ -24,11 +24,17 @@ use crate::{error::Error, lease::Lease, random, wait::FairWaiter};
 const SAME_SPLITS: u32 = 2;
 
 impl Acquire {
-    /// Asks at once, unless others of this process wait already; then waits for as long as it may.
+    /// Competes with everybody else, in the queue if it is fair.
     pub(super) async fn compete(&self) -> Result<Lease, Error> {
-        if self.wanted.options.fair {
-            return self.queue_up().await;
-        }
+        let lease = if self.wanted.options.fair { self.queue_up().await? } else { self.try_or_wait().await? };
+        // The owner's other acquires are told, and the one that polls this would stop: no await from here on.
+        lease.takes_its_owner_slot();
+        tell_acquired(&lease);
+        Ok(lease)
+    }
+
+    /// Asks at once, unless others of this process wait already; then waits for as long as it may.
+    async fn try_or_wait(&self) -> Result<Lease, Error> {
         let client = &self.client;
         let mut seen = Check::NotYet;
         if self.is_one_try() || !client.lines.has(&self.wanted.key) {

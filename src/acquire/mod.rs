@@ -84,6 +84,12 @@ impl Acquire {
 
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(&mut self) -> Result<Lease, Error> {
+        let lease = self.compete_or_share().await?;
+        lease.keep_for(self.wanted.keep_for);
+        Ok(lease)
+    }
+
+    async fn compete_or_share(&mut self) -> Result<Lease, Error> {
         self.owner = self.wanted.owner.resolve();
         if self.is_one_try() {
             self.begin_anew();
@@ -171,8 +177,6 @@ impl Acquire {
 
     /// Shares an acquisition of our own. `None`: it has ended, start over.
     async fn share(&self, hold: &Arc<Hold>) -> Result<Option<Lease>, Error> {
-        // Its TTL is that of the acquire that won it.
-        check_grace(self.wanted.grace, hold.claim.ttl)?;
         let client = &self.client;
         let mut backoff = Backoff::new(random::jitter());
         loop {
@@ -181,9 +185,10 @@ impl Acquire {
             client.watchdog.execute(hold, reaction);
             match entry {
                 SharedEntry::Shared(signal) => {
-                    let lease =
-                        Lease::new(client.clone(), hold.clone(), signal, self.owner_slot.clone(), self.wanted.grace);
-                    lease.keep_for(self.wanted.keep_for);
+                    let (owner_slot, grace) = (self.owner_slot.clone(), self.wanted.grace);
+                    let lease = Lease::new(client.clone(), hold.clone(), signal, owner_slot, grace);
+                    // Its TTL is that of the acquire that won it.
+                    check_grace(grace, hold.claim.ttl)?;
                     return Ok(Some(lease));
                 }
                 SharedEntry::Over => return Ok(None),

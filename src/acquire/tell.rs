@@ -1,4 +1,4 @@
-//! What an acquire tells the log and the program: whom it waits for, why it was not won, and that the server is away.
+//! The log of an acquire, and the program's `on_wait`: whom it waits for, why it was not won, and an outage.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! A wait in line for what checks may find. [`WaitLoop`] decides when to check and how long to sleep; this does it.
 
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{future::Future, pin::pin, time::Duration};
 
 use leasehold_protocol::{
     check::Check,
@@ -16,9 +16,9 @@ use crate::{
     wait::{CheckSlot, FairWaiter, InLine},
 };
 
-/// Whoever waits: how it checks, and what it makes of what it sees.
+/// The party that waits: how it checks, and how it reacts to the results.
 pub(super) trait Checks: Surroundings + Send {
-    /// What it waits for.
+    /// The aim of the wait.
     type Found;
 
     /// Asks the servers once. The inner error is what they said instead; the outer one ends the wait.
@@ -33,7 +33,7 @@ pub(super) trait Checks: Surroundings + Send {
     /// The notifications that are for it alone, if there are any; else it has those of its line.
     fn notified(&self) -> Option<&FairWaiter>;
 
-    /// What a check has found.
+    /// Reports the result of a check.
     fn tell(&mut self, look: &Check);
 
     /// The error when the time is over, and this is what the last check has found.
@@ -42,7 +42,7 @@ pub(super) trait Checks: Surroundings + Send {
 
 /// Waits in line until a check finds it, or the time is over. `seen` is what a first check has found.
 pub(super) async fn wait<C: Checks>(
-    client: &Arc<Client>,
+    client: &Client,
     line: &InLine<'_>,
     until: Time,
     seen: Check,
@@ -94,7 +94,7 @@ pub(super) async fn wait<C: Checks>(
 
 /// One check that the wait loop has asked for.
 async fn check<C: Checks>(
-    client: &Arc<Client>,
+    client: &Client,
     line: &InLine<'_>,
     wait: &mut WaitLoop,
     route: Route,

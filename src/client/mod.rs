@@ -2,8 +2,8 @@
 //!
 //! # Lock order
 //!
-//! The watchdog's table before a hold's state; a node's health before what its quorum knows of all nodes. Every other lock
-//! is taken alone. None is held while anything is awaited, or while a program's own code runs.
+//! The watchdog's table before a hold's state; a node's health before what its quorum knows of all nodes. Every other
+//! lock is taken alone. None is held while anything is awaited, or while a program's own code runs.
 
 use std::{
     panic::RefUnwindSafe,
@@ -275,7 +275,8 @@ impl NodeListener for Listener {
     }
 
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
-        self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, self.now()))
+        let now = self.now();
+        self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, now))
     }
 
     fn missed(&self) {

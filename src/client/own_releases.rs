@@ -80,8 +80,8 @@ impl OwnReleases {
         LateVote { releases: self.clone(), key: key.clone(), token: token.clone(), node }
     }
 
-    /// The lease was dropped: where its votes are still to come, its release is not over before them (invariant 2). Whether
-    /// there are any.
+    /// The lease was dropped: where its votes are still to come, its release is not over before them (invariant 2).
+    /// Whether there are any.
     pub(super) fn begin_with_votes(&self, key: &Key, token: &Token) -> bool {
         let mut state = self.state.lock();
         let votes = state.votes.get(token).copied().unwrap_or(Nodes::NONE);

@@ -106,8 +106,8 @@ impl Client {
     }
 
     async fn release_everywhere(self: &Arc<Self>, hold: &Arc<Hold>, mode: &ReleaseMode) -> ReleaseEnd {
-        // On the connection that our own waiter of this name has tracked, the server keeps the news from us: the notification
-        // after the release is enough.
+        // On the connection that our own waiter of this name has tracked, the server keeps the news from us: the
+        // notification after the release is enough.
         let route = if self.lines.has(&hold.claim.key) { Route::Keeper } else { self.quorum.route() };
         hold.release(route, mode.clone());
         let (now, limit) = (self.now(), self.release_limit());
@@ -160,8 +160,8 @@ impl Client {
         left
     }
 
-    /// The second request: the first has come nowhere, or the connection broke, or is silent; only if the node is silent,
-    /// it is not worth asking.
+    /// The second request: the first has come nowhere, or the connection broke, or is silent; only if the node is
+    /// silent, it is not worth asking.
     fn ask_again(&self, hold: &Arc<Hold>, mode: &ReleaseMode, again: ReleaseAgain) -> ComingRelease {
         let (limit, host, ask) = (self.release_limit(), self.host.clone(), again.ask());
         let release = Request::Release { claim: hold.claim.clone(), mode: mode.clone() };

@@ -5,8 +5,8 @@
 //! 1. A job is run once, and never dropped.
 //! 2. Of the threads one leads: it runs the jobs in their order. Another stands by, and takes the lead when the leader
 //!    has sat in one job for too long while others wait.
-//! 3. A thread that was left behind stands by when its job ends, if nobody else does, and ends otherwise. So idle threads
-//!    are two.
+//! 3. A thread that was left behind stands by when its job ends, if nobody else does, and ends otherwise. So idle
+//!    threads are two.
 //! 4. No lock is held while a job runs.
 
 use std::{collections::VecDeque, io, sync::OnceLock, task::Waker, thread, time::Duration};

@@ -14,14 +14,15 @@ use crate::{
 #[must_use = "nobody has been told"]
 pub(crate) struct PhaseChange {
     pub(super) leases: Vec<Signal>,
-    pub(super) turn: StageChange,
+    pub(super) stage: StageChange,
     pub(super) end: Option<(LossReason, Duration)>,
     pub(super) event: Event,
 }
 
 impl PhaseChange {
     pub(crate) fn tell(self) {
-        // Every lease is woken before any is cancelled: a caller's thread cancels by itself, and may have to wait there.
+        // Every lease is woken before any is cancelled: a caller's thread cancels by itself, and may have to wait
+        // there.
         for lease in &self.leases {
             lease.wake();
         }
@@ -29,8 +30,8 @@ impl PhaseChange {
             lease.cancel();
         }
         match self.end {
-            Some((reason, held_for)) => self.turn.tell_end(reason, held_for),
-            None => self.turn.tell(),
+            Some((reason, held_for)) => self.stage.tell_end(reason, held_for),
+            None => self.stage.tell(),
         }
         foreign::tell(self.event);
     }

@@ -237,7 +237,7 @@ impl Hold {
             state.end = Some(self.lost(now, since, reason));
         }
         let end = state.end.clone();
-        let turn = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };
+        let stage = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };
         // Noted under the lock, so that news reach every signal in their order.
         for lease in self.boards(&state) {
             match (&end, phase) {
@@ -250,7 +250,7 @@ impl Hold {
         drop(state);
         let event = self.event(phase, end.as_ref());
         let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
-        Reaction { actions, news: Some(PhaseChange { leases, turn, end, event }) }
+        Reaction { actions, news: Some(PhaseChange { leases, stage, end, event }) }
     }
 
     fn event(&self, phase: Phase, end: Option<&Lost>) -> Event {

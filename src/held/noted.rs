@@ -7,7 +7,8 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 /// Notes in a hold.
 #[derive(Debug)]
 pub(crate) struct Noted {
-    /// When it is looked at next, as [`Time`]; never, if that is not planned. Only the table changes it, under its lock.
+    /// When it is looked at next, as [`Time`]; never, if that is not planned. Only the table changes it, under its
+    /// lock.
     look: AtomicU64,
     /// Where the table has it. As above.
     place: AtomicU32,

@@ -1,4 +1,4 @@
-//! Who shares an acquisition: leases that join it, are asked to stop, and let go.
+//! The leases that share an acquisition: they join it, are asked to stop, and let go.
 
 use std::sync::Arc;
 
@@ -114,7 +114,7 @@ impl Hold {
         }
         let lost = state.end.clone().filter(|end| end.reason() != LossReason::MaxHold);
         let mut leaving = AfterLast::Nothing(lost.map_or(Ok(()), Err));
-        let mut turn = None;
+        let mut stage = None;
         if state.holds() == 0 {
             let valid_until = state.acquisition.valid_until();
             let (left, Actions { undo, .. }) = state.acquisition.let_go(now);
@@ -125,15 +125,15 @@ impl Hold {
                 acquisition::Leaving::Release { is_forgiven: true } => leaving = AfterLast::Forgiven,
                 acquisition::Leaving::Release { is_forgiven: false } => {
                     state.end = Some(released.clone());
-                    turn = Some(self.measured.is_over());
+                    stage = Some(self.measured.is_over());
                     leaving = AfterLast::Release { valid_until };
                 }
             }
         }
         drop(state);
         signal.end(&released);
-        if let Some(turn) = turn {
-            turn.tell_end(LossReason::Released, now.since(self.acquired));
+        if let Some(stage) = stage {
+            stage.tell_end(LossReason::Released, now.since(self.acquired));
         }
         (leaving, reaction)
     }

@@ -1,4 +1,4 @@
-//! What a holder sees of its lease: the calls that a [`Lease`](super::Lease) and its handles share.
+//! The view of a lease: the calls that a [`Lease`](super::Lease) and its handles share.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -105,8 +105,8 @@ macro_rules! view {
             /// [`check`](Self::check) and [`status_changes`](Self::status_changes) tell of the end.
             ///
             /// The future owns what it needs: move it, pin it, spawn it. A timer of the keeper's completes it at the
-            /// deadline ([rule 2](crate::docs::safety#rule-2)). It completes earlier when the server says that the key is
-            /// gone or taken, and with
+            /// deadline ([rule 2](crate::docs::safety#rule-2)). It completes earlier when the server says that the key
+            /// is gone or taken, and with
             /// [`Released`](crate::LossReason::Released) when the release of this
             /// lease begins.
             ///
@@ -180,9 +180,9 @@ macro_rules! view {
                 StatusChanges::new(self.view().signal())
             }
 
-            /// A token that is cancelled when [`lost`](Self::lost) completes: the lease is lost or released, or its holder is
-            /// asked to stop. For work that knows such tokens already. Each call makes a child, so that cancelling it
-            /// cancels nobody else's.
+            /// A token that is cancelled when [`lost`](Self::lost) completes: the lease is lost or released, or its
+            /// holder is asked to stop. For work that knows such tokens already. Each call makes a child, so that
+            /// cancelling it cancels nobody else's.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {
                 self.view().board().cancellation_token()

@@ -102,13 +102,14 @@ impl Builder {
         self
     }
 
-    /// Keeps every lock on a majority of these servers (Redlock): 3, 5, 7 or 9 of them, that know nothing of each other.
-    /// It survives the death of the others, and fencing tokens grow all the same. Each is a url, or a [`Server`].
+    /// Keeps every lock on a majority of these servers (Redlock): 3, 5, 7 or 9 of them, that know nothing of each
+    /// other. It survives the death of the others, and fencing tokens grow all the same. Each is a url, or a
+    /// [`Server`].
     ///
     /// Each must be a stand-alone server that never forgets but by a restart: `maxmemory-policy noeviction`, no replica
     /// that takes over, no cluster. A server that was restarted gives no vote for the
-    /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks and [`Guarded`](crate::Guarded) values are for one server.
-    /// The page [`deployments`](crate::docs::deployments) says when all that is worth it.
+    /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks and [`Guarded`](crate::Guarded) values
+    /// are for one server. The page [`deployments`](crate::docs::deployments) says when all that is worth it.
     #[doc(alias = "redlock")]
     pub fn quorum<S>(mut self, servers: impl IntoIterator<Item = S>) -> Self
     where
@@ -124,9 +125,9 @@ impl Builder {
     /// holds it. Waiters wait on, [fair](crate::Lock::fair) ones in their order. Zero, or at most a day, rounded up to
     /// seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
     ///
-    /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more than
-    /// the longest TTL that anybody uses there. (A longer one than this allows is refused.) Zero is for servers that
-    /// have every write on their disk before they answer, `appendfsync always`.
+    /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more
+    /// than the longest TTL that anybody uses there. (A longer one than this allows is refused.) Zero is for servers
+    /// that have every write on their disk before they answer, `appendfsync always`.
     ///
     /// The servers' clocks must be right before they start, for they measure their uptime by them. A clock that is put
     /// forward makes a new server look old, and it grants too early. After a clock was set back, a server looks new: a
@@ -136,8 +137,8 @@ impl Builder {
         self
     }
 
-    /// How long a key lives without a renewal, 100 ms to a day, unless the lock says otherwise. Default 30 s. Where a round
-    /// trip to the server takes half of it, no lease can be kept.
+    /// How long a key lives without a renewal, 100 ms to a day, unless the lock says otherwise. Default 30 s. Where a
+    /// round trip to the server takes half of it, no lease can be kept.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.lock.ttl = ttl;
         self
@@ -177,8 +178,8 @@ impl Builder {
         self
     }
 
-    /// Whether locks are acquired first come, first served, unless the lock [says otherwise](crate::Lock::fair). Default
-    /// no.
+    /// Whether locks are acquired first come, first served, unless the lock [says otherwise](crate::Lock::fair).
+    /// Default no.
     pub fn fair(mut self, fair: bool) -> Self {
         self.options.lock.fair = fair;
         self
@@ -209,7 +210,8 @@ impl Builder {
         self
     }
 
-    /// Counts all locks in a group of this name, unless the lock [says otherwise](crate::Lock::metrics_group). Default none.
+    /// Counts all locks in a group of this name, unless the lock [says otherwise](crate::Lock::metrics_group). Default
+    /// none.
     #[cfg(feature = "metrics")]
     pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
         self.options.lock.metrics_group = metrics::Group::named(name.as_ref());
@@ -252,12 +254,12 @@ impl Builder {
         Ok(leases)
     }
 
-    /// Checks every setting, and connects at the first use: for a program that must start while its server is away. Inside a
-    /// runtime or outside.
+    /// Checks every setting, and connects at the first use: for a program that must start while its server is away.
+    /// Inside a runtime or outside.
     ///
     /// The first call then takes the time to connect, at most the `connect_timeout`, beside its own limits;
-    /// [`acquire_within`](crate::Lock::acquire_within) keeps to its limit, and [`acquire`](crate::Lock::acquire) waits. An error of
-    /// [`build`](Self::build) is then the error of that call, and the next call tries again.
+    /// [`acquire_within`](crate::Lock::acquire_within) keeps to its limit, and [`acquire`](crate::Lock::acquire) waits.
+    /// An error of [`build`](Self::build) is then the error of that call, and the next call tries again.
     ///
     /// # Errors
     ///
@@ -304,7 +306,9 @@ impl Builder {
             )));
         }
         match (&self.server, &self.quorum) {
-            (Some(_), Some(_)) => Err(Error::config("url and quorum are both set: choose one of them")),
+            (Some(_), Some(_)) => {
+                Err(Error::config("one server (url or server) and quorum are both set: choose one of them"))
+            }
             (Some(server), None) => Ok(vec![server.clone()?.0]),
             (None, Some(servers)) => NodeAddress::of_quorum(servers.iter().cloned().map(|server| Ok(server?.0))),
             (None, None) => {

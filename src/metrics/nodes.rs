@@ -40,7 +40,7 @@ struct NodeSeries {
     address: String,
     users: AtomicUsize,
     is_up: Value,
-    is_push_active: Value,
+    notifies: Value,
     clock_offset_micros: Value,
     /// Since they were told.
     reconnects: AtomicU64,
@@ -86,7 +86,7 @@ impl NodeMetrics {
     }
 
     pub(crate) fn note_notifications(&self, is_active: bool) {
-        if self.0.is_push_active.set(i64::from(is_active)) {
+        if self.0.notifies.set(i64::from(is_active)) {
             have_news();
         }
     }
@@ -146,7 +146,7 @@ impl NodeSeries {
             address: address.into(),
             users: AtomicUsize::new(0),
             is_up: Value::new(),
-            is_push_active: Value::new(),
+            notifies: Value::new(),
             clock_offset_micros: Value::new(),
             reconnects: AtomicU64::new(0),
         }
@@ -159,7 +159,7 @@ impl NodeSeries {
         if let Some(is_up) = self.is_up.news(all) {
             gauge!(NODE_UP, labels()).set(if is_up == 0 { 0.0 } else { 1.0 });
         }
-        if let Some(is_active) = self.is_push_active.news(all) {
+        if let Some(is_active) = self.notifies.news(all) {
             gauge!(NOTIFICATIONS_ACTIVE, labels()).set(if is_active == 0 { 0.0 } else { 1.0 });
         }
         if let Some(micros) = self.clock_offset_micros.news(all) {

@@ -4,8 +4,8 @@
 //!
 //! 1. A recorder is foreign code (`crate::foreign`). On the keeper's thread changes of counters and gauges are added up
 //!    here, and values for histograms are queued; the thread for events tells both. Elsewhere they are told at once.
-//! 2. There are at most [`MOST_GROUPS`] named groups in a process, whatever names a program makes up. Further names count
-//!    as [`OTHERS`]: neither this table nor an exporter's grows without bound.
+//! 2. There are at most [`MOST_GROUPS`] named groups in a process, whatever names a program makes up. Further names
+//!    count as [`OTHERS`]: neither this table nor an exporter's grows without bound.
 //! 3. A gauge that is *set* is told by the thread for events only, so that an older value never follows a newer one.
 
 use std::{

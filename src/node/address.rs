@@ -27,7 +27,7 @@ impl NodeAddress {
         let nodes = named.len();
         if nodes % 2 == 0 || !(LEAST_NODES..=MOST_NODES).contains(&nodes) {
             return Err(Error::config(format!(
-                "quorum has {nodes} urls: it must have 3, 5, 7 or 9 (an even one survives no more than one less; for one \
+                "quorum has {nodes} servers: it must have 3, 5, 7 or 9 (an even one survives no more than one less; for one \
                  server there is `url`)"
             )));
         }

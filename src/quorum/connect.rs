@@ -92,8 +92,8 @@ impl Quorum {
         Self::new(&addresses, restart_delay, clock, host, limits.command)
     }
 
-    /// Connects to every node at once, and is there as soon as a majority is. The others follow in the background. After a
-    /// failure it may be called again.
+    /// Connects to every node at once, and is there as soon as a majority is. The others follow in the background.
+    /// After a failure it may be called again.
     pub(crate) async fn connect(&self, places: &[NodeAddress], config: &ConnectConfig) -> Result<(), Error> {
         let quorum = self;
         let ConnectConfig { limits, host, .. } = config;

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. One try is under way at a time, on the keeper's runtime: a caller who gives up, or is not polled, holds up nobody. All
-//!    who wait for it share its outcome, and who comes after a failure begins the next one.
+//! 1. One try is under way at a time, on the keeper's runtime: a caller who gives up, or is not polled, holds up
+//!    nobody. All who wait for it share its outcome, and who comes after a failure begins the next one.
 //! 2. A try ends with `close`, and leaves no connection then.
 
 use std::sync::{

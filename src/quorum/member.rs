@@ -50,7 +50,7 @@ pub(crate) struct Member {
     pub(super) undos: Undos,
     /// The troubles that were reported of it.
     told: Troubles,
-    /// The only one of today's nodes.
+    /// A single server has one.
     shard: Shard,
     metrics: NodeMetrics,
 }

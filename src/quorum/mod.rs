@@ -130,8 +130,8 @@ impl Quorum {
         self.restart_delay
     }
 
-    /// The longest that a key may be kept without a lease, if that is bounded: a node that is restarted remembers no key, and
-    /// votes after this.
+    /// The longest that a key may be kept without a lease, if that is bounded: a node that is restarted remembers no
+    /// key, and votes after this.
     pub(crate) fn longest_keep(&self) -> Option<Duration> {
         (!self.is_one() && !self.restart_delay.is_zero()).then_some(self.restart_delay)
     }

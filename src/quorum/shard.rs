@@ -1,5 +1,5 @@
-//! What is known of one shard of a node, and how much goes there at a time. A shard fails by itself, and holds up no other.
-//! A node that is no cluster has one.
+//! The knowledge about one shard of a node, and the limits of its traffic. A shard fails by itself, and holds up no
+//! other. A node that is no cluster has one.
 //!
 //! # Invariants
 //!
@@ -54,8 +54,8 @@ impl Shard {
         self.is_troubled.load(Ordering::Acquire)
     }
 
-    /// It has failed to answer. Said before the health catches up with the answers so far, so that it hears of every one
-    /// after those.
+    /// It has failed to answer. Said before the health catches up with the answers so far, so that it hears of every
+    /// one after those.
     pub(super) fn note_trouble(&self) {
         self.is_troubled.store(true, Ordering::Release);
     }

@@ -31,7 +31,7 @@ const EACH: usize = 2048;
 /// Takes one token off one node, as [`Undoing`] decides.
 #[derive(Debug, Clone)]
 pub(crate) struct UndoTask {
-    /// What was ordered, for this node among others.
+    /// The order, for this node among others.
     pub(crate) order: Undo,
     /// Its TTL is how long what is taken back may live: that of the key, or a place in a queue.
     pub(crate) claim: Claim,
@@ -83,7 +83,7 @@ pub(crate) enum Undone {
 }
 
 impl UndoTask {
-    /// What an acquisition has ordered: somebody has asked before to release a lease, and nobody to undo an attempt.
+    /// For the order of an acquisition. A lease was asked for before, by its release; an attempt was not.
     pub(crate) fn new(order: Undo, claim: Claim) -> Self {
         let was_asked = !order.is_attempt;
         Self { order, claim, was_asked }
@@ -183,7 +183,8 @@ impl UndoTask {
 }
 
 impl Unanswered {
-    /// Waits until the node answers somebody, however long that is, and undoes it then. Whether anything may have changed.
+    /// Waits until the node answers somebody, however long that is, and undoes it then. Whether anything may have
+    /// changed.
     pub(crate) async fn run(self, host: Host, clock: Arc<dyn Clock>) -> bool {
         loop {
             self.member.shard().back().await;

@@ -2,10 +2,10 @@
 //!
 //! # Invariants
 //!
-//! 1. The undos of attempts weigh at most [`FULL`] together on each node. Those of leases have no limit of their own: there
-//!    are no more of them than leases were held.
-//! 2. The first try to release a lease waits for no second one, and for no attempt: the release of a living lease does not
-//!    stand behind those of dead ones.
+//! 1. The undos of attempts weigh at most [`FULL`] together on each node. Those of leases have no limit of their own:
+//!    there are no more of them than leases were held.
+//! 2. The first try to release a lease waits for no second one, and for no attempt: the release of a living lease does
+//!    not stand behind those of dead ones.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -16,8 +16,8 @@
 //!
 //! # What is not
 //!
-//! - Orderings weaker than `SeqCst`: shuttle takes each atomic for the strongest. Loom would not, but fred does not build
-//!   under its cfg, and none of our atomics publishes other data.
+//! - Orderings weaker than `SeqCst`: shuttle takes each atomic for the strongest. Loom would not, but fred does not
+//!   build under its cfg, and none of our atomics publishes other data.
 //! - The insides of tokio, and of types that are not of `crate::sync`. `quorum::Member`, the task tracker, cancellation
 //!   tokens and `watch` channels act in one step, without a switch of their own.
 //! - The instant between the watchdog's last check of a hold and the handing over of its renewal: nothing switches

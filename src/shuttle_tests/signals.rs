@@ -81,7 +81,7 @@ fn a_token_that_is_taken_while_the_lease_ends_is_cancelled() {
 fn a_call_is_heard_or_known_to_be_for_nobody() {
     explore(|| {
         let (fair_waiters, key, token) = (Arc::<FairWaiters>::default(), Key::of_lock("job"), random::token("host:7"));
-        let called = fair_waiters.listen(&key, &token);
+        let waiter = fair_waiters.listen(&key, &token);
         let calling = {
             let (fair_waiters, token) = (fair_waiters.clone(), token.clone());
             thread::spawn(move || {
@@ -89,10 +89,10 @@ fn a_call_is_heard_or_known_to_be_for_nobody() {
             })
         };
         let hearing = thread::spawn(move || {
-            while called.due() > Time::ZERO {
-                block_on(called.heard());
+            while waiter.due() > Time::ZERO {
+                block_on(waiter.heard());
             }
-            assert!(called.is_granted(), "who is called to a lock that is there knows it");
+            assert!(waiter.is_granted(), "a waiter that is granted the lock knows it");
         });
         hearing.join().unwrap();
         let (_, granted) = calling.join().unwrap();

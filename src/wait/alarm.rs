@@ -9,7 +9,7 @@ use crate::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// One waiter's, or that of whoever waits for others too.
+/// One waiter, or a line of them of which one has the turn.
 #[derive(Debug)]
 pub(super) struct Alarm {
     /// Nanoseconds on our clock.
@@ -43,7 +43,7 @@ impl Alarm {
         self.notify.notified().await;
     }
 
-    /// What has rung so far is dealt with.
+    /// All rings so far are dealt with.
     pub(super) fn quiet(&self) {
         let _rung_before = pin!(self.notify.notified()).enable();
     }

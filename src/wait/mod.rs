@@ -192,7 +192,7 @@ impl InLine<'_> {
         });
     }
 
-    /// What the one with the turn has seen last.
+    /// The last check of the waiter with the turn.
     pub(crate) fn seen(&self) -> watch::Receiver<Check> {
         self.line.seen.subscribe()
     }

@@ -87,7 +87,8 @@ impl FairWaiters {
         waiter.inspect(grant).is_some()
     }
 
-    /// Something was done to this lock: the waiter that has it tracked is to poll, or else those that may have it tracked.
+    /// Something was done to this lock: the waiter that has it tracked is to poll, or else those that may have it
+    /// tracked.
     pub(crate) fn changed(&self, key: &str, now: Time) {
         let waiters: Vec<_> = {
             let table = self.0.lock();
@@ -172,9 +173,9 @@ mod tests {
 
     const GRANT: Duration = Duration::from_millis(900);
 
-    fn has_heard(called: &FairWaiter) -> bool {
+    fn has_heard(waiter: &FairWaiter) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        std::pin::pin!(called.heard()).poll(&mut context).is_ready()
+        std::pin::pin!(waiter.heard()).poll(&mut context).is_ready()
     }
 
     #[test]

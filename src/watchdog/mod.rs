@@ -157,11 +157,9 @@ impl Watchdog {
 
     /// Something may have happened to this key on this node: asks about it at once. The answer decides, not the hint.
     pub(crate) fn hint(&self, key: &str, node: usize) {
-        let holds: Vec<_> = self.table.lock().holds_of(key).cloned().collect();
-        for hold in holds {
-            hold.hint_of(node, self.now());
-            self.reschedule(&hold);
-        }
+        let Some(hold) = self.table.lock().exclusive(key) else { return };
+        hold.hint_of(node, self.now());
+        self.reschedule(&hold);
     }
 
     /// Something may have happened to any key. The questions are spread, or they would come all at once.

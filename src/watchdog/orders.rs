@@ -77,7 +77,7 @@ impl Watchdog {
     }
 
     /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
-    /// call may come after the poll that confirmed it, or twice.
+    /// notification may come after the poll that confirmed it, or twice.
     pub(crate) fn leave(&self, key: &Key, token: &Token) {
         if self.has_hold(key.lock(), |hold| hold.claim.token.owns(token.as_str())) {
             return;

@@ -20,8 +20,8 @@ use crate::{
     quorum::{FanOut, Member},
 };
 
-/// Into so many parts a batch is taken that is refused. Two would find one key of 500 with 18 requests, and 250 with up to
-/// 998; with eight it takes 24, and up to 572.
+/// Into so many parts a batch is taken that is refused. Two would find one key of 500 with 18 requests, and 250 with up
+/// to 998; with eight it takes 24, and up to 572.
 const PARTS: usize = 8;
 
 /// The work that a node's answer leaves to the driver of the request.

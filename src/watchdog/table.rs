@@ -3,7 +3,7 @@
 use std::{
     borrow::Borrow,
     cmp::{Ordering, Reverse},
-    collections::{BinaryHeap, HashSet},
+    collections::{BinaryHeap, HashMap, HashSet},
     hash::{Hash, Hasher},
     iter,
     mem::take,
@@ -11,15 +11,15 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::time::Time;
+use leasehold_protocol::{key::Key, time::Time};
 
 use crate::held::{Hold, NOT_HERE, SCHEDULED};
 
 /// The longest that nobody looks while anything is held (rule 3: timers do not count suspend).
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How long it is looked on after the last lease: a program that takes locks one after the other must not pay for waking
-/// the keeper each time.
+/// How long it is looked on after the last lease: a program that takes locks one after the other must not pay for
+/// waking the keeper each time.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// The number of entries out of date that cost nothing worth speaking of.
@@ -30,14 +30,15 @@ pub(super) struct Table {
     /// The newest hold of each key: of a lock that shuts everybody else out, the only one that can be a good one. Each
     /// entry is one pointer.
     newest: HashSet<ByKey>,
-    /// Those before them that somebody still has.
-    older: Vec<Arc<Hold>>,
+    /// Those before them that somebody still has, and how many there are.
+    older: HashMap<Key, Vec<Arc<Hold>>>,
+    older_ones: usize,
     /// Acquired since the last look. Most short leases leave from here and never reach `due`.
     fresh: Vec<Arc<Hold>>,
     /// When to look at which hold next. An entry that is not its hold's look is out of date, and skipped.
     due: BinaryHeap<Reverse<Due<Arc<Hold>>>>,
-    /// Renewals under way, and when to look at those that have not been answered by then. Most are, and come into `due` when
-    /// they are: so each renewal is one entry there, and not two.
+    /// Renewals under way, and when to look at those that have not been answered by then. Most are, and come into `due`
+    /// when they are: so each renewal is one entry there, and not two.
     under_way: BinaryHeap<Reverse<Due<HoldBatch>>>,
     /// How many holds these have.
     renewing: usize,
@@ -109,7 +110,10 @@ impl Table {
     pub(super) fn insert(&mut self, hold: &Arc<Hold>) -> (Option<Arc<Hold>>, bool) {
         let first = hold.next_tick();
         let before = self.newest.replace(ByKey(hold.clone())).map(|ByKey(before)| before);
-        self.older.extend(before.clone());
+        if let Some(before) = &before {
+            self.older.entry(before.claim.key.clone()).or_default().push(before.clone());
+            self.older_ones += 1;
+        }
         hold.noted.set_fresh(self.fresh.len());
         self.fresh.push(hold.clone());
         self.empty_since = None;
@@ -123,14 +127,23 @@ impl Table {
             Some(ByKey(newest)) if Arc::ptr_eq(&newest, hold) => Some(newest),
             another => {
                 self.newest.extend(another);
-                let at = self.older.iter().position(|older| Arc::ptr_eq(older, hold));
-                at.map(|at| self.older.swap_remove(at))
+                self.remove_older(hold)
             }
         };
         let fresh = self.remove_fresh(hold);
         hold.noted.set_look(Time::NEVER);
         hold.noted.set_place(NOT_HERE);
         [kept, fresh]
+    }
+
+    fn remove_older(&mut self, hold: &Arc<Hold>) -> Option<Arc<Hold>> {
+        let older = self.older.get_mut(hold.claim.key.lock())?;
+        let removed = older.swap_remove(older.iter().position(|older| Arc::ptr_eq(older, hold))?);
+        if older.is_empty() {
+            self.older.remove(hold.claim.key.lock());
+        }
+        self.older_ones -= 1;
+        Some(removed)
     }
 
     /// The last that was acquired of a lock that shuts everybody else out.
@@ -140,16 +153,16 @@ impl Table {
 
     /// Every hold of one key, the newest first.
     pub(super) fn holds_of(&self, key: &str) -> impl Iterator<Item = &Arc<Hold>> {
-        let older = self.older.iter().filter(move |hold| hold.claim.key.lock() == key);
+        let older = self.older.get(key).into_iter().flatten();
         self.newest.get(key).map(|ByKey(hold)| hold).into_iter().chain(older)
     }
 
     pub(super) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.newest.iter().map(|ByKey(hold)| hold).chain(&self.older)
+        self.newest.iter().map(|ByKey(hold)| hold).chain(self.older.values().flatten())
     }
 
     pub(super) fn len(&self) -> usize {
-        self.newest.len() + self.older.len()
+        self.newest.len() + self.older_ones
     }
 
     fn remove_fresh(&mut self, hold: &Arc<Hold>) -> Option<Arc<Hold>> {
@@ -272,7 +285,6 @@ mod tests {
         acquisition::{Acquisition, Config},
         fence,
         jitter::Jitter,
-        key::Key,
         message::{Claim, Route},
         renewal::LeaseConfig,
     };

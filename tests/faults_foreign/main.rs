@@ -1,4 +1,5 @@
-//! The program's own subscriber, exporter, callbacks and wakers block or panic: the rows F91 and F92 of the fault table.
+//! The program's own subscriber, exporter, callbacks and wakers block or panic: the rows F91 and F92 of the fault
+//! table.
 //!
 //! "For 20 s" is until the test's end, if that comes before.
 

@@ -113,8 +113,8 @@ pub(crate) async fn is_ours(lease: &Lease) {
     within(HANGS, "a renewal by hand", renewed).await.expect("it is ours");
 }
 
-/// Waits in vain for the lock. A busy machine may leave the last look, which is a short one, without an answer: then once
-/// more.
+/// Waits in vain for the lock. A busy machine may leave the last look, which is a short one, without an answer: then
+/// once more.
 pub(crate) async fn in_vain(lock: &Lock, limit: Duration) -> Error {
     let waits = async {
         loop {

@@ -1,7 +1,7 @@
 //! The library against real servers, in one program: each test program costs a build.
 //!
-//! The programs beside this one have the tests that change what belongs to a whole process (subscriber, logger, recorder
-//! of metrics, panic hook), and those that need all processors.
+//! The programs beside this one have the tests that change what belongs to a whole process (subscriber, logger,
+//! recorder of metrics, panic hook), and those that need all processors.
 
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]

@@ -1,5 +1,5 @@
-//! What other programs on the same server do to locks without meaning to: large values under their names, a table of tracked
-//! keys that is full, queues of waiters that have gone.
+//! What other programs on the same server do to locks without meaning to: large values under their names, a table of
+//! tracked keys that is full, queues of waiters that have gone.
 
 use std::time::{Duration, Instant};
 

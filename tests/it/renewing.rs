@@ -13,12 +13,13 @@ const LEASES: u32 = 50;
 const ROUNDS: usize = 10;
 /// So many windows are measured, and counted together: more than their share of the rounds in one may come early.
 const WINDOWS: usize = 6;
-/// A machine that is later than this may part what travels together: such a window says nothing, and the leases are taken anew.
+/// A machine that is later than this may part what travels together: such a window says nothing, and the leases are
+/// taken anew.
 const STALL: Duration = Duration::from_millis(100);
 /// So many windows may be like that.
 const DISTURBED: usize = 8;
-/// For each lease in a third of its TTL: its own renewal, and its share of what carries fifty of them. Where the server tells
-/// us of that, two more read what it has become.
+/// For each lease in a third of its TTL: its own renewal, and its share of what carries fifty of them. Where the server
+/// tells us of that, two more read what it has become.
 fn most_commands() -> f64 {
     if Server::echoes_own_changes() { 3.2 } else { 1.1 }
 }

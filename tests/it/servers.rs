@@ -100,8 +100,8 @@ async fn a_connection_that_comes_to_lead_to_a_cluster_is_refused_and_asks_it_no_
     assert!(!seen.iter().any(of_later), "{seen:?}");
 }
 
-/// As a name server, a Kubernetes Service or an operator lead new connections to the primary that was promoted: the old one
-/// goes on, as a replica.
+/// As a name server, a Kubernetes Service or an operator lead new connections to the primary that was promoted: the old
+/// one goes on, as a replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     let old = Server::start();
@@ -155,8 +155,8 @@ async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     next.check().unwrap();
 }
 
-/// Answers that write nothing would be taken from a server that has become a replica, and has no such key: the release of a
-/// drop would leave its key on the primary, and a renewal there would end a lease that is well.
+/// Answers that write nothing would be taken from a server that has become a replica, and has no such key: the release
+/// of a drop would leave its key on the primary, and a renewal there would end a lease that is well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_demoted_server_does_not_have_is_neither_released_nor_lost() {
     let (old, new) = (Server::start(), Server::start());

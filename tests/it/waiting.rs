@@ -160,8 +160,8 @@ async fn a_waiter_that_nobody_polls_does_not_stop_the_others() {
 /// An acquire that is not polled any more.
 type Unpolled = Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send>>;
 
-/// As many acquires of one task as have more looks to make than a process makes at a time: each is polled twice, and then
-/// never again. The locks are held elsewhere, so that each is in its first look as a waiter, or waits for that.
+/// As many acquires of one task as have more looks to make than a process makes at a time: each is polled twice, and
+/// then never again. The locks are held elsewhere, so that each is in its first look as a waiter, or waits for that.
 async fn unpolled(leases: &Leases, names: impl Iterator<Item = String>) -> Vec<Unpolled> {
     let mut acquires: Vec<Unpolled> = Vec::new();
     for name in names {

@@ -1,6 +1,6 @@
-//! The whole protocol, simulated: three clients, one, three or five nodes, and everything that may befall them, from one
-//! seed. What decides is what is shipped: the machines of [`leasehold_protocol`], and its `Store` as each node. Only what
-//! carries messages and sets timers is written again, in `client` and `holding`.
+//! The whole protocol, simulated: three clients, one, three or five nodes, and everything that may befall them, from
+//! one seed. What decides is what is shipped: the machines of [`leasehold_protocol`], and its `Store` as each node.
+//! Only what carries messages and sets timers is written again, in `client` and `holding`.
 //!
 //! Checked, with real time at hand that nobody in the simulation can read:
 //!

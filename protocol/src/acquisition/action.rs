@@ -1,4 +1,4 @@
-//! What an acquisition orders, and what it is told: its settings, requests and their answers, actions and news.
+//! The vocabulary of an acquisition: its settings, requests and their answers, actions and news.
 
 use std::time::Duration;
 
@@ -134,7 +134,8 @@ pub enum News {
 pub enum Leaving {
     /// Nothing.
     Nothing,
-    /// A release: [`release`](super::Acquisition::release), or [`abandon`](super::Acquisition::abandon) if nobody waits for it.
+    /// A release: [`release`](super::Acquisition::release), or [`abandon`](super::Acquisition::abandon) if nobody waits
+    /// for it.
     Release {
         /// Whether it does not matter what the nodes find: the lease had reached its `max_hold`.
         is_forgiven: bool,

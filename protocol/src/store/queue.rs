@@ -63,8 +63,8 @@ pub(super) enum Turn {
 /// 1. The smallest ticket is first. A new ticket is larger than all in the queue.
 /// 2. An unreachable waiter loses its place only when it is its turn, or when it is to be notified as the next. Its
 ///    ticket restores the place.
-/// 3. A process has at most one grant since which it has said nothing. So a stopped process costs a single grant, and so does a killed one
-///    that polled.
+/// 3. A process has at most one grant since which it has said nothing. So a stopped process costs a single grant, and
+///    so does a killed one that polled.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct WaitQueue {
     line: BTreeSet<(u64, Token)>,

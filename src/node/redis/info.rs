@@ -1,4 +1,5 @@
-//! Reads what a server's `INFO` says. A user who may not read it sees an empty text, and that is no fault of the server.
+//! Reads what a server's `INFO` says. A user who may not read it sees an empty text, and that is no fault of the
+//! server.
 
 use std::str::FromStr;
 

@@ -13,7 +13,7 @@ use leasehold_protocol::{
 };
 use tokio::runtime::Handle;
 
-use self::server::Server;
+use self::server::Connections;
 pub(crate) use self::transport::{Limits, Target};
 use super::{Answer, Node, NodeListener};
 use crate::{
@@ -34,7 +34,7 @@ mod transport;
 
 /// One server as a node.
 #[derive(Debug)]
-pub(crate) struct Redis(Arc<Server>);
+pub(crate) struct Redis(Arc<Connections>);
 
 impl Redis {
     /// Connects. The home connection is made on the runtime `home`, if there is one. With `votes`, no requests travel
@@ -50,7 +50,7 @@ impl Redis {
         votes: bool,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
         Box::pin(async move {
-            let server = Server::connect(target, limits, host, clock, home, votes).await?;
+            let server = Connections::connect(target, limits, host, clock, home, votes).await?;
             Ok(Self(Arc::new(server)))
         })
     }
@@ -81,7 +81,7 @@ impl Node for Redis {
     }
 
     fn withdraw(&self, token: &Token) -> bool {
-        self.0.combining.as_ref().is_some_and(|combining| combining.withdraw(token))
+        self.0.withdraw(token)
     }
 
     fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
@@ -89,7 +89,7 @@ impl Node for Redis {
         Box::pin(async move {
             let answer = pin!(async {
                 // A server that keeps it to itself can be a good one.
-                let (fsync, floors) = (keeper.setting("appendfsync", limit), Server::floors(&keeper, limit));
+                let (fsync, floors) = (keeper.setting("appendfsync", limit), Connections::floors(&keeper, limit));
                 let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, floors);
                 let info = info?;
                 let (notifications, notifies_waiters, capacity) = subscription.settled(host.sleep(limit)).await;

@@ -14,8 +14,8 @@ pub(crate) struct Script {
     hash: OnceLock<String>,
     /// Its place in a set of scripts.
     pub(crate) bit: u32,
-    /// Whether it is sent again by a process that stood still: a replay has the same answer, and is of use that late. A renewal
-    /// is not, and a release's replay says something else.
+    /// Whether it is sent again by a process that stood still: a replay has the same answer, and is of use that late. A
+    /// renewal is not, and a release's replay says something else.
     pub(super) repeats: bool,
 }
 
@@ -82,8 +82,8 @@ impl AsRef<str> for Text {
 ///
 /// # Invariants
 ///
-/// 1. The text is sent on a link on which that run has answered, and on no other: a link ends with the process that it leads
-///    to. So no other run learns the script.
+/// 1. The text is sent on a link on which that run has answered, and on no other: a link ends with the process that it
+///    leads to. So no other run learns the script.
 /// 2. A server that does not know the hash is never given the text for that: it may have been restarted.
 /// 3. It is sent only where the caller has known the run for the restart delay itself.
 #[derive(Debug)]

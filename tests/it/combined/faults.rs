@@ -191,7 +191,8 @@ async fn f21_memory_is_used_up_and_batches_travel() {
     }
 }
 
-/// All of one thread in one batch. On two workers a flight may end while they come: some may go in another batch, or alone.
+/// All of one thread in one batch. On two workers a flight may end while they come: some may go in another batch, or
+/// alone.
 fn each_has_travelled_once(rig: &Rig, script: &str, threads: usize) {
     let batches = rig.batches();
     let alone = rig.proxy.count(Match::script(script).and(Match::containing("job:")));
@@ -368,7 +369,8 @@ fn f48_requests_are_answered_when_their_runtime_has_ended() {
     is_answered(true);
 }
 
-/// Everything of the program is dropped, and the runtime of its connection rests: the keeper alone takes back what was granted.
+/// Everything of the program is dropped, and the runtime of its connection rests: the keeper alone takes back what was
+/// granted.
 #[test]
 fn f48_acquires_are_taken_back_when_their_program_has_gone_and_their_runtime_rests() {
     let runtime = one_thread();

@@ -1,5 +1,5 @@
-//! Requests that travel together, on real servers. A batch is certain here: a clock that stands lets nothing have waited for
-//! too long, and the requests that go alone end when their test polls them.
+//! Requests that travel together, on real servers. A batch is certain here: a clock that stands lets nothing have
+//! waited for too long, and the requests that go alone end when their test polls them.
 
 mod batches;
 mod faults;
@@ -197,7 +197,8 @@ impl Rig {
         self.batch(names.map(|name| self.leases.lock(name).try_acquire())).await.all().await
     }
 
-    /// How many requests each batch had, but for fillers: one that comes while the flight before it has not ended travels too.
+    /// How many requests each batch had, but for fillers: one that comes while the flight before it has not ended
+    /// travels too.
     fn batches(&self) -> Vec<usize> {
         let script = Match::script(COMBINED);
         let seen = self.proxy.seen().into_iter().filter(|seen| script.matches(&seen.args));

@@ -1,4 +1,5 @@
-//! What becomes of a fair queue when its waiters, its holder or its calls fail: rows F1, F35 and F36 of the fault table.
+//! What becomes of a fair queue when its waiters, its holder or its calls fail: rows F1, F35 and F36 of the fault
+//! table.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The floors of fences: what a lock shows when its floor has gone, what is left of a released name, and the rows F97 to F99
-//! of the fault table.
+//! The floors of fences: what a lock shows when its floor has gone, what is left of a released name, and the rows F97
+//! to F99 of the fault table.
 
 use std::{
     sync::{

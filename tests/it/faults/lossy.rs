@@ -96,8 +96,8 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
 }
 
 const COMMAND: Duration = Duration::from_millis(100);
-/// As many of it as by default. A reply is not lost alone: its connection is silent until the library has made a new one,
-/// which is a matter of a few command time-outs.
+/// As many of it as by default. A reply is not lost alone: its connection is silent until the library has made a new
+/// one, which is a matter of a few command time-outs.
 const TTL: Duration = COMMAND.saturating_mul(30);
 
 /// A server that knows the scripts: each request is one command.
@@ -128,8 +128,8 @@ fn lose_renewals(proxy: &Proxy, many: u64) -> RuleHandle {
     proxy.on_each(Match::script(RENEW).and(spare), Action::SwallowReply)
 }
 
-/// It was held, and is not any more. Without an answer in its time, which is short here, the release is unknown, and goes
-/// on in the background; of its TTL there is more than half left.
+/// It was held, and is not any more. Without an answer in its time, which is short here, the release is unknown, and
+/// goes on in the background; of its TTL there is more than half left.
 async fn is_released(lease: Lease, server: &Server, lag: &Lag) {
     let (name, mut wire) = (lease.name().to_owned(), server.wire());
     let released = lease.release().await;

@@ -3,8 +3,8 @@
 //!
 //! The deadline is reckoned from outside. The proxy reads a request after the library has sent it, so what a lease may
 //! be believed until is at most the reading of its last confirmed request + TTL − drift. From then on `check()` must be
-//! `Err`, without tolerance; `lost()` may lag by 50 ms and by what a control timer lagged in the same run. The control is
-//! one thread that is woken, so whatever is measured against it is measured on the first thread that is woken, too.
+//! `Err`, without tolerance; `lost()` may lag by 50 ms and by what a control timer lagged in the same run. The control
+//! is one thread that is woken, so whatever is measured against it is measured on the first thread that is woken, too.
 
 use std::{
     thread,
@@ -133,8 +133,8 @@ async fn next(changes: &mut StatusChanges, what: &str) -> Option<Status> {
     within(HANGS, what, changes.next()).await
 }
 
-/// What `check()` said: when it was last asked and `Ok`, and by when it was `Err`. Fails if it is asked at the deadline or
-/// after it, and `Ok`.
+/// What `check()` said: when it was last asked and `Ok`, and by when it was `Err`. Fails if it is asked at the deadline
+/// or after it, and `Ok`.
 fn checked(lease: LeaseHandle, deadline: Instant) -> JoinHandle<(Instant, Instant)> {
     // On a thread of its own: a runtime that is busy would only look too late to see anything.
     spawn_blocking(move || {
@@ -152,8 +152,8 @@ fn checked(lease: LeaseHandle, deadline: Instant) -> JoinHandle<(Instant, Instan
 }
 
 /// What F4 asks for: nothing is said before the deadline, all of it by then, and nobody else has the lock sooner.
-/// `begin` is called right after a renewal, and answers after when no request can have been confirmed any more; `end` is
-/// called once the holders have been told.
+/// `begin` is called right after a renewal, and answers after when no request can have been confirmed any more; `end`
+/// is called once the holders have been told.
 async fn is_told_by_the_deadline(rig: Rig, begin: impl AsyncFnOnce(&Rig) -> Instant, end: impl FnOnce(&Rig)) {
     // A `check()` at the deadline would complete `lost()` too, which has to come by a timer of its own. So one lease is
     // only checked, and another only awaited.
@@ -762,7 +762,8 @@ async fn concurrent_waits_share_connections() {
     assert_eq!(connections(), before, "the connection was given up");
 }
 
-/// The link has become slow: a round trip takes longer than an answer should, which is no reason never to connect again.
+/// The link has become slow: a round trip takes longer than an answer should, which is no reason never to connect
+/// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_outlives_a_reconnection_over_a_slow_link() {
     const TTL: Duration = Duration::from_secs(6);
@@ -777,8 +778,8 @@ async fn a_lease_outlives_a_reconnection_over_a_slow_link() {
     assert!(lease.is_held());
 }
 
-/// The server stood still for longer than the undo of an attempt lasts, and executes the attempt when it goes on: that is
-/// undone as soon as the server answers anything.
+/// The server stood still for longer than the undo of an attempt lasts, and executes the attempt when it goes on: that
+/// is undone as soon as the server answers anything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f9_acquire_that_a_stopped_server_executes_when_it_goes_on() {
     const TTL: Duration = Duration::from_secs(2);

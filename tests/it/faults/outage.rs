@@ -1,7 +1,7 @@
 //! A long outage of the server: F90.
 //!
-//! The client is a process of its own, so that its memory is the library's and a few tasks'. An outage lasts some seconds
-//! here, and minutes where `scripts/faults` runs this, or as long as `LEASEHOLD_OUTAGE` says, in seconds.
+//! The client is a process of its own, so that its memory is the library's and a few tasks'. An outage lasts some
+//! seconds here, and minutes where `scripts/faults` runs this, or as long as `LEASEHOLD_OUTAGE` says, in seconds.
 
 use std::{
     sync::{
@@ -176,7 +176,8 @@ async fn client(part: &Part) {
 
 async fn try_again_and_again(leases: Leases, away: Arc<AtomicBool>, failed: Arc<AtomicUsize>) {
     let mut at = tokio::time::interval(TRY_EVERY);
-    // Where the machine is late, the tries that were missed would come all at once, and take more memory than ever before.
+    // Where the machine is late, the tries that were missed would come all at once, and take more memory than ever
+    // before.
     at.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tries = tokio::task::JoinSet::new();
     while away.load(Ordering::Relaxed) {

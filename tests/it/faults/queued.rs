@@ -14,8 +14,8 @@ use crate::common::COMMAND;
 /// Of the acquire that is dropped: its undo has given up after it.
 const TTL: Duration = Duration::from_secs(1);
 
-/// Pushes are on, and the connection of requests ends; an acquire is to be tracked, and finds no connection; then pushes are
-/// cut too, and the acquire is dropped. The server is back after the undo has given up.
+/// Pushes are on, and the connection of requests ends; an acquire is to be tracked, and finds no connection; then
+/// pushes are cut too, and the acquire is dropped. The server is back after the undo has given up.
 #[tokio::test(flavor = "multi_thread")]
 async fn f93_an_acquire_that_was_queued_and_dropped_takes_no_lock_after_the_outage() {
     let server = Server::start();

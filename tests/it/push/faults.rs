@@ -1,5 +1,5 @@
-//! Notifications lost, late or twice, and connections that end. A waiter still wakes up, at the latest when the holder's key
-//! expires; the next renewal reports a loss.
+//! Notifications lost, late or twice, and connections that end. A waiter still wakes up, at the latest when the
+//! holder's key expires; the next renewal reports a loss.
 
 use std::{
     sync::{

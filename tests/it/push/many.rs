@@ -41,8 +41,8 @@ async fn wait(leases: &Leases, name: &str, count: usize, won: &mpsc::UnboundedSe
     tasks
 }
 
-/// A command that runs a script, or has the next one watched, or asks how full the server's table is of what it watches. The
-/// client library measures nothing of its own.
+/// A command that runs a script, or has the next one watched, or asks how full the server's table is of what it
+/// watches. The client library measures nothing of its own.
 fn ours(args: &[Vec<u8>]) -> bool {
     let is = |wanted: Match| wanted.matches(args);
     is(Match::script(ACQUIRE)) || is(Match::script(RENEW)) || is(Match::command("INFO")) || is_caching(args)

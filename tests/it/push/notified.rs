@@ -1,4 +1,5 @@
-//! Notifications: waiters wake up, and losses are reported, without polling. Nothing is broken here; `faults.rs` breaks it.
+//! Notifications: waiters wake up, and losses are reported, without polling. Nothing is broken here; `faults.rs` breaks
+//! it.
 
 use std::time::{Duration, Instant};
 

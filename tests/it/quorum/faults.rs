@@ -73,8 +73,8 @@ impl Rig {
         self.deadline(lease, ttl, 0..self.nodes.len(), Instant::now())
     }
 
-    /// The latest deadline that the lease can have if these nodes have confirmed nothing since. The others may go on, or
-    /// be about to answer what these have answered already.
+    /// The latest deadline that the lease can have if these nodes have confirmed nothing since. The others may go on,
+    /// or be about to answer what these have answered already.
     fn deadline(&self, lease: &Lease, ttl: Duration, silent: Range<usize>, since: Instant) -> Instant {
         let wanted = requests(RENEW, lease);
         let newest = |proxy: &Proxy| {

@@ -33,7 +33,8 @@ fn servers(clocks: &[Duration]) -> Nodes {
     nodes
 }
 
-/// Sets clocks ahead by so much each. A client that does not know of it proposes a fence that the fast ones have passed.
+/// Sets clocks ahead by so much each. A client that does not know of it proposes a fence that the fast ones have
+/// passed.
 fn set_apart(nodes: &Nodes, clocks: &[Duration]) {
     for (at, ahead) in clocks.iter().enumerate() {
         nodes.clock(at).forward(*ahead);
@@ -370,8 +371,8 @@ async fn f28_a_majority_steps_forward_past_the_ttl() {
     let proxies = nodes.proxies();
     let leases = client(urls(&proxies), LONG + TTL).await;
     let lease = acquire(&leases).await;
-    // What the first of them loses would be brought back before it is known that the second has lost it too; and then what
-    // the second has lost, by the first.
+    // What the first of them loses would be brought back before it is known that the second has lost it too; and then
+    // what the second has lost, by the first.
     let repairs: Vec<_> =
         proxies.iter().map(|proxy| proxy.on_each(Match::script(REPAIR), Action::DropRequest)).collect();
     for at in 0..2 {

@@ -1,5 +1,5 @@
-//! Faults of the keys of a quorum: deleted, overwritten, flushed, changed and retyped, on a minority of the nodes and on a
-//! majority; and of its scripts. The rows F13 to F18.
+//! Faults of the keys of a quorum: deleted, overwritten, flushed, changed and retyped, on a minority of the nodes and
+//! on a majority; and of its scripts. The rows F13 to F18.
 
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,8 @@ async fn is_told(
     assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
 }
 
-/// Servers that lose a key one after the other, if by a moment only, may be repaired one after the other, and nothing is lost:
-/// a renewal that is on its way is enough for that. Where a loss is looked for, none is repaired.
+/// Servers that lose a key one after the other, if by a moment only, may be repaired one after the other, and nothing
+/// is lost: a renewal that is on its way is enough for that. Where a loss is looked for, none is repaired.
 fn are_not_healed(nodes: &[Node]) {
     for node in nodes {
         node.proxy.on_each(Match::script(REPAIR), Action::Mangle);
@@ -80,7 +80,8 @@ async fn f13_deleted_on_a_majority_is_a_loss() {
         are_not_healed(scene.faulty(Share::Majority));
         let deleted = at_once(scene.faulty(Share::Majority), &["DEL", NAME]);
         is_told(loss, deleted, SIGNAL, LossReason::Deleted, &scene).await;
-        // The job has to stop first. Where those who forgot do not vote yet, the others keep everybody else out meanwhile.
+        // The job has to stop first. Where those who forgot do not vote yet, the others keep everybody else out
+        // meanwhile.
         let kept = nodes - scene.faulty(Share::Majority).len();
         tokio::time::sleep(SIGNAL).await;
         assert_eq!(scene.tokens(NAME).iter().flatten().count(), kept, "what is left of it stays while it is held");

@@ -411,8 +411,8 @@ async fn f11_a_link_that_is_slow_each_way() {
         delay(Duration::from_millis(200));
         let began = Instant::now();
         let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break (lease, began) };
-        // From the keeper through the proxy to the server and back, each of which may be as late as the control: then the
-        // machine, not the links, was too slow, and it is tried again, unless the figure is to be published.
+        // From the keeper through the proxy to the server and back, each of which may be as late as the control: then
+        // the machine, not the links, was too slow, and it is tried again, unless the figure is to be published.
         let is_excused = 4 * lag.worst() >= SPARE && !seen::is_wanted();
         assert!(is_excused, "{lost:?}; the machine lagged {:?}", lag.worst());
         assert!(started.elapsed() < 3 * TTL * ttls, "no lease lived on; the machine lagged {:?}", lag.worst());

@@ -197,8 +197,8 @@ pub(crate) async fn all_hit(rules: &[RuleHandle], what: &str) {
     }
 }
 
-/// Runs a command on all of the nodes with nothing in between: they are stopped until each has it in its socket. Answers
-/// when they went on.
+/// Runs a command on all of the nodes with nothing in between: they are stopped until each has it in its socket.
+/// Answers when they went on.
 pub(crate) fn at_once(nodes: &[Node], command: &[&str]) -> Instant {
     let mut wires: Vec<Wire> = nodes.iter().map(|node| node.server.wire()).collect();
     // Or it would be accepted when the server goes on, and read after what came later on other connections.

@@ -1,5 +1,5 @@
-//! Which nodes may vote, and what becomes of votes: a node that forgot (F40), grants that come too late (F41), and votes that
-//! are split (F42).
+//! Which nodes may vote, and what becomes of votes: a node that forgot (F40), grants that come too late (F41), and
+//! votes that are split (F42).
 
 use std::{
     sync::Arc,
@@ -117,8 +117,8 @@ async fn f40_a_node_restarted_empty_is_not_asked_to_bring_a_key_back_before_it_v
     eventually_async(HANGS, "it denies renewals", || asked(RENEW) >= before + 10).await;
     let repairs = asked(REPAIR);
     assert!(uptime(&mut nodes[0].wire()) < LATER, "it may vote by now");
-    // The first is told for how long. The server does not know the script, so that is two commands; one that is answered
-    // too late, on a machine that stands still, is followed by another.
+    // The first is told for how long. The server does not know the script, so that is two commands; one that is
+    // answered too late, on a machine that stands still, is followed by another.
     assert!((1..=4).contains(&repairs), "{repairs}");
     lease.release().await.expect("two of three held it").confirmed();
 }
@@ -304,8 +304,8 @@ const CONTESTS: usize = 100;
 const LONGER: usize = 1;
 const ROUNDS: usize = 5;
 
-/// Lets several clients go for the same lock at the same moment, again and again, and tells how many rounds it took each
-/// time until one had it: the most attempts that any of them began.
+/// Lets several clients go for the same lock at the same moment, again and again, and tells how many rounds it took
+/// each time until one had it: the most attempts that any of them began.
 ///
 /// Each asks the nodes in an order of its own, so that each is the first somewhere.
 async fn contests(clients: usize, nodes: usize, away: usize) -> Vec<usize> {

@@ -1,4 +1,5 @@
-//! Waiting for a lock over a quorum: which event wakes which waiter, what it costs the nodes, and which waiter acquires.
+//! Waiting for a lock over a quorum: which event wakes which waiter, what it costs the nodes, and which waiter
+//! acquires.
 
 use std::{
     sync::{
@@ -192,11 +193,11 @@ async fn renewals_do_not_make_a_waiter_thrash() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_release_gives_one_of_ten_waiters_the_lock() {
-    // In a round each waiter asks once, and what it was granted is raised or undone. They spread further with each round,
-    // and one has the lock within five (F42).
+    // In a round each waiter asks once, and what it was granted is raised or undone. They spread further with each
+    // round, and one has the lock within five (F42).
     let most = WAITERS * 3 * 5;
-    // Then the winner renews, so that its keys are tracked, and has its key on the node that it lacks. That may wake each
-    // waiter twice: it asks, and undoes what that node granted.
+    // Then the winner renews, so that its keys are tracked, and has its key on the node that it lacks. That may wake
+    // each waiter twice: it asks, and undoes what that node granted.
     let most_later = WAITERS * 2 * 2 + WAITERS;
     let (lag, mut ran, mut ran_later) = (Lag::start(), Vec::new(), Vec::new());
     for _ in 0..5 {
@@ -210,8 +211,8 @@ async fn one_release_gives_one_of_ten_waiters_the_lock() {
     assert!(is_quiet, "{ran_later:?}, not {most_later}; the machine lagged {:?}", lag.worst());
 }
 
-/// A renewal wakes all waiters. If one was ordered whenever a waiter was granted the node that the holder lacks, and gave
-/// it back, then that would wake them again.
+/// A renewal wakes all waiters. If one was ordered whenever a waiter was granted the node that the holder lacks, and
+/// gave it back, then that would wake them again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_on_a_node_that_the_holder_lacks_are_a_repair_there_and_renew_nowhere() {
     const CHANGES: usize = 10;
@@ -243,8 +244,8 @@ async fn changes_on_a_node_that_the_holder_lacks_are_a_repair_there_and_renew_no
 
 const WAITERS: usize = 10;
 
-/// How many scripts the busiest node runs when ten wait and one lets go, until another one has the lock; and from then on
-/// until nobody asks any more.
+/// How many scripts the busiest node runs when ten wait and one lets go, until another one has the lock; and from then
+/// on until nobody asks any more.
 async fn scripts_of_one_release() -> (usize, usize) {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(LONG).await;

@@ -479,7 +479,8 @@ fn a_newly_started_server_grants_nothing_to_a_queue_and_keeps_its_order() {
     }
     assert_eq!(leave(&mut wire, "nobody", "a"), 0, "a lock that is found free");
     assert!(!wire.exists(LOCK) && !wire.exists(FENCE));
-    // The server found a lock on its disk that was released before, and taken by somebody else: the release comes again.
+    // The server found a lock on its disk that was released before, and taken by somebody else: the release comes
+    // again.
     for script in [RELEASE, LEAVE, FORCE_RELEASE] {
         acquire(&mut wire, "holder");
         assert_eq!(delayed("second").send(&mut wire).place().1, 1, "somebody has it");

@@ -1,5 +1,5 @@
-//! The scripts of a vote, at the wire: what a server grants, raises and repairs, and what it answers (safety, sections 3
-//! to 5).
+//! The scripts of a vote, at the wire: what a server grants, raises and repairs, and what it answers (safety, sections
+//! 3 to 5).
 
 use std::time::Duration;
 

@@ -50,8 +50,8 @@ impl ClockShim {
         self.write(|offset| offset + micros(by));
     }
 
-    /// Moves the clock ahead, and again, until the key of a server that goes by it has lost its value. A renewal that is
-    /// executed just then finds the key by the time before, and extends it by the time after: it lives on.
+    /// Moves the clock ahead, and again, until the key of a server that goes by it has lost its value. A renewal that
+    /// is executed just then finds the key by the time before, and extends it by the time after: it lives on.
     pub fn forward_past(&self, by: Duration, wire: &mut Wire, key: &str) {
         let value = wire.get(key);
         for _ in 0..20 {

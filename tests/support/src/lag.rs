@@ -1,12 +1,12 @@
 //! A control, to tell a late library from a late machine.
 //!
-//! A bound such as "within 50 ms" is about the library only while the machine runs threads when they are due. [`Lag`] does
-//! beside the test what a client does: it sleeps, sends a request, and awaits the reply. As there, several threads hand it
-//! on: the caller's, the client's, the server's, and back. It measures how late the reply is; a test then allows
-//! `50 ms + lag.worst()`.
+//! A bound such as "within 50 ms" is about the library only while the machine runs threads when they are due. [`Lag`]
+//! does beside the test what a client does: it sleeps, sends a request, and awaits the reply. As there, several threads
+//! hand it on: the caller's, the client's, the server's, and back. It measures how late the reply is; a test then
+//! allows `50 ms + lag.worst()`.
 //!
-//! Each of these threads stays on a core of its own. A host may take one core away for a tenth of a second, and only who
-//! is on it, say the server, is late.
+//! Each of these threads stays on a core of its own. A host may take one core away for a tenth of a second, and only
+//! who is on it, say the server, is late.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

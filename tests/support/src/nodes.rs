@@ -25,8 +25,8 @@ impl Nodes {
         Self::with(count, |builder| builder)
     }
 
-    /// Servers that have been up for [`AGE`], as far as they know: uptime is wall clock, and theirs has been moved. They
-    /// all show the same time, and so does one that is restarted.
+    /// Servers that have been up for [`AGE`], as far as they know: uptime is wall clock, and theirs has been moved.
+    /// They all show the same time, and so does one that is restarted.
     #[track_caller]
     pub fn seasoned(count: usize) -> Self {
         Self::start(count).season()

@@ -114,7 +114,8 @@ impl Proxy {
         self.port
     }
 
-    /// Has the connections that are made from now on go to another port of this machine: the address is somebody else's.
+    /// Has the connections that are made from now on go to another port of this machine: the address is somebody
+    /// else's.
     pub fn turn_to(&self, upstream: u16) {
         self.shared.change(|state| state.turned_to = Some(SocketAddr::from(([127, 0, 0, 1], upstream))));
     }

@@ -62,8 +62,8 @@ impl Match {
     }
 
     /// Any way to run the Lua script `source`: `EVALSHA` with its digest, or
-    /// `EVAL` with its text. (`SCRIPT LOAD` does not run it and is not meant.) A vote has a text for each run of a server,
-    /// and counts as [`ACQUIRE`].
+    /// `EVAL` with its text. (`SCRIPT LOAD` does not run it and is not meant.) A vote has a text for each run of a
+    /// server, and counts as [`ACQUIRE`].
     pub fn script(source: &str) -> Self {
         let (is_it, is_acquire) = (is_script(source), source == ACQUIRE);
         Self::with(move |args| is_it(args) || (is_acquire && is_vote_of_a_run(args)))

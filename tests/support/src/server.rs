@@ -63,8 +63,8 @@ impl Server {
         &Binary::get().version
     }
 
-    /// Whether it notifies a connection of what the scripts of that connection do, though it asked not to be: Redis 6.2 does. A
-    /// client has to check then whether the change was its own.
+    /// Whether it notifies a connection of what the scripts of that connection do, though it asked not to be: Redis 6.2
+    /// does. A client has to check then whether the change was its own.
     pub fn echoes_own_changes() -> bool {
         !Self::version().at_least(7, 0)
     }

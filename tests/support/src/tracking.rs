@@ -76,8 +76,8 @@ pub async fn start_anew<'a>(wires: impl IntoIterator<Item = &'a mut Wire>) {
     eventually_async(PATIENCE, "nothing is tracked", forgotten).await;
 }
 
-/// Waits until so many servers track what a waiter has checked, the lock and its fence; a holder's renewals read the lock
-/// alone. The servers must have tracked nothing before.
+/// Waits until so many servers track what a waiter has checked, the lock and its fence; a holder's renewals read the
+/// lock alone. The servers must have tracked nothing before.
 pub async fn waiter_is_tracked<'a>(wires: impl IntoIterator<Item = &'a mut Wire>, servers: usize) {
     let mut wires: Vec<_> = wires.into_iter().collect();
     let mut tracking = || wires.iter_mut().map(|wire| wire.tracked_keys()).filter(|keys| *keys >= 2).count();

@@ -99,8 +99,8 @@ impl Wire {
         (!value.is_nil()).then(|| value.text())
     }
 
-    /// The token in a lock's value, which is the same on every node: the value without its fence. What is no value of ours
-    /// is as it is.
+    /// The token in a lock's value, which is the same on every node: the value without its fence. What is no value of
+    /// ours is as it is.
     #[track_caller]
     pub fn token(&mut self, key: &str) -> Option<String> {
         self.get(key).map(|value| token_in(&value))
@@ -163,7 +163,8 @@ impl Wire {
         calls.map_or(0, |calls| calls.parse().expect("a number"))
     }
 
-    /// How many scripts the server has run: the first time on a connection a script goes out by its text, then by its hash.
+    /// How many scripts the server has run: the first time on a connection a script goes out by its text, then by its
+    /// hash.
     #[track_caller]
     pub fn scripts(&mut self) -> usize {
         self.calls("evalsha") + self.calls("eval")

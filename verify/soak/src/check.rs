@@ -10,30 +10,32 @@
 //! - (b) Fences grow in the order of acquisition. If one acquire had returned before another was begun, the order is
 //!   known. If both leases were believed, it is also the order of their `start`s: each lies within its own holding, and
 //!   holdings do not overlap.
-//! - (c) The resource never accepts a smaller fence after a larger, as far as one write was answered before the other was
-//!   begun; and it refuses nobody who believes in the lease afterwards, for who was refused had a successor.
+//! - (c) The resource never accepts a smaller fence after a larger, as far as one write was answered before the other
+//!   was begun; and it refuses nobody who believes in the lease afterwards, for who was refused had a successor.
 //! - (d) Nobody believes in a lease after the servers have let go of it. Somebody who looks at the servers knows of an
 //!   instant at which no majority had the token; a lease that was believed before the look and after it was believed at
 //!   that instant. One server never gives back what it has lost, so there it must not be believed at any later time.
-//! - (e) Nobody is told of a loss that did not happen: that the key is gone, or somebody else's, has a cause on a server
-//!   between the acquire and the telling, or, for a release, is told after the lease's deadline. And nobody is told that
-//!   time is up before a deadline that it knew of, nor of anything else: no lease here has a longest time, and none is
-//!   left when its worker closes.
-//! - (f) Everything ends. An acquire and a release end in their time, and the signal of a loss comes by the deadline, but for the time for which their process was stopped
-//!   and the machine stood still. After the last fault everybody comes to rest, and every lock can be had by somebody else;
-//!   and when all have gone no lock and no queue is left, and nothing for ever.
+//! - (e) Nobody is told of a loss that did not happen: that the key is gone, or somebody else's, has a cause on a
+//!   server between the acquire and the telling, or, for a release, is told after the lease's deadline. And nobody is
+//!   told that time is up before a deadline that it knew of, nor of anything else: no lease here has a longest time,
+//!   and none is left when its worker closes.
+//! - (f) Everything ends. An acquire and a release end in their time, and the signal of a loss comes by the deadline,
+//!   but for the time for which their process was stopped and the machine stood still. After the last fault everybody
+//!   comes to rest, and every lock can be had by somebody else; and when all have gone no lock and no queue is left,
+//!   and nothing for ever.
 //! - (g) Memory has a bound: a process at rest has not grown by more than [`GROWTH`] since its work began, whatever its
 //!   servers, its links and its log did meanwhile.
 //!
 //! # What is forgiven
 //!
-//! A server may lose a key before its time: somebody deletes it, it restarts empty, its clock jumps ahead. Nothing tells
-//! the holder at that instant, so between the loss and the signal the promise is void; and what a lease rests on was sent
-//! before the loss for a TTL at most. So a lease that was asked for before a loss of its name on a server of its own is
-//! forgiven from the loss until its own TTL later; until a third of it, when the next renewal tells, if the key was deleted
-//! on one server and nothing else happened to that, to the holder or between them. Not a moment longer, and no lease that
-//! was granted after the loss: none that was asked for after it, and none whose own key was seen after it on the one server
-//! that had lost it. A quorum's node that restarts empty is covered by its restart delay, and (a) to (c) forgive nothing for it.
+//! A server may lose a key before its time: somebody deletes it, it restarts empty, its clock jumps ahead. Nothing
+//! tells the holder at that instant, so between the loss and the signal the promise is void; and what a lease rests on
+//! was sent before the loss for a TTL at most. So a lease that was asked for before a loss of its name on a server of
+//! its own is forgiven from the loss until its own TTL later; until a third of it, when the next renewal tells, if the
+//! key was deleted on one server and nothing else happened to that, to the holder or between them. Not a moment longer,
+//! and no lease that was granted after the loss: none that was asked for after it, and none whose own key was seen
+//! after it on the one server that had lost it. A quorum's node that restarts empty is covered by its restart delay,
+//! and (a) to (c) forgive nothing for it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -119,8 +121,8 @@ impl<'a> Judge<'a> {
         self.servers.len()
     }
 
-    /// Whether the loss may have taken the lease's key. A key that is there when all are gone came later; but a clock that
-    /// jumps leaves some, and a quorum brings its own back.
+    /// Whether the loss may have taken the lease's key. A key that is there when all are gone came later; but a clock
+    /// that jumps leaves some, and a quorum brings its own back.
     fn can_hit(&self, loss: &Loss, lease: &Lease) -> bool {
         let seen_after = || {
             let seen = self.seen.get(&(lease.id.process, lease.fence));

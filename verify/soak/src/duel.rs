@@ -151,8 +151,8 @@ pub fn slow_link() -> Outcome {
     })
 }
 
-/// One node's clock jumps ahead of what the first has seen of it, so that the nodes draw different fences, and the second
-/// reaches the node that drew the smaller one.
+/// One node's clock jumps ahead of what the first has seen of it, so that the nodes draw different fences, and the
+/// second reaches the node that drew the smaller one.
 pub fn clocks_apart() -> Outcome {
     played(15, |scene| async move {
         let (one, other) = (Duellist::new(scene, 0, RESTART_DELAY).await, Duellist::new(scene, 1, RESTART_DELAY).await);
@@ -178,7 +178,8 @@ pub fn forgetful_node() -> Outcome {
         // Longer than the TTLs here.
         let restart_delay = Duration::from_secs(10);
         let one = Duellist::new(scene, 0, restart_delay).await;
-        // The other proposes fences that no clock has reached, so that its nodes draw them alike, and none is to be raised.
+        // The other proposes fences that no clock has reached, so that its nodes draw them alike, and none is to be
+        // raised.
         scene.servers.clock(B).forward(Duration::from_secs(5));
         let other = Duellist::new(scene, 1, restart_delay).await;
         other.cut_off(1, A);

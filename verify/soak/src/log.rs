@@ -1,7 +1,7 @@
 //! A log that takes no line while it is told so, as a full pipe does: the nemesis of whatever writes to it.
 //!
-//! Only threads that the worker has not started itself are held up. Its own thread, on which its jobs run, would be as if
-//! it was stopped, which is another fault.
+//! Only threads that the worker has not started itself are held up. Its own thread, on which its jobs run, would be as
+//! if it was stopped, which is another fault.
 
 use std::{
     sync::{Arc, Condvar, Mutex, PoisonError},

@@ -73,9 +73,9 @@ impl ServerLane<'_> {
         }
     }
 
-    /// Fences grow across a loss of all data only if the clock is not behind what it has shown, then or later; and a node's
-    /// uptime is its wall clock, so a jump while it is young would have it vote too early. Both are assumptions of the
-    /// promises. Whether the moment comes before the end.
+    /// Fences grow across a loss of all data only if the clock is not behind what it has shown, then or later; and a
+    /// node's uptime is its wall clock, so a jump while it is young would have it vote too early. Both are assumptions
+    /// of the promises. Whether the moment comes before the end.
     fn await_moment(&self, moment: Nanos) -> bool {
         rest(Duration::from_nanos(moment.saturating_sub(now())), self.until)
     }
@@ -164,8 +164,8 @@ pub fn delete(scene: &Scene, server: usize, name: usize) {
     seen_empty(scene, server, Some(name), from);
 }
 
-/// At one moment since then the server had no key of this name, or of any: that is as good as having looked. One node of
-/// a quorum is not.
+/// At one moment since then the server had no key of this name, or of any: that is as good as having looked. One node
+/// of a quorum is not.
 fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
     let to = now();
     let mut recorder = scene.recorder();

@@ -7,8 +7,8 @@
 //! process lives through it.
 //!
 //! The plan keeps to what the promises assume (`docs/safety.md`), or the checks would only find that they
-//! are needed: the clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the restart delay, and
-//! nothing but a restart makes a node forget its fences.
+//! are needed: the clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the restart delay,
+//! and nothing but a restart makes a node forget its fences.
 
 use std::{fmt, time::Duration};
 
@@ -74,8 +74,8 @@ pub enum LinkFault {
     Delay(Duration, Duration),
     Freeze(Duration),
     Refuse(Duration),
-    /// One command from now on, by its number: the reply is lost, or the link is cut before or after it, or the command is
-    /// lost.
+    /// One command from now on, by its number: the reply is lost, or the link is cut before or after it, or the command
+    /// is lost.
     LoseReply(usize),
     LoseCommand(usize),
     CutBefore(usize),

@@ -12,8 +12,8 @@ use crate::{
     worker::builder,
 };
 
-/// By then whoever held a lock has let go of it, or its key has run out by a clock that was set back; the dead in its queue
-/// have had their grants, and nodes that forgot vote again.
+/// By then whoever held a lock has let go of it, or its key has run out by a clock that was set back; the dead in its
+/// queue have had their grants, and nodes that forgot vote again.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Ends the workers in peace, with a look at what they leave.

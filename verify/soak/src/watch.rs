@@ -42,8 +42,8 @@ pub fn run(scene: &Scene, servers: std::ops::Range<usize>, every: Duration, over
         let from = now();
         let sweep = Sweep { from, found: eyes.iter_mut().map(|eye| eye.look(names.len())).collect() };
         let to = now();
-        // What a quorum's nodes have, they need not have at one instant: a key may go on one and come on another meanwhile.
-        // Seen twice, it would have to do so twice.
+        // What a quorum's nodes have, they need not have at one instant: a key may go on one and come on another
+        // meanwhile. Seen twice, it would have to do so twice.
         let earlier = last.replace(sweep).filter(|_| servers.len() > 1);
         let sweeps: Vec<&Sweep> = earlier.iter().chain(last.iter()).collect();
         if sweeps.len() == servers.len().min(2) {

@@ -1,4 +1,5 @@
-//! A worker: acquires, believes, writes, lets go, and says so, until a word comes by its input; then it rests until that ends.
+//! A worker: acquires, believes, writes, lets go, and says so, until a word comes by its input; then it rests until
+//! that ends.
 
 use std::{
     io::{Read, Write},

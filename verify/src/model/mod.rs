@@ -1,6 +1,7 @@
 //! The protocol, searched: every order in which two clients, one or three nodes and a bounded number of faults can take
-//! turns, by [stateright]. What decides is what is shipped: the machines of [`leasehold_protocol`], and its [`Store`] as each
-//! node. Only what carries messages and sets timers is written again. `docs/evidence/model.md` has the bounds and the figures.
+//! turns, by [stateright]. What decides is what is shipped: the machines of [`leasehold_protocol`], and its [`Store`]
+//! as each node. Only what carries messages and sets timers is written again. `docs/evidence/model.md` has the bounds
+//! and the figures.
 //!
 //! # What a run is
 //!
@@ -9,20 +10,20 @@
 //!    late one whose connection is reset is known to be unknown at once. Lateness is a fault, and faults are counted.
 //! 2. Timers are on time, unless their client stands still, which is a fault: then its clock goes on, and it hears and
 //!    does nothing until it goes on, at any later moment.
-//! 3. Time passes to the next moment at which something is due for anybody: a timer, a time limit, a deadline, the expiry
-//!    of a key, the end of a restart delay; and to every multiple of the grid. What is decided by a comparison of times
-//!    comes out the same in between, but for two things that are met where a moment falls anyway: the end of the tries to
-//!    undo, and a clock that was set back and passes a node's floor of fences again.
-//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends. What must come about at
-//!    some time is therefore a rule about ends, which `eventually` of stateright could miss where two paths meet.
+//! 3. Time passes to the next moment at which something is due for anybody: a timer, a time limit, a deadline, the
+//!    expiry of a key, the end of a restart delay; and to every multiple of the grid. What is decided by a comparison
+//!    of times comes out the same in between, but for two things that are met where a moment falls anyway: the end of
+//!    the tries to undo, and a clock that was set back and passes a node's floor of fences again.
+//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends. What must come about
+//!    at some time is therefore a rule about ends, which `eventually` of stateright could miss where two paths meet.
 //!
 //! # What is checked
 //!
-//! In every state: no two clients believe at the same instant; fences grow in the order of the leases; and, whatever the
-//! clocks do, from every lease to every attempt that began after it; and it is the lease's fence that whoever asks the nodes
-//! sees. What is confirmed as released is free, what nobody
-//! uses is taken off, who asks for a free lock gets it, nothing is lost without a fault, what is over stays over, and at
-//! the end of every run nothing is left. And that what should be possible is.
+//! In every state: no two clients believe at the same instant; fences grow in the order of the leases; and, whatever
+//! the clocks do, from every lease to every attempt that began after it; and it is the lease's fence that whoever asks
+//! the nodes sees. What is confirmed as released is free, what nobody
+//! uses is taken off, who asks for a free lock gets it, nothing is lost without a fault, what is over stays over, and
+//! at the end of every run nothing is left. And that what should be possible is.
 //!
 //! The combiner, which decides what travels together to one node, is searched by itself in [`combining`].
 //!

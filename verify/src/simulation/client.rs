@@ -1,5 +1,5 @@
-//! One client: it tries, holds, lets go, and tries again. It is the driver of [`Acquisition`] in the simulation: it sends
-//! what is ordered, and brings back what is answered.
+//! One client: it tries, holds, lets go, and tries again. It is the driver of [`Acquisition`] in the simulation: it
+//! sends what is ordered, and brings back what is answered.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,7 +1,8 @@
 //! Requests that travel together, as [`Combiner`] decides; its invariants are numbered there.
 //!
-//! A lone request goes inline, in its caller's own future. Batches are sent by a task on the runtime of the connection, the
-//! flusher. The sweeper, on the keeper, answers whoever has waited for too long, so no answer depends on that runtime.
+//! A lone request goes inline, in its caller's own future. Batches are sent by a task on the runtime of the connection,
+//! the flusher. The sweeper, on the keeper, answers whoever has waited for too long, so no answer depends on that
+//! runtime.
 
 use std::{
     sync::{Arc, Weak},
@@ -23,7 +24,7 @@ use tokio::{
     sync::{Notify, oneshot},
 };
 
-use super::pack::{Packed, Part, whole_millis};
+use super::pack::{Argument, Packed, whole_millis};
 use crate::{
     clock::stood_still,
     foreign,
@@ -50,7 +51,7 @@ const BATCH: usize = 128;
 const FULL: usize = 32 * 1024 * 1024;
 
 /// A caller's answer.
-pub(crate) enum Told {
+pub(super) enum Told {
     Reply(Reply),
     /// It has to ask alone. With `repeated` its batch may have been executed before, unheard.
     Alone {
@@ -61,7 +62,7 @@ pub(crate) enum Told {
 type Caller = oneshot::Sender<Result<Told, Failure>>;
 
 /// Where a request goes.
-pub(crate) enum Entered {
+pub(super) enum Entered {
     /// At once, by itself.
     Alone(Flight),
     /// With others: this hears what comes of it.
@@ -71,7 +72,7 @@ pub(crate) enum Entered {
 }
 
 /// The requests that can travel together on one connection.
-pub(crate) struct Combining {
+pub(super) struct Combining {
     connection: Arc<Connection>,
     home: Handle,
     host: Host,
@@ -88,23 +89,24 @@ struct Traffic {
 
 impl Combining {
     /// On a connection that lives on this runtime.
-    pub(crate) fn new(connection: Arc<Connection>, home: Handle, host: Host, command_timeout: Duration) -> Arc<Self> {
+    pub(super) fn new(connection: Arc<Connection>, home: Handle, host: Host, command_timeout: Duration) -> Arc<Self> {
         let combiner = Combiner::new(BatchLimits { flights: FLIGHTS, pace: PACE, batch: BATCH, weight: FULL });
         let state = Mutex::new(Traffic { combiner, sweeps: None });
         Arc::new(Self { connection, home, host, command_timeout, state, sweeps_earlier: Arc::default() })
     }
 
-    pub(crate) fn now(&self) -> Time {
+    pub(super) fn now(&self) -> Time {
         self.connection.now()
     }
 
-    /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them all.
-    pub(crate) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
+    /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them
+    /// all.
+    pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
         Want::of(request).filter(|_| limit >= self.command_timeout / 2)
     }
 
     /// A request comes that [can travel with others](Self::takes).
-    pub(crate) fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> Entered {
+    pub(super) fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> Entered {
         let (now, mut told) = (self.connection.now(), None);
         let queued = || {
             let (caller, receiver) = oneshot::channel();
@@ -125,7 +127,7 @@ impl Combining {
     }
 
     /// An acquire is taken back: if it waits here still, it is never sent. Whether it did.
-    pub(crate) fn withdraw(&self, token: &Token) -> bool {
+    pub(super) fn withdraw(&self, token: &Token) -> bool {
         let withdrawn = self.state.lock().combiner.withdraw(token);
         let is_withdrawn = withdrawn.is_some();
         if let Some(caller) = withdrawn {
@@ -222,11 +224,12 @@ impl Traffic {
 }
 
 /// A request that goes alone. Ended or dropped, what has come meanwhile goes next.
-pub(crate) struct Flight(Arc<Combining>);
+pub(super) struct Flight(Arc<Combining>);
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // Dropped by a program's clock that panics, it must not panic too; a time that is too early only has it look sooner.
+        // Dropped by a program's clock that panics, it must not panic too; a time that is too early only has it look
+        // sooner.
         let now = catching_panics(|| self.0.connection.now()).unwrap_or(Time::ZERO);
         if self.0.state.lock().combiner.goes_on(now) {
             self.0.fly();
@@ -295,7 +298,8 @@ impl Drop for Flusher {
 }
 
 impl Combining {
-    /// Right before a sending: what waits, or, for a second one, what of the batch has no answer yet. How many are keys.
+    /// Right before a sending: what waits, or, for a second one, what of the batch has no answer yet. How many are
+    /// keys.
     fn fill(self: &Arc<Self>, batch: &mut Option<Batch>, all: &mut Vec<Value>) -> Option<usize> {
         let mut state = self.state.lock();
         if let Some(batch) = batch {
@@ -356,16 +360,16 @@ fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
     let acquired = || wants.iter().filter_map(|want| if let Want::Acquire(claim) = want { Some(claim) } else { None });
     let keys = 2 * wants.len();
     let mut packed = Packed::with_capacity(2 * keys + 2);
-    released().for_each(|claim| packed.put(&Part::Whole(claim.key.lock())));
-    acquired().for_each(|claim| packed.put(&Part::Parts(claim.key.fence_parts())));
-    released().for_each(|claim| packed.put(&Part::Parts(claim.key.queue_parts())));
-    acquired().for_each(|claim| packed.put(&Part::Whole(claim.key.lock())));
+    released().for_each(|claim| packed.put(&Argument::Whole(claim.key.lock())));
+    acquired().for_each(|claim| packed.put(&Argument::Parts(claim.key.fence_parts())));
+    released().for_each(|claim| packed.put(&Argument::Parts(claim.key.queue_parts())));
+    acquired().for_each(|claim| packed.put(&Argument::Whole(claim.key.lock())));
     let memory = acquired().next().map(|claim| claim.fence_memory).unwrap_or_default();
-    packed.put(&Part::Number(u64::try_from(released().count()).unwrap_or_default()));
-    packed.put(&Part::Number(whole_millis(memory)));
-    released().for_each(|claim| packed.put(&Part::Value(claim)));
-    acquired().for_each(|claim| packed.put(&Part::Whole(claim.token.as_str())));
-    acquired().for_each(|claim| packed.put(&Part::Number(whole_millis(claim.ttl))));
+    packed.put(&Argument::Number(u64::try_from(released().count()).unwrap_or_default()));
+    packed.put(&Argument::Number(whole_millis(memory)));
+    released().for_each(|claim| packed.put(&Argument::Value(claim)));
+    acquired().for_each(|claim| packed.put(&Argument::Whole(claim.token.as_str())));
+    acquired().for_each(|claim| packed.put(&Argument::Number(whole_millis(claim.ttl))));
     let values = packed.into_values();
     all.reserve_exact(values.len());
     all.extend(values);

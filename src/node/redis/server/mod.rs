@@ -2,7 +2,7 @@
 
 use std::{fmt, io, sync::Arc};
 
-use leasehold_protocol::message::Route;
+use leasehold_protocol::{message::Route, token::Token};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
@@ -22,19 +22,19 @@ mod witness;
 ///
 /// One is on the runtime that made us, for speed. One is on the transport's thread, for everything that must not depend
 /// on that runtime. While there is something to hear, another one there receives the server's notifications.
-pub(super) struct Server {
+pub(super) struct Connections {
     /// Used on that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
     pub(super) home: Option<(Id, Arc<Connection>)>,
     pub(super) keeper: Arc<Connection>,
     /// Not where votes are asked for: these go at once, and would overtake a release that waits for its turn.
-    pub(super) combining: Option<Arc<Combining>>,
+    combining: Option<Arc<Combining>>,
     pub(super) subscription: Arc<Subscription>,
     witness: Arc<Witness>,
     pub(super) host: Host,
     pub(super) address: String,
 }
 
-impl Server {
+impl Connections {
     pub(super) async fn connect(
         target: Target,
         limits: Limits,
@@ -68,6 +68,11 @@ impl Server {
         host.spawn_until_stopped_on(&transport, serving);
         let witness = Witness::new(clock);
         Ok(Self { home, keeper, combining, subscription, witness, host, address: target.to_string() })
+    }
+
+    /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
+    pub(super) fn withdraw(&self, token: &Token) -> bool {
+        self.combining.as_ref().is_some_and(|combining| combining.withdraw(token))
     }
 
     pub(super) fn connection(&self, route: Route) -> Arc<Connection> {
@@ -121,8 +126,8 @@ async fn open(
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for Connections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("keeper", &self.keeper).finish_non_exhaustive()
+        f.debug_struct("Connections").field("keeper", &self.keeper).finish_non_exhaustive()
     }
 }

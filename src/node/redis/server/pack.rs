@@ -1,5 +1,5 @@
-//! Keys and arguments of a script, written behind each other into one buffer: a string for each would cost a request more
-//! than all the rest of it.
+//! Keys and arguments of a script, written behind each other into one buffer: a string for each would cost a request
+//! more than all the rest of it.
 
 use std::{mem::replace, time::Duration};
 
@@ -13,7 +13,7 @@ const ARGUMENT: usize = 48;
 const DIGITS: usize = 20;
 
 /// A key or an argument, before it is written.
-pub(crate) enum Part<'a> {
+pub(super) enum Argument<'a> {
     Number(u64),
     Whole(&'a str),
     Parts([&'a str; 4]),
@@ -21,16 +21,16 @@ pub(crate) enum Part<'a> {
     Value(&'a Claim),
 }
 
-impl Part<'_> {
+impl Argument<'_> {
     fn write(&self, buffer: &mut Vec<u8>) {
         match *self {
             Self::Number(number) => buffer.extend_from_slice(itoa::Buffer::new().format(number).as_bytes()),
             Self::Whole(text) => buffer.extend_from_slice(text.as_bytes()),
             Self::Parts(parts) => parts.into_iter().for_each(|part| buffer.extend_from_slice(part.as_bytes())),
             Self::Value(Claim { token, fence: Some(fence), .. }) => {
-                Part::Parts(token.value_parts(itoa::Buffer::new().format(u64::from(*fence)))).write(buffer);
+                Argument::Parts(token.value_parts(itoa::Buffer::new().format(u64::from(*fence)))).write(buffer);
             }
-            Self::Value(Claim { token, fence: None, .. }) => Part::Whole(token.as_str()).write(buffer),
+            Self::Value(Claim { token, fence: None, .. }) => Argument::Whole(token.as_str()).write(buffer),
         }
     }
 
@@ -46,9 +46,9 @@ impl Part<'_> {
 }
 
 /// A few of them, as the request of one lock has.
-pub(crate) fn packed<const N: usize>(texts: [Part<'_>; N]) -> [Value; N] {
-    let mut buffer = Vec::with_capacity(texts.iter().map(Part::most).sum());
-    let ends = texts.map(|text| {
+pub(super) fn packed<const N: usize>(arguments: [Argument<'_>; N]) -> [Value; N] {
+    let mut buffer = Vec::with_capacity(arguments.iter().map(Argument::most).sum());
+    let ends = arguments.map(|text| {
         text.write(&mut buffer);
         buffer.len()
     });
@@ -57,29 +57,29 @@ pub(crate) fn packed<const N: usize>(texts: [Part<'_>; N]) -> [Value; N] {
 }
 
 /// Any number of them, as a request of many locks has.
-pub(crate) struct Packed {
+pub(super) struct Packed {
     text: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Packed {
-    /// With room for so many texts.
-    pub(crate) fn with_capacity(texts: usize) -> Self {
-        Self { text: Vec::with_capacity(texts * ARGUMENT), ends: Vec::with_capacity(texts) }
+    /// With room for so many arguments.
+    pub(super) fn with_capacity(arguments: usize) -> Self {
+        Self { text: Vec::with_capacity(arguments * ARGUMENT), ends: Vec::with_capacity(arguments) }
     }
 
-    pub(crate) fn put(&mut self, text: &Part<'_>) {
+    pub(super) fn put(&mut self, text: &Argument<'_>) {
         text.write(&mut self.text);
         self.ends.push(self.text.len());
     }
 
-    pub(crate) fn into_values(self) -> impl ExactSizeIterator<Item = Value> {
+    pub(super) fn into_values(self) -> impl ExactSizeIterator<Item = Value> {
         let (text, mut start) = (Bytes::from(self.text), 0);
         self.ends.into_iter().map(move |end| Value::Bytes(text.slice(replace(&mut start, end)..end)))
     }
 }
 
 /// Rounded up: a key must not end before the lease that counts on it.
-pub(crate) fn whole_millis(span: Duration) -> u64 {
+pub(super) fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

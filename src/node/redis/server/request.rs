@@ -12,9 +12,9 @@ use leasehold_protocol::{
 };
 
 use super::{
-    Server,
+    Connections,
     combining::{Entered, Flight, Told},
-    pack::{Part, packed, whole_millis},
+    pack::{Argument, packed, whole_millis},
 };
 use crate::{
     error::keeper_ended,
@@ -41,7 +41,7 @@ const KEYS_OF_A_PAGE: i64 = 500;
 /// On which route a request goes, and for how long its answer is awaited.
 type Via = (Route, Duration);
 
-impl Server {
+impl Connections {
     /// Sends a request: alone, or with those that come at the same time.
     pub(crate) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
         let (route, limit) = via;
@@ -82,7 +82,11 @@ impl Server {
             Request::Raise { claim, fence } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     let Claim { key, fence_memory, .. } = &claim;
-                    all.extend(packed([Part::Whole(key.lock()), Part::Parts(key.fence_parts()), Part::Value(&claim)]));
+                    all.extend(packed([
+                        Argument::Whole(key.lock()),
+                        Argument::Parts(key.fence_parts()),
+                        Argument::Value(&claim),
+                    ]));
                     all.extend([number(fence), millis(*fence_memory)]);
                 };
                 self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
@@ -110,7 +114,7 @@ impl Server {
                     let witness = self.witness.clone();
                     let arguments = move |all: &mut Vec<Value>| {
                         let [lock, fence, queue, wait] = queue_keys(&claim.key);
-                        all.extend(packed([lock, fence, queue, wait, Part::Value(&claim)]));
+                        all.extend(packed([lock, fence, queue, wait, Argument::Value(&claim)]));
                         witness.testify_to_queues(all);
                     };
                     self.run_in(flight, via, &RELEASE, 4, arguments, |reply, _| reply::released(reply))
@@ -176,7 +180,7 @@ impl Server {
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
             let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
-            all.extend(packed([Part::Whole(lock), Part::Parts(fence), Part::Whole(token)]));
+            all.extend(packed([Argument::Whole(lock), Argument::Parts(fence), Argument::Whole(token)]));
             all.push(millis(*ttl));
             all.push(millis(*fence_memory));
             if let Some(voting) = voting {
@@ -217,7 +221,7 @@ impl Server {
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, ttl, fence_memory, .. } = &claim;
             let (lock, floor, token) = (key.lock(), key.fence_parts(), token.as_str());
-            all.extend(packed([Part::Whole(lock), Part::Parts(floor), Part::Whole(token)]));
+            all.extend(packed([Argument::Whole(lock), Argument::Parts(floor), Argument::Whole(token)]));
             all.push(millis(*ttl));
             all.extend([number(fence), millis(*fence_memory), seconds(restart_delay)]);
             if !restart_delay.is_zero() {
@@ -346,14 +350,14 @@ impl Server {
 }
 
 /// The keys of every script that may pass a lock on.
-fn queue_keys(key: &Key) -> [Part<'_>; 4] {
-    let [fence, queue, wait] = [key.fence_parts(), key.queue_parts(), key.wait_parts()].map(Part::Parts);
-    [Part::Whole(key.lock()), fence, queue, wait]
+fn queue_keys(key: &Key) -> [Argument<'_>; 4] {
+    let [fence, queue, wait] = [key.fence_parts(), key.queue_parts(), key.wait_parts()].map(Argument::Parts);
+    [Argument::Whole(key.lock()), fence, queue, wait]
 }
 
 /// The only one that a script of many keys has for each.
 fn value(claim: &Claim) -> Value {
-    let [value] = packed([Part::Value(claim)]);
+    let [value] = packed([Argument::Value(claim)]);
     value
 }
 

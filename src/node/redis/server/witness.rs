@@ -8,7 +8,8 @@
 //!
 //! 1. A witness never exceeds the true uptime. It counts from when the *reply* to the first request was there, in whole
 //!    seconds, rounded down. Its clock counts suspend (rule 3).
-//! 2. It is for one run of one server. The script compares the run id, so the witness of a run that has ended says nothing.
+//! 2. It is for one run of one server. The script compares the run id, so the witness of a run that has ended says
+//!    nothing.
 //! 3. It is a duration, and no time of day (rule 4).
 
 use std::{
@@ -30,7 +31,7 @@ use crate::{
 };
 
 /// The run that has answered, and since when.
-pub(crate) struct Witness {
+pub(super) struct Witness {
     clock: Arc<dyn Clock>,
     run: Mutex<Option<(Box<str>, Time)>>,
     /// Whether anybody here waits in queues that ask for the uptime: then releases, which pass locks on, ask too.
@@ -40,7 +41,7 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+    pub(super) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
         Arc::new(Self {
             clock,
             run: Mutex::default(),
@@ -50,7 +51,7 @@ impl Witness {
     }
 
     /// A reply of this run is there.
-    pub(crate) fn heard(&self, run_id: &str) {
+    pub(super) fn heard(&self, run_id: &str) {
         let mut run = self.run.lock();
         if run.as_ref().is_none_or(|(known, _)| **known != *run_id) {
             *run = Some((run_id.into(), clock::now(&*self.clock)));
@@ -58,7 +59,7 @@ impl Witness {
     }
 
     /// The same, if the reply to a poll or a repair names its run.
-    pub(crate) fn read(&self, reply: &Value) {
+    pub(super) fn read(&self, reply: &Value) {
         if let Some(run_id) = reply::run_id(reply) {
             self.heard(&run_id);
         }
@@ -72,12 +73,13 @@ impl Witness {
     }
 
     /// The server's version: from 7.0 on it keeps no script over a restart.
-    pub(crate) fn note_version(&self, major: Option<u32>) {
+    pub(super) fn note_version(&self, major: Option<u32>) {
         self.forgets_scripts.store(major.is_some_and(|major| major >= 7), Ordering::Relaxed);
     }
 
-    /// Whether a server of this run may vote whatever its own clock says: a script that only this run knows is enough then.
-    pub(crate) fn vouches_for(&self, run_id: &str, restart_delay: Duration) -> bool {
+    /// Whether a server of this run may vote whatever its own clock says: a script that only this run knows is enough
+    /// then.
+    pub(super) fn vouches_for(&self, run_id: &str, restart_delay: Duration) -> bool {
         let now = clock::now(&*self.clock);
         let up = |(known, since): &(Box<str>, Time)| (**known == *run_id).then(|| now.since(*since).as_secs());
         let up = Duration::from_secs(self.run.lock().as_ref().and_then(up).unwrap_or_default());
@@ -85,20 +87,20 @@ impl Witness {
     }
 
     /// Puts it behind the other arguments of a script that looks at the uptime.
-    pub(crate) fn testify(&self, arguments: &mut Vec<Value>) {
+    pub(super) fn testify(&self, arguments: &mut Vec<Value>) {
         if let Some((run_id, up)) = self.known() {
             arguments.extend([Value::from(&*run_id), i64::try_from(up).unwrap_or(i64::MAX).into()]);
         }
     }
 
     /// The same for a poll.
-    pub(crate) fn testify_and_queue(&self, arguments: &mut Vec<Value>) {
+    pub(super) fn testify_and_queue(&self, arguments: &mut Vec<Value>) {
         self.queues.store(true, Ordering::Relaxed);
         self.testify(arguments);
     }
 
     /// The same for what may pass a lock on to a queue.
-    pub(crate) fn testify_to_queues(&self, arguments: &mut Vec<Value>) {
+    pub(super) fn testify_to_queues(&self, arguments: &mut Vec<Value>) {
         if self.queues.load(Ordering::Relaxed) {
             self.testify(arguments);
         }

@@ -71,17 +71,17 @@ fn message() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn no_message_makes_the_ear_panic(value in message()) {
-        let (push, listener) = (Subscription::new(NodeMetrics::of("here")), Arc::new(Heard::default()));
+        let (subscription, listener) = (Subscription::new(NodeMetrics::of("here")), Arc::new(Heard::default()));
         let listening: Arc<dyn NodeListener> = listener.clone();
-        push.listen(Arc::downgrade(&listening));
+        subscription.listen(Arc::downgrade(&listening));
         let (channel, kind) = ("leasehold:1".into(), MessageKind::Message);
-        push.hear(&Message { channel, value: value.clone(), kind, server: Server::new("h", 1) }, |key, listener| listener.changed(key));
+        subscription.hear(&Message { channel, value: value.clone(), kind, server: Server::new("h", 1) }, |key, listener| listener.changed(key));
         let most = if let Value::Array(keys) = &value { keys.len() } else { 1 };
         prop_assert!(listener.0.lock().len() <= most, "{:?}", value);
     }
 
     #[test]
-    fn a_call_is_read_as_it_was_made(token in ".{0,20}", key in ".{0,20}", within: u32) {
+    fn a_notification_is_read_as_it_was_made(token in ".{0,20}", key in ".{0,20}", within: u32) {
         let granted = format!("granted {} {token}{key}", token.len());
         prop_assert_eq!(Notification::read(&granted), Some(Notification::Granted { key: &key, token: &token }));
         let next = format!("next {within} {token}");
@@ -92,7 +92,7 @@ proptest! {
     #[test]
     fn whatever_it_says_that_it_tracks_there_is_room_for_no_more_than_half(reply in anything(), table in 1_i64..) {
         let size = |reply| setting(reply)?.parse::<usize>().ok();
-        let _some_room = capacity(size(&reply), 0);
+        let _capacity = capacity(size(&reply), 0);
         let pair = Value::Array(vec!["tracking-table-max-keys".into(), table.to_string().into()]);
         let most = capacity(size(&pair), 0);
         prop_assert_eq!(i64::try_from(most).ok(), Some(if table == 1 { 0 } else { table / 2 }));

@@ -26,7 +26,7 @@ use fred::types::{Message, Value};
 use futures_util::future::OptionFuture;
 use leasehold_protocol::{
     reconnect::{Reconnect, ReconnectConfig},
-    tracking::{USUAL_TABLE, capacity},
+    tracking::capacity,
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -56,7 +56,7 @@ mod session;
 /// How often to see whether anybody needs the connection; when nobody did twice, it is closed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// After a session that soon ended waiters poll.
+/// A session that soon ends is made again soon: waiters poll meanwhile.
 const RECONNECT: ReconnectConfig = ReconnectConfig {
     first: Duration::from_millis(10),
     longest: Duration::from_secs(5),
@@ -65,7 +65,7 @@ const RECONNECT: ReconnectConfig = ReconnectConfig {
 };
 
 /// As long as it is not known how many keys the server tracks.
-const USUAL_CAPACITY: usize = USUAL_TABLE / 2;
+const USUAL_CAPACITY: usize = capacity(None, 0);
 
 /// Whether the server notifies us, and of what.
 pub(super) struct Subscription {
@@ -148,8 +148,8 @@ impl Subscription {
         notifies.then_some(&self.channel)
     }
 
-    /// Whether the server notifies us of changes and of waiters' turns, and how many keys it tracks; waits for that if need
-    /// be, but not beyond `limit`.
+    /// Whether the server notifies us of changes and of waiters' turns, and how many keys it tracks; waits for that if
+    /// need be, but not beyond `limit`.
     pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (capabilities::Notifications, bool, usize) {
         let mut limit = pin!(limit);
         loop {
@@ -227,7 +227,7 @@ impl Subscription {
                     self.notifies_no_waiters.store(matches!(end, End::Refused(_)), Ordering::Release);
                     // With a link that came meanwhile the server is back.
                     if links.last() > link {
-                        reconnect.begin_anew();
+                        reconnect.reset();
                     }
                     end
                 }
@@ -240,7 +240,7 @@ impl Subscription {
                 self.capacity.store(USUAL_CAPACITY, Ordering::Relaxed);
             }
             match end {
-                End::Idle => reconnect.begin_anew(),
+                End::Idle => reconnect.reset(),
                 End::Failed(reason) => {
                     foreign::tell_debug(|| Event::NotificationsInterrupted { reason });
                     tokio::select! {
@@ -256,8 +256,8 @@ impl Subscription {
         }
     }
 
-    /// Opens a session. Once the keeper has a new link the server is there: then a step that hangs may have been lost, and
-    /// is not waited for much longer.
+    /// Opens a session. Once the keeper has a new link the server is there: then a step that hangs may have been lost,
+    /// and is not waited for much longer.
     async fn open(&self, target: &Target, limits: Limits, links: &mut NewLinks) -> Result<Session, End> {
         let mut opening = pin!(Session::open(target, limits, &self.channel));
         let mut hangs = pin!(tokio::time::sleep(limits.connect * 2));
@@ -274,7 +274,8 @@ impl Subscription {
         }
     }
 
-    /// The keeper has a new link, and nothing is tracked on it: waiters check, though notifications may be long in coming.
+    /// The keeper has a new link, and nothing is tracked on it: waiters check, though notifications may be long in
+    /// coming.
     fn begin_anew(&self) {
         self.forgive();
         self.missed();

@@ -10,11 +10,10 @@ use leasehold_protocol::{failure::Failure, time::Time};
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
-pub(crate) use super::link::Limits;
 use super::{
     failure::{self, classify_of, is_no_primary, is_unsent, is_wrong_server, missing_right},
     left_out::LeftOut,
-    link::Link,
+    link::{Limits, Link},
     links::{Links, NewLinks, SHORTEST_LIMIT},
     opening::{Opening, Side},
     url::Target,
@@ -158,8 +157,8 @@ impl Connection {
         }
     }
 
-    /// Runs the script of a vote: that of the run that the link leads to, if it is known and `is_trusted`, else `script`, which
-    /// asks the server for its run.
+    /// Runs the script of a vote: that of the run that the link leads to, if it is known and `is_trusted`, else
+    /// `script`, which asks the server for its run.
     pub(crate) async fn vote(
         &self,
         script: &'static Script,
@@ -260,8 +259,8 @@ impl Connection {
         self.links.new_ones()
     }
 
-    /// Gives the link up and makes a new one, in the background; unless it is younger than any silence on it could be told
-    /// by.
+    /// Gives the link up and makes a new one, in the background; unless it is younger than any silence on it could be
+    /// told by.
     pub(crate) fn reconnect(&self) {
         if let Some(link) = self.links.up() {
             if !link.is_new(self.links.now()) {

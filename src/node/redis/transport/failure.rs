@@ -130,7 +130,8 @@ fn of_stranger(file: Option<&str>) -> String {
     }
 }
 
-/// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was better.
+/// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was
+/// better.
 pub(crate) fn is_closed(error: &Error) -> bool {
     // The second is that of a socket's file.
     ["kind: ConnectionRefused", "kind: NotFound"].iter().any(|kind| error.details().contains(kind))

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A request ends with the link that it was handed to: fred's task owns what is queued and what is unanswered, and ends
-//!    with the link. So nothing that was handed over before an outage is sent after it.
+//! 1. A request ends with the link that it was handed to: fred's task owns what is queued and what is unanswered, and
+//!    ends with the link. So nothing that was handed over before an outage is sent after it.
 //! 2. A link takes no request while the requests that it holds weigh [`FULL`] or more. A request weighs its bytes and
 //!    [`EACH`], from its sending to its answer, whether anybody still waits for that or not.
 //! 3. Nobody waits on a link that is over. A request that is handed to fred while its task ends may stay in a queue
@@ -160,8 +160,8 @@ async fn has_ended(router: &mut Option<ConnectHandle>) {
 }
 
 impl Link {
-    /// Connects, on the runtime that this runs on. With `is_wary` it is there once the kind of the server is known; without,
-    /// requests may go out behind that question.
+    /// Connects, on the runtime that this runs on. With `is_wary` it is there once the kind of the server is known;
+    /// without, requests may go out behind that question.
     pub(crate) async fn open(
         config: Config,
         limits: Limits,
@@ -296,8 +296,8 @@ impl Link {
         Some(Command { name, arguments: all })
     }
 
-    /// Sends it. With `track` the server is asked to notify us when a key changes that the script reads; the answer says
-    /// whether it will.
+    /// Sends it. With `track` the server is asked to notify us when a key changes that the script reads; the answer
+    /// says whether it will.
     pub(crate) async fn send(
         &self,
         command: Command,
@@ -353,8 +353,8 @@ impl Link {
         self.silent.store(0, Ordering::Relaxed);
     }
 
-    /// A request was waited for in vain for so long; overlapping waits count once. Whether that is too long since the last
-    /// answer.
+    /// A request was waited for in vain for so long; overlapping waits count once. Whether that is too long since the
+    /// last answer.
     pub(crate) fn is_silent(&self, waited: Duration, now: Time) -> bool {
         let counted = Time::from_nanos(self.counted.fetch_max(now.as_nanos(), Ordering::Relaxed));
         let more = u64::try_from(waited.min(now.since(counted)).as_nanos()).unwrap_or(u64::MAX);

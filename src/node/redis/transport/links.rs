@@ -5,8 +5,9 @@
 //! 1. A request that finds no link waits for one here, not in fred, and only within its own limit. When the limit is
 //!    over, it was never sent, and never will be.
 //! 2. While the connection is open there is a link, or one is being made; unless the connection's runtime has ended.
-//! 3. While the server says that it is no primary, its address is resolved and connected to again, once in [`LOOK_EVERY`]. The
-//!    link stays until another leads to a primary: the server's own words are the best answer meanwhile.
+//! 3. While the server says that it is no primary, its address is resolved and connected to again, once in
+//!    [`LOOK_EVERY`]. The link stays until another leads to a primary: the server's own words are the best answer
+//!    meanwhile.
 
 use std::{
     sync::{Arc, OnceLock, Weak},

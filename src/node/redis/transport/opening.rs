@@ -30,7 +30,7 @@ use crate::{
     keeper::Host,
 };
 
-/// A very short outage costs no more than the first pause.
+/// A very short outage costs the first pause only, unless there was another one just before.
 const RECONNECT: ReconnectConfig = ReconnectConfig {
     first: Duration::from_millis(1),
     longest: Duration::from_millis(500),
@@ -57,8 +57,8 @@ pub(crate) struct Opening {
     under_way: usize,
     /// When the last try began.
     began: Time,
-    /// Whether the next link is there only when the kind of the server is known: the first one, and one after a server of
-    /// the wrong kind.
+    /// Whether the next link is there only when the kind of the server is known: the first one, and one after a server
+    /// of the wrong kind.
     is_wary: bool,
     hand_over: UnboundedSender<Opened>,
     outcomes: UnboundedReceiver<Opened>,
@@ -156,7 +156,8 @@ impl Opening {
                     }
                     return opened;
                 }
-                // Not from this call on: the tries before this one end one after the other, each with a call of its own.
+                // Not from this call on: the tries before this one end one after the other, each with a call of its
+                // own.
                 () = self.place.sleep(rest) => self.begin().await?,
             }
         }
@@ -180,7 +181,10 @@ impl Opening {
     async fn begin(&mut self) -> Result<(), FredError> {
         let runtime = match &self.place {
             Side::Here(runtime, _) => runtime.clone(),
-            Side::Keeper(host) => host.transport().await.map_err(FredError::from)?,
+            Side::Keeper(host) => host.transport().await.map_err(|error| {
+                self.reconnect.failed();
+                FredError::from(error)
+            })?,
         };
         let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
         let (is_wary, left_out) = (self.is_wary, self.left_out.clone());

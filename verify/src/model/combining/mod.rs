@@ -1,14 +1,14 @@
-//! The combiner, searched: every order in which a few callers of one node, its flights and its sweeper can take turns, while
-//! replies are slow or lost, callers give up, the connection is cut and its runtime ends. What decides is what is shipped:
-//! [`Combiner`]. Its [driver], its [callers](caller) and the [server] with its scripts are written again.
+//! The combiner, searched: every order in which a few callers of one node, its flights and its sweeper can take turns,
+//! while replies are slow or lost, callers give up, the connection is cut and its runtime ends. What decides is what is
+//! shipped: [`Combiner`]. Its [driver], its [callers](caller) and the [server] with its scripts are written again.
 //!
 //! # What a run is
 //!
-//! 1. Each caller goes through one cycle of one token, at any moments: acquire, hold, release. It may drop its future at
-//!    any point, which is a fault, and faults are counted. Then what [`Combiner`] was asked for is taken back, as the library
-//!    does it: by a request behind it, and by another one if a grant comes all the same.
-//! 2. Requests are executed in the order of their sending on one connection. An answer is heard at any later moment, or when
-//!    its time is over: that is a task which nobody polls, a distant server, and a lost reply.
+//! 1. Each caller goes through one cycle of one token, at any moments: acquire, hold, release. It may drop its future
+//!    at any point, which is a fault, and faults are counted. Then what [`Combiner`] was asked for is taken back, as
+//!    the library does it: by a request behind it, and by another one if a grant comes all the same.
+//! 2. Requests are executed in the order of their sending on one connection. An answer is heard at any later moment, or
+//!    when its time is over: that is a task which nobody polls, a distant server, and a lost reply.
 //! 3. Time passes to the next moment at which something is due. The sweeper is on time, and the tasks that carry
 //!    batches are unless their runtime stands still.
 //! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.

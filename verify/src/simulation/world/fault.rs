@@ -119,8 +119,8 @@ impl World {
     }
 
     /// A node has just voted for a client. If a repair is held up for it of a lease that is about to lose its key on
-    /// another node, to which this client's acquire is on its way: forgets the vote, and has the acquire arrive when that
-    /// key is gone.
+    /// another node, to which this client's acquire is on its way: forgets the vote, and has the acquire arrive when
+    /// that key is gone.
     pub(super) fn voted(&mut self, client: usize, node: usize) {
         if !self.faults.is_sly {
             return;
