@@ -1,4 +1,4 @@
-// Failures that many callers meet at the same time, logged once for all of them: see `leasehold_protocol::troubles`.
+//! Failures that many callers meet at the same time, logged once for all of them: see `leasehold_protocol::troubles`.
 
 use leasehold_protocol::{failure::Failure, time::Time, troubles};
 

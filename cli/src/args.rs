@@ -211,7 +211,7 @@ impl Held {
 
 /// Which lock, and how it is acquired and held.
 #[derive(Debug, Clone, Part)]
-pub(crate) struct Wanted {
+pub(crate) struct LockArgs {
     /// The lock's name.
     pub(crate) name: String,
     /// Report what happens on standard error.
@@ -229,7 +229,7 @@ pub(crate) struct Wanted {
 #[command(override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARGS]...")]
 pub(crate) struct Run {
     #[command(flatten)]
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: LockArgs,
     #[command(flatten)]
     pub(crate) stopping: Stopping,
     /// Serve metrics for Prometheus under http://IP:PORT/metrics.
@@ -247,7 +247,7 @@ pub(crate) struct Run {
 #[command(override_usage = "leasehold hold [OPTIONS] <NAME>")]
 pub(crate) struct Hold {
     #[command(flatten)]
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: LockArgs,
 }
 
 /// How the command is stopped when the lease is about to end.

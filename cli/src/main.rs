@@ -13,7 +13,7 @@ mod connect;
 mod doctor;
 mod duration;
 mod exit;
-mod keys;
+mod keyboard;
 mod look;
 mod pages;
 mod run;

@@ -18,7 +18,7 @@ use crate::{
     connect::with,
     duration::written,
     exit::{Ended, Exit},
-    keys::{Key, Keys},
+    keyboard::{Key, Keys},
     say::{self, bold},
     signals::{Signals, stop_here, unstopped},
     table::{self, Order, Table},

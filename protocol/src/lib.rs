@@ -15,6 +15,7 @@
 //! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
 //! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
+//! | [`addressees`] | which of a process's fair waiters a server's notification is for |
 //! | [`tracking`] | which keys the servers are asked to track |
 //! | [`reconnect`] | how long to wait before a connection is made again |
 //! | [`combiner`] | which requests travel together, and what each of their callers gets as its answer |
@@ -29,6 +30,7 @@
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
 pub mod acquisition;
+pub mod addressees;
 pub mod attempt;
 pub mod backoff;
 pub mod check;

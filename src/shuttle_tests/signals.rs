@@ -132,14 +132,14 @@ fn a_seat_that_is_given_up_elsewhere_is_in_nobodys_way() {
     explore(|| {
         let (owners, key) = (Arc::<Owners>::default(), Key::of_lock("job"));
         let id = Owner::unique().resolve().unwrap();
-        let reentry::Claim::Free(owner_slot) = owners.claim(id, &key, Time::ZERO) else { panic!("nobody has it") };
+        let reentry::Reentry::Free(owner_slot) = owners.enter(id, &key, Time::ZERO) else { panic!("nobody has it") };
         let hold = hold();
         owner_slot.hold(&hold);
         let long_after = Time::ZERO + TTL * 2;
         let leaving = thread::spawn(move || drop(owner_slot));
         let claiming = [(); 2].map(|()| {
             let (owners, key) = (owners.clone(), key.clone());
-            thread::spawn(move || drop(owners.claim(id, &key, long_after)))
+            thread::spawn(move || drop(owners.enter(id, &key, long_after)))
         });
         leaving.join().unwrap();
         for claimed in claiming {

@@ -13,7 +13,6 @@ use std::{
 
 use leasehold_protocol::{
     failure::Failure,
-    fence,
     holder::Holder,
     key::Key,
     message::{ReleaseMode, Reply, Request, Route},

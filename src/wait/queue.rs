@@ -4,9 +4,9 @@
 //! of each process and name leads: it polls for all of them, so that the queue does not expire. The others say nothing
 //! until they are notified.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
-use leasehold_protocol::{key::Key, time::Time, token::Token};
+use leasehold_protocol::{addressees::Addressees, key::Key, time::Time, token::Token};
 
 use super::alarm::Alarm;
 use crate::sync::{
@@ -16,31 +16,10 @@ use crate::sync::{
 
 /// The fair waiters of this process, by the token that a server's notification names.
 #[derive(Debug, Default)]
-pub(crate) struct FairWaiters(Mutex<FairTable>);
-
-#[derive(Debug, Default)]
-struct FairTable {
-    waiters: HashMap<Token, Arc<Listening>>,
-    /// The first waiter of the queue, which has the lock tracked. The second may have it tracked too, and is not rung.
-    trackers: HashMap<Key, Arc<Listening>>,
-    /// Waiters whose poll is not answered yet. It may have the lock tracked: a change can be heard before the answer.
-    polling: HashMap<Key, Vec<Arc<Listening>>>,
-}
-
-impl FairTable {
-    fn is_answered(&mut self, waiter: &Arc<Listening>) {
-        if let Some(polling) = self.polling.get_mut(&waiter.key) {
-            polling.retain(|other| !Arc::ptr_eq(other, waiter));
-            if polling.is_empty() {
-                self.polling.remove(&waiter.key);
-            }
-        }
-    }
-}
+pub(crate) struct FairWaiters(Mutex<Addressees<Arc<Listening>>>);
 
 #[derive(Debug)]
 struct Listening {
-    key: Key,
     /// When to poll.
     alarm: Alarm,
     /// The lock is there, and has only to be taken.
@@ -57,29 +36,28 @@ pub(crate) struct FairWaiter {
 
 impl FairWaiters {
     pub(crate) fn listen(self: &Arc<Self>, key: &Key, token: &Token) -> FairWaiter {
-        let (alarm, granted) = (Alarm::new(), AtomicBool::new(false));
-        let waiter = Arc::new(Listening { key: key.clone(), alarm, granted });
-        self.0.lock().waiters.insert(token.clone(), waiter.clone());
+        let waiter = Arc::new(Listening { alarm: Alarm::new(), granted: AtomicBool::new(false) });
+        self.0.lock().enters(key, token, waiter.clone());
         FairWaiter { fair_waiters: self.clone(), token: token.clone(), waiter }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().waiters.is_empty()
+        self.0.lock().is_empty()
     }
 
     pub(crate) fn has(&self, token: &str) -> bool {
-        self.0.lock().waiters.contains_key(token)
+        self.0.lock().get(token).is_some()
     }
 
     /// This one is to poll at the moment given. False if nobody here has the token.
     pub(crate) fn notify(&self, token: &str, at: Time) -> bool {
-        let waiter = self.0.lock().waiters.get(token).cloned();
+        let waiter = self.0.lock().get(token).cloned();
         waiter.inspect(|waiter| waiter.alarm.ring(at)).is_some()
     }
 
     /// This one has only to take the lock.
     pub(crate) fn grant(&self, token: &str, now: Time) -> bool {
-        let waiter = self.0.lock().waiters.get(token).cloned();
+        let waiter = self.0.lock().get(token).cloned();
         let grant = |waiter: &Arc<Listening>| {
             waiter.granted.store(true, Ordering::Release);
             waiter.alarm.ring(now);
@@ -87,36 +65,29 @@ impl FairWaiters {
         waiter.inspect(grant).is_some()
     }
 
-    /// Something was done to this lock: the waiter that has it tracked is to poll, or else those that may have it
-    /// tracked.
+    /// Something was done to this lock: the waiter that has it tracked is to poll, or else those that may have it tracked.
     pub(crate) fn changed(&self, key: &str, now: Time) {
-        let waiters: Vec<_> = {
-            let table = self.0.lock();
-            match table.trackers.get(key) {
-                Some(tracker) => vec![tracker.clone()],
-                None => table.polling.get(key).cloned().unwrap_or_default(),
-            }
-        };
-        for waiter in waiters {
-            waiter.alarm.ring(now);
-        }
+        let waiters: Vec<_> = self.0.lock().of_a_change(key).cloned().collect();
+        ring(waiters, now);
     }
 
     /// All who wait for this lock are to poll: the queue was lost.
     pub(crate) fn notify_line(&self, key: &Key, at: Time) {
-        self.notify_those(at, |waiter| waiter.key == *key);
+        let waiters = self.0.lock().all().filter(|(of, _)| *of == key).map(|(_, waiter)| waiter.clone()).collect();
+        ring(waiters, at);
     }
 
     /// Everybody is to poll: notifications may have been missed.
     pub(crate) fn notify_all(&self, at: Time) {
-        self.notify_those(at, |_| true);
+        let waiters = self.0.lock().all().map(|(_, waiter)| waiter.clone()).collect();
+        ring(waiters, at);
     }
+}
 
-    fn notify_those(&self, at: Time, wanted: impl Fn(&Listening) -> bool) {
-        let fair_waiters: Vec<_> = self.0.lock().waiters.values().filter(|waiter| wanted(waiter)).cloned().collect();
-        for waiter in fair_waiters {
-            waiter.alarm.ring(at);
-        }
+/// While no table is locked.
+fn ring(waiters: Vec<Arc<Listening>>, at: Time) {
+    for waiter in waiters {
+        waiter.alarm.ring(at);
     }
 }
 
@@ -128,13 +99,7 @@ impl FairWaiter {
 
     /// Our poll is answered: whether we have the lock tracked. Then we are notified when something is done to it.
     pub(crate) fn tracks(&self, tracked: bool) {
-        let mut table = self.fair_waiters.0.lock();
-        table.is_answered(&self.waiter);
-        if tracked {
-            table.trackers.insert(self.waiter.key.clone(), self.waiter.clone());
-        } else if table.trackers.get(&self.waiter.key).is_some_and(|waiter| Arc::ptr_eq(waiter, &self.waiter)) {
-            table.trackers.remove(&self.waiter.key);
-        }
+        self.fair_waiters.0.lock().answered(&self.token, tracked);
     }
 
     /// When to poll, by the notifications.
@@ -151,16 +116,13 @@ impl FairWaiter {
     pub(crate) fn polls(&self) {
         self.waiter.granted.store(false, Ordering::Release);
         self.waiter.alarm.set(Time::NEVER);
-        let mut table = self.fair_waiters.0.lock();
-        table.is_answered(&self.waiter);
-        table.polling.entry(self.waiter.key.clone()).or_default().push(self.waiter.clone());
+        self.fair_waiters.0.lock().polls(&self.token);
     }
 }
 
 impl Drop for FairWaiter {
     fn drop(&mut self) {
-        self.tracks(false);
-        self.fair_waiters.0.lock().waiters.remove(&self.token);
+        self.fair_waiters.0.lock().leaves(&self.token);
     }
 }
 
@@ -221,7 +183,6 @@ mod tests {
         fair_waiters.changed("job", soon);
         assert_eq!(second.due(), soon);
         drop(second);
-        let table = fair_waiters.0.lock();
-        assert!(table.waiters.is_empty() && table.trackers.is_empty() && table.polling.is_empty());
+        assert!(fair_waiters.is_empty());
     }
 }

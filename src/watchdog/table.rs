@@ -327,4 +327,26 @@ mod tests {
         assert!(kept <= MANY_GONE + 2, "{kept} of 1,000");
         assert_eq!(table.first_due(), stays.next_tick().unwrap(), "who is here is looked at as before");
     }
+
+    #[test]
+    fn a_key_has_its_newest_hold_and_those_before_it_that_somebody_still_has() {
+        let mut table = Table::default();
+        let [first, second, third] = [held("job"), held("job"), held("job")];
+        let other = held("other");
+        for hold in [&first, &second, &third, &other] {
+            let _before = table.insert(hold);
+        }
+        let holds = |table: &Table| table.holds_of("job").map(Arc::as_ptr).collect::<Vec<_>>();
+        assert_eq!(holds(&table), [&third, &first, &second].map(Arc::as_ptr));
+        assert_eq!((table.len(), table.holds().count()), (4, 4));
+        drop(table.remove(&first));
+        drop(table.remove(&first));
+        assert_eq!(holds(&table), [&third, &second].map(Arc::as_ptr));
+        drop(table.remove(&third));
+        assert!(table.exclusive("job").is_none(), "what was before it is lost");
+        assert_eq!(holds(&table), [Arc::as_ptr(&second)]);
+        drop(table.remove(&second));
+        drop(table.remove(&other));
+        assert!(holds(&table).is_empty() && table.older.is_empty() && table.len() == 0);
+    }
 }

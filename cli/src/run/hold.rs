@@ -13,7 +13,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Found, catch, keeps_for_that_long, now, release, trouble, under_a_lease};
 use crate::{
-    args::{Hold, Wanted},
+    args::{Hold, LockArgs},
     connect::block_on,
     exit::{Ended, Exit},
     say::{self, print},
@@ -41,7 +41,7 @@ pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
     Ok(exit.into())
 }
 
-async fn until_closed(options: &Wanted, lease: Lease, input: &Input, signals: &mut Signals) -> Result<Exit, Ended> {
+async fn until_closed(options: &LockArgs, lease: Lease, input: &Input, signals: &mut Signals) -> Result<Exit, Ended> {
     let acquired = now();
     let (mut told, mut is_told) = (pin!(tell_the_script(format!("held {}", lease.fence()))), false);
     let exit = loop {

@@ -21,7 +21,7 @@ use self::{
     plan::Plan,
 };
 use crate::{
-    args::{Run, Wanted},
+    args::{LockArgs, Run},
     connect::block_on,
     duration::{A_DAY, written},
     exit::{Ended, Exit},
@@ -49,7 +49,7 @@ const A_MOMENT: Duration = Duration::from_millis(250);
 
 /// Refuses a `--keep-for` that is too long. In a quorum, a restarted server has forgotten its keys, and votes after its
 /// delay: so no key is kept for longer than that.
-fn keeps_for_that_long(options: &Wanted) -> Result<(), Ended> {
+fn keeps_for_that_long(options: &LockArgs) -> Result<(), Ended> {
     let Some(keep_for) = options.lease.keep_for else { return Ok(()) };
     if keep_for > A_DAY {
         return Err(Ended::new(
@@ -137,7 +137,7 @@ fn catch() -> Result<Signals, Ended> {
 /// Acquires the lock and does the work, or returns the signal that came first. Calls `waits` when somebody else has the
 /// lock. Stops waiting when `gives_up` completes.
 async fn under_a_lease<T>(
-    options: &Wanted,
+    options: &LockArgs,
     signals: &mut Signals,
     gives_up: impl Future<Output = Ended>,
     waits: impl Fn() + Send + Sync + 'static,
@@ -280,7 +280,7 @@ async fn held(lock: &Lock) -> String {
 
 /// Acquires the lock within `--wait`, which counts from `began`.
 async fn acquire(
-    options: &Wanted,
+    options: &LockArgs,
     lock: Lock,
     waits: impl Fn() + Send + Sync + 'static,
     began: Duration,
