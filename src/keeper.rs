@@ -8,31 +8,33 @@ use std::{
     io,
     mem::replace,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll},
+    sync::Arc,
+    task::Poll,
     time::Duration,
 };
 
 use leasehold_protocol::time::Time;
-use parking_lot::{Mutex, RwLock};
-use tokio::{
-    runtime::{Builder, Handle, Runtime},
-    sync::mpsc,
-};
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::{
-    sync::{CancellationToken, WaitForCancellationFutureOwned},
+    sync::CancellationToken,
     task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
+
+pub(crate) use self::life::TimeKeeper;
+use self::{
+    life::{EndGuard, Life},
+    transport::Transport,
 };
 
 use crate::{
     clock::{self, Clock, Jumps},
     foreign,
     metrics::Telling,
-    sync::catching_panics,
 };
+
+mod life;
+mod transport;
 
 /// The thread or the runtime that keeps leases alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -96,65 +98,6 @@ type Jump = Pin<Box<dyn Future<Output = ()> + Send>>;
 impl Jumping {
     fn to(&self, moment: Time) -> Jump {
         Box::pin(self.jumps.clone().reach(self.clock.clone(), moment))
-    }
-}
-
-/// The thread on which connections of the keeper live. The transport logs on it, and a logger is foreign code: if it
-/// blocks this thread, the keeper's own goes on, and makes its connections on another one.
-#[derive(Debug, Default)]
-struct Transport {
-    threads: Mutex<Vec<Handle>>,
-}
-
-/// The most threads of the transport: as many may be blocked.
-const MOST_THREADS: usize = 8;
-
-/// A thread that does nothing for so long is blocked.
-const ANSWERS_WITHIN: Duration = Duration::from_millis(250);
-
-/// Whether the keeper's runtime still runs. Tokio's timers panic when they are polled in a runtime that has shut down.
-///
-/// # Invariant
-///
-/// Tokio drops the tasks of a runtime before it shuts the timers down. One of the tasks is the [`EndGuard`], whose drop
-/// waits for the polls that are under way and turns later ones away. So no timer is polled after its runtime.
-#[derive(Debug, Default)]
-struct Life {
-    has_ended: AtomicBool,
-    polls: RwLock<()>,
-    over: CancellationToken,
-}
-
-impl Life {
-    fn end(&self) {
-        self.has_ended.store(true, Ordering::Release);
-        drop(self.polls.write());
-        // Wakes foreign tasks.
-        let _told = catching_panics(|| self.over.cancel());
-    }
-
-    /// Takes this step unless the runtime has ended. Steps may nest.
-    fn step<T>(&self, step: impl FnOnce() -> T) -> Option<T> {
-        let _under_way = self.polls.read_recursive();
-        if self.has_ended.load(Ordering::Acquire) { None } else { Some(step()) }
-    }
-}
-
-/// Ends the life of the runtime that drops it.
-struct EndGuard(Option<Arc<Life>>);
-
-impl EndGuard {
-    /// The keeper has ended before its runtime.
-    fn stand_down(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for EndGuard {
-    fn drop(&mut self) {
-        if let Some(life) = self.0.take() {
-            life.end();
-        }
     }
 }
 
@@ -228,39 +171,6 @@ impl Host {
             return Err(error);
         }
         Ok(())
-    }
-
-    /// The runtime for connections of the keeper, on a thread of its own that is not blocked.
-    pub(crate) async fn transport(&self) -> io::Result<Handle> {
-        if !self.own_thread {
-            return Ok(self.runtime.clone());
-        }
-        let threads = self.transport.threads.lock().clone();
-        let (tell, mut answers) = mpsc::unbounded_channel();
-        for thread in &threads {
-            let (tell, answering) = (tell.clone(), thread.clone());
-            thread.spawn(async move {
-                let _too_late = tell.send(answering);
-            });
-        }
-        drop(tell);
-        if !threads.is_empty() {
-            tokio::select! {
-                biased;
-                Some(answering) = answers.recv() => return Ok(answering),
-                () = self.sleep(ANSWERS_WITHIN) => {}
-            }
-        }
-        let mut now = self.transport.threads.lock();
-        // Somebody else has started one meanwhile, or too many are blocked.
-        if let Some(last) = now.last().filter(|_| now.len() > threads.len() || now.len() >= MOST_THREADS) {
-            return Ok(last.clone());
-        }
-        let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
-        let handle = runtime.handle().clone();
-        self.run_on_thread("leasehold-transport", runtime)?;
-        now.push(handle.clone());
-        Ok(handle)
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -383,32 +293,6 @@ impl Host {
     }
 }
 
-/// Gives a future the keeper's timers, so that any executor can poll it, and another one later.
-pub(crate) struct TimeKeeper {
-    runtime: Handle,
-    may_end: Option<(Arc<Life>, Pin<Box<WaitForCancellationFutureOwned>>)>,
-}
-
-impl TimeKeeper {
-    /// Runs this future, which stays where it is: a request is too large to be moved. When the keeper's runtime ends it
-    /// completes with what `ended` gives.
-    pub(crate) async fn keep<F: Future>(mut self, mut future: Pin<&mut F>, ended: fn() -> F::Output) -> F::Output {
-        poll_fn(|context| {
-            let mut poll = |context: &mut Context<'_>| {
-                let _keeper = self.runtime.enter();
-                future.as_mut().poll(context)
-            };
-            let Some((life, over)) = &mut self.may_end else { return poll(context) };
-            match life.step(|| poll(context)) {
-                Some(Poll::Pending) => over.as_mut().poll(context).map(|()| ended()),
-                Some(ready) => ready,
-                None => Poll::Ready(ended()),
-            }
-        })
-        .await
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{future::pending, sync::mpsc, thread};
@@ -416,27 +300,6 @@ mod tests {
     use super::*;
 
     const SOON: Duration = Duration::from_secs(10);
-
-    #[test]
-    fn the_end_waits_for_the_polls_that_are_under_way() {
-        let life = Arc::<Life>::default();
-        let ending = life.step(|| {
-            let ending = {
-                let life = life.clone();
-                thread::Builder::new().spawn(move || life.end()).unwrap()
-            };
-            while !life.has_ended.load(Ordering::Acquire) {
-                thread::yield_now();
-            }
-            // A poll in the middle of the end, and one inside of it.
-            thread::sleep(Duration::from_millis(50));
-            assert!(!life.over.is_cancelled() && !ending.is_finished());
-            assert_eq!(life.step(|| ()), None);
-            ending
-        });
-        ending.unwrap().join().unwrap();
-        assert!(life.over.is_cancelled());
-    }
 
     /// On no runtime, like most callers that outlive it.
     #[test]

@@ -243,3 +243,6 @@ impl Acquire {
         until.since(now).max(SHORTEST_CHECK).min(most)
     }
 }
+
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod tests;

@@ -17,7 +17,7 @@ use leasehold_protocol::{
     undo::{Next, UndoOutcome, Undoing},
 };
 
-use super::{Member, undo_limits::Entered};
+use super::{Member, undo_limits::Fits};
 use crate::{
     clock::{self, Clock},
     foreign::{self, Event},
@@ -50,9 +50,9 @@ impl Reservation {
         let UndoTask { order, claim, .. } = undo;
         let weight = if order.is_attempt { EACH + claim.key.lock().len() + claim.token.as_str().len() } else { 0 };
         match member.undos.enter(weight) {
-            Entered::Yes => return Some(Self { member: member.clone(), weight }),
-            Entered::Full { is_news: true } => foreign::tell(Event::UndosFull { node: member.address().into() }),
-            Entered::Full { is_news: false } => {}
+            Fits::Yes => return Some(Self { member: member.clone(), weight }),
+            Fits::No { is_news: true } => foreign::tell(Event::UndosFull { node: member.address().into() }),
+            Fits::No { is_news: false } => {}
         }
         metrics::undo_is_unconfirmed();
         None

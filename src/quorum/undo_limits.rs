@@ -29,21 +29,21 @@ pub(super) struct Undos {
 }
 
 /// Whether there is memory for one more.
-pub(super) enum Entered {
+pub(super) enum Fits {
     Yes,
-    Full { is_news: bool },
+    No { is_news: bool },
 }
 
 impl Undos {
     /// Takes memory for an undo of an attempt (invariant 1).
-    pub(super) fn enter(&self, weight: usize) -> Entered {
+    pub(super) fn enter(&self, weight: usize) -> Fits {
         let fits = self.weight.fetch_add(weight, Ordering::Relaxed) + weight <= FULL;
         let was_full = self.is_full.swap(!fits, Ordering::Relaxed);
         if fits {
-            return Entered::Yes;
+            return Fits::Yes;
         }
         self.leave(weight);
-        Entered::Full { is_news: !was_full }
+        Fits::No { is_news: !was_full }
     }
 
     /// Gives it back.

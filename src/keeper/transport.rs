@@ -1,0 +1,60 @@
+//! The threads on which the keeper's connections live.
+
+use std::{io, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::mpsc,
+};
+
+use super::Host;
+use crate::foreign;
+
+/// The thread on which connections of the keeper live. The transport logs on it, and a logger is foreign code: if it
+/// blocks this thread, the keeper's own goes on, and makes its connections on another one.
+#[derive(Debug, Default)]
+pub(super) struct Transport {
+    threads: Mutex<Vec<Handle>>,
+}
+
+/// The most threads of the transport: as many may be blocked.
+const MOST_THREADS: usize = 8;
+
+/// A thread that does nothing for so long is blocked.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(250);
+
+impl Host {
+    /// The runtime for connections of the keeper, on a thread of its own that is not blocked.
+    pub(crate) async fn transport(&self) -> io::Result<Handle> {
+        if !self.own_thread {
+            return Ok(self.runtime.clone());
+        }
+        let threads = self.transport.threads.lock().clone();
+        let (tell, mut answers) = mpsc::unbounded_channel();
+        for thread in &threads {
+            let (tell, answering) = (tell.clone(), thread.clone());
+            thread.spawn(async move {
+                let _too_late = tell.send(answering);
+            });
+        }
+        drop(tell);
+        if !threads.is_empty() {
+            tokio::select! {
+                biased;
+                Some(answering) = answers.recv() => return Ok(answering),
+                () = self.sleep(ANSWERS_WITHIN) => {}
+            }
+        }
+        let mut now = self.transport.threads.lock();
+        // Somebody else has started one meanwhile, or too many are blocked.
+        if let Some(last) = now.last().filter(|_| now.len() > threads.len() || now.len() >= MOST_THREADS) {
+            return Ok(last.clone());
+        }
+        let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
+        let handle = runtime.handle().clone();
+        self.run_on_thread("leasehold-transport", runtime)?;
+        now.push(handle.clone());
+        Ok(handle)
+    }
+}
