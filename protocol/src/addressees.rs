@@ -4,7 +4,7 @@
 //!
 //! 1. A change of a lock is for the waiter that has it tracked: the first of the queue. The second may have it tracked too,
 //!    and waits on.
-//! 2. While no waiter is known to have it tracked, a change is for those whose poll is under way: one of them may have it
+//! 2. While no waiter is known to have it tracked, a change is for those whose poll is under way. One of them may have it
 //!    tracked, and its answer may come later than the notification.
 //! 3. A waiter that has left is in none of the tables.
 
