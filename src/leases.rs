@@ -55,7 +55,7 @@ impl Leases {
     ///   `tls-native`)
     /// - `unix:///path[?db=…&user=…&password=…]`
     /// - `memory://` for a store of its own inside this process, `memory://name` for one shared by everybody in this
-    ///   process who says the same name, while any of them lives. It goes by the [clock](Builder::clock) of the
+    ///   process who says the same name, while any of them lives. It goes by the clock of the
     ///   `Leases` that made it
     ///
     /// For locks over several servers see [`Builder::quorum`].
