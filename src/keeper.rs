@@ -163,6 +163,8 @@ impl Host {
                 kept.stop.cancelled().await;
                 kept.finished().await;
             });
+            // Others may poll a timer still, on their own threads.
+            kept.life.retire();
         });
         if let Err(error) = started {
             if let Some(runtime) = slot.lock().take() {
@@ -185,6 +187,11 @@ impl Host {
     /// The keeper's runtime is dropping its tasks.
     pub(crate) fn ends(&self) {
         self.life.end();
+    }
+
+    /// Completes when nobody needs the keeper any more.
+    pub(crate) async fn stopped(&self) {
+        self.stop.cancelled().await;
     }
 
     /// Whether nobody needs the keeper any more.

@@ -293,7 +293,8 @@ impl LeaseHandle {
     /// One more lease on the same acquisition: re-entrancy by value, for a function or a task that needs the lock for
     /// itself. It has the same fence, TTL and deadline. The key goes with the last of them, in whichever order they go.
     ///
-    /// Nothing is sent, and no [`Owner`](crate::Owner) is asked.
+    /// Nothing is sent, and no [`Owner`](crate::Owner) is asked. It lets no [re-entrant](crate::Lock::reentrant) owner in
+    /// again: only the leases that the owner acquired do.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

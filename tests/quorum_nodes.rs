@@ -101,6 +101,9 @@ async fn the_urls_are_checked_before_anything_is_sent() {
         several[2] = format!("{scheme}://user:{SECRET}@node-2.invalid");
         turned_down(builder(several), config, &["quorum[2]", scheme, "stand-alone"]).await;
     }
+    let mut mixed = urls(3);
+    mixed[1] = "memory://".into();
+    turned_down(builder(mixed), config, &["quorum[1]", "memory://", "no other process"]).await;
     let both = builder(urls(3)).url("redis://node-0.invalid");
     turned_down(both, config, &["and quorum are both set"]).await;
     turned_down(builder(urls(3)).fair(true), config, &["fair", "one server"]).await;

@@ -30,9 +30,14 @@ pub(super) struct Life {
 }
 
 impl Life {
-    pub(super) fn end(&self) {
+    /// No timer is polled from here on: the runtime is about to end.
+    pub(super) fn retire(&self) {
         self.has_ended.store(true, Ordering::Release);
         drop(self.polls.write());
+    }
+
+    pub(super) fn end(&self) {
+        self.retire();
         // Wakes foreign tasks.
         let _told = catching_panics(|| self.over.cancel());
     }

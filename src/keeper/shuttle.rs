@@ -66,6 +66,10 @@ impl Host {
         self.over.cancel();
     }
 
+    pub(crate) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()
     }

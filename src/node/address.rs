@@ -27,7 +27,7 @@ impl NodeAddress {
         let nodes = named.len();
         if nodes % 2 == 0 || !(LEAST_NODES..=MOST_NODES).contains(&nodes) {
             return Err(Error::config(format!(
-                "quorum has {nodes} servers: it must have 3, 5, 7 or 9 (an even one survives no more than one less; for one \
+                "the number of servers of quorum is {nodes}: it must be 3, 5, 7 or 9 (an even one survives no more than one less; for one \
                  server there is `url`)"
             )));
         }
@@ -42,6 +42,12 @@ impl NodeAddress {
                 )));
             }
             places.push(place);
+        }
+        let in_memory = places.iter().position(|place| matches!(place, Self::Memory(_)));
+        if let (Some(at), true) = (in_memory, places.iter().any(|place| matches!(place, Self::Redis(_)))) {
+            return Err(Error::config(format!(
+                "quorum[{at}] is memory://, which no other process has: its vote would be worth nothing, name servers only"
+            )));
         }
         Ok(places)
     }

@@ -294,3 +294,22 @@ async fn what_a_server_says_of_a_key_is_no_trouble_of_the_server() {
     assert!(refused.iter().all(|error| matches!(error, Error::Refused(_))), "{refused:?}");
     assert_eq!(leases.nodes()[0].state(), &NodeState::Up);
 }
+
+/// A connection is opened by a task of the program's runtime, whose timers are the keeper's: they end with the last
+/// `Leases`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_connects_any_more_once_a_leases_is_dropped() {
+    const CONNECT: Duration = Duration::from_secs(1);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    proxy.black_hole(true);
+    let leases = Leases::builder().url(proxy.url()).connect_timeout(CONNECT).build_lazy().unwrap();
+    let outcome = tokio::time::timeout(CONNECT / 4, leases.lock("job").acquire()).await;
+    assert!(outcome.is_err(), "the premise: it hangs");
+    drop(leases);
+    let (before, tasks) = (proxy.connections(), tokio::runtime::Handle::current().metrics());
+    eventually_async(HANGS, "every task has ended", || tasks.num_alive_tasks() == 0).await;
+    let more = proxy.connections() - before;
+    // One try may be under way on each of two connections.
+    assert!(more <= 2, "{more} more connections were made");
+}

@@ -96,8 +96,8 @@ fn no_thread(error: &io::Error) -> Error {
     Error::unavailable(format!("the thread for connections cannot be started: {error}"))
 }
 
-/// Opens a connection that lives on `runtime`, in a task that nobody cancels: a connection that comes too late is
-/// dropped, and so closed.
+/// Opens a connection that lives on `runtime`, in a task that only the end of the keeper cancels: a connection that comes
+/// too late is dropped, and so closed.
 async fn open(
     runtime: Handle,
     place: Side,
@@ -110,8 +110,15 @@ async fn open(
     let too_late = host.sleep(limits.connect);
     let reason = Arc::new(Mutex::new("no answer".to_owned()));
     let opening = {
-        let (target, reason) = (target.clone(), reason.clone());
-        runtime.spawn(async move { Connection::open(place, &target, limits, &clock, &reason).await })
+        let (target, reason, host) = (target.clone(), reason.clone(), host.clone());
+        runtime.spawn(async move {
+            tokio::select! {
+                biased;
+                // Nobody wants the connection any more, and its timers end with the keeper.
+                () = host.stopped() => Err(Error::Closed),
+                opened = Connection::open(place, &target, limits, &clock, &reason) => opened,
+            }
+        })
     };
     tokio::select! {
         biased;

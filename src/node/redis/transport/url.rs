@@ -51,7 +51,11 @@ impl Target {
 
     fn tcp(url: &Url, tls: bool) -> Result<Self, Error> {
         let host = match url.host() {
-            Some(Host::Domain(name)) if !name.is_empty() => decode("host", name)?,
+            Some(Host::Domain(name)) if name.contains(',') => {
+                return Err(Error::config("the url names several hosts: give one, or several urls to quorum"));
+            }
+            // Names of hosts know no case.
+            Some(Host::Domain(name)) if !name.is_empty() => decode("host", name)?.to_ascii_lowercase(),
             Some(Host::Ipv4(address)) => address.to_string(),
             Some(Host::Ipv6(address)) => address.to_string(),
             _ => return Err(Error::config("the url names no host: write it like redis://host:6379")),
@@ -66,6 +70,9 @@ impl Target {
             return Err(unknown_parameter(&parameter, "none is known for TCP; the database is the path, /0"));
         }
         refuse_a_fragment(url)?;
+        if url.port() == Some(0) {
+            return Err(Error::config("the url's port is 0, on which nobody listens"));
+        }
         let database = match url.path().trim_start_matches('/') {
             "" => 0,
             number => database(number)?,
@@ -178,6 +185,8 @@ mod tests {
         assert_eq!(full.address, tcp("redis.example", 7000, true));
         assert_eq!((full.user.as_deref(), full.password.as_deref(), full.database), (Some("worker"), Some("p@ss"), 3));
 
+        assert_eq!(Target::parse("redis://LOCALhost").unwrap().address, plain.address);
+
         let default_user = Target::parse("redis://:secret@[::1]:7000").unwrap();
         assert_eq!((default_user.user, default_user.address.clone()), (None, tcp("::1", 7000, false)));
 
@@ -195,6 +204,8 @@ mod tests {
             ("http://localhost", "scheme \"http\""),
             ("redis://", "host"),
             ("redis://localhost:99999", "not a URL"),
+            ("redis://localhost:0", "port is 0"),
+            ("redis://one,two", "several hosts"),
             ("redis://localhost/first", "database \"first\""),
             ("redis://localhost/256", "database \"256\""),
             ("redis://localhost?timeout=3", "parameter \"timeout\""),
