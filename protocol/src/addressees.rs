@@ -41,30 +41,26 @@ impl<W> Addressees<W> {
 
     /// Its poll is under way.
     pub fn polls(&mut self, token: &Token) {
-        self.is_answered(token);
-        if let Some((key, _)) = self.waiters.get(token) {
-            self.polling.entry(key.clone()).or_default().push(token.clone());
+        let Some((key, _)) = self.waiters.get(token) else { return };
+        let polling = self.polling.entry(key.clone()).or_default();
+        if !polling.contains(token) {
+            polling.push(token.clone());
         }
     }
 
     /// Its poll is answered: whether it has the lock tracked.
     pub fn answered(&mut self, token: &Token, tracked: bool) {
-        self.is_answered(token);
-        let Some((key, _)) = self.waiters.get(token) else { return };
-        if tracked {
-            self.trackers.insert(key.clone(), token.clone());
-        } else if self.trackers.get(key) == Some(token) {
-            self.trackers.remove(key);
-        }
-    }
-
-    fn is_answered(&mut self, token: &Token) {
         let Some((key, _)) = self.waiters.get(token) else { return };
         if let Some(polling) = self.polling.get_mut(key) {
             polling.retain(|other| other != token);
             if polling.is_empty() {
                 self.polling.remove(key);
             }
+        }
+        if tracked {
+            self.trackers.insert(key.clone(), token.clone());
+        } else if self.trackers.get(key) == Some(token) {
+            self.trackers.remove(key);
         }
     }
 

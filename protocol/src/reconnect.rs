@@ -54,6 +54,13 @@ impl Reconnect {
         self.last = LastTry::CameUp(now);
     }
 
+    /// The connection that was up has ended by now. If it has lasted, the pauses begin anew.
+    pub fn ended(&mut self, now: Time) {
+        if matches!(self.last, LastTry::CameUp(at) if now.since(at) >= self.config.steady) {
+            self.reset();
+        }
+    }
+
     /// The server is known to be back: what was tried before counts no longer.
     pub fn reset(&mut self) {
         self.pauses = Doubling::from(self.config.first);
@@ -61,17 +68,12 @@ impl Reconnect {
 
     /// The pause before the next try.
     pub fn pause(&mut self, now: Time) -> Duration {
-        let longest = match self.last {
-            LastTry::None => return Duration::ZERO,
-            LastTry::Failed => self.config.longest,
-            LastTry::CameUp(at) => {
-                if now.since(at) >= self.config.steady {
-                    self.reset();
-                }
-                self.config.longest_flap
-            }
-        };
-        self.pauses.next(longest)
+        self.ended(now);
+        match self.last {
+            LastTry::None => Duration::ZERO,
+            LastTry::Failed => self.pauses.next(self.config.longest),
+            LastTry::CameUp(_) => self.pauses.next(self.config.longest_flap),
+        }
     }
 }
 
@@ -124,6 +126,10 @@ mod tests {
         reconnect.came_up(at(2_000));
         assert_eq!(reconnect.pause(at(3_000)).as_millis(), 10);
         assert_eq!(failures(&mut reconnect, 3_000), [20, 40, 80, 100, 100]);
+        // Told at once, it is known although the next try fails.
+        reconnect.came_up(at(4_000));
+        reconnect.ended(at(5_000));
+        assert_eq!(failures(&mut reconnect, 5_000), [10, 20, 40, 80, 100]);
     }
 
     #[test]

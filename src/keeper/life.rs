@@ -20,8 +20,9 @@ use crate::sync::catching_panics;
 ///
 /// # Invariant
 ///
-/// Tokio drops the tasks of a runtime before it shuts the timers down. One of the tasks is the [`EndGuard`], whose drop
-/// waits for the polls that are under way and turns later ones away. So no timer is polled after its runtime.
+/// No timer is polled after its runtime. The end waits for the polls that are under way, and turns later ones away. A
+/// thread of the keeper's [retires](Self::retire) before its runtime goes. A program's runtime drops its tasks before it
+/// shuts the timers down, and one of them is the [`EndGuard`].
 #[derive(Debug, Default)]
 pub(super) struct Life {
     has_ended: AtomicBool,
@@ -36,6 +37,7 @@ impl Life {
         drop(self.polls.write());
     }
 
+    /// The runtime ends although the keeper is needed.
     pub(super) fn end(&self) {
         self.retire();
         // Wakes foreign tasks.

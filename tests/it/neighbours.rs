@@ -1,4 +1,4 @@
-//! What other programs on the same server do to locks without meaning to: large values under their names, a table of
+//! Harm to locks by other programs on the same server, which mean none: large values under their names, a table of
 //! tracked keys that is full, queues of waiters that have gone.
 
 use std::time::{Duration, Instant};

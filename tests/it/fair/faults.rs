@@ -1,4 +1,4 @@
-//! What becomes of a fair queue when its waiters, its holder or its calls fail: rows F1, F35 and F36 of the fault
+//! A fair queue when its waiters, its holder or its calls fail: rows F1, F35 and F36 of the fault
 //! table.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What becomes of a fair queue when its keys are lost, its connections end or the server's clock steps: rows F15, F17,
+//! A fair queue when its keys are lost, its connections end or the server's clock steps: rows F15, F17,
 //! F19, F28 and F29 of the fault table.
 
 use std::time::{Duration, Instant};

@@ -122,8 +122,7 @@ async fn f14_key_overwritten_with_another_token() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
-    // What may be left is released in the background when the lease is let go of; the new server needs that script's
-    // text.
+    // The end of the lease releases the rest of it in the background. The new server needs that script's text.
     let released = proxy.on(Match::command("EVAL").and(Match::script(RELEASE)), 1, Action::HoldReply);
     let lease = leases.lock("job").acquire().await.unwrap();
 

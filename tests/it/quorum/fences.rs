@@ -371,8 +371,8 @@ async fn f28_a_majority_steps_forward_past_the_ttl() {
     let proxies = nodes.proxies();
     let leases = client(urls(&proxies), LONG + TTL).await;
     let lease = acquire(&leases).await;
-    // What the first of them loses would be brought back before it is known that the second has lost it too; and then
-    // what the second has lost, by the first.
+    // Else the first would get its key back before it is known that the second has lost its own; and then the second
+    // would get its key back from the first.
     let repairs: Vec<_> =
         proxies.iter().map(|proxy| proxy.on_each(Match::script(REPAIR), Action::DropRequest)).collect();
     for at in 0..2 {

@@ -1,4 +1,4 @@
-//! What happens to leases over a quorum when the process, its runtime or its clock misbehaves: the rows F2, F25, F27,
+//! Leases over a quorum when the process, its runtime or its clock misbehaves: the rows F2, F25, F27,
 //! F31, F32 and F34.
 
 use std::{

@@ -220,7 +220,9 @@ impl Subscription {
             let end = match self.open(target, limits, &mut links).await {
                 Ok(session) => {
                     reconnect.came_up(keeper.now());
-                    self.listen_to(session, keeper, own_invalidations, limits, &mut links).await
+                    let end = self.listen_to(session, keeper, own_invalidations, limits, &mut links).await;
+                    reconnect.ended(keeper.now());
+                    end
                 }
                 Err(end) => {
                     reconnect.failed();
@@ -240,7 +242,7 @@ impl Subscription {
                 self.capacity.store(USUAL_CAPACITY, Ordering::Relaxed);
             }
             match end {
-                End::Idle => reconnect.reset(),
+                End::Idle => {}
                 End::Failed(reason) => {
                     foreign::tell_debug(|| Event::NotificationsInterrupted { reason });
                     tokio::select! {
