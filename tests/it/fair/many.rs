@@ -152,6 +152,8 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     const WAITERS: usize = 10_000;
     let server = Server::start();
     let [holder, one, two] = programs(&server).await;
+    // The server will be busy with their heartbeats, and that is not what this is about.
+    let patient = Leases::builder().url(server.url()).command_timeout(SOON).build().await.unwrap();
     let (mut wire, lag, began) = (server.wire(), Lag::start(), Instant::now());
     let lease = holder.lock("job").acquire().await.unwrap();
     let mut waiters = Vec::new();
@@ -164,8 +166,6 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     eventually_async(SOON, "all have entered", || wire.must(&["ZCARD", &queue]).int() == 10_000).await;
     eventually_async(SOON, "all can be called", || wire.must(&["HLEN", &wait_key("job")]).int() >= 10_000).await;
     let entered = began.elapsed();
-    // The server may be busy with their heartbeats, and that is not what this is about.
-    let patient = Leases::builder().url(server.url()).command_timeout(SOON).build().await.unwrap();
     let listed = patient.lock("job").waiters().await.unwrap();
     assert_eq!(listed.len(), WAITERS);
     assert!(listed.is_sorted_by(|a, b| a.waited() >= b.waited()));
