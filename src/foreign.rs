@@ -1,7 +1,8 @@
 //! Foreign code: code of the program, which may block for minutes or panic at any call.
 //!
 //! Foreign are `tracing` subscribers (and loggers behind `tracing-log`), `metrics` recorders, the wakers of the
-//! program's executors, the wakers behind a [`CancellationToken`](crate::CancellationToken), and the drops of wakers.
+//! program's executors, the wakers behind a [`CancellationToken`](crate::CancellationToken), the drops of wakers, and
+//! [providers](crate::Server::credentials) of credentials.
 //!
 //! # Invariants
 //!
@@ -43,16 +44,20 @@ use crate::sync::catching_panics;
 
 mod events;
 mod relay;
+mod span;
 mod teller;
 mod wakes;
+mod worker;
 
 #[cfg(feature = "metrics")]
 pub(crate) use self::teller::{deltas_are_due, sample};
 pub(crate) use self::{
-    events::{Event, tell, tell_debug},
+    events::{Event, tell, tell_debug, tell_debug_in, tell_in},
     relay::{Relay, relayed},
+    span::LeaseSpan,
     teller::Numbers,
     wakes::{Job, hand_over},
+    worker::Worker,
 };
 
 thread_local! {

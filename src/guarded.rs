@@ -9,9 +9,9 @@ use leasehold_protocol::{
 };
 
 use crate::{
-    client::Client,
     error::Error,
     foreign::{Relay, relayed},
+    scope::Scope,
 };
 
 /// A value in Redis that refuses writers from the past.
@@ -32,13 +32,13 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Guarded {
-    client: Arc<Client>,
+    scope: Scope,
     name: Arc<str>,
 }
 
 impl Guarded {
-    pub(crate) fn new(client: Arc<Client>, key: &str) -> Self {
-        Self { client, name: key.into() }
+    pub(crate) fn new(scope: Scope, key: &str) -> Self {
+        Self { scope, name: key.into() }
     }
 
     /// The name, without the prefix. The key in Redis is the builder's prefix and this name; the rules for lock names
@@ -49,8 +49,9 @@ impl Guarded {
     }
 
     async fn key(&self) -> Result<Key, Error> {
-        self.client.ready().await?;
-        Key::new(&self.client.options.prefix, &self.name).map_err(Error::of_name)
+        self.scope.check()?;
+        self.scope.client.ready().await?;
+        self.scope.key(&self.name)
     }
 
     /// Writes the value, unless a later holder has written before.
@@ -65,10 +66,10 @@ impl Guarded {
     /// Dropping it may or may not have written. Writing again with the same fence is harmless.
     pub async fn set(&self, value: impl AsRef<[u8]>, fence: Fence) -> Result<(), Error> {
         let key = self.key().await?;
-        let member = self.client.sole()?;
-        let limit = self.client.options.command_timeout;
+        let client = &self.scope.client;
+        let (member, limit) = (client.sole()?, client.options.command_timeout);
         let request = Request::GuardedSet { key: key.clone(), value: value.as_ref().into(), fence };
-        match relayed!(Relay::of_answers(), member.ask(self.client.quorum.route(), request, limit)) {
+        match relayed!(Relay::of_answers(), member.ask(client.quorum.route(), request, limit)) {
             Ok(Guarding::Written) => Ok(()),
             Ok(Guarding::Stale { seen }) => Err(Error::Stale { key: key.lock().to_owned(), fence, seen }),
             Err(failure) => Err(Error::of(failure)),
@@ -86,8 +87,9 @@ impl Guarded {
     /// It only reads.
     pub async fn get(&self) -> Result<Option<(Vec<u8>, Fence)>, Error> {
         let key = self.key().await?;
-        let (member, limit) = (self.client.sole()?, self.client.options.command_timeout);
-        let asking = member.ask(self.client.quorum.route(), Request::GuardedGet(key), limit);
+        let client = &self.scope.client;
+        let (member, limit) = (client.sole()?, client.options.command_timeout);
+        let asking = member.ask(client.quorum.route(), Request::GuardedGet(key), limit);
         relayed!(Relay::of_answers(), asking).map_err(Error::of)
     }
 }

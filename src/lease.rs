@@ -4,13 +4,14 @@ use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{fence::Fence, message::Route};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
 pub use self::handle::LeaseHandle;
 use self::handle::view;
 use crate::{
     client::Client,
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::{LeaseSpan, Relay, relayed},
     held::{AfterLast, Hold},
     lost::Lost,
     options::check_keep,
@@ -77,6 +78,11 @@ impl Lease {
         // Part of a millisecond counts as a whole one.
         let grace = u32::try_from(grace.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
         Self { view: LeaseHandle::new(client, hold, signal), owner_slot, grace }
+    }
+
+    /// What happens to it belongs to this span from now on.
+    pub(crate) fn belongs_to(&self, span: LeaseSpan) {
+        self.view.hold.belongs_to(span);
     }
 
     /// From now on its owner, who acquires the lock again, shares it.
@@ -174,7 +180,8 @@ impl Lease {
     }
 
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then
-    /// releases the lock. With a [`grace`](crate::Lock::grace) it asks the work to stop first.
+    /// releases the lock. With a [`grace`](crate::Lock::grace) it asks the work to stop first. The work runs in the span
+    /// `lease`, with the lock's name and its fence.
     ///
     /// The work may fail. Its error `E` is any type that is `From<leasehold::Error>`, such as your program's own, and
     /// is the error of this call too: one `?` serves both. Work that cannot fail ends with `Ok::<_, Error>(…)`.
@@ -240,7 +247,9 @@ impl Lease {
     {
         self.check()?;
         let output = {
-            let (stop, job) = (pin!(stop), pin!(work(self.handle())));
+            let span = self.view.hold.span().map_or_else(Span::none, LeaseSpan::span);
+            let job = span.in_scope(|| work(self.handle()));
+            let (stop, job) = (pin!(stop), pin!(job.instrument(span)));
             tokio::select! {
                 biased;
                 lost = stop => return Err(Error::Lost(lost).into()),
@@ -269,7 +278,8 @@ impl Drop for Lease {
         let leaving = self.view.leave();
         // In a `release` this comes after the answer: without the hold, a late notification of its grant would pass the
         // lock on.
-        if hold.holds() == 0 {
+        let is_last = hold.holds() == 0;
+        if is_last {
             client.watchdog.forget(hold);
         }
         match leaving {
@@ -277,6 +287,10 @@ impl Drop for Lease {
             AfterLast::Release { .. } | AfterLast::Forgiven => {
                 client.release_in_background(hold, hold.release_mode(client.now(), Duration::ZERO));
             }
+        }
+        // Last, for it runs foreign code.
+        if let Some(span) = hold.span().filter(|_| is_last) {
+            span.ends("dropped");
         }
     }
 }

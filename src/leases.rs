@@ -2,11 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use leasehold_protocol::{
-    glob,
-    key::{self, Key},
-    node_status::NodeStatus,
-};
+use leasehold_protocol::{key, node_status::NodeStatus};
 
 use crate::{
     capabilities::Capabilities,
@@ -19,6 +15,7 @@ use crate::{
     metrics,
     node::memory::{self, Memory},
     quorum::Quorum,
+    scope::Scope,
 };
 
 mod builder;
@@ -101,13 +98,18 @@ impl Leases {
     ///
     /// Its key is exactly the builder's prefix and this name: what other libraries with the same key lock, this locks.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
-        Lock::new(self.client.clone(), name.as_ref())
+        Lock::new(self.scope(), name.as_ref())
     }
 
     /// A value that refuses writers from the past, by their fence.
     #[must_use]
     pub fn guarded(&self, key: impl AsRef<str>) -> Guarded {
-        Guarded::new(self.client.clone(), key.as_ref())
+        Guarded::new(self.scope(), key.as_ref())
+    }
+
+    /// A view with a further prefix and another label, for a tenant or a request: see [`Scope`].
+    pub fn scope(&self) -> Scope {
+        Scope::new(self.client.clone())
     }
 
     /// The locks that anybody holds now with this library, by their names. `pattern` is one of Redis' own kind (`*`,
@@ -125,15 +127,7 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
-        self.client.ready().await?;
-        let Options { prefix, command_timeout, .. } = &self.client.options;
-        let pattern = glob::literally(prefix) + pattern.as_ref();
-        let locks =
-            relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, *command_timeout)).map_err(Error::of)?;
-        // Somebody may have copied a token of ours to where no lock can be.
-        let is_lock = |name: &&str| Key::new(prefix, name).is_ok();
-        let names = locks.iter().filter_map(|lock| lock.strip_prefix(&**prefix)).filter(is_lock);
-        Ok(names.map(|name| self.lock(name)).collect())
+        self.scope().list(pattern).await
     }
 
     /// The capabilities of the server, and facts about it; over a quorum those that the answering nodes have in common.

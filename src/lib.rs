@@ -23,6 +23,7 @@ mod acquire;
 mod capabilities;
 mod client;
 mod clock;
+mod credentials;
 pub mod docs;
 mod error;
 mod foreign;
@@ -42,11 +43,13 @@ mod quorum;
 mod random;
 mod reentry;
 mod released;
+mod scope;
 mod server;
 #[cfg(all(test, leasehold_shuttle))]
 mod shuttle_tests;
 mod status;
 mod sync;
+mod tls;
 mod troubles;
 mod wait;
 mod waiter;
@@ -71,6 +74,7 @@ pub use leasehold_protocol::{
 pub use crate::{
     capabilities::{Capabilities, Notifications},
     clock::SystemClock,
+    credentials::Credentials,
     error::{Details, Error},
     guarded::Guarded,
     keeper::Keeper,
@@ -80,7 +84,9 @@ pub use crate::{
     lost::Lost,
     owner::Owner,
     released::Released,
+    scope::Scope,
     server::Server,
     status::{Status, StatusChanges},
+    tls::Tls,
     waiter::Waiter,
 };

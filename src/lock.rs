@@ -17,13 +17,13 @@ use tracing::Instrument as _;
 
 use crate::{
     acquire::{Acquire, OnWait, Patience, Wanted},
-    client::Client,
     error::Error,
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
     metrics::Acquiring,
-    options::{LockOptions, check_grace, check_keep},
+    options::{check_grace, check_keep},
     owner::Owner,
+    scope::Scope,
     waiter::Waiter,
 };
 
@@ -45,9 +45,9 @@ use crate::{
 #[doc(alias = "mutex")]
 #[must_use = "a lock holds nothing until it is acquired"]
 pub struct Lock {
-    pub(crate) client: Arc<Client>,
+    /// With the lock's own options and label.
+    pub(crate) scope: Scope,
     name: Arc<str>,
-    pub(crate) options: LockOptions,
     reentrant: bool,
     keep_for: Duration,
     grace: Duration,
@@ -60,10 +60,10 @@ impl UnwindSafe for Lock {}
 impl RefUnwindSafe for Lock {}
 
 impl Lock {
-    pub(crate) fn new(client: Arc<Client>, name: &str) -> Self {
-        let (options, name, owner) = (client.options.lock, name.into(), Owner::task());
+    pub(crate) fn new(scope: Scope, name: &str) -> Self {
+        let (name, owner) = (name.into(), Owner::task());
         let (keep_for, grace) = (Duration::ZERO, Duration::ZERO);
-        Self { client, name, options, reentrant: false, keep_for, grace, owner, on_wait: None }
+        Self { scope, name, reentrant: false, keep_for, grace, owner, on_wait: None }
     }
 
     /// The lock's name, without the prefix.
@@ -78,7 +78,7 @@ impl Lock {
     /// lost. It does not bound the job: the keeper renews. Where there is a
     /// [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = ttl;
+        self.scope.options.ttl = ttl;
         self
     }
 
@@ -86,7 +86,7 @@ impl Lock {
     /// with [`MaxHold`](crate::LossReason::MaxHold), and its holder has the rest of the TTL to stop. `None`, the
     /// default, is no bound.
     pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
-        self.options.max_hold = max_hold.into();
+        self.scope.options.max_hold = max_hold.into();
         self
     }
 
@@ -139,7 +139,7 @@ impl Lock {
     ///   lock that is released then is free until the delay is over.
     /// - It works on one server; over a quorum the acquire ends with [`Error::Config`].
     pub fn fair(mut self, fair: bool) -> Self {
-        self.options.fair = fair;
+        self.scope.options.fair = fair;
         self
     }
 
@@ -147,7 +147,7 @@ impl Lock {
     /// 24 hours, unless set here. See [`Builder::fence_memory`](crate::Builder::fence_memory) for what a shorter one
     /// gives up. The last acquire decides: give a name the same one everywhere.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
-        self.options.fence_memory = memory;
+        self.scope.options.fence_memory = memory;
         self
     }
 
@@ -217,6 +217,21 @@ impl Lock {
         self
     }
 
+    /// How others see this holder, 1 to 128 bytes without control characters; that of the builder, or of the
+    /// [scope](crate::Scope), unless set here.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lease = leases.lock("scheduler").label("10.0.0.7:8080").acquire().await?;
+    /// assert_eq!(leases.lock("scheduler").holder().await?.expect("it is held").label(), Some("10.0.0.7:8080"));
+    /// # lease.release().await?; Ok(()) }
+    /// ```
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.scope.label = Some(label.into().into());
+        self
+    }
+
     /// The owner of the acquires; [`Owner::task`] unless set.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = owner;
@@ -252,7 +267,7 @@ impl Lock {
     /// [`metrics`](crate::docs::metrics).
     #[cfg(feature = "metrics")]
     pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
-        self.options.metrics_group = crate::metrics::Group::named(name.as_ref());
+        self.scope.options.metrics_group = crate::metrics::Group::named(name.as_ref());
         self
     }
 
@@ -494,11 +509,11 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
-        self.client.ready().await?;
+        self.scope.client.ready().await?;
         let key = self.key()?;
-        let asking = self.client.quorum.holder(&key, self.client.options.command_timeout);
+        let asking = self.scope.client.quorum.holder(&key, self.scope.client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
-        Ok(holder.map(|holder| self.client.watchdog.recognize(&key, holder)))
+        Ok(holder.map(|holder| self.scope.client.watchdog.recognize(&key, holder)))
     }
 
     /// The waiters in the [fair](Self::fair) queue of the lock, the first in line first; at most ten thousand of them.
@@ -512,10 +527,10 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
-        self.client.ready().await?;
+        self.scope.client.ready().await?;
         let key = self.key()?;
-        let (member, limit) = (self.client.sole()?, self.client.options.command_timeout);
-        let asking = member.ask(self.client.quorum.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
+        let (member, limit) = (self.scope.client.sole()?, self.scope.client.options.command_timeout);
+        let asking = member.ask(self.scope.client.quorum.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
         let waiters: Waiters = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
         Ok(waiters.into_iter().map(|(token, waited)| Waiter { token, waited }).collect())
     }
@@ -532,22 +547,22 @@ impl Lock {
     ///
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.client.ready().await?;
+        self.scope.client.ready().await?;
         let key = self.key()?;
-        let releasing = self.client.quorum.force_release(&key, self.client.options.command_timeout);
+        let releasing = self.scope.client.quorum.force_release(&key, self.scope.client.options.command_timeout);
         let released = relayed!(Relay::of_answers(), releasing).map_err(Error::of)?;
-        self.client.freed(&key);
+        self.scope.client.freed(&key);
         Ok(released)
     }
 
     pub(crate) fn key(&self) -> Result<Key, Error> {
-        Key::new(&self.client.options.prefix, &self.name).map_err(Error::of_name)
+        self.scope.key(&self.name)
     }
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
-        let (client, began) = (self.client.clone(), self.client.now());
-        let acquiring = Acquiring::begins(self.options.metrics_group);
+        let (client, began) = (self.scope.client.clone(), self.scope.client.now());
+        let acquiring = Acquiring::begins(self.scope.options.metrics_group);
         let outcome = match self.wanted() {
             Ok(wanted) => {
                 let mut acquire = Acquire::new(client.clone(), wanted, patience);
@@ -561,13 +576,14 @@ impl Lock {
 
     /// Checks everything that can be refused without a request.
     fn wanted(self) -> Result<Wanted, Error> {
-        self.client.check_acquires()?;
-        self.options.check(!self.client.quorum.is_one(), self.client.quorum.restart_delay())?;
-        check_keep("keep_for", self.keep_for, Duration::ZERO, self.client.quorum.longest_keep())?;
-        check_grace(self.grace, self.options.ttl)?;
+        self.scope.client.check_acquires()?;
+        self.scope.check()?;
+        self.scope.options.check(!self.scope.client.quorum.is_one(), self.scope.client.quorum.restart_delay())?;
+        check_keep("keep_for", self.keep_for, Duration::ZERO, self.scope.client.quorum.longest_keep())?;
+        check_grace(self.grace, self.scope.options.ttl)?;
         let key = self.key()?;
-        let Self { options, owner, reentrant, keep_for, grace, on_wait, .. } = self;
-        Ok(Wanted { key, options, owner, reentrant, keep_for, grace, on_wait })
+        let Self { scope: Scope { options, label, .. }, owner, reentrant, keep_for, grace, on_wait, .. } = self;
+        Ok(Wanted { key, label, options, owner, reentrant, keep_for, grace, on_wait })
     }
 }
 
@@ -578,7 +594,7 @@ impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("name", &self.name)
-            .field("options", &self.options)
+            .field("options", &self.scope.options)
             .field("reentrant", &self.reentrant)
             .field("keep_for", &self.keep_for)
             .field("grace", &self.grace)

@@ -53,6 +53,26 @@ impl LockOptions {
     }
 }
 
+const LONGEST_LABEL: usize = 128;
+const LONGEST_PREFIX: usize = 256;
+
+pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
+    if prefix.len() > LONGEST_PREFIX {
+        let length = prefix.len();
+        return Err(Error::config(format!("prefix is {length} bytes long: {LONGEST_PREFIX} is the most")));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_label(label: &str) -> Result<(), Error> {
+    if label.is_empty() || label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
+        return Err(Error::config(format!(
+            "label is {label:?}: it must have 1 to {LONGEST_LABEL} bytes and no control characters"
+        )));
+    }
+    Ok(())
+}
+
 /// Shortest and longest TTL.
 const TTL: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 

@@ -1,25 +1,205 @@
 //! A server that keeps locks, as a program names it.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, future::Future, path::PathBuf, str::FromStr};
 
-use crate::{error::Error, node::NodeAddress};
+use crate::{
+    credentials::Credentials,
+    error::Error,
+    node::{
+        NodeAddress,
+        redis::{Address, Provider, Target},
+    },
+    tls::Tls,
+};
 
 /// One server that keeps locks: where it is, and who we are there. [`Leases::connect`](crate::Leases::connect) says
 /// which urls there are.
 ///
 /// A [`Builder`](crate::Builder) takes urls too. This type is for a program that checks its settings early: parsing
-/// finds what is wrong with a url, and connects to nothing.
+/// finds what is wrong with a url, and connects to nothing. And it has what a url has no room for:
 ///
 /// ```
 /// # use leasehold::{Leases, Server};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// let server: Server = "redis://worker:secret@127.0.0.1:6379/1".parse()?;
-/// assert_eq!(server.to_string(), "127.0.0.1:6379"); // the password is never shown
-/// let leases = Leases::builder().server(server).build_lazy()?;
+/// let server: Server = "redis://worker@127.0.0.1:6379/1".parse()?;
+/// let server = server.password("p@ss/word"); // as it is, and never shown
+/// let same = Server::at("127.0.0.1", 6379).user("worker").password("p@ss/word").database(1);
+/// assert_eq!(server.to_string(), "127.0.0.1:6379");
+/// let leases = Leases::builder().server(same).build_lazy()?;
 /// # Ok(()) }
 /// ```
+///
+/// What both the url and a setter say is an [`Error::Config`] of the builder. So is a setter that says what cannot be.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Server(pub(crate) NodeAddress);
+#[must_use = "it is given to a `Builder`"]
+pub struct Server {
+    place: Result<NodeAddress, Error>,
+    user: Option<String>,
+    secret: Option<Secret>,
+    database: Option<u8>,
+    tls: Option<Tls>,
+    /// Whether a url has said where it is, and so whether there is TLS.
+    by_url: bool,
+}
+
+/// How we show who we are.
+#[derive(Clone, PartialEq, Eq)]
+enum Secret {
+    Password(String),
+    File(PathBuf),
+    Provider(Provider),
+}
+
+impl Secret {
+    fn setting(&self) -> &'static str {
+        match self {
+            Self::Password(_) => "password",
+            Self::File(_) => "password_file",
+            Self::Provider(_) => "credentials",
+        }
+    }
+}
+
+impl Server {
+    /// The server on this host, a name or an address, and this port; without TLS, for the default user without a
+    /// password.
+    pub fn at(host: impl AsRef<str>, port: u16) -> Self {
+        Self::new(Target::at_host(host.as_ref(), port).map(NodeAddress::from), false)
+    }
+
+    fn new(place: Result<NodeAddress, Error>, by_url: bool) -> Self {
+        Self { place, user: None, secret: None, database: None, tls: None, by_url }
+    }
+
+    /// The user, with a [password](Self::password) or a [file](Self::password_file) of it. Default the server's own.
+    pub fn user(mut self, user: impl Into<String>) -> Self {
+        self.user = Some(user.into());
+        self
+    }
+
+    /// The password, as it is.
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.secret = Some(Secret::Password(password.into()));
+        self
+    }
+
+    /// A file with the password, which is read for each new connection. So a password that changes needs no restart:
+    /// connections that there are go on, and the next ones use the new one. The file has the password and nothing else;
+    /// one line end after it does not count.
+    ///
+    /// A file that cannot be read, or is empty, is an [`Error::Config`] at the first connection. Later the last password
+    /// is tried again, and the event `credentials` tells it.
+    pub fn password_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.secret = Some(Secret::File(file.into()));
+        self
+    }
+
+    /// Asks `provider` for user and password whenever there is a new connection, and again if the server does not take
+    /// them: for tokens of a cloud, or a vault. If they are [valid for](Credentials::valid_for) a while, it is asked
+    /// again in time, and connections that there are authenticate anew, so a job may outlast any number of tokens.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::{Credentials, Leases, Server};
+    /// # async fn token() -> Result<String, std::io::Error> { Ok("token".into()) }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// let server = Server::at("127.0.0.1", 6379).credentials(|| async {
+    ///     let token = token().await?;
+    ///     Ok::<_, std::io::Error>(Credentials::new("worker", token).valid_for(Duration::from_secs(900)))
+    /// });
+    /// let leases = Leases::builder().server(server).build_lazy()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// It runs on a thread of its own with a Tokio runtime, so it may block, and nothing waits for it that renews a
+    /// lease. Connections that are made at one moment share an answer. One that has none within a quarter of the
+    /// [`connect_timeout`](crate::Builder::connect_timeout) takes the last one; after all of that time the question is
+    /// given up, and the next one asked on another thread, of which there are at most four.
+    ///
+    /// - A provider that fails, hangs or panics, or gives an empty password: the event `credentials` tells it once. A
+    ///   first connection fails with [`Error::Unavailable`] after the connect time-out. Later ones use the last answer.
+    /// - What it gives is refused by the server: a first connection fails with [`Error::Refused`]. Later it is asked
+    ///   again and again, and calls fail with [`Error::Unavailable`]; an acquire waits.
+    ///
+    /// Its error's text is shown in errors and logs: it must have no secret in it.
+    pub fn credentials<F, Fut, E>(mut self, provider: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: fmt::Display,
+    {
+        let ask = move || {
+            let asking = provider();
+            async move { asking.await.map_err(|error| format!("their provider has failed: {error}")) }
+        };
+        self.secret = Some(Secret::Provider(Provider::new(ask)));
+        self
+    }
+
+    /// The number of the database. Default 0.
+    pub fn database(mut self, number: u8) -> Self {
+        self.database = Some(number);
+        self
+    }
+
+    /// Connects over TLS, and how. It needs the crate feature `tls-rustls` or `tls-native`. With a url it is for
+    /// `rediss://`, which says that there is TLS.
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// All of it, checked.
+    pub(crate) fn place(self) -> Result<NodeAddress, Error> {
+        let Self { place, user, secret, database, tls, by_url } = self;
+        let mut target = match place? {
+            NodeAddress::Redis(target) => *target,
+            memory if user.is_none() && secret.is_none() && database.is_none() && tls.is_none() => return Ok(memory),
+            NodeAddress::Memory(_) => {
+                return Err(Error::config("memory:// is in this process, and has no user, password, database or tls"));
+            }
+        };
+        let twice = |setting, what| {
+            Error::config(format!("{setting} is set, and the url has a {what} too: leave one of them out"))
+        };
+        if user.as_deref() == Some("") {
+            return Err(Error::config("user is empty: leave it out for the server's default user"));
+        }
+        if user.is_some() && target.user.is_some() {
+            return Err(twice("user", "user"));
+        }
+        if let (Some(secret), Some(_)) = (&secret, &target.password) {
+            return Err(twice(secret.setting(), "password"));
+        }
+        if database.is_some() && target.database.is_some() {
+            return Err(twice("database", "database"));
+        }
+        if let Some(wanted) = tls {
+            wanted.check().map_err(Error::config)?;
+            match &mut target.address {
+                Address::Tcp { tls, .. } if !by_url || *tls => *tls = true,
+                Address::Tcp { .. } => return Err(Error::config("tls is set, and the url has none: write rediss://")),
+                Address::Unix(_) => return Err(Error::config("tls is set, and a Unix socket has none: leave tls out")),
+            }
+            target.tls = wanted;
+        }
+        target.user = user.or(target.user);
+        target.database = database.or(target.database);
+        match secret {
+            None => {}
+            Some(Secret::Password(password)) if password.is_empty() => {
+                return Err(Error::config("password is empty: leave it out for a user that has none"));
+            }
+            Some(Secret::Password(password)) => target.password = Some(password),
+            Some(Secret::File(file)) => target.provider = Some(Provider::of_file(target.user.take(), file)),
+            Some(Secret::Provider(_)) if target.user.is_some() => {
+                return Err(Error::config("user is set, and credentials gives one too: leave user out"));
+            }
+            Some(Secret::Provider(provider)) => target.provider = Some(provider),
+        }
+        Ok(target.into())
+    }
+}
 
 /// # Errors
 ///
@@ -28,7 +208,7 @@ impl FromStr for Server {
     type Err = Error;
 
     fn from_str(url: &str) -> Result<Self, Error> {
-        NodeAddress::parse(url).map(Self)
+        NodeAddress::parse(url).map(|place| Self::new(Ok(place), true))
     }
 }
 
@@ -65,12 +245,15 @@ impl TryFrom<String> for Server {
 /// Where it is, without who we are there.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.address())
+        match &self.place {
+            Ok(place) => f.write_str(&place.address()),
+            Err(_) => f.write_str("nowhere"),
+        }
     }
 }
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Server").field(&self.0.address()).finish()
+        f.debug_tuple("Server").field(&self.to_string()).finish()
     }
 }

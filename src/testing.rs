@@ -135,10 +135,10 @@ impl Drop for Silence {
 ///
 /// A node is not in memory, or the name is none.
 pub fn take_over(lock: &Lock) -> Result<(), Error> {
-    lock.client.check_open()?;
+    lock.scope.client.check_open()?;
     let key = lock.key()?;
-    for gate in gates(&lock.client)? {
-        gate.take_over(&key, lock.options.ttl);
+    for gate in gates(&lock.scope.client)? {
+        gate.take_over(&key, lock.scope.options.ttl);
     }
     Ok(())
 }

@@ -3,9 +3,12 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
-use leasehold::{Leases, Lock, Owner};
+use leasehold::{Credentials, Leases, Lock, Owner};
 use support::{EventLog, HANGS, Server, eventually_async, within};
 use tracing::Level;
 
@@ -17,6 +20,33 @@ async fn expect(log: EventLog, start: &str, field: &str) {
 /// Whether a try of somebody else finds the lock busy.
 async fn other_try(lock: &Lock) -> bool {
     lock.clone().owner(Owner::anonymous()).try_acquire().await.unwrap().is_none()
+}
+
+/// A provider that fails for each new connection, and then gives again.
+async fn credentials_are_told_once(log: EventLog) {
+    static FAILS: AtomicBool = AtomicBool::new(false);
+    let server = Server::builder().arg("--requirepass", "sesame").start();
+    let place = leasehold::Server::at("127.0.0.1", server.port()).credentials(async || {
+        let fails = FAILS.load(Ordering::SeqCst);
+        if fails { Err("the vault is sealed") } else { Ok(Credentials::of_default_user("sesame")) }
+    });
+    let leases = Leases::builder().server(place).build().await.unwrap();
+    let lease = leases.lock("job").acquire().await.unwrap();
+    let mut wire = server.wire();
+    wire.must(&["AUTH", "sesame"]);
+    let mut end_all = || drop(wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]));
+    FAILS.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        end_all();
+        within(HANGS, "a renewal on a new connection", async { while lease.renew().await.is_err() {} }).await;
+    }
+    expect(log, "WARN credentials", "their provider has failed: the vault is sealed").await;
+    FAILS.store(false, Ordering::SeqCst);
+    end_all();
+    expect(log, "INFO credentials", "there are credentials again").await;
+    let told = |start: &str| log.lines().iter().filter(|line| line.starts_with(start)).count();
+    assert_eq!((told("WARN credentials"), told("INFO credentials")), (1, 1));
+    assert!(!log.lines().join("\n").contains("sesame"));
 }
 
 /// The keeper has a thread of its own, so the subscriber must be the process's: one test tells the whole story.
@@ -77,6 +107,8 @@ async fn events_have_stable_names_and_never_show_the_token() {
     server.wire().del("job");
     within(HANGS, "the loss", lease.lost()).await;
     expect(log, "WARN lost", "reason=Deleted").await;
+
+    credentials_are_told_once(log).await;
 
     let lines = log.lines().join("\n");
     for token in [token, second] {

@@ -2,7 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
-use leasehold::{Builder, Keeper, Leases};
+use leasehold::{Builder, Keeper, Leases, Server, Tls};
 
 use crate::{
     exit::{Ended, Exit},
@@ -78,6 +78,42 @@ impl Servers {
                 builder.ttl(USUAL_TTL.min(delay.saturating_sub(SECOND)).max(SHORTEST_TTL)).restart_delay(delay)
             }
         };
-        if self.quorum.is_empty() { builder.url(self.url()) } else { builder.quorum(&self.quorum) }
+        // What is wrong with a url is the builder's to say.
+        if self.quorum.is_empty() {
+            self.server(self.url()).map_or_else(|_| builder.clone().url(self.url()), |one| builder.clone().server(one))
+        } else {
+            let all: Result<Vec<_>, _> = self.quorum.iter().map(|url| self.server(url)).collect();
+            all.map_or_else(|_| builder.clone().quorum(&self.quorum), |all| builder.clone().quorum(all))
+        }
+    }
+
+    /// The server of this url, and what the options say of each.
+    fn server(&self, url: &str) -> Result<Server, leasehold::Error> {
+        let mut server: Server = url.parse()?;
+        if let Some(file) = &self.password_file {
+            server = server.password_file(file);
+        }
+        if let Some(tls) = self.tls() {
+            server = server.tls(tls);
+        }
+        Ok(server)
+    }
+
+    fn tls(&self) -> Option<Tls> {
+        let client = self.cert.as_ref().zip(self.key.as_ref());
+        if self.cacert.is_none() && client.is_none() && self.sni.is_none() {
+            return None;
+        }
+        let mut tls = Tls::new();
+        if let Some(file) = &self.cacert {
+            tls = tls.ca_file(file);
+        }
+        if let Some((certificate, key)) = client {
+            tls = tls.client_cert_files(certificate, key);
+        }
+        if let Some(name) = &self.sni {
+            tls = tls.server_name(name);
+        }
+        Some(tls)
     }
 }

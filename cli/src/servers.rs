@@ -33,6 +33,21 @@ pub(crate) struct Servers {
         hide_env_values = true
     )]
     pub(crate) quorum: Vec<String>,
+    /// Read the password from this file, for each connection anew.
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_PASSWORD_FILE", hide_env_values = true)]
+    pub(crate) password_file: Option<PathBuf>,
+    /// Trust the certificate authorities in this PEM file, and no others (rediss://).
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CACERT", hide_env_values = true)]
+    pub(crate) cacert: Option<PathBuf>,
+    /// Client certificate in a PEM file (rediss://).
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CERT", hide_env_values = true, requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Its private key in a PEM file.
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_KEY", hide_env_values = true, requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+    /// Name that the server's certificate has [default: the host].
+    #[arg(long, value_name = "NAME", env = "LEASEHOLD_SNI", hide_env_values = true)]
+    pub(crate) sni: Option<String>,
     /// Prefix of all lock names.
     #[arg(long, default_value = "", hide_default_value = true, env = "LEASEHOLD_PREFIX", hide_env_values = true)]
     pub(crate) prefix: String,

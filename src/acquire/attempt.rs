@@ -80,7 +80,7 @@ impl Acquire {
     /// is what it has seen instead of a lease.
     async fn attempt(&self, route: Route, limit: Duration) -> Result<(Arc<Hold>, Signal), Check> {
         let client = &self.client;
-        let (claim, sent) = (self.claim(random::token(&client.options.label)), client.now());
+        let (claim, sent) = (self.claim(self.token()), client.now());
         let request = AcquireRequest { claim, voting: client.quorum.voting(sent) };
         let limit = client.quorum.limit(limit, self.wanted.options.ttl);
         let mut round = Round {

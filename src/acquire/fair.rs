@@ -20,7 +20,6 @@ use super::{Acquire, attempt::Checked};
 use crate::{
     held::Hold,
     quorum::{Asked, Member, UndoTask},
-    random,
     status::Signal,
     wait::FairWaiter,
 };
@@ -45,7 +44,7 @@ pub(super) struct Standing<'a> {
 impl<'a> Standing<'a> {
     pub(super) fn new(acquire: &'a Acquire, member: &'a Arc<Member>) -> Self {
         let client = &acquire.client;
-        let token = random::token(&client.options.label);
+        let token = acquire.token();
         // Before the first poll: a notification may come before its answer.
         let waiter = client.fair_waiters.listen(&acquire.wanted.key, &token);
         Self {

@@ -47,6 +47,8 @@ impl Patience {
 /// The lock to acquire and all that its lease is to have, checked before any I/O.
 pub(crate) struct Wanted {
     pub(crate) key: Key,
+    /// The builder's, if there is none.
+    pub(crate) label: Option<Arc<str>>,
     pub(crate) options: LockOptions,
     pub(crate) owner: Owner,
     pub(crate) reentrant: bool,
@@ -124,6 +126,11 @@ impl Acquire {
                 }
             }
         }
+    }
+
+    /// A token of its own, which carries the holder's label.
+    fn token(&self) -> Token {
+        random::token(self.wanted.label.as_ref().unwrap_or(&self.client.options.label))
     }
 
     fn is_one_try(&self) -> bool {

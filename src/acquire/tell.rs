@@ -5,7 +5,7 @@ use std::fmt;
 use leasehold_protocol::{check::Check, holder::Holder, rounded::Rounded, troubles::causes};
 
 use super::Acquire;
-use crate::{held::Hold, lease::Lease};
+use crate::{foreign::LeaseSpan, held::Hold, lease::Lease};
 
 /// The holder that was last told about.
 #[derive(Debug, Default)]
@@ -17,9 +17,13 @@ impl ToldHolder {
     }
 }
 
-/// Tells the log of a lease that was won.
+/// Tells the log of a lease that was won, and begins its span: here, where a panic of the subscriber drops the lease.
 pub(super) fn tell_acquired(lease: &Lease) {
     let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
+    let span = tracing::info_span!(target: "leasehold", "lease", lock, label, fence, outcome = tracing::field::Empty);
+    if let Some(span) = LeaseSpan::new(span) {
+        lease.belongs_to(span);
+    }
     tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence, "acquired");
 }
 

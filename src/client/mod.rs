@@ -41,8 +41,8 @@ use self::{late_replies::LateReplies, own_releases::OwnReleases};
 pub(crate) struct Options {
     /// Those of a lock that sets none of its own.
     pub(crate) lock: LockOptions,
-    pub(crate) prefix: String,
-    pub(crate) label: String,
+    pub(crate) prefix: Arc<str>,
+    pub(crate) label: Arc<str>,
     pub(crate) command_timeout: Duration,
     /// How long a fair waiter has to take what was granted to it.
     pub(crate) grant_timeout: Duration,

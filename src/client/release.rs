@@ -84,6 +84,9 @@ impl Client {
                     "the release is not confirmed: the key expires within its TTL"
                 );
             }
+            if let Some(span) = hold.span() {
+                span.ends("unconfirmed");
+            }
             // The lock may be free all the same; and the server does not notify of a delete on our own connection.
             self.released(&hold.claim.key, &mode);
             return Ok(Released::unconfirmed(&failure, matches!(mode, ReleaseMode::Retain(..))));
@@ -94,6 +97,9 @@ impl Client {
         let was_ours = matches!(end, ReleaseEnd::Released);
         let text = if was_ours { "released" } else { "not released: the lease had ended before" };
         tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours, "{text}");
+        if let Some(span) = hold.span() {
+            span.ends(if was_ours { "released" } else { "lost" });
+        }
         self.released(&hold.claim.key, &mode);
         match end {
             ReleaseEnd::Lost(reason) => {

@@ -12,7 +12,7 @@ use tracing::{
     level_filters::{LevelFilter, STATIC_MAX_LEVEL},
 };
 
-use super::{on_keeper, teller};
+use super::{LeaseSpan, on_keeper, teller};
 use crate::{lost::Lost, sync::catching_panics};
 
 const TARGET: &str = "leasehold";
@@ -98,6 +98,13 @@ pub(crate) enum Event {
     Connection {
         error: String,
     },
+    NoCredentials {
+        node: String,
+        reason: String,
+    },
+    CredentialsAgain {
+        node: String,
+    },
     Undone {
         lock: String,
         label: String,
@@ -137,15 +144,25 @@ pub(crate) enum Event {
 
 /// Tells an event: at once, or, on the keeper's thread, through the queue.
 pub(crate) fn tell(event: Event) {
+    tell_in(None, event);
+}
+
+/// The same in the span of a lease.
+pub(crate) fn tell_in(span: Option<&LeaseSpan>, event: Event) {
     if is_wanted(event.level()) {
-        if on_keeper() { teller::queue(event) } else { event.emit() }
+        if on_keeper() { teller::queue(event, span.cloned()) } else { event.emit(span) }
     }
 }
 
 /// The same for an event of level DEBUG, which is made only if somebody wants it.
 pub(crate) fn tell_debug(event: impl FnOnce() -> Event) {
+    tell_debug_in(None, event);
+}
+
+/// The same in the span of a lease.
+pub(crate) fn tell_debug_in(span: Option<&LeaseSpan>, event: impl FnOnce() -> Event) {
     if is_wanted(Level::DEBUG) {
-        tell(event());
+        tell_in(span, event());
     }
 }
 
@@ -158,7 +175,10 @@ fn is_wanted(level: Level) -> bool {
 impl Event {
     fn level(&self) -> Level {
         match self {
-            Self::Recovered { .. } | Self::NodeAnswers { .. } | Self::UndosGoOn { .. } => Level::INFO,
+            Self::Recovered { .. }
+            | Self::NodeAnswers { .. }
+            | Self::CredentialsAgain { .. }
+            | Self::UndosGoOn { .. } => Level::INFO,
             Self::Renewal { .. }
             | Self::RenewalFailed { .. }
             | Self::Repair { .. }
@@ -178,6 +198,7 @@ impl Event {
             | Self::SameServer { .. }
             | Self::ClocksDiffer { .. }
             | Self::NotificationsRefused { .. }
+            | Self::NoCredentials { .. }
             | Self::UndoLeft { .. }
             | Self::UndosFull { .. }
             | Self::EventsDropped { .. } => Level::WARN,
@@ -185,8 +206,11 @@ impl Event {
     }
 
     /// Runs foreign code.
-    pub(super) fn emit(&self) {
-        let _told = catching_panics(|| self.emit_to_subscriber());
+    pub(super) fn emit(&self, span: Option<&LeaseSpan>) {
+        let _told = catching_panics(|| match span {
+            Some(span) => span.enter(|| self.emit_to_subscriber()),
+            None => self.emit_to_subscriber(),
+        });
     }
 
     #[allow(clippy::too_many_lines, reason = "a list")]
@@ -267,6 +291,15 @@ impl Event {
             }
             Self::Connection { error } => {
                 tracing::debug!(name: "connection", target: TARGET, error, "the connection is lost, or cannot be made");
+            }
+            Self::NoCredentials { node, reason } => {
+                tracing::warn!(
+                    name: "credentials", target: TARGET, node, reason,
+                    "no credentials: connections that there are go on, and a new one takes the last ones"
+                );
+            }
+            Self::CredentialsAgain { node } => {
+                tracing::info!(name: "credentials", target: TARGET, node, "there are credentials again");
             }
             Self::Undone { lock, label, was_ours } => {
                 tracing::debug!(name: "undo", target: TARGET, lock, label, was_ours, "taken back: nothing is left of it");

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, io, sync::OnceLock, thread, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Event, relay};
+use super::{Event, LeaseSpan, relay};
 use crate::sync::catching_panics;
 
 /// The most items that wait to be told. An event takes some 150 bytes and its texts: at most a name of a KiB, a label,
@@ -14,7 +14,7 @@ const MOST: usize = 1024;
 
 /// An event, or a value for a histogram.
 enum Item {
-    Event(Event),
+    Event(Event, Option<LeaseSpan>),
     Sample { group: u8, name: &'static str, value: f64 },
 }
 
@@ -65,8 +65,8 @@ pub(super) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
 }
 
 /// Queues an event; or counts it, if too many wait. Takes a lock that nobody keeps, and does not wait.
-pub(super) fn queue(event: Event) {
-    put(Item::Event(event));
+pub(super) fn queue(event: Event, span: Option<LeaseSpan>) {
+    put(Item::Event(event, span));
 }
 
 /// Queues a value for a histogram; or counts it, if too many items wait.
@@ -97,7 +97,7 @@ impl EventQueue {
             return;
         }
         match item {
-            Item::Event(_) => self.dropped.events += 1,
+            Item::Event(..) => self.dropped.events += 1,
             Item::Sample { .. } => self.dropped.samples += 1,
         }
     }
@@ -130,12 +130,12 @@ impl Teller {
                     numbers.tell();
                 }
                 match item {
-                    Some(Item::Event(event)) => event.emit(),
+                    Some(Item::Event(event, span)) => event.emit(span.as_ref()),
                     Some(Item::Sample { group, name, value }) => numbers.sample(group, name, value),
                     None => {}
                 }
                 if let Some(Dropped { events, samples }) = dropped {
-                    Event::EventsDropped { events, samples }.emit();
+                    Event::EventsDropped { events, samples }.emit(None);
                 }
             });
         }
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_full_queue_counts_what_it_drops_and_tells_it_when_it_is_empty() {
         let mut queue = EventQueue::default();
-        let event = || Item::Event(Event::Reconnect { lock: "job".into() });
+        let event = || Item::Event(Event::Reconnect { lock: "job".into() }, None);
         for _ in 0..MOST {
             queue.put(event());
         }
@@ -168,7 +168,7 @@ mod tests {
     fn a_subscriber_that_is_always_too_slow_hears_of_it_too() {
         let mut queue = EventQueue::default();
         for _ in 0..2 * MOST {
-            queue.put(Item::Event(Event::Reconnect { lock: "job".into() }));
+            queue.put(Item::Event(Event::Reconnect { lock: "job".into() }, None));
         }
         assert!(matches!(queue.dropped(), Some(Dropped { events, .. }) if events == MOST as u64));
     }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::loss::LossReason;
+use leasehold_protocol::loss::{self, LossReason};
 
 use crate::{
-    foreign::{self, Event},
+    foreign::{self, Event, LeaseSpan},
     metrics::StageChange,
     status::Signal,
 };
@@ -17,6 +17,7 @@ pub(crate) struct PhaseChange {
     pub(super) stage: StageChange,
     pub(super) end: Option<(LossReason, Duration)>,
     pub(super) event: Event,
+    pub(super) span: Option<LeaseSpan>,
 }
 
 impl PhaseChange {
@@ -29,10 +30,16 @@ impl PhaseChange {
         for lease in &self.leases {
             lease.cancel();
         }
+        let span = self.span.as_ref();
         match self.end {
-            Some((reason, held_for)) => self.stage.tell_end(reason, held_for),
+            Some((reason, held_for)) => {
+                self.stage.tell_end(reason, held_for);
+                if let (Some(span), Some(lost)) = (span, loss::label(reason)) {
+                    span.ends(lost);
+                }
+            }
             None => self.stage.tell(),
         }
-        foreign::tell(self.event);
+        foreign::tell_in(span, self.event);
     }
 }

@@ -15,14 +15,14 @@ use leasehold_protocol::{
 
 use crate::{
     clock::wall,
-    foreign::Event,
+    foreign::{Event, LeaseSpan},
     lost::Lost,
     metrics::{Group, Holding},
     owner::OwnerId,
     random,
     status::{Board, HasBoard, Signal, Status},
     sync::{
-        Mutex,
+        Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -57,6 +57,8 @@ pub(crate) struct Hold {
     first: Board,
     pub(crate) measured: Holding,
     pub(crate) noted: Noted,
+    /// In the trace of whoever acquired it, once it is known that somebody wants it.
+    span: OnceLock<LeaseSpan>,
 }
 
 struct State {
@@ -115,9 +117,19 @@ impl Hold {
             first: Board::new(),
             measured,
             noted: Noted::default(),
+            span: OnceLock::new(),
         };
         let hold = Arc::new(hold);
         (hold.clone(), Signal::First(hold))
+    }
+
+    /// What happens to it belongs to this span from now on.
+    pub(crate) fn belongs_to(&self, span: LeaseSpan) {
+        let _first_stays = self.span.set(span);
+    }
+
+    pub(crate) fn span(&self) -> Option<&LeaseSpan> {
+        self.span.get()
     }
 
     /// Keeps the key for at least so long from now on, or until the time that was asked for before.
@@ -248,9 +260,9 @@ impl Hold {
         }
         let leases = self.signals(&state);
         drop(state);
-        let event = self.event(phase, end.as_ref());
+        let (event, span) = (self.event(phase, end.as_ref()), self.span().cloned());
         let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
-        Reaction { actions, news: Some(PhaseChange { leases, stage, end, event }) }
+        Reaction { actions, news: Some(PhaseChange { leases, stage, end, event, span }) }
     }
 
     fn event(&self, phase: Phase, end: Option<&Lost>) -> Event {

@@ -18,7 +18,7 @@ use crate::{
     keeper::{Host, Keeper},
     metrics,
     node::{NodeAddress, redis::Limits},
-    options::LockOptions,
+    options::{LockOptions, check_label, check_prefix},
     quorum::{self, ConnectConfig, Quorum},
     server::Server,
 };
@@ -29,8 +29,6 @@ const DEFAULT_GRANT: Duration = Duration::from_secs(1);
 /// As long as the default TTL, and the second that a server's uptime may be wrong by.
 const DEFAULT_RESTART_DELAY: Duration = Duration::from_secs(31);
 const LONGEST_RESTART_DELAY: Duration = Duration::from_secs(24 * 60 * 60 + 1);
-const LONGEST_LABEL: usize = 128;
-const LONGEST_PREFIX: usize = 256;
 
 /// Settings of a [`Leases`]. [`build`](Self::build) checks them all.
 ///
@@ -68,8 +66,8 @@ impl Builder {
     pub(super) fn new() -> Self {
         let options = Options {
             lock: LockOptions::default(),
-            prefix: String::new(),
-            label: default_label(),
+            prefix: "".into(),
+            label: default_label().into(),
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
             grant_timeout: DEFAULT_GRANT,
         };
@@ -152,13 +150,16 @@ impl Builder {
 
     /// The prefix of all names, at most 256 bytes. Default none.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.options.prefix = prefix.into();
+        self.options.prefix = prefix.into().into();
         self
     }
 
-    /// How others see us while we hold a lock, 1 to 128 bytes without control characters. Default `host:pid`.
+    /// How others see us while we hold a lock, 1 to 128 bytes without control characters, unless the
+    /// [lock](crate::Lock::label) or its [scope](crate::Scope) says otherwise. Default `host:pid`.
+    ///
+    /// Connections are named after it, `leasehold:label:role`, in the server's `CLIENT LIST`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.options.label = label.into();
+        self.options.label = label.into().into();
         self
     }
 
@@ -271,7 +272,8 @@ impl Builder {
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let votes = quorum::votes(places.len(), restart_delay);
-        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone(), home: None, votes };
+        let label = options.label.clone();
+        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone(), label, home: None, votes };
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
         let to_connect = Some((places, config));
@@ -296,21 +298,14 @@ impl Builder {
         check_limit("connect_timeout", self.connect_timeout, least)?;
         check_limit("command_timeout", *command_timeout, least)?;
         check_limit("grant_timeout", *grant_timeout, Duration::from_millis(50))?;
-        if prefix.len() > LONGEST_PREFIX {
-            let length = prefix.len();
-            return Err(Error::config(format!("prefix is {length} bytes long: {LONGEST_PREFIX} is the most")));
-        }
-        if label.is_empty() || label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
-            return Err(Error::config(format!(
-                "label is {label:?}: it must have 1 to {LONGEST_LABEL} bytes and no control characters"
-            )));
-        }
+        check_prefix(prefix)?;
+        check_label(label)?;
         match (&self.server, &self.quorum) {
             (Some(_), Some(_)) => {
                 Err(Error::config("one server (url or server) and quorum are both set: choose one of them"))
             }
-            (Some(server), None) => Ok(vec![server.clone()?.0]),
-            (None, Some(servers)) => NodeAddress::of_quorum(servers.iter().cloned().map(|server| Ok(server?.0))),
+            (Some(server), None) => Ok(vec![server.clone()?.place()?]),
+            (None, Some(servers)) => NodeAddress::of_quorum(servers.iter().cloned().map(|server| server?.place())),
             (None, None) => {
                 Err(Error::config("url is not set: say where the locks are, as in `.url(\"redis://127.0.0.1:6379\")`"))
             }

@@ -11,14 +11,14 @@ const MOST_NODES: usize = 9;
 pub(crate) enum NodeAddress {
     /// In this process, under a name that may be empty.
     Memory(String),
-    Redis(Target),
+    Redis(Box<Target>),
 }
 
 impl NodeAddress {
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         match url.strip_prefix("memory://") {
             Some(name) => Ok(Self::Memory(name.into())),
-            None => Target::parse(url).map(Self::Redis),
+            None => Target::parse(url).map(Self::from),
         }
     }
 
@@ -67,5 +67,11 @@ impl NodeAddress {
             Self::Memory(name) => format!("memory://{name}"),
             Self::Redis(target) => target.to_string(),
         }
+    }
+}
+
+impl From<Target> for NodeAddress {
+    fn from(target: Target) -> Self {
+        Self::Redis(Box::new(target))
     }
 }

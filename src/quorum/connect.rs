@@ -24,7 +24,7 @@ use crate::{
     node::{
         Node, NodeAddress,
         memory::{self, Memory},
-        redis::{Limits, Redis},
+        redis::{Endpoint, Limits, Redis},
     },
 };
 
@@ -41,6 +41,8 @@ pub(crate) struct ConnectConfig {
     pub(crate) limits: Limits,
     pub(crate) host: Host,
     pub(crate) clock: Arc<dyn Clock>,
+    /// How our connections are called.
+    pub(crate) label: Arc<str>,
     /// Where the program's own connections live; without it there are none.
     pub(crate) home: Option<Handle>,
     /// Whether nodes are asked for votes.
@@ -61,14 +63,13 @@ impl ConnectConfig {
                 Box::pin(ready(Ok(memory::node(memory, &self.host))))
             }
             NodeAddress::Redis(target) => {
-                let connecting = Redis::connect(
-                    target.clone(),
-                    self.limits,
-                    self.host.clone(),
-                    self.clock.clone(),
-                    self.home.clone(),
-                    self.votes,
-                );
+                let endpoint = Endpoint {
+                    target: (**target).clone(),
+                    limits: self.limits,
+                    clock: self.clock.clone(),
+                    label: self.label.clone(),
+                };
+                let connecting = Redis::connect(endpoint, self.host.clone(), self.home.clone(), self.votes);
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }
         }

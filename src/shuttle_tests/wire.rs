@@ -32,6 +32,7 @@ use crate::{
     node::{Answer, Node, NodeListener, memory::Memory},
     options::LockOptions,
     quorum::Quorum,
+    scope::Scope,
 };
 
 /// The kinds of request for a token.
@@ -241,7 +242,7 @@ impl Scene {
         let (host, stop) = Host::start(Keeper::Thread, &clock).unwrap();
         let options = Options {
             lock: LockOptions { ttl: TTL, ..LockOptions::default() },
-            prefix: String::new(),
+            prefix: "".into(),
             label: "host:7".into(),
             command_timeout: Duration::from_secs(1),
             grant_timeout: Duration::from_millis(900),
@@ -252,7 +253,7 @@ impl Scene {
     }
 
     pub(super) fn lock(&self) -> Lock {
-        Lock::new(self.client.clone(), "job").owner(crate::Owner::anonymous())
+        Lock::new(Scope::new(self.client.clone()), "job").owner(crate::Owner::anonymous())
     }
 
     /// Lets time pass until nothing is under way any more; then nobody holds anything, and nobody waits.

@@ -55,6 +55,11 @@ impl<T> OnceLock<T> {
         self.0.get()
     }
 
+    pub(crate) fn set(&self, value: T) -> Result<(), T> {
+        step();
+        self.0.set(value)
+    }
+
     pub(crate) fn take(&mut self) -> Option<T> {
         self.0.take()
     }

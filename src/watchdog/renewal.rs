@@ -185,7 +185,7 @@ impl Watchdog {
         if sent.ask != Ask::Renew && matches!(answer, RenewalAnswer::Unclear | RenewalAnswer::Refused) {
             return left_over;
         }
-        foreign::tell_debug(|| Event::Renewal {
+        foreign::tell_debug_in(hold.span(), || Event::Renewal {
             lock: hold.claim.key.name().into(),
             label: hold.claim.token.label().into(),
             node: self.quorum.member(sent.node).map(|member| member.address().into()),
@@ -206,7 +206,7 @@ impl Watchdog {
         let (claim, restart_delay) = (hold.claim.clone(), self.quorum.restart_delay());
         let repair = Request::Repair { claim, fence: hold.fence, restart_delay };
         let repaired = member.ask(Route::Keeper, repair, limit).await;
-        foreign::tell_debug(|| Event::Repair {
+        foreign::tell_debug_in(hold.span(), || Event::Repair {
             lock: hold.claim.key.name().into(),
             label: hold.claim.token.label().into(),
             node: member.address().into(),
@@ -232,7 +232,7 @@ fn without_refused(node: usize, batch: &HoldBatch) -> Vec<HoldBatch> {
 }
 
 fn tell_failed(hold: &Hold, member: &Member, failure: &Failure) {
-    foreign::tell_debug(|| Event::RenewalFailed {
+    foreign::tell_debug_in(hold.span(), || Event::RenewalFailed {
         lock: hold.claim.key.name().into(),
         node: member.address().into(),
         failure: failure.clone(),

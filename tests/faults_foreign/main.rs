@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Keeper, Leases, LossReason, Owner, SystemClock, testing::Clock};
+use leasehold::{Credentials, Keeper, Leases, LossReason, Owner, SystemClock, testing::Clock};
 use scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, alone, poll_once, subscribe};
 use support::{
     Lag, Match, Nodes, Proxy, SIGNAL, Server, eventually_async,
@@ -33,6 +33,9 @@ const EVENTS: &str = include_str!("../../src/foreign/events.rs");
 
 /// Told in an acquire of a caller's own, and on no other thread.
 const OF_CALLERS: [&str; 1] = ["clocks"];
+
+/// Whether the provider of the scene with credentials has none.
+static PROVIDER_FAILS: AtomicBool = AtomicBool::new(false);
 
 async fn sprung(event: &str) {
     eventually_async(HANGS, &format!("the event {event}"), || TRAP.has_sprung(event)).await;
@@ -88,6 +91,14 @@ async fn cause(event: &str, scene: &Scene) {
             sprung(event).await;
             all[2].cont();
         }
+        "credentials" => {
+            PROVIDER_FAILS.store(true, Ordering::SeqCst);
+            while !TRAP.has_sprung(event) {
+                all[0].wire().must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            PROVIDER_FAILS.store(false, Ordering::SeqCst);
+        }
         // The third is the first once more.
         "same_server" => {
             let proxy = scene.proxy.as_ref().unwrap();
@@ -127,6 +138,17 @@ async fn scene(event: &str, keeper: Keeper) -> Scene {
             let server = Server::start();
             server.wire().must(&["CONFIG", "SET", "tracking-table-max-keys", "4"]);
             Scene::on(Servers::One(server), keeper).await
+        }
+        "credentials" => {
+            const PASSWORD: &str = "sesame";
+            PROVIDER_FAILS.store(false, Ordering::SeqCst);
+            let server = Server::start();
+            server.wire().must(&["ACL", "SETUSER", "worker", "on", &format!(">{PASSWORD}"), "~*", "&*", "+@all"]);
+            let place = leasehold::Server::at("127.0.0.1", server.port()).credentials(async || {
+                let fails = PROVIDER_FAILS.load(Ordering::SeqCst);
+                if fails { Err("it is meant to") } else { Ok(Credentials::new("worker", PASSWORD)) }
+            });
+            Scene::with(Servers::One(server), None, Leases::builder().server(place), keeper).await
         }
         "same_server" => {
             let nodes = Nodes::seasoned(3);
@@ -178,6 +200,7 @@ events! {
     crowded: f91_the_subscriber_blocks_at_crowded, f91_the_subscriber_panics_at_crowded;
     undo: f91_the_subscriber_blocks_at_undo, f91_the_subscriber_panics_at_undo;
     notifications: f91_the_subscriber_blocks_at_notifications, f91_the_subscriber_panics_at_notifications;
+    credentials: f91_the_subscriber_blocks_at_credentials, f91_the_subscriber_panics_at_credentials;
     connection: f91_the_subscriber_blocks_at_connection, f91_the_subscriber_panics_at_connection;
     repair: f91_the_subscriber_blocks_at_repair, f91_the_subscriber_panics_at_repair;
     node: f91_the_subscriber_blocks_at_node, f91_the_subscriber_panics_at_node;

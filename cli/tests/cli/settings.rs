@@ -30,7 +30,20 @@ impl Scene {
 
     fn tool(&self, configuration: &str, args: &[&str]) -> Command {
         let mut command = Command::new(LEASEHOLD);
-        for variable in ["URL", "URL_FILE", "QUORUM", "PREFIX", "CONNECT_TIMEOUT", "RESTART_DELAY", "TTL"] {
+        for variable in [
+            "URL",
+            "URL_FILE",
+            "QUORUM",
+            "PASSWORD_FILE",
+            "CACERT",
+            "CERT",
+            "KEY",
+            "SNI",
+            "PREFIX",
+            "CONNECT_TIMEOUT",
+            "RESTART_DELAY",
+            "TTL",
+        ] {
             command.env_remove(format!("LEASEHOLD_{variable}"));
         }
         command.env_remove("REDIS_URL").args(args);
@@ -118,7 +131,7 @@ fn a_wrong_configuration_is_refused_by_file_and_line() {
     }
     // The URL alone, with a password that ends as base64 does.
     let output = scene.tool("redis://:c2VjcmV0=@a\n", &show).output().unwrap();
-    ends_with(&output, 64, &["line 1: this is no setting: the settings are connect-timeout"]);
+    ends_with(&output, 64, &["line 1: this is no setting: the settings are cacert, cert, connect-timeout"]);
     assert!(!said(&output).contains("c2VjcmV0"), "{}", said(&output));
     let absent = scene.tool("", &["ls", "--config", "/no/such/file"]).output().unwrap();
     ends_with(&absent, 64, &["cannot read /no/such/file"]);

@@ -123,7 +123,7 @@ fn the_keeper_tells_no_event_from_elsewhere() {
 fn what_other_crates_tell_on_the_keepers_thread_comes_to_no_subscriber() {
     let last = Last::default();
     let heard = last.clone();
-    let tell = || Event::Reconnect { lock: "job".into() }.emit();
+    let tell = || Event::Reconnect { lock: "job".into() }.emit(None);
     let keeper = std::thread::Builder::new().spawn(move || {
         tracing::subscriber::with_default(last, || {
             tell();
@@ -141,7 +141,7 @@ fn an_event_has_a_text_and_the_level_by_which_it_is_wanted() {
     let last = Last::default();
     tracing::subscriber::with_default(last.clone(), || {
         for event in all() {
-            event.emit();
+            event.emit(None);
             let (level, text) = last.0.lock().unwrap().take().unwrap();
             assert_eq!(level, event.level(), "{event:?}");
             assert!(!text.is_empty() && text.len() < 200, "{event:?}: {text:?}");

@@ -14,11 +14,10 @@ use leasehold_protocol::{
 use tokio::runtime::Handle;
 
 use self::server::Connections;
-pub(crate) use self::transport::{Limits, Target};
+pub(crate) use self::transport::{Address, Endpoint, Limits, Provider, Target};
 use super::{Answer, Node, NodeListener};
 use crate::{
     capabilities::Capabilities,
-    clock::Clock,
     error::{Error, keeper_ended},
     keeper::Host,
 };
@@ -42,15 +41,13 @@ impl Redis {
     ///
     /// Boxed, so that the transport is compiled into this crate once, and not again into every program that connects.
     pub(crate) fn connect(
-        target: Target,
-        limits: Limits,
+        endpoint: Endpoint,
         host: Host,
-        clock: Arc<dyn Clock>,
         home: Option<Handle>,
         votes: bool,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
         Box::pin(async move {
-            let server = Connections::connect(target, limits, host, clock, home, votes).await?;
+            let server = Connections::connect(endpoint, host, home, votes).await?;
             Ok(Self(Arc::new(server)))
         })
     }

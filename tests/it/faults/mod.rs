@@ -2,6 +2,7 @@
 
 mod batched;
 mod clocks;
+mod credentials;
 mod floors;
 mod keys;
 mod lossy;

@@ -302,8 +302,17 @@ pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +
                         &__redis__:invalidate &leasehold:*";
 /// For fair locks.
 pub(crate) const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";
-/// Asked by the client library on connecting, and by a release whether there is a queue; both go on without an answer.
-pub(crate) const FOR_A_QUIET_LOG: &str = "+info +zcard";
+/// Asked by the client library on connecting, by a release whether there is a queue, and by each connection to have a
+/// name; all go on without an answer.
+pub(crate) const FOR_A_QUIET_LOG: &str = "+info +zcard +client|setname";
+/// The same but on Redis 7.0, which knows no such right, and needs none.
+pub(crate) const BUT_ON_7_0: &str = "+client|setinfo";
+
+fn for_a_quiet_log() -> String {
+    let version = Server::version();
+    let more = if version.at_least(7, 2) || !version.at_least(7, 0) { BUT_ON_7_0 } else { "" };
+    format!("{FOR_A_QUIET_LOG} {more}")
+}
 /// For a URL with a database number.
 pub(crate) const FOR_A_DATABASE: &str = "+select";
 
@@ -375,12 +384,16 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
         objects
     };
     let version = Server::version();
-    let client_id = if version.at_least(7, 0) { "client|id" } else { "client" };
-    let unanswered = [client_id, "info", "ping", "publish", "subscribe", "zcard"];
+    let of_client: &[&str] = match (version.at_least(7, 0), version.at_least(7, 2)) {
+        (false, _) => &["client"],
+        (true, false) => &["client|id", "client|setname"],
+        (true, true) => &["client|id", "client|setinfo", "client|setname"],
+    };
+    let unanswered = [of_client, &["info", "ping", "publish", "subscribe", "zcard"]].concat();
     assert_eq!(denied(&mut wire), unanswered, "what is asked and may stay unanswered");
 
     wire.must(&["ACL", "LOG", "RESET"]);
-    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
+    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {}", for_a_quiet_log()));
     within(HANGS, "everything", do_everything(&server)).await.unwrap();
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
 }
@@ -401,7 +414,7 @@ impl Mixed {
     async fn start(ttl: Duration) -> Self {
         let server = Server::start();
         let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
-        set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_A_QUIET_LOG}"));
+        set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {}", for_a_quiet_log()));
         let builder = builder(url_of("worker", SECRET, proxy.port())).prefix("app:").ttl(ttl);
         let leases = builder.keeper(Keeper::CurrentRuntime).build().await.unwrap();
         let (mut bad, mut good) = (Vec::new(), Vec::new());
@@ -495,7 +508,7 @@ async fn queue_up(server: &Server) -> Result<(), Error> {
 async fn f22_a_fair_lock_needs_its_own_rights_and_says_so() {
     let server = Server::start();
     let mut wire = server.wire();
-    let all = format!("{LEAST_ACL} {FOR_PUSH} {FOR_FAIR} {FOR_A_QUIET_LOG}");
+    let all = format!("{LEAST_ACL} {FOR_PUSH} {FOR_FAIR} {}", for_a_quiet_log());
     set_user(&mut wire, &all);
     within(HANGS, "the queue", queue_up(&server)).await.unwrap();
     let log = wire.must(&["ACL", "LOG"]);

@@ -105,6 +105,20 @@ impl Server {
         self.plan.file(tls::CA)
     }
 
+    /// A certificate for a client, and its key, from that authority.
+    #[must_use]
+    pub fn client_pem_paths(&self) -> [PathBuf; 2] {
+        self.tls_port();
+        tls::CLIENT.map(|name| self.plan.file(name))
+    }
+
+    /// The same, but it has expired.
+    #[must_use]
+    pub fn expired_pem_paths(&self) -> [PathBuf; 2] {
+        self.tls_port();
+        tls::EXPIRED.map(|name| self.plan.file(name))
+    }
+
     /// The url of a user whom this server may not notify, at its own port or at a proxy's.
     #[track_caller]
     pub fn url_without_push(&self, port: u16) -> String {
@@ -214,6 +228,7 @@ pub struct ServerBuilder {
     socket: bool,
     sentinel: bool,
     tls: bool,
+    tls_clients: bool,
 }
 
 impl ServerBuilder {
@@ -255,6 +270,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Whether the server asks clients on the port for TLS for a certificate from its own authority.
+    #[must_use]
+    pub fn tls_clients(mut self, yes: bool) -> Self {
+        self.tls_clients = yes;
+        self
+    }
+
     /// Makes the server go by a wall clock that the test can move; the shim has
     /// to live as long as the server.
     #[must_use]
@@ -282,6 +304,7 @@ impl ServerBuilder {
             sentinel: self.sentinel,
             port: 0,
             tls_port: None,
+            tls_clients: self.tls_clients,
         };
         if self.tls {
             tls::write_certificates(plan.directory.path());
@@ -329,6 +352,7 @@ struct Plan {
     sentinel: bool,
     port: u16,
     tls_port: Option<u16>,
+    tls_clients: bool,
 }
 
 impl Plan {
@@ -404,7 +428,7 @@ impl Plan {
             set("--tls-cert-file", &self.file(tls::CERTIFICATE));
             set("--tls-key-file", &self.file(tls::KEY));
             set("--tls-ca-cert-file", &self.file(tls::CA));
-            set("--tls-auth-clients", &"no");
+            set("--tls-auth-clients", &if self.tls_clients { "yes" } else { "no" });
         }
         args.extend(self.args.iter().map(OsString::from));
         args

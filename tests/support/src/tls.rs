@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
+use rcgen::{BasicConstraints, Certificate, CertificateParams, DnType, IsCa, KeyPair, date_time_ymd};
 
 /// File names inside the directory of a server.
 pub(crate) const CA: &str = "ca.pem";
@@ -11,15 +11,21 @@ pub(crate) const CERTIFICATE: &str = "server.pem";
 /// The server's private key.
 pub(crate) const KEY: &str = "server.key";
 
-/// Writes a new authority's certificate, and a certificate and key for
-/// `localhost` and 127.0.0.1, into `directory`.
+/// A client's certificate and key, as the server knows them.
+pub(crate) const CLIENT: [&str; 2] = ["client.pem", "client.key"];
+/// The same from the server's authority, which have expired.
+pub(crate) const EXPIRED: [&str; 2] = ["expired.pem", "expired.key"];
+
+/// Writes a new authority's certificate, and certificates and keys from it
+/// into `directory`: for `localhost` and 127.0.0.1, and for clients.
 pub(crate) fn write_certificates(directory: &Path) {
     // An authority apart from the server's certificate: verifiers refuse a
     // certificate that is an authority and the end of the chain at once.
     let ca_key = KeyPair::generate().expect("a key for the test authority");
     let mut ca = CertificateParams::new(Vec::new()).expect("parameters of the test authority");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    ca.distinguished_name.push(DnType::CommonName, "leasehold test authority");
+    // No two have one name.
+    ca.distinguished_name.push(DnType::CommonName, format!("authority of {}", directory.display()));
     let ca = ca.self_signed(&ca_key).expect("the test authority");
 
     let key = KeyPair::generate().expect("a key for the test server");
@@ -30,6 +36,24 @@ pub(crate) fn write_certificates(directory: &Path) {
         .expect("the test certificate");
 
     for (name, text) in [(CA, ca.pem()), (CERTIFICATE, certificate.pem()), (KEY, key.serialize_pem())] {
-        std::fs::write(directory.join(name), text).unwrap_or_else(|error| panic!("{name} cannot be written: {error}"));
+        write(directory, name, &text);
     }
+    write_client(directory, CLIENT, (&ca, &ca_key), false);
+    write_client(directory, EXPIRED, (&ca, &ca_key), true);
+}
+
+fn write_client(directory: &Path, names: [&str; 2], (ca, ca_key): (&Certificate, &KeyPair), has_expired: bool) {
+    let key = KeyPair::generate().expect("a key for a test client");
+    let mut certificate = CertificateParams::new(Vec::new()).expect("parameters of a client's certificate");
+    certificate.distinguished_name.push(DnType::CommonName, "leasehold test client");
+    if has_expired {
+        certificate.not_after = date_time_ymd(2001, 1, 1);
+    }
+    let certificate = certificate.signed_by(&key, ca, ca_key).expect("a client's certificate");
+    write(directory, names[0], &certificate.pem());
+    write(directory, names[1], &key.serialize_pem());
+}
+
+fn write(directory: &Path, name: &str, text: &str) {
+    std::fs::write(directory.join(name), text).unwrap_or_else(|error| panic!("{name} cannot be written: {error}"));
 }

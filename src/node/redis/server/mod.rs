@@ -9,9 +9,9 @@ use tokio::runtime::{Handle, Id};
 use self::{combining::Combining, witness::Witness};
 use super::{
     subscription::Subscription,
-    transport::{Connection, Limits, Side, Target, unreachable},
+    transport::{Connection, Endpoint, Side, unreachable},
 };
-use crate::{clock::Clock, error::Error, keeper::Host, metrics::NodeMetrics};
+use crate::{error::Error, keeper::Host, metrics::NodeMetrics};
 
 mod combining;
 mod pack;
@@ -36,16 +36,14 @@ pub(super) struct Connections {
 
 impl Connections {
     pub(super) async fn connect(
-        target: Target,
-        limits: Limits,
+        endpoint: Endpoint,
         host: Host,
-        clock: Arc<dyn Clock>,
         home: Option<Handle>,
         votes: bool,
     ) -> Result<Self, Error> {
         let transport = host.transport().await.map_err(|error| no_thread(&error))?;
         let here = home.filter(|runtime| runtime.id() != host.runtime().id());
-        let open = |runtime, place| open(runtime, place, target.clone(), limits, host.clone(), clock.clone());
+        let open = |runtime, place| open(runtime, place, endpoint.clone(), host.clone());
         let at_the_keeper = || open(host.runtime().clone(), Side::Keeper(host.clone()));
         let (home, keeper) = match here.clone() {
             Some(runtime) => {
@@ -62,12 +60,14 @@ impl Connections {
             (Some((_, home)), Some(runtime)) => (home, runtime),
             _ => (&keeper, host.runtime().clone()),
         };
-        let combining = (!votes).then(|| Combining::new(busiest.clone(), runtime, host.clone(), limits.command));
-        let subscription = Subscription::new(NodeMetrics::of(&target.to_string()));
-        let serving = subscription.clone().serve(target.clone(), limits, keeper.clone(), host.clone());
+        let limit = endpoint.limits.command;
+        let combining = (!votes).then(|| Combining::new(busiest.clone(), runtime, host.clone(), limit));
+        let address = endpoint.target.to_string();
+        let subscription = Subscription::new(NodeMetrics::of(&address));
+        let witness = Witness::new(endpoint.clock.clone());
+        let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone());
         host.spawn_until_stopped_on(&transport, serving);
-        let witness = Witness::new(clock);
-        Ok(Self { home, keeper, combining, subscription, witness, host, address: target.to_string() })
+        Ok(Self { home, keeper, combining, subscription, witness, host, address })
     }
 
     /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
@@ -98,25 +98,18 @@ fn no_thread(error: &io::Error) -> Error {
 
 /// Opens a connection that lives on `runtime`, in a task that only the end of the keeper cancels: a connection that comes
 /// too late is dropped, and so closed.
-async fn open(
-    runtime: Handle,
-    place: Side,
-    target: Target,
-    limits: Limits,
-    host: Host,
-    clock: Arc<dyn Clock>,
-) -> Result<Arc<Connection>, Error> {
+async fn open(runtime: Handle, place: Side, endpoint: Endpoint, host: Host) -> Result<Arc<Connection>, Error> {
     // The last try, or a name server's silence, may take longer.
-    let too_late = host.sleep(limits.connect);
+    let too_late = host.sleep(endpoint.limits.connect);
     let reason = Arc::new(Mutex::new("no answer".to_owned()));
     let opening = {
-        let (target, reason, host) = (target.clone(), reason.clone(), host.clone());
+        let (endpoint, reason, host) = (endpoint.clone(), reason.clone(), host.clone());
         runtime.spawn(async move {
             tokio::select! {
                 biased;
                 // Nobody wants the connection any more, and its timers end with the keeper.
                 () = host.stopped() => Err(Error::Closed),
-                opened = Connection::open(place, &target, limits, &clock, &reason) => opened,
+                opened = Connection::open(place, &endpoint, &reason) => opened,
             }
         })
     };
@@ -129,7 +122,7 @@ async fn open(
             )),
             Err(_ended) => Err(Error::unavailable("the runtime of the connection has ended")),
         },
-        () = too_late => Err(unreachable(&target, limits, &reason.lock())),
+        () = too_late => Err(unreachable(&endpoint, &reason.lock())),
     }
 }
 

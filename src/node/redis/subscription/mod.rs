@@ -37,7 +37,7 @@ use self::{
     own_invalidations::OwnInvalidations,
     session::{Session, ended},
 };
-use super::transport::{Connection, Limits, NewLinks, Target};
+use super::transport::{Connection, Endpoint, Limits, NewLinks};
 use crate::{
     capabilities,
     foreign::{self, Event},
@@ -180,11 +180,10 @@ impl Subscription {
     }
 
     /// One session after the other, for as long as the keeper lives.
-    pub(super) async fn serve(self: Arc<Self>, target: Target, limits: Limits, keeper: Arc<Connection>, host: Host) {
+    pub(super) async fn serve(self: Arc<Self>, endpoint: Endpoint, keeper: Arc<Connection>, host: Host) {
         let (closed, own_invalidations) =
-            (self.closed.clone(), OwnInvalidations::new(keeper.clone(), host, limits.command));
-        let _closed =
-            closed.run_until_cancelled(Box::pin(self.sessions(&target, limits, &keeper, &own_invalidations))).await;
+            (self.closed.clone(), OwnInvalidations::new(keeper.clone(), host, endpoint.limits.command));
+        let _closed = closed.run_until_cancelled(Box::pin(self.sessions(&endpoint, &keeper, &own_invalidations))).await;
         self.off();
     }
 
@@ -195,13 +194,8 @@ impl Subscription {
         self.notifies_waiters.swap(false, Ordering::AcqRel) || on
     }
 
-    async fn sessions(
-        &self,
-        target: &Target,
-        limits: Limits,
-        keeper: &Connection,
-        own_invalidations: &Arc<OwnInvalidations>,
-    ) {
+    async fn sessions(&self, endpoint: &Endpoint, keeper: &Connection, own_invalidations: &Arc<OwnInvalidations>) {
+        let limits = endpoint.limits;
         let mut links = keeper.links();
         let mut reconnect = Reconnect::new(RECONNECT);
         loop {
@@ -217,7 +211,7 @@ impl Subscription {
                 continue;
             }
             let link = links.last();
-            let end = match self.open(target, limits, &mut links).await {
+            let end = match self.open(endpoint, keeper, &mut links).await {
                 Ok(session) => {
                     reconnect.came_up(keeper.now());
                     let end = self.listen_to(session, keeper, own_invalidations, limits, &mut links).await;
@@ -260,8 +254,9 @@ impl Subscription {
 
     /// Opens a session. Once the keeper has a new link the server is there: then a step that hangs may have been lost,
     /// and is not waited for much longer.
-    async fn open(&self, target: &Target, limits: Limits, links: &mut NewLinks) -> Result<Session, End> {
-        let mut opening = pin!(Session::open(target, limits, &self.channel));
+    async fn open(&self, endpoint: &Endpoint, keeper: &Connection, links: &mut NewLinks) -> Result<Session, End> {
+        let limits = endpoint.limits;
+        let mut opening = pin!(Session::open(endpoint, keeper, &self.channel));
         let mut hangs = pin!(tokio::time::sleep(limits.connect * 2));
         loop {
             tokio::select! {

@@ -12,7 +12,7 @@ use super::End;
 use crate::node::redis::{
     info,
     transport::{
-        Connection, Limits, Target, is_left_out, is_refusal,
+        Connection, Endpoint, Limits, Role, connected, is_left_out, is_refusal,
         link::{self, ask},
         words,
     },
@@ -31,13 +31,17 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) async fn open(target: &Target, limits: Limits, channel: &str) -> Result<Self, End> {
-        let config = link::config(target).map_err(|error| End::Refused(error.to_string()))?;
-        let (receiving, settings) = (link::receiving(limits), link::settings(limits));
-        let client = Client::new(config, Some(receiving), Some(settings), None);
-        let (errors, messages) = (client.error_rx(), client.message_rx());
-        let router = link::connect(&client).await.map_err(|error| ended(&error))?;
-        let mut session = Self { client, id: Err(String::new()), router, errors, messages };
+    pub(super) async fn open(endpoint: &Endpoint, keeper: &Connection, channel: &str) -> Result<Self, End> {
+        let limits = endpoint.limits;
+        let connect = |config, _login| async move {
+            let (receiving, settings) = (link::receiving(limits), link::settings(limits));
+            let client = Client::new(config, Some(receiving), Some(settings), None);
+            let (errors, messages) = (client.error_rx(), client.message_rx());
+            let router = link::connect(&client).await?;
+            Ok(Self { client, id: Err(String::new()), router, errors, messages })
+        };
+        let mut session = connected(endpoint, connect).await.map_err(|error| ended(&error))?;
+        keeper.introduce(&session.client, Role::Notifications).await.map_err(|error| ended(&error))?;
         session.id = session.subscribe(limits).await?;
         session.client.subscribe(channel).await.map_err(|error| ended(&error))?;
         session.ping(limits).await?;

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use fred::{
+    clients::Client,
     error::{Error as FredError, ErrorKind as FredKind},
     types::Value,
 };
@@ -11,18 +12,15 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use super::{
+    endpoint::Endpoint,
     failure::{self, classify_of, is_no_primary, is_unsent, is_wrong_server, missing_right},
+    introduction::{Role, introduce},
     left_out::LeftOut,
-    link::{Limits, Link},
+    link::Link,
     links::{Links, NewLinks, SHORTEST_LIMIT},
     opening::{Opening, Side},
-    url::Target,
 };
-use crate::{
-    clock::{Clock, stood_still},
-    error::Error,
-    node::redis::script::Script,
-};
+use crate::{clock::stood_still, error::Error, node::redis::script::Script};
 
 /// How a script's answer came.
 #[derive(Debug, Clone, Copy)]
@@ -62,16 +60,10 @@ impl Connection {
         clippy::disallowed_methods,
         reason = "like fred's own tasks it belongs to this runtime and this connection"
     )]
-    pub(crate) async fn open(
-        place: Side,
-        target: &Target,
-        limits: Limits,
-        clock: &Arc<dyn Clock>,
-        last_reason: &Mutex<String>,
-    ) -> Result<Self, Error> {
-        let mut opening = Opening::new(place, target, limits, clock)?;
-        let (link, ending) = opening.first(target, last_reason).await?;
-        let links = Links::new(target.to_string().into(), limits, clock.clone(), link);
+    pub(crate) async fn open(place: Side, endpoint: &Endpoint, last_reason: &Mutex<String>) -> Result<Self, Error> {
+        let mut opening = Opening::new(place, endpoint.clone());
+        let (link, ending) = opening.first(last_reason).await?;
+        let links = Links::new(endpoint.clone(), link);
         let left_out = opening.left_out();
         let maintenance = tokio::task::spawn(links.clone().maintain(ending, opening)).abort_handle();
         Ok(Self { links, left_out, maintenance })
@@ -236,6 +228,11 @@ impl Connection {
         self.links.now()
     }
 
+    /// Says whose another connection to this server is.
+    pub(crate) async fn introduce(&self, other: &Client, role: Role) -> Result<(), FredError> {
+        introduce(other, &self.links.endpoint, role, &self.left_out).await
+    }
+
     /// It takes no more requests now.
     pub(crate) fn full(&self) -> Failure {
         self.links.full()
@@ -375,6 +372,7 @@ mod tests {
     use crate::{
         clock::SystemClock,
         keeper::{Host, Keeper, Stop},
+        node::redis::transport::{Limits, Target},
     };
 
     /// Longer than the test: what is waited for to its end fails it.
@@ -382,10 +380,10 @@ mod tests {
 
     async fn connection(server: &Server) -> (Connection, Stop) {
         let (target, limits) = (Target::parse(&server.url()).unwrap(), Limits { connect: LIMIT, command: LIMIT });
-        let (clock, reason): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Mutex::default());
-        let (host, stop) = Host::start(Keeper::CurrentRuntime, &clock).unwrap();
+        let endpoint = Endpoint { target, limits, clock: Arc::new(SystemClock), label: "test".into() };
+        let (host, stop) = Host::start(Keeper::CurrentRuntime, &endpoint.clock).unwrap();
         let here = Side::Here(tokio::runtime::Handle::current(), host);
-        (Connection::open(here, &target, limits, &clock, &reason).await.unwrap(), stop)
+        (Connection::open(here, &endpoint, &Mutex::default()).await.unwrap(), stop)
     }
 
     /// After this fred takes requests that nobody reads, as it may while its task is ended.

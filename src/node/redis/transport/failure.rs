@@ -5,6 +5,8 @@ use std::time::Duration;
 use fred::error::{Error, ErrorKind};
 use leasehold_protocol::{failure::Failure, rounded::Rounded};
 
+use super::trust::is_explained;
+
 /// Server replies, by their first word, that mean "not now".
 const NOT_NOW: [&str; 9] =
     ["LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "BUSY", "OOM", "MISCONF", "NOREPLICAS"];
@@ -51,10 +53,7 @@ pub(crate) fn classify_of(
     }
     match error.kind() {
         ErrorKind::Timeout => silent(server, limit),
-        _ if untrusted(details).is_some() => {
-            let why = untrusted(details).unwrap_or_default();
-            Failure::refused(format!("redis at {server} is not trusted: {why}"))
-        }
+        _ if is_explained(details) => Failure::refused(format!("redis at {server} {details}")),
         // A part of a cluster may have granted what it was asked for.
         _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")).halfway(),
         _ if is_unsent(error) => Failure::unsent(format!("the connection to redis at {server} has ended")),
@@ -93,43 +92,6 @@ pub(crate) fn is_wrong_server(error: &Error) -> bool {
     [CLUSTER, SENTINEL].contains(&error.details())
 }
 
-/// Why the server's certificate does not do, in the words of rustls' errors or of OpenSSL's, and what to do about it.
-fn untrusted(details: &str) -> Option<String> {
-    let says = |any: &[&str]| any.iter().any(|words| details.contains(words));
-    if !says(&["InvalidCertificate", "certificate verify failed"]) {
-        return None;
-    }
-    Some(
-        if says(&["UnknownIssuer", "BadSignature", "self-signed", "self signed", "local issuer"]) {
-            return Some(of_stranger(std::env::var("SSL_CERT_FILE").ok().as_deref()));
-        } else if says(&["NotValidForName", "ostname mismatch", "address mismatch"]) {
-            "its certificate is for another name; put a name into the url that the certificate has"
-        } else if says(&["NotValidYet", "not yet valid"]) {
-            "its certificate is not valid yet; is this machine's clock right?"
-        } else if says(&["Expired", "expired"]) {
-            "its certificate has expired; renew it"
-        } else {
-            "its certificate cannot be used; replace it"
-        }
-        .to_owned(),
-    )
-}
-
-/// The same for an authority that nobody has named, or that is not in the file that somebody has.
-fn of_stranger(file: Option<&str>) -> String {
-    match file {
-        None => {
-            "this machine does not know the authority of its certificate; put that authority's certificate into a PEM \
-                 file, and name the file in SSL_CERT_FILE"
-                .to_owned()
-        }
-        Some(file) => format!(
-            "the authority of its certificate is not in {file}, which SSL_CERT_FILE names; put that authority's certificate \
-             into this file"
-        ),
-    }
-}
-
 /// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was
 /// better.
 pub(crate) fn is_closed(error: &Error) -> bool {
@@ -141,8 +103,13 @@ pub(crate) fn is_closed(error: &Error) -> bool {
 pub(crate) fn is_refusal(error: &Error) -> bool {
     error.kind() == &ErrorKind::Auth
         || is_wrong_server(error)
-        || untrusted(error.details()).is_some()
+        || is_explained(error.details())
         || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !full(error.details()))
+}
+
+/// Whether the server knows no such user with this password.
+pub(super) fn is_wrong_password(error: &Error) -> bool {
+    reply_word(error.details()) == Some("WRONGPASS")
 }
 
 /// Whether the server has no room for us.

@@ -16,7 +16,7 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     task::Poll,
     time::Duration,
@@ -29,9 +29,7 @@ use fred::{
     interfaces::{ClientLike, EventInterface},
     types::{
         ClusterHash, ConnectHandle, CustomCommand, Value,
-        config::{
-            Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, ServerConfig, TcpConfig,
-        },
+        config::{Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, TcpConfig},
     },
 };
 use leasehold_protocol::time::Time;
@@ -44,15 +42,15 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
+    endpoint::{Endpoint, Limits},
     failure::{LINK_IS_OVER, is_answer},
+    introduction::{INTRODUCTION, Role, introduce},
     kind::{Kind, ServerKind},
     left_out::LeftOut,
-    tls,
-    url::{self, Target},
+    login::Login,
 };
 use crate::{
-    clock::{self, Clock},
-    error::Error,
+    credentials::Credentials,
     node::redis::script::{OfRun, Script, Text},
 };
 
@@ -80,11 +78,53 @@ const BACKLOG: usize = 2048;
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_AGAIN: Duration = Duration::from_secs(1);
 
-/// Time-outs of a connection.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) connect: Duration,
-    pub(crate) command: Duration,
+/// The next link of a connection.
+#[derive(Clone)]
+pub(crate) struct NextLink {
+    pub(crate) number: u64,
+    pub(crate) role: Role,
+    /// Whether it is there only once the kind of the server is known. If not, requests may go out behind that question.
+    pub(crate) is_wary: bool,
+    pub(crate) left_out: Arc<LeftOut>,
+}
+
+impl NextLink {
+    async fn kind(&self, client: &Client, endpoint: &Endpoint) -> Result<ServerKind, FredError> {
+        if self.left_out.check(HELLO, endpoint.now()).is_err() {
+            return Ok(ServerKind::Unknown);
+        }
+        let kind = kind_of(client, endpoint.limits).await;
+        self.left_out.note(HELLO, &kind, endpoint.now());
+        kind
+    }
+
+    /// The first words on it, in one flight: the question, and whose the connection is.
+    async fn greet(
+        &self,
+        client: &Client,
+        endpoint: &Endpoint,
+        has_answered: &AtomicBool,
+    ) -> Result<ServerKind, FredError> {
+        let kind = async {
+            let kind = self.kind(client, endpoint).await;
+            has_answered.store(true, Ordering::Relaxed);
+            kind
+        };
+        let (kind, introduced) = tokio::join!(kind, self.introduce(client, endpoint));
+        let kind = kind?;
+        introduced?;
+        Ok(kind)
+    }
+
+    async fn introduce(&self, client: &Client, endpoint: &Endpoint) -> Result<(), FredError> {
+        introduce(client, endpoint, self.role, &self.left_out).await
+    }
+
+    fn ended_on<T>(&self, command: &'static str, endpoint: &Endpoint) -> Result<T, FredError> {
+        let ended = Err(FredError::new(FredKind::Canceled, format!("it ended on {command}")));
+        self.left_out.note(command, &ended, endpoint.now());
+        ended
+    }
 }
 
 /// The outcome of a try to connect.
@@ -96,6 +136,8 @@ pub(crate) struct Link {
     router: AbortHandle,
     /// Which of its connection's links it is.
     number: u64,
+    /// The number of the credentials that it authenticated with.
+    login: AtomicU64,
     kind: Arc<Kind>,
     made: Time,
     /// The silence after which the link is given up: half a command time-out, or the time that the handshake took if
@@ -160,50 +202,50 @@ async fn has_ended(router: &mut Option<ConnectHandle>) {
 }
 
 impl Link {
-    /// Connects, on the runtime that this runs on. With `is_wary` it is there once the kind of the server is known;
-    /// without, requests may go out behind that question.
-    pub(crate) async fn open(
-        config: Config,
-        limits: Limits,
-        number: u64,
-        clock: &Arc<dyn Clock>,
-        is_wary: bool,
-        left_out: Arc<LeftOut>,
-    ) -> Opened {
+    /// Connects, on the runtime that this runs on, with these settings. `login` is the number of the credentials in them.
+    pub(crate) async fn open(endpoint: &Endpoint, next: &NextLink, config: Config, login: u64) -> Opened {
+        let limits = endpoint.limits;
         let settings = settings(limits);
         let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
         let errors = client.error_rx();
-        let began = clock::now(&**clock);
+        let began = endpoint.now();
         let mut router = AbortOnDropHandle::new(connect(&client).await?);
         let given_up = Arc::<Notify>::default();
-        let kind = if left_out.check(HELLO, began).is_err() {
-            Kind::known(ServerKind::Unknown)
-        } else if is_wary {
-            let kind = tokio::select! {
+        let kind = if next.is_wary {
+            let has_answered = AtomicBool::new(false);
+            let known = tokio::select! {
                 biased;
-                kind = kind_of(&client, limits) => kind,
-                // The question would stay in a queue that nobody reads.
-                _ended = &mut router => Err(FredError::new(FredKind::Canceled, "it ended before it said what it is")),
-            };
-            left_out.note(HELLO, &kind, clock::now(&**clock));
-            let kind = kind?;
-            kind.check()?;
-            Kind::known(kind)
+                known = next.greet(&client, endpoint, &has_answered) => known,
+                // The rest would stay in a queue that nobody reads.
+                _ended = &mut router => {
+                    next.ended_on(if has_answered.load(Ordering::Relaxed) { INTRODUCTION } else { HELLO }, endpoint)
+                }
+            }?;
+            known.check()?;
+            Kind::known(known)
         } else {
-            let (client, given_up, clock) = (client.clone(), given_up.clone(), clock.clone());
+            let (asking, given_up) = ((client.clone(), next.clone(), endpoint.clone()), given_up.clone());
             let answer = async move {
-                let kind = kind_of(&client, limits).await;
-                left_out.note(HELLO, &kind, clock::now(&*clock));
-                kind.unwrap_or(ServerKind::Unknown)
+                let (client, next, endpoint) = asking;
+                next.kind(&client, &endpoint).await.unwrap_or(ServerKind::Unknown)
             };
-            Kind::ask(answer, move || given_up.notify_one()).await
+            let kind = Kind::ask(answer, move || given_up.notify_one()).await;
+            let (client, next, endpoint) = (client.clone(), next.clone(), endpoint.clone());
+            let introducing = async move { drop(next.introduce(&client, &endpoint).await) };
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "like fred's own tasks it belongs to this runtime and this link"
+            )]
+            drop(tokio::task::spawn(introducing));
+            kind
         };
         let router = router.detach();
-        let made = clock::now(&**clock);
+        let made = endpoint.now();
         let link = Self {
             client,
             router: router.abort_handle(),
-            number,
+            number: next.number,
+            login: AtomicU64::new(login),
             kind,
             made,
             patience: made.since(began).max(limits.command / 2),
@@ -221,6 +263,20 @@ impl Link {
 
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// The number of the credentials that it authenticated with.
+    pub(crate) fn login(&self) -> u64 {
+        self.login.load(Ordering::Relaxed)
+    }
+
+    /// Authenticates with other ones. If the server does not take these, the link stays as it was.
+    pub(crate) async fn authenticate(&self, login: &Login, limit: Duration) -> Result<(), FredError> {
+        let Credentials { user, password, .. } = &login.credentials;
+        let words = user.iter().chain([password]).map(|word| word.as_str().into()).collect();
+        self.command("AUTH", words, limit).await?;
+        self.login.store(login.number, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The server's kind when the link was made, once that is known.
@@ -429,12 +485,12 @@ pub(crate) async fn ask(
 }
 
 /// One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
-fn once(client: &Client, limit: Duration) -> WithOptions<Client> {
+pub(super) fn once(client: &Client, limit: Duration) -> WithOptions<Client> {
     let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
     client.with_options(&options)
 }
 
-fn custom(command: &'static str) -> CustomCommand {
+pub(super) fn custom(command: &'static str) -> CustomCommand {
     CustomCommand::new_static(command, ClusterHash::FirstKey, false)
 }
 
@@ -475,29 +531,6 @@ pub(crate) async fn connect(client: &Client) -> Result<ConnectHandle, FredError>
         },
     }
     Ok(connecting.detach())
-}
-
-pub(crate) fn config(target: &Target) -> Result<Config, Error> {
-    let (server, tls) = match &target.address {
-        #[cfg(unix)]
-        url::Address::Unix(path) => (ServerConfig::Unix { path: path.clone() }, false),
-        #[cfg(not(unix))]
-        url::Address::Unix(_) => return Err(url::no_unix_sockets()),
-        url::Address::Tcp { host, port, tls } => {
-            (ServerConfig::Centralized { server: Server::new(host.as_str(), *port) }, *tls)
-        }
-    };
-    let mut config = Config {
-        server,
-        username: target.user.clone(),
-        password: target.password.clone(),
-        database: Some(target.database).filter(|&database| database != 0),
-        ..Config::default()
-    };
-    if tls {
-        tls::enable(&mut config)?;
-    }
-    Ok(config)
 }
 
 fn performance(limits: Limits) -> PerformanceConfig {

@@ -10,6 +10,8 @@
 //!    meanwhile.
 
 use std::{
+    convert::Infallible,
+    future::pending,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -19,13 +21,13 @@ use leasehold_protocol::{failure::Failure, time::Time};
 use tokio::sync::{Notify, watch};
 
 use super::{
+    endpoint::Endpoint,
     failure::{classify, is_full, is_refusal, is_wrong_server, words},
     kind::ServerKind,
-    link::{Ending, Limits, Link},
+    link::{Ending, Link},
     opening::Opening,
 };
 use crate::{
-    clock::{self, Clock},
     foreign::{self, Event},
     metrics::NodeMetrics,
 };
@@ -39,9 +41,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The link that there is now, and what makes the next one.
 pub(super) struct Links {
     pub(super) server: Arc<str>,
+    pub(super) endpoint: Endpoint,
     metrics: NodeMetrics,
-    limits: Limits,
-    clock: Arc<dyn Clock>,
     state: watch::Sender<LinkState>,
     no_primary: Notify,
     sibling: OnceLock<Weak<Links>>,
@@ -91,9 +92,10 @@ impl NewLinks {
 }
 
 impl Links {
-    pub(super) fn new(server: Arc<str>, limits: Limits, clock: Arc<dyn Clock>, first: Link) -> Arc<Self> {
+    pub(super) fn new(endpoint: Endpoint, first: Link) -> Arc<Self> {
+        let server: Arc<str> = endpoint.target.to_string().into();
         let (metrics, state) = (NodeMetrics::of(&server), watch::Sender::new(LinkState::Up(Arc::new(first))));
-        Arc::new(Self { server, metrics, limits, clock, state, no_primary: Notify::new(), sibling: OnceLock::new() })
+        Arc::new(Self { server, endpoint, metrics, state, no_primary: Notify::new(), sibling: OnceLock::new() })
     }
 
     /// The links that come after the one that there is now.
@@ -118,7 +120,7 @@ impl Links {
     }
 
     pub(super) fn now(&self) -> Time {
-        clock::now(&*self.clock)
+        self.endpoint.now()
     }
 
     pub(super) fn up(&self) -> Option<Arc<Link>> {
@@ -159,7 +161,7 @@ impl Links {
     fn unsent(&self, reason: Option<&FredError>) -> Failure {
         match reason {
             Some(reason) if is_refusal(reason) || is_full(reason) => {
-                classify(&self.server, reason, self.limits.connect)
+                classify(&self.server, reason, self.endpoint.limits.connect)
             }
             _ => Failure::unsent(format!(
                 "there is no connection to redis at {}, and nothing was sent: {}",
@@ -189,6 +191,7 @@ impl Links {
                 biased;
                 reason = ending.ended() => Err(reason),
                 found = links.0.other_primary(&mut opening, &mut looked) => Ok(found),
+                never = links.0.keep_authenticated() => match never {},
             };
             ending = match ended {
                 Ok((link, next)) => {
@@ -233,10 +236,23 @@ impl Links {
         }
     }
 
+    /// Authenticates anew on the link that there is now, with each answer of the provider after that of the link.
+    async fn keep_authenticated(&self) -> Infallible {
+        let (Some(provider), Some(link)) = (&self.endpoint.target.provider, self.up()) else { return pending().await };
+        let mut known = link.login();
+        loop {
+            let login = provider.renewed(&self.endpoint, known).await;
+            known = login.number;
+            if let Err(error) = link.authenticate(&login, self.endpoint.limits.command).await {
+                foreign::tell_debug(|| Event::Connection { error: words(&error).into() });
+            }
+        }
+    }
+
     /// Whether what the link leads to was promoted meanwhile.
     async fn is_primary_again(&self) -> bool {
         match self.up() {
-            Some(link) => !link.is_to_a_replica(self.limits).await,
+            Some(link) => !link.is_to_a_replica(self.endpoint.limits).await,
             None => false,
         }
     }

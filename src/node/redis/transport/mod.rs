@@ -1,23 +1,29 @@
 //! Connections to one server over fred: links that end and are made again, what their errors mean, and where they lead.
 
 mod connection;
+mod endpoint;
 mod failure;
+mod introduction;
 mod kind;
 mod left_out;
 pub(super) mod link;
 mod links;
+mod login;
 mod opening;
 mod tls;
+mod trust;
 mod url;
 
 #[cfg(test)]
-pub(crate) use self::{connection::setting, failure::classify};
+pub(crate) use self::{connection::setting, endpoint::config, failure::classify};
 pub(crate) use self::{
     connection::{Connection, Way, left},
+    endpoint::{Endpoint, Limits},
     failure::{is_no_primary, is_no_right_to_a_key, is_refusal, not_extended, words},
+    introduction::Role,
     left_out::is_left_out,
-    link::Limits,
     links::NewLinks,
+    login::{Provider, connected},
     opening::{Side, unreachable},
-    url::Target,
+    url::{Address, Target},
 };

@@ -2,11 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fred::{
-    error::{Error as FredError, ErrorKind as FredKind},
-    types::config::Config,
-};
+use fred::error::{Error as FredError, ErrorKind as FredKind};
 use leasehold_protocol::{
+    failure::Failure,
     reconnect::{Reconnect, ReconnectConfig},
     rounded::Rounded,
     time::Time,
@@ -18,17 +16,16 @@ use tokio::{
 };
 
 use super::{
+    endpoint::{Endpoint, is_mistake},
     failure::{classify, is_closed, is_refusal, is_wrong_server, words},
+    introduction::Role,
     kind::ServerKind,
     left_out::LeftOut,
-    link::{Ending, Limits, Link, Opened, config},
+    link::{Ending, Link, NextLink, Opened},
+    login::{self, is_rejected},
     url::{Address, Target},
 };
-use crate::{
-    clock::{self, Clock},
-    error::Error,
-    keeper::Host,
-};
+use crate::{error::Error, keeper::Host};
 
 /// A very short outage costs the first pause only, unless there was another one just before.
 const RECONNECT: ReconnectConfig = ReconnectConfig {
@@ -47,55 +44,44 @@ const AT_ONCE: u32 = 5;
 /// it, because the first may have been lost.
 pub(crate) struct Opening {
     place: Side,
-    config: Config,
-    limits: Limits,
-    clock: Arc<dyn Clock>,
-    left_out: Arc<LeftOut>,
-    /// The number of the link that comes next.
-    number: u64,
+    endpoint: Endpoint,
+    /// It is wary for the first one, and after a server of the wrong kind.
+    next: NextLink,
     reconnect: Reconnect,
     under_way: usize,
     /// When the last try began.
     began: Time,
-    /// Whether the next link is there only when the kind of the server is known: the first one, and one after a server
-    /// of the wrong kind.
-    is_wary: bool,
     hand_over: UnboundedSender<Opened>,
     outcomes: UnboundedReceiver<Opened>,
 }
 
 impl Opening {
-    pub(crate) fn new(place: Side, target: &Target, limits: Limits, clock: &Arc<dyn Clock>) -> Result<Self, Error> {
+    pub(crate) fn new(place: Side, endpoint: Endpoint) -> Self {
         let (hand_over, outcomes) = unbounded_channel();
-        Ok(Self {
+        let role = place.role();
+        Self {
             place,
-            config: config(target)?,
-            limits,
-            clock: clock.clone(),
-            left_out: Arc::default(),
-            number: 1,
+            endpoint,
+            next: NextLink { number: 1, role, is_wary: true, left_out: Arc::default() },
             reconnect: Reconnect::new(RECONNECT),
             under_way: 0,
             began: Time::ZERO,
-            is_wary: true,
             hand_over,
             outcomes,
-        })
+        }
     }
 
     /// The commands that are left out on its links.
     pub(crate) fn left_out(&self) -> Arc<LeftOut> {
-        self.left_out.clone()
+        self.next.left_out.clone()
     }
 
-    /// The first link: tries until `limits.connect` has passed, or the server refuses us, or nobody listens there.
-    pub(crate) async fn first(
-        &mut self,
-        target: &Target,
-        last_reason: &Mutex<String>,
-    ) -> Result<(Link, Ending), Error> {
-        let (limits, clock) = (self.limits, self.clock.clone());
-        let until = clock::now(&*clock) + limits.connect;
+    /// The first link: tries until `limits.connect` has passed, or the server refuses us, or nobody listens there, or our
+    /// settings are wrong.
+    pub(crate) async fn first(&mut self, last_reason: &Mutex<String>) -> Result<(Link, Ending), Error> {
+        let endpoint = self.endpoint.clone();
+        let (target, limits) = (&endpoint.target, endpoint.limits);
+        let until = endpoint.now() + limits.connect;
         loop {
             let error = match self.next().await {
                 Ok((link, _)) if link.kind().await == ServerKind::Replica => {
@@ -111,6 +97,12 @@ impl Opening {
                     "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
                 ));
             }
+            if is_mistake(&error) {
+                return Err(Error::config(words(&error)));
+            }
+            if is_rejected(&error) {
+                return Err(Error::of(Failure::refused(format!("redis at {target}: {}", words(&error)))));
+            }
             if is_wrong_server(&error) {
                 return Err(Error::config(format!("redis at {target} {}", error.details())));
             }
@@ -124,8 +116,8 @@ impl Opening {
                     advice(target, words(&error))
                 )));
             }
-            if clock::now(&*clock) >= until {
-                return Err(unreachable(target, limits, words(&error)));
+            if endpoint.now() >= until {
+                return Err(unreachable(&endpoint, words(&error)));
             }
             *last_reason.lock() = words(&error).into();
         }
@@ -134,15 +126,15 @@ impl Opening {
     /// The outcome of the next try that ends.
     pub(crate) async fn next(&mut self) -> Opened {
         if self.under_way == 0 {
-            let pause = self.reconnect.pause(clock::now(&*self.clock));
+            let pause = self.reconnect.pause(self.endpoint.now());
             if !pause.is_zero() {
                 self.place.sleep(pause).await;
             }
             self.begin().await?;
         }
-        let hangs = RECONNECT.longest.max(self.limits.connect / AT_ONCE);
+        let hangs = RECONNECT.longest.max(self.endpoint.limits.connect / AT_ONCE);
         loop {
-            let rest = (self.began + hangs).since(clock::now(&*self.clock));
+            let rest = (self.began + hangs).since(self.endpoint.now());
             tokio::select! {
                 biased;
                 Some(opened) = self.outcomes.recv() => {
@@ -151,7 +143,7 @@ impl Opening {
                         Ok(_) => self.begin_anew(),
                         Err(error) => {
                             self.reconnect.failed();
-                            self.is_wary |= is_wrong_server(error);
+                            self.next.is_wary |= is_wrong_server(error);
                         }
                     }
                     return opened;
@@ -167,14 +159,14 @@ impl Opening {
     fn begin_anew(&mut self) {
         (self.hand_over, self.outcomes) = unbounded_channel();
         self.under_way = 0;
-        self.number += 1;
-        self.is_wary = false;
-        self.reconnect.came_up(clock::now(&*self.clock));
+        self.next.number += 1;
+        self.next.is_wary = false;
+        self.reconnect.came_up(self.endpoint.now());
     }
 
     /// The last link has led to a server of the wrong kind.
     pub(crate) fn be_wary(&mut self) {
-        self.is_wary = true;
+        self.next.is_wary = true;
     }
 
     /// In a task that nobody cancels: a link that comes too late is dropped, and so closed.
@@ -186,18 +178,21 @@ impl Opening {
                 FredError::from(error)
             })?,
         };
-        let (config, limits, number, clock) = (self.config.clone(), self.limits, self.number, self.clock.clone());
-        let (is_wary, left_out) = (self.is_wary, self.left_out.clone());
-        let report = Report(Some(self.hand_over.clone()));
-        (self.under_way, self.began) = (self.under_way + 1, clock::now(&*self.clock));
-        runtime
-            .spawn(async move { report.opened(Link::open(config, limits, number, &clock, is_wary, left_out).await) });
+        let (endpoint, next, report) = (self.endpoint.clone(), self.next.clone(), Report(Some(self.hand_over.clone())));
+        (self.under_way, self.began) = (self.under_way + 1, self.endpoint.now());
+        runtime.spawn(async move {
+            let open = |config, login| {
+                let (endpoint, next) = (endpoint.clone(), next.clone());
+                async move { Link::open(&endpoint, &next, config, login).await }
+            };
+            report.opened(login::connected(&endpoint, open).await);
+        });
         Ok(())
     }
 }
 
-pub(crate) fn unreachable(target: &Target, limits: Limits, reason: &str) -> Error {
-    let connect = Rounded(limits.connect);
+pub(crate) fn unreachable(endpoint: &Endpoint, reason: &str) -> Error {
+    let (target, connect) = (&endpoint.target, Rounded(endpoint.limits.connect));
     Error::unavailable(format!("cannot reach redis at {target} within {connect}: {reason}. {}", advice(target, reason)))
 }
 
@@ -221,6 +216,13 @@ pub(crate) enum Side {
 }
 
 impl Side {
+    fn role(&self) -> Role {
+        match self {
+            Self::Here(..) => Role::Main,
+            Self::Keeper(_) => Role::Keeper,
+        }
+    }
+
     /// The runtime of somebody who calls may have no timers.
     async fn sleep(&self, span: Duration) {
         let (Self::Here(_, host) | Self::Keeper(host)) = self;

@@ -1,11 +1,12 @@
 //! Reads a Redis URL into what a connection needs.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, net::Ipv6Addr, path::PathBuf};
 
 use percent_encoding::percent_decode_str;
 use url::{Host, ParseError, Url};
 
-use crate::error::Error;
+use super::login::Provider;
+use crate::{error::Error, tls::Tls};
 
 const DEFAULT_PORT: u16 = 6379;
 
@@ -15,7 +16,11 @@ pub(crate) struct Target {
     pub(crate) address: Address,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
-    pub(crate) database: u8,
+    /// It is asked for user and password instead.
+    pub(crate) provider: Option<Provider>,
+    pub(crate) database: Option<u8>,
+    /// If the address says that there is TLS.
+    pub(crate) tls: Tls,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +30,26 @@ pub(crate) enum Address {
 }
 
 impl Target {
+    /// The default user's first database there.
+    pub(crate) fn at(address: Address) -> Self {
+        Self { address, user: None, password: None, provider: None, database: None, tls: Tls::default() }
+    }
+
+    /// On this host, without TLS. A colon is for an IPv6 address only: the port is another setting.
+    pub(crate) fn at_host(host: &str, port: u16) -> Result<Self, Error> {
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let is_address = bare.parse::<Ipv6Addr>().is_ok();
+        let is_name =
+            !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c.is_control() || "/@:?#[],".contains(c));
+        if !is_address && !is_name {
+            return Err(Error::config(format!("host is {host:?}: it must be a name or an address, without a port")));
+        }
+        if port == 0 {
+            return Err(Error::config("port is 0, on which nobody listens"));
+        }
+        Ok(Self::at(Address::Tcp { host: bare.to_ascii_lowercase(), port, tls: false }))
+    }
+
     /// `redis://[user[:password]@]host[:port][/database]`, the same with `rediss`, and
     /// `unix:///path[?db=…&user=…&password=…]`. The text of an error never contains the password.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
@@ -74,20 +99,20 @@ impl Target {
             return Err(Error::config("the url's port is 0, on which nobody listens"));
         }
         let database = match url.path().trim_start_matches('/') {
-            "" => 0,
-            number => database(number)?,
+            "" => None,
+            number => Some(database(number)?),
         };
         Ok(Self {
-            address: Address::Tcp { host, port: url.port().unwrap_or(DEFAULT_PORT), tls },
             user: non_empty(decode("user", url.username())?),
             password: url.password().map(|password| decode("password", password)).transpose()?,
             database,
+            ..Self::at(Address::Tcp { host, port: url.port().unwrap_or(DEFAULT_PORT), tls })
         })
     }
 
     fn unix(url: &Url) -> Result<Self, Error> {
         if cfg!(not(unix)) {
-            return Err(no_unix_sockets());
+            return Err(Error::config(NO_UNIX_SOCKETS));
         }
         if url.host().is_some() {
             return Err(Error::config("a unix url has three slashes: unix:///run/redis/redis.sock"));
@@ -97,7 +122,7 @@ impl Target {
             return Err(Error::config("the url names no socket: write it like unix:///run/redis/redis.sock"));
         }
         refuse_a_fragment(url)?;
-        let mut target = Self { address: Address::Unix(path.into()), user: None, password: None, database: 0 };
+        let mut target = Self::at(Address::Unix(path.into()));
         target.read(url).map_err(|error| {
             // It may be a part of a password with a bare &.
             let has_password = url.query_pairs().any(|(parameter, _)| parameter == "password");
@@ -111,7 +136,7 @@ impl Target {
     fn read(&mut self, url: &Url) -> Result<(), Error> {
         for (parameter, value) in url.query_pairs() {
             match &*parameter {
-                "db" => self.database = database(&value)?,
+                "db" => self.database = Some(database(&value)?),
                 "user" => self.user = non_empty(value.into_owned()),
                 "password" => self.password = non_empty(value.into_owned()),
                 _ => return Err(unknown_parameter(&parameter, "known are db, user and password")),
@@ -121,9 +146,7 @@ impl Target {
     }
 }
 
-pub(crate) fn no_unix_sockets() -> Error {
-    Error::config("a unix:// url names a Unix socket, which this system has not: use redis://")
-}
+pub(super) const NO_UNIX_SOCKETS: &str = "a unix:// url names a Unix socket, which this system has not: use redis://";
 
 /// Where the server is, without who we are: for errors and `Debug`.
 impl fmt::Display for Target {
@@ -179,11 +202,14 @@ mod tests {
     #[test]
     fn the_usual_urls() {
         let plain = Target::parse("redis://localhost").unwrap();
-        assert_eq!((&plain.address, plain.database, plain.user), (&tcp("localhost", 6379, false), 0, None));
+        assert_eq!((&plain.address, plain.database, plain.user), (&tcp("localhost", 6379, false), None, None));
 
         let full = Target::parse("rediss://worker:p%40ss@redis.example:7000/3").unwrap();
         assert_eq!(full.address, tcp("redis.example", 7000, true));
-        assert_eq!((full.user.as_deref(), full.password.as_deref(), full.database), (Some("worker"), Some("p@ss"), 3));
+        assert_eq!(
+            (full.user.as_deref(), full.password.as_deref(), full.database),
+            (Some("worker"), Some("p@ss"), Some(3))
+        );
 
         assert_eq!(Target::parse("redis://LOCALhost").unwrap().address, plain.address);
 
@@ -192,7 +218,7 @@ mod tests {
 
         let socket = Target::parse("unix:///run/redis.sock?db=2&user=worker&password=p%26").unwrap();
         assert_eq!(socket.address, Address::Unix("/run/redis.sock".into()));
-        assert_eq!((socket.database, socket.password.as_deref()), (2, Some("p&")));
+        assert_eq!((socket.database, socket.password.as_deref()), (Some(2), Some("p&")));
     }
 
     #[test]

@@ -50,30 +50,6 @@ fn a_neighbours_clusterdown_says_nothing_of_what_was_executed() {
 }
 
 #[test]
-fn a_file_of_authorities_that_lacks_the_servers_is_named() {
-    assert!(of_stranger(Some("/etc/ours.pem")).contains("is not in /etc/ours.pem, which SSL_CERT_FILE names"));
-    assert!(of_stranger(None).ends_with("name the file in SSL_CERT_FILE"));
-}
-
-#[test]
-fn a_certificate_that_does_not_do_is_refused_with_what_to_do() {
-    let of_rustls = |what: &str| format!("Custom {{ kind: InvalidData, error: InvalidCertificate({what}) }}");
-    for (details, says) in [
-        (of_rustls("UnknownIssuer"), "SSL_CERT_FILE"),
-        (of_rustls("NotValidForNameContext { expected: DnsName(\"h\"), presented: [] }"), "another name"),
-        (of_rustls("ExpiredContext { time: 1, not_after: 0 }"), "renew it"),
-        (of_rustls("NotValidYetContext { time: 1, not_before: 2 }"), "clock"),
-        (of_rustls("BadEncoding"), "replace it"),
-        ("certificate verify failed: (self-signed certificate)".into(), "SSL_CERT_FILE"),
-    ] {
-        let error = Error::new(ErrorKind::IO, details);
-        let failure = classify("h:1", &error, Duration::from_secs(1));
-        assert!(failure.is_refusal() && is_refusal(&error), "{failure}");
-        assert!(failure.to_string().contains(says), "{failure}");
-    }
-}
-
-#[test]
 fn an_error_from_inside_a_script_may_have_done_a_part() {
     let failure = of(ErrorKind::Unknown, "OOM command not allowed script: ab12, on @user_script:20.");
     assert!(failure.may_have_happened() && !failure.is_refusal());

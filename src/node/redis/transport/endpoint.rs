@@ -1,0 +1,80 @@
+//! A server as connections to it need it.
+
+use std::{sync::Arc, time::Duration};
+
+use fred::{
+    error::{Error as FredError, ErrorKind as FredKind},
+    types::config::{Config, Server, ServerConfig},
+};
+use leasehold_protocol::time::Time;
+
+use super::{
+    tls,
+    url::{Address, Target},
+};
+use crate::clock::{self, Clock};
+
+/// Time-outs of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) connect: Duration,
+    pub(crate) command: Duration,
+}
+
+/// Where it is and who we are there, how long it may take, and by which clock.
+#[derive(Debug, Clone)]
+pub(crate) struct Endpoint {
+    pub(crate) target: Target,
+    pub(crate) limits: Limits,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// How the holder of its locks is called: a part of its connections' names.
+    pub(crate) label: Arc<str>,
+}
+
+impl Endpoint {
+    pub(crate) fn now(&self) -> Time {
+        clock::now(&*self.clock)
+    }
+
+    /// The settings of the next connection. Certificates are read now: they may have been replaced.
+    pub(super) async fn config(&self) -> Result<Config, FredError> {
+        let mut config = config(&self.target)?;
+        let Address::Tcp { tls: true, .. } = &self.target.address else { return Ok(config) };
+        // A file may be on a disk that hangs.
+        let tls = self.target.tls.clone();
+        let reading = tokio::task::spawn_blocking(move || tls::enable(&mut config, &tls).map(|()| config));
+        match reading.await {
+            Ok(read) => read.map_err(mistake),
+            Err(_) => Err(FredError::new(FredKind::IO, "its certificates could not be read")),
+        }
+    }
+}
+
+/// The settings without TLS.
+#[cfg_attr(unix, allow(clippy::unnecessary_wraps, reason = "elsewhere there are no Unix sockets"))]
+pub(crate) fn config(target: &Target) -> Result<Config, FredError> {
+    let server = match &target.address {
+        #[cfg(unix)]
+        Address::Unix(path) => ServerConfig::Unix { path: path.clone() },
+        #[cfg(not(unix))]
+        Address::Unix(_) => return Err(mistake(super::url::NO_UNIX_SOCKETS)),
+        Address::Tcp { host, port, .. } => ServerConfig::Centralized { server: Server::new(host.as_str(), *port) },
+    };
+    Ok(Config {
+        server,
+        username: target.user.clone(),
+        password: target.password.clone(),
+        database: target.database.filter(|&database| database != 0),
+        ..Config::default()
+    })
+}
+
+/// Our settings are wrong, so nothing was connected to.
+pub(super) fn mistake(text: impl Into<String>) -> FredError {
+    FredError::new(FredKind::Url, text.into())
+}
+
+/// Whether it is that: fred reads no url of ours.
+pub(super) fn is_mistake(error: &FredError) -> bool {
+    error.kind() == &FredKind::Url
+}

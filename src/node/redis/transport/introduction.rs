@@ -1,0 +1,80 @@
+//! Connections say whose they are, so that `CLIENT LIST` shows it to an operator.
+
+use std::time::Duration;
+
+use fred::{
+    clients::{Client, Pipeline},
+    error::Error as FredError,
+    interfaces::ClientLike,
+    types::Value,
+};
+
+use super::{
+    endpoint::Endpoint,
+    failure::is_answer,
+    left_out::LeftOut,
+    link::{custom, once},
+};
+
+/// What it is [left out](super::left_out) as.
+pub(crate) const INTRODUCTION: &str = "CLIENT SETNAME";
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Role {
+    Main,
+    Keeper,
+    Notifications,
+}
+
+/// Says it, unless connections to that server end on it. A server that does not know the commands, or a user without the
+/// right to them, is none the worse: only a connection without an answer is an error.
+pub(crate) async fn introduce(
+    client: &Client,
+    endpoint: &Endpoint,
+    role: Role,
+    left_out: &LeftOut,
+) -> Result<(), FredError> {
+    if left_out.check(INTRODUCTION, endpoint.now()).is_err() {
+        return Ok(());
+    }
+    let said = say(client, &name(&endpoint.label, role), endpoint.limits.connect).await;
+    left_out.note(INTRODUCTION, &said, endpoint.now());
+    said
+}
+
+async fn say(client: &Client, name: &str, limit: Duration) -> Result<(), FredError> {
+    let pipeline = Pipeline::from(once(client, limit));
+    for words in [
+        &["SETNAME", name][..],
+        &["SETINFO", "LIB-NAME", "leasehold"],
+        &["SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")],
+    ] {
+        let words: Vec<Value> = words.iter().map(|&word| word.into()).collect();
+        let _queued: Value = pipeline.custom(custom("CLIENT"), words).await?;
+    }
+    let answers = pipeline.try_all::<Value>().await;
+    answers.into_iter().filter_map(Result::err).find(|error| !is_answer(error)).map_or(Ok(()), Err)
+}
+
+/// A name has no spaces, and nothing beyond ASCII.
+fn name(label: &str, role: Role) -> String {
+    let role = match role {
+        Role::Main => "main",
+        Role::Keeper => "keeper",
+        Role::Notifications => "notifications",
+    };
+    let label: String = label.chars().map(|c| if c.is_ascii_graphic() { c } else { '_' }).collect();
+    format!("leasehold:{label}:{role}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_that_servers_take() {
+        assert_eq!(name("worker-1", Role::Main), "leasehold:worker-1:main");
+        assert_eq!(name("Büro 7\u{7f}", Role::Keeper), "leasehold:B_ro_7_:keeper");
+    }
+}

@@ -1,0 +1,365 @@
+//! Who we are at a server: asked of the program's provider for each new connection.
+//!
+//! # Invariants
+//!
+//! 1. A provider is foreign code, and runs on a thread of its own. No connection, and no renewal, waits on that thread.
+//! 2. Whoever asks while a question is under way shares its answer, so a provider is asked once for all connections that
+//!    are made at one moment. A question that has no answer after the time to connect is given up: the next one asks anew,
+//!    on another thread, of which there are at most [`MOST_THREADS`].
+//! 3. A new connection waits for an answer for a quarter of the time to connect. Then it takes the last answer, if there
+//!    is one. The server decides whether that still does.
+//! 4. A password is in no text.
+
+use std::{
+    fmt, fs,
+    future::{Future, pending, ready},
+    io,
+    panic::{RefUnwindSafe, UnwindSafe},
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use fred::{
+    error::{Error as FredError, ErrorKind as FredKind},
+    types::config::Config,
+};
+use leasehold_protocol::{doubling::Doubling, rounded::Rounded, time::Time};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::{
+    endpoint::{Endpoint, mistake},
+    failure::is_wrong_password,
+    trust::explained,
+    url::Target,
+};
+use crate::{
+    credentials::Credentials,
+    foreign::{self, Event, Worker},
+};
+
+/// The most threads that a provider may have blocked.
+const MOST_THREADS: usize = 4;
+
+/// The pause before a provider that has failed is asked again for an open connection; it doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// The beginning of an error about credentials that the server does not take.
+const REJECTED: &str = "what its provider of credentials gives is not taken: ";
+
+/// What the program is asked.
+type Ask = Box<dyn Fn() -> Asking + Send + Sync>;
+type Asking = Pin<Box<dyn Future<Output = Result<Credentials, String>> + Send>>;
+
+/// An answer of the provider.
+#[derive(Clone)]
+pub(crate) struct Login {
+    pub(crate) credentials: Credentials,
+    /// Later ones have larger numbers.
+    pub(crate) number: u64,
+    /// When it was asked for.
+    asked: Time,
+}
+
+type Outcome = Option<Result<Login, String>>;
+
+/// The program's provider of credentials, and its last answer.
+pub(crate) struct Provider(Arc<Asked>);
+
+struct Asked {
+    /// It is there until this is dropped.
+    ask: Option<Ask>,
+    /// Whether a failure is a mistake in the settings, at the first connection.
+    is_file: bool,
+    questions: Mutex<Questions>,
+    last: watch::Sender<Option<Login>>,
+    fails: AtomicBool,
+}
+
+#[derive(Default)]
+struct Questions {
+    worker: Option<Worker>,
+    /// One for each thread that lives.
+    running: Arc<()>,
+    asked: u64,
+    under_way: Option<(Time, watch::Receiver<Outcome>)>,
+}
+
+impl Provider {
+    pub(crate) fn new<Fut>(ask: impl Fn() -> Fut + Send + Sync + 'static) -> Self
+    where
+        Fut: Future<Output = Result<Credentials, String>> + Send + 'static,
+    {
+        Self::asking(move || Box::pin(ask()), false)
+    }
+
+    /// The user's password is in this file.
+    pub(crate) fn of_file(user: Option<String>, file: PathBuf) -> Self {
+        let read = move || {
+            let read = password_in(&file);
+            let user = user.clone();
+            let credentials = read.map(|password| Credentials { user, password, valid_for: None });
+            Box::pin(ready(credentials)) as Asking
+        };
+        Self::asking(read, true)
+    }
+
+    fn asking(ask: impl Fn() -> Asking + Send + Sync + 'static, is_file: bool) -> Self {
+        let (questions, last) = (Mutex::default(), watch::Sender::new(None));
+        Self(Arc::new(Asked { ask: Some(Box::new(ask)), is_file, questions, last, fails: AtomicBool::new(false) }))
+    }
+
+    /// The answer to a question that is asked now, or is under way.
+    fn question(&self, endpoint: &Endpoint) -> io::Result<watch::Receiver<Outcome>> {
+        let now = endpoint.now();
+        let mut questions = self.0.questions.lock();
+        let Questions { worker, running, asked, under_way } = &mut *questions;
+        if let Some((began, outcome)) = under_way {
+            let is_under_way = outcome.borrow().is_none() && outcome.has_changed().is_ok();
+            let is_given_up = now.since(*began) >= endpoint.limits.connect;
+            if is_under_way && (!is_given_up || Arc::strong_count(running) > MOST_THREADS) {
+                return Ok(outcome.clone());
+            }
+            if is_under_way {
+                *worker = None;
+            }
+        }
+        let worker = match worker {
+            Some(worker) => worker,
+            None => worker.insert(Worker::start(running)?),
+        };
+        let (tell, outcome) = watch::channel(None);
+        *asked += 1;
+        // One that hangs must not keep its own thread alive.
+        let (provider, number, node) = (Arc::downgrade(&self.0), *asked, endpoint.target.to_string());
+        worker.run(Box::new(move || {
+            let asking = provider.upgrade().map(|provider| provider.ask());
+            Box::pin(async move {
+                let Some(asking) = asking else { return };
+                let answer = asking.await.and_then(check);
+                let login = answer.map(|credentials| Login { credentials, number, asked: now });
+                let provider = provider.upgrade();
+                if let (Some(provider), Ok(login)) = (&provider, &login) {
+                    provider.keep(login);
+                }
+                tell.send_replace(Some(login.clone()));
+                // Last, for it runs foreign code.
+                if let Some(provider) = provider {
+                    match login {
+                        Ok(_) => provider.gives_again(&node),
+                        Err(reason) => provider.has_failed(&node, &reason),
+                    }
+                }
+            })
+        }));
+        *under_way = Some((now, outcome.clone()));
+        Ok(outcome)
+    }
+
+    /// Credentials for a new connection (invariant 3).
+    async fn ask(&self, endpoint: &Endpoint) -> Result<Login, FredError> {
+        let known = self.0.last.borrow().clone();
+        // Without one the next try shares the question, and who gives up knows why.
+        let patience = endpoint.limits.connect / if known.is_some() { 4 } else { 2 };
+        match self.answer(endpoint, patience).await {
+            Ok(login) => Ok(login),
+            Err(reason) => known.ok_or_else(|| self.no_credentials(&reason)),
+        }
+    }
+
+    async fn answer(&self, endpoint: &Endpoint, patience: Duration) -> Result<Login, String> {
+        let mut outcome = self
+            .question(endpoint)
+            .map_err(|error| format!("the thread for its provider cannot be started ({error})"))?;
+        let answered = match tokio::time::timeout(patience, outcome.wait_for(Option::is_some)).await {
+            Ok(Ok(answer)) => (*answer).clone().unwrap_or_else(|| Err("their provider gave none".into())),
+            Ok(Err(_dropped)) => Err("their provider has panicked".into()),
+            Err(_elapsed) => Err(format!("their provider gave none within {}", Rounded(patience))),
+        };
+        if let Err(reason) = &answered {
+            self.0.has_failed(&endpoint.target.to_string(), reason);
+        }
+        answered
+    }
+
+    fn no_credentials(&self, reason: &str) -> FredError {
+        let text = format!("there are no credentials: {reason}");
+        if self.0.is_file { mistake(text) } else { FredError::new(FredKind::IO, text) }
+    }
+
+    /// Completes with an answer that came after that of this number, and asks for it when it is time.
+    ///
+    /// # Cancel safety
+    ///
+    /// It loses nothing.
+    pub(super) async fn renewed(&self, endpoint: &Endpoint, known: u64) -> Login {
+        let mut last = self.0.last.subscribe();
+        let mut pauses = Doubling::from(FIRST_PAUSE);
+        loop {
+            let login = last.borrow_and_update().clone();
+            let rest = match login {
+                Some(login) if login.number > known => return login,
+                login => login.and_then(|login| login.rest(endpoint.now())),
+            };
+            let Some(rest) = rest else {
+                // It does not say how long it does.
+                let _sender_is_ours = last.changed().await;
+                continue;
+            };
+            tokio::select! {
+                biased;
+                _changed = last.changed() => continue,
+                () = tokio::time::sleep(rest) => {}
+            }
+            if self.answer(endpoint, endpoint.limits.connect).await.is_err() {
+                tokio::time::sleep(pauses.next(LONGEST_PAUSE)).await;
+            }
+        }
+    }
+}
+
+impl Login {
+    /// How long until it is to be renewed, if it says how long the server takes it.
+    fn rest(&self, now: Time) -> Option<Duration> {
+        let valid_for = self.credentials.valid_for?;
+        Some((self.asked + valid_for / 3 * 2).since(now))
+    }
+
+    fn set(&self, config: &mut Config) {
+        config.username.clone_from(&self.credentials.user);
+        config.password = Some(self.credentials.password.clone());
+    }
+}
+
+impl Asked {
+    fn ask(&self) -> Asking {
+        match &self.ask {
+            Some(ask) => ask(),
+            None => Box::pin(pending()),
+        }
+    }
+
+    fn keep(&self, login: &Login) {
+        self.last.send_if_modified(|last| {
+            let is_newer = last.as_ref().is_none_or(|last| last.number < login.number);
+            if is_newer {
+                *last = Some(login.clone());
+            }
+            is_newer
+        });
+    }
+
+    fn gives_again(&self, node: &str) {
+        if self.fails.swap(false, Ordering::Relaxed) {
+            foreign::tell(Event::CredentialsAgain { node: node.into() });
+        }
+    }
+
+    fn has_failed(&self, node: &str, reason: &str) {
+        if !self.fails.swap(true, Ordering::Relaxed) {
+            foreign::tell(Event::NoCredentials { node: node.into(), reason: reason.into() });
+        }
+    }
+}
+
+/// A closure's drop is foreign code too.
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let ask = self.ask.take();
+        foreign::off_the_keeper(move || drop(ask));
+    }
+}
+
+/// Without the line end that most editors put behind it.
+fn password_in(file: &Path) -> Result<String, String> {
+    let shown = file.display();
+    let text = fs::read_to_string(file).map_err(|error| {
+        format!(
+            "password_file {shown} cannot be read ({error}): name a file with the password that this program may read"
+        )
+    })?;
+    let password = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+    if password.is_empty() {
+        return Err(format!("password_file {shown} is empty: write the password into it"));
+    }
+    Ok(password.into())
+}
+
+/// A provider's mistakes, in its place.
+fn check(credentials: Credentials) -> Result<Credentials, String> {
+    if credentials.password.is_empty() {
+        return Err("their provider gave an empty password".into());
+    }
+    if credentials.user.as_deref() == Some("") {
+        return Err("their provider gave an empty user: Credentials::of_default_user is for a password alone".into());
+    }
+    match credentials.valid_for {
+        Some(span) if span < Duration::from_secs(1) => {
+            Err(format!("their provider says that they are valid for {span:?}, and a second is the least"))
+        }
+        _ => Ok(credentials),
+    }
+}
+
+/// Whether the server has refused what the provider gives.
+pub(super) fn is_rejected(error: &FredError) -> bool {
+    error.details().starts_with(REJECTED)
+}
+
+/// Connects with the credentials of now. If they are wrong the provider is asked once more: they may have been changed
+/// just now.
+pub(crate) async fn connected<T, Fut>(endpoint: &Endpoint, connect: impl Fn(Config, u64) -> Fut) -> Result<T, FredError>
+where
+    Fut: Future<Output = Result<T, FredError>>,
+{
+    let Target { provider, tls, .. } = &endpoint.target;
+    let mut config = endpoint.config().await?;
+    let connect =
+        async |config: &Config, login| connect(config.clone(), login).await.map_err(|error| explained(error, tls));
+    let Some(provider) = provider else { return connect(&config, 0).await };
+    let login = provider.ask(endpoint).await?;
+    login.set(&mut config);
+    let mut outcome = connect(&config, login.number).await;
+    if outcome.as_ref().is_err_and(is_wrong_password) {
+        if let Some(again) = provider.ask(endpoint).await.ok().filter(|again| again.credentials != login.credentials) {
+            again.set(&mut config);
+            outcome = connect(&config, again.number).await;
+        }
+    }
+    outcome.map_err(|error| if is_wrong_password(&error) { rejected(&error) } else { error })
+}
+
+fn rejected(error: &FredError) -> FredError {
+    let text = format!("{REJECTED}\"{}\"; see that both know the same user and password", error.details());
+    FredError::new(FredKind::IO, text)
+}
+
+impl PartialEq for Provider {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Provider {}
+
+// A panic of the program's provider ends on its own thread.
+impl UnwindSafe for Provider {}
+impl RefUnwindSafe for Provider {}
+
+impl Clone for Provider {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Provider").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,126 @@
+//! A part of a program, or a tenant of it, with names and a label of its own on the same connections.
+
+use std::{fmt, sync::Arc};
+
+use leasehold_protocol::{glob, key::Key};
+
+use crate::{
+    client::Client,
+    error::Error,
+    foreign::{Relay, relayed},
+    guarded::Guarded,
+    lock::Lock,
+    options::{LockOptions, check_label, check_prefix},
+};
+
+/// A view of a [`Leases`](crate::Leases): the locks under a further prefix, held under a label of their own. It has the
+/// connections and the keeper of the `Leases`, and none of its own, so make one for each tenant, or for each request.
+///
+/// The setters never fail: a bad value makes what is done with it end with [`Error::Config`], before anything is sent.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let leases = leasehold::Leases::in_memory();
+/// let tenant = leases.scope().prefix("tenant7:").label("req-91");
+/// let lease = tenant.lock("invoice:12").acquire().await?; // the key tenant7:invoice:12
+/// let held = tenant.list("*").await?;
+/// assert_eq!((held.len(), held[0].name(), lease.label()), (1, "invoice:12", "req-91"));
+/// # lease.release().await?; Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "it is there for its locks"]
+pub struct Scope {
+    pub(crate) client: Arc<Client>,
+    /// All of it; the builder's, if there is none.
+    prefix: Option<Arc<str>>,
+    /// The builder's, if there is none.
+    pub(crate) label: Option<Arc<str>>,
+    /// Those of a lock that sets none of its own.
+    pub(crate) options: LockOptions,
+}
+
+impl Scope {
+    /// All of it.
+    pub(crate) fn new(client: Arc<Client>) -> Self {
+        let options = client.options.lock;
+        Self { client, prefix: None, label: None, options }
+    }
+
+    /// A prefix of its names, behind those that are there: the builder's, and that of the scope that it was cloned from.
+    /// Together they have at most 256 bytes.
+    pub fn prefix(mut self, prefix: impl AsRef<str>) -> Self {
+        self.prefix = Some(format!("{}{}", self.whole_prefix(), prefix.as_ref()).into());
+        self
+    }
+
+    /// How others see who holds its locks, 1 to 128 bytes without control characters; the builder's unless set.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into().into());
+        self
+    }
+
+    /// Counts its locks in a group of this name, unless the lock [says otherwise](Lock::metrics_group).
+    #[cfg(feature = "metrics")]
+    pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
+        self.options.metrics_group = crate::metrics::Group::named(name.as_ref());
+        self
+    }
+
+    /// The lock of this name; see [`Leases::lock`](crate::Leases::lock).
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(self.clone(), name.as_ref())
+    }
+
+    /// A value that refuses writers from the past; see [`Leases::guarded`](crate::Leases::guarded).
+    #[must_use]
+    pub fn guarded(&self, key: impl AsRef<str>) -> Guarded {
+        Guarded::new(self.clone(), key.as_ref())
+    }
+
+    /// Its locks that anybody holds now, by their names without the prefixes; see [`Leases::list`](crate::Leases::list).
+    ///
+    /// # Errors
+    ///
+    /// The server, or a majority, cannot be reached or says no; [`Error::Config`] for a prefix that is too long.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
+        self.check()?;
+        self.client.ready().await?;
+        let limit = self.client.options.command_timeout;
+        let prefix = self.whole_prefix();
+        let pattern = glob::literally(prefix) + pattern.as_ref();
+        let locks = relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, limit)).map_err(Error::of)?;
+        // Somebody may have copied a token of ours to where no lock can be.
+        let is_lock = |name: &&str| self.key(name).is_ok();
+        let names = locks.iter().filter_map(|lock| lock.strip_prefix(prefix)).filter(is_lock);
+        Ok(names.map(|name| self.lock(name)).collect())
+    }
+
+    /// The key of this name.
+    pub(crate) fn key(&self, name: &str) -> Result<Key, Error> {
+        Key::new(self.whole_prefix(), name).map_err(Error::of_name)
+    }
+
+    fn whole_prefix(&self) -> &str {
+        self.prefix.as_ref().unwrap_or(&self.client.options.prefix)
+    }
+
+    /// Whether its settings are within their bounds.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        // The builder has checked its own.
+        self.prefix.as_deref().map_or(Ok(()), check_prefix)?;
+        self.label.as_deref().map_or(Ok(()), check_label)
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope")
+            .field("prefix", &self.whole_prefix())
+            .field("label", &self.label)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,146 @@
+//! How a connection over TLS is made, as a program says it.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+/// How connections to a server over TLS are made: whom to trust, and who we are. See
+/// [`Server::tls`](crate::Server::tls).
+///
+/// Without any of it the machine's own authorities are trusted, and we have no certificate. Files are read for each new
+/// connection, so a certificate may be replaced while the program runs. They are in PEM.
+///
+/// ```
+/// # use leasehold::{Server, Tls};
+/// let tls = Tls::new()
+///     .ca_file("/etc/redis/ca.pem")
+///     .client_cert_files("/etc/redis/worker.pem", "/etc/redis/worker.key");
+/// let server = Server::at("redis.example", 6380).tls(tls);
+/// ```
+#[derive(Clone, Default, PartialEq, Eq)]
+#[must_use = "it is given to a `Server`"]
+pub struct Tls {
+    pub(crate) authorities: Option<Pem>,
+    /// A certificate and its key.
+    pub(crate) client: Option<(Pem, Pem)>,
+    pub(crate) server_name: Option<String>,
+    pub(crate) accepts_any: bool,
+}
+
+/// What is in PEM, and where.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Pem {
+    /// The setting.
+    name: &'static str,
+    at: At,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum At {
+    File(PathBuf),
+    Here(Arc<[u8]>),
+}
+
+impl Tls {
+    /// The machine's own authorities, and no certificate of ours.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts the authorities in this file, and no others.
+    pub fn ca_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.authorities = Some(Pem { name: "ca_file", at: At::File(file.into()) });
+        self
+    }
+
+    /// The same for the text of such a file.
+    pub fn ca_pem(mut self, pem: impl AsRef<[u8]>) -> Self {
+        self.authorities = Some(Pem { name: "ca_pem", at: At::Here(pem.as_ref().into()) });
+        self
+    }
+
+    /// Shows a server that asks for it (`tls-auth-clients`) the certificate in the first file, whose private key is in
+    /// the second one. Certificates of authorities between it and one that the server knows follow it in its file. A
+    /// key must have no passphrase; with the feature `tls-native` it must be PKCS #8 (`BEGIN PRIVATE KEY`).
+    pub fn client_cert_files(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.client = Some((
+            Pem { name: "client_cert_files", at: At::File(certificate.into()) },
+            Pem { name: "client_cert_files", at: At::File(key.into()) },
+        ));
+        self
+    }
+
+    /// The same for the texts of such files.
+    pub fn client_cert_pem(mut self, certificate: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Self {
+        self.client = Some((
+            Pem { name: "client_cert_pem", at: At::Here(certificate.as_ref().into()) },
+            Pem { name: "client_cert_pem", at: At::Here(key.as_ref().into()) },
+        ));
+        self
+    }
+
+    /// The name that the server's certificate must have, where it is not the host of the server: through a tunnel, say.
+    /// It is told to the server (SNI).
+    pub fn server_name(mut self, name: impl Into<String>) -> Self {
+        self.server_name = Some(name.into());
+        self
+    }
+
+    /// Takes whatever certificate comes: **anybody on the way to the server can read the password and grant locks**.
+    /// For a server whose certificate nobody can vouch for, in a network that you trust. Better is
+    /// [`ca_file`](Self::ca_file) with that very certificate.
+    pub fn danger_accept_any_certificate(mut self) -> Self {
+        self.accepts_any = true;
+        self
+    }
+
+    /// What is wrong with it before anything is read.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match &self.server_name {
+            Some(name) if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control()) => {
+                Err(format!("server_name is {name:?}: it must be a name or an address"))
+            }
+            _ if self.accepts_any && self.authorities.is_some() => {
+                Err(format!("{} is set, and danger_accept_any_certificate: leave one of them out", self.authority()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn authority(&self) -> &'static str {
+        self.authorities.as_ref().map_or("", |pem| pem.name)
+    }
+}
+
+#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
+impl Pem {
+    /// All of it.
+    pub(crate) fn read(&self) -> Result<Vec<u8>, String> {
+        match &self.at {
+            At::Here(text) => Ok(text.to_vec()),
+            At::File(file) => std::fs::read(file).map_err(|error| {
+                format!("{} names {}, which cannot be read ({error}): name a PEM file", self.name, file.display())
+            }),
+        }
+    }
+}
+
+/// Which setting, and which file.
+impl fmt::Display for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.at {
+            At::Here(_) => f.write_str(self.name),
+            At::File(file) => write!(f, "{} {}", self.name, file.display()),
+        }
+    }
+}
+
+/// Without what is in it.
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("authorities", &self.authorities.as_ref().map(ToString::to_string))
+            .field("client", &self.client.as_ref().map(|(certificate, _)| certificate.to_string()))
+            .field("server_name", &self.server_name)
+            .field("accepts_any", &self.accepts_any)
+            .finish()
+    }
+}
