@@ -52,7 +52,7 @@ mod worker;
 #[cfg(feature = "metrics")]
 pub(crate) use self::teller::{deltas_are_due, sample};
 pub(crate) use self::{
-    events::{Event, tell, tell_debug, tell_debug_in, tell_in},
+    events::{Event, queue, tell, tell_debug, tell_debug_in, tell_in},
     relay::{Relay, relayed},
     span::LeaseSpan,
     teller::Numbers,

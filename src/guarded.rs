@@ -49,9 +49,9 @@ impl Guarded {
     }
 
     async fn key(&self) -> Result<Key, Error> {
-        self.scope.check()?;
+        let key = self.scope.key(&self.name)?;
         self.scope.client.ready().await?;
-        self.scope.key(&self.name)
+        Ok(key)
     }
 
     /// Writes the value, unless a later holder has written before.

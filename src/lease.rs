@@ -247,7 +247,7 @@ impl Lease {
     {
         self.check()?;
         let output = {
-            let span = self.view.hold.span().map_or_else(Span::none, LeaseSpan::span);
+            let span = self.view.hold.span().map_or_else(Span::none, |span| span.span());
             let job = span.in_scope(|| work(self.handle()));
             let (stop, job) = (pin!(stop), pin!(job.instrument(span)));
             tokio::select! {
@@ -289,7 +289,7 @@ impl Drop for Lease {
             }
         }
         // Last, for it runs foreign code.
-        if let Some(span) = hold.span().filter(|_| is_last) {
+        if let Some(span) = is_last.then(|| hold.end_span()).flatten() {
             span.ends("dropped");
         }
     }

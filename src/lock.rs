@@ -577,7 +577,6 @@ impl Lock {
     /// Checks everything that can be refused without a request.
     fn wanted(self) -> Result<Wanted, Error> {
         self.scope.client.check_acquires()?;
-        self.scope.check()?;
         self.scope.options.check(!self.scope.client.quorum.is_one(), self.scope.client.quorum.restart_delay())?;
         check_keep("keep_for", self.keep_for, Duration::ZERO, self.scope.client.quorum.longest_keep())?;
         check_grace(self.grace, self.scope.options.ttl)?;

@@ -99,8 +99,9 @@ impl Scope {
         Ok(names.map(|name| self.lock(name)).collect())
     }
 
-    /// The key of this name.
+    /// The key of this name, if all is within its bounds.
     pub(crate) fn key(&self, name: &str) -> Result<Key, Error> {
+        self.check()?;
         Key::new(self.whole_prefix(), name).map_err(Error::of_name)
     }
 
@@ -109,7 +110,7 @@ impl Scope {
     }
 
     /// Whether its settings are within their bounds.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), Error> {
         // The builder has checked its own.
         self.prefix.as_deref().map_or(Ok(()), check_prefix)?;
         self.label.as_deref().map_or(Ok(()), check_label)

@@ -83,7 +83,7 @@ impl Server {
         self
     }
 
-    /// A file with the password, which is read for each new connection. So a password that changes needs no restart:
+    /// A file with the password, which is read for new connections. So a password that changes needs no restart:
     /// connections that there are go on, and the next ones use the new one. The file has the password and nothing else;
     /// one line end after it does not count.
     ///
@@ -94,9 +94,10 @@ impl Server {
         self
     }
 
-    /// Asks `provider` for user and password whenever there is a new connection, and again if the server does not take
-    /// them: for tokens of a cloud, or a vault. If they are [valid for](Credentials::valid_for) a while, it is asked
-    /// again in time, and connections that there are authenticate anew, so a job may outlast any number of tokens.
+    /// Asks `provider` for user and password for new connections, and again if the server does not take them: for tokens
+    /// of a cloud, or a vault. If they are [valid for](Credentials::valid_for) a while, new connections use them for two
+    /// thirds of it. Then it is asked again, and connections that there are authenticate anew, so a job may outlast any
+    /// number of tokens.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -111,10 +112,11 @@ impl Server {
     /// # Ok(()) }
     /// ```
     ///
-    /// It runs on a thread of its own with a Tokio runtime, so it may block, and nothing waits for it that renews a
-    /// lease. Connections that are made at one moment share an answer. One that has none within a quarter of the
-    /// [`connect_timeout`](crate::Builder::connect_timeout) takes the last one; after all of that time the question is
-    /// given up, and the next one asked on another thread, of which there are at most four.
+    /// It runs on a thread of its own with a Tokio runtime, so it may block. Connections that are made within a second
+    /// share an answer. One that has none within a quarter of the
+    /// [`command_timeout`](crate::Builder::command_timeout) takes the last one. After the
+    /// [`connect_timeout`](crate::Builder::connect_timeout) a question is given up, and the next one asked on another
+    /// thread, of which there are at most four.
     ///
     /// - A provider that fails, hangs or panics, or gives an empty password: the event `credentials` tells it once. A
     ///   first connection fails with [`Error::Unavailable`] after the connect time-out. Later ones use the last answer.
@@ -182,6 +184,9 @@ impl Server {
                 Address::Unix(_) => return Err(Error::config("tls is set, and a Unix socket has none: leave tls out")),
             }
             target.tls = wanted;
+        }
+        if user.is_some() && secret.is_none() && target.password.is_none() {
+            return Err(Error::config("user is set, and no password: give one, or leave user out"));
         }
         target.user = user.or(target.user);
         target.database = database.or(target.database);

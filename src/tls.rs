@@ -95,7 +95,7 @@ impl Tls {
     /// What is wrong with it before anything is read.
     pub(crate) fn check(&self) -> Result<(), String> {
         match &self.server_name {
-            Some(name) if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control()) => {
+            Some(name) if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || ".-_:".contains(c)) => {
                 Err(format!("server_name is {name:?}: it must be a name or an address"))
             }
             _ if self.accepts_any && self.authorities.is_some() => {
@@ -103,6 +103,11 @@ impl Tls {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a part of it may have been replaced since it was read.
+    pub(crate) fn has_files(&self) -> bool {
+        self.authorities.is_some() || self.client.is_some()
     }
 
     fn authority(&self) -> &'static str {

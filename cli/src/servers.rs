@@ -40,10 +40,10 @@ pub(crate) struct Servers {
     #[arg(long, value_name = "FILE", env = "LEASEHOLD_CACERT", hide_env_values = true)]
     pub(crate) cacert: Option<PathBuf>,
     /// Client certificate in a PEM file (rediss://).
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CERT", hide_env_values = true, requires = "key")]
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CERT", hide_env_values = true)]
     pub(crate) cert: Option<PathBuf>,
     /// Its private key in a PEM file.
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_KEY", hide_env_values = true, requires = "cert")]
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_KEY", hide_env_values = true)]
     pub(crate) key: Option<PathBuf>,
     /// Name that the server's certificate has [default: the host].
     #[arg(long, value_name = "NAME", env = "LEASEHOLD_SNI", hide_env_values = true)]
@@ -95,6 +95,11 @@ enum Origin {
 impl Servers {
     /// Decides which servers are meant: what the line says goes before the environment, and that before the file.
     pub(crate) fn settle(&mut self, said: &ArgMatches, needs_server: bool) -> Result<(), Error> {
+        match (&self.cert, &self.key) {
+            (Some(_), None) => return Err(refused("--cert has no --key: name the file with its private key")),
+            (None, Some(_)) => return Err(refused("--key has no --cert: name the file with its certificate")),
+            _ => {}
+        }
         let origin = |option| match said.value_source(option) {
             Some(ValueSource::CommandLine) => Some(Origin::Line),
             Some(ValueSource::EnvVariable) => Some(Origin::Environment),

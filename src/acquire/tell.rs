@@ -4,6 +4,8 @@ use std::fmt;
 
 use leasehold_protocol::{check::Check, holder::Holder, rounded::Rounded, troubles::causes};
 
+use tracing::dispatcher::has_been_set;
+
 use super::Acquire;
 use crate::{foreign::LeaseSpan, held::Hold, lease::Lease};
 
@@ -20,9 +22,13 @@ impl ToldHolder {
 /// Tells the log of a lease that was won, and begins its span: here, where a panic of the subscriber drops the lease.
 pub(super) fn tell_acquired(lease: &Lease) {
     let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
-    let span = tracing::info_span!(target: "leasehold", "lease", lock, label, fence, outcome = tracing::field::Empty);
-    if let Some(span) = LeaseSpan::new(span) {
-        lease.belongs_to(span);
+    // Without a subscriber, tracing's feature `log` would make a line of it.
+    if has_been_set() {
+        let outcome = tracing::field::Empty;
+        let span = tracing::info_span!(target: "leasehold", "lease", lock, label, fence, outcome);
+        if let Some(span) = LeaseSpan::new(span) {
+            lease.belongs_to(span);
+        }
     }
     tracing::debug!(name: "acquired", target: "leasehold", lock, label, fence, "acquired");
 }

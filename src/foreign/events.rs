@@ -148,21 +148,28 @@ pub(crate) fn tell(event: Event) {
 }
 
 /// The same in the span of a lease.
-pub(crate) fn tell_in(span: Option<&LeaseSpan>, event: Event) {
+pub(crate) fn tell_in(span: Option<LeaseSpan>, event: Event) {
     if is_wanted(event.level()) {
-        if on_keeper() { teller::queue(event, span.cloned()) } else { event.emit(span) }
+        if on_keeper() { teller::queue(event, span) } else { event.emit(span.as_ref()) }
     }
 }
 
-/// The same for an event of level DEBUG, which is made only if somebody wants it.
+/// The same from a thread that nothing may hold up, though it is not the keeper's: through the queue.
+pub(crate) fn queue(event: Event) {
+    if is_wanted(event.level()) {
+        teller::queue(event, None);
+    }
+}
+
+/// Tells an event of level DEBUG, which is made only if somebody wants it.
 pub(crate) fn tell_debug(event: impl FnOnce() -> Event) {
-    tell_debug_in(None, event);
+    tell_debug_in(|| None, event);
 }
 
 /// The same in the span of a lease.
-pub(crate) fn tell_debug_in(span: Option<&LeaseSpan>, event: impl FnOnce() -> Event) {
+pub(crate) fn tell_debug_in(span: impl FnOnce() -> Option<LeaseSpan>, event: impl FnOnce() -> Event) {
     if is_wanted(Level::DEBUG) {
-        tell_in(span, event());
+        tell_in(span(), event());
     }
 }
 

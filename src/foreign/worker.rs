@@ -38,6 +38,11 @@ impl Worker {
         Ok(Self { work })
     }
 
+    /// Whether it could not be kept: it takes nothing more.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.work.is_closed()
+    }
+
     /// Has it done. If the thread has ended, what it was given is dropped.
     pub(crate) fn run(&self, work: Work) {
         let _ended = self.work.send(work);

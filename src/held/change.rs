@@ -30,16 +30,15 @@ impl PhaseChange {
         for lease in &self.leases {
             lease.cancel();
         }
-        let span = self.span.as_ref();
         match self.end {
             Some((reason, held_for)) => {
                 self.stage.tell_end(reason, held_for);
-                if let (Some(span), Some(lost)) = (span, loss::label(reason)) {
+                if let (Some(span), Some(lost)) = (&self.span, loss::label(reason)) {
                     span.ends(lost);
                 }
             }
             None => self.stage.tell(),
         }
-        foreign::tell_in(span, self.event);
+        foreign::tell_in(self.span, self.event);
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     random,
     status::{Board, HasBoard, Signal, Status},
     sync::{
-        Mutex, OnceLock,
+        Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -57,8 +57,8 @@ pub(crate) struct Hold {
     first: Board,
     pub(crate) measured: Holding,
     pub(crate) noted: Noted,
-    /// In the trace of whoever acquired it, once it is known that somebody wants it.
-    span: OnceLock<LeaseSpan>,
+    /// In the trace of whoever acquired it, if somebody wants it, until the last lease lets go.
+    span: Mutex<Option<LeaseSpan>>,
 }
 
 struct State {
@@ -117,7 +117,7 @@ impl Hold {
             first: Board::new(),
             measured,
             noted: Noted::default(),
-            span: OnceLock::new(),
+            span: Mutex::new(None),
         };
         let hold = Arc::new(hold);
         (hold.clone(), Signal::First(hold))
@@ -125,11 +125,16 @@ impl Hold {
 
     /// What happens to it belongs to this span from now on.
     pub(crate) fn belongs_to(&self, span: LeaseSpan) {
-        let _first_stays = self.span.set(span);
+        *self.span.lock() = Some(span);
     }
 
-    pub(crate) fn span(&self) -> Option<&LeaseSpan> {
-        self.span.get()
+    pub(crate) fn span(&self) -> Option<LeaseSpan> {
+        self.span.lock().clone()
+    }
+
+    /// The span ends here, though others may know the hold for a while: they are told what they have to be told.
+    pub(crate) fn end_span(&self) -> Option<LeaseSpan> {
+        self.span.lock().take()
     }
 
     /// Keeps the key for at least so long from now on, or until the time that was asked for before.
@@ -260,7 +265,7 @@ impl Hold {
         }
         let leases = self.signals(&state);
         drop(state);
-        let (event, span) = (self.event(phase, end.as_ref()), self.span().cloned());
+        let (event, span) = (self.event(phase, end.as_ref()), self.span());
         let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
         Reaction { actions, news: Some(PhaseChange { leases, stage, end, event, span }) }
     }

@@ -63,12 +63,7 @@ impl ConnectConfig {
                 Box::pin(ready(Ok(memory::node(memory, &self.host))))
             }
             NodeAddress::Redis(target) => {
-                let endpoint = Endpoint {
-                    target: (**target).clone(),
-                    limits: self.limits,
-                    clock: self.clock.clone(),
-                    label: self.label.clone(),
-                };
+                let endpoint = Endpoint::new((**target).clone(), self.limits, self.clock.clone(), self.label.clone());
                 let connecting = Redis::connect(endpoint, self.host.clone(), self.home.clone(), self.votes);
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }

@@ -28,7 +28,7 @@ impl Watchdog {
             news.tell();
         }
         if !actions.reconnect.is_empty() {
-            foreign::tell_debug_in(hold.span(), || Event::Reconnect { lock: hold.claim.key.name().into() });
+            foreign::tell_debug_in(|| hold.span(), || Event::Reconnect { lock: hold.claim.key.name().into() });
         }
     }
 

@@ -185,13 +185,16 @@ impl Watchdog {
         if sent.ask != Ask::Renew && matches!(answer, RenewalAnswer::Unclear | RenewalAnswer::Refused) {
             return left_over;
         }
-        foreign::tell_debug_in(hold.span(), || Event::Renewal {
-            lock: hold.claim.key.name().into(),
-            label: hold.claim.token.label().into(),
-            node: self.quorum.member(sent.node).map(|member| member.address().into()),
-            answer,
-            took: now.since(sent.at),
-        });
+        foreign::tell_debug_in(
+            || hold.span(),
+            || Event::Renewal {
+                lock: hold.claim.key.name().into(),
+                label: hold.claim.token.label().into(),
+                node: self.quorum.member(sent.node).map(|member| member.address().into()),
+                answer,
+                took: now.since(sent.at),
+            },
+        );
         left_over
     }
 
@@ -206,12 +209,15 @@ impl Watchdog {
         let (claim, restart_delay) = (hold.claim.clone(), self.quorum.restart_delay());
         let repair = Request::Repair { claim, fence: hold.fence, restart_delay };
         let repaired = member.ask(Route::Keeper, repair, limit).await;
-        foreign::tell_debug_in(hold.span(), || Event::Repair {
-            lock: hold.claim.key.name().into(),
-            label: hold.claim.token.label().into(),
-            node: member.address().into(),
-            repaired: format!("{repaired:?}"),
-        });
+        foreign::tell_debug_in(
+            || hold.span(),
+            || Event::Repair {
+                lock: hold.claim.key.name().into(),
+                label: hold.claim.token.label().into(),
+                node: member.address().into(),
+                repaired: format!("{repaired:?}"),
+            },
+        );
         if let Ok(Repaired::Recovering(left)) = repaired {
             member.note_recovery(left);
         }
@@ -232,11 +238,14 @@ fn without_refused(node: usize, batch: &HoldBatch) -> Vec<HoldBatch> {
 }
 
 fn tell_failed(hold: &Hold, member: &Member, failure: &Failure) {
-    foreign::tell_debug_in(hold.span(), || Event::RenewalFailed {
-        lock: hold.claim.key.name().into(),
-        node: member.address().into(),
-        failure: failure.clone(),
-    });
+    foreign::tell_debug_in(
+        || hold.span(),
+        || Event::RenewalFailed {
+            lock: hold.claim.key.name().into(),
+            node: member.address().into(),
+            failure: failure.clone(),
+        },
+    );
 }
 
 /// The meaning of an answer for a lease, for the log.

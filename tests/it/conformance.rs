@@ -28,6 +28,8 @@ struct Place {
     /// Whether every lock is a fair one.
     fair: bool,
     pushes: bool,
+    /// How a program names its server, where a url does not do.
+    named: Option<leasehold::Server>,
     /// Keeps a shared memory store alive between two programs.
     _first: Vec<Leases>,
     servers: Vec<Server>,
@@ -39,7 +41,7 @@ impl Place {
         for url in &urls {
             first.push(Leases::connect(url).await.unwrap());
         }
-        Self { urls, fair: false, pushes: true, _first: first, servers }
+        Self { urls, fair: false, pushes: true, named: None, _first: first, servers }
     }
 
     async fn memory(test: &str) -> Self {
@@ -56,6 +58,27 @@ impl Place {
         let server = Server::start();
         let url = server.url_without_push(server.port());
         Self { pushes: false, ..Self::at(vec![url], vec![server]).await }
+    }
+
+    /// Over TLS, with certificates on both sides.
+    #[cfg(feature = "tls-rustls")]
+    async fn redis_over_tls(_test: &str) -> Self {
+        let server = Server::builder().tls(true).tls_clients(true).start();
+        let [certificate, key] = server.client_pem_paths();
+        let tls = leasehold::Tls::new().ca_file(server.ca_pem_path()).client_cert_files(certificate, key);
+        let named = leasehold::Server::at("localhost", server.tls_port()).tls(tls);
+        Self { named: Some(named), ..Self::at(vec![server.url()], vec![server]).await }
+    }
+
+    /// With a token that is renewed every second.
+    async fn redis_with_credentials(_test: &str) -> Self {
+        let server = Server::start();
+        server.wire().must(&["ACL", "SETUSER", "worker", "on", ">sesame", "~*", "&*", "+@all"]);
+        let named = leasehold::Server::at("127.0.0.1", server.port()).credentials(async || {
+            let token = leasehold::Credentials::new("worker", "sesame").valid_for(Duration::from_millis(1_500));
+            Ok::<_, Error>(token)
+        });
+        Self { named: Some(named), ..Self::at(vec![server.url()], vec![server]).await }
     }
 
     async fn quorum_of_memory(test: &str) -> Self {
@@ -97,10 +120,11 @@ impl Place {
 
     fn builder(&self) -> Builder {
         let builder = Leases::builder().ttl(TTL).fair(self.fair);
-        match &*self.urls {
-            [url] => builder.url(url),
+        match (&self.named, &*self.urls) {
+            (Some(server), _) => builder.server(server.clone()),
+            (None, [url]) => builder.url(url),
             // The servers of a test were all started just now.
-            urls => builder.quorum(urls).restart_delay(Duration::ZERO),
+            (None, urls) => builder.quorum(urls).restart_delay(Duration::ZERO),
         }
     }
 
@@ -122,6 +146,9 @@ macro_rules! conformance {
         conformance! { @ redis_without_push: $($behaviour)* }
         conformance! { @ redis_fair: $($behaviour)* }
         conformance! { @ redis_fair_without_push: $($behaviour)* }
+        #[cfg(feature = "tls-rustls")]
+        conformance! { @ redis_over_tls: $($behaviour)* }
+        conformance! { @ redis_with_credentials: $($behaviour)* }
         conformance! { @ quorum_of_memory: $($behaviour)* }
         conformance! { @ quorum_of_three: $($behaviour)* }
         conformance! { @ quorum_of_five: $($behaviour)* }

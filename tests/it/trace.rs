@@ -145,6 +145,24 @@ fn work_runs_in_the_span_of_its_lease_and_its_outcome_is_there() {
     }
 }
 
+/// The keeper knows a hold that has ended for a while, if it has others.
+#[test]
+fn a_span_ends_with_its_lease_whatever_else_is_held() {
+    recorded(LevelFilter::INFO, async |recorder| {
+        let leases = Leases::builder().url("memory://").ttl(Duration::from_secs(3)).build().await.unwrap();
+        let _others = (leases.lock("one").acquire().await.unwrap(), leases.lock("two").acquire().await.unwrap());
+        let lease = leases.lock(NAME).acquire().await.unwrap();
+        let mut left = lease.remaining();
+        let is_renewed = || {
+            let before = std::mem::replace(&mut left, lease.remaining());
+            left > before
+        };
+        eventually_async(HANGS, "a renewal, and so a plan for the next", is_renewed).await;
+        lease.release().await.unwrap();
+        assert_eq!(recorder.0.lock().closed, ["lease"]);
+    });
+}
+
 #[test]
 fn where_the_level_is_off_there_is_no_span() {
     recorded(LevelFilter::WARN, async |recorder| {

@@ -88,6 +88,55 @@ fn an_option_goes_before_the_environment_and_that_before_the_file() {
     assert!(finds(scene.tool("", &by_file).env("LEASEHOLD_QUORUM", format!("{other},{other},{other}"))));
 }
 
+/// A server that wants a password and a certificate.
+#[test]
+fn a_password_file_and_certificates_reach_a_server_that_wants_both() {
+    let (scene, show) = (Scene::new(), ["show", NAME]);
+    let server = Server::builder().tls(true).tls_clients(true).arg("--requirepass", "sesame").start();
+    let mut wire = server.wire();
+    wire.must(&["AUTH", "sesame"]);
+    wire.set(NAME, "somebody's");
+    let text = |path: &PathBuf| path.to_str().unwrap().to_owned();
+    let [certificate, key] = server.client_pem_paths().each_ref().map(text);
+    let (ca, password) = (text(&server.ca_pem_path()), text(&scene.file("password", "sesame\n")));
+    let settings = [
+        ("url", &server.tls_url()),
+        ("password-file", &password),
+        ("cacert", &ca),
+        ("cert", &certificate),
+        ("key", &key),
+        ("sni", &"localhost".to_owned()),
+    ];
+    let mut line = vec!["show".to_owned(), NAME.to_owned()];
+    line.extend(settings.iter().flat_map(|(name, value)| [format!("--{name}"), (*value).clone()]));
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    assert!(finds(&mut scene.tool("", &line)));
+    let lines: Vec<String> = settings.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+    assert!(finds(&mut scene.tool(&lines.join("\n"), &show)));
+    let mut by_environment = scene.tool("", &show);
+    for (name, value) in settings {
+        by_environment.env(format!("LEASEHOLD_{}", name.to_uppercase().replace('-', "_")), value);
+    }
+    assert!(finds(&mut by_environment));
+
+    let url = server.tls_url();
+    let with_password = url.replace("//", "//:sesame@");
+    let no_file = "/no/such/file".to_owned();
+    for (args, code, words) in [
+        (vec!["--cacert", &ca, "--cert", &certificate], 64, &["--cert has no --key"][..]),
+        (vec!["--key", &key], 64, &["--key has no --cert"]),
+        (vec!["--cacert", &no_file], 64, &["ca_file names /no/such/file, which cannot be read"]),
+        (vec!["--cacert", &ca, "--password-file", &no_file], 64, &["password_file /no/such/file cannot be read"]),
+        (vec!["--cacert", &ca], 69, &["it wants a certificate of ours"]),
+        (vec!["--url", &with_password, "--password-file", &password], 64, &["the url has a password too"]),
+        (vec!["--url", "redis://127.0.0.1", "--cacert", &ca], 64, &["write rediss://"]),
+    ] {
+        let mut tool = scene.tool("", &show);
+        let tool = tool.args(if args.contains(&"--url") { vec![] } else { vec!["--url", &url] }).args(args);
+        ends_with(&tool.output().unwrap(), code, words);
+    }
+}
+
 #[test]
 fn every_setting_may_stand_in_the_environment_and_in_the_file() {
     let (scene, servers) = (Scene::new(), [Server::start(), Server::start(), Server::start()]);

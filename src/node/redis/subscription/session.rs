@@ -41,8 +41,10 @@ impl Session {
             Ok(Self { client, id: Err(String::new()), router, errors, messages })
         };
         let mut session = connected(endpoint, connect).await.map_err(|error| ended(&error))?;
-        keeper.introduce(&session.client, Role::Notifications).await.map_err(|error| ended(&error))?;
-        session.id = session.subscribe(limits).await?;
+        let introducing = keeper.introduce(&session.client, Role::Notifications);
+        let (introduced, id) = tokio::join!(introducing, session.subscribe(limits));
+        introduced.map_err(|error| ended(&error))?;
+        session.id = id?;
         session.client.subscribe(channel).await.map_err(|error| ended(&error))?;
         session.ping(limits).await?;
         Ok(session)

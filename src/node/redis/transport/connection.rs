@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use super::{
     endpoint::Endpoint,
-    failure::{self, classify_of, is_no_primary, is_unsent, is_wrong_server, missing_right},
+    failure::{self, classify_of, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server, missing_right},
     introduction::{Role, introduce},
     left_out::LeftOut,
     link::Link,
@@ -315,7 +315,7 @@ impl Connection {
         if is_timeout(error) && !stood_still(now, until) && link.is_silent(limit, now) {
             self.links.give_up(link);
         }
-        if is_wrong_server(error) {
+        if is_wrong_server(error) || is_unauthenticated(error) {
             self.links.give_up(link);
         }
         if is_no_primary(error.details()) {
@@ -380,7 +380,7 @@ mod tests {
 
     async fn connection(server: &Server) -> (Connection, Stop) {
         let (target, limits) = (Target::parse(&server.url()).unwrap(), Limits { connect: LIMIT, command: LIMIT });
-        let endpoint = Endpoint { target, limits, clock: Arc::new(SystemClock), label: "test".into() };
+        let endpoint = Endpoint::new(target, limits, Arc::new(SystemClock), "test".into());
         let (host, stop) = Host::start(Keeper::CurrentRuntime, &endpoint.clock).unwrap();
         let here = Side::Here(tokio::runtime::Handle::current(), host);
         (Connection::open(here, &endpoint, &Mutex::default()).await.unwrap(), stop)

@@ -1,12 +1,16 @@
 //! A server as connections to it need it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::config::{Config, Server, ServerConfig},
 };
 use leasehold_protocol::time::Time;
+use tokio::sync::Semaphore;
 
 use super::{
     tls,
@@ -29,9 +33,17 @@ pub(crate) struct Endpoint {
     pub(crate) clock: Arc<dyn Clock>,
     /// How the holder of its locks is called: a part of its connections' names.
     pub(crate) label: Arc<str>,
+    /// One read of certificates at a time: a disk that hangs keeps one thread.
+    reading: Arc<Semaphore>,
+    /// The settings with the machine's own authorities, which are read once.
+    by_the_machine: Arc<OnceLock<Config>>,
 }
 
 impl Endpoint {
+    pub(crate) fn new(target: Target, limits: Limits, clock: Arc<dyn Clock>, label: Arc<str>) -> Self {
+        Self { target, limits, clock, label, reading: Arc::new(Semaphore::new(1)), by_the_machine: Arc::default() }
+    }
+
     pub(crate) fn now(&self) -> Time {
         clock::now(&*self.clock)
     }
@@ -40,12 +52,27 @@ impl Endpoint {
     pub(super) async fn config(&self) -> Result<Config, FredError> {
         let mut config = config(&self.target)?;
         let Address::Tcp { tls: true, .. } = &self.target.address else { return Ok(config) };
-        // A file may be on a disk that hangs.
+        if let Some(config) = self.by_the_machine.get() {
+            return Ok(config.clone());
+        }
         let tls = self.target.tls.clone();
-        let reading = tokio::task::spawn_blocking(move || tls::enable(&mut config, &tls).map(|()| config));
-        match reading.await {
-            Ok(read) => read.map_err(mistake),
-            Err(_) => Err(FredError::new(FredKind::IO, "its certificates could not be read")),
+        let read = async {
+            let one = self.reading.clone().acquire_owned().await;
+            let read = move || {
+                let _one = one;
+                tls::enable(&mut config, &tls).map(|()| config)
+            };
+            tokio::task::spawn_blocking(read).await
+        };
+        match tokio::time::timeout(self.limits.connect, read).await {
+            Ok(Ok(read)) => {
+                let config = read.map_err(mistake)?;
+                if !self.target.tls.has_files() {
+                    let _first_stays = self.by_the_machine.set(config.clone());
+                }
+                Ok(config)
+            }
+            _ => Err(FredError::new(FredKind::IO, "its certificates could not be read in time")),
         }
     }
 }

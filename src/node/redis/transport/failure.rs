@@ -112,6 +112,11 @@ pub(super) fn is_wrong_password(error: &Error) -> bool {
     reply_word(error.details()) == Some("WRONGPASS")
 }
 
+/// Whether a connection is nobody's any more: the next one authenticates.
+pub(super) fn is_unauthenticated(error: &Error) -> bool {
+    reply_word(error.details()) == Some("NOAUTH")
+}
+
 /// Whether the server has no room for us.
 pub(crate) fn is_full(error: &Error) -> bool {
     full(error.details())

@@ -136,8 +136,8 @@ pub(crate) struct Link {
     router: AbortHandle,
     /// Which of its connection's links it is.
     number: u64,
-    /// The number of the credentials that it authenticated with.
-    login: AtomicU64,
+    /// The credentials that it was made with, if a provider gave them.
+    login: Option<Login>,
     kind: Arc<Kind>,
     made: Time,
     /// The silence after which the link is given up: half a command time-out, or the time that the handshake took if
@@ -202,8 +202,8 @@ async fn has_ended(router: &mut Option<ConnectHandle>) {
 }
 
 impl Link {
-    /// Connects, on the runtime that this runs on, with these settings. `login` is the number of the credentials in them.
-    pub(crate) async fn open(endpoint: &Endpoint, next: &NextLink, config: Config, login: u64) -> Opened {
+    /// Connects, on the runtime that this runs on, with these settings. `login` is what a provider gave for them.
+    pub(crate) async fn open(endpoint: &Endpoint, next: &NextLink, config: Config, login: Option<Login>) -> Opened {
         let limits = endpoint.limits;
         let settings = settings(limits);
         let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
@@ -245,7 +245,7 @@ impl Link {
             client,
             router: router.abort_handle(),
             number: next.number,
-            login: AtomicU64::new(login),
+            login,
             kind,
             made,
             patience: made.since(began).max(limits.command / 2),
@@ -265,18 +265,16 @@ impl Link {
         self.number
     }
 
-    /// The number of the credentials that it authenticated with.
-    pub(crate) fn login(&self) -> u64 {
-        self.login.load(Ordering::Relaxed)
+    /// The credentials that it was made with, if a provider gave them.
+    pub(crate) fn login(&self) -> Option<&Login> {
+        self.login.as_ref()
     }
 
     /// Authenticates with other ones. If the server does not take these, the link stays as it was.
     pub(crate) async fn authenticate(&self, login: &Login, limit: Duration) -> Result<(), FredError> {
         let Credentials { user, password, .. } = &login.credentials;
         let words = user.iter().chain([password]).map(|word| word.as_str().into()).collect();
-        self.command("AUTH", words, limit).await?;
-        self.login.store(login.number, Ordering::Relaxed);
-        Ok(())
+        self.command("AUTH", words, limit).await.map(drop)
     }
 
     /// The server's kind when the link was made, once that is known.
@@ -550,8 +548,8 @@ pub(crate) fn settings(limits: Limits) -> ConnectionConfig {
         connection_timeout: limits.connect,
         internal_command_timeout: limits.connect,
         max_command_attempts: 1,
-        reconnect_on_auth_error: true,
-        // LOADING, READONLY and their like are answers, not reasons to drop the connection under everybody else.
+        // WRONGPASS, LOADING, READONLY and their like are answers, not reasons to drop the connection under everybody else.
+        reconnect_on_auth_error: false,
         reconnect_errors: Vec::new(),
         tcp: TcpConfig {
             nodelay: Some(true),

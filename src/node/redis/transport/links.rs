@@ -17,7 +17,7 @@ use std::{
 };
 
 use fred::error::Error as FredError;
-use leasehold_protocol::{failure::Failure, time::Time};
+use leasehold_protocol::{doubling::Doubling, failure::Failure, time::Time};
 use tokio::sync::{Notify, watch};
 
 use super::{
@@ -25,6 +25,7 @@ use super::{
     failure::{classify, is_full, is_refusal, is_wrong_server, words},
     kind::ServerKind,
     link::{Ending, Link},
+    login::{FIRST_PAUSE, LONGEST_PAUSE},
     opening::Opening,
 };
 use crate::{
@@ -236,15 +237,20 @@ impl Links {
         }
     }
 
-    /// Authenticates anew on the link that there is now, with each answer of the provider after that of the link.
+    /// Authenticates anew on the link that there is now, before its credentials end.
     async fn keep_authenticated(&self) -> Infallible {
         let (Some(provider), Some(link)) = (&self.endpoint.target.provider, self.up()) else { return pending().await };
-        let mut known = link.login();
+        let Some(mut known) = link.login().cloned() else { return pending().await };
+        let mut pauses = Doubling::from(FIRST_PAUSE);
         loop {
-            let login = provider.renewed(&self.endpoint, known).await;
-            known = login.number;
-            if let Err(error) = link.authenticate(&login, self.endpoint.limits.command).await {
-                foreign::tell_debug(|| Event::Connection { error: words(&error).into() });
+            let login = provider.renewed(&self.endpoint, &known).await;
+            match link.authenticate(&login, self.endpoint.limits.command).await {
+                Ok(()) => (known, pauses) = (login, Doubling::from(FIRST_PAUSE)),
+                Err(error) => {
+                    provider.note(&login, &error);
+                    foreign::tell_debug(|| Event::Connection { error: words(&error).into() });
+                    tokio::time::sleep(pauses.next(LONGEST_PAUSE)).await;
+                }
             }
         }
     }

@@ -2,12 +2,13 @@
 //!
 //! # Invariants
 //!
-//! 1. A provider is foreign code, and runs on a thread of its own. No connection, and no renewal, waits on that thread.
+//! 1. A provider is foreign code, and runs on a thread of its own: if it blocks, that is felt there alone.
 //! 2. Whoever asks while a question is under way shares its answer, so a provider is asked once for all connections that
 //!    are made at one moment. A question that has no answer after the time to connect is given up: the next one asks anew,
 //!    on another thread, of which there are at most [`MOST_THREADS`].
-//! 3. A new connection waits for an answer for a quarter of the time to connect. Then it takes the last answer, if there
-//!    is one. The server decides whether that still does.
+//! 3. A new connection takes the last answer while that is fresh: it is valid still, or a second old at most, and no server
+//!    has refused it. Otherwise it asks, and waits for the answer for a quarter of a command's time. Then it takes the last
+//!    one all the same, if there is one, and the server decides.
 //! 4. A password is in no text.
 
 use std::{
@@ -19,7 +20,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -33,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{
-    endpoint::{Endpoint, mistake},
+    endpoint::{Endpoint, Limits, mistake},
     failure::is_wrong_password,
     trust::explained,
     url::Target,
@@ -46,9 +47,14 @@ use crate::{
 /// The most threads that a provider may have blocked.
 const MOST_THREADS: usize = 4;
 
-/// The pause before a provider that has failed is asked again for an open connection; it doubles up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The pause before a provider that has failed is asked again for an open connection, and before an AUTH is tried again;
+/// it doubles up to the longest.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// An answer that does not say for how long it is valid is fresh for so long. During an outage there is a try to connect
+/// twice a second.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// The beginning of an error about credentials that the server does not take.
 const REJECTED: &str = "what its provider of credentials gives is not taken: ";
@@ -62,7 +68,7 @@ type Asking = Pin<Box<dyn Future<Output = Result<Credentials, String>> + Send>>;
 pub(crate) struct Login {
     pub(crate) credentials: Credentials,
     /// Later ones have larger numbers.
-    pub(crate) number: u64,
+    number: u64,
     /// When it was asked for.
     asked: Time,
 }
@@ -79,6 +85,8 @@ struct Asked {
     is_file: bool,
     questions: Mutex<Questions>,
     last: watch::Sender<Option<Login>>,
+    /// The largest number of an answer that a server has refused.
+    refused: AtomicU64,
     fails: AtomicBool,
 }
 
@@ -111,8 +119,14 @@ impl Provider {
     }
 
     fn asking(ask: impl Fn() -> Asking + Send + Sync + 'static, is_file: bool) -> Self {
-        let (questions, last) = (Mutex::default(), watch::Sender::new(None));
-        Self(Arc::new(Asked { ask: Some(Box::new(ask)), is_file, questions, last, fails: AtomicBool::new(false) }))
+        Self(Arc::new(Asked {
+            ask: Some(Box::new(ask)),
+            is_file,
+            questions: Mutex::default(),
+            last: watch::Sender::new(None),
+            refused: AtomicU64::new(0),
+            fails: AtomicBool::new(false),
+        }))
     }
 
     /// The answer to a question that is asked now, or is under way.
@@ -131,8 +145,8 @@ impl Provider {
             }
         }
         let worker = match worker {
-            Some(worker) => worker,
-            None => worker.insert(Worker::start(running)?),
+            Some(worker) if !worker.has_ended() => worker,
+            _ => worker.insert(Worker::start(running)?),
         };
         let (tell, outcome) = watch::channel(None);
         *asked += 1;
@@ -149,7 +163,6 @@ impl Provider {
                     provider.keep(login);
                 }
                 tell.send_replace(Some(login.clone()));
-                // Last, for it runs foreign code.
                 if let Some(provider) = provider {
                     match login {
                         Ok(_) => provider.gives_again(&node),
@@ -165,8 +178,12 @@ impl Provider {
     /// Credentials for a new connection (invariant 3).
     async fn ask(&self, endpoint: &Endpoint) -> Result<Login, FredError> {
         let known = self.0.last.borrow().clone();
+        if let Some(known) = known.clone().filter(|known| self.is_fresh(known, endpoint.now())) {
+            return Ok(known);
+        }
         // Without one the next try shares the question, and who gives up knows why.
-        let patience = endpoint.limits.connect / if known.is_some() { 4 } else { 2 };
+        let Limits { connect, command } = endpoint.limits;
+        let patience = if known.is_some() { command.min(connect) / 4 } else { connect / 2 };
         match self.answer(endpoint, patience).await {
             Ok(login) => Ok(login),
             Err(reason) => known.ok_or_else(|| self.no_credentials(&reason)),
@@ -179,7 +196,7 @@ impl Provider {
             .map_err(|error| format!("the thread for its provider cannot be started ({error})"))?;
         let answered = match tokio::time::timeout(patience, outcome.wait_for(Option::is_some)).await {
             Ok(Ok(answer)) => (*answer).clone().unwrap_or_else(|| Err("their provider gave none".into())),
-            Ok(Err(_dropped)) => Err("their provider has panicked".into()),
+            Ok(Err(_dropped)) => Err("their provider has panicked, or its thread has ended".into()),
             Err(_elapsed) => Err(format!("their provider gave none within {}", Rounded(patience))),
         };
         if let Err(reason) = &answered {
@@ -188,43 +205,64 @@ impl Provider {
         answered
     }
 
+    fn is_fresh(&self, login: &Login, now: Time) -> bool {
+        let is_young = now.since(login.asked) < FRESH;
+        !self.is_refused(login) && login.rest(now).map_or(is_young, |rest| !rest.is_zero())
+    }
+
+    /// What a server said to them: if it refuses them, the provider is asked again.
+    pub(super) fn note(&self, login: &Login, error: &FredError) {
+        if is_wrong_password(error) {
+            self.0.refused.fetch_max(login.number, Ordering::Relaxed);
+        }
+    }
+
     fn no_credentials(&self, reason: &str) -> FredError {
         let text = format!("there are no credentials: {reason}");
         if self.0.is_file { mistake(text) } else { FredError::new(FredKind::IO, text) }
     }
 
-    /// Completes with an answer that came after that of this number, and asks for it when it is time.
+    /// Completes with other credentials that are valid for a while, once the provider gives some; and asks for them when
+    /// those that are known are about to end, or a server has refused them.
     ///
     /// # Cancel safety
     ///
     /// It loses nothing.
-    pub(super) async fn renewed(&self, endpoint: &Endpoint, known: u64) -> Login {
+    pub(super) async fn renewed(&self, endpoint: &Endpoint, known: &Login) -> Login {
         let mut last = self.0.last.subscribe();
         let mut pauses = Doubling::from(FIRST_PAUSE);
+        let mut pause = Duration::ZERO;
         loop {
             let login = last.borrow_and_update().clone();
-            let rest = match login {
-                Some(login) if login.number > known => return login,
-                login => login.and_then(|login| login.rest(endpoint.now())),
-            };
-            let Some(rest) = rest else {
+            let rest = match login.as_ref().and_then(|login| Some((login, login.rest(endpoint.now())?))) {
+                Some((login, _)) if self.is_refused(login) => pause,
+                Some((login, _)) if login.number > known.number && !login.is_same(known) => return login.clone(),
+                Some((_, rest)) => rest.max(pause),
                 // It does not say how long it does.
-                let _sender_is_ours = last.changed().await;
-                continue;
+                None => Duration::MAX,
             };
             tokio::select! {
                 biased;
                 _changed = last.changed() => continue,
                 () = tokio::time::sleep(rest) => {}
             }
-            if self.answer(endpoint, endpoint.limits.connect).await.is_err() {
-                tokio::time::sleep(pauses.next(LONGEST_PAUSE)).await;
-            }
+            let answered = self.answer(endpoint, endpoint.limits.connect).await;
+            pause = if answered.is_err() { pauses.next(LONGEST_PAUSE) } else { FIRST_PAUSE };
         }
+    }
+
+    fn is_refused(&self, login: &Login) -> bool {
+        login.number <= self.0.refused.load(Ordering::Relaxed)
     }
 }
 
 impl Login {
+    /// Whether they are the same user and password.
+    fn is_same(&self, other: &Self) -> bool {
+        let Credentials { user, password, .. } = &self.credentials;
+        *user == other.credentials.user && *password == other.credentials.password
+    }
+
     /// How long until it is to be renewed, if it says how long the server takes it.
     fn rest(&self, now: Time) -> Option<Duration> {
         let valid_for = self.credentials.valid_for?;
@@ -257,13 +295,13 @@ impl Asked {
 
     fn gives_again(&self, node: &str) {
         if self.fails.swap(false, Ordering::Relaxed) {
-            foreign::tell(Event::CredentialsAgain { node: node.into() });
+            foreign::queue(Event::CredentialsAgain { node: node.into() });
         }
     }
 
     fn has_failed(&self, node: &str, reason: &str) {
         if !self.fails.swap(true, Ordering::Relaxed) {
-            foreign::tell(Event::NoCredentials { node: node.into(), reason: reason.into() });
+            foreign::queue(Event::NoCredentials { node: node.into(), reason: reason.into() });
         }
     }
 }
@@ -314,7 +352,10 @@ pub(super) fn is_rejected(error: &FredError) -> bool {
 
 /// Connects with the credentials of now. If they are wrong the provider is asked once more: they may have been changed
 /// just now.
-pub(crate) async fn connected<T, Fut>(endpoint: &Endpoint, connect: impl Fn(Config, u64) -> Fut) -> Result<T, FredError>
+pub(crate) async fn connected<T, Fut>(
+    endpoint: &Endpoint,
+    connect: impl Fn(Config, Option<Login>) -> Fut,
+) -> Result<T, FredError>
 where
     Fut: Future<Output = Result<T, FredError>>,
 {
@@ -322,14 +363,19 @@ where
     let mut config = endpoint.config().await?;
     let connect =
         async |config: &Config, login| connect(config.clone(), login).await.map_err(|error| explained(error, tls));
-    let Some(provider) = provider else { return connect(&config, 0).await };
+    let Some(provider) = provider else { return connect(&config, None).await };
     let login = provider.ask(endpoint).await?;
     login.set(&mut config);
-    let mut outcome = connect(&config, login.number).await;
-    if outcome.as_ref().is_err_and(is_wrong_password) {
-        if let Some(again) = provider.ask(endpoint).await.ok().filter(|again| again.credentials != login.credentials) {
+    let mut outcome = connect(&config, Some(login.clone())).await;
+    if let Err(error) = outcome.as_ref().map(drop).map_err(FredError::clone) {
+        provider.note(&login, &error);
+        let again = if is_wrong_password(&error) { provider.ask(endpoint).await.ok() } else { None };
+        if let Some(again) = again.filter(|again| !again.is_same(&login)) {
             again.set(&mut config);
-            outcome = connect(&config, again.number).await;
+            outcome = connect(&config, Some(again.clone())).await;
+            if let Err(error) = &outcome {
+                provider.note(&again, error);
+            }
         }
     }
     outcome.map_err(|error| if is_wrong_password(&error) { rejected(&error) } else { error })

@@ -185,7 +185,7 @@ impl Opening {
                 let (endpoint, next) = (endpoint.clone(), next.clone());
                 async move { Link::open(&endpoint, &next, config, login).await }
             };
-            report.opened(login::connected(&endpoint, open).await);
+            report.opened(Box::pin(login::connected(&endpoint, open)).await);
         });
         Ok(())
     }

@@ -70,7 +70,7 @@ fn turned_away(details: &str) -> Option<&'static str> {
     if !says(&["AlertReceived", "fatal alert", " alert "]) {
         return None;
     }
-    Some(if says(&["CertificateRequired", "certificate required", "HandshakeFailure", "handshake failure"]) {
+    Some(if says(&["CertificateRequired", "certificate required"]) {
         "it wants a certificate of ours; give one and its key (client_cert_files)"
     } else if says(&["UnknownCA", "UnknownCa", "unknown ca"]) {
         "it does not know the authority of our certificate; give one that its tls-ca-cert-file knows"

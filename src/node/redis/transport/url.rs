@@ -42,7 +42,11 @@ impl Target {
         let is_name =
             !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c.is_control() || "/@:?#[],".contains(c));
         if !is_address && !is_name {
-            return Err(Error::config(format!("host is {host:?}: it must be a name or an address, without a port")));
+            // It may be a url with a password.
+            let shown = if host.contains(['@', '/']) { "what was given" } else { &format!("{host:?}") };
+            return Err(Error::config(format!(
+                "host is {shown}: it must be a name or an address, without a port (a url is parsed into a `Server`)"
+            )));
         }
         if port == 0 {
             return Err(Error::config("port is 0, on which nobody listens"));
