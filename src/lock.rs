@@ -228,7 +228,7 @@ impl Lock {
     /// # lease.release().await?; Ok(()) }
     /// ```
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.scope.label = Some(label.into().into());
+        self.scope = self.scope.label(label);
         self
     }
 
@@ -581,8 +581,9 @@ impl Lock {
         check_keep("keep_for", self.keep_for, Duration::ZERO, self.scope.client.quorum.longest_keep())?;
         check_grace(self.grace, self.scope.options.ttl)?;
         let key = self.key()?;
-        let Self { scope: Scope { options, label, .. }, owner, reentrant, keep_for, grace, on_wait, .. } = self;
-        Ok(Wanted { key, label, options, owner, reentrant, keep_for, grace, on_wait })
+        let Self { scope, owner, reentrant, keep_for, grace, on_wait, .. } = self;
+        let (options, names) = (scope.options, scope.into_names());
+        Ok(Wanted { key, names, options, owner, reentrant, keep_for, grace, on_wait })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The options of a lock, for which the builder has defaults, and the bounds of settings.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use leasehold_protocol::{fence, rounded::Rounded};
 
@@ -51,6 +51,14 @@ impl LockOptions {
         }
         Ok(())
     }
+}
+
+/// What the locks of a scope are called by.
+#[derive(Clone)]
+pub(crate) struct Names {
+    /// All of it, with the builder's.
+    pub(crate) prefix: Arc<str>,
+    pub(crate) label: Arc<str>,
 }
 
 const LONGEST_LABEL: usize = 128;

@@ -5,12 +5,12 @@ use std::{fmt, sync::Arc};
 use leasehold_protocol::{glob, key::Key};
 
 use crate::{
-    client::Client,
+    client::{Client, Options},
     error::Error,
     foreign::{Relay, relayed},
     guarded::Guarded,
     lock::Lock,
-    options::{LockOptions, check_label, check_prefix},
+    options::{LockOptions, Names, check_label, check_prefix},
 };
 
 /// A view of a [`Leases`](crate::Leases): the locks under a further prefix, held under a label of their own. It has the
@@ -31,10 +31,8 @@ use crate::{
 #[must_use = "it is there for its locks"]
 pub struct Scope {
     pub(crate) client: Arc<Client>,
-    /// All of it; the builder's, if there is none.
-    prefix: Option<Arc<str>>,
-    /// The builder's, if there is none.
-    pub(crate) label: Option<Arc<str>>,
+    /// Its own; those of the builder, if there are none.
+    names: Option<Arc<Names>>,
     /// Those of a lock that sets none of its own.
     pub(crate) options: LockOptions,
 }
@@ -43,19 +41,20 @@ impl Scope {
     /// All of it.
     pub(crate) fn new(client: Arc<Client>) -> Self {
         let options = client.options.lock;
-        Self { client, prefix: None, label: None, options }
+        Self { client, names: None, options }
     }
 
     /// A prefix of its names, behind those that are there: the builder's, and that of the scope that it was cloned from.
     /// Together they have at most 256 bytes.
     pub fn prefix(mut self, prefix: impl AsRef<str>) -> Self {
-        self.prefix = Some(format!("{}{}", self.whole_prefix(), prefix.as_ref()).into());
+        let names = self.own_names();
+        names.prefix = format!("{}{}", names.prefix, prefix.as_ref()).into();
         self
     }
 
     /// How others see who holds its locks, 1 to 128 bytes without control characters; the builder's unless set.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = Some(label.into().into());
+        self.own_names().label = label.into().into();
         self
     }
 
@@ -106,22 +105,32 @@ impl Scope {
     }
 
     fn whole_prefix(&self) -> &str {
-        self.prefix.as_ref().unwrap_or(&self.client.options.prefix)
+        self.names.as_ref().map_or(&self.client.options.prefix, |names| &names.prefix)
+    }
+
+    fn own_names(&mut self) -> &mut Names {
+        let Options { prefix, label, .. } = &self.client.options;
+        let of_builder = || Arc::new(Names { prefix: prefix.clone(), label: label.clone() });
+        Arc::make_mut(self.names.get_or_insert_with(of_builder))
+    }
+
+    /// What its locks are acquired under, if that is not the builder's.
+    pub(crate) fn into_names(self) -> Option<Arc<Names>> {
+        self.names
     }
 
     /// Whether its settings are within their bounds.
     fn check(&self) -> Result<(), Error> {
         // The builder has checked its own.
-        self.prefix.as_deref().map_or(Ok(()), check_prefix)?;
-        self.label.as_deref().map_or(Ok(()), check_label)
+        let Some(names) = &self.names else { return Ok(()) };
+        check_prefix(&names.prefix)?;
+        check_label(&names.label)
     }
 }
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope")
-            .field("prefix", &self.whole_prefix())
-            .field("label", &self.label)
-            .finish_non_exhaustive()
+        let label = self.names.as_ref().map_or(&self.client.options.label, |names| &names.label);
+        f.debug_struct("Scope").field("prefix", &self.whole_prefix()).field("label", label).finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     held::{Hold, SharedEntry},
     lease::Lease,
-    options::{LockOptions, check_grace},
+    options::{LockOptions, Names, check_grace},
     owner::{Owner, OwnerId},
     random,
     reentry::{OwnerSlot, Reentry},
@@ -47,8 +47,8 @@ impl Patience {
 /// The lock to acquire and all that its lease is to have, checked before any I/O.
 pub(crate) struct Wanted {
     pub(crate) key: Key,
-    /// The builder's, if there is none.
-    pub(crate) label: Option<Arc<str>>,
+    /// Those of the builder, if there are none.
+    pub(crate) names: Option<Arc<Names>>,
     pub(crate) options: LockOptions,
     pub(crate) owner: Owner,
     pub(crate) reentrant: bool,
@@ -130,7 +130,7 @@ impl Acquire {
 
     /// A token of its own, which carries the holder's label.
     fn token(&self) -> Token {
-        random::token(self.wanted.label.as_ref().unwrap_or(&self.client.options.label))
+        random::token(self.wanted.names.as_ref().map_or(&self.client.options.label, |names| &names.label))
     }
 
     fn is_one_try(&self) -> bool {

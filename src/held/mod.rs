@@ -23,7 +23,7 @@ use crate::{
     status::{Board, HasBoard, Signal, Status},
     sync::{
         Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -59,6 +59,8 @@ pub(crate) struct Hold {
     pub(crate) noted: Noted,
     /// In the trace of whoever acquired it, if somebody wants it, until the last lease lets go.
     span: Mutex<Option<LeaseSpan>>,
+    /// Whether there ever was one: most have none, and need not ask for the lock.
+    had_span: AtomicBool,
 }
 
 struct State {
@@ -118,6 +120,7 @@ impl Hold {
             measured,
             noted: Noted::default(),
             span: Mutex::new(None),
+            had_span: AtomicBool::new(false),
         };
         let hold = Arc::new(hold);
         (hold.clone(), Signal::First(hold))
@@ -126,15 +129,16 @@ impl Hold {
     /// What happens to it belongs to this span from now on.
     pub(crate) fn belongs_to(&self, span: LeaseSpan) {
         *self.span.lock() = Some(span);
+        self.had_span.store(true, Ordering::Release);
     }
 
     pub(crate) fn span(&self) -> Option<LeaseSpan> {
-        self.span.lock().clone()
+        if self.had_span.load(Ordering::Acquire) { self.span.lock().clone() } else { None }
     }
 
     /// The span ends here, though others may know the hold for a while: they are told what they have to be told.
     pub(crate) fn end_span(&self) -> Option<LeaseSpan> {
-        self.span.lock().take()
+        if self.had_span.load(Ordering::Acquire) { self.span.lock().take() } else { None }
     }
 
     /// Keeps the key for at least so long from now on, or until the time that was asked for before.
