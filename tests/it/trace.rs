@@ -89,8 +89,10 @@ impl Recorder {
     }
 }
 
-/// Runs this with a subscriber of this thread alone.
+/// Runs this with a subscriber of this thread alone. One at a time: which levels anybody wants is the whole process's.
 fn recorded(level: LevelFilter, test: impl AsyncFnOnce(Recorder)) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock();
     let recorder = Recorder::default();
     let subscriber = Registry::default().with(recorder.clone().with_filter(level));
     tracing::subscriber::with_default(subscriber, || one_thread().block_on(test(recorder)));
