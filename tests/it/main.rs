@@ -28,5 +28,4 @@ mod servers;
 mod set_back;
 mod settings;
 mod stopping;
-mod trace;
 mod waiting;

@@ -1,5 +1,8 @@
 //! A lease in the trace of the job that acquired it: its span, and the events that the keeper tells in it.
 
+// Helpers of tests may fail like tests.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::{
     collections::HashMap,
     fmt::{Debug, Write as _},
@@ -23,7 +26,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-use crate::common::NAME;
+const NAME: &str = "job";
 
 /// The spans and events that were told, for a subscriber of one thread: threads of ours find it by the lease's span.
 #[derive(Clone, Default)]
