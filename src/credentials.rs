@@ -1,4 +1,4 @@
-//! Who we are at a server, where that changes while the program runs.
+//! The user and password for a server, where they change while the program runs.
 
 use std::{fmt, time::Duration};
 

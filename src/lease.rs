@@ -80,7 +80,7 @@ impl Lease {
         Self { view: LeaseHandle::new(client, hold, signal), owner_slot, grace }
     }
 
-    /// What happens to it belongs to this span from now on.
+    /// Its events belong to this span from now on.
     pub(crate) fn belongs_to(&self, span: LeaseSpan) {
         self.view.hold.belongs_to(span);
     }

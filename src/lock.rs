@@ -509,11 +509,12 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
-        self.scope.client.ready().await?;
+        let client = &self.scope.client;
+        client.ready().await?;
         let key = self.key()?;
-        let asking = self.scope.client.quorum.holder(&key, self.scope.client.options.command_timeout);
+        let asking = client.quorum.holder(&key, client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
-        Ok(holder.map(|holder| self.scope.client.watchdog.recognize(&key, holder)))
+        Ok(holder.map(|holder| client.watchdog.recognize(&key, holder)))
     }
 
     /// The waiters in the [fair](Self::fair) queue of the lock, the first in line first; at most ten thousand of them.
@@ -527,10 +528,11 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
-        self.scope.client.ready().await?;
+        let client = &self.scope.client;
+        client.ready().await?;
         let key = self.key()?;
-        let (member, limit) = (self.scope.client.sole()?, self.scope.client.options.command_timeout);
-        let asking = member.ask(self.scope.client.quorum.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
+        let (member, limit) = (client.sole()?, client.options.command_timeout);
+        let asking = member.ask(client.quorum.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
         let waiters: Waiters = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
         Ok(waiters.into_iter().map(|(token, waited)| Waiter { token, waited }).collect())
     }
@@ -547,11 +549,12 @@ impl Lock {
     ///
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.scope.client.ready().await?;
+        let client = &self.scope.client;
+        client.ready().await?;
         let key = self.key()?;
-        let releasing = self.scope.client.quorum.force_release(&key, self.scope.client.options.command_timeout);
+        let releasing = client.quorum.force_release(&key, client.options.command_timeout);
         let released = relayed!(Relay::of_answers(), releasing).map_err(Error::of)?;
-        self.scope.client.freed(&key);
+        client.freed(&key);
         Ok(released)
     }
 
@@ -576,10 +579,11 @@ impl Lock {
 
     /// Checks everything that can be refused without a request.
     fn wanted(self) -> Result<Wanted, Error> {
-        self.scope.client.check_acquires()?;
-        self.scope.options.check(!self.scope.client.quorum.is_one(), self.scope.client.quorum.restart_delay())?;
-        check_keep("keep_for", self.keep_for, Duration::ZERO, self.scope.client.quorum.longest_keep())?;
-        check_grace(self.grace, self.scope.options.ttl)?;
+        let Scope { client, options, .. } = &self.scope;
+        client.check_acquires()?;
+        options.check(!client.quorum.is_one(), client.quorum.restart_delay())?;
+        check_keep("keep_for", self.keep_for, Duration::ZERO, client.quorum.longest_keep())?;
+        check_grace(self.grace, options.ttl)?;
         let key = self.key()?;
         let Self { scope, owner, reentrant, keep_for, grace, on_wait, .. } = self;
         let (options, names) = (scope.options, scope.into_names());

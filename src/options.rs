@@ -53,7 +53,7 @@ impl LockOptions {
     }
 }
 
-/// What the locks of a scope are called by.
+/// The prefix and the label of a scope's locks.
 #[derive(Clone)]
 pub(crate) struct Names {
     /// All of it, with the builder's.

@@ -114,7 +114,7 @@ impl Scope {
         Arc::make_mut(self.names.get_or_insert_with(of_builder))
     }
 
-    /// What its locks are acquired under, if that is not the builder's.
+    /// Its own names; none, if they are the builder's.
     pub(crate) fn into_names(self) -> Option<Arc<Names>> {
         self.names
     }

@@ -29,7 +29,7 @@ use crate::{
 /// # Ok(()) }
 /// ```
 ///
-/// What both the url and a setter say is an [`Error::Config`] of the builder. So is a setter that says what cannot be.
+/// A setting that the url has too is an [`Error::Config`] of the builder, and so is one that cannot be.
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "it is given to a `Builder`"]
 pub struct Server {

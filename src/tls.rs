@@ -25,7 +25,7 @@ pub struct Tls {
     pub(crate) accepts_any: bool,
 }
 
-/// What is in PEM, and where.
+/// A text in PEM, and its place.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Pem {
     /// The setting.
@@ -92,7 +92,7 @@ impl Tls {
         self
     }
 
-    /// What is wrong with it before anything is read.
+    /// Its mistakes that show before anything is read.
     pub(crate) fn check(&self) -> Result<(), String> {
         match &self.server_name {
             Some(name) if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || ".-_:".contains(c)) => {

@@ -78,12 +78,17 @@ impl Servers {
                 builder.ttl(USUAL_TTL.min(delay.saturating_sub(SECOND)).max(SHORTEST_TTL)).restart_delay(delay)
             }
         };
-        // What is wrong with a url is the builder's to say.
+        // The builder tells what is wrong with a url.
         if self.quorum.is_empty() {
-            self.server(self.url()).map_or_else(|_| builder.clone().url(self.url()), |one| builder.clone().server(one))
+            match self.server(self.url()) {
+                Ok(server) => builder.server(server),
+                Err(_) => builder.url(self.url()),
+            }
         } else {
-            let all: Result<Vec<_>, _> = self.quorum.iter().map(|url| self.server(url)).collect();
-            all.map_or_else(|_| builder.clone().quorum(&self.quorum), |all| builder.clone().quorum(all))
+            match self.quorum.iter().map(|url| self.server(url)).collect::<Result<Vec<_>, _>>() {
+                Ok(servers) => builder.quorum(servers),
+                Err(_) => builder.quorum(&self.quorum),
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use leasehold_protocol::{
     acquisition::{Ask, News, ReleaseAgain, Said, Sent},
     failure::Failure,
     key::Key,
-    loss::LossReason,
+    loss::{self, LossReason},
     message::{Owned, ReleaseMode, Request, Route},
     release_tally::ReleaseEnd,
     time::Time,
@@ -98,7 +98,10 @@ impl Client {
         let text = if was_ours { "released" } else { "not released: the lease had ended before" };
         tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours, "{text}");
         if let Some(span) = hold.span() {
-            span.ends(if was_ours { "released" } else { "lost" });
+            span.ends(match end {
+                ReleaseEnd::Lost(reason) => loss::label(reason).unwrap_or("lost"),
+                ReleaseEnd::Released | ReleaseEnd::Unknown(_) => "released",
+            });
         }
         self.released(&hold.claim.key, &mode);
         match end {

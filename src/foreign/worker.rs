@@ -6,7 +6,7 @@ use tokio::{runtime::Builder, sync::mpsc};
 
 use crate::sync::catching_panics;
 
-/// What is made and then polled there.
+/// Makes a future, which is then polled there.
 pub(crate) type Work = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
 
 /// A thread on which the program's futures run side by side. Each may block it, hang or panic: that is felt by the

@@ -126,7 +126,7 @@ impl Hold {
         (hold.clone(), Signal::First(hold))
     }
 
-    /// What happens to it belongs to this span from now on.
+    /// Its events belong to this span from now on.
     pub(crate) fn belongs_to(&self, span: LeaseSpan) {
         *self.span.lock() = Some(span);
         self.had_span.store(true, Ordering::Release);

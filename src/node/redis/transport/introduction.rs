@@ -16,10 +16,10 @@ use super::{
     link::{custom, once},
 };
 
-/// What it is [left out](super::left_out) as.
+/// The name under which it is [left out](super::left_out).
 pub(crate) const INTRODUCTION: &str = "CLIENT SETNAME";
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Role {
     Main,

@@ -1,4 +1,4 @@
-//! Who we are at a server: asked of the program's provider for each new connection.
+//! The user and password of a connection, asked of the program's provider.
 //!
 //! # Invariants
 //!
@@ -59,7 +59,7 @@ const FRESH: Duration = Duration::from_secs(1);
 /// The beginning of an error about credentials that the server does not take.
 const REJECTED: &str = "what its provider of credentials gives is not taken: ";
 
-/// What the program is asked.
+/// The program's closure, and a question to it.
 type Ask = Box<dyn Fn() -> Asking + Send + Sync>;
 type Asking = Pin<Box<dyn Future<Output = Result<Credentials, String>> + Send>>;
 
@@ -76,6 +76,7 @@ pub(crate) struct Login {
 type Outcome = Option<Result<Login, String>>;
 
 /// The program's provider of credentials, and its last answer.
+#[derive(Clone)]
 pub(crate) struct Provider(Arc<Asked>);
 
 struct Asked {
@@ -210,7 +211,7 @@ impl Provider {
         !self.is_refused(login) && login.rest(now).map_or(is_young, |rest| !rest.is_zero())
     }
 
-    /// What a server said to them: if it refuses them, the provider is asked again.
+    /// Notes a server's answer to them: if it refuses them, the provider is asked again.
     pub(super) fn note(&self, login: &Login, error: &FredError) {
         if is_wrong_password(error) {
             self.0.refused.fetch_max(login.number, Ordering::Relaxed);
@@ -360,22 +361,20 @@ where
     Fut: Future<Output = Result<T, FredError>>,
 {
     let Target { provider, tls, .. } = &endpoint.target;
-    let mut config = endpoint.config().await?;
-    let connect =
-        async |config: &Config, login| connect(config.clone(), login).await.map_err(|error| explained(error, tls));
-    let Some(provider) = provider else { return connect(&config, None).await };
+    let config = endpoint.config().await?;
+    let connect = async |config, login| connect(config, login).await.map_err(|error| explained(error, tls));
+    let Some(provider) = provider else { return connect(config, None).await };
+    let connect_as = async |login: &Login| {
+        let mut config = config.clone();
+        login.set(&mut config);
+        let outcome = connect(config, Some(login.clone())).await;
+        outcome.inspect_err(|error| provider.note(login, error))
+    };
     let login = provider.ask(endpoint).await?;
-    login.set(&mut config);
-    let mut outcome = connect(&config, Some(login.clone())).await;
-    if let Err(error) = outcome.as_ref().map(drop).map_err(FredError::clone) {
-        provider.note(&login, &error);
-        let again = if is_wrong_password(&error) { provider.ask(endpoint).await.ok() } else { None };
-        if let Some(again) = again.filter(|again| !again.is_same(&login)) {
-            again.set(&mut config);
-            outcome = connect(&config, Some(again.clone())).await;
-            if let Err(error) = &outcome {
-                provider.note(&again, error);
-            }
+    let mut outcome = connect_as(&login).await;
+    if outcome.as_ref().is_err_and(is_wrong_password) {
+        if let Some(again) = provider.ask(endpoint).await.ok().filter(|again| !again.is_same(&login)) {
+            outcome = connect_as(&again).await;
         }
     }
     outcome.map_err(|error| if is_wrong_password(&error) { rejected(&error) } else { error })
@@ -397,12 +396,6 @@ impl Eq for Provider {}
 // A panic of the program's provider ends on its own thread.
 impl UnwindSafe for Provider {}
 impl RefUnwindSafe for Provider {}
-
-impl Clone for Provider {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
 
 impl fmt::Debug for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

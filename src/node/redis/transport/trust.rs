@@ -1,4 +1,4 @@
-//! What is wrong between us and a server over TLS, in words that say what to do.
+//! Troubles with certificates between us and a server, in words that say what to do.
 
 use fred::error::Error as FredError;
 
