@@ -70,7 +70,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let outcome = job.await?;
     println!("stopped: {outcome:?}");
     let lost = outcome.as_ref().err().and_then(leasehold::Error::lost);
-    assert_eq!(lost.map(Lost::reason), Some(LossReason::Deleted));
+    assert_eq!(lost.map(Lost::reason), Some(LossReason::Forced));
     leases.close().await;
     Ok(())
 }

@@ -105,7 +105,7 @@ async fn main() -> Result<(), TransferError> {
         let outcome = with_both(&leases, [ALICE, BOB], Duration::from_secs(5), work).await;
         println!("loss: {outcome:?}");
         let lost = outcome.as_ref().err().and_then(Error::lost).map(|lost| (lost.name(), lost.reason()));
-        assert_eq!(lost, Some((taken, LossReason::Deleted)));
+        assert_eq!(lost, Some((taken, LossReason::Forced)));
         for name in [ALICE, BOB] {
             assert!(leases.lock(name).try_acquire().await?.is_some(), "{name} is free");
         }

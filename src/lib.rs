@@ -65,6 +65,7 @@ pub use tokio_util::sync::CancellationToken;
 #[doc(inline)]
 pub use leasehold_protocol::{
     fence::{Fence, ParseFenceError},
+    forced::ForcedRelease,
     holder::Holder,
     loss::LossReason,
     node_status::{NodeState, NodeStatus},

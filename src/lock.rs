@@ -9,6 +9,7 @@ use std::{
 };
 
 use leasehold_protocol::{
+    forced::ForcedRelease,
     holder::Holder,
     key::Key,
     message::{Request, Waiters},
@@ -21,7 +22,7 @@ use crate::{
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
     metrics::Acquiring,
-    options::{check_grace, check_keep},
+    options::{check_grace, check_keep, check_reason},
     owner::Owner,
     scope::Scope,
     waiter::Waiter,
@@ -541,6 +542,10 @@ impl Lock {
     /// by its next renewal at the latest; until then two may believe that they hold the lock. For operators, after a
     /// holder that will certainly not come back.
     ///
+    /// If it does come back, it hears [`LossReason::Forced`], with the [label](Self::label) of this lock. The server keeps that
+    /// for as long as the key would have lived, under `{name}:lh:forced`; a user without a right to that key is none the
+    /// worse.
+    ///
     /// # Errors
     ///
     /// The server, or a majority, cannot be reached; or the key is not a string, so not a lock, and is left alone.
@@ -549,10 +554,30 @@ impl Lock {
     ///
     /// Dropping it may or may not have deleted the key.
     pub async fn force_release(&self) -> Result<bool, Error> {
+        self.take_by_force(None).await
+    }
+
+    /// The same, and its holder [hears](crate::Lost::forced) why, as do its log and whoever runs it.
+    ///
+    /// # Errors
+    ///
+    /// As [`force_release`](Self::force_release), and [`Error::Config`] for a reason that is empty, has control characters,
+    /// or more than 256 bytes.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`force_release`](Self::force_release).
+    pub async fn force_release_because(&self, reason: &str) -> Result<bool, Error> {
+        check_reason(reason)?;
+        self.take_by_force(Some(reason)).await
+    }
+
+    async fn take_by_force(&self, reason: Option<&str>) -> Result<bool, Error> {
         let client = &self.scope.client;
         client.ready().await?;
         let key = self.key()?;
-        let releasing = client.quorum.force_release(&key, client.options.command_timeout);
+        let by = ForcedRelease::new(self.scope.label_in_use(), reason);
+        let releasing = client.quorum.force_release(key.clone(), by, client.options.command_timeout);
         let released = relayed!(Relay::of_answers(), releasing).map_err(Error::of)?;
         client.freed(&key);
         Ok(released)

@@ -7,7 +7,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use leasehold_protocol::{fence::Fence, loss::LossReason, rounded::Rounded};
+use leasehold_protocol::{
+    fence::Fence,
+    forced::ForcedRelease,
+    loss::{Loss, LossReason},
+    rounded::Rounded,
+};
 
 /// The end of a lease, or the request to stop before it: which lease, why, and since when. [`lost`](crate::Lease::lost)
 /// completes with it.
@@ -20,7 +25,7 @@ use leasehold_protocol::{fence::Fence, loss::LossReason, rounded::Rounded};
 /// let lease = lock.acquire().await?;
 /// lock.force_release().await?; // an operator takes it away
 /// let lost = lease.lost().await;
-/// assert_eq!((lost.name(), lost.reason()), ("reports:nightly", LossReason::Deleted));
+/// assert_eq!((lost.name(), lost.reason()), ("reports:nightly", LossReason::Forced));
 /// println!("{lost}"); // a sentence for the log
 /// # Ok(()) }
 /// ```
@@ -32,14 +37,14 @@ pub struct Lost(Arc<LostFacts>);
 struct LostFacts {
     name: Box<str>,
     fence: Fence,
-    reason: LossReason,
+    loss: Loss,
     since: SystemTime,
     held_for: Duration,
 }
 
 impl Lost {
-    pub(crate) fn new(name: &str, fence: Fence, reason: LossReason, since: SystemTime, held_for: Duration) -> Self {
-        Self(Arc::new(LostFacts { name: name.into(), fence, reason, since, held_for }))
+    pub(crate) fn new(name: &str, fence: Fence, loss: Loss, since: SystemTime, held_for: Duration) -> Self {
+        Self(Arc::new(LostFacts { name: name.into(), fence, loss, since, held_for }))
     }
 
     /// The lock's name, without the prefix.
@@ -57,7 +62,26 @@ impl Lost {
     /// Why it ended.
     #[must_use]
     pub fn reason(&self) -> LossReason {
-        self.0.reason
+        self.0.loss.reason
+    }
+
+    /// Who took the lock away, and why, after [`LossReason::Forced`].
+    ///
+    /// ```
+    /// # use leasehold::Leases;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = Leases::in_memory();
+    /// let lock = leases.lock("reports:nightly");
+    /// let lease = lock.acquire().await?;
+    /// leases.lock("reports:nightly").label("ops").force_release_because("stuck since noon").await?;
+    /// let lost = lease.lost().await;
+    /// let forced = lost.forced().expect("it was taken by force");
+    /// assert_eq!((forced.label(), forced.reason()), ("ops", Some("stuck since noon")));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn forced(&self) -> Option<&ForcedRelease> {
+        self.0.loss.forced.as_deref()
     }
 
     /// Whether the lease is over. Otherwise its holder is only asked to stop, and still has the lock: see
@@ -93,10 +117,17 @@ impl Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LostFacts { name, fence, reason, held_for, .. } = &*self.0;
+        let LostFacts { name, fence, loss: Loss { reason, forced }, held_for, .. } = &*self.0;
         let what = if reason.is_over() { "ended" } else { "is to end" };
         let held_for = Rounded(*held_for);
-        write!(f, "the lease on {name:?} (fence {fence}) {what} {held_for} after it was acquired: {reason}")
+        write!(f, "the lease on {name:?} (fence {fence}) {what} {held_for} after it was acquired: {reason}")?;
+        if let Some(by) = forced {
+            write!(f, ", by {:?}", by.label())?;
+            if let Some(why) = by.reason() {
+                write!(f, " ({why:?})")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -106,6 +137,7 @@ impl fmt::Debug for Lost {
             .field("name", &self.name())
             .field("fence", &self.fence())
             .field("reason", &self.reason())
+            .field("forced", &self.forced())
             .field("since", &self.since())
             .field("held_for", &self.held_for())
             .finish()
@@ -123,18 +155,24 @@ impl Eq for Lost {}
 
 impl StdError for Lost {}
 
-/// `name`, `fence`, `reason` (a word such as `no_quorum`), `since_unix_seconds` and `held_for_seconds`.
+/// `name`, `fence`, `reason` (a word such as `no_quorum`), `since_unix_seconds` and `held_for_seconds`. A lock that was taken
+/// by force has `forced_by` and `forced_because` too.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Lost {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct as _;
         let since = self.since().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let mut lost = serializer.serialize_struct("Lost", 5)?;
+        let fields = if self.forced().is_some() { 7 } else { 5 };
+        let mut lost = serializer.serialize_struct("Lost", fields)?;
         lost.serialize_field("name", self.name())?;
         lost.serialize_field("fence", &self.fence())?;
         lost.serialize_field("reason", &self.reason())?;
         lost.serialize_field("since_unix_seconds", &since.as_secs_f64())?;
         lost.serialize_field("held_for_seconds", &self.held_for().as_secs_f64())?;
+        if let Some(by) = self.forced() {
+            lost.serialize_field("forced_by", by.label())?;
+            lost.serialize_field("forced_because", &by.reason())?;
+        }
         lost.end()
     }
 }
@@ -146,21 +184,31 @@ mod tests {
     #[test]
     fn the_text_says_what_why_and_when() {
         let fence = Fence::try_from(7_u64).unwrap();
-        let lost = Lost::new("job", fence, LossReason::Expired, SystemTime::UNIX_EPOCH, Duration::from_millis(12_345));
+        let lost =
+            Lost::new("job", fence, LossReason::Expired.into(), SystemTime::UNIX_EPOCH, Duration::from_millis(12_345));
         assert_eq!(
             lost.to_string(),
             "the lease on \"job\" (fence 7) ended 12.3 s after it was acquired: no renewal was confirmed before its \
              deadline"
         );
-        let asked = Lost::new("job", fence, LossReason::Closing, SystemTime::UNIX_EPOCH, Duration::from_secs(2));
+        let asked = Lost::new("job", fence, LossReason::Closing.into(), SystemTime::UNIX_EPOCH, Duration::from_secs(2));
         assert!(asked.to_string().starts_with("the lease on \"job\" (fence 7) is to end 2 s after"), "{asked}");
+        for (why, says) in [(None, "force, by \"ops\""), (Some("it is stuck"), "force, by \"ops\" (\"it is stuck\")")] {
+            let forced = forced(fence, why);
+            assert!(forced.to_string().ends_with(says), "{forced}");
+        }
+    }
+
+    fn forced(fence: Fence, why: Option<&str>) -> Lost {
+        let loss = Loss { reason: LossReason::Forced, forced: Some(Arc::new(ForcedRelease::new("ops", why))) };
+        Lost::new("job", fence, loss, SystemTime::UNIX_EPOCH, Duration::from_secs(2))
     }
 
     #[cfg(feature = "serde")]
     #[test]
     fn serde_writes_what_why_and_when() {
         let (fence, since) = (Fence::try_from(7_u64).unwrap(), SystemTime::UNIX_EPOCH + Duration::from_millis(2_500));
-        let lost = Lost::new("job", fence, LossReason::NoQuorum, since, Duration::from_millis(12_250));
+        let lost = Lost::new("job", fence, LossReason::NoQuorum.into(), since, Duration::from_millis(12_250));
         let expected =
             r#"{"name":"job","fence":7,"reason":"no_quorum","since_unix_seconds":2.5,"held_for_seconds":12.25}"#;
         assert_eq!(serde_json::to_string(&lost).unwrap(), expected);
@@ -172,5 +220,7 @@ mod tests {
         ] {
             assert_eq!(serde_json::to_string(&status).unwrap(), expected);
         }
+        let forced = serde_json::to_value(forced(fence, None)).unwrap();
+        assert_eq!((&forced["forced_by"], &forced["forced_because"]), (&"ops".into(), &serde_json::Value::Null));
     }
 }

@@ -72,6 +72,18 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// The longest reason for taking a lock by force, in bytes.
+const LONGEST_REASON: usize = 256;
+
+pub(crate) fn check_reason(reason: &str) -> Result<(), Error> {
+    if reason.is_empty() || reason.len() > LONGEST_REASON || reason.chars().any(char::is_control) {
+        return Err(Error::config(format!(
+            "reason is {reason:?}: it must have 1 to {LONGEST_REASON} bytes and no control characters"
+        )));
+    }
+    Ok(())
+}
+
 pub(crate) fn check_label(label: &str) -> Result<(), Error> {
     if label.is_empty() || label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
         return Err(Error::config(format!(

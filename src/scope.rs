@@ -108,6 +108,11 @@ impl Scope {
         self.names.as_ref().map_or(&self.client.options.prefix, |names| &names.prefix)
     }
 
+    /// The label of its holders.
+    pub(crate) fn label_in_use(&self) -> &str {
+        self.names.as_ref().map_or(&self.client.options.label, |names| &names.label)
+    }
+
     fn own_names(&mut self) -> &mut Names {
         let Options { prefix, label, .. } = &self.client.options;
         let of_builder = || Arc::new(Names { prefix: prefix.clone(), label: label.clone() });
@@ -130,7 +135,7 @@ impl Scope {
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let label = self.names.as_ref().map_or(&self.client.options.label, |names| &names.label);
-        f.debug_struct("Scope").field("prefix", &self.whole_prefix()).field("label", label).finish_non_exhaustive()
+        let (prefix, label) = (self.whole_prefix(), self.label_in_use());
+        f.debug_struct("Scope").field("prefix", &prefix).field("label", &label).finish_non_exhaustive()
     }
 }

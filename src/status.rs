@@ -338,7 +338,7 @@ mod tests {
         assert!(token.is_cancelled());
     }
     fn ended(signal: &Signal) {
-        signal.end(&Lost::new("job", fence::ZERO, LossReason::Deleted, UNIX_EPOCH, Duration::ZERO));
+        signal.end(&Lost::new("job", fence::ZERO, LossReason::Deleted.into(), UNIX_EPOCH, Duration::ZERO));
     }
 
     struct Woken(mpsc::Sender<()>);

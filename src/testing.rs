@@ -128,7 +128,7 @@ impl Drop for Silence {
 }
 
 /// Somebody else has the lock from now on, for its TTL, whoever held it: the holder's lease is
-/// [`Taken`](LossReason::Taken). For [`Deleted`](LossReason::Deleted) there is
+/// [`Taken`](LossReason::Taken). For [`Forced`](LossReason::Forced) there is
 /// [`Lock::force_release`](crate::Lock::force_release).
 ///
 /// # Errors
@@ -152,7 +152,7 @@ fn gates(client: &Client) -> Result<Vec<&Gate>, Error> {
 /// The loss of a lease that lasted no time and ended now, for a fake of your own.
 #[must_use]
 pub fn lost(name: &str, fence: Fence, reason: LossReason) -> Lost {
-    Lost::new(name, fence, reason, wall(), Duration::ZERO)
+    Lost::new(name, fence, reason.into(), wall(), Duration::ZERO)
 }
 
 /// A holder with this label, for a fake of your own. Two of them are never equal: they hold two locks.

@@ -321,6 +321,9 @@ pub(crate) struct Release {
     /// Required: confirms that you take the lock from its holder.
     #[arg(long, required = true)]
     pub(crate) force: bool,
+    /// Why: the holder hears it.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
     /// Do not ask.
     #[arg(long)]
     pub(crate) yes: bool,

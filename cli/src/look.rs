@@ -127,7 +127,11 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
                 Some(now) => holder = now,
             }
         }
-        Ok(lock.force_release().await?.then_some(holder))
+        let was_held = match &options.reason {
+            Some(reason) => lock.force_release_because(reason).await?,
+            None => lock.force_release().await?,
+        };
+        Ok(was_held.then_some(holder))
     })?;
     if options.json {
         print(&json!({ "name": options.name, "taken_from": holder.as_ref().map(as_json) }).to_string())?;

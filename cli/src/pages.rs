@@ -232,7 +232,10 @@ const RELEASE: &[Section] = &[
     ),
     section(
         "Examples",
-        Lines(&["leasehold release --force nightly-report", "leasehold release --force --yes nightly-report"]),
+        Lines(&[
+            "leasehold release --force nightly-report",
+            "leasehold release --force --yes --reason 'its host is gone' nightly-report",
+        ]),
     ),
 ];
 

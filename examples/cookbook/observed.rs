@@ -58,7 +58,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     lease.renew().await?;
     assert!(lock.try_acquire().await?.is_none());
     lease.release().await?;
-    // Deleted by hand: a warning, and a loss to be counted.
+    // Taken away by force: a warning, and a loss to be counted.
     let lease = lock.acquire().await?;
     lock.force_release().await?;
     let lost = lease.lost().await;
@@ -69,7 +69,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let expected = [
         r#"leasehold_acquires_total{outcome="acquired"} 2"#,
         r#"leasehold_acquires_total{outcome="busy"} 1"#,
-        r#"leasehold_losses_total{reason="deleted"} 1"#,
+        r#"leasehold_losses_total{reason="forced"} 1"#,
         r#"leasehold_renewal_seconds_bucket{le="2"} "#,
         r#"leasehold_hold_seconds_bucket{le="36000"} 2"#,
         "leasehold_held 0",

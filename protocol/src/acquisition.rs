@@ -24,7 +24,7 @@ use crate::{
     failure::Failure,
     fence::Fence,
     jitter::Jitter,
-    loss::LossReason,
+    loss::{self, Loss, LossReason},
     message::{Acquired, Denial, Owned, ReleaseMode, Repaired, Route},
     release_tally::{ReleaseAnswer, ReleaseTally},
     renewal::{self, HeldLease, LeaseConfig, Phase, RenewalAnswer},
@@ -115,6 +115,11 @@ impl Acquisition {
     /// Where the lease stands; nothing before it is won, and once the holder has let go.
     pub fn phase(&self) -> Option<Phase> {
         if let Stage::Held(lease) = &self.stage { Some(lease.phase()) } else { None }
+    }
+
+    /// Why the lease ended, if it has and its holder has not let go.
+    pub fn loss(&self) -> Option<Loss> {
+        if let Stage::Held(lease) = &self.stage { lease.loss() } else { None }
     }
 
     /// Whether an attempt is under way.
@@ -230,7 +235,7 @@ impl Acquisition {
             _ if self.is_closed => Leaving::Nothing,
             Phase::Held | Phase::AtRisk => Leaving::Release { is_forgiven: false },
             Phase::Over { reason: LossReason::MaxHold, .. } => Leaving::Release { is_forgiven: true },
-            Phase::Over { reason: LossReason::Deleted | LossReason::Taken, .. } => {
+            Phase::Over { reason, .. } if loss::was_denied(reason) => {
                 // Invariant 2.
                 actions.undo = Some(Undo { nodes: Nodes::all(nodes), ..self.undo() });
                 Leaving::Nothing
@@ -425,7 +430,7 @@ impl Acquisition {
 /// Whether a lease has ended so that what is left on the nodes stays there until its holder lets go.
 fn waits_for_its_holder(phase: Phase) -> bool {
     let Phase::Over { reason, .. } = phase else { return false };
-    matches!(reason, LossReason::MaxHold | LossReason::Deleted | LossReason::Taken)
+    reason == LossReason::MaxHold || loss::was_denied(reason)
 }
 
 fn some(undo: Undo) -> Option<Undo> {
@@ -434,7 +439,7 @@ fn some(undo: Undo) -> Option<Undo> {
 
 fn owned(said: &Said) -> Result<Owned, Failure> {
     match said {
-        Said::Owned(owned) => Ok(*owned),
+        Said::Owned(owned) => Ok(owned.clone()),
         Said::Vote { .. } | Said::Repaired(_) => Err(odd()),
     }
 }

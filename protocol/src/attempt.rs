@@ -153,7 +153,7 @@ impl Attempt {
             Ok(Err(Denial::Gone)) => {
                 VoteState::Failed(Failure::unavailable("it has lost the key that it had just granted"))
             }
-            Ok(Err(Denial::Taken)) => {
+            Ok(Err(Denial::Taken | Denial::Forced(_))) => {
                 VoteState::Failed(Failure::unavailable("somebody took the key that it had granted"))
             }
             // The token is there, whatever became of the floor.

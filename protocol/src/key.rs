@@ -92,6 +92,11 @@ impl Key {
         self.companion("wait")
     }
 
+    /// The key that holds who took the lock from its holder by force.
+    pub fn forced(&self) -> String {
+        self.companion("forced").concat()
+    }
+
     /// A companion key in the lock's own slot: a name without a hash tag becomes the tag, a name with one keeps it.
     /// The two spellings keep `a` and `{a}` apart.
     fn companion(&self, what: &'static str) -> [&str; 4] {
@@ -179,6 +184,7 @@ mod tests {
         assert_eq!(key("x{a}y").fence(), "x{a}y:lht:fence");
         assert_eq!(key("{}").fence(), "{{}}:lh:fence");
         assert_eq!((key("a").queue(), key("a").wait()), ("{a}:lh:queue".into(), "{a}:lh:wait".into()));
+        assert_eq!((key("a").forced(), key("{a}").forced()), ("{a}:lh:forced".into(), "{a}:lht:forced".into()));
     }
 
     #[test]

@@ -17,19 +17,21 @@
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
 //! | [`addressees`] | which of a process's fair waiters a server's notification is for |
 //! | [`tracking`] | which keys the servers are asked to track |
+//! | [`address_check`] | whether an address still leads to the server that we are connected to |
 //! | [`reconnect`] | how long to wait before a connection is made again |
 //! | [`combiner`] | which requests travel together, and what each of their callers gets as its answer |
 //! | [`troubles`] | which troubles are reported, and how often |
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are the vocabulary of these: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`],
-//! [`failure`], [`votes`], [`node_status`], [`loss`], [`check`], [`jitter`], [`doubling`], [`rounded`] and
-//! [`glob`].
+//! [`failure`], [`votes`], [`node_status`], [`loss`], [`forced`], [`check`], [`jitter`], [`doubling`], [`rounded`]
+//! and [`glob`].
 
 // A pure function whose result is not used does nothing: an attribute at each would say no more.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
 pub mod acquisition;
+pub mod address_check;
 pub mod addressees;
 pub mod attempt;
 pub mod backoff;
@@ -39,6 +41,7 @@ pub mod doubling;
 pub mod failure;
 pub mod fence;
 pub mod fence_proposal;
+pub mod forced;
 pub mod glob;
 pub mod holder;
 pub mod identities;

@@ -1,6 +1,8 @@
 //! Why a lease ends.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
+
+use crate::{forced::ForcedRelease, tally::Denial};
 
 /// Why a lease ended, or is to end. A lost lease never comes back: acquire a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,12 +18,19 @@ pub enum LossReason {
     Taken,
     /// The key is gone: deleted by hand, evicted, or forgotten by a server that restarted.
     ///
-    /// Over a quorum, after this and [`Taken`](Self::Taken), the keys on the other servers stay until the lease is
+    /// Over a quorum, after this, [`Forced`](Self::Forced) and [`Taken`](Self::Taken), the keys on the other servers stay until the lease is
     /// released or dropped, at most for its TTL. While the servers that forgot do not vote yet ([`restart_delay`]),
     /// nobody else can acquire the lock: the job has time to stop.
     ///
     /// [`restart_delay`]: https://docs.rs/leasehold/latest/leasehold/struct.Builder.html#method.restart_delay
     Deleted,
+    /// An operator took the lock from its holder: [`force_release`], or `leasehold release --force`. The lease's
+    /// [`Lost`] says who it was, and why. A lock that was taken otherwise, by hand or by an older leasehold, is
+    /// [`Deleted`](Self::Deleted) or [`Taken`](Self::Taken).
+    ///
+    /// [`force_release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.force_release
+    /// [`Lost`]: https://docs.rs/leasehold/latest/leasehold/struct.Lost.html#method.forced
+    Forced,
     /// The lease reached its `max_hold`. Its key is not deleted but expires: the job has until then to stop. That is
     /// the rest of the TTL since the last confirmed renewal: about two thirds of it or more while renewals succeed,
     /// next to nothing if they were failing. A release, a drop or [`close`] deletes the key at once.
@@ -71,6 +80,7 @@ impl fmt::Display for LossReason {
             Self::NoQuorum => "too few nodes confirmed a renewal before its deadline",
             Self::Taken => "its key holds somebody else's value",
             Self::Deleted => "its key is gone from the server",
+            Self::Forced => "it was taken away by force",
             Self::MaxHold => "it reached its max_hold",
             Self::Released => "it was released",
             Self::Closing => "its Leases is being shut down; it is held until it is released",
@@ -79,6 +89,37 @@ impl fmt::Display for LossReason {
             Self::KeeperEnded => "the keeper that renewed it has ended",
         })
     }
+}
+
+/// Why a lease ended, and what is known of it besides.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Loss {
+    /// Why.
+    pub reason: LossReason,
+    /// Who took it, after [`LossReason::Forced`].
+    pub forced: Option<Arc<ForcedRelease>>,
+}
+
+impl From<LossReason> for Loss {
+    fn from(reason: LossReason) -> Self {
+        Self { reason, forced: None }
+    }
+}
+
+/// What a lease that a majority denies is lost by.
+impl From<&Denial> for Loss {
+    fn from(denial: &Denial) -> Self {
+        match denial {
+            Denial::Gone => LossReason::Deleted.into(),
+            Denial::Taken => LossReason::Taken.into(),
+            Denial::Forced(by) => Self { reason: LossReason::Forced, forced: Some(by.clone()) },
+        }
+    }
+}
+
+/// Whether a majority has said that the lease is not its holder's any more.
+pub fn was_denied(reason: LossReason) -> bool {
+    matches!(reason, LossReason::Deleted | LossReason::Taken | LossReason::Forced)
 }
 
 /// The label in metrics; `None` if it is no loss.
@@ -96,6 +137,7 @@ fn word(reason: LossReason) -> &'static str {
         LossReason::NoQuorum => "no_quorum",
         LossReason::Taken => "taken",
         LossReason::Deleted => "deleted",
+        LossReason::Forced => "forced",
         LossReason::MaxHold => "max_hold",
         LossReason::Released => "released",
         LossReason::Closing => "closing",
@@ -124,6 +166,7 @@ mod tests {
             (LossReason::NoQuorum, "no_quorum", true, "too few nodes"),
             (LossReason::Taken, "taken", true, "somebody else's"),
             (LossReason::Deleted, "deleted", true, "gone from the server"),
+            (LossReason::Forced, "forced", true, "by force"),
             (LossReason::MaxHold, "max_hold", true, "max_hold"),
             (LossReason::Released, "released", false, "was released"),
             (LossReason::Closing, "closing", false, "shut down"),

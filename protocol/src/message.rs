@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 pub use crate::tally::Denial;
-use crate::{failure::Failure, fence::Fence, holder::Holder, key::Key, token::Token};
+use crate::{failure::Failure, fence::Fence, forced::ForcedRelease, holder::Holder, key::Key, token::Token};
 
 /// A request to a node. Each step is atomic on the node and idempotent for its token (rule 5).
 #[derive(Debug, Clone)]
@@ -59,7 +59,12 @@ pub enum Request {
         cursor: u64,
     },
     /// Takes the lock from whoever has it, if its key is a string. The reply says whether there was one.
-    ForceRelease(Key),
+    ForceRelease {
+        /// This lock.
+        key: Key,
+        /// What its holder hears of it, for as long as the key would have lived.
+        by: Arc<ForcedRelease>,
+    },
     /// Writes a guarded value, if the fence is not older than what the key has seen: [`Guarding`].
     GuardedSet {
         /// Under this key.

@@ -2,8 +2,8 @@
 
 use crate::{
     failure::Failure,
-    loss::LossReason,
-    message::{Denial, Owned},
+    loss::{Loss, LossReason},
+    message::Owned,
     tally::{PerNode, majority},
     time::Time,
 };
@@ -18,18 +18,17 @@ pub struct ReleaseAnswer {
 }
 
 /// The verdict of one node: it did it, or why it had nothing of ours.
-pub type NodeVerdict = Result<(), LossReason>;
+pub type NodeVerdict = Result<(), Loss>;
 
 impl ReleaseAnswer {
     fn verdict(&self, now: Time, valid_until: Time) -> NodeVerdict {
-        match self.owned {
+        match &self.owned {
             Ok(()) => Ok(()),
             // It was over by then: its key had expired, whoever has it now.
-            Err(_) if now >= valid_until => Err(LossReason::Expired),
+            Err(_) if now >= valid_until => Err(LossReason::Expired.into()),
             // Our own replay: the sending before it did it, while the lease was good.
             Err(_) if !self.only_sending => Ok(()),
-            Err(Denial::Gone) => Err(LossReason::Deleted),
-            Err(Denial::Taken) => Err(LossReason::Taken),
+            Err(denial) => Err(denial.into()),
         }
     }
 }
@@ -40,7 +39,7 @@ pub enum ReleaseEnd {
     /// A majority did it.
     Released,
     /// A majority did not have it, for this reason.
-    Lost(LossReason),
+    Lost(Loss),
     /// No majority either way: the answer of each node.
     Unknown(Vec<Result<NodeVerdict, Failure>>),
 }
@@ -51,7 +50,7 @@ pub struct ReleaseTally {
     valid_until: Time,
     said: PerNode<Option<Result<NodeVerdict, Failure>>>,
     released: usize,
-    denied: Vec<LossReason>,
+    denied: Vec<Loss>,
 }
 
 impl ReleaseTally {
@@ -65,7 +64,7 @@ impl ReleaseTally {
         let said = said.map(|answer| answer.verdict(now, self.valid_until));
         match &said {
             Ok(Ok(())) => self.released += 1,
-            Ok(Err(reason)) => self.denied.push(*reason),
+            Ok(Err(loss)) => self.denied.push(loss.clone()),
             Err(_) => {}
         }
         if let Some(place) = self.said.get_mut(node) {
@@ -76,12 +75,11 @@ impl ReleaseTally {
             return Some(ReleaseEnd::Released);
         }
         if self.denied.len() >= majority {
-            // Somebody else's key says more than a missing one, and either more than our own replay.
-            let any = |reason: LossReason| self.denied.contains(&reason).then_some(reason);
-            return any(LossReason::Taken)
-                .or_else(|| any(LossReason::Deleted))
-                .or(Some(LossReason::Expired))
-                .map(ReleaseEnd::Lost);
+            // Who took it by force says most, somebody else's key more than a missing one, and each more than our own
+            // replay.
+            let any = |reason: LossReason| self.denied.iter().find(|loss| loss.reason == reason).cloned();
+            let said = [LossReason::Forced, LossReason::Taken, LossReason::Deleted].into_iter().find_map(any);
+            return Some(ReleaseEnd::Lost(said.unwrap_or_else(|| LossReason::Expired.into())));
         }
         let said: Option<Vec<_>> = self.said.iter().cloned().collect();
         said.map(ReleaseEnd::Unknown)
@@ -91,6 +89,7 @@ impl ReleaseTally {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::Denial;
 
     fn at(nanos: u64) -> Time {
         Time::from_nanos(nanos)
@@ -112,21 +111,33 @@ mod tests {
     #[test]
     fn one_node_says_what_happened() {
         assert!(matches!(one(at(1), said(DONE, true)), Some(ReleaseEnd::Released)));
-        assert!(matches!(one(at(1), said(GONE, true)), Some(ReleaseEnd::Lost(LossReason::Deleted))));
-        assert!(matches!(one(at(1), said(TAKEN, true)), Some(ReleaseEnd::Lost(LossReason::Taken))));
+        assert!(matches!(
+            one(at(1), said(GONE, true)),
+            Some(ReleaseEnd::Lost(Loss { reason: LossReason::Deleted, .. }))
+        ));
+        assert!(matches!(
+            one(at(1), said(TAKEN, true)),
+            Some(ReleaseEnd::Lost(Loss { reason: LossReason::Taken, .. }))
+        ));
         assert!(matches!(one(at(1), Err(Failure::unknown("no answer"))), Some(ReleaseEnd::Unknown(_))));
     }
 
     #[test]
     fn a_replay_did_it_itself_unless_the_lease_was_over_by_then() {
         assert!(matches!(one(at(99), said(GONE, false)), Some(ReleaseEnd::Released)));
-        assert!(matches!(one(at(100), said(TAKEN, false)), Some(ReleaseEnd::Lost(LossReason::Expired))));
+        assert!(matches!(
+            one(at(100), said(TAKEN, false)),
+            Some(ReleaseEnd::Lost(Loss { reason: LossReason::Expired, .. }))
+        ));
     }
 
     #[test]
     fn a_denial_says_nothing_of_a_lease_that_was_over_by_then() {
         for denial in [GONE, TAKEN] {
-            assert!(matches!(one(at(100), said(denial, true)), Some(ReleaseEnd::Lost(LossReason::Expired))));
+            assert!(matches!(
+                one(at(100), said(denial, true)),
+                Some(ReleaseEnd::Lost(Loss { reason: LossReason::Expired, .. }))
+            ));
         }
     }
 
@@ -139,7 +150,10 @@ mod tests {
 
         let mut tally = ReleaseTally::new(3, at(100));
         assert!(tally.answer(at(1), 2, said(GONE, true)).is_none());
-        assert!(matches!(tally.answer(at(1), 1, said(TAKEN, true)), Some(ReleaseEnd::Lost(LossReason::Taken))));
+        assert!(matches!(
+            tally.answer(at(1), 1, said(TAKEN, true)),
+            Some(ReleaseEnd::Lost(Loss { reason: LossReason::Taken, .. }))
+        ));
     }
 
     #[test]

@@ -37,7 +37,7 @@ use std::time::Duration;
 use crate::{
     failure::Failure,
     jitter::Jitter,
-    loss::LossReason,
+    loss::{Loss, LossReason},
     message::{Denial, Owned},
     tally::{Nodes, Tally, deadline},
     time::Time,
@@ -82,7 +82,7 @@ pub enum Phase {
 }
 
 /// A node's answer to a renewal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RenewalAnswer {
     /// It is done.
     Confirmed,
@@ -104,7 +104,7 @@ impl RenewalAnswer {
     pub fn read(answer: &Result<Owned, Failure>) -> Self {
         match answer {
             Ok(Ok(())) => Self::Confirmed,
-            Ok(Err(denial)) => Self::Denied(*denial),
+            Ok(Err(denial)) => Self::Denied(denial.clone()),
             Err(failure) => Self::of(failure),
         }
     }
@@ -180,6 +180,13 @@ impl HeldLease {
     /// Where the lease stands.
     pub fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// Why it ended, with what the nodes have said of it; nothing before its end.
+    pub fn loss(&self) -> Option<Loss> {
+        let Phase::Over { reason, .. } = self.phase else { return None };
+        let denied = self.tally.denied().map(Loss::from).filter(|denied| denied.reason == reason);
+        Some(denied.unwrap_or_else(|| reason.into()))
     }
 
     /// Whether a majority has confirmed what was sent at `sent`, or later.
@@ -356,16 +363,16 @@ impl HeldLease {
 
     fn not_confirmed(&mut self, now: Time, node: usize, sent: Time, answer: RenewalAnswer) -> Orders {
         let was_hopeless = self.tally.is_hopeless(sent);
+        let is_refused = answer == RenewalAnswer::Refused;
         match answer {
             RenewalAnswer::Denied(denial) => self.tally.deny(node, sent, denial),
             RenewalAnswer::Unclear | RenewalAnswer::Refused | RenewalAnswer::Confirmed => {
                 self.tally.note_unclear(node, sent);
             }
         }
-        match self.tally.denied() {
-            Some(Denial::Gone) => return self.end(LossReason::Deleted, now),
-            Some(Denial::Taken) => return self.end(LossReason::Taken, now),
-            None => {}
+        if let Some(denial) = self.tally.denied() {
+            let reason = Loss::from(denial).reason;
+            return self.end(reason, now);
         }
         // The round is confirmed, or may still be; or it was hopeless before this answer.
         if was_hopeless || !self.tally.is_hopeless(sent) {
@@ -373,9 +380,10 @@ impl HeldLease {
         }
         self.unanswered = 0;
         self.failures = self.failures.saturating_add(1);
-        self.next_round = match answer {
-            RenewalAnswer::Refused => now + self.half_to_all(self.third() / 2, sent),
-            _ => self.next_round.min(now + self.backoff(sent)),
+        self.next_round = if is_refused {
+            now + self.half_to_all(self.third() / 2, sent)
+        } else {
+            self.next_round.min(now + self.backoff(sent))
         };
         Orders { news: self.move_to(Phase::AtRisk), ..Orders::default() }
     }

@@ -3,12 +3,14 @@
 use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
+    sync::Arc,
     time::Duration,
 };
 
 use crate::{
     failure::Failure,
     fence::{self, Fence},
+    forced::ForcedRelease,
     glob,
     holder::Holder,
     key::Key,
@@ -41,6 +43,8 @@ pub struct Store {
     /// Guarded values; a key is this or a lock, never both.
     guarded: HashMap<Key, (Vec<u8>, Fence)>,
     queues: HashMap<Key, WaitQueue>,
+    /// Who took a lock by force, for as long as its holder may ask.
+    forced: HashMap<Key, Forced>,
     /// How many floors there may be before a sweep removes the expired ones.
     crowded: usize,
     /// The start of the server: it has forgotten nothing since.
@@ -52,6 +56,14 @@ pub struct Store {
 struct StoredLock {
     token: Token,
     fence: Fence,
+    until: Micros,
+}
+
+/// The lock of a holder from whom it was taken by force.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Forced {
+    from: Token,
+    by: Arc<ForcedRelease>,
     until: Micros,
 }
 
@@ -101,7 +113,8 @@ impl Store {
             }
             Request::Release { claim, mode } => {
                 let (owned, told) = self.release(now, claim, mode, process, reached);
-                return passed_on(&claim.key, owned.into(), owned.is_ok(), told);
+                let is_ours = owned.is_ok();
+                return passed_on(&claim.key, owned.into(), is_ours, told);
             }
             Request::Poll(poll) => {
                 let (polled, told) = self.poll(now, poll, process, reached);
@@ -111,7 +124,7 @@ impl Store {
             Request::Waiters { key, most } => Ok(self.waiters(now, key, *most).into()),
             Request::Holder(key) => Ok(self.holder(now, key).into()),
             Request::Held { pattern, .. } => Ok((0, self.held(now, pattern)).into()),
-            Request::ForceRelease(key) => match self.force_release(now, key, reached) {
+            Request::ForceRelease { key, by } => match self.force_release(now, key, by, reached) {
                 Ok((was_held, told)) => return passed_on(key, was_held.into(), was_held, told),
                 Err(failure) => Err(failure),
             },
@@ -167,7 +180,7 @@ impl Store {
         match self.owned(now, key, token) {
             Err(Denial::Taken) => return Repaired::Taken,
             Ok(lock) => (lock.fence, lock.until) = (lock.fence.max(fence), until),
-            Err(Denial::Gone) => {
+            Err(Denial::Gone | Denial::Forced(_)) => {
                 drop(self.locks.insert(key.clone(), StoredLock { token: token.clone(), fence, until }));
             }
         }
@@ -189,7 +202,7 @@ impl Store {
 
     /// Gives a lock that is still the token's its full TTL.
     fn renew(&mut self, now: Micros, Claim { key, token, ttl, .. }: &Claim) -> Owned {
-        self.owned(now, key, token)?.until = now + micros(*ttl);
+        self.held_by(now, key, token)?.until = now + micros(*ttl);
         Ok(())
     }
 
@@ -215,7 +228,9 @@ impl Store {
             }
             ReleaseMode::Retain(keep, stays) => return (self.retain(now, key, token, *keep, stays), Vec::new()),
         }
-        match self.owned(now, key, token) {
+        // A waiter that leaves has no holder to tell.
+        let leaves = *mode == ReleaseMode::Leave;
+        match if leaves { self.owned(now, key, token) } else { self.held_by(now, key, token) } {
             Ok(_) => (Ok(()), self.pass_on(now, key, reached)),
             Err(denial) => (Err(denial), Vec::new()),
         }
@@ -224,7 +239,7 @@ impl Store {
     /// Replaces the token by another one that stays for a time.
     fn retain(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
         if self.owned(now, key, stays).is_err() {
-            let lock = self.owned(now, key, token)?;
+            let lock = self.held_by(now, key, token)?;
             (lock.token, lock.until) = (stays.clone(), now + micros(keep));
         }
         Ok(())
@@ -311,13 +326,16 @@ impl Store {
         &mut self,
         now: Micros,
         key: &Key,
+        by: &Arc<ForcedRelease>,
         reached: &dyn Fn(&str) -> bool,
     ) -> Result<(bool, Vec<Notified>), Failure> {
         if self.guarded.contains_key(key) {
             return Err(wrong_type(key, "a guarded value, not a lock"));
         }
-        let held = self.lock(now, key).is_some();
-        Ok((held, if held { self.pass_on(now, key, reached) } else { Vec::new() }))
+        let Some(StoredLock { token, until, .. }) = self.lock(now, key) else { return Ok((false, Vec::new())) };
+        let forced = Forced { from: token.clone(), by: by.clone(), until: *until };
+        self.forced.insert(key.clone(), forced);
+        Ok((true, self.pass_on(now, key, reached)))
     }
 
     /// Gives the lock to another holder, whoever has it, and ahead of its queue: for tests.
@@ -392,12 +410,20 @@ impl Store {
         if lock.token == *token { Ok(lock) } else { Err(Denial::Taken) }
     }
 
+    /// The same for its holder, who is told if it was taken by force.
+    fn held_by(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut StoredLock, Denial> {
+        let forced = self.forced.get(key).filter(|forced| forced.until > now && forced.from.owns(token.as_str()));
+        let by = forced.map(|forced| forced.by.clone());
+        self.owned(now, key, token).map_err(|denial| by.map_or(denial, Denial::Forced))
+    }
+
     /// Names that nobody asks for again must not stay for ever. Doubling keeps the cost per acquire constant.
     fn sweep(&mut self, now: Micros) {
         if self.floors.len() > self.crowded {
             self.floors.sweep(now);
             self.locks.retain(|_, lock| lock.until > now);
             self.queues.retain(|_, queue| !queue.is_over(now));
+            self.forced.retain(|_, forced| forced.until > now);
             self.crowded = 2 * self.floors.len().max(512);
         }
     }
@@ -409,6 +435,7 @@ impl Hash for Store {
         hash_sorted(&self.locks, state);
         self.floors.hash(state);
         hash_sorted(&self.guarded, state);
+        hash_sorted(&self.forced, state);
         (self.crowded, self.up_since).hash(state);
     }
 }

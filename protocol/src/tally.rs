@@ -13,10 +13,11 @@
 use std::{
     ops::{Deref, DerefMut},
     slice,
+    sync::Arc,
     time::Duration,
 };
 
-use crate::time::Time;
+use crate::{forced::ForcedRelease, time::Time};
 
 /// The allowance for the drift between two machines' clocks: 1 % of the TTL and 2 ms (rule 1).
 pub fn drift(ttl: Duration) -> Duration {
@@ -106,13 +107,15 @@ impl WakeCondition {
     }
 }
 
-/// A node's definite "not yours".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// A node's definite "not yours"; what says more is the greater one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
     /// The key is gone.
     Gone,
     /// The key holds something else.
     Taken,
+    /// Either, and the node knows who has taken the lock from this token by force.
+    Forced(Arc<ForcedRelease>),
 }
 
 /// How many of `nodes` decide.
@@ -167,7 +170,7 @@ impl<T> DerefMut for PerNode<T> {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct LastWord {
     /// When the newest request that this node confirmed was sent.
     sent: Time,
@@ -204,7 +207,7 @@ impl Tally {
         let Some(word) = self.words.get_mut(node) else { return };
         word.sent = word.sent.max(sent);
         word.may_hold = true;
-        if word.denial.is_some_and(|(denied, _)| denied < sent) {
+        if word.denial.as_ref().is_some_and(|(denied, _)| *denied < sent) {
             word.denial = None;
             word.repaired = word.repaired.max(sent);
         }
@@ -250,13 +253,10 @@ impl Tally {
         self.words.iter().filter(against).count() > self.words.len() - self.majority()
     }
 
-    /// The denial of a majority, if there is one. Somebody else's key says more than a missing one.
-    pub fn denied(&self) -> Option<Denial> {
-        let denials = || self.words.iter().filter_map(|word| word.denial);
-        if denials().count() < self.majority() {
-            return None;
-        }
-        if denials().any(|(_, denial)| denial == Denial::Taken) { Some(Denial::Taken) } else { Some(Denial::Gone) }
+    /// The denial of a majority, if there is one: the one that says most.
+    pub fn denied(&self) -> Option<&Denial> {
+        let denials = || self.words.iter().filter_map(|word| word.denial.as_ref());
+        if denials().count() < self.majority() { None } else { denials().map(|(_, denial)| denial).max() }
     }
 
     /// The nodes that have lost the key and may have it back now (invariant 3).
@@ -265,6 +265,7 @@ impl Tally {
         let mut nodes = Nodes::NONE;
         for (node, word) in self.words.iter_mut().enumerate() {
             match word.denial {
+                // What was taken by force is not brought back.
                 Some((denied, Denial::Gone)) if denied <= confirmed && denied > word.repair_ordered => {
                     word.repair_ordered = denied;
                     word.may_hold = true;

@@ -169,14 +169,14 @@ mod tests {
     #[test]
     fn what_was_not_there_has_changed_only_if_a_request_before_may_have_done_it() {
         assert!(has_changed(&mut undoing(Route::Home), Ok(())));
-        let gone = Err(Denial::Gone);
-        assert!(!has_changed(&mut undoing(Route::Home), gone));
+        let gone = || Err(Denial::Gone);
+        assert!(!has_changed(&mut undoing(Route::Home), gone()));
         let mut asked_before = Undoing::new(at(0), TIMEOUT, Route::Home, true);
-        assert!(has_changed(&mut asked_before, gone));
+        assert!(has_changed(&mut asked_before, gone()));
         let mut retried = undoing(Route::Home);
         let _again = retried.answered(at(0), &unsent());
-        assert!(!has_changed(&mut retried, gone));
+        assert!(!has_changed(&mut retried, gone()));
         let _again = retried.answered(at(0), &Err(Failure::unknown("no answer")));
-        assert!(has_changed(&mut retried, gone));
+        assert!(has_changed(&mut retried, gone()));
     }
 }

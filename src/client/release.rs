@@ -12,7 +12,7 @@ use leasehold_protocol::{
     acquisition::{Ask, News, ReleaseAgain, Said, Sent},
     failure::Failure,
     key::Key,
-    loss::{self, LossReason},
+    loss::{self, Loss, LossReason},
     message::{Owned, ReleaseMode, Request, Route},
     release_tally::ReleaseEnd,
     time::Time,
@@ -98,17 +98,17 @@ impl Client {
         let text = if was_ours { "released" } else { "not released: the lease had ended before" };
         tracing::debug!(name: "release", target: "leasehold", lock, label, was_ours, "{text}");
         if let Some(span) = hold.span() {
-            span.ends(match end {
-                ReleaseEnd::Lost(reason) => loss::label(reason).unwrap_or("lost"),
+            span.ends(match &end {
+                ReleaseEnd::Lost(Loss { reason, .. }) => loss::label(*reason).unwrap_or("lost"),
                 ReleaseEnd::Released | ReleaseEnd::Unknown(_) => "released",
             });
         }
         self.released(&hold.claim.key, &mode);
         match end {
-            ReleaseEnd::Lost(reason) => {
+            ReleaseEnd::Lost(loss) => {
                 let now = self.now();
-                let since = if reason == LossReason::Expired { valid_until } else { now };
-                Err(Error::Lost(hold.lost(now, since, reason)))
+                let since = if loss.reason == LossReason::Expired { valid_until } else { now };
+                Err(Error::Lost(hold.lost(now, since, loss)))
             }
             ReleaseEnd::Released | ReleaseEnd::Unknown(_) => Ok(Released::Confirmed),
         }

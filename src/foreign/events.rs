@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{failure::Failure, message::Denial, renewal::RenewalAnswer, rounded::Rounded};
+use leasehold_protocol::{
+    failure::Failure, forced::ForcedRelease, message::Denial, renewal::RenewalAnswer, rounded::Rounded,
+};
 use tracing::{
     Level,
     dispatcher::has_been_set,
@@ -79,6 +81,12 @@ pub(crate) enum Event {
     NodeRecovers {
         node: String,
         votes_in: Duration,
+    },
+    ServerMoved {
+        node: String,
+    },
+    ServersMixed {
+        node: String,
     },
     SameServer {
         node: String,
@@ -202,6 +210,8 @@ impl Event {
             | Self::NodeSilent { .. }
             | Self::NodeAbsent { .. }
             | Self::NodeRecovers { .. }
+            | Self::ServerMoved { .. }
+            | Self::ServersMixed { .. }
             | Self::SameServer { .. }
             | Self::ClocksDiffer { .. }
             | Self::NotificationsRefused { .. }
@@ -224,8 +234,8 @@ impl Event {
     fn emit_to_subscriber(&self) {
         match self {
             Self::Lost { label, lost } => {
-                let (lock, reason) = (lost.name(), lost.reason());
-                tracing::warn!(name: "lost", target: TARGET, lock, label, ?reason, "{lost}");
+                let (lock, reason, by) = (lost.name(), lost.reason(), lost.forced().map(ForcedRelease::label));
+                tracing::warn!(name: "lost", target: TARGET, lock, label, ?reason, by, "{lost}");
             }
             Self::AtRisk { lock, label } => {
                 tracing::warn!(name: "at_risk", target: TARGET, lock, label, "a renewal is not confirmed");
@@ -235,7 +245,7 @@ impl Event {
             }
             Self::Renewal { lock, label, node, answer, took } => {
                 let node = node.as_deref();
-                tracing::debug!(name: "renew", target: TARGET, lock, label, node, ?answer, took = %Rounded(*took), "{}", renewed(*answer));
+                tracing::debug!(name: "renew", target: TARGET, lock, label, node, ?answer, took = %Rounded(*took), "{}", renewed(answer));
             }
             Self::RenewalFailed { lock, node, failure } => {
                 tracing::debug!(name: "renew", target: TARGET, lock, node, %failure, "a node has not renewed");
@@ -273,6 +283,18 @@ impl Event {
                 tracing::warn!(
                     name: "node", target: TARGET, node, votes_in = %Rounded(*votes_in),
                     "the node was started lately, or its clock was set back, and it may have forgotten leases: it gives no vote"
+                );
+            }
+            Self::ServerMoved { node } => {
+                tracing::warn!(
+                    name: "node", target: TARGET, node,
+                    "the address leads to another server now: our connections go over to it, and a lease lives on if its key is there"
+                );
+            }
+            Self::ServersMixed { node } => {
+                tracing::warn!(
+                    name: "node", target: TARGET, node,
+                    "the address leads to another server with each connection: no lock is acquired there until it leads to one"
                 );
             }
             Self::SameServer { node, other } => {
@@ -340,11 +362,12 @@ impl Event {
 }
 
 /// The text for the outcome of a renewal.
-fn renewed(answer: RenewalAnswer) -> &'static str {
+fn renewed(answer: &RenewalAnswer) -> &'static str {
     match answer {
         RenewalAnswer::Confirmed => "renewed",
         RenewalAnswer::Denied(Denial::Gone) => "not renewed: the key is gone",
         RenewalAnswer::Denied(Denial::Taken) => "not renewed: the key holds somebody else's value",
+        RenewalAnswer::Denied(Denial::Forced(_)) => "not renewed: the lock was taken away by force",
         RenewalAnswer::Unclear => "not renewed: no answer, or none that says how it is",
         RenewalAnswer::Refused => "not renewed: it is refused",
     }

@@ -7,7 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     holder::RELEASED,
-    loss::{self, LossReason},
+    loss::{self, Loss, LossReason},
     message::{Claim, ReleaseMode, Route},
     renewal::Phase,
     time::Time,
@@ -242,9 +242,9 @@ impl Hold {
         self.feed(now, |acquisition| acquisition.finish(now, reason))
     }
 
-    pub(crate) fn lost(&self, now: Time, since: Time, reason: LossReason) -> Lost {
+    pub(crate) fn lost(&self, now: Time, since: Time, loss: impl Into<Loss>) -> Lost {
         let since_wall = wall().checked_sub(now.since(since)).unwrap_or(std::time::UNIX_EPOCH);
-        Lost::new(self.claim.key.name(), self.fence, reason, since_wall, since.since(self.acquired))
+        Lost::new(self.claim.key.name(), self.fence, loss.into(), since_wall, since.since(self.acquired))
     }
 
     fn feed(self: &Arc<Self>, now: Time, event: impl FnOnce(&mut Acquisition) -> Actions) -> Reaction {
@@ -254,8 +254,8 @@ impl Hold {
         let (Some(acquisition::News::Phase), Some(phase)) = (&actions.news, state.acquisition.phase()) else {
             return Reaction { actions, news: None };
         };
-        if let Phase::Over { reason, since } = phase {
-            state.end = Some(self.lost(now, since, reason));
+        if let (Phase::Over { since, .. }, Some(loss)) = (phase, state.acquisition.loss()) {
+            state.end = Some(self.lost(now, since, loss));
         }
         let end = state.end.clone();
         let stage = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };

@@ -26,6 +26,9 @@ use crate::{
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 const DEFAULT_GRANT: Duration = Duration::from_secs(1);
+/// Between two looks where an address leads, unless that is set.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// As long as the default TTL, and the second that a server's uptime may be wrong by.
 const DEFAULT_RESTART_DELAY: Duration = Duration::from_secs(31);
 const LONGEST_RESTART_DELAY: Duration = Duration::from_secs(24 * 60 * 60 + 1);
@@ -54,6 +57,7 @@ pub struct Builder {
     restart_delay: Option<Duration>,
     options: Options,
     connect_timeout: Duration,
+    check_address_every: Option<Duration>,
     keeper: Keeper,
     clock: Arc<dyn Clock>,
 }
@@ -77,6 +81,7 @@ impl Builder {
             restart_delay: None,
             options,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            check_address_every: None,
             keeper: Keeper::default(),
             clock: Arc::new(SystemClock),
         }
@@ -168,6 +173,14 @@ impl Builder {
     /// than this.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
+        self
+    }
+
+    /// How often a fresh connection looks whether each server's address still [leads to the same
+    /// server](crate::docs::operations#where-an-address-leads), while a lock is held or waited for: 100 ms to an hour, or
+    /// zero for never. Default: the TTL, but at least 10 s and at most a minute.
+    pub fn check_address_every(mut self, pause: Duration) -> Self {
+        self.check_address_every = Some(pause);
         self
     }
 
@@ -267,13 +280,14 @@ impl Builder {
     /// [`Error::Config`]; [`Error::Unavailable`] if a thread could not be started.
     pub fn build_lazy(self) -> Result<Leases, Error> {
         let places = self.check()?;
-        let restart_delay = self.restarts_after();
+        let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
         let Self { options, connect_timeout, keeper, clock, .. } = self;
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let votes = quorum::votes(places.len(), restart_delay);
         let label = options.label.clone();
-        let config = ConnectConfig { limits, host: host.clone(), clock: clock.clone(), label, home: None, votes };
+        let config =
+            ConnectConfig { limits, host: host.clone(), clock: clock.clone(), label, home: None, votes, check_every };
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
         let to_connect = Some((places, config));
@@ -283,6 +297,11 @@ impl Builder {
     fn restarts_after(&self) -> Duration {
         let unless_set = if self.quorum.is_some() { DEFAULT_RESTART_DELAY } else { Duration::ZERO };
         self.restart_delay.unwrap_or(unless_set)
+    }
+
+    fn checks_every(&self) -> Duration {
+        let unless_set = || self.options.lock.ttl.clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+        self.check_address_every.unwrap_or_else(unless_set)
     }
 
     fn check(&self) -> Result<Vec<NodeAddress>, Error> {
@@ -297,6 +316,9 @@ impl Builder {
         let least = Duration::from_millis(1);
         check_limit("connect_timeout", self.connect_timeout, least)?;
         check_limit("command_timeout", *command_timeout, least)?;
+        if let Some(pause) = self.check_address_every.filter(|pause| !pause.is_zero()) {
+            check_limit("check_address_every", pause, Duration::from_millis(100))?;
+        }
         check_limit("grant_timeout", *grant_timeout, Duration::from_millis(50))?;
         check_prefix(prefix)?;
         check_label(label)?;

@@ -4,7 +4,7 @@ use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
 use super::{
     ACQUIRES, AT_RISK, HELD, HOLD, LOSSES, REMAINING, RENEWAL, RENEWALS, WAIT, WAITING,
-    nodes::{CLOCK_OFFSET, NODE_UP, NOTIFICATIONS_ACTIVE, RECONNECTS, UNDOS},
+    nodes::{CLOCK_OFFSET, MOVES, NODE_UP, NOTIFICATIONS_ACTIVE, RECONNECTS, UNDOS},
     series::{self, LEAST},
 };
 use crate::sync::catching_panics;
@@ -27,6 +27,7 @@ pub(crate) fn describe() {
         describe_gauge!(CLOCK_OFFSET, Unit::Seconds, "By how much the node's clock is ahead of this machine's.");
         describe_gauge!(NOTIFICATIONS_ACTIVE, "Whether the node notifies of changes: 1 or 0.");
         describe_counter!(RECONNECTS, Unit::Count, "Connections to the node that replaced a lost one.");
+        describe_counter!(MOVES, Unit::Count, "How often the node's address led to another server.");
         describe_counter!(UNDOS, Unit::Count, "Undos that no node confirmed: a key may stay for its TTL.");
         series::begin();
     });
@@ -38,7 +39,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: [&str; 16] = [
+    const ALL: [&str; 17] = [
         ACQUIRES,
         WAIT,
         HOLD,
@@ -54,6 +55,7 @@ mod tests {
         CLOCK_OFFSET,
         NOTIFICATIONS_ACTIVE,
         RECONNECTS,
+        MOVES,
         UNDOS,
     ];
 

@@ -17,6 +17,7 @@ pub(super) const NODE_UP: &str = "leasehold_node_up";
 pub(super) const CLOCK_OFFSET: &str = "leasehold_node_clock_offset_seconds";
 pub(super) const NOTIFICATIONS_ACTIVE: &str = "leasehold_notifications_active";
 pub(super) const RECONNECTS: &str = "leasehold_reconnects_total";
+pub(super) const MOVES: &str = "leasehold_node_moves_total";
 pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 
 /// A value that nobody knows yet, and that is not told.
@@ -44,6 +45,7 @@ struct NodeSeries {
     clock_offset_micros: Value,
     /// Since they were told.
     reconnects: AtomicU64,
+    moves: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -83,6 +85,12 @@ impl NodeMetrics {
         self.0.reconnects.fetch_add(1, Ordering::AcqRel);
         have_news();
         self.note_up(true);
+    }
+
+    /// Its address leads to another server.
+    pub(crate) fn note_move(&self) {
+        self.0.moves.fetch_add(1, Ordering::AcqRel);
+        have_news();
     }
 
     pub(crate) fn note_notifications(&self, is_active: bool) {
@@ -149,6 +157,7 @@ impl NodeSeries {
             notifies: Value::new(),
             clock_offset_micros: Value::new(),
             reconnects: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
         }
     }
 
@@ -167,9 +176,10 @@ impl NodeSeries {
             gauge!(CLOCK_OFFSET, labels()).set(if micros < 0 { -seconds } else { seconds });
         }
         // From nought on, so that the first is an increase.
-        let reconnects = self.reconnects.swap(0, Ordering::AcqRel);
+        let [reconnects, moves] = [&self.reconnects, &self.moves].map(|count| count.swap(0, Ordering::AcqRel));
         if is_known {
             counter!(RECONNECTS, labels()).increment(reconnects);
+            counter!(MOVES, labels()).increment(moves);
         }
     }
 }

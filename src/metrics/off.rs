@@ -55,6 +55,8 @@ impl NodeMetrics {
 
     pub(crate) fn note_reconnect(&self) {}
 
+    pub(crate) fn note_move(&self) {}
+
     pub(crate) fn note_notifications(&self, _is_active: bool) {}
 
     pub(crate) const WANT_CLOCKS: bool = false;

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
+    forced::ForcedRelease,
     holder::Holder,
     key::Key,
     message::{Page, Reply, Request, Route},
@@ -86,9 +87,10 @@ impl Quorum {
         Ok(said.into_iter().flatten().flatten().collect())
     }
 
-    /// Takes the lock away on every node. Whether any had it.
-    pub(crate) async fn force_release(&self, key: &Key, limit: Duration) -> Result<bool, Failure> {
-        let said = self.everybody(self.ask_all::<bool>(&Request::ForceRelease(key.clone()), limit)).await;
+    /// Takes the lock away on every node, for this one. Whether any had it.
+    pub(crate) async fn force_release(&self, key: Key, by: ForcedRelease, limit: Duration) -> Result<bool, Failure> {
+        let request = Request::ForceRelease { key, by: Arc::new(by) };
+        let said = self.everybody(self.ask_all::<bool>(&request, limit)).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
         }

@@ -47,6 +47,8 @@ pub(crate) struct ConnectConfig {
     pub(crate) home: Option<Handle>,
     /// Whether nodes are asked for votes.
     pub(crate) votes: bool,
+    /// How often to look whether an address still leads to the same server; never at zero.
+    pub(crate) check_every: Duration,
 }
 
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
@@ -64,7 +66,8 @@ impl ConnectConfig {
             }
             NodeAddress::Redis(target) => {
                 let endpoint = Endpoint::new((**target).clone(), self.limits, self.clock.clone(), self.label.clone());
-                let connecting = Redis::connect(endpoint, self.host.clone(), self.home.clone(), self.votes);
+                let connecting =
+                    Redis::connect(endpoint, self.host.clone(), self.home.clone(), self.votes, self.check_every);
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }
         }

@@ -30,7 +30,7 @@ use crate::{
 };
 
 fn lost(reason: LossReason) -> Lost {
-    Lost::new("job", fence::ZERO, reason, SystemTime::UNIX_EPOCH, Duration::ZERO)
+    Lost::new("job", fence::ZERO, reason.into(), SystemTime::UNIX_EPOCH, Duration::ZERO)
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::{
 
 use leasehold_protocol::{
     failure::Failure,
+    forced::ForcedRelease,
     holder::Holder,
     key::Key,
     message::{ReleaseMode, Reply, Request, Route},
@@ -92,7 +93,8 @@ impl Wire {
 
     /// Somebody deletes the key by hand, if it is there.
     pub(super) fn delete(&self, name: &str) {
-        let _was_there: bool = self.now(Request::ForceRelease(Key::of_lock(name)));
+        let _was_there: bool =
+            self.now(Request::ForceRelease { key: Key::of_lock(name), by: Arc::new(ForcedRelease::new("ops", None)) });
     }
 
     /// Asks at once, on no route.

@@ -158,7 +158,7 @@ async fn a_lease_is_lost_on_purpose() {
     let lease = lock.acquire().await.unwrap();
     assert!(lock.force_release().await.unwrap());
     clock.advance(SECOND);
-    assert_eq!(soon("the loss", lease.lost()).await.reason(), LossReason::Deleted);
+    assert_eq!(soon("the loss", lease.lost()).await.reason(), LossReason::Forced);
 
     let lease = lock.acquire().await.unwrap();
     take_over(&lock).unwrap();

@@ -254,7 +254,7 @@ fn answer(said: &Result<Said, Failure>) -> RenewalAnswer {
         Ok(
             Said::Owned(Ok(())) | Said::Repaired(Repaired::Done) | Said::Vote { acquired: Acquired::Granted(_), .. },
         ) => RenewalAnswer::Confirmed,
-        Ok(Said::Owned(Err(denial))) => RenewalAnswer::Denied(*denial),
+        Ok(Said::Owned(Err(denial))) => RenewalAnswer::Denied(denial.clone()),
         Ok(Said::Vote { acquired: Acquired::Busy { .. }, .. } | Said::Repaired(Repaired::Taken)) => {
             RenewalAnswer::Denied(Denial::Taken)
         }

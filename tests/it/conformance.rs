@@ -12,7 +12,7 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Notifications, Owner, Status,
+    Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
 };
 use support::{HANGS, Lag, Server, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
@@ -178,7 +178,7 @@ conformance! {
     a_lease_outlives_many_ttls
     fences_grow
     renewing_by_hand_extends
-    a_deleted_key_is_told_everywhere
+    a_lock_taken_by_force_is_told_everywhere
     a_taken_key_is_left_to_its_taker
     max_hold_tells_and_lets_the_key_run_out
     release_after_max_hold_deletes_and_is_ok
@@ -203,6 +203,7 @@ conformance! {
     one_at_a_time
     holder_reads_what_the_key_says
     force_release_takes_the_lock_from_whoever_has_it
+    its_holder_hears_who_took_it_by_force_and_why
     what_is_held_is_listed_by_its_name
     run_returns_what_the_work_returned
     work_that_fails_gives_its_own_error_and_releases
@@ -455,14 +456,14 @@ async fn renewing_by_hand_extends(place: Place) {
     assert!(matches!(&error, Error::Lost(lost) if lost.reason() == LossReason::Released), "{error}");
 }
 
-async fn a_deleted_key_is_told_everywhere(place: Place) {
+async fn a_lock_taken_by_force_is_told_everywhere(place: Place) {
     let (one, two) = place.two_programs().await;
     let lease = one.lock("job").acquire().await.unwrap();
     let (lost, token, mut changes) = (tokio::spawn(lease.lost()), lease.cancellation_token(), lease.status_changes());
 
     assert!(two.lock("job").force_release().await.unwrap());
     let lost = within(HANGS, "lost()", lost).await.unwrap();
-    assert_eq!((lost.reason(), lost.name(), lost.fence()), (LossReason::Deleted, "job", lease.fence()));
+    assert_eq!((lost.reason(), lost.name(), lost.fence()), (LossReason::Forced, "job", lease.fence()));
     within(HANGS, "the cancellation", token.cancelled()).await;
     assert_eq!(within(HANGS, "the status", changes.next()).await, Some(Status::Lost(lost.clone())));
     assert_eq!(changes.next().await, None);
@@ -483,8 +484,7 @@ async fn a_taken_key_is_left_to_its_taker(place: Place) {
     let taker = two.lock("job").acquire().await.unwrap();
 
     let lost = within(HANGS, "lost()", lease.lost()).await;
-    // The server tells at once that the key was touched, and may be asked between the two steps.
-    assert!([LossReason::Taken, LossReason::Deleted].contains(&lost.reason()), "{lost:?}");
+    assert_eq!(lost.reason(), LossReason::Forced);
     assert!(matches!(lease.release().await, Err(Error::Lost(_))));
     let holder = one.lock("job").holder().await.unwrap().unwrap();
     assert_eq!((holder.label(), holder.fence()), (Some("two"), Some(taker.fence())));
@@ -874,6 +874,33 @@ async fn force_release_takes_the_lock_from_whoever_has_it(place: Place) {
     drop(lease);
 }
 
+async fn its_holder_hears_who_took_it_by_force_and_why(place: Place) {
+    let (one, two) = place.two_programs().await;
+    for reason in ["", "two\nlines", &"x".repeat(257)] {
+        let error = two.lock("job").force_release_because(reason).await.unwrap_err();
+        assert!(matches!(&error, Error::Config(text) if text.to_string().contains("reason")), "{error}");
+    }
+    let lease = one.lock("job").acquire().await.unwrap();
+    assert!(two.lock("job").label("ops").force_release_because("stuck since noon").await.unwrap());
+    let next = two.lock("job").acquire().await.unwrap();
+    let lost = within(HANGS, "lost()", lease.lost()).await;
+    assert_eq!((lost.reason(), by(&lost)), (LossReason::Forced, ("ops".into(), Some("stuck since noon".into()))));
+    assert!(lost.to_string().ends_with("it was taken away by force, by \"ops\" (\"stuck since noon\")"), "{lost}");
+    assert!(matches!(lease.release().await, Err(Error::Lost(again)) if by(&again) == by(&lost)));
+    next.release().await.unwrap().confirmed();
+
+    // The first to know may be whoever releases it.
+    let lease = one.lock("job").acquire().await.unwrap();
+    assert!(two.lock("job").force_release().await.unwrap());
+    let lost = ending(lease.release().await);
+    assert_eq!((lost.reason(), by(&lost)), (LossReason::Forced, ("two".into(), None)));
+}
+
+fn by(lost: &Lost) -> (String, Option<String>) {
+    let forced = lost.forced().unwrap_or_else(|| panic!("{lost:?}"));
+    (forced.label().to_owned(), forced.reason().map(ToOwned::to_owned))
+}
+
 async fn run_returns_what_the_work_returned(place: Place) {
     let (one, two) = place.two_programs().await;
     let work = |lease: leasehold::LeaseHandle| async move {
@@ -971,7 +998,7 @@ async fn run_stops_the_work_when_the_lease_is_lost(place: Place) {
     within(HANGS, "the work", running).await.unwrap();
     two.lock("job").force_release().await.unwrap();
     let error = within(HANGS, "the end of run", run).await.unwrap().unwrap_err();
-    assert!(matches!(&error, Error::Lost(lost) if lost.reason() == LossReason::Deleted), "{error}");
+    assert!(matches!(&error, Error::Lost(lost) if lost.reason() == LossReason::Forced), "{error}");
 }
 
 async fn run_drops_the_work_before_the_lock_is_free(place: Place) {
@@ -1032,8 +1059,6 @@ async fn run_skips_the_work_of_a_busy_lock_or_waits_for_a_while(place: Place) {
 }
 
 async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
-    // Over a quorum the first node may have its key back, by a repair of the lease before, until that is taken back.
-    let is_gone = |reason| matches!(reason, LossReason::Deleted | LossReason::Taken);
     let (one, two) = place.two_programs().await;
     let (grace, tidied) = (TTL / 4, Arc::new(AtomicBool::new(false)));
     let too_long = one.lock("job").grace(TTL / 2 + Duration::from_millis(1)).run(async |_| Ok(())).await;
@@ -1051,7 +1076,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
         let run = tokio::spawn(async move {
             let work = async |lease: LeaseHandle| {
                 started.send(()).unwrap();
-                assert!(is_gone(lease.lost().await.reason()));
+                assert_eq!(lease.lost().await.reason(), LossReason::Forced);
                 began.store(true, Ordering::SeqCst);
                 if stops {
                     tokio::task::yield_now().await;
@@ -1066,7 +1091,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
         within(HANGS, "the work", running).await.unwrap();
         two.lock("job").force_release().await.unwrap();
         let lost = ending(within(HANGS, "the end of run", run).await.unwrap());
-        assert!(is_gone(lost.reason()), "it was not protected to its end: {lost:?}");
+        assert_eq!(lost.reason(), LossReason::Forced, "it was not protected to its end: {lost:?}");
         assert!(tidied.load(Ordering::SeqCst));
     }
 }

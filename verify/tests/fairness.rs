@@ -3,13 +3,14 @@
 // Helpers of tests may fail like tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
+    forced::ForcedRelease,
     key::Key,
-    message::{AcquireRequest, Acquired, Claim, Owned, Poll, Polled, ReleaseMode, Reply, Request, VoteReply},
+    message::{AcquireRequest, Acquired, Claim, Denial, Owned, Poll, Polled, ReleaseMode, Reply, Request, VoteReply},
     store::{Applied, Notified, Process, Store},
     time::{Micros, micros},
     token::Token,
@@ -135,7 +136,11 @@ impl Scene {
     fn release(&mut self, at: usize, mode: ReleaseMode) -> (String, Vec<Notified>) {
         self.tickets[at] = None;
         let (owned, told) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
-        (format!("{owned:?}"), told)
+        let reply = match owned {
+            Err(Denial::Forced(by)) => format!("forced by {}", by.to_text()),
+            owned => format!("{owned:?}"),
+        };
+        (reply, told)
     }
 
     fn poll(&self, at: usize, enter: bool) -> Poll {
@@ -181,7 +186,10 @@ impl Scene {
             Op::Release(at) => self.release(at, ReleaseMode::Delete),
             Op::Leave(at) => self.release(at, ReleaseMode::Leave),
             Op::ForceRelease => {
-                let (held, told) = self.ask::<bool>(0, &Request::ForceRelease(self.key.clone()));
+                let (held, told) = self.ask::<bool>(
+                    0,
+                    &Request::ForceRelease { key: self.key.clone(), by: Arc::new(ForcedRelease::new("ops", None)) },
+                );
                 (held.to_string(), told)
             }
             Op::Expire => {
@@ -294,9 +302,10 @@ impl Scripts {
     }
 
     fn owned(&mut self, script: &str, args: &[&str]) -> String {
-        match self.eval(script, args).int() {
-            1 => "Ok(())".into(),
-            0 => "Err(Gone)".into(),
+        match self.eval(script, args) {
+            Value::Array(forced) => format!("forced by {}", forced[1].text()),
+            Value::Int(1) => "Ok(())".into(),
+            Value::Int(0) => "Err(Gone)".into(),
             _ => "Err(Taken)".into(),
         }
     }
@@ -343,9 +352,10 @@ impl Scripts {
                 self.tickets[at] = "0".into();
                 self.owned(scripts::LEAVE, &[token(at), PROCESSES[at]])
             }
-            Op::ForceRelease => (self.eval(scripts::FORCE_RELEASE, &[]).int() == 1).to_string(),
+            Op::ForceRelease => (self.eval(scripts::FORCE_RELEASE, &["{job}:lh:forced", "ops"]).int() == 1).to_string(),
             Op::Expire => {
                 self.wire.del("job");
+                self.wire.del("{job}:lh:forced");
                 String::new()
             }
             Op::Kill(at) => self.listen("UNSUBSCRIBE", CHANNELS[at]),

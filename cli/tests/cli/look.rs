@@ -119,7 +119,7 @@ fn a_holder_is_shown_with_the_time_for_which_it_has_held_the_lock() {
 fn force_release_ends_the_holder_that_was_shown_and_no_other() {
     let server = Server::start();
     let first = holder(&server, "web-1", NAME);
-    let line = format!("{LEASEHOLD} release --force {NAME}");
+    let line = format!("{LEASEHOLD} release --force --reason 'its host is gone' {NAME}");
     let mut terminal = Terminal::running(&server, &line);
     terminal.shows("web-1");
     sent_away(first);
@@ -133,7 +133,7 @@ fn force_release_ends_the_holder_that_was_shown_and_no_other() {
     terminal.shows("[y/N]");
     terminal.press("y\n");
     assert!(terminal.ended().contains("was taken away"));
-    ends_with(&second.wait_with_output().unwrap(), 75, &["its key is gone from the server"]);
+    ends_with(&second.wait_with_output().unwrap(), 75, &["it was taken away by force, by "]);
 }
 
 #[test]

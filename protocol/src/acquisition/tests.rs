@@ -1,7 +1,9 @@
 #![allow(clippy::unnecessary_wraps, reason = "they stand beside answers that are none")]
 
+use std::sync::Arc;
+
 use super::*;
-use crate::{attempt::Verdict, release_tally::ReleaseEnd};
+use crate::{attempt::Verdict, forced::ForcedRelease, release_tally::ReleaseEnd};
 use crate::{holder::Holder, tally::WakeCondition, token::Token};
 use uuid::Uuid;
 
@@ -258,10 +260,13 @@ fn a_lease_that_was_lost_is_undone_on_every_node() {
 
 #[test]
 fn a_lease_that_was_denied_stays_until_its_holder_lets_go() {
-    for denial in [Denial::Gone, Denial::Taken] {
+    let by = Arc::new(ForcedRelease::new("ops", None));
+    for denial in [Denial::Gone, Denial::Taken, Denial::Forced(by)] {
         let mut acquisition = held(3);
-        let _one = renewed(&mut acquisition, 4, 0, owned(Err(denial)));
-        let actions = renewed(&mut acquisition, 5, 1, owned(Err(denial)));
+        let _one = renewed(&mut acquisition, 4, 0, owned(Err(denial.clone())));
+        assert_eq!(acquisition.loss(), None);
+        let actions = renewed(&mut acquisition, 5, 1, owned(Err(denial.clone())));
+        assert_eq!(acquisition.loss(), Some(Loss::from(&denial)));
         assert!(matches!(actions.news, Some(News::Phase)) && actions.undo.is_none());
         assert!(!acquisition.is_over());
         let (leaving, actions) = acquisition.let_go(at(6));
@@ -284,7 +289,7 @@ fn a_lease_that_has_reached_its_max_hold_is_released_and_that_is_forgiven() {
     let again = Ask::Release { only_sending: false, is_last: true };
     let actions = acquisition.on_reply(at(1_700), sent(0, again, 1_650), owned(Err(Denial::Gone)));
     assert!(
-        matches!(actions.news, Some(News::Released(ReleaseEnd::Lost(LossReason::Expired)))),
+        matches!(actions.news, Some(News::Released(ReleaseEnd::Lost(Loss { reason: LossReason::Expired, .. })))),
         "it was not believed in when it was let go: {actions:?}"
     );
 }

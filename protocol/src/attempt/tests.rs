@@ -212,7 +212,7 @@ fn the_tally_of_a_win_knows_who_denied() {
     let Step::Won { mut tally, .. } = attempt.answer(at(6), 2, granted(9)) else { panic!() };
     assert_eq!(tally.confirmed(), at(5));
     tally.deny(1, at(7), Denial::Gone);
-    assert_eq!(tally.denied(), Some(Denial::Taken), "two of three");
+    assert_eq!(tally.denied(), Some(&Denial::Taken), "two of three");
 }
 
 #[test]

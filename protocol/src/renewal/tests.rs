@@ -656,11 +656,11 @@ proptest! {
                 Event::RenewalAnswer(answer) => {
                     let round = sent.remove(0);
                     answered.push(round);
-                    answer_both(&mut core, &mut reference, now, round, answer)
+                    answer_both(&mut core, &mut reference, now, round, &answer)
                 }
                 Event::Late(answer) => {
                     let Some(&round) = answered.first() else { continue };
-                    answer_both(&mut core, &mut reference, now, round, answer)
+                    answer_both(&mut core, &mut reference, now, round, &answer)
                 }
                 Event::Hint => {
                     core.hint(now);
@@ -726,9 +726,9 @@ fn answer_both(
     reference: &mut Reference,
     now: Time,
     round: Time,
-    answer: RenewalAnswer,
+    answer: &RenewalAnswer,
 ) -> Orders {
-    let orders = core.answer(now, 0, round, answer);
+    let orders = core.answer(now, 0, round, answer.clone());
     if !reference.over && now < reference.deadline() {
         match answer {
             RenewalAnswer::Confirmed => reference.confirmed.push(round),

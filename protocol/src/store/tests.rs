@@ -253,7 +253,7 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
     let partings: [fn(&mut Store, &Key, &Token) -> bool; 3] = [
         |store, key, token| release(store, 3_999_999, key, token).is_ok(),
         |store, key, token| leave(store, 3_999_999, key, token).is_ok(),
-        |store, key, _| store.force_release(3_999_999, key, &|_| true).unwrap().0,
+        |store, key, _| store.force_release(3_999_999, key, &forced(), &|_| true).unwrap().0,
     ];
     for parts in partings {
         granted(&store.acquire(3_999_999, &request(&key, &holder, TTL)).acquired);
@@ -317,6 +317,30 @@ fn a_guarded_value_is_written_in_the_order_of_fences() {
     assert_eq!(store.guarded_get(0, &key).unwrap(), Some((vec![1], fence(6))));
 }
 
+fn forced() -> Arc<ForcedRelease> {
+    Arc::new(ForcedRelease::new("ops", Some("it is stuck")))
+}
+
+#[test]
+fn who_held_it_hears_who_took_it_by_force_for_as_long_as_the_key_would_have_lived() {
+    let (mut store, key, one, two) = scene();
+    let lease = claim(&key, &one, TTL);
+    granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
+    assert!(!store.force_release(0, &Key::of_lock("other"), &forced(), &|_| true).unwrap().0);
+    assert!(store.force_release(1_000, &key, &forced(), &|_| true).unwrap().0);
+    let told = Err(Denial::Forced(forced()));
+    assert_eq!(store.renew(2_000, &lease), told);
+    granted(&store.acquire(3_000, &request(&key, &two, TTL)).acquired);
+    assert_eq!(store.renew(4_000, &lease), told, "whoever has it now");
+    assert_eq!(release(&mut store, 4_000, &key, &one), told);
+    assert_eq!(retain(&mut store, 4_000, &key, &one, TTL, &Token::random("kept")), told);
+    let third = Token::random("third");
+    assert_eq!(store.renew(4_000, &claim(&key, &third, TTL)), Err(Denial::Taken), "it was not taken from this one");
+    store.renew(5_000, &claim(&key, &two, TTL)).unwrap();
+    let over = micros(TTL);
+    assert_eq!((store.renew(over - 1, &lease), store.renew(over, &lease)), (told, Err(Denial::Taken)));
+}
+
 #[test]
 fn a_guarded_value_is_somebody_elses_to_every_lock() {
     let (mut store, key, one, _) = scene();
@@ -328,7 +352,7 @@ fn a_guarded_value_is_somebody_elses_to_every_lock() {
     assert_eq!(release(&mut store, 0, &key, &one), Err(Denial::Taken));
     assert_eq!(leave(&mut store, 0, &key, &one), Err(Denial::Taken));
     assert_eq!(retain(&mut store, 0, &key, &one, TTL, &Token::random("kept")), Err(Denial::Taken));
-    assert!(store.force_release(0, &key, &|_| true).is_err());
+    assert!(store.force_release(0, &key, &forced(), &|_| true).is_err());
     assert_eq!(store.holder(0, &key), Some(Holder::of_type(Some("hash"), -1)));
 }
 

@@ -12,7 +12,7 @@ fn one_node_is_its_own_majority() {
     tally.confirm(0, at(5));
     assert_eq!((tally.confirmed(), tally.denied()), (at(5), None));
     tally.deny(0, at(6), Denial::Gone);
-    assert_eq!(tally.denied(), Some(Denial::Gone));
+    assert_eq!(tally.denied(), Some(&Denial::Gone));
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn two_of_three_decide() {
     tally.deny(0, at(10), Denial::Gone);
     assert_eq!(tally.denied(), None);
     tally.deny(2, at(10), Denial::Taken);
-    assert_eq!(tally.denied(), Some(Denial::Taken));
+    assert_eq!(tally.denied(), Some(&Denial::Taken));
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn an_older_confirmation_takes_nothing_back() {
     tally.confirm(0, at(9));
     tally.deny(0, at(9), Denial::Gone);
     tally.confirm(0, at(3));
-    assert_eq!((tally.confirmed(), tally.denied()), (at(9), Some(Denial::Gone)));
+    assert_eq!((tally.confirmed(), tally.denied()), (at(9), Some(&Denial::Gone)));
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn a_denial_of_an_old_request_counts_all_the_same() {
     let mut tally = Tally::new(1);
     tally.confirm(0, at(9));
     tally.deny(0, at(3), Denial::Gone);
-    assert_eq!(tally.denied(), Some(Denial::Gone));
+    assert_eq!(tally.denied(), Some(&Denial::Gone));
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_denial_stands_until_something_later_is_confirmed() {
     let mut tally = Tally::new(1);
     tally.deny(0, at(5), Denial::Gone);
     tally.confirm(0, at(5));
-    assert_eq!(tally.denied(), Some(Denial::Gone));
+    assert_eq!(tally.denied(), Some(&Denial::Gone));
     tally.confirm(0, at(7));
     assert_eq!(tally.denied(), None);
 }

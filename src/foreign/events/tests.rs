@@ -57,7 +57,7 @@ impl Subscriber for Last {
 
 fn all() -> Vec<Event> {
     let text = || "text".to_owned();
-    let lost = Lost::new("job", fence::ZERO, LossReason::Expired, SystemTime::UNIX_EPOCH, Duration::ZERO);
+    let lost = Lost::new("job", fence::ZERO, LossReason::Expired.into(), SystemTime::UNIX_EPOCH, Duration::ZERO);
     vec![
         Event::Lost { label: text(), lost },
         Event::AtRisk { lock: text(), label: text() },

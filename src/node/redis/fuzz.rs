@@ -7,7 +7,7 @@
 //! PROPTEST_CASES=100000 cargo test --lib --features tls-rustls,serde fuzz
 //! ```
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
@@ -19,6 +19,7 @@ use leasehold_protocol::{
     check::Check,
     failure::Failure,
     fence::Fence,
+    forced::ForcedRelease,
     holder::Holder,
     jitter::Jitter,
     message::{Acquired, Denial, Guarding, Polled, Repaired},
@@ -298,9 +299,13 @@ proptest! {
             other => prop_assert!(false, "{:?}", other),
         }
         let failed = array(vec![Value::from(-2_i64), "OOM no".into()]);
-        let verdicts = renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-1_i64)])).unwrap_or_default();
+        let forced = array(vec![Value::from(-3_i64), "ops\nstuck".into()]);
+        let verdicts =
+            renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-1_i64), forced])).unwrap_or_default();
         let owned: Vec<_> = verdicts.into_iter().map(Result::ok).collect();
-        prop_assert_eq!(owned, [Some(Ok(())), None, Some(Err(Denial::Gone)), Some(Err(Denial::Taken))]);
+        let forced = Denial::Forced(Arc::new(ForcedRelease::new("ops", Some("stuck"))));
+        let denials = [Denial::Gone, Denial::Taken, forced].map(|denial| Some(Err(denial)));
+        prop_assert_eq!(owned, [&[Some(Ok(())), None][..], &denials].concat());
     }
 
     #[test]

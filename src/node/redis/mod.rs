@@ -37,7 +37,7 @@ pub(crate) struct Redis(Arc<Connections>);
 
 impl Redis {
     /// Connects. The home connection is made on the runtime `home`, if there is one. With `votes`, no requests travel
-    /// together.
+    /// together. Where the address leads is looked at this often; never at zero.
     ///
     /// Boxed, so that the transport is compiled into this crate once, and not again into every program that connects.
     pub(crate) fn connect(
@@ -45,11 +45,9 @@ impl Redis {
         host: Host,
         home: Option<Handle>,
         votes: bool,
+        check_every: Duration,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
-        Box::pin(async move {
-            let server = Connections::connect(endpoint, host, home, votes).await?;
-            Ok(Self(Arc::new(server)))
-        })
+        Box::pin(async move { Connections::connect(endpoint, host, home, votes, check_every).await.map(Self) })
     }
 }
 

@@ -1,12 +1,13 @@
 //! Reads what the scripts answer. Each script's header says what that is; `None` means it was something else.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use fred::types::Value;
 use leasehold_protocol::{
     combiner::Want,
     failure::Failure,
     fence::Fence,
+    forced::ForcedRelease,
     holder::Holder,
     message::{Acquired, Denial, Guarding, Owned, Page, Polled, Repaired, Reply, ServerIdentity, VoteReply, Waiters},
     token::Token,
@@ -143,12 +144,9 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
 }
 
 pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
-    let verdict = |one: &Value| match one {
-        Value::Array(error) => match &**error {
-            [code, text] if code.as_i64() == Some(-2) => Some(Err(not_extended(&text.as_str()?))),
-            _ => None,
-        },
-        code => owned(code.as_i64()?).map(Ok),
+    let verdict = |one: &Value| match array(one) {
+        [code, text] if code.as_i64() == Some(-2) => Some(Err(not_extended(&text.as_str()?))),
+        _ => released(one).map(Ok),
     };
     array(reply).iter().map(verdict).collect()
 }
@@ -170,7 +168,19 @@ pub(super) fn looked(reply: &Value) -> Vec<Option<(String, Duration)>> {
 }
 
 pub(super) fn released(reply: &Value) -> Option<Owned> {
-    owned(reply.as_i64()?)
+    match array(reply) {
+        [code] => match code.as_i64()? {
+            1 => Some(Ok(())),
+            0 => Some(Err(Denial::Gone)),
+            -1 => Some(Err(Denial::Taken)),
+            _ => None,
+        },
+        [code, text] if code.as_i64() == Some(-3) => {
+            let text = String::from_utf8_lossy(text.as_bytes()?);
+            Some(Err(Denial::Forced(Arc::new(ForcedRelease::read(&text)))))
+        }
+        _ => None,
+    }
 }
 
 pub(super) fn holder(reply: &Value) -> Option<Option<Holder>> {
@@ -214,15 +224,6 @@ pub(super) fn guarded(reply: &Value) -> Option<Option<(Vec<u8>, Fence)>> {
     match array(reply) {
         [none] if none.as_i64() == Some(0) => Some(None),
         [some, value, stored] if some.as_i64() == Some(1) => Some(Some((value.as_bytes()?.to_vec(), fence(stored)?))),
-        _ => None,
-    }
-}
-
-fn owned(code: i64) -> Option<Owned> {
-    match code {
-        1 => Some(Ok(())),
-        0 => Some(Err(Denial::Gone)),
-        -1 => Some(Err(Denial::Taken)),
         _ => None,
     }
 }

@@ -99,6 +99,64 @@ async fn f13_key_deleted_by_hand() {
 }
 
 #[tokio::test]
+async fn f64_taken_by_force_is_no_deletion_and_its_word_goes_with_the_key() {
+    let server = Server::start();
+    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
+    let operator = program_with(server.url(), TTL).await;
+    let taken = async |name: &str| {
+        let lease = leases.lock(name).acquire().await.unwrap();
+        assert!(operator.lock(name).label("ops").force_release_because("stuck").await.unwrap());
+        let lost = signal(&lease).await;
+        assert_eq!(lost.reason(), LossReason::Forced, "{name}");
+        let forced = lost.forced().unwrap();
+        assert_eq!((forced.label(), forced.reason()), ("ops", Some("stuck")));
+    };
+    // The word stands beside the lock, in its slot.
+    for (name, word) in [("job", "{job}:lh:forced"), ("{a}b", "{a}b:lht:forced"), ("{}x{y}", "{{}x{y}}:lh:forced")] {
+        taken(name).await;
+        let left = wire.pttl(word);
+        assert!(left > 0 && u128::try_from(left).unwrap() <= TTL.as_millis(), "{name}: {left}");
+    }
+    // It is not for who acquires next, nor of what somebody else wrote.
+    taken("next").await;
+    let lease = leases.lock("next").acquire().await.unwrap();
+    wire.del("next");
+    assert_eq!(signal(&lease).await.reason(), LossReason::Deleted);
+    drop(lease);
+    for strange in [&["SET", "{odd}:lh:forced", "x"][..], &["LPUSH", "{odd}:lh:forced", "x"]] {
+        let lease = leases.lock("odd").acquire().await.unwrap();
+        wire.del("{odd}:lh:forced");
+        wire.must(strange);
+        wire.must(&["SET", "odd", "somebody's", "PX", "60000"]);
+        assert_eq!(signal(&lease).await.reason(), LossReason::Taken);
+        // Another library's lock has no holder of ours to tell.
+        assert!(operator.lock("odd").force_release().await.unwrap());
+        wire.del("{odd}:lh:forced");
+    }
+    assert!(operator.lock("odd").force_release().await.is_ok_and(|was_held| !was_held));
+    assert!(!wire.exists("{odd}:lh:forced"));
+    eventually_async(HANGS, "all words are gone", || wire.keys("*forced").is_empty()).await;
+}
+
+/// An operator, or a holder, with rights to the lock alone.
+#[tokio::test]
+async fn f64_taken_by_force_without_a_right_to_the_word_for_it() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let all = ["~job", "~{job}:lh:fence", "~{job}:lh:queue", "~{job}:lh:wait", "&*", "+@all"];
+    wire.must(&[&["ACL", "SETUSER", "narrow", "on", ">secret"][..], &all].concat());
+    let url = format!("redis://narrow:secret@127.0.0.1:{}", server.port());
+    let (narrow, wide) = (program_with(&url, TTL).await, program_with(server.url(), TTL).await);
+    for (holder, operator) in [(&narrow, &wide), (&wide, &narrow)] {
+        let lease = holder.lock("job").acquire().await.unwrap();
+        assert!(operator.lock("job").force_release_because("stuck").await.unwrap());
+        let lost = signal(&lease).await;
+        assert_eq!((lost.reason(), lost.forced()), (LossReason::Deleted, None));
+        wire.del("{job}:lh:forced");
+    }
+}
+
+#[tokio::test]
 async fn f13_key_deleted_by_hand_is_reported_by_a_renewal_or_release_before_the_watchdog_knows() {
     let server = Server::start();
     let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());

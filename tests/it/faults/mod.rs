@@ -1,5 +1,6 @@
 //! The rows of the fault table on one server. Each test is named after its row.
 
+mod address;
 mod batched;
 mod clocks;
 mod credentials;

@@ -356,6 +356,12 @@ async fn do_everything(server: &Server) -> Result<(), Error> {
         let left = lock.try_acquire().await?.expect("it is free again");
         assert!(lock.force_release().await?);
         match left.renew().await {
+            Err(Error::Lost(lost)) => assert_eq!(lost.reason(), leasehold::LossReason::Forced),
+            outcome => outcome?,
+        }
+        let left = lock.try_acquire().await?.expect("it is free again");
+        wire.del(&format!("app:{name}"));
+        match left.renew().await {
             Err(Error::Lost(lost)) => assert_eq!(lost.reason(), leasehold::LossReason::Deleted),
             outcome => outcome?,
         }

@@ -100,6 +100,14 @@ fn eval(wire: &mut Wire, script: &str, args: &[&str]) -> Value {
     wire.cmd(&command)
 }
 
+/// What a lock is taken by force with.
+const TAKEN: [&str; 2] = ["{job}:lh:forced", "ops"];
+
+/// Parts with the lock by this script.
+fn part(wire: &mut Wire, script: &str, label: &str) -> Value {
+    if script == FORCE_RELEASE { eval(wire, script, &TAKEN) } else { eval(wire, script, &[&token(label), ""]) }
+}
+
 /// What the library knows of this holder's value: all of it.
 fn known(wire: &mut Wire, label: &str) -> String {
     wire.get(LOCK).filter(|value| labels(value) == label).unwrap_or_else(|| token(label))
@@ -274,7 +282,7 @@ fn a_replay_of_any_script_changes_nothing_more() {
     assert_eq!((leave(&mut wire, "a", "a"), leave(&mut wire, "a", "a")), (1, -1));
     assert_eq!(owner(&mut wire).as_deref(), Some("b"));
     assert_eq!((leave(&mut wire, "b", "b"), leave(&mut wire, "b", "b")), (1, 0));
-    assert_eq!(eval(&mut wire, FORCE_RELEASE, &[]).int(), 0);
+    assert_eq!(eval(&mut wire, FORCE_RELEASE, &TAKEN).int(), 0);
 }
 
 /// As a clock has it that is set back within the step: what was written for a while has expired at once.
@@ -365,7 +373,7 @@ fn an_understudy_of_a_silent_process_is_skipped() {
     for (token, channel, ticket) in [("a", "a", "1"), ("b", "b", "0")] {
         Poll { ticket, ..poll(token, channel) }.send(&mut wire);
     }
-    assert_eq!(eval(&mut wire, FORCE_RELEASE, &[]).int(), 1);
+    assert_eq!(eval(&mut wire, FORCE_RELEASE, &TAKEN).int(), 1);
     assert_eq!(a.told(), [call_of("a")]);
     assert_eq!(b.told(), [format!("next {GRANT} b")]);
 }
@@ -484,7 +492,7 @@ fn a_newly_started_server_grants_nothing_to_a_queue_and_keeps_its_order() {
     for script in [RELEASE, LEAVE, FORCE_RELEASE] {
         acquire(&mut wire, "holder");
         assert_eq!(delayed("second").send(&mut wire).place().1, 1, "somebody has it");
-        assert_eq!(eval(&mut wire, script, &[&token("holder"), ""]), Value::Int(1));
+        assert_eq!(part(&mut wire, script, "holder"), Value::Int(1));
         assert!(!wire.exists(LOCK), "what may be somebody else's is passed on to nobody");
     }
     assert_eq!((line(&mut wire), a.told()), (vec!["first".into(), "second".into()], vec![]));
@@ -580,7 +588,7 @@ fn keys_that_hold_something_else_are_named_before_any_write() {
         other => panic!("another type is busy: {other:?}"),
     }
     assert_eq!(leave(&mut wire, "a", ""), -1);
-    assert!(eval(&mut wire, FORCE_RELEASE, &[]).error().unwrap().contains("WRONGTYPE"));
+    assert!(eval(&mut wire, FORCE_RELEASE, &TAKEN).error().unwrap().contains("WRONGTYPE"));
 }
 
 #[test]
@@ -601,8 +609,13 @@ fn a_release_works_whatever_is_wrong_with_the_queue() {
             poll("a", "a").send(&mut wire);
             wire.del(spoil[1]);
             wire.must(spoil);
-            let known = if script == RELEASE { known(&mut wire, "holder") } else { token("holder") };
-            assert_eq!(eval(&mut wire, script, &[&known, ""]), Value::Int(1), "{spoil:?}");
+            let known = known(&mut wire, "holder");
+            let parted = if script == RELEASE {
+                eval(&mut wire, script, &[&known, ""])
+            } else {
+                part(&mut wire, script, "holder")
+            };
+            assert_eq!(parted, Value::Int(1), "{spoil:?}");
             assert!(!wire.exists(LOCK), "{spoil:?}");
             if spoil[1] == FENCE {
                 assert_eq!(line(&mut wire), ["a"], "nobody loses a place for it");
@@ -651,12 +664,13 @@ fn exhausted_memory_stops_no_release_and_leaves_nothing_of_a_poll() {
         let refused = poll("b", "b").raw(&mut wire);
         assert!(refused.error().unwrap().contains("OOM"), "{refused:?}");
         assert_eq!(line(&mut wire), ["a"]);
-        assert_eq!(eval(&mut wire, script, &[&token("holder"), ""]), Value::Int(1));
+        assert_eq!(part(&mut wire, script, "holder"), Value::Int(1));
         assert_eq!(owner(&mut wire).as_deref(), Some("a"));
         poll("a", "a").send(&mut wire).fence();
         assert_eq!(leave(&mut wire, "a", "a"), 1);
         let refused = poll("b", "b").raw(&mut wire);
         assert!(refused.error().unwrap().contains("OOM"), "{refused:?}");
+        wire.del(TAKEN[0]);
         assert_eq!(wire.keys("*"), [FENCE]);
     }
 }

@@ -117,7 +117,13 @@ impl Proxy {
     /// Has the connections that are made from now on go to another port of this machine: the address is somebody
     /// else's.
     pub fn turn_to(&self, upstream: u16) {
-        self.shared.change(|state| state.turned_to = Some(SocketAddr::from(([127, 0, 0, 1], upstream))));
+        self.turn_among(&[upstream]);
+    }
+
+    /// The same, to each of several ports in turn, as a balancer does.
+    pub fn turn_among(&self, upstreams: &[u16]) {
+        let upstreams = upstreams.iter().map(|&port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
+        self.shared.change(|state| state.turned_to = upstreams);
     }
 
     /// Delivers every byte, in each direction, this much later than it came.
@@ -270,7 +276,7 @@ pub(crate) struct State {
     pub cut_done: u64,
     cut_wanted: u64,
     refuse: bool,
-    turned_to: Option<SocketAddr>,
+    turned_to: Vec<SocketAddr>,
     rules: Vec<Arc<Rule>>,
     record: Vec<Seen>,
     commands: usize,
@@ -359,7 +365,9 @@ async fn accept(shared: &Arc<Shared>, listener: std::net::TcpListener, upstream:
             _ = changes.changed() => {}
             accepted = listener.accept() => {
                 let Ok((client, _)) = accepted else { continue };
-                let upstream = shared.lock().turned_to.unwrap_or(upstream);
+                let turned_to = shared.lock().turned_to.clone();
+                let turn = usize::try_from(connection).unwrap_or(usize::MAX).checked_rem(turned_to.len());
+                let upstream = turn.and_then(|turn| turned_to.get(turn)).copied().unwrap_or(upstream);
                 serve(shared, client, connection, upstream);
                 connection += 1;
             }

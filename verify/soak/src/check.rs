@@ -285,7 +285,7 @@ impl<'a> Judge<'a> {
 
     fn no_false_alarm(&self, found: &mut Vec<Violation>) {
         let by_id = self.by_id();
-        let is_signal = |lease: &&&Lease| matches!(lease.how, Ending::Deleted | Ending::Taken);
+        let is_signal = |lease: &&&Lease| matches!(lease.how, Ending::Deleted | Ending::Taken | Ending::Forced);
         let signals = self.leases.iter().filter(is_signal).map(|lease| (*lease, lease.told));
         let releases = self.history.lost_releases.iter().filter_map(|lost| Some((*by_id.get(&lost.lease)?, lost.at)));
         let early =

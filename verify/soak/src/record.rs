@@ -99,6 +99,7 @@ words! {
         NoQuorum = "no-quorum",
         Deleted = "deleted",
         Taken = "taken",
+        Forced = "forced",
         OtherLoss = "other-loss",
         // Never said: what the parent makes of a lease of a killed process.
         Killed = "killed",
@@ -113,6 +114,7 @@ impl Ending {
             LossReason::NoQuorum => Self::NoQuorum,
             LossReason::Deleted => Self::Deleted,
             LossReason::Taken => Self::Taken,
+            LossReason::Forced => Self::Forced,
             _ => Self::OtherLoss,
         }
     }

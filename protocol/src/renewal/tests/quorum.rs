@@ -1,6 +1,9 @@
 //! The core over three and five nodes, against a reference that keeps nothing but what each node has said, in order.
 
+use std::sync::Arc;
+
 use super::*;
+use crate::forced::ForcedRelease;
 
 #[derive(Debug, Clone)]
 enum Event {
@@ -22,6 +25,7 @@ fn answers() -> impl Strategy<Value = RenewalAnswer> {
         1 => Just(RenewalAnswer::Refused),
         3 => Just(RenewalAnswer::Denied(Denial::Gone)),
         1 => Just(RenewalAnswer::Denied(Denial::Taken)),
+        1 => Just(RenewalAnswer::Denied(Denial::Forced(Arc::new(ForcedRelease::new("ops", None))))),
     ]
 }
 
@@ -62,13 +66,13 @@ impl Reference {
         0..self.said.len()
     }
 
-    fn sends(&self, node: usize, is_such: impl Fn(RenewalAnswer) -> bool) -> Time {
-        let such = self.said[node].iter().filter(|(_, answer)| is_such(*answer));
+    fn sends(&self, node: usize, is_such: impl Fn(&RenewalAnswer) -> bool) -> Time {
+        let such = self.said[node].iter().filter(|(_, answer)| is_such(answer));
         such.map(|(sent, _)| *sent).max().unwrap_or(Time::ZERO)
     }
 
     fn confirmed_by(&self, node: usize) -> Time {
-        self.sends(node, |answer| answer == RenewalAnswer::Confirmed)
+        self.sends(node, |answer| *answer == RenewalAnswer::Confirmed)
     }
 
     /// The newest send that a majority has confirmed, or something later.
@@ -85,10 +89,10 @@ impl Reference {
     /// A node's denial, unless the node has confirmed something later since; then older ones count no more.
     fn denied_by(&self, node: usize) -> Option<(Time, Denial)> {
         let (mut standing, mut back) = (None, Time::ZERO);
-        for &(sent, answer) in &self.said[node] {
-            match (answer, standing) {
+        for (sent, answer) in self.said[node].iter().cloned() {
+            match (answer, &standing) {
                 (RenewalAnswer::Denied(denial), _) if sent >= back => standing = Some((sent, denial)),
-                (RenewalAnswer::Confirmed, Some((denied, _))) if sent > denied => {
+                (RenewalAnswer::Confirmed, &Some((denied, _))) if sent > denied => {
                     (standing, back) = (None, back.max(sent));
                 }
                 _ => {}
@@ -104,7 +108,7 @@ impl Reference {
 
     /// Whether no majority is left to confirm what was sent at `sent`.
     fn is_hopeless(&self, sent: Time) -> bool {
-        let tells_nothing = |answer| matches!(answer, RenewalAnswer::Unclear | RenewalAnswer::Refused);
+        let tells_nothing = |answer: &RenewalAnswer| matches!(answer, RenewalAnswer::Unclear | RenewalAnswer::Refused);
         let may_confirm = |node: &usize| {
             self.confirmed_by(*node) >= sent
                 || self.denied_by(*node).is_none() && self.sends(*node, tells_nothing) < sent
@@ -195,18 +199,18 @@ proptest! {
                 Event::RenewalAnswer(which, answer) => {
                     let (node, sent) = under_way.swap_remove(which.index(under_way.len()));
                     answered.push((node, sent));
-                    (core.answer(now, node, sent, answer), Some((node, sent, answer)))
+                    (core.answer(now, node, sent, answer.clone()), Some((node, sent, answer)))
                 }
                 Event::Again(which, answer) => {
                     let (node, sent) = *which.get(&answered);
-                    (core.answer(now, node, sent, answer), Some((node, sent, answer)))
+                    (core.answer(now, node, sent, answer.clone()), Some((node, sent, answer)))
                 }
                 Event::Repair(which) => {
                     let (node, sent) = healing.swap_remove(which.index(healing.len()));
                     (core.answer(now, node, sent, RenewalAnswer::Confirmed), Some((node, sent, RenewalAnswer::Confirmed)))
                 }
             };
-            if let Some((node, sent, answer)) = heard {
+            if let Some((node, sent, answer)) = heard.clone() {
                 reference.hear(now, node, sent, answer);
             }
             reference.is_over |= now >= reference.deadline();

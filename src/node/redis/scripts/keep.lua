@@ -3,7 +3,7 @@
 -- Needs  value.lua before it
 -- KEYS   1 lock
 -- ARGV   1 token or value   2 how long in ms   3 the token that stays, known to nobody else
--- Reply  1 kept, 0 the key is gone, -1 it holds something else
+-- Reply  1 kept, 0 the key is gone, -1 it holds something else, {-3, who took it by force}
 --
 -- Atomic because between the compare and the write the lock could change hands. The identity changes so that a renewal
 -- that is still on its way finds another one, and cannot bring the TTL back. The fence stays, for whoever looks.
@@ -11,7 +11,7 @@
 local lock, stays = KEYS[1], ARGV[3]
 
 local value = redis.pcall('GET', lock)
-local denied = denial(value, ARGV[1])
+local denied = denial(value, ARGV[1], lock)
 if not denied then
   redis.call('SET', lock, with_fence(stays, fence_of(value) or '0'), 'PX', ARGV[2])
 elseif denial(value, stays) then

@@ -4,7 +4,7 @@
 --        release_to_queue.lua
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token or value; and perhaps a witness of this server's uptime  2 run id   3 seconds
--- Reply  1 deleted or passed on, 0 the key is gone, -1 it holds something else
+-- Reply  1 deleted or passed on, 0 the key is gone, -1 it holds something else, {-3, who took it by force}
 --
 -- Atomic because between the compare and the deletion the lock could change hands, and so that it is never free while
 -- somebody is queued. Idempotent: a replay finds the key gone, or somebody else's, and leaves it alone.

@@ -3,7 +3,8 @@
 -- Needs  value.lua before it
 -- KEYS   the locks
 -- ARGV   for each lock: token or value, TTL in ms; then "watch" if the caller has asked to be told of changes
--- Reply  for each lock: 1 extended, 0 the key is gone, -1 it holds something else, or {-2, the text of an error}
+-- Reply  for each lock: 1 extended, 0 the key is gone, -1 it holds something else, {-3, who took it by force}, or {-2, the
+--        text of an error}
 --
 -- Atomic per lock because between the compare and the extension the lock could change hands; the locks are in one
 -- call only to travel together. Idempotent: a replay extends again.
@@ -13,7 +14,7 @@ local replies, unread = {}, {}
 for i, value in ipairs(redis.call('MGET', unpack(KEYS))) do
   local known = ARGV[2 * i - 1]
   -- Mostly the caller knows all of the value.
-  local denied = value ~= known and denial(value, known)
+  local denied = value ~= known and denial(value, known, KEYS[i])
   if not denied then
     local extended = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i])
     replies[i] = type(extended) == 'number' and extended or {-2, extended.err}

@@ -7,15 +7,24 @@
 -- None of ours has more than 255 bytes: scripts that answer with a value read 256 of it, and what has so many is another
 -- program's, whatever it begins with. So a large value of theirs makes no large reply.
 
--- denial(value, token) takes what GET or GETRANGE answered. It gives nothing if that is of this token's acquisition, else what a script
--- replies: 0 the key is gone, -1 it holds something else, or an error.
-local function denial(value, token)
-  if value == false then
-    return 0
-  elseif type(value) == 'string' then
-    return string.sub(value, 1, 40) ~= string.sub(token, 1, 40) and -1 or nil
+-- denial(value, token, lock) takes what GET or GETRANGE answered. It gives nothing if that is of this token's acquisition, else what a
+-- script replies: 0 the key is gone, -1 it holds something else, or an error. For a holder, who says which lock it was, also
+-- {-3, text}: somebody took the lock from this acquisition by force, and left this text. That key is read for nobody
+-- else, so it is not among the declared ones; it is in the slot of the lock.
+local function denial(value, token, lock)
+  local identity = string.sub(token, 1, 40)
+  if type(value) == 'string' and string.sub(value, 1, 40) == identity then
+    return nil
+  elseif type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
+    return value
+  elseif lock then
+    local forced = string.find(lock, '^[^{]*{[^}]+}') and lock .. ':lht:forced' or '{' .. lock .. '}:lh:forced'
+    local left = redis.pcall('GETRANGE', forced, 0, 511)
+    if type(left) == 'string' and string.sub(left, 1, 40) == identity then
+      return {-3, string.sub(left, 41)}
+    end
   end
-  return string.find(value.err, 'WRONGTYPE', 1, true) and -1 or value
+  return value and -1 or 0
 end
 
 -- with_fence(value, fence) gives the value of this one's acquisition, or of this token's, with this fence.

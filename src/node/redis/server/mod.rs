@@ -1,18 +1,19 @@
 //! One server: our connections to it, and what is sent on which.
 
-use std::{fmt, io, sync::Arc};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use leasehold_protocol::{message::Route, token::Token};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
-use self::{combining::Combining, witness::Witness};
+use self::{address::Whereabouts, combining::Combining, witness::Witness};
 use super::{
     subscription::Subscription,
     transport::{Connection, Endpoint, Side, unreachable},
 };
 use crate::{error::Error, keeper::Host, metrics::NodeMetrics};
 
+mod address;
 mod combining;
 mod pack;
 mod request;
@@ -30,6 +31,8 @@ pub(super) struct Connections {
     combining: Option<Arc<Combining>>,
     pub(super) subscription: Arc<Subscription>,
     witness: Arc<Witness>,
+    whereabouts: Whereabouts,
+    metrics: NodeMetrics,
     pub(super) host: Host,
     pub(super) address: String,
 }
@@ -40,7 +43,8 @@ impl Connections {
         host: Host,
         home: Option<Handle>,
         votes: bool,
-    ) -> Result<Self, Error> {
+        check_every: Duration,
+    ) -> Result<Arc<Self>, Error> {
         let transport = host.transport().await.map_err(|error| no_thread(&error))?;
         let here = home.filter(|runtime| runtime.id() != host.runtime().id());
         let open = |runtime, place| open(runtime, place, endpoint.clone(), host.clone());
@@ -67,7 +71,14 @@ impl Connections {
         let witness = Witness::new(endpoint.clock.clone());
         let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone());
         host.spawn_until_stopped_on(&transport, serving);
-        Ok(Self { home, keeper, combining, subscription, witness, host, address })
+        let (whereabouts, metrics) = (Whereabouts::default(), NodeMetrics::of(&address));
+        let connections =
+            Arc::new(Self { home, keeper, combining, subscription, witness, whereabouts, metrics, host, address });
+        if !check_every.is_zero() {
+            let looking = address::look_after(Arc::downgrade(&connections), check_every);
+            connections.host.spawn_until_stopped_on(&transport, looking);
+        }
+        Ok(connections)
     }
 
     /// Nobody wants this acquire any more. Whether it was never sent, and never will be.

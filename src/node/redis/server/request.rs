@@ -45,6 +45,9 @@ impl Connections {
     /// Sends a request: alone, or with those that come at the same time.
     pub(crate) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
         let (route, limit) = via;
+        if let Some(refused) = self.whereabouts.refuse(&request, &self.address) {
+            return Box::pin(ready(Err(refused)));
+        }
         let Some(combining) = &self.combining else { return self.ask_alone(via, request, None) };
         if let Some(token) = Want::undone_by(&request) {
             combining.withdraw(token);
@@ -152,8 +155,11 @@ impl Connections {
                 };
                 self.run(via, &HELD, 0, arguments, |reply, _| reply::page(reply))
             }
-            Request::ForceRelease(key) => {
-                let arguments = move |all: &mut Vec<Value>| all.extend(packed(queue_keys(&key)));
+            Request::ForceRelease { key, by } => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend(packed(queue_keys(&key)));
+                    all.extend([key.forced().into(), by.to_text().into()]);
+                };
                 self.run(via, &FORCE_RELEASE, 4, arguments, |reply, _| reply::flag(reply))
             }
             Request::GuardedSet { key, value, fence } => {

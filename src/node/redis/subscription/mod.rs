@@ -187,6 +187,11 @@ impl Subscription {
         self.off();
     }
 
+    /// Whether anybody holds a lock, or waits for one.
+    pub(super) fn is_needed(&self) -> bool {
+        self.listener().is_some_and(|listener| listener.is_needed())
+    }
+
     /// Whether anything had been on.
     fn off(&self) -> bool {
         self.metrics.note_notifications(false);
@@ -243,7 +248,7 @@ impl Subscription {
                         () = tokio::time::sleep(reconnect.pause(keeper.now())) => {}
                         () = links.next() => self.begin_anew(),
                     }
-                    if self.listener().is_some_and(|listener| listener.is_needed()) {
+                    if self.is_needed() {
                         self.wanted.notify_one();
                     }
                 }
@@ -345,7 +350,7 @@ impl Subscription {
                         break;
                     }
                     () = &mut look => {
-                        let is_idle = !self.listener().is_some_and(|listener| listener.is_needed());
+                        let is_idle = !self.is_needed();
                         // Not at once: the next one who waits would have to connect again.
                         if is_idle && was_idle {
                             let off = vec!["TRACKING".into(), "OFF".into()];

@@ -20,7 +20,7 @@ use super::{
     links::{Links, NewLinks, SHORTEST_LIMIT},
     opening::{Opening, Side},
 };
-use crate::{clock::stood_still, error::Error, node::redis::script::Script};
+use crate::{clock::stood_still, error::Error, keeper::Host, node::redis::script::Script};
 
 /// How a script's answer came.
 #[derive(Debug, Clone, Copy)]
@@ -174,7 +174,9 @@ impl Connection {
             }
             // It may be another run by now: it is asked, and not given the text.
             Err(error) if unknown_script(&error) => link.forget_run(),
-            Err(error) if is_unsent(&error) && self.now() < until => links.give_up(&link),
+            Err(error) if is_unsent(&error) && self.now() < until => {
+                links.give_up(&link);
+            }
             Err(error) => return Err(self.failed(&link, &error, (limit, until))),
         }
         let time = self.left(limit, until);
@@ -217,6 +219,37 @@ impl Connection {
                 if failure.is_refusal() { Ok(String::new()) } else { Err(failure) }
             }
         }
+    }
+
+    /// The link that there is, and what its server says of itself, if it does.
+    pub(crate) async fn server_info(&self) -> Option<(Arc<Link>, String)> {
+        let link = self.links.up()?;
+        let info = self.info_of(&link).await?;
+        Some((link, info))
+    }
+
+    /// What the server says of itself to which a connection leads that is made for this question.
+    pub(crate) async fn fresh_info(&self, host: Host) -> Option<String> {
+        let endpoint = &self.links.endpoint;
+        let mut opening = Opening::for_a_question(host, endpoint.clone(), self.left_out.clone());
+        let (link, ending) = tokio::time::timeout(endpoint.limits.connect, opening.next()).await.ok()?.ok()?;
+        let info = self.info_of(&link).await;
+        link.quit(endpoint.limits.command).await;
+        link.end();
+        ending.settle().await;
+        info
+    }
+
+    async fn info_of(&self, link: &Link) -> Option<String> {
+        let limits = self.links.endpoint.limits;
+        // The runtime of a link may have stopped.
+        let asking = self.ask(link, "INFO", vec!["server".into()], limits.command);
+        tokio::time::timeout(limits.connect, asking).await.ok()?.ok()?.as_string()
+    }
+
+    /// No answer on this link counts from now on, and there will be another. Whether it was the link until now.
+    pub(crate) fn leave(&self, link: &Arc<Link>) -> bool {
+        self.links.give_up(link)
     }
 
     /// One of its settings; `None` if it does not tell that.

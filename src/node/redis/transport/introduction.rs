@@ -25,6 +25,8 @@ pub(crate) enum Role {
     Main,
     Keeper,
     Notifications,
+    /// It is made to ask where the address leads.
+    Question,
 }
 
 /// Says it, unless connections to that server end on it. A server that does not know the commands, or a user without the
@@ -63,6 +65,7 @@ fn name(label: &str, role: Role) -> String {
         Role::Main => "main",
         Role::Keeper => "keeper",
         Role::Notifications => "notifications",
+        Role::Question => "question",
     };
     let label: String = label.chars().map(|c| if c.is_ascii_graphic() { c } else { '_' }).collect();
     format!("leasehold:{label}:{role}")

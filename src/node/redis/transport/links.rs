@@ -172,8 +172,9 @@ impl Links {
         }
     }
 
-    pub(super) fn give_up(&self, link: &Arc<Link>) {
-        self.state.send_if_modified(|state| {
+    /// Whether it was the link until now.
+    pub(super) fn give_up(&self, link: &Arc<Link>) -> bool {
+        let was_up = self.state.send_if_modified(|state| {
             let is_up = matches!(state, LinkState::Up(up) if Arc::ptr_eq(up, link));
             if is_up {
                 *state = LinkState::Down(None);
@@ -181,6 +182,7 @@ impl Links {
             is_up
         });
         link.end();
+        was_up
     }
 
     /// Replaces each link that ends, or leads to no primary, for as long as its runtime lives.

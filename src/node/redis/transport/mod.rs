@@ -22,6 +22,7 @@ pub(crate) use self::{
     failure::{is_no_primary, is_no_right_to_a_key, is_refusal, not_extended, words},
     introduction::Role,
     left_out::is_left_out,
+    link::Link,
     links::NewLinks,
     login::{Provider, connected},
     opening::{Side, unreachable},

@@ -57,12 +57,21 @@ pub(crate) struct Opening {
 
 impl Opening {
     pub(crate) fn new(place: Side, endpoint: Endpoint) -> Self {
-        let (hand_over, outcomes) = unbounded_channel();
         let role = place.role();
+        Self::of(place, role, endpoint, Arc::default())
+    }
+
+    /// For a connection that is made for one question.
+    pub(crate) fn for_a_question(host: Host, endpoint: Endpoint, left_out: Arc<LeftOut>) -> Self {
+        Self::of(Side::Keeper(host), Role::Question, endpoint, left_out)
+    }
+
+    fn of(place: Side, role: Role, endpoint: Endpoint, left_out: Arc<LeftOut>) -> Self {
+        let (hand_over, outcomes) = unbounded_channel();
         Self {
             place,
             endpoint,
-            next: NextLink { number: 1, role, is_wary: true, left_out: Arc::default() },
+            next: NextLink { number: 1, role, is_wary: true, left_out },
             reconnect: Reconnect::new(RECONNECT),
             under_way: 0,
             began: Time::ZERO,

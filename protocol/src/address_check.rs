@@ -1,0 +1,119 @@
+//! Whether an address still leads to the server that our connections lead to. A name, a service or a balancer may be
+//! turned elsewhere while the old server still answers: then each of two servers grants the lock (assumption 6).
+//!
+//! # Invariants
+//!
+//! 1. The same answer from one fresh connection is enough to stay.
+//! 2. Our connections go over to another server only after two fresh ones in a row have led there. So one that was
+//!    misled moves nobody.
+//! 3. Where no two in a row lead to one server, or it is the one that was just left, no server is the right one.
+
+/// The most fresh connections of one look.
+const MOST: u32 = 4;
+
+/// For so many looks a server that was left is remembered.
+const REMEMBERED: u32 = 3;
+
+/// The looks at one address.
+#[derive(Debug, Default)]
+pub struct AddressCheck {
+    ours: Vec<Box<str>>,
+    last: Option<Box<str>>,
+    asked: u32,
+    /// The servers that were left lately, and for how many looks that is remembered.
+    left: Vec<(Box<str>, u32)>,
+}
+
+/// What one look has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finding {
+    /// The address leads to the server that our connections lead to.
+    Same,
+    /// It leads to this other run of a server: our connections to others are to end.
+    Moved(Box<str>),
+    /// It leads to another server with each connection.
+    Mixed,
+}
+
+impl AddressCheck {
+    /// A look begins: our connections lead to these runs of servers.
+    pub fn begin(&mut self, ours: impl IntoIterator<Item = Box<str>>) {
+        self.ours = ours.into_iter().collect();
+        (self.last, self.asked) = (None, 0);
+        for (_, looks) in &mut self.left {
+            *looks -= 1;
+        }
+        self.left.retain(|(_, looks)| *looks > 0);
+    }
+
+    /// A fresh connection has led to this run of a server. Nothing if another one is to be asked.
+    pub fn found(&mut self, run_id: &str) -> Option<Finding> {
+        self.asked += 1;
+        let is_ours = self.ours.iter().all(|ours| **ours == *run_id);
+        let is_second = self.last.as_deref() == Some(run_id);
+        if is_ours && (is_second || self.last.is_none()) {
+            return Some(Finding::Same);
+        }
+        if is_second {
+            let was_left = self.left.iter().any(|(left, _)| **left == *run_id);
+            let leaves = self.ours.iter().filter(|ours| ***ours != *run_id);
+            self.left.extend(leaves.map(|ours| (ours.clone(), REMEMBERED)));
+            return Some(if was_left { Finding::Mixed } else { Finding::Moved(run_id.into()) });
+        }
+        self.last = Some(run_id.into());
+        (self.asked >= MOST).then_some(Finding::Mixed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(check: &mut AddressCheck, ours: &[&str], fresh: &[&str]) -> Finding {
+        check.begin(ours.iter().map(|&ours| ours.into()));
+        let (last, before) = fresh.split_last().unwrap();
+        for run_id in before {
+            assert_eq!(check.found(run_id), None, "{fresh:?}");
+        }
+        check.found(last).expect("it needs no more")
+    }
+
+    fn moved(to: &str) -> Finding {
+        Finding::Moved(to.into())
+    }
+
+    #[test]
+    fn invariant_1_one_fresh_connection_to_our_server_is_enough() {
+        assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["a"]), Finding::Same);
+    }
+
+    #[test]
+    fn invariant_2_two_in_a_row_move_us_and_one_moves_nobody() {
+        assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["b", "b"]), moved("b"));
+        assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["b", "a", "a"]), Finding::Same);
+        assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["b", "a", "b", "b"]), moved("b"));
+        // One of ours leads elsewhere.
+        assert_eq!(look(&mut AddressCheck::default(), &["a", "b"], &["a", "a"]), moved("a"));
+    }
+
+    #[test]
+    fn invariant_3_no_server_is_right_where_each_connection_leads_to_another() {
+        assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["b", "a", "b", "a"]), Finding::Mixed);
+        assert_eq!(look(&mut AddressCheck::default(), &["a", "b"], &["a", "b", "a", "b"]), Finding::Mixed);
+        assert_eq!(look(&mut AddressCheck::default(), &["a"], &["b", "c", "d", "e"]), Finding::Mixed);
+        let mut check = AddressCheck::default();
+        assert_eq!(look(&mut check, &["a"], &["b", "b"]), moved("b"));
+        assert_eq!(look(&mut check, &["b"], &["b"]), Finding::Same);
+        assert_eq!(look(&mut check, &["b"], &["a", "a"]), Finding::Mixed, "it has just been left");
+    }
+
+    #[test]
+    fn a_server_that_was_left_long_ago_may_be_the_one_again() {
+        let mut check = AddressCheck::default();
+        assert_eq!(look(&mut check, &["a"], &["b", "b"]), moved("b"));
+        for _ in 1..REMEMBERED {
+            assert_eq!(look(&mut check, &["b"], &["b"]), Finding::Same);
+        }
+        assert_eq!(look(&mut check, &["b"], &["a", "a"]), moved("a"));
+    }
+}

@@ -1,0 +1,64 @@
+//! A lock that was taken from its holder by force, and what its holder hears of that.
+
+/// Who took a lock from its holder by force, and why, as far as they said.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ForcedRelease {
+    label: Box<str>,
+    reason: Option<Box<str>>,
+}
+
+impl ForcedRelease {
+    /// By whom, and why.
+    pub fn new(label: &str, reason: Option<&str>) -> Self {
+        Self { label: label.into(), reason: reason.map(Into::into) }
+    }
+
+    /// The label of whoever took it.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Why, if they said.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
+    }
+
+    /// As a node keeps it.
+    pub fn to_text(&self) -> String {
+        match &self.reason {
+            Some(reason) => format!("{}\n{reason}", self.label),
+            None => self.label.to_string(),
+        }
+    }
+
+    /// What a node has kept. Anybody may have written it: nothing in it can break a line of a log.
+    pub fn read(text: &str) -> Self {
+        let (label, reason) = text.split_once('\n').map_or((text, None), |(label, reason)| (label, Some(reason)));
+        let plain = |text: &str| text.replace(char::is_control, "\u{fffd}").into_boxed_str();
+        Self { label: plain(label), reason: reason.filter(|reason| !reason.is_empty()).map(plain) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_read_as_it_was_written() {
+        for reason in [None, Some("stuck since noon"), Some("é: \"x\"")] {
+            let forced = ForcedRelease::new("ops@host:7", reason);
+            assert_eq!(ForcedRelease::read(&forced.to_text()), forced);
+            assert_eq!((forced.label(), forced.reason()), ("ops@host:7", reason));
+        }
+    }
+
+    #[test]
+    fn what_others_wrote_breaks_no_line() {
+        let forced = ForcedRelease::read("a\u{1b}[1m\nb\nc\r");
+        assert_eq!((forced.label(), forced.reason()), ("a\u{fffd}[1m", Some("b\u{fffd}c\u{fffd}")));
+        let empty = ForcedRelease::read("\n");
+        assert_eq!((empty.label(), empty.reason()), ("", None));
+    }
+}
