@@ -41,7 +41,8 @@ async fn f65_the_address_leads_to_another_server_without_the_key() {
     let turned = Instant::now();
 
     let lost = within(HANGS, "the signal", lease.lost()).await;
-    assert_eq!(lost.reason(), LossReason::Deleted, "after {:?}", turned.elapsed());
+    // The waiter may have been there before.
+    assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost} after {:?}", turned.elapsed());
     let next = within(HANGS, "the waiter", waiter).await.unwrap().unwrap();
     assert!(new.wire().exists("job"));
     next.check().unwrap();
