@@ -542,9 +542,9 @@ impl Lock {
     /// by its next renewal at the latest; until then two may believe that they hold the lock. For operators, after a
     /// holder that will certainly not come back.
     ///
-    /// If it does come back, it hears [`LossReason::Forced`], with the [label](Self::label) of this lock. The server keeps that
-    /// for as long as the key would have lived, under `{name}:lh:forced`; a user without a right to that key is none the
-    /// worse.
+    /// If it does come back, it hears [`LossReason::Forced`](crate::LossReason::Forced), with the [label](Self::label) of this
+    /// lock. The server keeps that for as long as the key would have lived, under `{name}:lh:forced`, and of the last
+    /// holder only. Without a right to that key, the holder hears `Deleted` or `Taken`.
     ///
     /// # Errors
     ///

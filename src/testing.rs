@@ -128,8 +128,7 @@ impl Drop for Silence {
 }
 
 /// Somebody else has the lock from now on, for its TTL, whoever held it: the holder's lease is
-/// [`Taken`](LossReason::Taken). For [`Forced`](LossReason::Forced) there is
-/// [`Lock::force_release`](crate::Lock::force_release).
+/// [`Taken`](LossReason::Taken).
 ///
 /// # Errors
 ///
@@ -139,6 +138,21 @@ pub fn take_over(lock: &Lock) -> Result<(), Error> {
     let key = lock.key()?;
     for gate in gates(&lock.scope.client)? {
         gate.take_over(&key, lock.scope.options.ttl);
+    }
+    Ok(())
+}
+
+/// The lock's key is gone from now on, as after a `FLUSHALL`: its holder's lease is [`Deleted`](LossReason::Deleted). For
+/// [`Forced`](LossReason::Forced) there is [`Lock::force_release`](crate::Lock::force_release).
+///
+/// # Errors
+///
+/// A node is not in memory, or the name is none.
+pub fn delete(lock: &Lock) -> Result<(), Error> {
+    lock.scope.client.check_open()?;
+    let key = lock.key()?;
+    for gate in gates(&lock.scope.client)? {
+        gate.delete(&key);
     }
     Ok(())
 }

@@ -3,7 +3,8 @@
 //!
 //! # Invariants
 //!
-//! 1. The same answer from one fresh connection is enough to stay.
+//! 1. The same answer from one fresh connection is enough to stay; after a look that has found no right server, two in a
+//!    row are.
 //! 2. Our connections go over to another server only after two fresh ones in a row have led there. So one that was
 //!    misled moves nobody.
 //! 3. Where no two in a row lead to one server, or it is the one that was just left, no server is the right one.
@@ -20,6 +21,8 @@ pub struct AddressCheck {
     ours: Vec<Box<str>>,
     last: Option<Box<str>>,
     asked: u32,
+    /// The last look has found no right server.
+    is_mixed: bool,
     /// The servers that were left lately, and for how many looks that is remembered.
     left: Vec<(Box<str>, u32)>,
 }
@@ -31,7 +34,7 @@ pub enum Finding {
     Same,
     /// It leads to this other run of a server: our connections to others are to end.
     Moved(Box<str>),
-    /// It leads to another server with each connection.
+    /// It leads now to one server and now to another.
     Mixed,
 }
 
@@ -48,10 +51,16 @@ impl AddressCheck {
 
     /// A fresh connection has led to this run of a server. Nothing if another one is to be asked.
     pub fn found(&mut self, run_id: &str) -> Option<Finding> {
+        let finding = self.next(run_id)?;
+        self.is_mixed = finding == Finding::Mixed;
+        Some(finding)
+    }
+
+    fn next(&mut self, run_id: &str) -> Option<Finding> {
         self.asked += 1;
         let is_ours = self.ours.iter().all(|ours| **ours == *run_id);
         let is_second = self.last.as_deref() == Some(run_id);
-        if is_ours && (is_second || self.last.is_none()) {
+        if is_ours && (is_second || self.last.is_none() && !self.is_mixed) {
             return Some(Finding::Same);
         }
         if is_second {
@@ -105,6 +114,9 @@ mod tests {
         assert_eq!(look(&mut check, &["a"], &["b", "b"]), moved("b"));
         assert_eq!(look(&mut check, &["b"], &["b"]), Finding::Same);
         assert_eq!(look(&mut check, &["b"], &["a", "a"]), Finding::Mixed, "it has just been left");
+        assert_eq!(look(&mut check, &["b"], &["b", "a", "b", "a"]), Finding::Mixed, "one is not enough now");
+        assert_eq!(look(&mut check, &["b"], &["b", "b"]), Finding::Same);
+        assert_eq!(look(&mut check, &["b"], &["b"]), Finding::Same);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::{
     failure::Failure,
     loss::{Loss, LossReason},
-    message::Owned,
+    message::{Denial, Owned},
     tally::{PerNode, majority},
     time::Time,
 };
@@ -26,6 +26,8 @@ impl ReleaseAnswer {
             Ok(()) => Ok(()),
             // It was over by then: its key had expired, whoever has it now.
             Err(_) if now >= valid_until => Err(LossReason::Expired.into()),
+            // No release of our own leaves that.
+            Err(denial @ Denial::Forced(_)) => Err(denial.into()),
             // Our own replay: the sending before it did it, while the lease was good.
             Err(_) if !self.only_sending => Ok(()),
             Err(denial) => Err(denial.into()),
@@ -89,7 +91,6 @@ impl ReleaseTally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Denial;
 
     fn at(nanos: u64) -> Time {
         Time::from_nanos(nanos)

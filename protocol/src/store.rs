@@ -344,6 +344,11 @@ impl Store {
         self.take(now, &AcquireRequest { claim, voting: None });
     }
 
+    /// Its key is gone, whoever had it: for tests.
+    pub fn delete(&mut self, key: &Key) {
+        self.locks.remove(key);
+    }
+
     /// The lock as the key shows it now: what has expired is gone.
     fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut StoredLock> {
         if self.locks.get(key).is_some_and(|lock| lock.until <= now) {

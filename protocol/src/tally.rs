@@ -265,7 +265,6 @@ impl Tally {
         let mut nodes = Nodes::NONE;
         for (node, word) in self.words.iter_mut().enumerate() {
             match word.denial {
-                // What was taken by force is not brought back.
                 Some((denied, Denial::Gone)) if denied <= confirmed && denied > word.repair_ordered => {
                     word.repair_ordered = denied;
                     word.may_hold = true;
@@ -282,9 +281,10 @@ impl Tally {
         self.words.get(node).is_some_and(|word| word.denial.is_some() || word.sent == Time::ZERO)
     }
 
-    /// Those of the nodes that still lack the token, and may have it back now.
+    /// Those of the nodes that still lack the token, and may have it back now: not what was taken by force.
     pub fn repairs_of(&mut self, nodes: Nodes) -> Nodes {
-        let lacking: Nodes = nodes.iter().filter(|&node| self.lacks(node)).collect();
+        let forced = self.words.nodes(|word| matches!(word.denial, Some((_, Denial::Forced(_)))));
+        let lacking: Nodes = nodes.iter().filter(|&node| self.lacks(node) && !forced.contains(node)).collect();
         lacking.iter().for_each(|node| self.suspect(node));
         lacking
     }

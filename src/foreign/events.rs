@@ -88,6 +88,9 @@ pub(crate) enum Event {
     ServersMixed {
         node: String,
     },
+    ServerSettled {
+        node: String,
+    },
     SameServer {
         node: String,
         other: String,
@@ -193,6 +196,7 @@ impl Event {
             Self::Recovered { .. }
             | Self::NodeAnswers { .. }
             | Self::CredentialsAgain { .. }
+            | Self::ServerSettled { .. }
             | Self::UndosGoOn { .. } => Level::INFO,
             Self::Renewal { .. }
             | Self::RenewalFailed { .. }
@@ -294,8 +298,11 @@ impl Event {
             Self::ServersMixed { node } => {
                 tracing::warn!(
                     name: "node", target: TARGET, node,
-                    "the address leads to another server with each connection: no lock is acquired there until it leads to one"
+                    "the address leads now to one server and now to another: no lock is acquired there until it leads to one"
                 );
+            }
+            Self::ServerSettled { node } => {
+                tracing::info!(name: "node", target: TARGET, node, "the address leads to one server again");
             }
             Self::SameServer { node, other } => {
                 tracing::warn!(

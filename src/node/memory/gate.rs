@@ -55,6 +55,11 @@ impl Gate {
         self.memory.take_over(key, ttl);
     }
 
+    /// Nobody has the lock from now on, and nobody knows who had it.
+    pub(crate) fn delete(&self, key: &Key) {
+        self.memory.delete(key);
+    }
+
     /// Asks when the gate is open, within the limit. A request that is given up before that is never sent.
     fn ask<T: 'static>(&self, limit: Duration, ask: impl FnOnce(&Memory) -> Answer<T> + Send + 'static) -> Answer<T> {
         if !self.is_closed() {
@@ -80,6 +85,11 @@ impl Memory {
         let token = random::token("somebody else");
         let claim = Claim { key: key.clone(), token, ttl, fence: None, fence_memory: fence::MEMORY };
         self.store.lock().take_over(micros(self.epoch + self.clock.now()), claim);
+        self.changed(key);
+    }
+
+    fn delete(&self, key: &Key) {
+        self.store.lock().delete(key);
         self.changed(key);
     }
 }

@@ -7,9 +7,9 @@ use std::{
 };
 
 use leasehold::{Builder, Error, Leases, LossReason};
-use support::{HANGS, Match, Proxy, Server, eventually_async, within};
+use support::{Action, HANGS, Match, Proxy, Server, eventually_async, scripts::ACQUIRE, within};
 
-use crate::common::{Confirmed as _, MEDIUM};
+use crate::common::{Confirmed as _, LONG, MEDIUM};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -20,8 +20,20 @@ fn program(proxy: &Proxy) -> Builder {
 
 /// How many connections of ours a server has.
 fn connections(server: &Server) -> usize {
+    roles(server).len()
+}
+
+/// What they are for; those that look come and go.
+fn roles(server: &Server) -> Vec<String> {
     let all = server.wire().must(&["CLIENT", "LIST"]).text();
-    all.lines().filter(|line| line.contains("name=leasehold:program:")).count()
+    let names = all.split_whitespace().filter_map(|field| field.strip_prefix("name=leasehold:program:"));
+    names.map(ToOwned::to_owned).collect()
+}
+
+/// Whether all of a program's connections lead there.
+fn has_all(server: &Server) -> bool {
+    let roles = roles(server);
+    ["main", "keeper", "notifications"].iter().all(|role| roles.iter().any(|there| there == role))
 }
 
 /// How many connections there were, as far as anything was sent on them.
@@ -72,60 +84,90 @@ async fn f65_the_address_leads_to_another_server_with_the_key() {
     assert!(!new.wire().exists("job"));
 }
 
-/// What the server that was left does with what it has read already counts for nothing.
+/// What the server that was left does with what it has read already counts for nothing, though it does not answer when it
+/// is asked who it is.
 #[tokio::test]
 async fn f65_the_server_that_was_left_is_not_heard() {
     let [old, new] = [(); 2].map(|()| Server::start());
     let proxy = Proxy::to(&old);
-    let leases = program(&proxy).build().await.unwrap();
-    let lease = leases.lock("held").acquire().await.unwrap();
-    let value = old.wire().get("held").unwrap();
-    let ttl = i64::try_from(MEDIUM.as_millis()).unwrap();
-    new.wire().must(&["SET", "held", &value, "PX", &ttl.to_string()]);
-    let held_up = proxy.on(Match::script(support::scripts::ACQUIRE), 1, support::Action::HoldReply);
+    let silence = Duration::from_secs(10);
+    let leases = program(&proxy).ttl(LONG).command_timeout(silence).build().await.unwrap();
+    let held_up = proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply);
+    let began = Instant::now();
     let acquiring = tokio::spawn(leases.lock("job").acquire());
     eventually_async(HANGS, "it is granted there", || old.wire().exists("job")).await;
     proxy.turn_to(new.port());
     eventually_async(HANGS, "all are there", || connections(&old) == 0).await;
     held_up.release();
     let acquired = within(HANGS, "the acquire", acquiring).await.unwrap().unwrap();
+    assert!(began.elapsed() < silence, "its link was left, and not given up for its silence");
     assert!(new.wire().exists("job"), "the grant of the old one does not count");
     acquired.release().await.unwrap().confirmed();
+    assert!(!new.wire().exists("job"));
+}
+
+/// A name may lead to a replica for a moment, while its servers change their roles.
+#[tokio::test]
+async fn f65_a_replica_moves_nobody() {
+    let [primary, replica] = [(); 2].map(|()| Server::start());
+    let proxy = Proxy::to(&primary);
+    let leases = program(&proxy).build().await.unwrap();
+    let lease = leases.lock("job").acquire().await.unwrap();
+    replica.wire().must(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    eventually_async(HANGS, "all is connected", || has_all(&primary)).await;
+    proxy.turn_to(replica.port());
+    let before = made(&proxy);
+    eventually_async(HANGS, "it has looked three times", || made(&proxy) >= before + 4).await;
+    lease.check().unwrap();
+    assert!(has_all(&primary) && roles(&replica).iter().all(|role| role == "question"));
     lease.release().await.unwrap().confirmed();
 }
 
+/// The last lease may end while it is so, and then nobody is left but who asks in vain.
 #[tokio::test]
 async fn f66_each_connection_leads_to_another_server() {
     let [one, other] = [(); 2].map(|()| Server::start());
     let proxy = Proxy::to(&one);
     let leases = program(&proxy).build().await.unwrap();
     let lease = leases.lock("held").acquire().await.unwrap();
+    eventually_async(HANGS, "all is connected", || has_all(&one)).await;
     proxy.turn_among(&[one.port(), other.port()]);
     let lock = leases.lock("job");
-    let error = within(HANGS, "it is refused", async {
+    let is_mixed = |error: &Error| error.to_string().contains("now to one server and now to another");
+    within(HANGS, "nothing is granted", async {
         loop {
             match lock.try_acquire().await {
-                Ok(Some(granted)) => drop(granted),
-                Ok(None) => {}
-                Err(error @ Error::Refused(_)) => return error,
-                Err(error) => assert!(error.is_transient(), "{error}"),
+                Err(error) if is_mixed(&error) => return assert!(error.is_transient(), "{error}"),
+                outcome => drop(outcome),
             }
             tokio::task::yield_now().await;
         }
     })
     .await;
-    assert!(error.to_string().contains("another server with each connection"), "{error}");
-    assert!(leases.health().await.is_err());
-    // Whoever holds a lock does so until its server says otherwise.
-    let held = lease.check().is_ok();
+    let error = leases.health().await.unwrap_err();
+    assert!(is_mixed(&error) && error.to_string().contains("check_address_every"), "{error}");
+    drop(lease);
+    let waiter = tokio::spawn(lock.clone().acquire());
     proxy.turn_among(&[one.port()]);
-    within(HANGS, "it leads to one again", async {
-        while lock.try_acquire().await.is_err() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    assert_eq!(lease.check().is_ok(), held);
+    let acquired = within(HANGS, "it leads to one again", waiter).await.unwrap().unwrap();
+    assert!(one.wire().exists("job"));
+    acquired.release().await.unwrap().confirmed();
+}
+
+#[tokio::test]
+async fn f66_an_address_that_goes_there_and_back() {
+    let [one, other] = [(); 2].map(|()| Server::start());
+    let proxy = Proxy::to(&one);
+    let leases = program(&proxy).build().await.unwrap();
+    for (name, there) in [("there", &other), ("back", &one)] {
+        let lease = leases.lock(name).acquire().await.unwrap();
+        proxy.turn_to(there.port());
+        let lost = within(HANGS, "the signal", lease.lost()).await;
+        assert_eq!(lost.reason(), LossReason::Deleted);
+    }
+    let lease = within(HANGS, "it stays", leases.lock("job").acquire()).await.unwrap();
+    assert!(one.wire().exists("job"));
+    lease.release().await.unwrap().confirmed();
 }
 
 /// Neither does one that only holds, and was told never to look.

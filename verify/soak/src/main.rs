@@ -16,6 +16,7 @@ mod duel;
 mod history;
 mod log;
 mod nemesis;
+mod password;
 mod plan;
 mod quiescence;
 mod record;

@@ -9,10 +9,10 @@ use support::{Action, Match};
 
 use crate::{
     history::{Cause, Found, Look, Loss, Name, Whom},
-    plan::{Fault, Lane, LinkFault, ProcessFault, ServerFault, plan},
+    plan::{Fault, First, Lane, LinkFault, ProcessFault, ServerFault, plan},
     record::{MILLI, Nanos, Process, now},
     scene::{Scene, Worker},
-    setup::{KINDS, LONE, RESTART_DELAY, nanos},
+    setup::{KINDS, LONE, RESTART_DELAY, USER, nanos},
 };
 
 /// Behind what a clock has shown, and its servers' rounding.
@@ -94,6 +94,7 @@ impl ServerLane<'_> {
                 rest(down, self.until);
                 server.restart();
                 self.is_young();
+                self.know_workers();
             }
             ServerFault::RestartEmpty(down) => {
                 server.kill();
@@ -104,6 +105,7 @@ impl ServerLane<'_> {
                 seen_empty(self.scene, self.server, None, from);
                 server.restart();
                 self.is_young();
+                self.know_workers();
             }
             ServerFault::ClockForward(by) => {
                 clock.forward(by);
@@ -128,6 +130,27 @@ impl ServerLane<'_> {
                 self.command(&["CLIENT", "KILL", "TYPE", "normal"]);
                 self.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
             }
+            ServerFault::Rotate(first, by) => {
+                let mut password = self.scene.password();
+                password.turn();
+                if first == First::Workers {
+                    password.tell_workers();
+                    rest(by, self.until);
+                }
+                password.tell_server(server);
+                self.command(&["CLIENT", "KILL", "USER", USER]);
+                if first == First::Server {
+                    rest(by, self.until);
+                    password.tell_workers();
+                }
+            }
+        }
+    }
+
+    /// A server knows the workers no more once it was restarted.
+    fn know_workers(&self) {
+        if self.server == LONE {
+            self.scene.password().tell_server(&self.scene.servers[LONE]);
         }
     }
 

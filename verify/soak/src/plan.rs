@@ -55,6 +55,15 @@ pub enum ServerFault {
     /// The key of one lock, by its number.
     Delete(usize),
     KillClients,
+    /// The workers' password is another from now on. Those who know it first have it for so long before the others.
+    Rotate(First, Duration),
+}
+
+/// Who knows a new password first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum First {
+    Server,
+    Workers,
 }
 
 /// What happens to a worker.
@@ -132,8 +141,10 @@ pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
 }
 
 fn lone_server(chance: &mut Chance) -> ServerFault {
-    match chance.below(20) {
+    match chance.below(23) {
         0..=3 => ServerFault::Stop(chance.millis(5, 1_500)),
+        20 => ServerFault::Rotate(First::Server, chance.millis(0, 400)),
+        21..=22 => ServerFault::Rotate(First::Workers, chance.millis(0, 400)),
         4..=5 => ServerFault::Restart(chance.millis(0, 300)),
         6 => ServerFault::RestartEmpty(chance.millis(0, 300)),
         7 if chance.one_in(4) => ServerFault::ClockForward(Duration::from_secs(3_600)),
@@ -201,6 +212,7 @@ impl Fault {
                 ServerFault::FlushAll => "FLUSHALL",
                 ServerFault::Delete(_) => "DEL of a lock",
                 ServerFault::KillClients => "CLIENT KILL",
+                ServerFault::Rotate(..) => "password rotated",
             },
             Self::Process(ProcessFault::Kill(_)) => "worker killed",
             Self::Process(ProcessFault::Stop(_)) => "worker stopped",
@@ -237,6 +249,7 @@ impl fmt::Display for Fault {
             | Self::Link(_, LinkFault::BlackHole(by) | LinkFault::Freeze(by) | LinkFault::Refuse(by)) => {
                 write!(f, " ({by:?})")
             }
+            Self::Server(ServerFault::Rotate(first, by)) => write!(f, " ({first:?} first, {by:?})"),
             Self::Link(_, LinkFault::Delay(each_way, by)) => write!(f, " ({each_way:?} each way, {by:?})"),
             Self::Link(
                 _,

@@ -14,8 +14,9 @@ use support::{Lag, Nodes, Proxy, Server, eventually, spawner, urls};
 
 use crate::{
     history::{Loss, Mark, Recorder, Whom},
+    password::Password,
     record::{Line, Nanos, Process, now},
-    setup::{SERVERS, names},
+    setup::{LONE, SERVERS, names},
     worker::{self, Part},
 };
 
@@ -32,6 +33,7 @@ pub struct Scene {
     pub seed: u64,
     pub lag: Lag,
     kinds: u64,
+    password: Mutex<Password>,
 }
 
 impl Scene {
@@ -41,7 +43,13 @@ impl Scene {
         let servers = Nodes::with(SERVERS, |server| server.aof(true).arg("--appendfsync", "no")).season();
         let links = (0..workers).map(|_| servers.proxies()).collect();
         let recorder = Arc::new(Mutex::new(Recorder::new(names())));
-        Self { servers, resource: Server::start(), links, recorder, seed, lag: Lag::start(), kinds }
+        let password = Mutex::new(Password::new(&servers[LONE]));
+        Self { servers, resource: Server::start(), links, recorder, seed, lag: Lag::start(), kinds, password }
+    }
+
+    /// That of the server on its own.
+    pub fn password(&self) -> MutexGuard<'_, Password> {
+        self.password.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn recorder(&self) -> MutexGuard<'_, Recorder> {
@@ -64,6 +72,7 @@ impl Scene {
             seed: self.seed,
             kinds: self.kinds,
             resource: self.resource.url(),
+            password: self.password().file().display().to_string(),
             servers: urls(&self.links[usize::from(process.slot)]),
         };
         let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("leasehold-soak"));

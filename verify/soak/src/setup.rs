@@ -9,6 +9,9 @@ pub const LONE: usize = 0;
 pub const NODES: usize = 3;
 pub const SERVERS: usize = 1 + NODES;
 
+/// As whom the workers use the server on its own; its password changes.
+pub const USER: &str = "worker";
+
 /// Longer than the longest TTL by the second that a server's uptime may be wrong by.
 pub const RESTART_DELAY: Duration = Duration::from_secs(2);
 pub const TTLS: [Duration; 3] = [Duration::from_millis(300), Duration::from_millis(500), Duration::from_secs(1)];

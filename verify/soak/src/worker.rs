@@ -10,13 +10,13 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Error, Guarded, Lease, Leases, Lock, Released};
+use leasehold::{Builder, Error, Guarded, Lease, Leases, Lock, Released, Server};
 
 use crate::{
     chance::Chance,
     log::StallingLog,
     record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
-    setup::{COMMAND_TIMEOUT, GIVEN_UP, KINDS, Kind, Pace, RESTART_DELAY, TTLS, nanos},
+    setup::{COMMAND_TIMEOUT, GIVEN_UP, KINDS, Kind, Pace, RESTART_DELAY, TTLS, USER, nanos},
 };
 
 /// A call that is late by less is not worth a line.
@@ -36,25 +36,28 @@ pub struct Part {
     pub kinds: u64,
     /// Where the resource is, which nothing happens to.
     pub resource: String,
+    /// The file with the password for the lone server.
+    pub password: String,
     /// The lone server, then the quorum's nodes, each through a proxy.
     pub servers: Vec<String>,
 }
 
 impl Part {
     pub fn to_args(&self) -> Vec<String> {
-        let mut args =
-            vec![self.process.to_string(), self.seed.to_string(), self.kinds.to_string(), self.resource.clone()];
+        let (process, seed, kinds) = (self.process.to_string(), self.seed.to_string(), self.kinds.to_string());
+        let mut args = vec![process, seed, kinds, self.resource.clone(), self.password.clone()];
         args.extend(self.servers.iter().cloned());
         args
     }
 
     pub fn from_args(args: &[String]) -> Option<Self> {
-        let [process, seed, kinds, resource, servers @ ..] = args else { return None };
+        let [process, seed, kinds, resource, password, servers @ ..] = args else { return None };
         Some(Self {
             process: process.parse().ok()?,
             seed: seed.parse().ok()?,
             kinds: kinds.parse().ok()?,
             resource: resource.clone(),
+            password: password.clone(),
             servers: servers.to_vec(),
         })
     }
@@ -87,7 +90,9 @@ pub async fn run(part: Part) {
         drop(end);
     });
     let (lone, nodes) = part.servers.split_first().expect("the parent names the servers");
-    let lone = built(&over, || builder(part.process).url(lone)).await;
+    let lone: Server = lone.parse().expect("the parent's url is one");
+    let lone = lone.user(USER).password_file(&part.password);
+    let lone = built(&over, || builder(part.process).server(lone.clone())).await;
     let quorum = built(&over, || builder(part.process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0])).await;
     let resource =
         built(&over, || builder(part.process).command_timeout(Duration::from_secs(5)).url(&part.resource)).await;
@@ -134,7 +139,10 @@ async fn built(over: &AtomicBool, builder: impl Fn() -> Builder) -> Option<Lease
     while !over.load(Ordering::SeqCst) {
         match builder().build().await {
             Ok(leases) => return Some(leases),
-            Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(20)).await,
+            // A password that only one side knows is refused.
+            Err(error) if error.is_transient() || matches!(error, Error::Refused(_)) => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             Err(error) => panic!("{error}"),
         }
     }

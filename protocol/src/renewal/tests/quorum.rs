@@ -150,7 +150,11 @@ impl Reference {
             return Nodes::NONE;
         }
         self.repairs_from = now + Duration::from_millis(20);
-        hinted.into_iter().filter(|&node| self.denied_by(node).is_some()).collect()
+        let may_be_back = |denial: &Denial| !matches!(denial, Denial::Forced(_));
+        hinted
+            .into_iter()
+            .filter(|&node| self.denied_by(node).is_some_and(|(_, denial)| may_be_back(&denial)))
+            .collect()
     }
 
     fn hear(&mut self, now: Time, node: usize, sent: Time, answer: RenewalAnswer) {

@@ -23,78 +23,99 @@ use crate::{
     },
 };
 
-/// What the looks have found.
+/// What the looks have found, and whether there is a reason for the next.
 #[derive(Debug, Default)]
 pub(super) struct Whereabouts {
-    /// The address leads to another server with each connection.
+    /// The address leads now to one server and now to another.
     is_mixed: AtomicBool,
+    /// Somebody has asked for a lock since the last look. It may be free again by the next.
+    was_asked: AtomicBool,
 }
 
 impl Whereabouts {
     /// Why this request must not be sent: no lock is granted where nobody knows which server has it.
     pub(super) fn refuse(&self, request: &Request, address: &str) -> Option<Failure> {
-        let acquires = matches!(request, Request::Acquire(_) | Request::Poll(_) | Request::Rehearse { .. });
-        (acquires && self.is_mixed.load(Ordering::Relaxed)).then(|| {
-            Failure::refused(format!(
-                "{address} leads to another server with each connection, and each of them would grant the lock: have it \
-                 lead every program to one server"
+        if !matches!(request, Request::Acquire(_) | Request::Poll(_) | Request::Rehearse { .. }) {
+            return None;
+        }
+        // Mostly it is set, and need not be written.
+        if !self.was_asked.load(Ordering::Relaxed) {
+            self.was_asked.store(true, Ordering::Relaxed);
+        }
+        self.is_mixed.load(Ordering::Relaxed).then(|| {
+            Failure::unavailable(format!(
+                "{address} leads now to one server and now to another, and each would grant the lock: have it lead every \
+                 program to one server. (Does a proxy there only look like several? Then set check_address_every to zero)"
             ))
         })
     }
 }
 
-/// Looks once in a while, for as long as there are connections. While nobody holds or waits for a lock, it asks nothing.
+/// Looks once in a while, until the connections are closed. While nobody holds a lock or asks for one, it asks nothing.
 pub(super) async fn look_after(connections: Weak<Connections>, every: Duration) {
     let mut check = AddressCheck::default();
     loop {
-        let Some(host) = connections.upgrade().map(|connections| connections.host.clone()) else { return };
-        host.sleep(every).await;
+        let Some((host, closed)) =
+            connections.upgrade().map(|connections| (connections.host.clone(), connections.subscription.closed()))
+        else {
+            return;
+        };
+        if closed.run_until_cancelled(host.sleep(every)).await.is_none() {
+            return;
+        }
         let Some(connections) = connections.upgrade() else { return };
-        if connections.subscription.is_needed() {
-            connections.look(&mut check).await;
+        let was_asked = connections.whereabouts.was_asked.swap(false, Ordering::Relaxed);
+        if was_asked || connections.subscription.is_needed() {
+            let _in_time = closed.run_until_cancelled(connections.look(&mut check)).await;
         }
     }
 }
+
+/// One of our links, and the run of a server to which it leads; nothing if that is not known.
+type Lead<'a> = (&'a Connection, Arc<Link>, Option<Box<str>>);
 
 impl Connections {
     async fn look(&self, check: &mut AddressCheck) {
         let ours = self.lead_to().await;
         if ours.is_empty() {
-            // What does not answer leads nowhere, and others see to it.
+            // They are being made anew, and lead wherever the address does.
             return;
         }
-        check.begin(ours.iter().map(|(_, _, run_id)| run_id.clone()));
+        check.begin(ours.iter().filter_map(|(_, _, run_id)| run_id.clone()));
         let finding = loop {
-            let Some(info) = self.keeper.fresh_info(self.host.clone()).await else { return };
-            let Some(run_id) = info::identity(&info).run_id else { return };
+            let Ok(info) = self.keeper.fresh_info(self.host.clone()).await else { return };
+            // A server that keeps it to itself looks like any other.
+            let Some(run_id) = info::identity(&info).run_id else { break Finding::Same };
             if let Some(finding) = check.found(&run_id) {
                 break finding;
             }
         };
         let is_mixed = finding == Finding::Mixed;
         let was_mixed = self.whereabouts.is_mixed.swap(is_mixed, Ordering::Relaxed);
+        let node = || self.address.clone();
         if let Finding::Moved(run_id) = finding {
-            // What the server that is left answers from now on is not heard (rule 7).
-            let elsewhere = ours.iter().filter(|(_, _, ours)| *ours != run_id);
+            // What the server that is left answers from now on is not heard. One that does not answer may yet.
+            let elsewhere = ours.iter().filter(|(_, _, ours)| ours.as_ref() != Some(&run_id));
             let left = elsewhere.filter(|(connection, link, _)| connection.leave(link)).count();
             // None, if the server was restarted meanwhile.
             if left > 0 {
                 self.metrics.note_move();
-                foreign::tell(Event::ServerMoved { node: self.address.clone() });
+                foreign::tell(Event::ServerMoved { node: node() });
             }
-        } else if is_mixed != was_mixed {
-            let node = self.address.clone();
-            foreign::tell(if is_mixed { Event::ServersMixed { node } } else { Event::NodeAnswers { node } });
+        } else if is_mixed && !was_mixed {
+            foreign::tell(Event::ServersMixed { node: node() });
+        } else if was_mixed && !is_mixed {
+            foreign::tell(Event::ServerSettled { node: node() });
         }
     }
 
     /// Where our own links lead.
-    async fn lead_to(&self) -> Vec<(&Connection, Arc<Link>, Box<str>)> {
+    async fn lead_to(&self) -> Vec<Lead<'_>> {
         let home = self.home.as_ref().map(|(_, home)| home);
         let mut ours = Vec::with_capacity(2);
         for connection in [Some(&self.keeper), home].into_iter().flatten() {
             if let Some((link, info)) = connection.server_info().await {
-                ours.extend(info::identity(&info).run_id.map(|run_id| (&**connection, link, run_id)));
+                ours.push((&**connection, link, info.and_then(|info| info::identity(&info).run_id)));
             }
         }
         ours

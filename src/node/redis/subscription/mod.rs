@@ -179,6 +179,10 @@ impl Subscription {
         self.closed.cancel();
     }
 
+    pub(super) fn closed(&self) -> CancellationToken {
+        self.closed.clone()
+    }
+
     /// One session after the other, for as long as the keeper lives.
     pub(super) async fn serve(self: Arc<Self>, endpoint: Endpoint, keeper: Arc<Connection>, host: Host) {
         let (closed, own_invalidations) =

@@ -1,6 +1,13 @@
 //! A connection to one server: how a request is sent on its links, and what its failure means.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use fred::{
     clients::Client,
@@ -12,15 +19,22 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use super::{
-    endpoint::Endpoint,
-    failure::{self, classify_of, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server, missing_right},
+    endpoint::{Endpoint, Limits},
+    failure::{self, classify_of, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server, missing_right, words},
     introduction::{Role, introduce},
+    kind::ServerKind,
     left_out::LeftOut,
     link::Link,
     links::{Links, NewLinks, SHORTEST_LIMIT},
     opening::{Opening, Side},
 };
-use crate::{clock::stood_still, error::Error, keeper::Host, node::redis::script::Script};
+use crate::{
+    clock::stood_still,
+    error::Error,
+    foreign::{self, Event},
+    keeper::Host,
+    node::redis::script::Script,
+};
 
 /// How a script's answer came.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +54,8 @@ pub(crate) struct Way {
 pub(crate) struct Connection {
     links: Arc<Links>,
     left_out: Arc<LeftOut>,
+    /// The number of the link that has not answered a question about its server.
+    mute: AtomicU64,
     /// Makes the next link when one has ended.
     maintenance: AbortHandle,
 }
@@ -66,7 +82,7 @@ impl Connection {
         let links = Links::new(endpoint.clone(), link);
         let left_out = opening.left_out();
         let maintenance = tokio::task::spawn(links.clone().maintain(ending, opening)).abort_handle();
-        Ok(Self { links, left_out, maintenance })
+        Ok(Self { links, left_out, mute: AtomicU64::new(0), maintenance })
     }
 
     /// Runs a script: by its text the first time on a link, then by its hash. So a server that has never seen it needs
@@ -222,29 +238,50 @@ impl Connection {
     }
 
     /// The link that there is, and what its server says of itself, if it does.
-    pub(crate) async fn server_info(&self) -> Option<(Arc<Link>, String)> {
+    pub(crate) async fn server_info(&self) -> Option<(Arc<Link>, Option<String>)> {
         let link = self.links.up()?;
-        let info = self.info_of(&link).await?;
+        // Its runtime may have stopped: questions must not pile up there.
+        if self.mute.load(Ordering::Relaxed) == link.number() {
+            return Some((link, None));
+        }
+        let info = self.info_of(&link).await.ok();
+        if info.is_none() {
+            self.mute.store(link.number(), Ordering::Relaxed);
+        }
         Some((link, info))
     }
 
-    /// What the server says of itself to which a connection leads that is made for this question.
-    pub(crate) async fn fresh_info(&self, host: Host) -> Option<String> {
-        let endpoint = &self.links.endpoint;
-        let mut opening = Opening::for_a_question(host, endpoint.clone(), self.left_out.clone());
-        let (link, ending) = tokio::time::timeout(endpoint.limits.connect, opening.next()).await.ok()?.ok()?;
-        let info = self.info_of(&link).await;
-        link.quit(endpoint.limits.command).await;
+    /// What the server says of itself to which a connection leads that is made for this question. An error if there is
+    /// none, or only a replica.
+    pub(crate) async fn fresh_info(&self, host: Host) -> Result<String, FredError> {
+        // It is large, and seldom.
+        let info = Box::pin(self.ask_afresh(host)).await;
+        if let Err(error) = &info {
+            foreign::tell_debug(|| Event::Connection { error: words(error).into() });
+        }
+        info
+    }
+
+    async fn ask_afresh(&self, host: Host) -> Result<String, FredError> {
+        let Limits { connect, command } = self.links.endpoint.limits;
+        let mut opening = Opening::for_a_question(host, self.links.endpoint.clone(), self.left_out.clone());
+        let (link, ending) = tokio::time::timeout(connect, opening.next()).await.map_err(|_| no_answer())??;
+        let info = match link.kind().await {
+            ServerKind::Replica => Err(FredError::new(FredKind::Config, "its address leads to a replica")),
+            _ => self.info_of(&link).await,
+        };
+        link.quit(command).await;
         link.end();
         ending.settle().await;
         info
     }
 
-    async fn info_of(&self, link: &Link) -> Option<String> {
-        let limits = self.links.endpoint.limits;
-        // The runtime of a link may have stopped.
-        let asking = self.ask(link, "INFO", vec!["server".into()], limits.command);
-        tokio::time::timeout(limits.connect, asking).await.ok()?.ok()?.as_string()
+    /// Of an answer that is there in a quarter of a command's time.
+    async fn info_of(&self, link: &Link) -> Result<String, FredError> {
+        let limit = self.links.endpoint.limits.command / 4;
+        let asking = self.ask(link, "INFO", vec!["server".into()], limit.max(SHORTEST_LIMIT));
+        let info = tokio::time::timeout(limit, asking).await.map_err(|_| no_answer())??;
+        Ok(info.as_string().unwrap_or_default())
     }
 
     /// No answer on this link counts from now on, and there will be another. Whether it was the link until now.
@@ -387,6 +424,10 @@ pub(crate) fn setting(reply: &Value) -> Option<String> {
         },
         _ => None,
     }
+}
+
+fn no_answer() -> FredError {
+    FredError::new(FredKind::Timeout, "it does not answer")
 }
 
 fn unwanted() -> Failure {

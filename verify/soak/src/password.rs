@@ -1,0 +1,50 @@
+//! The password with which workers use the server on its own.
+
+use std::{fs, path::PathBuf};
+
+use support::Server;
+
+use crate::setup::USER;
+
+/// A password that changes. The server knows it by command, the workers by a file.
+pub struct Password {
+    file: PathBuf,
+    turn: u32,
+}
+
+impl Password {
+    /// Known to this server, and to who reads the file beside its data.
+    pub fn new(server: &Server) -> Self {
+        let password = Self { file: server.directory().join("password"), turn: 0 };
+        password.tell_server(server);
+        password.tell_workers();
+        password
+    }
+
+    /// Where workers find it.
+    pub fn file(&self) -> PathBuf {
+        self.file.clone()
+    }
+
+    /// It is another from now on, which nobody knows yet.
+    pub fn turn(&mut self) {
+        self.turn += 1;
+    }
+
+    pub fn tell_server(&self, server: &Server) {
+        let password = format!(">{}", self.text());
+        server.wire().must(&["ACL", "SETUSER", USER, "on", "resetpass", &password, "~*", "&*", "+@all"]);
+    }
+
+    /// In one step, so that nobody reads half of it.
+    pub fn tell_workers(&self) {
+        let whole = self.file.with_extension("new");
+        fs::write(&whole, self.text())
+            .and_then(|()| fs::rename(&whole, &self.file))
+            .expect("the password can be written");
+    }
+
+    fn text(&self) -> String {
+        format!("secret-{}", self.turn)
+    }
+}
