@@ -155,7 +155,8 @@ async fn a_majority_is_enough_and_the_others_join_when_they_come() {
     let started = Instant::now();
     let leases = build(nodes.urls()).await;
     let took = started.elapsed();
-    assert!(took <= GRACE + PROMPT + lag.worst(), "build took {took:?}");
+    // Some round trips come before the majority is there.
+    assert!(took <= GRACE + PROMPT + lag.of(6), "build took {took:?}");
     assert!(matches!(state(&leases, 1), NodeState::Unreachable(_)), "{:?}", leases.nodes());
     let lease = leases.lock(NAME).acquire().await.expect("two of three are there");
     assert_eq!([state(&leases, 0), state(&leases, 2)], [NodeState::Up, NodeState::Up]);
@@ -182,7 +183,9 @@ async fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
     proxy.refuse(true);
     let mut urls = nodes.urls();
     urls[2] = proxy.url();
-    let leases = build(urls).await;
+    // The one that is stopped below costs this once; the others have all of it.
+    let leases =
+        within(HANGS, "build", builder(urls).command_timeout(SECOND).build()).await.expect("a majority is there");
     let address = format!("127.0.0.1:{}", proxy.port());
     proxy.turn_to(nodes[0].port());
     proxy.refuse(false);
@@ -329,8 +332,8 @@ async fn a_majority_that_is_not_there_is_unavailable_after_the_connect_timeout()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_tell_how_each_is() {
     const DELAY: Duration = Duration::from_secs(3);
-    let nodes = Nodes::seasoned(3);
-    let builder = builder(nodes.urls()).ttl(SECOND).restart_delay(DELAY);
+    let (nodes, lag) = (Nodes::seasoned(3), Lag::start());
+    let builder = builder(nodes.urls()).ttl(2 * SECOND).restart_delay(DELAY);
     let leases = within(HANGS, "build", builder.build()).await.expect("all are there");
     let lease = leases.lock(NAME).acquire().await.expect("all are there");
     let ahead = i64::try_from(AGE.as_micros()).unwrap();
@@ -342,7 +345,8 @@ async fn nodes_tell_how_each_is() {
         assert_eq!(status.address(), format!("127.0.0.1:{}", node.port()));
         assert!(status.last_answer().is_some_and(|ago| ago < SECOND), "{status:?}");
         let offset = status.clock_offset_micros().expect("it has voted");
-        assert!((offset - ahead).abs() < 100_000, "{offset} µs for {AGE:?}");
+        let most = Duration::from_millis(100) + lag.worst();
+        assert!(u128::from((offset - ahead).unsigned_abs()) < most.as_micros(), "{offset} µs for {AGE:?}");
     }
     nodes[0].kill();
     let unreachable = |state: &NodeState| matches!(state, NodeState::Unreachable(reason) if !reason.is_empty());

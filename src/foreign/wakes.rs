@@ -182,7 +182,7 @@ impl Crew {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{collections::HashMap, sync::mpsc};
 
     use super::*;
 
@@ -211,10 +211,17 @@ mod tests {
         let (said, heard) = mpsc::channel();
         for number in 0..1000 {
             let said = said.clone();
-            step(move || said.send(number).unwrap());
+            step(move || said.send((thread::current().id(), number)).unwrap());
         }
-        let all: Vec<u32> = (0..1000).map(|_| heard.recv_timeout(HANGS).unwrap()).collect();
-        assert!(all.is_sorted(), "one thread at a time runs them, in their order");
+        let mut all = HashMap::<_, Vec<u32>>::new();
+        for _ in 0..1000 {
+            let (thread, number) = heard.recv_timeout(HANGS).unwrap();
+            all.entry(thread).or_default().push(number);
+        }
+        assert!(all.values().all(|jobs| jobs.is_sorted()), "each thread runs them in their order");
+        let mut all: Vec<u32> = all.into_values().flatten().collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..1000).collect::<Vec<_>>());
         drop(held);
         let mut ended: Vec<u32> = (0..8).map(|_| blocked.1.recv_timeout(HANGS).unwrap()).collect();
         ended.sort_unstable();
