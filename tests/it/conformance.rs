@@ -313,7 +313,7 @@ async fn data_under_a_locks_name_is_told_as_such(place: Place) {
 async fn a_wait_that_ends_says_who_holds_it(place: Place) {
     let (one, two) = place.two_programs().await;
     let lease = one.lock("job").acquire().await.unwrap();
-    let patience = Duration::from_millis(150);
+    let patience = TTL / 2;
 
     let (lag, started) = (Lag::start(), Instant::now());
     let error = two.lock("job").acquire_within(patience).await.unwrap_err();
@@ -1044,7 +1044,8 @@ async fn run_that_could_not_acquire_never_starts_the_work(place: Place) {
 async fn run_skips_the_work_of_a_busy_lock_or_waits_for_a_while(place: Place) {
     let (one, two) = place.two_programs().await;
     let lock = two.lock("job");
-    let limit = Duration::from_millis(30);
+    // Enough for an answer, or nobody knows who has it.
+    let limit = TTL / 2;
     let lease = one.lock("job").acquire().await.unwrap();
     let never = async |_| -> Result<(), Error> { panic!("it is busy") };
     assert_eq!(lock.try_run(never).await.unwrap(), None);

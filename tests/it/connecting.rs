@@ -52,12 +52,13 @@ async fn it_connects_at_the_first_use_and_again_after_a_failure() {
             assert!(matches!(guarded.get().await.unwrap_err(), Error::Unavailable(_)));
         }
         refuse(&proxies, false);
-        let lease = within(HANGS, "the lock", lock.try_acquire()).await.unwrap().expect("it is free");
+        let lease = within(HANGS, "the lock", lock.acquire()).await.unwrap();
         leases.health().await.unwrap();
         lease.renew().await.unwrap();
         lease.release().await.unwrap().confirmed();
         // Once it is there, nothing connects again. Of several nodes, the last may still be on its way.
         if let [proxy] = proxies.as_slice() {
+            leases.capabilities().await.unwrap();
             let last = || proxy.seen().iter().map(|seen| seen.connection).max();
             let before = last();
             assert_ne!(before, None);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Lease, Leases};
 use support::{HANGS, Lag, Server, Wire, eventually_async};
 
-use crate::common::{Confirmed as _, program_with};
+use crate::common::Confirmed as _;
 
 const TTL: Duration = Duration::from_millis(1_500);
 const LEASES: u32 = 50;
@@ -32,6 +32,12 @@ fn commands(wire: &mut Wire) -> u32 {
     calls.sum()
 }
 
+/// Who does not look where the address leads, once in a while.
+async fn program(url: String) -> Leases {
+    let builder = Leases::builder().url(url).ttl(TTL).check_address_every(Duration::ZERO);
+    builder.build().await.unwrap()
+}
+
 /// Waits for so many batches, and half of a third more: the middle between two of them.
 async fn batches(wire: &mut Wire, count: usize) {
     let before = wire.calls("evalsha");
@@ -56,7 +62,7 @@ async fn hold(leases: &Leases, wire: &mut Wire) -> Vec<Lease> {
 #[tokio::test]
 async fn renewals_of_leases_that_were_taken_apart_come_to_travel_together() {
     let server = Server::start();
-    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
+    let (leases, mut wire) = (program(server.url()).await, server.wire());
     let mut held = Vec::new();
     for job in 0..LEASES {
         held.push(leases.lock(format!("job {job}")).acquire().await.unwrap());
@@ -76,7 +82,7 @@ async fn renewals_of_leases_that_were_taken_apart_come_to_travel_together() {
 #[tokio::test]
 async fn renewals_of_leases_that_were_taken_one_after_the_other_travel_together() {
     let server = Server::start();
-    let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
+    let (leases, mut wire) = (program(server.url()).await, server.wire());
     let mut held = hold(&leases, &mut wire).await;
     let (mut windows, mut disturbed, mut run, mut thirds) = (0, 0, 0, 0.0);
     while windows < WINDOWS {

@@ -228,6 +228,8 @@ async fn a_value_of_another_type_costs_no_connection() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = connect(&proxy.url()).await.unwrap();
+    // All connections are there.
+    leases.capabilities().await.unwrap();
     server.wire().must(&["RPUSH", "list", "value"]);
     let before = connections(&proxy);
     for _ in 0..5 {

@@ -29,7 +29,7 @@ async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<W
         lease.release().await.unwrap().confirmed();
         let (next, at) = had(waiter).await;
         let took = at.saturating_duration_since(released);
-        assert!(took <= PROMPT + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
+        assert!(took <= PROMPT + lag.of(2), "{took:?}; the machine lagged {:?}", lag.worst());
         assert!(next.fence() > fence);
         lease = next;
     }
@@ -66,7 +66,7 @@ async fn f15_flushall_with_a_fair_queue() {
     // Not `Taken`, unless a waiter was quicker than its renewal.
     assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost:?}");
     seen::took("signal after the fault, with a fair queue", took, PROMPT, &lag);
-    assert!(took <= PROMPT + lag.worst(), "{took:?}");
+    assert!(took <= PROMPT + lag.of(3), "{took:?}");
     come_in_their_old_order(&mut wire, "job", waiters, line).await;
     nothing_is_left(&mut wire).await;
 }

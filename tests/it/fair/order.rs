@@ -156,7 +156,10 @@ async fn dropped_after_any_poll() {
             let (lease, at) = had(next).await;
             let took = at.saturating_duration_since(since);
             let late = lag.worst();
-            assert!(took <= PROMPT + late, "{name}: the next one had it after {took:?}; the machine lagged {late:?}");
+            assert!(
+                took <= PROMPT + 2 * late,
+                "{name}: the next one had it after {took:?}; the machine lagged {late:?}"
+            );
             worst = worst.max(took);
             lease.release().await.unwrap().confirmed();
             if ready {

@@ -33,7 +33,7 @@ async fn a_release_in_another_process_is_notified() {
         lease.release().await.unwrap().confirmed();
         let (next, at) = within(HANGS, "the waiter", waiter).await.unwrap();
         let took = at.duration_since(released);
-        assert!(took <= SIGNAL + lag.worst(), "round {round}: {took:?}; the machine lagged {:?}", lag.worst());
+        assert!(took <= SIGNAL + lag.of(2), "round {round}: {took:?}; the machine lagged {:?}", lag.worst());
         all.push(took);
         next.unwrap().release().await.unwrap().confirmed();
     }
@@ -80,7 +80,7 @@ async fn our_own_commands_cause_no_more_notifications() {
         assert!(wire.del("job"));
         let (lost, at) = within(HANGS, "lost()", lost).await.unwrap();
         assert!([LossReason::Deleted, LossReason::Taken].contains(&lost.reason()), "{lost}");
-        assert!(at.duration_since(deleted) <= SIGNAL + lag.worst(), "{:?}", at.duration_since(deleted));
+        assert!(at.duration_since(deleted) <= SIGNAL + lag.of(3), "{:?}", at.duration_since(deleted));
         for waiting in waiting {
             waiting.abort();
         }
@@ -116,7 +116,10 @@ async fn a_notified_waiter_that_is_dropped_leaves_no_key() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (theirs, ours, mut wire) = (program(server.url()).await, program(proxy.url()).await, server.wire());
+    // The holder's first renewal has been, and would have had the waiter look.
+    theirs.capabilities().await.unwrap();
     let lease = theirs.lock("job").acquire().await.unwrap();
+    eventually_async(HANGS, "it is renewed, and tracked", || wire.tracked_keys() >= 1).await;
     let waiter = tokio::spawn(ours.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
     let granted = proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply);
@@ -166,7 +169,7 @@ async fn whoever_frees_the_lock_wakes_the_waiter() {
         wire.must(free);
         let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
         let took = at.duration_since(freed);
-        assert!(took <= SIGNAL + lag.worst(), "{take:?} {free:?}: {took:?}");
+        assert!(took <= SIGNAL + lag.of(2), "{take:?} {free:?}: {took:?}");
         lease.unwrap().release().await.unwrap().confirmed();
     }
 }
@@ -186,10 +189,10 @@ async fn a_forced_release_wakes_the_waiter_and_tells_the_holder() {
     assert!(three.lock("job").force_release().await.unwrap());
     let (next, at) = within(HANGS, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(forced);
-    assert!(took <= SIGNAL + lag.worst(), "the waiter: {took:?}");
+    assert!(took <= SIGNAL + lag.of(2), "the waiter: {took:?}");
     let (lost, at) = within(HANGS, "the loss", lost).await.unwrap();
     let took = at.duration_since(forced);
-    assert!(took <= SIGNAL + lag.worst(), "the holder: {took:?}");
+    assert!(took <= SIGNAL + lag.of(3), "the holder: {took:?}");
     assert_eq!(lost.reason(), LossReason::Forced);
     assert!(next.unwrap().fence() > lease.fence());
 }
@@ -237,7 +240,7 @@ async fn a_deleted_key_is_notified() {
         assert_eq!(lost.reason(), LossReason::Deleted);
         all.push(at.saturating_duration_since(deleted));
         let took = all[all.len() - 1];
-        assert!(took <= SIGNAL + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
+        assert!(took <= SIGNAL + lag.of(3), "{took:?}; the machine lagged {:?}", lag.worst());
     }
     println!("loss: median and worst {:?}; the machine lagged {:?}", median(all), lag.worst());
 }
@@ -396,7 +399,7 @@ async fn the_receiving_connection_is_there_only_while_it_is_needed() {
     let freed = Instant::now();
     wire.del("busy");
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
-    assert!(at.duration_since(freed) <= SIGNAL + lag.worst());
+    assert!(at.duration_since(freed) <= SIGNAL + lag.of(2));
     lease.unwrap().release().await.unwrap().confirmed();
 }
 
@@ -434,6 +437,6 @@ async fn a_step_of_the_servers_clock_does_not_keep_a_waiter_asleep() {
     wire.del("job");
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(freed);
-    assert!(took <= SIGNAL + lag.worst(), "{took:?}");
+    assert!(took <= SIGNAL + lag.of(2), "{took:?}");
     lease.unwrap().release().await.unwrap().confirmed();
 }

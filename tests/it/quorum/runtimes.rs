@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Lease, Leases};
-use support::{Child, Lag, Nodes, Part, SIGNAL, Wire, eventually_but_for, seen, two_workers, within};
+use support::{Child, Lag, Nodes, Part, SIGNAL, Wire, eventually_async, eventually_but_for, seen, two_workers, within};
 
 use super::scene::{HANGS, builder, built};
 use crate::common::{Confirmed as _, NAME};
@@ -94,7 +94,8 @@ fn f48_the_runtime_that_built_it_ended() {
         assert!(refused.is_err(), "it is held");
         acquired(&leases, "other").await.release().await.expect("the nodes are well").confirmed();
         within(HANGS, "the release", lease.release()).await.expect("it was ours to the end").confirmed();
-        assert!(wires(&nodes).iter_mut().all(|wire| !wire.exists(NAME)));
+        let is_gone = || wires(&nodes).iter_mut().all(|wire| !wire.exists(NAME));
+        eventually_async(HANGS, "no node has it", is_gone).await;
         within(HANGS, "the end", leases.close()).await;
     });
 }

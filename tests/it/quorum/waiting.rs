@@ -46,7 +46,7 @@ async fn a_release_in_another_process_is_notified() {
         for round in 0..20 {
             let (took, next) = handed_over(&scene, &holder, &scene.leases, nodes).await;
             // By then a polling waiter pauses for up to a second, and a tracked one for the TTL.
-            let limit = scene.allowed(SIGNAL);
+            let limit = SIGNAL + scene.lag.of(3);
             assert!(took <= limit, "round {round} of {nodes} nodes: {took:?}, not within {limit:?}");
             next.release().await.expect("it was ours to the end").confirmed();
         }
@@ -61,7 +61,7 @@ async fn a_minority_without_notifications_delays_nothing() {
     let partly = built(builder(vec![first.proxy.url(), second.url_without_push(), third.proxy.url()])).await;
     for round in 0..10 {
         let (took, next) = handed_over(&scene, &holder, &partly, 2).await;
-        let limit = scene.allowed(SIGNAL);
+        let limit = SIGNAL + scene.lag.of(3);
         assert!(took <= limit, "round {round}: {took:?}, not within {limit:?}");
         next.release().await.expect("it was ours to the end").confirmed();
     }
