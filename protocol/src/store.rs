@@ -228,12 +228,14 @@ impl Store {
             }
             ReleaseMode::Retain(keep, stays) => return (self.retain(now, key, token, *keep, stays), Vec::new()),
         }
+        // Looked up once, where it is ours.
+        if self.locks.get(key).is_some_and(|lock| lock.until > now && lock.token == *token) {
+            return (Ok(()), self.pass_on(now, key, reached));
+        }
         // A waiter that leaves has no holder to tell.
         let leaves = *mode == ReleaseMode::Leave;
-        match if leaves { self.owned(now, key, token) } else { self.held_by(now, key, token) } {
-            Ok(_) => (Ok(()), self.pass_on(now, key, reached)),
-            Err(denial) => (Err(denial), Vec::new()),
-        }
+        let denied = if leaves { self.owned(now, key, token) } else { self.held_by(now, key, token) };
+        (denied.map(|_| ()), Vec::new())
     }
 
     /// Replaces the token by another one that stays for a time.
@@ -417,6 +419,10 @@ impl Store {
 
     /// The same for its holder, who is told if it was taken by force.
     fn held_by(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut StoredLock, Denial> {
+        // Mostly there is none, and nothing is looked up.
+        if self.forced.is_empty() {
+            return self.owned(now, key, token);
+        }
         let forced = self.forced.get(key).filter(|forced| forced.until > now && forced.from.owns(token.as_str()));
         let by = forced.map(|forced| forced.by.clone());
         self.owned(now, key, token).map_err(|denial| by.map_or(denial, Denial::Forced))
