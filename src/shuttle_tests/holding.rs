@@ -125,8 +125,8 @@ fn lost_while_it_is_dropped(lose: fn(&Scene), reason: LossReason) {
 }
 
 #[test]
-fn a_lease_that_is_deleted_while_it_is_dropped_has_one_end() {
-    explore(|| lost_while_it_is_dropped(|scene| scene.wire.delete("job"), LossReason::Deleted));
+fn a_lease_that_is_taken_by_force_while_it_is_dropped_has_one_end() {
+    explore(|| lost_while_it_is_dropped(|scene| scene.wire.take_by_force("job"), LossReason::Forced));
 }
 
 #[test]

@@ -91,8 +91,8 @@ impl Wire {
         self.now(Request::Holder(Key::of_lock(name)))
     }
 
-    /// Somebody deletes the key by hand, if it is there.
-    pub(super) fn delete(&self, name: &str) {
+    /// An operator takes the lock from its holder, if it has one.
+    pub(super) fn take_by_force(&self, name: &str) {
         let _was_there: bool =
             self.now(Request::ForceRelease { key: Key::of_lock(name), by: Arc::new(ForcedRelease::new("ops", None)) });
     }
