@@ -27,7 +27,7 @@ pub struct AddressCheck {
     left: Vec<(Box<str>, u32)>,
 }
 
-/// What one look has found.
+/// The outcome of one look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
     /// The address leads to the server that our connections lead to.
@@ -64,10 +64,12 @@ impl AddressCheck {
             return Some(Finding::Same);
         }
         if is_second {
-            let was_left = self.left.iter().any(|(left, _)| **left == *run_id);
+            if self.left.iter().any(|(left, _)| **left == *run_id) {
+                return Some(Finding::Mixed);
+            }
             let leaves = self.ours.iter().filter(|ours| ***ours != *run_id);
             self.left.extend(leaves.map(|ours| (ours.clone(), REMEMBERED)));
-            return Some(if was_left { Finding::Mixed } else { Finding::Moved(run_id.into()) });
+            return Some(Finding::Moved(run_id.into()));
         }
         self.last = Some(run_id.into());
         (self.asked >= MOST).then_some(Finding::Mixed)

@@ -1,6 +1,6 @@
 //! A lock that was taken from its holder by force, and what its holder hears of that.
 
-/// Who took a lock from its holder by force, and why, as far as they said.
+/// A forced release: the label of its author, and the reason if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ForcedRelease {
     label: Box<str>,
@@ -33,7 +33,7 @@ impl ForcedRelease {
         }
     }
 
-    /// What a node has kept. Anybody may have written it: nothing in it can break a line of a log.
+    /// Reads a node's text. Anybody may have written it: nothing in it can break a line of a log.
     pub fn read(text: &str) -> Self {
         let (label, reason) = text.split_once('\n').map_or((text, None), |(label, reason)| (label, Some(reason)));
         let plain = |text: &str| text.replace(char::is_control, "\u{fffd}").into_boxed_str();

@@ -96,7 +96,7 @@ impl fmt::Display for LossReason {
 pub struct Loss {
     /// Why.
     pub reason: LossReason,
-    /// Who took it, after [`LossReason::Forced`].
+    /// The forced release, after [`LossReason::Forced`].
     pub forced: Option<Arc<ForcedRelease>>,
 }
 
@@ -106,7 +106,7 @@ impl From<LossReason> for Loss {
     }
 }
 
-/// What a lease that a majority denies is lost by.
+/// The loss of a lease that a majority denies.
 impl From<&Denial> for Loss {
     fn from(denial: &Denial) -> Self {
         match denial {

@@ -62,7 +62,7 @@ pub enum Request {
     ForceRelease {
         /// This lock.
         key: Key,
-        /// What its holder hears of it, for as long as the key would have lived.
+        /// The message for its holder, for as long as the key would have lived.
         by: Arc<ForcedRelease>,
     },
     /// Writes a guarded value, if the fence is not older than what the key has seen: [`Guarding`].

@@ -77,8 +77,7 @@ impl ReleaseTally {
             return Some(ReleaseEnd::Released);
         }
         if self.denied.len() >= majority {
-            // Who took it by force says most, somebody else's key more than a missing one, and each more than our own
-            // replay.
+            // A forced release says most, somebody else's key more than a missing one, and each more than our own replay.
             let any = |reason: LossReason| self.denied.iter().find(|loss| loss.reason == reason).cloned();
             let said = [LossReason::Forced, LossReason::Taken, LossReason::Deleted].into_iter().find_map(any);
             return Some(ReleaseEnd::Lost(said.unwrap_or_else(|| LossReason::Expired.into())));

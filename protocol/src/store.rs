@@ -43,7 +43,7 @@ pub struct Store {
     /// Guarded values; a key is this or a lock, never both.
     guarded: HashMap<Key, (Vec<u8>, Fence)>,
     queues: HashMap<Key, WaitQueue>,
-    /// Who took a lock by force, for as long as its holder may ask.
+    /// Forced releases, for as long as their holders may ask.
     forced: HashMap<Key, Forced>,
     /// How many floors there may be before a sweep removes the expired ones.
     crowded: usize,

@@ -177,7 +177,7 @@ impl Builder {
     }
 
     /// How often a fresh connection looks whether each server's address still [leads to the same
-    /// server](crate::docs::operations#where-an-address-leads), while a lock is held or waited for: 100 ms to an hour, or
+    /// server](crate::docs::operations#where-an-address-leads), while a lock is held or was asked for: 100 ms to an hour, or
     /// zero for never. Default: the TTL, but at least 10 s and at most a minute.
     pub fn check_address_every(mut self, pause: Duration) -> Self {
         self.check_address_every = Some(pause);
