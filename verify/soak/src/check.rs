@@ -28,9 +28,10 @@
 //!
 //! # What is forgiven
 //!
-//! A server may lose a key before its time: somebody deletes it, it restarts empty, its clock jumps ahead. Nothing
-//! tells the holder at that instant, so between the loss and the signal the promise is void; and what a lease rests on
-//! was sent before the loss for a TTL at most. So a lease that was asked for before a loss of its name on a server of
+//! A server may lose a key before its time: somebody deletes it, it restarts empty, its clock jumps ahead, or its
+//! address leads to another server, which is a loss that lasts until everybody has gone over. Nothing tells the holder
+//! at that instant, so between the loss and the signal the promise is void; and what a lease rests on was sent before
+//! the end of the loss for a TTL at most. So a lease that was asked for before a loss of its name on a server of
 //! its own is forgiven from the loss until its own TTL later; until a third of it, when the next renewal tells, if the
 //! key was deleted on one server and nothing else happened to that, to the holder or between them. Not a moment longer,
 //! and no lease that was granted after the loss: none that was asked for after it, and none whose own key was seen
@@ -50,7 +51,8 @@ const SLACK: Nanos = 500 * MILLI;
 const NEWS: Nanos = 100 * MILLI;
 /// What had happened so long before a loss is not in the way of its news any more.
 const OVER: Nanos = 5_000 * MILLI;
-/// For so long after the last knock a fair lock may know of waiters, such as one that was killed when it was its turn.
+/// For so long after the last knock a fair lock may know of waiters, such as one that was killed when it was its turn,
+/// or went over to another server.
 const MARKS: Nanos = 30_000 * MILLI;
 
 /// What a process at rest may have grown by, in KiB.
@@ -164,6 +166,12 @@ impl<'a> Judge<'a> {
         self.forgiven(lease).any(|(loss, begin, end)| !self.is_covered(loss) && begin <= from && to <= end)
     }
 
+    /// Another server may have granted it beside this one, with a larger fence: the resource refuses the smaller for good.
+    fn was_held_during_a_move(&self, lease: &Lease) -> bool {
+        let overlaps = |loss: &&&Loss| lease.invoked < loss.to && lease.end.is_some_and(|end| loss.from <= end);
+        self.losses.iter().filter(|loss| loss.cause == Cause::Move).any(|loss| overlaps(&loss))
+    }
+
     fn violation(&self, check: char, at: Nanos, leases: &[&Lease], what: String) -> Violation {
         Violation { check, name: self.name, at, leases: leases.iter().map(|lease| lease.id).collect(), what }
     }
@@ -253,7 +261,8 @@ impl<'a> Judge<'a> {
         }
         for write in of_name().filter(|write| write.written == Written::Refused) {
             let Some(lease) = by_id.get(&write.lease) else { continue };
-            if lease.end.is_some_and(|end| end > write.to) && !self.is_forgiven(lease, write.to, write.to) {
+            let is_forgiven = self.is_forgiven(lease, write.to, write.to) || self.was_held_during_a_move(lease);
+            if lease.end.is_some_and(|end| end > write.to) && !is_forgiven {
                 let what = format!("{} is refused as a past holder, and believes in its lease after it", lease.id);
                 found.push(self.violation('c', write.to, &[lease], what));
             }
@@ -328,6 +337,8 @@ impl<'a> Judge<'a> {
             let may_last = match remnant.key.rsplit_once(":lh:") {
                 Some((_, "fence")) => Nanos::MAX,
                 Some((_, "wait")) => MARKS,
+                // Nobody came back to leave it.
+                Some((_, "queue")) if remnant.is_left => MARKS,
                 _ => 0,
             };
             if remnant.lasts.is_none_or(|lasts| lasts > may_last) {

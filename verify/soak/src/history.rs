@@ -88,6 +88,8 @@ pub enum Cause {
     EmptyRestart,
     /// They run out before their time.
     ClockJump,
+    /// The address leads to another server; this one goes on for those who have not looked yet.
+    Move,
 }
 
 /// A call that was to end within a time of its `from`, and had ended, or was given up, by `to`.
@@ -110,6 +112,8 @@ pub struct Remnant {
     pub at: Nanos,
     /// Until it expires, if it does.
     pub lasts: Option<Nanos>,
+    /// The server's address leads to another one.
+    pub is_left: bool,
 }
 
 /// Something the nemesis did, for whoever reads the history, and to tell who could not be in time.

@@ -12,7 +12,7 @@ use crate::{
     plan::{Fault, First, Lane, LinkFault, ProcessFault, ServerFault, plan},
     record::{MILLI, Nanos, Process, now},
     scene::{Scene, Worker},
-    setup::{KINDS, LONE, RESTART_DELAY, USER, nanos},
+    setup::{GONE_OVER, KINDS, LONE, RESTART_DELAY, USER, nanos},
 };
 
 /// Behind what a clock has shown, and its servers' rounding.
@@ -59,7 +59,9 @@ impl ServerLane<'_> {
             let Fault::Server(fault) = step.fault else { continue };
             // What it waits for is part of the rest before the fault.
             let in_time = match fault {
-                ServerFault::RestartEmpty(_) | ServerFault::FlushAll => self.await_moment(self.behind_until),
+                ServerFault::RestartEmpty(_) | ServerFault::FlushAll | ServerFault::Move => {
+                    self.await_moment(self.behind_until)
+                }
                 ServerFault::ClockBack(by) => self.await_moment(self.emptied_at + self.set_back + nanos(by) + MARGIN),
                 ServerFault::ClockForward(_) if self.server != LONE => self.await_moment(self.seasoned_at),
                 _ => true,
@@ -67,8 +69,11 @@ impl ServerLane<'_> {
             if !in_time {
                 return;
             }
+            // What else happens to the workers has to be over.
+            let calm = (fault == ServerFault::Move).then(|| self.scene.calm());
             let from = now();
             self.act(fault, from);
+            drop(calm);
             self.scene.mark(from, Whom::Server(self.server), step.fault.to_string());
         }
     }
@@ -81,7 +86,7 @@ impl ServerLane<'_> {
     }
 
     fn act(&mut self, fault: ServerFault, from: Nanos) {
-        let server = &self.scene.servers[self.server];
+        let server = self.scene.server(self.server);
         let clock = self.scene.servers.clock(self.server);
         match fault {
             ServerFault::Stop(by) => {
@@ -137,12 +142,19 @@ impl ServerLane<'_> {
                     password.tell_workers();
                     rest(by, self.until);
                 }
-                password.tell_server(server);
+                password.tell_servers(self.scene.lone_servers());
                 self.command(&["CLIENT", "KILL", "USER", USER]);
                 if first == First::Server {
                     rest(by, self.until);
                     password.tell_workers();
                 }
+            }
+            ServerFault::Move => {
+                self.scene.move_lone();
+                rest(GONE_OVER, self.until);
+                let loss = Loss { server: LONE, name: None, from, to: from + nanos(GONE_OVER), cause: Cause::Move };
+                self.scene.loss(loss);
+                self.is_empty();
             }
         }
     }
@@ -150,7 +162,7 @@ impl ServerLane<'_> {
     /// A server knows the workers no more once it was restarted.
     fn know_workers(&self) {
         if self.server == LONE {
-            self.scene.password().tell_server(&self.scene.servers[LONE]);
+            self.scene.password().tell_servers(self.scene.lone_servers());
         }
     }
 
@@ -167,14 +179,14 @@ impl ServerLane<'_> {
     }
 
     fn command(&self, args: &[&str]) {
-        self.scene.servers[self.server].wire().must(args);
+        self.scene.server(self.server).wire().must(args);
     }
 }
 
 /// Has a server that does not run forget everything.
 pub fn empty(scene: &Scene, server: usize) {
     for data in ["appendonlydir", "appendonly.aof"] {
-        let path = scene.servers[server].directory().join(data);
+        let path = scene.server(server).directory().join(data);
         if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.ok();
     }
 }
@@ -182,7 +194,7 @@ pub fn empty(scene: &Scene, server: usize) {
 /// Deletes the key of a lock on one server.
 pub fn delete(scene: &Scene, server: usize, name: usize) {
     let from = now();
-    scene.servers[server].wire().must(&["DEL", KINDS[name].name]);
+    scene.server(server).wire().must(&["DEL", KINDS[name].name]);
     scene.loss(Loss { server, name: Some(name), from, to: now(), cause: Cause::Deletion });
     seen_empty(scene, server, Some(name), from);
 }
@@ -209,6 +221,7 @@ fn process_lane(scene: &Scene, slot: u16, until: Instant) -> Worker {
         }
         assert!(!worker.is_dead(), "{} has died by itself", worker.process);
         let Fault::Process(fault) = step.fault else { continue };
+        let _trouble = (!matches!(fault, ProcessFault::StallLog(_))).then(|| scene.troubled());
         let (from, process) = (now(), worker.process);
         match fault {
             ProcessFault::Stop(by) => {
@@ -240,6 +253,7 @@ fn links_lane(scene: &Scene, slot: u16, until: Instant) {
             return;
         }
         let Fault::Link(server, fault) = step.fault else { continue };
+        let _trouble = (server == LONE).then(|| scene.troubled());
         let (from, link) = (now(), &scene.links[usize::from(slot)][server]);
         // Of a link that is silent no command may come by.
         let one = |nth, action| {

@@ -1,4 +1,4 @@
-//! The password with which workers use the server on its own.
+//! The password with which workers use the server on its own, and the one that stands in for it.
 
 use std::{fs, path::PathBuf};
 
@@ -6,17 +6,17 @@ use support::Server;
 
 use crate::setup::USER;
 
-/// A password that changes. The server knows it by command, the workers by a file.
+/// A password that changes. The servers know it by command, the workers by a file.
 pub struct Password {
     file: PathBuf,
     turn: u32,
 }
 
 impl Password {
-    /// Known to this server, and to who reads the file beside its data.
-    pub fn new(server: &Server) -> Self {
-        let password = Self { file: server.directory().join("password"), turn: 0 };
-        password.tell_server(server);
+    /// Known to these servers, and to who reads the file beside the first one's data.
+    pub fn new(servers: [&Server; 2]) -> Self {
+        let password = Self { file: servers[0].directory().join("password"), turn: 0 };
+        password.tell_servers(servers);
         password.tell_workers();
         password
     }
@@ -31,9 +31,11 @@ impl Password {
         self.turn += 1;
     }
 
-    pub fn tell_server(&self, server: &Server) {
+    pub fn tell_servers(&self, servers: [&Server; 2]) {
         let password = format!(">{}", self.text());
-        server.wire().must(&["ACL", "SETUSER", USER, "on", "resetpass", &password, "~*", "&*", "+@all"]);
+        for server in servers {
+            server.wire().must(&["ACL", "SETUSER", USER, "on", "resetpass", &password, "~*", "&*", "+@all"]);
+        }
     }
 
     /// In one step, so that nobody reads half of it.

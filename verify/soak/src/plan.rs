@@ -57,6 +57,8 @@ pub enum ServerFault {
     KillClients,
     /// The workers' password is another from now on. Those who know it first have it for so long before the others.
     Rotate(First, Duration),
+    /// The address leads to another server with other data; this one goes on.
+    Move,
 }
 
 /// Who knows a new password first.
@@ -141,7 +143,8 @@ pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
 }
 
 fn lone_server(chance: &mut Chance) -> ServerFault {
-    match chance.below(23) {
+    match chance.below(26) {
+        23..=25 => ServerFault::Move,
         0..=3 => ServerFault::Stop(chance.millis(5, 1_500)),
         20 => ServerFault::Rotate(First::Server, chance.millis(0, 400)),
         21..=22 => ServerFault::Rotate(First::Workers, chance.millis(0, 400)),
@@ -213,6 +216,7 @@ impl Fault {
                 ServerFault::Delete(_) => "DEL of a lock",
                 ServerFault::KillClients => "CLIENT KILL",
                 ServerFault::Rotate(..) => "password rotated",
+                ServerFault::Move => "address moved",
             },
             Self::Process(ProcessFault::Kill(_)) => "worker killed",
             Self::Process(ProcessFault::Stop(_)) => "worker stopped",

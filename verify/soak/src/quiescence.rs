@@ -41,7 +41,7 @@ pub fn run(scene: &Scene, mut workers: Vec<Worker>) {
 /// Somebody new, past every proxy, acquires each lock and lets go of it.
 async fn acquire_all(scene: &Scene) {
     let process = Process { slot: u16::try_from(scene.links.len()).unwrap_or(u16::MAX), life: 0 };
-    let (lone, nodes) = (scene.servers[LONE].url(), scene.servers.urls().split_off(LONE + 1));
+    let (lone, nodes) = (scene.server(LONE).url(), scene.servers.urls().split_off(LONE + 1));
     let lone = builder(process).url(lone).build().await.expect("the server is there");
     let quorum = builder(process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
     let quorum = quorum.build().await.expect("the nodes are there");
@@ -66,8 +66,9 @@ async fn acquire_all(scene: &Scene) {
 }
 
 fn look(scene: &Scene) {
-    for server in 0..SERVERS {
-        let mut wire = scene.servers[server].wire();
+    let elsewhere = scene.lone_servers().map(|server| (LONE, server));
+    for (server, at) in (LONE + 1..SERVERS).map(|node| (node, &scene.servers[node])).chain(elsewhere) {
+        let mut wire = at.wire();
         for key in wire.keys("*") {
             let lasts = match wire.pttl(&key) {
                 -2 => continue,
@@ -75,7 +76,8 @@ fn look(scene: &Scene) {
             };
             let is_of = |name: &str| key == name || key.starts_with(&format!("{{{name}}}:lh:"));
             let name = KINDS.iter().position(|kind| is_of(kind.name)).unwrap_or(0);
-            scene.recorder().history.remnants.push(Remnant { name, server, key, at: now(), lasts });
+            let is_left = scene.server(server).port() != at.port();
+            scene.recorder().history.remnants.push(Remnant { name, server, key, at: now(), lasts, is_left });
         }
     }
 }

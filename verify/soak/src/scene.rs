@@ -4,13 +4,16 @@ use std::{
     io::{BufRead, BufReader, Write},
     path::PathBuf,
     process::{Child, ChildStdin, Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use support::{Lag, Nodes, Proxy, Server, eventually, spawner, urls};
+use support::{Lag, Nodes, Proxy, Server, ServerBuilder, eventually, spawner, urls};
 
 use crate::{
     history::{Loss, Mark, Recorder, Whom},
@@ -26,6 +29,11 @@ const ENDS_WITHIN: Duration = Duration::from_secs(30);
 /// Everything that takes part in a round.
 pub struct Scene {
     pub servers: Nodes,
+    /// By the lone server's clock. Its address leads here at times.
+    stand_in: Server,
+    stands_in: AtomicBool,
+    /// Shared while something is in the way of a worker that looks where the address leads; alone while it moves.
+    calm: RwLock<()>,
     pub resource: Server,
     /// For each worker, one to each server.
     pub links: Vec<Vec<Proxy>>,
@@ -40,11 +48,53 @@ impl Scene {
     /// Servers that keep their data over a restart and have been up for long, and links for so many workers.
     pub fn new(seed: u64, workers: u16, kinds: u64) -> Self {
         // No fsync: what a killed process has written is there all the same.
-        let servers = Nodes::with(SERVERS, |server| server.aof(true).arg("--appendfsync", "no")).season();
+        let lasting = |server: ServerBuilder| server.aof(true).arg("--appendfsync", "no");
+        let servers = Nodes::with(SERVERS, lasting).season();
+        let stand_in = lasting(Server::builder().clock(servers.clock(LONE))).start();
         let links = (0..workers).map(|_| servers.proxies()).collect();
         let recorder = Arc::new(Mutex::new(Recorder::new(names())));
-        let password = Mutex::new(Password::new(&servers[LONE]));
-        Self { servers, resource: Server::start(), links, recorder, seed, lag: Lag::start(), kinds, password }
+        let password = Mutex::new(Password::new([&servers[LONE], &stand_in]));
+        Self {
+            servers,
+            stand_in,
+            stands_in: AtomicBool::new(false),
+            calm: RwLock::new(()),
+            resource: Server::start(),
+            links,
+            recorder,
+            seed,
+            lag: Lag::start(),
+            kinds,
+            password,
+        }
+    }
+
+    /// Whatever the address of this server leads to.
+    pub fn server(&self, at: usize) -> &Server {
+        if at == LONE && self.stands_in.load(Ordering::SeqCst) { &self.stand_in } else { &self.servers[at] }
+    }
+
+    /// The lone server and the one that stands in for it at times.
+    pub fn lone_servers(&self) -> [&Server; 2] {
+        [&self.servers[LONE], &self.stand_in]
+    }
+
+    /// The lone server's address leads to the other one from now on. Connections stay where they are.
+    pub fn move_lone(&self) {
+        self.stands_in.fetch_xor(true, Ordering::SeqCst);
+        for links in &self.links {
+            links[LONE].turn_to(self.server(LONE).port());
+        }
+    }
+
+    /// No address moves while this is held.
+    pub fn troubled(&self) -> RwLockReadGuard<'_, ()> {
+        self.calm.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing is in the way of who looks where an address leads while this is held.
+    pub fn calm(&self) -> RwLockWriteGuard<'_, ()> {
+        self.calm.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// That of the server on its own.

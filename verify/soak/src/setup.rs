@@ -9,6 +9,11 @@ pub const LONE: usize = 0;
 pub const NODES: usize = 3;
 pub const SERVERS: usize = 1 + NODES;
 
+/// How often workers look where the lone server's address leads; and how long after it leads elsewhere the last of them
+/// has gone over, with nothing in its way: two looks, each with a new connection, and the news in every task.
+pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub const GONE_OVER: Duration = Duration::from_secs(3);
+
 /// As whom the workers use the server on its own; its password changes.
 pub const USER: &str = "worker";
 

@@ -36,11 +36,11 @@ pub fn run(scene: &Scene, servers: std::ops::Range<usize>, every: Duration, over
     };
     let keys: Vec<String> =
         names.iter().flat_map(|(_, name)| [name.text.clone(), format!("{{{}}}:lh:fence", name.text)]).collect();
-    let mut eyes: Vec<Eye> = servers.clone().map(|server| Eye::on(scene.servers[server].port(), &keys)).collect();
+    let mut eyes: Vec<Eye> = servers.clone().map(|server| Eye::on(server, &keys)).collect();
     let mut last: Option<Sweep> = None;
     while !over.load(Ordering::SeqCst) {
         let from = now();
-        let sweep = Sweep { from, found: eyes.iter_mut().map(|eye| eye.look(names.len())).collect() };
+        let sweep = Sweep { from, found: eyes.iter_mut().map(|eye| eye.look(scene, names.len())).collect() };
         let to = now();
         // What a quorum's nodes have, they need not have at one instant: a key may go on one and come on another
         // meanwhile. Seen twice, it would have to do so twice.
@@ -65,8 +65,9 @@ struct Sweep {
     found: Vec<Vec<Found>>,
 }
 
-/// A connection to one server that is made again when it breaks.
+/// A connection to whatever an address leads to; made again when that changes, or it breaks.
 struct Eye {
+    server: usize,
     port: u16,
     command: Vec<String>,
     wire: Option<Wire>,
@@ -74,12 +75,16 @@ struct Eye {
 }
 
 impl Eye {
-    fn on(port: u16, keys: &[String]) -> Self {
+    fn on(server: usize, keys: &[String]) -> Self {
         let command = std::iter::once("MGET".to_owned()).chain(keys.iter().cloned()).collect();
-        Self { port, command, wire: None, closed_until: Instant::now() }
+        Self { server, port: 0, command, wire: None, closed_until: Instant::now() }
     }
 
-    fn look(&mut self, names: usize) -> Vec<Found> {
+    fn look(&mut self, scene: &Scene, names: usize) -> Vec<Found> {
+        let port = scene.server(self.server).port();
+        if std::mem::replace(&mut self.port, port) != port {
+            self.wire = None;
+        }
         if Instant::now() < self.closed_until {
             return vec![Found::Unknown; names];
         }

@@ -16,7 +16,7 @@ use crate::{
     chance::Chance,
     log::StallingLog,
     record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
-    setup::{COMMAND_TIMEOUT, GIVEN_UP, KINDS, Kind, Pace, RESTART_DELAY, TTLS, USER, nanos},
+    setup::{COMMAND_TIMEOUT, GIVEN_UP, KINDS, Kind, LOOK_EVERY, Pace, RESTART_DELAY, TTLS, USER, nanos},
 };
 
 /// A call that is late by less is not worth a line.
@@ -92,7 +92,8 @@ pub async fn run(part: Part) {
     let (lone, nodes) = part.servers.split_first().expect("the parent names the servers");
     let lone: Server = lone.parse().expect("the parent's url is one");
     let lone = lone.user(USER).password_file(&part.password);
-    let lone = built(&over, || builder(part.process).server(lone.clone())).await;
+    let lone = || builder(part.process).server(lone.clone()).check_address_every(LOOK_EVERY);
+    let lone = built(&over, lone).await;
     let quorum = built(&over, || builder(part.process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0])).await;
     let resource =
         built(&over, || builder(part.process).command_timeout(Duration::from_secs(5)).url(&part.resource)).await;

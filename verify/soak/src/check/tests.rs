@@ -139,6 +139,32 @@ fn who_was_granted_it_after_the_loss_is_not_forgiven() {
 }
 
 #[test]
+fn a_lease_that_was_held_while_an_address_moved_may_be_refused_for_good() {
+    let moved = Loss { cause: Cause::Move, ..loss(0, None, 1_000, 4_000) };
+    let with = |of: Lease| {
+        let (at, writes) = (of.end.unwrap() / MILLI, vec![]);
+        let writes = [writes, vec![write(&of, at - 20, at - 10, Written::Refused)]].concat();
+        // It is seen there to its end.
+        let looks = vec![look(0, at - 15, at - 14, &[token(1, 8)])];
+        found(&History { losses: vec![moved.clone()], writes, looks, ..with_leases([of]) })
+    };
+    assert_eq!(with(lease(1, 8, 3_990, 9_000)), "");
+    assert_eq!(with(lease(1, 8, 4_010, 9_000)), "c");
+}
+
+#[test]
+fn while_an_address_moves_two_may_hold_and_not_for_longer_than_a_ttl_after() {
+    let moved = Loss { cause: Cause::Move, ..loss(0, None, 1_000, 4_000) };
+    let with = |leases: &[Lease]| found(&History { losses: vec![moved.clone()], ..with_leases(leases.to_vec()) });
+    // One asked the old server at the last moment, the other the new one.
+    let new = |start, end| lease(2, 9, start, end);
+    assert_eq!(with(&[lease(1, 8, 3_990, 4_290), new(3_995, 4_400)]), "");
+    assert_eq!(with(&[lease(1, 8, 3_990, 4_310), new(3_995, 4_400)]), "a");
+    assert_eq!(with(&[lease(1, 8, 4_010, 4_200), new(4_100, 4_400)]), "a", "asked for when all have gone over");
+    assert_eq!(with(&[lease(1, 8, 500, 995), new(990, 1_200)]), "a", "not moved yet");
+}
+
+#[test]
 fn the_next_renewal_tells_of_a_loss_unless_it_is_disturbed() {
     let process = id(1).process;
     // A TTL is forgiven until 6400 ms, a third of it and 100 ms until 6300 ms.
@@ -338,7 +364,10 @@ fn a_call_ends_in_its_time() {
 fn nothing_is_left() {
     let with = |key: &str, lasts: Option<u64>| {
         let (key, lasts) = (key.into(), lasts.map(|lasts| lasts * MILLI));
-        found(&History { remnants: vec![Remnant { name: 0, server: 0, key, at: 1, lasts }], ..history() })
+        found(&History {
+            remnants: vec![Remnant { name: 0, server: 0, key, at: 1, lasts, is_left: false }],
+            ..history()
+        })
     };
     assert_eq!(with("{lone}:lh:fence", Some(86_400_000)), "");
     assert_eq!(with("{lone}:lh:wait", Some(30_000)), "");
