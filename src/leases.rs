@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use leasehold_protocol::{key, node_status::NodeStatus};
+use leasehold_protocol::node_status::NodeStatus;
 
 use crate::{
     capabilities::Capabilities,
@@ -154,8 +154,9 @@ impl Leases {
     /// not over. It takes at most a command time-out; before the [first connection](Builder::build_lazy) also the time
     /// for that.
     ///
-    /// It rehearses an acquire on the key `{prefix}:lh:health`, and writes nothing. If your user has no right to that
-    /// key, it shows only whether the server answers.
+    /// It rehearses an acquire on the key `{prefix}:lh:health`, and writes nothing; of a cluster on each primary, of which
+    /// more than half must pass, on `{prefix0}:lh:health` and its like. If your user has no right to that key, it shows
+    /// only whether the server answers.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -179,12 +180,12 @@ impl Leases {
         self.client.check_acquires()?;
         self.client.ready().await?;
         let Options { prefix, command_timeout, .. } = &self.client.options;
-        let rehearsal = self.client.quorum.health(key::of_nobody(prefix), *command_timeout);
+        let rehearsal = self.client.quorum.health(prefix, *command_timeout);
         relayed!(Relay::of_answers(), rehearsal).map_err(Error::of)
     }
 
-    /// The state of the nodes, in the order in which the builder was given them, as far as answers have shown it. Asks
-    /// nothing.
+    /// The state of the nodes, in the order in which the builder was given them, as far as answers have shown it. Of a
+    /// cluster, its primaries, in the order of their lowest slots. Asks nothing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {

@@ -39,12 +39,15 @@ mod metrics;
 mod node;
 mod options;
 mod owner;
+mod per_shard;
 mod quorum;
 mod random;
 mod reentry;
 mod released;
 mod scope;
 mod server;
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod shard_tests;
 #[cfg(all(test, leasehold_shuttle))]
 mod shuttle_tests;
 mod status;

@@ -101,7 +101,15 @@ impl Scope {
     /// The key of this name, if all is within its bounds.
     pub(crate) fn key(&self, name: &str) -> Result<Key, Error> {
         self.check()?;
-        Key::new(self.whole_prefix(), name).map_err(Error::of_name)
+        let key = Key::new(self.whole_prefix(), name).map_err(Error::of_name)?;
+        if self.client.options.in_slots && !key.is_in_one_slot() {
+            return Err(Error::config(format!(
+                "the name {:?} has a }} and no hash tag: on a cluster its fence would be in another slot; leave out the }}, \
+                 or put a tag {{…}} before it",
+                key.lock()
+            )));
+        }
+        Ok(key)
     }
 
     fn whole_prefix(&self) -> &str {

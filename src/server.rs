@@ -154,12 +154,15 @@ impl Server {
     /// All of it, checked.
     pub(crate) fn place(self) -> Result<NodeAddress, Error> {
         let Self { place, user, secret, database, tls, by_url } = self;
-        let mut target = match place? {
-            NodeAddress::Redis(target) => *target,
-            memory if user.is_none() && secret.is_none() && database.is_none() && tls.is_none() => return Ok(memory),
-            NodeAddress::Memory(_) => {
-                return Err(Error::config("memory:// is in this process, and has no user, password, database or tls"));
+        let mut place = place?;
+        if matches!(place, NodeAddress::Cluster(_)) && database.is_some_and(|number| number != 0) {
+            return Err(Error::config("database is set, and a cluster has none but 0: leave it out"));
+        }
+        let Some(target) = place.target_mut() else {
+            if user.is_none() && secret.is_none() && database.is_none() && tls.is_none() {
+                return Ok(place);
             }
+            return Err(Error::config("memory:// is in this process, and has no user, password, database or tls"));
         };
         let twice = |setting, what| {
             Error::config(format!("{setting} is set, and the url has a {what} too: leave one of them out"))
@@ -188,7 +191,7 @@ impl Server {
         if user.is_some() && secret.is_none() && target.password.is_none() {
             return Err(Error::config("user is set, and no password: give one, or leave user out"));
         }
-        target.user = user.or(target.user);
+        target.user = user.or(target.user.take());
         target.database = database.or(target.database);
         match secret {
             None => {}
@@ -202,7 +205,7 @@ impl Server {
             }
             Some(Secret::Provider(provider)) => target.provider = Some(provider),
         }
-        Ok(target.into())
+        Ok(place)
     }
 }
 

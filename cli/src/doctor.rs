@@ -60,13 +60,14 @@ struct Section {
 }
 
 /// Words of an error's text that name its cause, and the advice for it. One cause has one advice everywhere.
-const CAUSES: [(&str, &str); 11] = [
+const CAUSES: [(&str, &str); 12] = [
     ("is a replica", "name its primary in the URL"),
     ("READONLY", "name its primary in the URL"),
     ("MASTERDOWN", "name its primary in the URL"),
     ("is a Sentinel", "name the primary that it watches: SENTINEL MASTERS lists them"),
-    ("part of a cluster", "name a stand-alone server"),
-    ("CLUSTERDOWN", "name a stand-alone server"),
+    ("not part of a cluster", "write redis://"),
+    ("part of a cluster", "name a stand-alone server, or write redis-cluster://"),
+    ("CLUSTERDOWN", "see to the servers that the cluster lacks"),
     ("OOM", "raise the server's maxmemory, or free some of its memory"),
     ("LOADING", "ask again when it has loaded its data"),
     ("MISCONF", "see to the server's disk: it cannot save its data"),

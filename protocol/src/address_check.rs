@@ -39,7 +39,7 @@ pub enum Finding {
 }
 
 impl AddressCheck {
-    /// A look begins: our connections lead to these runs of servers.
+    /// A look begins: our connections lead to these runs of servers, as far as that is known.
     pub fn begin(&mut self, ours: impl IntoIterator<Item = Box<str>>) {
         self.ours = ours.into_iter().collect();
         (self.last, self.asked) = (None, 0);
@@ -58,7 +58,7 @@ impl AddressCheck {
 
     fn next(&mut self, run_id: &str) -> Option<Finding> {
         self.asked += 1;
-        let is_ours = self.ours.iter().all(|ours| **ours == *run_id);
+        let is_ours = !self.ours.is_empty() && self.ours.iter().all(|ours| **ours == *run_id);
         let is_second = self.last.as_deref() == Some(run_id);
         if is_ours && (is_second || self.last.is_none() && !self.is_mixed) {
             return Some(Finding::Same);
@@ -105,6 +105,12 @@ mod tests {
         assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["b", "a", "b", "b"]), moved("b"));
         // One of ours leads elsewhere.
         assert_eq!(look(&mut AddressCheck::default(), &["a", "b"], &["a", "a"]), moved("a"));
+    }
+
+    #[test]
+    fn connections_that_lead_nobody_knows_where_go_over_too() {
+        assert_eq!(look(&mut AddressCheck::default(), &[], &["a", "a"]), moved("a"));
+        assert_eq!(look(&mut AddressCheck::default(), &[], &["a", "b", "a", "b"]), Finding::Mixed);
     }
 
     #[test]

@@ -2,7 +2,11 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::votes::{NodeAnswer, Vote, Votes};
+use crate::{
+    slot::SLOTS,
+    topology::Place,
+    votes::{NodeAnswer, Vote, Votes},
+};
 
 /// Why a node's answer says nothing about the lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -15,6 +19,42 @@ pub struct Failure {
     retry_after: Option<Duration>,
     /// It says something of a key, and nothing of the node.
     is_of_a_key: bool,
+    redirection: Option<Box<Redirection>>,
+}
+
+/// Where a server of a cluster sends a request instead of executing it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Redirection {
+    /// The slot is there now, or nowhere.
+    Moved {
+        /// This slot.
+        slot: u16,
+        /// The server that has it.
+        to: Option<Place>,
+    },
+    /// The slot is being moved, and its keys one by one: not all that the request needs are here.
+    Moving {
+        /// The server that has the others, if this one has none.
+        to: Option<Place>,
+    },
+}
+
+impl Redirection {
+    /// From the error of the server at this host.
+    pub fn read(details: &str, host: &str) -> Option<Self> {
+        let mut words = details.split_ascii_whitespace();
+        let kind = words.next()?;
+        if kind == "TRYAGAIN" {
+            return Some(Self::Moving { to: None });
+        }
+        let slot = words.next()?.parse().ok().filter(|slot| *slot < SLOTS)?;
+        let to = Place::read(words.next()?, host);
+        match kind {
+            "MOVED" => Some(Self::Moved { slot, to }),
+            "ASK" => Some(Self::Moving { to }),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,7 +73,7 @@ enum FailureKind {
 
 impl Failure {
     fn of(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind, votes: None, retry_after: None, is_of_a_key: false }
+        Self { text: text.into(), kind, votes: None, retry_after: None, is_of_a_key: false, redirection: None }
     }
 
     /// The node cannot serve now, and did nothing.
@@ -81,6 +121,16 @@ impl Failure {
         self.is_of_a_key
     }
 
+    /// The same failure, which says where the key is.
+    pub fn redirected(self, redirection: Option<Redirection>) -> Self {
+        Self { redirection: redirection.map(Box::new), ..self }
+    }
+
+    /// Where the key is, if the server has said that instead of an answer.
+    pub fn redirection(&self) -> Option<&Redirection> {
+        self.redirection.as_deref()
+    }
+
     /// Each node's answer, if it is the failure of many.
     pub fn votes(&self) -> Option<&Arc<Votes>> {
         self.votes.as_ref()
@@ -110,6 +160,11 @@ impl Failure {
         matches!(self.kind, FailureKind::Unsent | FailureKind::Unknown)
     }
 
+    /// Whether it was never sent, and never will be.
+    pub fn is_unsent(&self) -> bool {
+        self.kind == FailureKind::Unsent
+    }
+
     /// Whether trying again as before is pointless.
     pub fn is_refusal(&self) -> bool {
         matches!(self.kind, FailureKind::Refused | FailureKind::RefusedHalfway)
@@ -134,5 +189,23 @@ mod tests {
         assert_eq!(failure.to_string(), votes.to_string());
         assert!(votes.to_string().contains("h:1") && votes.to_string().contains("h:2"), "{votes}");
         assert_eq!(Failure::unavailable("away").votes(), None);
+    }
+
+    #[test]
+    fn redirections_are_read_as_servers_write_them() {
+        let read = |details| Redirection::read(details, "sender");
+        let place = |host: &str, port| Some(Place { host: host.into(), port });
+        let moved = |slot, to| Some(Redirection::Moved { slot, to });
+        assert_eq!(read("MOVED 3999 127.0.0.1:6381"), moved(3_999, place("127.0.0.1", 6_381)));
+        assert_eq!(read("MOVED 449 ::1:17001"), moved(449, place("::1", 17_001)));
+        assert_eq!(read("MOVED 449 :17001"), moved(449, place("sender", 17_001)));
+        assert_eq!(read("MOVED 7450 :0"), moved(7_450, None));
+        assert_eq!(read("ASK 3999 h:6381"), Some(Redirection::Moving { to: place("h", 6_381) }));
+        assert_eq!(read("TRYAGAIN Multiple keys request"), Some(Redirection::Moving { to: None }));
+        for other in
+            ["", "MOVED", "MOVED 16384 h:1", "MOVED x h:1", "MOVED 1", "ERR no", "CLUSTERDOWN Hash slot not served"]
+        {
+            assert_eq!(read(other), None, "{other}");
+        }
     }
 }

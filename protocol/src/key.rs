@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::text::joined;
+use crate::{slot::hash_tag, text::joined};
 
 /// Longest name, in bytes.
 const LONGEST: usize = 1024;
@@ -97,11 +97,17 @@ impl Key {
         self.companion("forced").concat()
     }
 
+    /// Whether a cluster keeps all of these in one slot. A `}` without a hash tag before it would end that of the
+    /// companions too early.
+    pub fn is_in_one_slot(&self) -> bool {
+        hash_tag(&self.full).is_some() || !self.full.contains('}')
+    }
+
     /// A companion key in the lock's own slot: a name without a hash tag becomes the tag, a name with one keeps it.
     /// The two spellings keep `a` and `{a}` apart.
     fn companion(&self, what: &'static str) -> [&str; 4] {
         let full = &*self.full;
-        if has_hash_tag(full) { ["", full, ":lht:", what] } else { ["{", full, "}:lh:", what] }
+        if hash_tag(full).is_some() { ["", full, ":lht:", what] } else { ["{", full, "}:lh:", what] }
     }
 }
 
@@ -138,18 +144,12 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Redis' rule: the tag is the text between the first `{` and the first `}` after it, unless that is empty.
-fn has_hash_tag(key: &str) -> bool {
-    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
-    tag.is_some_and(|(tag, _)| !tag.is_empty())
-}
-
 fn names_a_companion(key: &str) -> bool {
     let Some((rest, what)) = key.rsplit_once(':') else { return false };
     let is_companion = !what.is_empty() && what.bytes().all(|byte| byte.is_ascii_lowercase());
     is_companion
         && (rest.strip_suffix(":lh").is_some_and(|base| base.ends_with('}'))
-            || rest.strip_suffix(":lht").is_some_and(has_hash_tag))
+            || rest.strip_suffix(":lht").is_some_and(|base| hash_tag(base).is_some()))
 }
 
 #[cfg(test)]

@@ -17,6 +17,9 @@
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
 //! | [`addressees`] | which of a process's fair waiters a server's notification is for |
 //! | [`tracking`] | which keys the servers are asked to track |
+//! | [`topology`] | which server of a cluster has which slot |
+//! | [`trip`] | where a request of a cluster goes, and whether its answer counts |
+//! | [`cross_check`] | when another server is asked whether a primary still is one |
 //! | [`address_check`] | whether an address still leads to the server that we are connected to |
 //! | [`reconnect`] | how long to wait before a connection is made again |
 //! | [`combiner`] | which requests travel together, and what each of their callers gets as its answer |
@@ -24,8 +27,8 @@
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are the vocabulary of these: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`],
-//! [`failure`], [`votes`], [`node_status`], [`loss`], [`forced`], [`check`], [`jitter`], [`doubling`], [`rounded`]
-//! and [`glob`].
+//! [`failure`], [`votes`], [`node_status`], [`loss`], [`forced`], [`check`], [`slot`], [`jitter`], [`doubling`],
+//! [`rounded`] and [`glob`].
 
 // A pure function whose result is not used does nothing: an attribute at each would say no more.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
@@ -37,6 +40,7 @@ pub mod attempt;
 pub mod backoff;
 pub mod check;
 pub mod combiner;
+pub mod cross_check;
 pub mod doubling;
 pub mod failure;
 pub mod fence;
@@ -57,12 +61,15 @@ pub mod reconnect;
 pub mod release_tally;
 pub mod renewal;
 pub mod rounded;
+pub mod slot;
 pub mod store;
 pub mod tally;
 mod text;
 pub mod time;
 pub mod token;
+pub mod topology;
 pub mod tracking;
+pub mod trip;
 pub mod troubles;
 pub mod undo;
 pub mod votes;

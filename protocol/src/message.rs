@@ -53,6 +53,8 @@ pub enum Request {
     /// A [`Page`] of the locks that our tokens hold, in no order. A lock that comes or goes meanwhile may be missing,
     /// and one that stays may come twice.
     Held {
+        /// Those of this shard.
+        shard: Shard,
         /// Those that match this pattern, of Redis' kind.
         pattern: Arc<str>,
         /// From here on: zero at first.
@@ -98,6 +100,33 @@ impl Request {
             | Self::Release { claim, .. }
             | Self::Poll(Poll { claim, .. }) => Some(claim),
             _ => None,
+        }
+    }
+
+    /// The key that it is about, which decides who is asked; of a batch, the first.
+    pub fn key(&self) -> Option<&Key> {
+        match self {
+            Self::Acquire(AcquireRequest { claim: Claim { key, .. }, .. })
+            | Self::Raise { claim: Claim { key, .. }, .. }
+            | Self::Repair { claim: Claim { key, .. }, .. }
+            | Self::Release { claim: Claim { key, .. }, .. }
+            | Self::Poll(Poll { claim: Claim { key, .. }, .. })
+            | Self::Waiters { key, .. }
+            | Self::Holder(key)
+            | Self::ForceRelease { key, .. }
+            | Self::GuardedSet { key, .. }
+            | Self::GuardedGet(key)
+            | Self::Rehearse { key, .. } => Some(key),
+            Self::Renew(claims) => claims.first().map(|claim| &claim.key),
+            Self::Held { .. } | Self::Probe => None,
+        }
+    }
+
+    /// The shard that is asked; a batch is of one.
+    pub fn shard(&self, of: impl FnOnce(&Key) -> Shard) -> Shard {
+        match self {
+            Self::Held { shard, .. } => *shard,
+            request => request.key().map_or(Shard::FIRST, of),
         }
     }
 }
@@ -178,6 +207,16 @@ pub enum Route {
     /// The same. The node, if it can, also notifies us once when a key changes that the request has found held, whoever
     /// changes it.
     Tracked,
+}
+
+/// A part of a node that fails by itself: of a cluster, one of its primaries. A node that is no cluster is one. The
+/// number of one that is gone is given to no other. It says what waits for what: nothing relies on who has a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shard(pub u32);
+
+impl Shard {
+    /// The only one of a node that is no cluster.
+    pub const FIRST: Self = Self(0);
 }
 
 /// A lock, as one token has it or wants it.

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// The state of a node, as far as its answers have shown it: see
 /// [`Leases::nodes`](https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.nodes).
 ///
-/// With the feature `serde` its fields are `address`, `state`, `last_answer_seconds` and `clock_offset_micros`; the
-/// last two are `null` if they are not known.
+/// With the feature `serde` its fields are `address`, `state`, `last_answer_seconds`, `clock_offset_micros`, `slots` and
+/// `replicas`; the last four are `null` if they are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct NodeStatus {
@@ -15,6 +15,8 @@ pub struct NodeStatus {
     #[cfg_attr(feature = "serde", serde(rename = "last_answer_seconds", serialize_with = "seconds::of_some"))]
     last_answer: Option<Duration>,
     clock_offset_micros: Option<i64>,
+    slots: Option<u16>,
+    replicas: Option<usize>,
 }
 
 /// Whether a node serves and votes at the moment.
@@ -69,6 +71,23 @@ impl NodeStatus {
     pub fn clock_offset_micros(&self) -> Option<i64> {
         self.clock_offset_micros
     }
+
+    /// How many of a cluster's slots it has; `None` if it is no part of one.
+    #[must_use]
+    pub fn slots(&self) -> Option<u16> {
+        self.slots
+    }
+
+    /// How many replicas of it its cluster knows; `None` if it is no part of one.
+    #[must_use]
+    pub fn replicas(&self) -> Option<usize> {
+        self.replicas
+    }
+}
+
+/// The status of a part of a cluster. No method, as below.
+pub fn of_shard(status: NodeStatus, slots: Option<u16>, replicas: Option<usize>) -> NodeStatus {
+    NodeStatus { slots, replicas, ..status }
 }
 
 /// Builds a status of these parts. No method, because users would see it too.
@@ -78,7 +97,7 @@ pub fn of(
     last_answer: Option<Duration>,
     clock_offset_micros: Option<i64>,
 ) -> NodeStatus {
-    NodeStatus { address, state, last_answer, clock_offset_micros }
+    NodeStatus { address, state, last_answer, clock_offset_micros, slots: None, replicas: None }
 }
 
 #[cfg(feature = "serde")]
@@ -117,7 +136,7 @@ mod tests {
             assert_eq!(json(&state), expected);
         }
         let status = of("a:1".into(), NodeState::Up, Some(Duration::from_millis(250)), None);
-        let expected = r#"{"address":"a:1","state":"up","last_answer_seconds":0.25,"clock_offset_micros":null}"#;
+        let expected = r#"{"address":"a:1","state":"up","last_answer_seconds":0.25,"clock_offset_micros":null,"slots":null,"replicas":null}"#;
         assert_eq!(serde_json::to_string(&status).unwrap(), expected);
     }
 }

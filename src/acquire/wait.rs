@@ -13,7 +13,7 @@ use crate::{
     client::Client,
     error::Error,
     random,
-    wait::{CheckSlot, FairWaiter, InLine},
+    wait::{CheckSlot, CheckSlots, FairWaiter, InLine},
 };
 
 /// The party that waits: how it checks, and how it reacts to the results.
@@ -101,7 +101,8 @@ async fn check<C: Checks>(
     checks: &mut C,
 ) -> Result<Option<C::Found>, Error> {
     let leads = wait.leads();
-    let _slot = slot(client, leads.then_some(line), checks).await;
+    let slots = client.check_slots(line.key());
+    let _slot = slot(client, &slots, leads.then_some(line), checks).await;
     let began = client.now();
     let limit = checks.limit(began);
     if leads {
@@ -122,11 +123,16 @@ fn facts<'a>(client: &Client, line: &InLine<'_>, checks: &'a impl Checks) -> Fac
 
 /// Takes one of the few slots for checks. `None` if there is none within the time for a check: then this checks
 /// without one. `None` also once the acquire must end. The leader of a line tells those behind it how long that takes.
-async fn slot<'a>(client: &'a Client, leads: Option<&InLine<'_>>, checks: &mut impl Checks) -> Option<CheckSlot<'a>> {
+async fn slot<'a>(
+    client: &Client,
+    slots: &'a CheckSlots,
+    leads: Option<&InLine<'_>>,
+    checks: &mut impl Checks,
+) -> Option<CheckSlot<'a>> {
     let mut now = client.now();
     let until = now + checks.limit(now);
     loop {
-        if let Some(slot) = client.check_slots.take(now, now + checks.limit(now)) {
+        if let Some(slot) = slots.take(now, now + checks.limit(now)) {
             return Some(slot);
         }
         if now >= until || client.ended.is_cancelled() {
@@ -135,10 +141,10 @@ async fn slot<'a>(client: &'a Client, leads: Option<&InLine<'_>>, checks: &mut i
         if let Some(line) = leads {
             line.waits_until(until);
         }
-        let again = client.check_slots.next_lapse().map_or(now, |lapse| lapse.min(until));
+        let again = slots.next_lapse().map_or(now, |lapse| lapse.min(until));
         tokio::select! {
             biased;
-            () = client.check_slots.freed() => {}
+            () = slots.freed() => {}
             () = client.ended.cancelled() => {}
             () = client.host.sleep_until(now, again) => {}
         }

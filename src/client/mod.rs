@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::{key::Key, loss::LossReason, time::Time, token::Token};
+use leasehold_protocol::{key::Key, loss::LossReason, slot::Keys, time::Time, token::Token};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
     keeper::{Host, Stop},
     node::{NodeAddress, NodeListener},
     options::LockOptions,
+    per_shard::{Of, PerShard},
     quorum::{ConnectConfig, FirstConnection, Member, Quorum},
     reentry::Owners,
     sync::OnceLock,
@@ -46,6 +47,8 @@ pub(crate) struct Options {
     pub(crate) command_timeout: Duration,
     /// How long a fair waiter has to take what was granted to it.
     pub(crate) grant_timeout: Duration,
+    /// Whether keys are in slots, where all of a lock must be in one.
+    pub(crate) in_slots: bool,
 }
 
 /// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
@@ -63,7 +66,7 @@ pub(crate) struct Client {
     pub(crate) fair_waiters: Arc<FairWaiters>,
     /// Bounds how many waiters check at a time. After a flush or a new connection all of them want to. Sent at once,
     /// the requests would time out behind each other, be undone and be sent again. The server would do nothing else.
-    pub(crate) check_slots: CheckSlots,
+    check_slots: PerShard<CheckSlots>,
     pub(crate) closed: CancellationToken,
     /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
@@ -129,7 +132,7 @@ impl Client {
             lines,
             queues,
             fair_waiters,
-            check_slots: CheckSlots::new(CHECKS_AT_ONCE),
+            check_slots: PerShard::new(CheckSlots::new(CHECKS_AT_ONCE)),
             closed,
             ended,
             own_releases: Arc::default(),
@@ -150,6 +153,14 @@ impl Client {
 
     pub(crate) fn now(&self) -> Time {
         clock::now(&*self.clock)
+    }
+
+    /// The slots for checks of this lock: a shard that does not answer takes none of another's.
+    pub(crate) fn check_slots(&self, key: &Key) -> Of<'_, CheckSlots> {
+        self.check_slots.of(self.quorum.shard_of(key), || {
+            let _gone = self.check_slots.retain(&self.quorum.shards());
+            CheckSlots::new(CHECKS_AT_ONCE)
+        })
     }
 
     /// The lock was released here: its waiters here check at once. (The server notifies fair waiters.)
@@ -279,10 +290,10 @@ impl NodeListener for Listener {
         self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, now))
     }
 
-    fn missed(&self) {
-        self.watchdog.hint_all();
-        self.lines.notify_all(self.now());
-        self.fair_waiters.notify_all(self.now());
+    fn missed(&self, keys: &Keys) {
+        self.watchdog.hint_all(keys);
+        self.lines.notify_all(keys, self.now());
+        self.fair_waiters.notify_all(keys, self.now());
     }
 
     fn is_needed(&self) -> bool {

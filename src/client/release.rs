@@ -175,11 +175,12 @@ impl Client {
         let (limit, host, ask) = (self.release_limit(), self.host.clone(), again.ask());
         let release = Request::Release { claim: hold.claim.clone(), mode: mode.clone() };
         let member = self.quorum.member(again.node).cloned();
+        let shard = self.quorum.shard_of(&hold.claim.key);
         let answer = Box::pin(async move {
             let second = async {
                 let Some(member) = member else { return Err(again.failure.clone()) };
                 if again.waits {
-                    member.speaks().await;
+                    member.speaks(shard).await;
                 }
                 member.ask(Route::Keeper, release, limit).await
             };

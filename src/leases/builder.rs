@@ -74,6 +74,7 @@ impl Builder {
             label: default_label().into(),
             command_timeout: DEFAULT_COMMAND_TIMEOUT,
             grant_timeout: DEFAULT_GRANT,
+            in_slots: false,
         };
         Self {
             server: None,
@@ -281,7 +282,8 @@ impl Builder {
     pub fn build_lazy(self) -> Result<Leases, Error> {
         let places = self.check()?;
         let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
-        let Self { options, connect_timeout, keeper, clock, .. } = self;
+        let Self { mut options, connect_timeout, keeper, clock, .. } = self;
+        options.in_slots = matches!(*places, [NodeAddress::Cluster(_)]);
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let votes = quorum::votes(places.len(), restart_delay);
@@ -305,7 +307,7 @@ impl Builder {
     }
 
     fn check(&self) -> Result<Vec<NodeAddress>, Error> {
-        let Options { lock, prefix, label, command_timeout, grant_timeout } = &self.options;
+        let Options { lock, prefix, label, command_timeout, grant_timeout, .. } = &self.options;
         let restart_delay = self.restarts_after();
         if restart_delay > LONGEST_RESTART_DELAY {
             return Err(Error::config(format!(
@@ -326,7 +328,16 @@ impl Builder {
             (Some(_), Some(_)) => {
                 Err(Error::config("one server (url or server) and quorum are both set: choose one of them"))
             }
-            (Some(server), None) => Ok(vec![server.clone()?.place()?]),
+            (Some(server), None) => {
+                let place = server.clone()?.place()?;
+                if matches!(place, NodeAddress::Cluster(_)) && !restart_delay.is_zero() {
+                    return Err(Error::config(format!(
+                        "restart_delay is {restart_delay:?}: a replica that takes over in a cluster has not restarted, and \
+                         may have forgotten a lock all the same; leave it out, or use a quorum"
+                    )));
+                }
+                Ok(vec![place])
+            }
             (None, Some(servers)) => NodeAddress::of_quorum(servers.iter().cloned().map(|server| server?.place())),
             (None, None) => {
                 Err(Error::config("url is not set: say where the locks are, as in `.url(\"redis://127.0.0.1:6379\")`"))

@@ -1,6 +1,6 @@
 //! Where a node is, and which urls say so.
 
-use super::redis::Target;
+use super::redis::{Seeds, Target};
 use crate::error::Error;
 
 const LEAST_NODES: usize = 3;
@@ -12,13 +12,27 @@ pub(crate) enum NodeAddress {
     /// In this process, under a name that may be empty.
     Memory(String),
     Redis(Box<Target>),
+    /// A cluster, which has several servers and is one node.
+    Cluster(Box<Seeds>),
 }
 
 impl NodeAddress {
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
-        match url.strip_prefix("memory://") {
-            Some(name) => Ok(Self::Memory(name.into())),
+        if let Some(name) = url.strip_prefix("memory://") {
+            return Ok(Self::Memory(name.into()));
+        }
+        match Seeds::parse(url) {
+            Some(seeds) => Ok(Self::Cluster(Box::new(seeds?))),
             None => Target::parse(url).map(Self::from),
+        }
+    }
+
+    /// The server, or the first that is named, and who we are there.
+    pub(crate) fn target_mut(&mut self) -> Option<&mut Target> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(target) => Some(target),
+            Self::Cluster(seeds) => Some(&mut seeds.target),
         }
     }
 
@@ -34,6 +48,12 @@ impl NodeAddress {
         let mut places: Vec<Self> = Vec::with_capacity(nodes);
         for (at, place) in named.enumerate() {
             let place = place.map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
+            if let Self::Cluster(_) = place {
+                return Err(Error::config(format!(
+                    "quorum[{at}]: redis-cluster:// names servers whose replicas take over and may have forgotten a lock: a \
+                     quorum is of stand-alone servers"
+                )));
+            }
             if let Some(other) = places.iter().position(|other| other.is_same(&place)) {
                 let address = place.address();
                 return Err(Error::config(format!(
@@ -66,6 +86,7 @@ impl NodeAddress {
         match self {
             Self::Memory(name) => format!("memory://{name}"),
             Self::Redis(target) => target.to_string(),
+            Self::Cluster(seeds) => seeds.to_string(),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use leasehold_protocol::{
     key::Key,
-    message::{Reply, Request, Route},
+    message::{Reply, Request, Route, Shard},
     store::{Applied, Notified, Process, Store},
     time::micros,
 };
@@ -170,7 +170,7 @@ impl Node for Memory {
         Box::pin(ready(reply))
     }
 
-    fn capabilities(&self, _: Duration) -> Answer<Capabilities> {
+    fn capabilities(&self, _: Shard, _: Duration) -> Answer<Capabilities> {
         let server = Some("memory".into());
         Box::pin(ready(Ok(Capabilities {
             server,
@@ -180,7 +180,7 @@ impl Node for Memory {
         })))
     }
 
-    fn reconnect(&self, _: Route) {}
+    fn reconnect(&self, _: Route, _: Shard) {}
 
     fn close(&self, _: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(ready(()))

@@ -4,7 +4,9 @@ use std::{fmt, future::Future, pin::Pin, sync::Weak, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    message::{Reply, Request, Route},
+    key::Key,
+    message::{Reply, Request, Route, Shard},
+    slot::Keys,
     token::Token,
 };
 
@@ -30,8 +32,8 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
     /// Whether this is what a lock that is held here should look like: the value, and how long the key will live.
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool;
 
-    /// Tracking was interrupted: every tracked key may have changed.
-    fn missed(&self);
+    /// Tracking was interrupted: each of these keys may have changed.
+    fn missed(&self, keys: &Keys);
 
     /// Whether there is anything left to listen for.
     fn is_needed(&self) -> bool;
@@ -47,6 +49,24 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
 
     /// Whether a waiter with this token is there to be told.
     fn has_waiter(&self, token: &str) -> bool;
+}
+
+/// A shard of a node, for people.
+#[derive(Debug)]
+pub(crate) struct ShardInfo {
+    pub(crate) shard: Shard,
+    /// Where its primary is, without who we are there.
+    pub(crate) address: String,
+    /// How many slots it has, of a cluster, and how many replicas.
+    pub(crate) slots: Option<u16>,
+    pub(crate) replicas: Option<usize>,
+}
+
+impl ShardInfo {
+    /// The only shard of a node there.
+    pub(crate) fn only(address: &str) -> Self {
+        Self { shard: Shard::FIRST, address: address.into(), slots: None, replicas: None }
+    }
 }
 
 /// One request in, one answer out; and what a connection is about.
@@ -68,6 +88,16 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Where it is, without who we are there.
     fn address(&self) -> &str;
 
+    /// The shard that has this key now.
+    fn shard(&self, _key: &Key) -> Shard {
+        Shard::FIRST
+    }
+
+    /// All shards that there are now.
+    fn shards(&self) -> Vec<ShardInfo> {
+        vec![ShardInfo::only(self.address())]
+    }
+
     /// `limit` bounds the wait for the answer; what the limit cuts off has an unknown outcome. The request goes out
     /// at the first poll of the answer, if not before.
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply>;
@@ -77,11 +107,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Its capabilities, as far as it tells them.
-    fn capabilities(&self, limit: Duration) -> Answer<Capabilities>;
+    /// The capabilities of a shard, as far as it tells them.
+    fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities>;
 
-    /// The route's connection looks dead: make a new one, in the background.
-    fn reconnect(&self, route: Route);
+    /// The route's connection to a shard looks dead: make a new one, in the background.
+    fn reconnect(&self, route: Route, shard: Shard);
 
     /// Closes the connections. Ends within `limit`.
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;

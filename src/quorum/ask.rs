@@ -1,16 +1,21 @@
 //! Requests to all nodes outside of an acquisition: for the holder of a lock, to take it away, and for what the servers
 //! can do.
 
-use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::Arc,
+    time::Duration,
+};
 
 use leasehold_protocol::{
     failure::Failure,
     forced::ForcedRelease,
     holder::Holder,
-    key::Key,
-    message::{Page, Reply, Request, Route},
+    key::{self, Key},
+    message::{Page, Reply, Request, Route, Shard},
     plurality::Plurality,
-    tally::Nodes,
+    tally::{Nodes, majority},
     votes::NodeAnswer,
 };
 
@@ -99,14 +104,20 @@ impl Quorum {
 
     /// The common capabilities of the servers that answer.
     pub(crate) async fn capabilities(&self, limit: Duration) -> Result<Capabilities, Failure> {
-        let said = self.everybody(self.members().map(|(at, member)| (at, member.capabilities(limit))).collect()).await;
+        let ask = |(at, member): (usize, &Arc<Member>)| (at, capabilities(member.clone(), limit));
+        let said = self.everybody(self.members().map(ask).collect()).await;
         let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
         common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
     }
 
-    /// Whether a majority could grant a lock now. The key is nobody's.
-    pub(crate) async fn health(&self, key: Key, limit: Duration) -> Result<(), Failure> {
-        let rehearsal = Request::Rehearse { key, restart_delay: self.restart_delay() };
+    /// Whether a majority could grant a lock with this prefix now.
+    pub(crate) async fn health(&self, prefix: &str, limit: Duration) -> Result<(), Failure> {
+        if let [member] = &*self.members {
+            if let Some(keys) = key_of_each_shard(member, prefix) {
+                return self.health_of_shards(member, keys, limit).await;
+            }
+        }
+        let rehearsal = Request::Rehearse { key: key::of_nobody(prefix), restart_delay: self.restart_delay() };
         let said = self.everybody(self.ask_all::<Option<Duration>>(&rehearsal, limit)).await;
         if let ([Ok(Some(left))], Some(only)) = (&*said, self.member(0)) {
             return Err(Failure::recovering(only.address(), *left));
@@ -120,10 +131,41 @@ impl Quorum {
         Ok(())
     }
 
-    /// Gives connections up for dead.
-    pub(crate) fn reconnect(&self, nodes: Nodes) {
+    /// The same of a cluster: one shard's failover must not turn a whole fleet away.
+    async fn health_of_shards(
+        &self,
+        member: &Arc<Member>,
+        keys: BTreeMap<Shard, Key>,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let ask = |key: Key| {
+            let rehearsal = Request::Rehearse { key, restart_delay: Duration::ZERO };
+            member.ask::<Option<Duration>>(self.route(), rehearsal, limit)
+        };
+        let (shards, infos): (Vec<Shard>, _) = (keys.keys().copied().collect(), member.shards());
+        let mut asking: FanOut<_> = keys.into_values().map(ask).enumerate().collect();
+        let (mut said, mut well) = (Vec::new(), 0);
+        while !asking.is_empty() {
+            let (at, answer) = asking.next().await;
+            well += usize::from(answer.is_ok());
+            let info = infos.iter().find(|info| shards.get(at) == Some(&info.shard));
+            let address = info.map_or_else(|| member.address().to_owned(), |info| info.address.clone());
+            said.push((
+                address,
+                match answer {
+                    Ok(_) => NodeAnswer::Granted,
+                    Err(failure) if failure.is_refusal() => NodeAnswer::Refused(failure.to_string()),
+                    Err(failure) => NodeAnswer::Unreachable(failure.to_string()),
+                },
+            ));
+        }
+        if well >= majority(shards.len()) { Ok(()) } else { Err(Failure::of_nodes(said)) }
+    }
+
+    /// Gives the connections up for dead that lead to a key.
+    pub(crate) fn reconnect(&self, nodes: Nodes, key: &Key) {
         for node in nodes.iter().filter_map(|at| self.member(at)).filter_map(|member| member.node()) {
-            node.reconnect(Route::Keeper);
+            node.reconnect(Route::Keeper, node.shard(key));
         }
     }
 
@@ -141,12 +183,54 @@ impl Quorum {
     }
 }
 
+/// A key that nobody has on each shard of a node that has several, as far as there is one behind this prefix: with a hash
+/// tag all are on one.
+fn key_of_each_shard(member: &Member, prefix: &str) -> Option<BTreeMap<Shard, Key>> {
+    const TRIES: u32 = 1_000;
+    let shards = member.shards().len();
+    let mut keys = BTreeMap::new();
+    for number in 0..TRIES {
+        if keys.len() == shards || shards < 2 {
+            break;
+        }
+        let key = key::of_nobody(&format!("{prefix}{number}"));
+        let shard = member.shard_of(&key);
+        // No server has that slot.
+        if shard != Shard::FIRST {
+            keys.entry(shard).or_insert(key);
+        }
+    }
+    (!keys.is_empty()).then_some(keys)
+}
+
+/// What all shards of a node can do.
+fn capabilities(member: Arc<Member>, limit: Duration) -> Answer<Capabilities> {
+    Box::pin(async move {
+        let ask = |shard| member.capabilities(shard, limit);
+        let all = of_shards(&member, ask).await?;
+        all.into_iter().reduce(Capabilities::common_with).ok_or_else(|| Failure::unavailable("no server is known"))
+    })
+}
+
 /// Every page of what a node has; each within the limit.
 fn read(member: Arc<Member>, route: Route, pattern: Arc<str>, limit: Duration) -> Answer<Vec<String>> {
     Box::pin(async move {
+        let read = |shard| read_shard(member.clone(), shard, route, pattern.clone(), limit);
+        Ok(of_shards(&member, read).await?.concat())
+    })
+}
+
+fn read_shard(
+    member: Arc<Member>,
+    shard: Shard,
+    route: Route,
+    pattern: Arc<str>,
+    limit: Duration,
+) -> Answer<Vec<String>> {
+    Box::pin(async move {
         let (mut locks, mut cursor) = (Vec::new(), 0);
         loop {
-            let request = Request::Held { pattern: pattern.clone(), cursor };
+            let request = Request::Held { shard, pattern: pattern.clone(), cursor };
             let (next, page): Page = member.ask(route, request, limit).await?;
             locks.extend(page);
             if next == 0 {
@@ -155,4 +239,18 @@ fn read(member: Arc<Member>, route: Route, pattern: Arc<str>, limit: Duration) -
             cursor = next;
         }
     })
+}
+
+/// Asks all shards of a node side by side. Fails if one does.
+async fn of_shards<T, A>(member: &Member, ask: impl FnMut(Shard) -> A) -> Result<Vec<T>, Failure>
+where
+    A: Future<Output = Result<T, Failure>> + Unpin,
+{
+    let mut asking: FanOut<A> = member.shard_numbers().into_iter().map(ask).enumerate().collect();
+    let mut said = Vec::new();
+    while !asking.is_empty() {
+        let (_shard, answer) = asking.next().await;
+        said.push(answer?);
+    }
+    Ok(said)
 }

@@ -24,7 +24,7 @@ use crate::{
     node::{
         Node, NodeAddress,
         memory::{self, Memory},
-        redis::{Endpoint, Limits, Redis},
+        redis::{Endpoint, Limits, Redis, Routed},
     },
 };
 
@@ -63,6 +63,11 @@ impl ConnectConfig {
                 let clock = &self.clock;
                 let memory = if name.is_empty() { Memory::private(clock) } else { Memory::named(name, clock) };
                 Box::pin(ready(Ok(memory::node(memory, &self.host))))
+            }
+            NodeAddress::Cluster(seeds) => {
+                let connecting =
+                    Routed::connect(seeds, self.limits, &self.clock, &self.label, self.host.clone(), self.home.clone());
+                Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }
             NodeAddress::Redis(target) => {
                 let endpoint = Endpoint::new((**target).clone(), self.limits, self.clock.clone(), self.label.clone());

@@ -16,16 +16,18 @@ use std::{
 use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
-    message::{AcquireRequest, Acquired, Reply, Request, Route, ServerIdentity, VoteReply},
+    key::Key,
+    message::{AcquireRequest, Acquired, Reply, Request, Route, ServerIdentity, Shard, VoteReply},
     node_health::{ClockOffset, HealthChange, HealthOrders, NodeHealth, Peers, ProbeRow},
-    node_status::NodeStatus,
+    node_status::{self, NodeStatus},
+    slot::Keys,
     time::Time,
     token::Token,
     troubles::causes_of_absence,
 };
 use parking_lot::Mutex;
 
-use super::{shard::Shard, undo_limits::Undos};
+use super::{shard::ShardState, undo_limits::Undos};
 use crate::{
     capabilities::Capabilities,
     clock::{self, Clock, wall},
@@ -33,7 +35,8 @@ use crate::{
     foreign::{self, Event},
     keeper::Host,
     metrics::{self, NodeMetrics},
-    node::{Answer, Node, NodeListener},
+    node::{Answer, Node, NodeListener, ShardInfo},
+    per_shard::{Of, PerShard},
     troubles::Troubles,
 };
 
@@ -50,8 +53,8 @@ pub(crate) struct Member {
     pub(super) undos: Undos,
     /// The troubles that were reported of it.
     told: Troubles,
-    /// A single server has one.
-    shard: Shard,
+    /// What belongs to a vote is of the first.
+    shards: PerShard<ShardState>,
     metrics: NodeMetrics,
 }
 
@@ -75,7 +78,7 @@ impl Member {
             command_timeout,
             undos: Undos::default(),
             told: Troubles::default(),
-            shard: Shard::new(NodeHealth::new(at, is_only)),
+            shards: PerShard::new(ShardState::new(NodeHealth::new(at, is_only))),
             metrics: NodeMetrics::of(address),
         })
     }
@@ -89,9 +92,27 @@ impl Member {
         self.node.get()
     }
 
-    /// The shard that has what is asked for.
-    pub(super) fn shard(&self) -> &Shard {
-        &self.shard
+    /// The shard that has this key now.
+    pub(crate) fn shard_of(&self, key: &Key) -> Shard {
+        self.node().map_or(Shard::FIRST, |node| node.shard(key))
+    }
+
+    /// All shards that there are now.
+    pub(super) fn shards(&self) -> Vec<ShardInfo> {
+        self.node().map_or_else(|| vec![ShardInfo::only(&self.address)], |node| node.shards())
+    }
+
+    /// Their numbers.
+    pub(super) fn shard_numbers(&self) -> Vec<Shard> {
+        self.shards().iter().map(|info| info.shard).collect()
+    }
+
+    pub(super) fn state(&self, shard: Shard) -> Of<'_, ShardState> {
+        self.shards.of(shard, || {
+            self.shards.retain(&self.shard_numbers()).iter().for_each(|gone| gone.has_gone());
+            // The node is the only one: there is no quorum of clusters.
+            ShardState::new(NodeHealth::new(0, true))
+        })
     }
 
     /// The gate through which tests control it, if it is in memory.
@@ -129,6 +150,11 @@ impl Member {
         clock::now(&*self.clock)
     }
 
+    /// The shard of a node that has a vote.
+    fn first(&self) -> &ShardState {
+        self.shards.first()
+    }
+
     /// Asks it something, unless that is pointless.
     pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
@@ -142,7 +168,8 @@ impl Member {
     where
         T: TryFrom<Reply, Error = Failure>,
     {
-        self.send(now, self.askable(true), T::try_from, |node| node.send(route, request, limit))
+        let shard = self.asked(&request);
+        self.send(now, shard, self.askable(shard, true), T::try_from, |node| node.send(route, request, limit))
     }
 
     /// The same for what is taken back there: that matters even if the node has no vote.
@@ -150,11 +177,16 @@ impl Member {
     where
         T: TryFrom<Reply, Error = Failure>,
     {
-        self.send(self.now(), self.askable(false), T::try_from, |node| node.send(route, request, limit))
+        let shard = self.asked(&request);
+        self.send(self.now(), shard, self.askable(shard, false), T::try_from, |node| node.send(route, request, limit))
     }
 
-    pub(super) fn capabilities(self: &Arc<Self>, limit: Duration) -> Asked<Capabilities, Capabilities> {
-        self.send(self.now(), self.askable(true), Ok, |node| node.capabilities(limit))
+    fn asked(&self, request: &Request) -> Shard {
+        request.shard(|key| self.shard_of(key))
+    }
+
+    pub(super) fn capabilities(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<Capabilities, Capabilities> {
+        self.send(self.now(), shard, self.askable(shard, true), Ok, |node| node.capabilities(shard, limit))
     }
 
     /// Asks it at `now` for its vote.
@@ -176,6 +208,7 @@ impl Member {
     fn send<T, R>(
         self: &Arc<Self>,
         now: Time,
+        shard: Shard,
         node: Result<&Arc<dyn Node>, Failure>,
         read: fn(R) -> Result<T, Failure>,
         ask: impl FnOnce(&dyn Node) -> Answer<R>,
@@ -184,7 +217,7 @@ impl Member {
         R: Send + 'static,
     {
         match node {
-            Ok(node) => Asked { answer: ask(&**node), read, of: Some((self.clone(), now)) },
+            Ok(node) => Asked { answer: ask(&**node), read, of: Some((self.clone(), shard, now)) },
             Err(failure) => Asked { answer: Box::pin(ready(Err(failure))), read, of: None },
         }
     }
@@ -197,52 +230,58 @@ impl Member {
     ) -> Result<Said, Failure> {
         if let Some(identity) = identity {
             let votes_in = if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO };
-            self.update(|health, now| health.voted(sent, now, &identity, votes_in, &mut self.peers.lock()))?;
+            self.update(Shard::FIRST, |health, now| {
+                health.voted(sent, now, &identity, votes_in, &mut self.peers.lock())
+            })?;
         }
         Ok(Said::Vote { acquired, overtaken })
     }
 
-    fn askable(&self, needs_vote: bool) -> Result<&Arc<dyn Node>, Failure> {
-        self.shard().askable(self.node.get(), needs_vote)
+    fn askable(&self, shard: Shard, needs_vote: bool) -> Result<&Arc<dyn Node>, Failure> {
+        self.state(shard).askable(self.node.get(), needs_vote)
     }
 
-    /// It has answered what was sent at `sent`, or not.
-    fn heard(self: &Arc<Self>, failure: Option<&Failure>, sent: Time) {
+    /// A shard has answered what was sent at `sent`, or not.
+    fn heard(self: &Arc<Self>, shard: Shard, failure: Option<&Failure>, sent: Time) {
         // A refusal of a key is an answer of the server.
-        let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered() };
-        self.shard().note_trouble();
-        self.update(|health, now| ((), health.failed(failure, sent, now)));
+        let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered(shard) };
+        self.state(shard).note_trouble();
+        self.update(shard, |health, now| ((), health.failed(failure, sent, now)));
     }
 
-    fn answered(self: &Arc<Self>) {
-        if self.shard().answered(self.now()) {
-            self.update(|health, now| ((), health.answered(now)));
+    fn answered(self: &Arc<Self>, shard: Shard) {
+        if self.state(shard).answered(self.now()) {
+            self.update(shard, |health, now| ((), health.answered(now)));
         }
     }
 
-    /// Something was asked of it that it has not answered for too long.
-    pub(crate) fn silent(self: &Arc<Self>) {
-        self.update(|health, _now| ((), health.silent()));
+    /// Something was asked of a shard that it has not answered for too long.
+    pub(crate) fn silent(self: &Arc<Self>, shard: Shard) {
+        self.update(shard, |health, _now| ((), health.silent()));
     }
 
     /// Tells the health of an event, and carries out what follows.
-    fn update<T>(self: &Arc<Self>, event: impl FnOnce(&mut NodeHealth, Time) -> (T, HealthOrders)) -> T {
+    fn update<T>(self: &Arc<Self>, shard: Shard, event: impl FnOnce(&mut NodeHealth, Time) -> (T, HealthOrders)) -> T {
         let mut is_news = false;
-        let note_up = |is_up| is_news = self.metrics.set_up(is_up);
-        let (outcome, orders) = self.shard().update(|| self.now(), event, note_up);
+        // A cluster is up if all of its shards are; the first number is no shard of one.
+        let note_up = |is_up| {
+            let others = if shard == Shard::FIRST { Vec::new() } else { self.shards.others() };
+            is_news = self.metrics.set_up(is_up && others.iter().all(|other| other.is_up()));
+        };
+        let (outcome, orders) = self.state(shard).update(|| self.now(), event, note_up);
         if is_news {
             metrics::have_news();
         }
-        self.carry_out(orders);
+        self.carry_out(shard, orders);
         outcome
     }
 
-    fn carry_out(self: &Arc<Self>, HealthOrders { probe, wake, tell }: HealthOrders) {
+    fn carry_out(self: &Arc<Self>, shard: Shard, HealthOrders { probe, wake, tell }: HealthOrders) {
         if let Some(row) = probe {
             self.host.spawn_until_stopped(self.clone().probe(row));
         }
         if wake {
-            self.shard().wake();
+            self.state(shard).wake();
         }
         let node = || self.address().into();
         match tell {
@@ -255,7 +294,7 @@ impl Member {
             Some(HealthChange::Answers) => {
                 // Leases want to be renewed there, and whoever waits may have missed something.
                 if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
-                    listener.missed();
+                    listener.missed(&Keys::All);
                 }
                 if self.told.end().is_some() {
                     foreign::tell(Event::NodeAnswers { node: node() });
@@ -289,15 +328,15 @@ impl Member {
 
     async fn probe(self: Arc<Self>, row: ProbeRow) {
         loop {
-            let Some(pause) = self.shard().health().next_probe(row) else { return };
+            let Some(pause) = self.first().health().next_probe(row) else { return };
             self.host.sleep(pause).await;
             let Some(node) = self.node.get() else { return };
             match node.ask(Route::Keeper, Request::Probe, self.command_timeout).await {
                 Ok(identity) => {
                     let _refused_from_now_on = self.check_identity(&identity);
-                    self.answered();
+                    self.answered(Shard::FIRST);
                 }
-                Err(failure) => self.shard().health().probe_failed(&failure),
+                Err(failure) => self.first().health().probe_failed(&failure),
             }
         }
     }
@@ -306,17 +345,38 @@ impl Member {
     pub(super) fn not_there(self: &Arc<Self>, error: &Error) {
         let is_refusal = matches!(error, Error::Refused(_));
         let kind = if is_refusal { Failure::refused } else { Failure::unavailable };
-        self.update(|health, _now| (health.not_connected(&kind(error.to_string())), HealthOrders::default()));
+        self.update(Shard::FIRST, |health, _now| {
+            (health.not_connected(&kind(error.to_string())), HealthOrders::default())
+        });
     }
 
     /// It could be connected to at last.
     pub(super) fn arrived(self: &Arc<Self>) {
-        self.update(|health, now| ((), health.arrived(now)));
+        self.update(Shard::FIRST, |health, now| ((), health.arrived(now)));
     }
 
-    /// Completes when it is not silent, or not any more.
-    pub(crate) async fn speaks(&self) {
-        self.shard().speaks().await;
+    /// Completes when a shard is not silent, or not any more.
+    pub(crate) async fn speaks(&self, shard: Shard) {
+        self.state(shard).speaks().await;
+    }
+
+    /// Completes when there is a reason to ask for a key again that this shard has not answered for: it answers, or
+    /// another has the key.
+    pub(super) async fn answers_for(&self, key: &Key, asked: Shard, host: &Host) {
+        /// Nothing tells when a slot finds an owner.
+        const PAUSE: Duration = Duration::from_secs(1);
+        let is_of_cluster = |shard| shard != Shard::FIRST || self.shard_numbers() != [Shard::FIRST];
+        while self.shard_of(key) == asked {
+            let state = self.state(asked);
+            if !is_of_cluster(asked) {
+                return state.back().await;
+            }
+            tokio::select! {
+                biased;
+                () = state.back() => return,
+                () = host.sleep(PAUSE) => {}
+            }
+        }
     }
 
     /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
@@ -325,41 +385,42 @@ impl Member {
     }
 
     pub(super) fn recovers_in(&self) -> Option<Duration> {
-        self.shard().health().recovers_in(self.now())
+        self.first().health().recovers_in(self.now())
     }
 
     pub(crate) fn note_recovery(self: &Arc<Self>, left: Duration) {
-        self.update(|health, now| ((), health.recovering(left, now)));
+        self.update(Shard::FIRST, |health, now| ((), health.recovering(left, now)));
     }
 
     /// Fails if it is the same server as another node.
     pub(super) fn check_identity(self: &Arc<Self>, identity: &ServerIdentity) -> Result<(), Failure> {
-        self.update(|health, _now| health.identified(identity, &mut self.peers.lock().identities))
+        self.update(Shard::FIRST, |health, _now| health.identified(identity, &mut self.peers.lock().identities))
     }
 
     /// It has answered for the first time; with its clock, so that the first fence can be proposed.
     pub(super) fn greet(&self, identity: &ServerIdentity) {
         let now = self.now();
-        let _in_trouble = self.shard().answered(now);
+        let _in_trouble = self.first().answered(now);
         if let Some(time) = identity.time {
             self.peers.lock().fence_proposal.note_time(time, now);
         }
     }
 
     pub(super) fn clock_offset(&self) -> Option<ClockOffset> {
-        self.shard().health().clock_offset()
+        self.first().health().clock_offset()
     }
 
     pub(super) fn measure_clock(&self) {
-        let offset = || self.status().clock_offset_micros();
+        let offset = || self.status(&ShardInfo::only(&self.address)).clock_offset_micros();
         if let Some(micros) = NodeMetrics::WANT_CLOCKS.then(offset).flatten() {
             self.metrics.note_clock_offset(micros);
         }
     }
 
-    pub(crate) fn status(&self) -> NodeStatus {
+    pub(super) fn status(&self, ShardInfo { shard, address, slots, replicas }: &ShardInfo) -> NodeStatus {
         let wall = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.shard().health_by_now().status(&self.address, self.now(), wall)
+        let status = self.state(*shard).health_by_now().status(address, self.now(), wall);
+        node_status::of_shard(status, *slots, *replicas)
     }
 }
 
@@ -370,8 +431,8 @@ impl Member {
 pub(crate) struct Asked<T, R = Reply> {
     answer: Answer<R>,
     read: fn(R) -> Result<T, Failure>,
-    /// The node and the time of asking; none where that was pointless.
-    of: Option<(Arc<Member>, Time)>,
+    /// The node, its shard and the time of asking; none where that was pointless.
+    of: Option<(Arc<Member>, Shard, Time)>,
 }
 
 impl<T, R> Future for Asked<T, R> {
@@ -379,8 +440,8 @@ impl<T, R> Future for Asked<T, R> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = ready!(self.answer.as_mut().poll(context)).and_then(self.read);
-        if let Some((member, sent)) = &self.of {
-            member.heard(outcome.as_ref().err(), *sent);
+        if let Some((member, shard, sent)) = &self.of {
+            member.heard(*shard, outcome.as_ref().err(), *sent);
         }
         Poll::Ready(outcome)
     }
@@ -395,7 +456,7 @@ impl Future for ComingVote {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = ready!(Pin::new(&mut self.0).poll(context));
         Poll::Ready(match &self.0.of {
-            Some((member, sent)) => outcome.and_then(|vote| member.voted(*sent, vote)),
+            Some((member, _, sent)) => outcome.and_then(|vote| member.voted(*sent, vote)),
             // There is no vote without a node.
             None => outcome.map(|VoteReply { acquired, overtaken, .. }| Said::Vote { acquired, overtaken }),
         })

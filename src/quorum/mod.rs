@@ -11,7 +11,8 @@ use std::{
 use leasehold_protocol::{
     attempt,
     failure::Failure,
-    message::{AcquireRequest, Route, Voting},
+    key::Key,
+    message::{AcquireRequest, Route, Shard, Voting},
     node_health::Peers,
     node_status::NodeStatus,
     tally::{drift, majority},
@@ -136,6 +137,22 @@ impl Quorum {
         (!self.is_one() && !self.restart_delay.is_zero()).then_some(self.restart_delay)
     }
 
+    /// The shard of the only node that has this key; many nodes have one together.
+    pub(crate) fn shard_of(&self, key: &Key) -> Shard {
+        match &*self.members {
+            [only] => only.shard_of(key),
+            _ => Shard::FIRST,
+        }
+    }
+
+    /// All shards that there are now.
+    pub(crate) fn shards(&self) -> Vec<Shard> {
+        match &*self.members {
+            [only] => only.shard_numbers(),
+            _ => vec![Shard::FIRST],
+        }
+    }
+
     /// The route that fits the caller's place, on every node.
     pub(crate) fn route(&self) -> Route {
         let at_home = self.members.iter().filter_map(|member| member.node()).any(|node| node.route() == Route::Home);
@@ -191,7 +208,8 @@ impl Quorum {
     }
 
     pub(crate) fn status(&self) -> Vec<NodeStatus> {
-        self.members.iter().map(|member| member.status()).collect()
+        let of = |member: &Arc<Member>| member.shards().iter().map(|shard| member.status(shard)).collect::<Vec<_>>();
+        self.members.iter().flat_map(of).collect()
     }
 
     /// Warns when the nodes' clocks differ by more than leases of this TTL allow for; looks now and then.

@@ -1,5 +1,5 @@
 //! The knowledge about one shard of a node, and the limits of its traffic. A shard fails by itself, and holds up no
-//! other. A node that is no cluster has one.
+//! other.
 //!
 //! # Invariants
 //!
@@ -19,23 +19,28 @@ use tokio::sync::Notify;
 use super::undo_limits::UndoTurns;
 
 /// One shard.
-pub(super) struct Shard {
+pub(super) struct ShardState {
     /// Nanoseconds on our clock; zero before the first.
     last_answer: AtomicU64,
     /// [`NodeHealth::is_troubled`], for those who do not have its lock.
     is_troubled: AtomicBool,
     health: Mutex<NodeHealth>,
     back: Notify,
+    is_gone: AtomicBool,
+    /// Whether it has answered as it should, the last time that its health was told.
+    is_up: AtomicBool,
     pub(super) undo_turns: UndoTurns,
 }
 
-impl Shard {
+impl ShardState {
     pub(super) fn new(health: NodeHealth) -> Self {
         Self {
             last_answer: AtomicU64::new(0),
             is_troubled: AtomicBool::new(false),
             health: Mutex::new(health),
             back: Notify::new(),
+            is_gone: AtomicBool::new(false),
+            is_up: AtomicBool::new(true),
             undo_turns: UndoTurns::default(),
         }
     }
@@ -83,8 +88,13 @@ impl Shard {
         let outcome = event(&mut health, now());
         let is_troubled = health.is_troubled();
         self.is_troubled.store(is_troubled, Ordering::Release);
+        self.is_up.store(!is_troubled, Ordering::Release);
         note_up(!is_troubled);
         outcome
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.is_up.load(Ordering::Acquire)
     }
 
     /// It answers after a failure: all who wait for that go on.
@@ -92,9 +102,19 @@ impl Shard {
         self.back.notify_waiters();
     }
 
-    /// Completes when it has answered after a failure.
+    /// The shard is no more, and will answer nobody: all who wait for that look for another.
+    pub(super) fn has_gone(&self) {
+        self.is_gone.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Completes when it has answered after a failure, or has gone.
     pub(super) async fn back(&self) {
-        self.back.notified().await;
+        // Made before the look, it hears of an end after it.
+        let back = self.back.notified();
+        if !self.is_gone.load(Ordering::Acquire) {
+            back.await;
+        }
     }
 
     fn is_silent(&self) -> bool {

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! 1. An undo asks until its time is over, whatever it waits for: a turn, an answer, a node that is away. Then it asks
-//!    no more before the node answers somebody: a node that stood still may execute an attempt after that, which nobody
+//!    no more before the shard answers somebody, or another has the key: a server that stood still may execute an attempt after that, which nobody
 //!    else would take back for a TTL.
 //! 2. Attempts whose undos find no memory are left to expire.
 
@@ -12,7 +12,7 @@ use std::{future::Future, sync::Arc};
 use leasehold_protocol::{
     acquisition::Undo,
     failure::Failure,
-    message::{Claim, Owned, Request},
+    message::{Claim, Owned, Request, Shard},
     time::Time,
     undo::{Next, UndoOutcome, Undoing},
 };
@@ -69,6 +69,8 @@ impl Drop for Reservation {
 pub(crate) struct Unanswered {
     undo: UndoTask,
     member: Arc<Member>,
+    /// Which was asked last.
+    asked: Shard,
     _reservation: Reservation,
 }
 
@@ -100,29 +102,31 @@ impl UndoTask {
             let Some(reservation) = reservation else { return Undone::Yes { has_changed: true } };
             match self.take_back(&member, &host, &*clock).await {
                 // A lease's key was there before, and has expired by now.
-                UndoOutcome::Unanswered if self.order.is_attempt => {
-                    Undone::NotYet(Unanswered { undo: self, member, _reservation: reservation })
+                (UndoOutcome::Unanswered, asked) if self.order.is_attempt => {
+                    Undone::NotYet(Unanswered { undo: self, member, asked, _reservation: reservation })
                 }
-                outcome => Undone::Yes { has_changed: outcome.has_changed() },
+                (outcome, _) => Undone::Yes { has_changed: outcome.has_changed() },
             }
         }
     }
 
     /// Asks until it is over.
-    async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> UndoOutcome {
+    async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> (UndoOutcome, Shard) {
         let now = || clock::now(clock);
         let mut undoing = Undoing::new(now(), self.claim.ttl, self.order.route, self.was_asked);
         loop {
             let left = || undoing.until().since(now());
+            let asked = member.shard_of(&self.claim.key);
+            let shard = member.state(asked);
             let turn = tokio::select! {
                 biased;
-                turn = member.shard().undo_turns.take(self.order.is_attempt, undoing.is_first()) => turn,
+                turn = shard.undo_turns.take(self.order.is_attempt, undoing.is_first()) => turn,
                 // No timer for a turn that comes at once: where a thread is ending, there are none.
                 () = async { host.sleep(left()).await } => None,
             };
             let Some(turn) = turn else {
                 self.is_left(member, now(), Failure::unsent("too many undos were under way"));
-                return UndoOutcome::Unanswered;
+                return (UndoOutcome::Unanswered, asked);
             };
             let (route, limit) = undoing.ask(now(), member.command_timeout());
             let release = Request::Release { claim: self.claim.clone(), mode: self.order.mode.clone() };
@@ -131,13 +135,13 @@ impl UndoTask {
             match undoing.answered(now(), &answer) {
                 Next::Over(outcome) => {
                     self.tell(member, now(), answer);
-                    return outcome;
+                    return (outcome, asked);
                 }
                 Next::After(pause) => {
                     self.tell_again(answer);
                     tokio::select! {
                         () = host.sleep(pause) => {}
-                        () = member.shard().back() => {}
+                        () = shard.back() => {}
                     }
                 }
             }
@@ -186,12 +190,14 @@ impl Unanswered {
     /// Waits until the node answers somebody, however long that is, and undoes it then. Whether anything may have
     /// changed.
     pub(crate) async fn run(self, host: Host, clock: Arc<dyn Clock>) -> bool {
+        let mut asked = self.asked;
         loop {
-            self.member.shard().back().await;
-            let outcome = self.undo.take_back(&self.member, &host, &*clock).await;
+            self.member.answers_for(&self.undo.claim.key, asked, &host).await;
+            let (outcome, last) = self.undo.take_back(&self.member, &host, &*clock).await;
             if outcome != UndoOutcome::Unanswered {
                 return outcome.has_changed();
             }
+            asked = last;
         }
     }
 }

@@ -16,7 +16,8 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     key::Key,
-    message::{ReleaseMode, Reply, Request, Route},
+    message::{ReleaseMode, Reply, Request, Route, Shard},
+    slot::Keys,
     token::Token,
 };
 use parking_lot::Mutex;
@@ -167,11 +168,11 @@ impl Node for Wire {
         })
     }
 
-    fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
-        self.memory.capabilities(limit)
+    fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {
+        self.memory.capabilities(shard, limit)
     }
 
-    fn reconnect(&self, _: Route) {}
+    fn reconnect(&self, _: Route, _: Shard) {}
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.memory.close(limit)
@@ -196,7 +197,7 @@ impl Courier {
 impl NodeListener for Courier {
     fn changed(&self, _: &str) {}
 
-    fn missed(&self) {}
+    fn missed(&self, _: &Keys) {}
 
     fn is_needed(&self) -> bool {
         false
@@ -248,6 +249,7 @@ impl Scene {
             label: "host:7".into(),
             command_timeout: Duration::from_secs(1),
             grant_timeout: Duration::from_millis(900),
+            in_slots: false,
         };
         let wire = Wire::new(&clock);
         let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);

@@ -16,6 +16,7 @@ use std::{collections::HashMap, sync::Arc};
 use leasehold_protocol::{
     check::Check,
     key::Key,
+    slot::Keys,
     tally::{Nodes, WakeCondition, majority},
     time::Time,
 };
@@ -116,9 +117,12 @@ impl Lines {
         }
     }
 
-    /// The same for every name.
-    pub(crate) fn notify_all(&self, now: Time) {
-        let lines: Vec<_> = self.lines.lock().values().map(|(line, _)| line.clone()).collect();
+    /// The same for each of these.
+    pub(crate) fn notify_all(&self, keys: &Keys, now: Time) {
+        let lines: Vec<_> = {
+            let all = self.lines.lock();
+            all.iter().filter(|(key, _)| keys.has(key.lock())).map(|(_, (line, _))| line.clone()).collect()
+        };
         for line in lines {
             line.alarm.ring(now);
         }
@@ -143,6 +147,11 @@ impl Line {
 }
 
 impl InLine<'_> {
+    /// The lock that is waited for.
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
     /// Our turn, if nobody is before us.
     pub(crate) fn turn_now(&self) -> Option<SemaphorePermit<'_>> {
         self.line.turn.try_acquire().ok()

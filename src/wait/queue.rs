@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use leasehold_protocol::{addressees::Addressees, key::Key, time::Time, token::Token};
+use leasehold_protocol::{addressees::Addressees, key::Key, slot::Keys, time::Time, token::Token};
 
 use super::alarm::Alarm;
 use crate::sync::{
@@ -77,9 +77,10 @@ impl FairWaiters {
         ring(waiters, at);
     }
 
-    /// Everybody is to poll: notifications may have been missed.
-    pub(crate) fn notify_all(&self, at: Time) {
-        let waiters = self.0.lock().all().map(|(_, waiter)| waiter.clone()).collect();
+    /// Everybody who waits for one of these locks is to poll: notifications may have been missed.
+    pub(crate) fn notify_all(&self, keys: &Keys, at: Time) {
+        let waiters =
+            self.0.lock().all().filter(|(of, _)| keys.has(of.lock())).map(|(_, waiter)| waiter.clone()).collect();
         ring(waiters, at);
     }
 }
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!(second.due(), Time::NEVER);
         fair_waiters.notify_line(&key, later);
         assert_eq!(second.due(), later);
-        fair_waiters.notify_all(soon);
+        fair_waiters.notify_all(&Keys::All, soon);
         assert_eq!(second.due(), soon);
 
         second.polls();

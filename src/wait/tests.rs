@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use leasehold_protocol::{holder::Holder, token::Token};
+use leasehold_protocol::{holder::Holder, slot::Keys, token::Token};
 
 use super::*;
 
@@ -66,7 +66,7 @@ fn a_look_deals_with_the_alerts_before_it_and_keeps_those_after() {
     lines.notify("job", Time::ZERO);
     waiter.checks_by(Time::NEVER);
     assert!(futures_now(&mut Box::pin(waiter.notified())).is_none());
-    lines.notify_all(Time::ZERO);
+    lines.notify_all(&Keys::All, Time::ZERO);
     assert!(futures_now(&mut Box::pin(waiter.notified())).is_some());
 }
 

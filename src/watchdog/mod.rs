@@ -6,7 +6,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use leasehold_protocol::{holder::Holder, key::Key, loss::LossReason, message::Route, time::Time};
+use leasehold_protocol::{holder::Holder, key::Key, loss::LossReason, message::Route, slot::Keys, time::Time};
 
 use self::{
     table::{LOOK_EVERY, Table},
@@ -162,10 +162,11 @@ impl Watchdog {
         self.reschedule(&hold);
     }
 
-    /// Something may have happened to any key. The questions are spread, or they would come all at once.
-    pub(crate) fn hint_all(&self) {
+    /// Something may have happened to each of these keys. The questions are spread, or they would come all at once.
+    pub(crate) fn hint_all(&self, keys: &Keys) {
         let (now, mut jitter) = (self.now(), random::jitter());
-        let holds = self.holds();
+        let mut holds = self.holds();
+        holds.retain(|hold| keys.has(hold.claim.key.lock()));
         let spread = ASK_EACH * u32::try_from(holds.len()).unwrap_or(u32::MAX);
         for hold in holds {
             hold.hint(now + jitter.below(spread));

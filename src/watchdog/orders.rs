@@ -34,7 +34,7 @@ impl Watchdog {
 
     fn carry_out(self: &Arc<Self>, hold: &Arc<Hold>, actions: &Actions) {
         if !actions.reconnect.is_empty() {
-            self.quorum.reconnect(actions.reconnect);
+            self.quorum.reconnect(actions.reconnect, &hold.claim.key);
         }
         for (at, member) in actions.repair.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
             // Its next denial brings another order.

@@ -1,12 +1,12 @@
 //! Renewals and repairs on their way: to every node, and back to the cores.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     acquisition::{Ask, Said, Sent, Undo},
     failure::Failure,
     fence::Fence,
-    message::{Acquired, Claim, Denial, Owned, Repaired, Request, Route, only},
+    message::{Acquired, Claim, Denial, Owned, Repaired, Request, Route, Shard, only},
     renewal::RenewalAnswer,
     tally::Nodes,
     time::Time,
@@ -38,23 +38,32 @@ impl Watchdog {
     pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: &HoldBatch) {
         let route = self.route();
         for (at, member) in self.quorum.members() {
-            for batch in without_refused(at, batch) {
-                self.send(at, member, route, sent, batch);
+            for (shard, batch) in by_shard(member, batch) {
+                for batch in without_refused(at, &batch) {
+                    self.send((at, shard), member, route, sent, batch);
+                }
             }
         }
     }
 
-    fn send(self: &Arc<Self>, at: usize, member: &Arc<Member>, route: Route, sent: Time, batch: HoldBatch) {
-        let renewing = self.clone().renew_on(at, member.clone(), route, sent, batch);
+    fn send(self: &Arc<Self>, to: (usize, Shard), member: &Arc<Member>, route: Route, sent: Time, batch: HoldBatch) {
+        let renewing = self.clone().renew_on(to, member.clone(), route, sent, batch);
         #[cfg(feature = "testing")]
         let renewing = self.settling.track(renewing);
         self.host.spawn_until_stopped(renewing);
     }
 
     /// The answers are awaited until the last deadline among them (rule 7).
-    async fn renew_on(self: Arc<Self>, at: usize, member: Arc<Member>, route: Route, sent: Time, batch: HoldBatch) {
+    async fn renew_on(
+        self: Arc<Self>,
+        (at, shard): (usize, Shard),
+        member: Arc<Member>,
+        route: Route,
+        sent: Time,
+        batch: HoldBatch,
+    ) {
         let shortest = batch.iter().map(|hold| hold.claim.ttl).min().unwrap_or_default();
-        self.awaken(&member, shortest).await;
+        self.awaken(&member, shard, shortest).await;
         let now = self.now();
         let patience = batch.iter().map(|hold| hold.remaining(now)).max().unwrap_or_default();
         // Leases that were let go of since they fell due are not renewed any more (rule 8), so this is the last check
@@ -64,7 +73,7 @@ impl Watchdog {
             return;
         }
         let claims = batch.iter().map(|hold| hold.claim.clone()).collect();
-        let answers = self.renewed(&member, route, claims, shortest, patience).await;
+        let answers = self.renewed((&member, shard), route, claims, shortest, patience).await;
         let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
             alone.noted.set_refused_by(at, is_refused);
@@ -72,7 +81,7 @@ impl Watchdog {
             // One key that is refused, say by an ACL, has all refused that travel with it.
             for part in batch.chunks(batch.len().div_ceil(PARTS)) {
                 let part = part.iter().map(|hold| (*hold).clone()).collect();
-                self.send(at, &member, route, self.now(), Arc::new(part));
+                self.send((at, shard), &member, route, self.now(), Arc::new(part));
             }
             return;
         }
@@ -91,11 +100,11 @@ impl Watchdog {
     /// Gives a silent node a moment before its renewal counts as unclear. Such a node is not asked, but may be about to
     /// answer again: one dead connection is enough to make it silent. The moment is a quarter of the time in which a
     /// node is found silent. So the holder hears of a lost majority while there is time to act.
-    async fn awaken(&self, member: &Member, shortest_ttl: Duration) {
+    async fn awaken(&self, member: &Member, shard: Shard, shortest_ttl: Duration) {
         let moment = self.quorum.limit(self.command_timeout, shortest_ttl) / 4;
         tokio::select! {
             biased;
-            () = member.speaks() => {}
+            () = member.speaks(shard) => {}
             () = self.host.sleep(moment) => {}
         }
     }
@@ -103,7 +112,7 @@ impl Watchdog {
     /// Renewals are waited for long after a node must count as silent.
     fn renewed(
         &self,
-        member: &Arc<Member>,
+        (member, shard): (&Arc<Member>, Shard),
         route: Route,
         claims: Arc<[Claim]>,
         shortest_ttl: Duration,
@@ -119,7 +128,7 @@ impl Watchdog {
             tokio::select! {
                 biased;
                 answers = &mut answer => return answers,
-                () = silence => member.silent(),
+                () = silence => member.silent(shard),
             }
             answer.await
         })
@@ -138,8 +147,8 @@ impl Watchdog {
             return Err(Failure::unavailable("the lease has ended"));
         }
         let ask = |(at, member): (usize, &Arc<Member>)| {
-            let claims = claims.clone();
-            (at, self.renewed(member, route, claims, hold.claim.ttl, limit))
+            let (claims, shard) = (claims.clone(), member.shard_of(&hold.claim.key));
+            (at, self.renewed((member, shard), route, claims, hold.claim.ttl, limit))
         };
         let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
         let mut last = Failure::unknown("no node has answered");
@@ -224,6 +233,20 @@ impl Watchdog {
         let _repaired =
             self.on_reply(&hold, Sent { node: at, ask: Ask::Repair, at: sent }, repaired.map(Said::Repaired));
     }
+}
+
+/// The batch, a part for each shard: one that does not answer holds up no other's.
+fn by_shard(member: &Member, batch: &HoldBatch) -> Vec<(Shard, HoldBatch)> {
+    let shard_of = |hold: &Arc<Hold>| member.shard_of(&hold.claim.key);
+    let first = batch.first().map_or(Shard::FIRST, shard_of);
+    if batch.iter().all(|hold| shard_of(hold) == first) {
+        return vec![(first, batch.clone())];
+    }
+    let mut parts = BTreeMap::<Shard, Vec<_>>::new();
+    for hold in batch.iter() {
+        parts.entry(shard_of(hold)).or_default().push(hold.clone());
+    }
+    parts.into_iter().map(|(shard, part)| (shard, Arc::new(part))).collect()
 }
 
 /// The batch in as few parts as this node will renew: those that it has refused go alone, until it does not.

@@ -14,7 +14,7 @@ use std::{
 use leasehold::{
     Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
 };
-use support::{HANGS, Lag, Server, eventually_async, within};
+use support::{Cluster, HANGS, Lag, Server, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::common::{Confirmed as _, ending, in_vain};
@@ -33,6 +33,7 @@ struct Place {
     /// Keeps a shared memory store alive between two programs.
     _first: Vec<Leases>,
     servers: Vec<Server>,
+    cluster: Option<Cluster>,
 }
 
 impl Place {
@@ -41,7 +42,7 @@ impl Place {
         for url in &urls {
             first.push(Leases::connect(url).await.unwrap());
         }
-        Self { urls, fair: false, pushes: true, named: None, _first: first, servers }
+        Self { urls, fair: false, pushes: true, named: None, _first: first, servers, cluster: None }
     }
 
     async fn memory(test: &str) -> Self {
@@ -61,7 +62,7 @@ impl Place {
     }
 
     /// Over TLS, with certificates on both sides.
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
     async fn redis_over_tls(_test: &str) -> Self {
         let server = Server::builder().tls(true).tls_clients(true).start();
         let [certificate, key] = server.client_pem_paths();
@@ -103,7 +104,38 @@ impl Place {
     }
 
     fn is_in_memory(&self) -> bool {
-        self.servers.is_empty()
+        self.servers.is_empty() && self.cluster.is_none()
+    }
+
+    /// The servers that have this key, if anybody has it.
+    fn servers_of(&self, key: &str) -> Vec<&Server> {
+        match &self.cluster {
+            Some(cluster) => vec![&cluster.primaries()[cluster.home_of(key)]],
+            None => self.servers.iter().collect(),
+        }
+    }
+
+    async fn cluster(_test: &str) -> Self {
+        let cluster = Cluster::start(3, 0);
+        Self { cluster: Some(cluster), ..Self::at(Vec::new(), Vec::new()).await }.with_url(Cluster::url)
+    }
+
+    async fn cluster_without_push(test: &str) -> Self {
+        let without_push = |cluster: &Cluster| {
+            for server in cluster.primaries() {
+                let _the_same_for_all = server.url_without_push(server.port());
+            }
+            cluster.url().replace("://", "://poller:secret@")
+        };
+        Self { pushes: false, ..Self::cluster(test).await }.with_url(without_push)
+    }
+
+    async fn cluster_fair(test: &str) -> Self {
+        Self { fair: true, ..Self::cluster(test).await }
+    }
+
+    fn with_url(self, url: impl Fn(&Cluster) -> String) -> Self {
+        Self { urls: self.cluster.iter().map(url).collect(), ..self }
     }
 
     async fn memory_fair(test: &str) -> Self {
@@ -146,12 +178,15 @@ macro_rules! conformance {
         conformance! { @ redis_without_push: $($behaviour)* }
         conformance! { @ redis_fair: $($behaviour)* }
         conformance! { @ redis_fair_without_push: $($behaviour)* }
-        #[cfg(feature = "tls-rustls")]
+        #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
         conformance! { @ redis_over_tls: $($behaviour)* }
         conformance! { @ redis_with_credentials: $($behaviour)* }
         conformance! { @ quorum_of_memory: $($behaviour)* }
         conformance! { @ quorum_of_three: $($behaviour)* }
         conformance! { @ quorum_of_five: $($behaviour)* }
+        conformance! { @ cluster: $($behaviour)* }
+        conformance! { @ cluster_without_push: $($behaviour)* }
+        conformance! { @ cluster_fair: $($behaviour)* }
     };
     (@ $place:ident: $($behaviour:ident)*) => {
         mod $place {$(
@@ -818,19 +853,21 @@ async fn holder_reads_what_the_key_says(place: Place) {
     let token = holder.token().unwrap();
     assert!(token.starts_with("lh1:") && token.len() == 40, "{token}");
     let value = Some(format!("{token}:{}@one", lease.fence()));
-    let shows_it = place.servers.iter().filter(|server| server.wire().get("job") == value).count();
-    assert!(2 * shows_it >= place.servers.len(), "a majority shows {value:?}");
+    let servers = place.servers_of("job");
+    let shows_it = servers.iter().filter(|server| server.wire().get("job") == value).count();
+    assert!(2 * shows_it >= servers.len(), "a majority shows {value:?}");
     lease.release().await.unwrap().confirmed();
     assert_eq!(two.lock("job").holder().await.unwrap(), None);
 }
 
 async fn what_is_held_is_listed_by_its_name(place: Place) {
     let (plain, prefixed) = (place.program("one").await, place.builder().prefix("[a]*:").build().await.unwrap());
-    for server in &place.servers {
-        server.wire().must(&["SET", "foreign", "another library's", "PX", "60000"]);
-        // No lock can have the name of a companion.
-        let token = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@copied";
-        server.wire().must(&["SET", "{job}:lh:copy", token, "PX", "60000"]);
+    // No lock can have the name of a companion.
+    let token = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@copied";
+    for (key, value) in [("foreign", "another library's"), ("{job}:lh:copy", token)] {
+        for server in place.servers_of(key) {
+            server.wire().must(&["SET", key, value, "PX", "60000"]);
+        }
     }
     let mut leases = Vec::new();
     for (leases_of, name) in

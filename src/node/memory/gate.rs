@@ -12,7 +12,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence,
     key::Key,
-    message::{Claim, Reply, Request, Route},
+    message::{Claim, Reply, Request, Route, Shard},
     time::micros,
 };
 use tokio::sync::watch;
@@ -126,12 +126,12 @@ impl Node for Gate {
         self.ask(limit, move |memory| memory.send(route, request, limit))
     }
 
-    fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
-        self.ask(limit, move |memory| memory.capabilities(limit))
+    fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {
+        self.ask(limit, move |memory| memory.capabilities(shard, limit))
     }
 
-    fn reconnect(&self, route: Route) {
-        self.memory.reconnect(route);
+    fn reconnect(&self, route: Route, shard: Shard) {
+        self.memory.reconnect(route, shard);
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {

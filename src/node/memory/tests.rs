@@ -1,6 +1,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use leasehold_protocol::message::{AcquireRequest, Claim, ReleaseMode};
+use leasehold_protocol::{
+    message::{AcquireRequest, Claim, ReleaseMode},
+    slot::Keys,
+};
 
 use super::*;
 use crate::{clock::SystemClock, random};
@@ -27,7 +30,7 @@ impl NodeListener for Told {
         false
     }
 
-    fn missed(&self) {}
+    fn missed(&self, _: &Keys) {}
 
     fn is_needed(&self) -> bool {
         true

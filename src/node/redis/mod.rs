@@ -2,30 +2,30 @@
 
 use std::{
     future::Future,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use leasehold_protocol::{
-    message::{Reply, Request, Route},
+    message::{Reply, Request, Route, Shard},
     token::Token,
 };
 use tokio::runtime::Handle;
 
 use self::server::Connections;
-pub(crate) use self::transport::{Address, Endpoint, Limits, Provider, Target};
-use super::{Answer, Node, NodeListener};
-use crate::{
-    capabilities::Capabilities,
-    error::{Error, keeper_ended},
-    keeper::Host,
+pub(crate) use self::{
+    routed::Routed,
+    transport::{Address, Endpoint, Limits, Provider, Seeds, Target},
 };
+use super::{Answer, Node, NodeListener};
+use crate::{capabilities::Capabilities, error::Error, keeper::Host};
 
 #[cfg(test)]
 mod fuzz;
 mod info;
 mod reply;
+mod routed;
 mod script;
 mod server;
 mod subscription;
@@ -79,41 +79,15 @@ impl Node for Redis {
         self.0.withdraw(token)
     }
 
-    fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
-        let (keeper, subscription, host) = (self.0.keeper.clone(), self.0.subscription.clone(), self.0.host.clone());
-        Box::pin(async move {
-            let answer = pin!(async {
-                // A server that keeps it to itself can be a good one.
-                let (fsync, floors) = (keeper.setting("appendfsync", limit), Connections::floors(&keeper, limit));
-                let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, floors);
-                let info = info?;
-                let (notifications, notifies_waiters, capacity) = subscription.settled(host.sleep(limit)).await;
-                let tracked_keys = Some(capacity).filter(|&keys| keys != usize::MAX);
-                let told = info::capabilities(&info, floors);
-                Ok(Capabilities { notifications, notifies_waiters, tracked_keys, append_fsync, ..told })
-            });
-            host.time_keeper().keep(answer, || Err(keeper_ended())).await
-        })
+    fn capabilities(&self, _: Shard, limit: Duration) -> Answer<Capabilities> {
+        self.0.capabilities(limit)
     }
 
-    fn reconnect(&self, route: Route) {
+    fn reconnect(&self, route: Route, _: Shard) {
         self.0.connection(route).reconnect();
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.0.subscription.close();
-        let (keeper, home) = (self.0.keeper.clone(), self.0.home.as_ref().map(|(_, home)| home.clone()));
-        let time = self.0.host.time_keeper();
-        Box::pin(async move {
-            let close = pin!(async {
-                let close_home = async {
-                    if let Some(home) = home {
-                        home.close(limit).await;
-                    }
-                };
-                tokio::join!(keeper.close(limit), close_home);
-            });
-            time.keep(close, || ()).await;
-        })
+        self.0.close(limit)
     }
 }

@@ -105,6 +105,24 @@ async fn f65_the_server_that_was_left_is_not_heard() {
     assert!(!new.wire().exists("job"));
 }
 
+/// Over a slow link nobody has said where our connections lead when the address is turned.
+#[tokio::test]
+async fn f65_connections_that_lead_nobody_knows_where_go_over_too() {
+    let [old, new] = [(); 2].map(|()| Server::start());
+    let proxy = Proxy::to(&old);
+    let leases = program(&proxy).build().await.unwrap();
+    // Each way: no answer is there in a quarter of a command's time.
+    proxy.delay(Duration::from_millis(300));
+    let lease = leases.lock("job").acquire().await.unwrap();
+    eventually_async(HANGS, "it asks on a fresh connection", || roles(&old).iter().any(|role| role == "question"))
+        .await;
+    proxy.delay(Duration::ZERO);
+    proxy.turn_to(new.port());
+    let lost = within(HANGS, "the signal", lease.lost()).await;
+    assert!(matches!(lost.reason(), LossReason::Deleted), "{lost}");
+    eventually_async(HANGS, "nobody is left there", || connections(&old) == 0).await;
+}
+
 /// A name may lead to a replica for a moment, while its servers change their roles.
 #[tokio::test]
 async fn f65_a_replica_moves_nobody() {

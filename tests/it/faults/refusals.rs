@@ -626,7 +626,8 @@ async fn f22_url_typos_name_what_is_wrong_without_any_io() {
         (format!("redis://:{SECRET}@127.0.0.1:{port}/0?db=1"), "\"db\""),
         (format!("redis://:{SECRET}#@127.0.0.1:{port}"), "URL"),
         (format!("redis://:{SECRET}@127.0.0.1:{port}0000"), "port"),
-        (format!("redis-cluster://:{SECRET}@127.0.0.1:{port}"), "redis-cluster"),
+        (format!("redis-sentinel://:{SECRET}@127.0.0.1:{port}"), "redis-sentinel"),
+        (format!("redis-cluster://:{SECRET}@127.0.0.1:{port}/3"), "no databases"),
         (format!("unix:///?password={SECRET}"), "no socket"),
     ] {
         let error = turned_down(builder(url)).await;
@@ -747,7 +748,7 @@ async fn f22_a_lease_ends_by_itself_when_the_server_refuses_us_for_longer_than_i
     assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
 }
 
-#[cfg(feature = "tls-rustls")]
+#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 mod tls {
     use std::process::Command;
 

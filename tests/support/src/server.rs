@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::binary::{Binary, Version};
 use super::clock_shim::ClockShim;
+use super::cluster::NODE_TIMEOUT;
 use super::spawner;
 use super::temp_dir::{TempDir, random};
 use super::tls;
@@ -227,6 +228,7 @@ pub struct ServerBuilder {
     aof: bool,
     socket: bool,
     sentinel: bool,
+    cluster: bool,
     tls: bool,
     tls_clients: bool,
 }
@@ -259,6 +261,13 @@ impl ServerBuilder {
     #[must_use]
     pub fn sentinel(mut self, yes: bool) -> Self {
         self.sentinel = yes;
+        self
+    }
+
+    /// Whether it may become a part of a cluster, in which a slot without a server stops no other.
+    #[must_use]
+    pub fn cluster(mut self, yes: bool) -> Self {
+        self.cluster = yes;
         self
     }
 
@@ -302,6 +311,7 @@ impl ServerBuilder {
             aof: self.aof,
             socket: self.socket,
             sentinel: self.sentinel,
+            cluster: self.cluster,
             port: 0,
             tls_port: None,
             tls_clients: self.tls_clients,
@@ -350,6 +360,7 @@ struct Plan {
     aof: bool,
     socket: bool,
     sentinel: bool,
+    cluster: bool,
     port: u16,
     tls_port: Option<u16>,
     tls_clients: bool,
@@ -422,6 +433,11 @@ impl Plan {
         }
         if self.socket {
             set("--unixsocket", &self.file(SOCKET));
+        }
+        if self.cluster {
+            set("--cluster-enabled", &"yes");
+            set("--cluster-node-timeout", &NODE_TIMEOUT.as_millis().to_string());
+            set("--cluster-require-full-coverage", &"no");
         }
         if let Some(port) = self.tls_port {
             set("--tls-port", &port.to_string());

@@ -97,8 +97,8 @@ impl Connections {
             // What the server that is left answers from now on is not heard. One that does not answer may yet.
             let elsewhere = ours.iter().filter(|(_, _, ours)| ours.as_ref() != Some(&run_id));
             let left = elsewhere.filter(|(connection, link, _)| connection.leave(link)).count();
-            // None, if the server was restarted meanwhile.
-            if left > 0 {
+            // None, if the server was restarted meanwhile. If nobody knew where ours led, they may have led there.
+            if left > 0 && ours.iter().any(|(_, _, run_id)| run_id.is_some()) {
                 self.metrics.note_move();
                 foreign::tell(Event::ServerMoved { node: node() });
             }
@@ -115,7 +115,11 @@ impl Connections {
         let mut ours = Vec::with_capacity(2);
         for connection in [Some(&self.keeper), home].into_iter().flatten() {
             if let Some((link, info)) = connection.server_info().await {
-                ours.push((&**connection, link, info.and_then(|info| info::identity(&info).run_id)));
+                if let Some(run_id) = info.and_then(|info| info::identity(&info).run_id) {
+                    link.note_where_it_leads(&run_id);
+                }
+                let run_id = link.leads_to().map(Into::into);
+                ours.push((&**connection, link, run_id));
             }
         }
         ours

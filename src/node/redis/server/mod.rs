@@ -1,6 +1,13 @@
 //! One server: our connections to it, and what is sent on which.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    io,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use leasehold_protocol::{message::Route, token::Token};
 use parking_lot::Mutex;
@@ -8,10 +15,17 @@ use tokio::runtime::{Handle, Id};
 
 use self::{address::Whereabouts, combining::Combining, witness::Witness};
 use super::{
-    subscription::Subscription,
+    info,
+    subscription::{Subscription, channel},
     transport::{Connection, Endpoint, Side, unreachable},
 };
-use crate::{error::Error, keeper::Host, metrics::NodeMetrics};
+use crate::{
+    capabilities::Capabilities,
+    error::{Error, keeper_ended},
+    keeper::Host,
+    metrics::NodeMetrics,
+    node::Answer,
+};
 
 mod address;
 mod combining;
@@ -38,6 +52,7 @@ pub(super) struct Connections {
 }
 
 impl Connections {
+    /// With `votes`, no requests travel together. Where the address leads is looked at this often; never at zero.
     pub(super) async fn connect(
         endpoint: Endpoint,
         host: Host,
@@ -46,7 +61,7 @@ impl Connections {
         check_every: Duration,
     ) -> Result<Arc<Self>, Error> {
         let transport = host.transport().await.map_err(|error| no_thread(&error))?;
-        let here = home.filter(|runtime| runtime.id() != host.runtime().id());
+        let here = elsewhere(home, &host);
         let open = |runtime, place| open(runtime, place, endpoint.clone(), host.clone());
         let at_the_keeper = || open(host.runtime().clone(), Side::Keeper(host.clone()));
         let (home, keeper) = match here.clone() {
@@ -66,19 +81,88 @@ impl Connections {
         };
         let limit = endpoint.limits.command;
         let combining = (!votes).then(|| Combining::new(busiest.clone(), runtime, host.clone(), limit));
-        let address = endpoint.target.to_string();
-        let subscription = Subscription::new(NodeMetrics::of(&address));
-        let witness = Witness::new(endpoint.clock.clone());
-        let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone());
-        host.spawn_until_stopped_on(&transport, serving);
-        let (whereabouts, metrics) = (Whereabouts::default(), NodeMetrics::of(&address));
-        let connections =
-            Arc::new(Self { home, keeper, combining, subscription, witness, whereabouts, metrics, host, address });
+        let connections = Self::of(endpoint, host, &transport, (home, keeper), combining, channel());
         if !check_every.is_zero() {
             let looking = address::look_after(Arc::downgrade(&connections), check_every);
             connections.host.spawn_until_stopped_on(&transport, looking);
         }
         Ok(connections)
+    }
+
+    /// The connections to a server of a cluster, which are made in the background: requests wait for them within their
+    /// limits. The server notifies fair waiters on this channel.
+    pub(super) fn begin(
+        endpoint: Endpoint,
+        host: Host,
+        transport: &Handle,
+        home: Option<Handle>,
+        channel: Arc<str>,
+    ) -> Arc<Self> {
+        let keeper = Arc::new(Connection::begin(host.runtime(), Side::Keeper(host.clone()), &endpoint));
+        let home = elsewhere(home, &host).map(|runtime| {
+            let side = Side::Here(runtime.clone(), host.clone());
+            (runtime.id(), Arc::new(Connection::begin(&runtime, side, &endpoint)))
+        });
+        Self::of(endpoint, host, transport, (home, keeper), None, channel)
+    }
+
+    fn of(
+        endpoint: Endpoint,
+        host: Host,
+        transport: &Handle,
+        (home, keeper): (Option<(Id, Arc<Connection>)>, Arc<Connection>),
+        combining: Option<Arc<Combining>>,
+        channel: Arc<str>,
+    ) -> Arc<Self> {
+        let address = endpoint.target.to_string();
+        let subscription = Subscription::new(channel, NodeMetrics::of(&address));
+        let witness = Witness::new(endpoint.clock.clone());
+        let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone());
+        host.spawn_until_stopped_on(transport, serving);
+        let (whereabouts, metrics) = (Whereabouts::default(), NodeMetrics::of(&address));
+        Arc::new(Self { home, keeper, combining, subscription, witness, whereabouts, metrics, host, address })
+    }
+
+    pub(super) fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
+        let (keeper, subscription, host) = (self.keeper.clone(), self.subscription.clone(), self.host.clone());
+        Box::pin(async move {
+            let answer = pin!(async {
+                // A server that keeps it to itself can be a good one.
+                let (fsync, floors) = (keeper.setting("appendfsync", limit), Self::floors(&keeper, limit));
+                let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, floors);
+                let info = info?;
+                let (notifications, notifies_waiters, capacity) = subscription.settled(host.sleep(limit)).await;
+                let tracked_keys = Some(capacity).filter(|&keys| keys != usize::MAX);
+                let told = info::capabilities(&info, floors);
+                Ok(Capabilities { notifications, notifies_waiters, tracked_keys, append_fsync, ..told })
+            });
+            host.time_keeper().keep(answer, || Err(keeper_ended())).await
+        })
+    }
+
+    /// Ends within `limit`.
+    pub(super) fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.subscription.close();
+        let (keeper, home) = (self.keeper.clone(), self.home.as_ref().map(|(_, home)| home.clone()));
+        let time = self.host.time_keeper();
+        Box::pin(async move {
+            let close = pin!(async {
+                let close_home = async {
+                    if let Some(home) = home {
+                        home.close(limit).await;
+                    }
+                };
+                tokio::join!(keeper.close(limit), close_home);
+            });
+            time.keep(close, || ()).await;
+        })
+    }
+
+    /// The server is none of ours any more: what it has not answered by now is unknown.
+    pub(super) fn retire(&self) {
+        self.subscription.close();
+        let home = self.home.as_ref().map(|(_, home)| home);
+        [Some(&self.keeper), home].into_iter().flatten().for_each(|connection| connection.end());
     }
 
     /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
@@ -103,7 +187,12 @@ impl Connections {
     }
 }
 
-fn no_thread(error: &io::Error) -> Error {
+/// The runtime of the program's own connections, if it is not the keeper's.
+pub(super) fn elsewhere(home: Option<Handle>, host: &Host) -> Option<Handle> {
+    home.filter(|runtime| runtime.id() != host.runtime().id())
+}
+
+pub(super) fn no_thread(error: &io::Error) -> Error {
     Error::unavailable(format!("the thread for connections cannot be started: {error}"))
 }
 

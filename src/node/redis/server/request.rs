@@ -149,7 +149,7 @@ impl Connections {
                 let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
                 self.run(via, &HOLDER, 1, arguments, |reply, _| reply::holder(reply))
             }
-            Request::Held { pattern, cursor } => {
+            Request::Held { pattern, cursor, .. } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([cursor.to_string().into(), (&*pattern).into(), KEYS_OF_A_PAGE.into()]);
                 };

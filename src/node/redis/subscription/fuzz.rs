@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use fred::types::{Message, MessageKind, Value, config::Server};
-use leasehold_protocol::{time::Time, tracking::capacity};
+use leasehold_protocol::{slot::Keys, time::Time, tracking::capacity};
 use parking_lot::Mutex;
 use proptest::{collection::vec, prelude::*};
 
@@ -26,7 +26,7 @@ impl NodeListener for Heard {
         self.0.lock().push(key.into());
     }
 
-    fn missed(&self) {
+    fn missed(&self, _: &Keys) {
         self.0.lock().push("missed".into());
     }
 
@@ -71,7 +71,7 @@ fn message() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn no_message_makes_the_ear_panic(value in message()) {
-        let (subscription, listener) = (Subscription::new(NodeMetrics::of("here")), Arc::new(Heard::default()));
+        let (subscription, listener) = (Subscription::new("leasehold:test".into(), NodeMetrics::of("here")), Arc::new(Heard::default()));
         let listening: Arc<dyn NodeListener> = listener.clone();
         subscription.listen(Arc::downgrade(&listening));
         let (channel, kind) = ("leasehold:1".into(), MessageKind::Message);

@@ -26,6 +26,7 @@ use fred::types::{Message, Value};
 use futures_util::future::OptionFuture;
 use leasehold_protocol::{
     reconnect::{Reconnect, ReconnectConfig},
+    slot::Keys,
     tracking::capacity,
 };
 use parking_lot::Mutex;
@@ -70,7 +71,7 @@ const USUAL_CAPACITY: usize = capacity(None, 0);
 /// Whether the server notifies us, and of what.
 pub(super) struct Subscription {
     /// Where fair waiters of this process are notified.
-    channel: String,
+    channel: Arc<str>,
     /// Whether a notification on it arrives.
     notifies_waiters: AtomicBool,
     /// Whether none ever will, on this connection.
@@ -98,10 +99,15 @@ enum End {
     Failed(String),
 }
 
+/// A name for a channel that nobody else has.
+pub(super) fn channel() -> Arc<str> {
+    format!("leasehold:{:016x}", random::number()).into()
+}
+
 impl Subscription {
-    pub(super) fn new(metrics: NodeMetrics) -> Arc<Self> {
+    pub(super) fn new(channel: Arc<str>, metrics: NodeMetrics) -> Arc<Self> {
         Arc::new(Self {
-            channel: format!("leasehold:{:016x}", random::number()),
+            channel,
             notifies_waiters: AtomicBool::new(false),
             notifies_no_waiters: AtomicBool::new(false),
             on: AtomicBool::new(false),
@@ -438,7 +444,7 @@ impl Subscription {
 
     /// Whether a notification would arrive; only the server can tell.
     async fn hears_itself(&self, keeper: &Connection, limits: Limits) -> Result<bool, End> {
-        let message = vec![self.channel.as_str().into(), "".into()];
+        let message = vec![(&*self.channel).into(), "".into()];
         match keeper.command("PUBLISH", message, limits.command).await {
             Ok(receivers) => Ok(receivers.as_i64().is_some_and(|receivers| receivers > 0)),
             Err(error) => match ended(&error) {
@@ -452,7 +458,7 @@ impl Subscription {
     fn hear(&self, message: &Message, held: impl Fn(&str, &Arc<dyn NodeListener>)) {
         let Some(listener) = self.listener() else { return };
         match &message.value {
-            Value::Null => listener.missed(),
+            Value::Null => listener.missed(&Keys::All),
             Value::Array(keys) => {
                 for key in keys.iter().filter_map(text) {
                     if listener.holds(key) {
@@ -472,7 +478,7 @@ impl Subscription {
 
     fn missed(&self) {
         if let Some(listener) = self.listener() {
-            listener.missed();
+            listener.missed(&Keys::All);
         }
     }
 

@@ -16,10 +16,10 @@ use fred::{
 };
 use leasehold_protocol::{failure::Failure, time::Time};
 use parking_lot::Mutex;
-use tokio::task::AbortHandle;
+use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
-    endpoint::{Endpoint, Limits},
+    endpoint::Endpoint,
     failure::{self, classify_of, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server, missing_right, words},
     introduction::{Role, introduce},
     kind::ServerKind,
@@ -27,6 +27,7 @@ use super::{
     link::Link,
     links::{Links, NewLinks, SHORTEST_LIMIT},
     opening::{Opening, Side},
+    question,
 };
 use crate::{
     clock::stood_still,
@@ -79,10 +80,19 @@ impl Connection {
     pub(crate) async fn open(place: Side, endpoint: &Endpoint, last_reason: &Mutex<String>) -> Result<Self, Error> {
         let mut opening = Opening::new(place, endpoint.clone());
         let (link, ending) = opening.first(last_reason).await?;
-        let links = Links::new(endpoint.clone(), link);
+        let links = Links::new(endpoint.clone(), Some(link));
         let left_out = opening.left_out();
-        let maintenance = tokio::task::spawn(links.clone().maintain(ending, opening)).abort_handle();
+        let maintenance = tokio::task::spawn(links.clone().maintain(Some(ending), opening)).abort_handle();
         Ok(Self { links, left_out, mute: AtomicU64::new(0), maintenance })
+    }
+
+    /// The same, but connects in the background: requests wait for the link within their limits. The task that makes it
+    /// lives on `runtime`.
+    pub(crate) fn begin(runtime: &Handle, place: Side, endpoint: &Endpoint) -> Self {
+        let opening = Opening::new(place, endpoint.clone());
+        let (links, left_out) = (Links::new(endpoint.clone(), None), opening.left_out());
+        let maintenance = runtime.spawn(links.clone().maintain(None, opening)).abort_handle();
+        Self { links, left_out, mute: AtomicU64::new(0), maintenance }
     }
 
     /// Runs a script: by its text the first time on a link, then by its hash. So a server that has never seen it needs
@@ -237,9 +247,12 @@ impl Connection {
         }
     }
 
-    /// The link that there is, and what its server says of itself, if it does.
+    /// The link that there is; and what its server says of itself, if it does, and was not asked before.
     pub(crate) async fn server_info(&self) -> Option<(Arc<Link>, Option<String>)> {
         let link = self.links.up()?;
+        if link.leads_to().is_some() {
+            return Some((link, None));
+        }
         // Its runtime may have stopped: questions must not pile up there.
         if self.mute.load(Ordering::Relaxed) == link.number() {
             return Some((link, None));
@@ -263,17 +276,11 @@ impl Connection {
     }
 
     async fn ask_afresh(&self, host: Host) -> Result<String, FredError> {
-        let Limits { connect, command } = self.links.endpoint.limits;
-        let mut opening = Opening::for_a_question(host, self.links.endpoint.clone(), self.left_out.clone());
-        let (link, ending) = tokio::time::timeout(connect, opening.next()).await.map_err(|_| no_answer())??;
-        let info = match link.kind().await {
+        question::ask(host, &self.links.endpoint, &self.left_out, async |link| match link.kind().await {
             ServerKind::Replica => Err(FredError::new(FredKind::Config, "its address leads to a replica")),
-            _ => self.info_of(&link).await,
-        };
-        link.quit(command).await;
-        link.end();
-        ending.settle().await;
-        info
+            _ => self.info_of(link).await,
+        })
+        .await
     }
 
     /// Of an answer that is there in a quarter of a command's time.
@@ -344,6 +351,15 @@ impl Connection {
     /// Two connections to one server: when one hears that it is no primary, the other looks for another too.
     pub(crate) fn pair(&self, other: &Self) {
         self.links.pair(&other.links);
+    }
+
+    /// No answer counts from now on, and nothing is sent any more.
+    pub(crate) fn end(&self) {
+        match self.links.close() {
+            // Its maintenance ends with it, and tells those who wait.
+            Some(link) => link.end(),
+            None => self.maintenance.abort(),
+        }
     }
 
     pub(crate) async fn close(&self, limit: Duration) {
@@ -426,7 +442,7 @@ pub(crate) fn setting(reply: &Value) -> Option<String> {
     }
 }
 
-fn no_answer() -> FredError {
+pub(super) fn no_answer() -> FredError {
     FredError::new(FredKind::Timeout, "it does not answer")
 }
 

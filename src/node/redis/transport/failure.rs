@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use fred::error::{Error, ErrorKind};
-use leasehold_protocol::{failure::Failure, rounded::Rounded};
+use leasehold_protocol::{
+    failure::{Failure, Redirection},
+    rounded::Rounded,
+};
 
 use super::trust::is_explained;
 
@@ -23,8 +26,10 @@ const NEVER_SENT: [&str; 4] =
     ["Failed to send command to router", "Failed to route command", "Connection closed unexpectedly", LINK_IS_OVER];
 
 /// The text about a server of the wrong kind, put behind its address.
-pub(crate) const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, for \
-                       Cluster is not supported yet";
+pub(crate) const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, or \
+                                  be a redis-cluster://";
+
+pub(crate) const NO_CLUSTER: &str = "is not part of a cluster: write redis://";
 
 pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url must name the primary that it watches, for Sentinel is not \
                         supported yet";
@@ -89,7 +94,7 @@ pub(crate) fn wrong_server(text: &'static str) -> Error {
 
 /// Whether it is that. By its text: fred has a kind for none of its own.
 pub(crate) fn is_wrong_server(error: &Error) -> bool {
-    [CLUSTER, SENTINEL].contains(&error.details())
+    [CLUSTER, NO_CLUSTER, SENTINEL].contains(&error.details())
 }
 
 /// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was
@@ -236,11 +241,12 @@ fn advice(word: &str, details: &str) -> &'static str {
         "LOADING" => ": it answers once its data is loaded",
         "READONLY" | "MASTERDOWN" => ": the url must name a primary, not a replica",
         "OOM" => ": the server's maxmemory is reached, raise it",
-        "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" => {
-            ": it is part of a cluster, and the url must name a stand-alone server, for Cluster is not supported yet"
+        "MOVED" | "ASK" | "CROSSSLOT" => {
+            ": it is part of a cluster, the url must name a stand-alone server, or be a redis-cluster://"
         }
+        "TRYAGAIN" => ": the slot is being moved to another server",
         "CLUSTERDOWN" => {
-            ": its cluster is down, and the url must name a stand-alone server, for Cluster is not supported yet"
+            ": its cluster is down, see to the servers that it lacks (cluster-require-full-coverage no keeps the others up)"
         }
         "MISCONF" => ": it cannot save its data, see to its disk",
         "WRONGTYPE" => {
@@ -263,6 +269,8 @@ fn server_said(server: &str, word: &str, details: &str, more: &str) -> Failure {
     }
     let failure =
         if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };
+    let host = server.rsplit_once(':').map_or(server, |(host, _port)| host.trim_matches(['[', ']']));
+    let failure = failure.redirected(Redirection::read(details, host));
     let failure = if is_about_a_key(details) { failure.of_a_key() } else { failure };
     // A replica refuses the first write of a script, and so all of it.
     if word == "READONLY" {

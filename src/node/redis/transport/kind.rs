@@ -15,7 +15,7 @@ use std::{
 use fred::{error::Error as FredError, types::Value};
 use tokio::sync::Notify;
 
-use super::failure::{CLUSTER, SENTINEL, wrong_server};
+use super::failure::{CLUSTER, NO_CLUSTER, SENTINEL, wrong_server};
 
 /// The kind of a server, from its answer to `HELLO`: a command that every user may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +24,10 @@ pub(crate) enum ServerKind {
     Primary,
     /// It takes none, until it is promoted.
     Replica,
-    /// It keeps some of the keys.
+    /// It keeps some of the keys, and the url says that it keeps all.
     ClusterMember,
+    /// It is no part of a cluster, and the url says so.
+    NoClusterMember,
     /// It keeps none.
     Sentinel,
     /// It keeps that to itself, or a proxy stands between: its answers will tell.
@@ -107,8 +109,8 @@ impl Drop for Asking {
 }
 
 impl ServerKind {
-    /// From names and values in turn.
-    pub(crate) fn read(answer: &Value) -> Self {
+    /// From names and values in turn; of a server that has to be a part of a cluster, or must not be one.
+    pub(crate) fn read(answer: &Value, in_cluster: bool) -> Self {
         let Value::Array(parts) = answer else { return Self::Unknown };
         let named = |name: &str| {
             let mut pairs = parts.chunks_exact(2).filter_map(<[Value]>::first_chunk::<2>);
@@ -116,7 +118,8 @@ impl ServerKind {
         };
         match (named("mode").as_deref(), named("role").as_deref()) {
             (Some("sentinel"), _) => Self::Sentinel,
-            (Some("cluster"), _) => Self::ClusterMember,
+            (Some("cluster"), _) if !in_cluster => Self::ClusterMember,
+            (Some("standalone"), _) if in_cluster => Self::NoClusterMember,
             (_, Some("replica" | "slave")) => Self::Replica,
             (_, Some("master" | "primary")) => Self::Primary,
             _ => Self::Unknown,
@@ -127,6 +130,7 @@ impl ServerKind {
     pub(crate) fn check(self) -> Result<(), FredError> {
         match self {
             Self::ClusterMember => Err(wrong_server(CLUSTER)),
+            Self::NoClusterMember => Err(wrong_server(NO_CLUSTER)),
             Self::Sentinel => Err(wrong_server(SENTINEL)),
             Self::Primary | Self::Replica | Self::Unknown => Ok(()),
         }
@@ -138,7 +142,7 @@ mod tests {
     use super::*;
 
     fn of(parts: &[&str]) -> ServerKind {
-        ServerKind::read(&Value::Array(parts.iter().map(|&part| part.into()).collect()))
+        ServerKind::read(&Value::Array(parts.iter().map(|&part| part.into()).collect()), false)
     }
 
     #[test]
@@ -155,8 +159,17 @@ mod tests {
         ] {
             assert_eq!(with(rest), kind, "{rest:?}");
         }
-        assert_eq!(ServerKind::read(&Value::Null), ServerKind::Unknown);
+        assert_eq!(ServerKind::read(&Value::Null, false), ServerKind::Unknown);
         let number = Value::Array(vec!["role".into(), 7_i64.into(), "mode".into()]);
-        assert_eq!(ServerKind::read(&number), ServerKind::Unknown);
+        assert_eq!(ServerKind::read(&number, false), ServerKind::Unknown);
+        for (mode, role, kind) in [
+            ("cluster", "master", ServerKind::Primary),
+            ("cluster", "replica", ServerKind::Replica),
+            ("standalone", "master", ServerKind::NoClusterMember),
+            ("sentinel", "master", ServerKind::Sentinel),
+        ] {
+            let parts = ["mode", mode, "role", role].map(Into::into).to_vec();
+            assert_eq!(ServerKind::read(&Value::Array(parts), true), kind, "{mode} {role}");
+        }
     }
 }

@@ -15,7 +15,7 @@ use std::{
     panic::resume_unwind,
     pin::{Pin, pin},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     task::Poll,
@@ -93,7 +93,7 @@ impl NextLink {
         if self.left_out.check(HELLO, endpoint.now()).is_err() {
             return Ok(ServerKind::Unknown);
         }
-        let kind = kind_of(client, endpoint.limits).await;
+        let kind = kind_of(client, endpoint.limits, endpoint.in_cluster).await;
         self.left_out.note(HELLO, &kind, endpoint.now());
         kind
     }
@@ -150,6 +150,8 @@ pub(crate) struct Link {
     known: AtomicU32,
     /// The vote of the server's run, once that is known.
     of_run: Mutex<Option<Arc<OfRun>>>,
+    /// The run of a server to which it leads, once that was asked: it leads nowhere else.
+    leads_to: OnceLock<Box<str>>,
     load: Arc<AtomicUsize>,
     given_up: Arc<Notify>,
     /// Cancelled once fred's task has ended (invariant 3).
@@ -253,6 +255,7 @@ impl Link {
             counted: AtomicU64::new(0),
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
+            leads_to: OnceLock::new(),
             load: Arc::default(),
             given_up: given_up.clone(),
             over: CancellationToken::new(),
@@ -284,7 +287,7 @@ impl Link {
 
     /// Whether it leads to a replica still.
     pub(crate) async fn is_to_a_replica(&self, limits: Limits) -> bool {
-        !matches!(kind_of(&self.client, limits).await, Ok(ServerKind::Primary | ServerKind::Unknown))
+        !matches!(kind_of(&self.client, limits, false).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
     /// Whether it is younger than any silence on it could be told by.
@@ -312,6 +315,16 @@ impl Link {
     ) -> Option<Command> {
         let (name, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
         self.evaluate(name, Text::Fixed(text), arguments)
+    }
+
+    /// The run of a server to which it leads, if that is known.
+    pub(crate) fn leads_to(&self) -> Option<&str> {
+        self.leads_to.get().map(|run_id| &**run_id)
+    }
+
+    /// It has said so.
+    pub(crate) fn note_where_it_leads(&self, run_id: &str) {
+        let _the_same = self.leads_to.set(run_id.into());
     }
 
     /// The vote of the run that this link leads to, if that is known.
@@ -464,9 +477,9 @@ impl Drop for Weighed {
 }
 
 /// Asks for the server's kind. An error only if there is no answer.
-async fn kind_of(client: &Client, limits: Limits) -> Result<ServerKind, FredError> {
+async fn kind_of(client: &Client, limits: Limits, in_cluster: bool) -> Result<ServerKind, FredError> {
     match ask(client, HELLO, vec!["2".into()], limits.connect).await {
-        Ok(answer) => Ok(ServerKind::read(&answer)),
+        Ok(answer) => Ok(ServerKind::read(&answer, in_cluster)),
         Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),
         Err(error) => Err(error),
     }

@@ -93,9 +93,11 @@ impl NewLinks {
 }
 
 impl Links {
-    pub(super) fn new(endpoint: Endpoint, first: Link) -> Arc<Self> {
+    /// `first` is the one that there is; if there is none, it is on its way.
+    pub(super) fn new(endpoint: Endpoint, first: Option<Link>) -> Arc<Self> {
         let server: Arc<str> = endpoint.target.to_string().into();
-        let (metrics, state) = (NodeMetrics::of(&server), watch::Sender::new(LinkState::Up(Arc::new(first))));
+        let state = first.map_or(LinkState::Down(None), |link| LinkState::Up(Arc::new(link)));
+        let (metrics, state) = (NodeMetrics::of(&server), watch::Sender::new(state));
         Arc::new(Self { server, endpoint, metrics, state, no_primary: Notify::new(), sibling: OnceLock::new() })
     }
 
@@ -167,7 +169,7 @@ impl Links {
             _ => Failure::unsent(format!(
                 "there is no connection to redis at {}, and nothing was sent: {}",
                 self.server,
-                reason.map_or("the last one has ended, and the server does not answer", words)
+                reason.map_or("the server does not answer", words)
             )),
         }
     }
@@ -185,9 +187,14 @@ impl Links {
         was_up
     }
 
-    /// Replaces each link that ends, or leads to no primary, for as long as its runtime lives.
-    pub(super) async fn maintain(self: Arc<Self>, first: Ending, mut opening: Opening) {
-        let (links, mut ending) = (EndsWithIt(self), first);
+    /// Replaces each link that ends, or leads to no primary, for as long as its runtime lives; makes the first, if there
+    /// is none.
+    pub(super) async fn maintain(self: Arc<Self>, first: Option<Ending>, mut opening: Opening) {
+        let links = EndsWithIt(self);
+        let mut ending = match first {
+            Some(first) => first,
+            None => links.0.connect_again(&mut opening).await,
+        };
         let mut looked = Time::ZERO;
         loop {
             let ended = tokio::select! {
@@ -207,6 +214,9 @@ impl Links {
                         opening.be_wary();
                     }
                     links.0.lost(reason.as_ref());
+                    if matches!(*links.0.state.borrow(), LinkState::Over) {
+                        return ending.settle().await;
+                    }
                     let (next, ()) = tokio::join!(links.0.connect_again(&mut opening), ending.settle());
                     next
                 }
@@ -216,6 +226,10 @@ impl Links {
 
     /// The server has answered that it is no primary: here, and to whoever else has a connection to it.
     pub(super) fn find_primary(&self) {
+        // There the address of another is known, and this one's leads nowhere else.
+        if self.endpoint.in_cluster {
+            return;
+        }
         self.no_primary.notify_one();
         if let Some(sibling) = self.sibling.get().and_then(Weak::upgrade) {
             sibling.no_primary.notify_one();
@@ -305,8 +319,13 @@ impl Links {
         loop {
             match opening.next().await {
                 Ok((link, ending)) => {
+                    let is_first = link.number() == 1;
                     self.replace_down(LinkState::Up(Arc::new(link)), true);
-                    self.metrics.note_reconnect();
+                    if is_first {
+                        self.metrics.note_up(true);
+                    } else {
+                        self.metrics.note_reconnect();
+                    }
                     return ending;
                 }
                 Err(error) => {

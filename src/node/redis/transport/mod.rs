@@ -10,6 +10,8 @@ pub(super) mod link;
 mod links;
 mod login;
 mod opening;
+pub(super) mod question;
+mod seeds;
 mod tls;
 mod trust;
 mod url;
@@ -19,12 +21,13 @@ pub(crate) use self::{connection::setting, endpoint::config, failure::classify};
 pub(crate) use self::{
     connection::{Connection, Way, left},
     endpoint::{Endpoint, Limits},
-    failure::{is_no_primary, is_no_right_to_a_key, is_refusal, not_extended, words},
+    failure::{is_answer, is_no_primary, is_no_right_to_a_key, is_refusal, not_extended, words},
     introduction::Role,
-    left_out::is_left_out,
+    left_out::{LeftOut, is_left_out},
     link::Link,
     links::NewLinks,
     login::{Provider, connected},
-    opening::{Side, unreachable},
+    opening::{Side, mistake_of, unreachable},
+    seeds::Seeds,
     url::{Address, Target},
 };

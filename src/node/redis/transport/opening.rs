@@ -101,29 +101,8 @@ impl Opening {
                 Ok(link) => return Ok(link),
                 Err(error) => error,
             };
-            if error.details() == NO_OUTCOME {
-                return Err(Error::config(
-                    "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
-                ));
-            }
-            if is_mistake(&error) {
-                return Err(Error::config(words(&error)));
-            }
-            if is_rejected(&error) {
-                return Err(Error::of(Failure::refused(format!("redis at {target}: {}", words(&error)))));
-            }
-            if is_wrong_server(&error) {
-                return Err(Error::config(format!("redis at {target} {}", error.details())));
-            }
-            if is_refusal(&error) {
-                return Err(Error::of(classify(&target.to_string(), &error, limits.connect)));
-            }
-            if is_closed(&error) {
-                return Err(Error::unavailable(format!(
-                    "cannot reach redis at {target}: {}. {}",
-                    words(&error),
-                    advice(target, words(&error))
-                )));
+            if let Some(mistake) = mistake_of(&endpoint, &error) {
+                return Err(mistake);
             }
             if endpoint.now() >= until {
                 return Err(unreachable(&endpoint, words(&error)));
@@ -198,6 +177,27 @@ impl Opening {
         });
         Ok(())
     }
+}
+
+/// Why trying again is pointless, if it is.
+pub(crate) fn mistake_of(endpoint: &Endpoint, error: &FredError) -> Option<Error> {
+    let target = &endpoint.target;
+    Some(if error.details() == NO_OUTCOME {
+        Error::config("this runtime cannot connect: build it with `enable_all()`, or call from outside of it")
+    } else if is_mistake(error) {
+        Error::config(words(error))
+    } else if is_rejected(error) {
+        Error::of(Failure::refused(format!("redis at {target}: {}", words(error))))
+    } else if is_wrong_server(error) {
+        Error::config(format!("redis at {target} {}", error.details()))
+    } else if is_refusal(error) {
+        Error::of(classify(&target.to_string(), error, endpoint.limits.connect))
+    } else if is_closed(error) {
+        let advice = advice(target, words(error));
+        Error::unavailable(format!("cannot reach redis at {target}: {}. {advice}", words(error)))
+    } else {
+        return None;
+    })
 }
 
 pub(crate) fn unreachable(endpoint: &Endpoint, reason: &str) -> Error {

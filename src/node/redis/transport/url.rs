@@ -68,12 +68,11 @@ impl Target {
             "redis" | "valkey" => Self::tcp(&url, false),
             "rediss" | "valkeys" => Self::tcp(&url, true),
             "unix" | "redis+unix" => Self::unix(&url),
-            scheme @ ("redis-cluster" | "rediss-cluster" | "redis-sentinel" | "rediss-sentinel" | "redis+sentinel"
-            | "redis+cluster") => Err(Error::config(format!(
+            scheme @ ("redis-sentinel" | "rediss-sentinel" | "redis+sentinel") => Err(Error::config(format!(
                 "the url's scheme {scheme} is not supported yet: give the redis:// URL of one stand-alone server"
             ))),
             scheme => Err(Error::config(format!(
-                "the url's scheme {scheme:?} is unknown: use redis://, rediss://, unix:// or memory://"
+                "the url's scheme {scheme:?} is unknown: use redis://, rediss://, redis-cluster://, unix:// or memory://"
             ))),
         }
     }
@@ -81,7 +80,9 @@ impl Target {
     fn tcp(url: &Url, tls: bool) -> Result<Self, Error> {
         let host = match url.host() {
             Some(Host::Domain(name)) if name.contains(',') => {
-                return Err(Error::config("the url names several hosts: give one, or several urls to quorum"));
+                return Err(Error::config(
+                    "the url names several hosts: give one, several urls to quorum, or those of a cluster to redis-cluster://",
+                ));
             }
             // Names of hosts know no case.
             Some(Host::Domain(name)) if !name.is_empty() => decode("host", name)?.to_ascii_lowercase(),
@@ -245,7 +246,6 @@ mod tests {
             ("unix:///run/redis.sock?dbb=1", "parameter \"dbb\""),
             ("unix:///run/redis.sock?password=a&b", "& is %26"),
             ("unix:///run/redis.sock?password=a#b", "# in a password is %23"),
-            ("redis-cluster://localhost", "not supported yet"),
             ("redis-sentinel://localhost", "not supported yet"),
         ] {
             let error = Target::parse(url).map(|_| ()).expect_err(url).to_string();

@@ -1,0 +1,265 @@
+//! Which server of a cluster has which slot, by the newest of what its servers say.
+//!
+//! Views and redirections come in, in any order. Owners come out.
+//!
+//! # Invariants
+//!
+//! 1. A slot never goes back to a server that has lost it by a failover: of two claims to it the one with the larger
+//!    config epoch wins, however late it is heard (Redis cluster specification, "configuration handling, propagation,
+//!    and failovers").
+//! 2. `MOVED` counts from the slot's owner only. Its target has at least the owner's epoch until a view says more, so no
+//!    older view takes the slot back.
+//! 3. A view that knows none of our servers is of another cluster. It counts for nothing before all views are such for
+//!    `FOREIGN`.
+//! 4. The number of a server that has no slot any more is given to no other.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
+    ops::RangeInclusive,
+    time::Duration,
+};
+
+use crate::{
+    message::Shard,
+    slot::{SLOTS, SlotSet},
+    time::Time,
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Where a server is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// A name or an address, without brackets.
+    pub host: Box<str>,
+    /// Not zero.
+    pub port: u16,
+}
+
+impl Place {
+    /// From the text in a redirection: the port follows the last colon. One without a host is on the host that has sent
+    /// it; one without a port is nowhere.
+    pub fn read(text: &str, sender: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        let host = if host.is_empty() { sender } else { host };
+        Some(Self { host: host.into(), port }).filter(|place| !place.host.is_empty() && &*place.host != "?")
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// A primary, as one server sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Primary {
+    /// Its name in its cluster, for as long as it lives.
+    pub id: Box<str>,
+    /// Nothing if the server keeps that to itself.
+    pub place: Option<Place>,
+    /// Its config epoch: larger after each failover.
+    pub epoch: u64,
+    /// The slots that it claims.
+    pub slots: Vec<RangeInclusive<u16>>,
+    /// Where its replicas are.
+    pub replicas: Vec<Place>,
+}
+
+/// A cluster, as one server sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct View {
+    /// All primaries; those too that claim nothing.
+    pub primaries: Vec<Primary>,
+    /// The names of all servers that it knows, in whatever state.
+    pub known: BTreeSet<Box<str>>,
+}
+
+/// The owners of all slots.
+#[derive(Debug)]
+pub struct Topology {
+    owners: Box<[Option<Shard>]>,
+    servers: BTreeMap<Shard, Server>,
+    last: Shard,
+    /// Since when every view has been foreign.
+    foreign_since: Option<Time>,
+}
+
+/// A server that has slots.
+#[derive(Debug)]
+struct Server {
+    /// Unknown if only a redirection has named it.
+    id: Option<Box<str>>,
+    place: Place,
+    epoch: u64,
+    replicas: Vec<Place>,
+}
+
+/// What has changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Changes {
+    /// The slots that have another owner now, or none.
+    pub slots: SlotSet,
+    /// The servers that have no slot any more.
+    pub retired: Vec<Shard>,
+    /// Those that are elsewhere now.
+    pub elsewhere: Vec<Shard>,
+}
+
+/// For so long every view has to be foreign before the cluster counts as another one.
+const FOREIGN: Duration = Duration::from_secs(5);
+
+impl Default for Topology {
+    fn default() -> Self {
+        let owners = (0..SLOTS).map(|_| None).collect();
+        // The first number is that of a node that is no cluster.
+        Self { owners, servers: BTreeMap::new(), last: Shard::FIRST, foreign_since: None }
+    }
+}
+
+impl Topology {
+    /// Takes in a view that was asked for at this time.
+    pub fn merge(&mut self, View { primaries, known }: &View, now: Time) -> Changes {
+        let before = self.owners.clone();
+        let is_ours = |server: &Server| server.id.as_ref().is_some_and(|id| known.contains(id));
+        if self.servers.is_empty() || self.servers.values().any(is_ours) {
+            self.foreign_since = None;
+        } else if now.since(*self.foreign_since.get_or_insert(now)) < FOREIGN {
+            return Changes::default();
+        } else if primaries.iter().any(|primary| !primary.slots.is_empty()) {
+            // The cluster was made again.
+            (self.owners, self.foreign_since) = (Self::default().owners, None);
+            self.servers.clear();
+        }
+        let entered: Vec<Option<Shard>> = primaries.iter().map(|primary| self.enter(primary)).collect();
+        let named: HashMap<Shard, &Primary> =
+            entered.iter().zip(primaries).filter_map(|(shard, primary)| Some(((*shard)?, primary))).collect();
+        // What the view knows of a server is no older than what we do.
+        let is_newer = |servers: &BTreeMap<Shard, Server>, shard| {
+            let ours = servers.get(&shard).map_or(0, |server| server.epoch);
+            named.get(&shard).is_some_and(|primary| primary.epoch >= ours)
+        };
+        let mut claims: Vec<Option<(Shard, u64)>> = vec![None; self.owners.len()];
+        for (shard, primary) in &named {
+            for slot in primary.slots.iter().cloned().flatten() {
+                let claim = claims.get_mut(usize::from(slot));
+                if let Some(claim) = claim.filter(|claim| claim.is_none_or(|(_, epoch)| epoch < primary.epoch)) {
+                    *claim = Some((*shard, primary.epoch));
+                }
+            }
+        }
+        for (owner, claim) in self.owners.iter_mut().zip(claims) {
+            let epoch = owner.and_then(|owner| self.servers.get(&owner)).map(|server| server.epoch);
+            // If it does not claim the slot there, it has given it away.
+            let is_told_anew = owner.is_some_and(|owner| is_newer(&self.servers, owner));
+            *owner = match claim {
+                Some((shard, claimed)) if is_told_anew || epoch.is_none_or(|epoch| claimed > epoch) => Some(shard),
+                None if is_told_anew => None,
+                _ => *owner,
+            };
+        }
+        let mut elsewhere = Vec::new();
+        for (shard, primary) in named {
+            if let Some(server) = self.servers.get_mut(&shard).filter(|server| primary.epoch >= server.epoch) {
+                server.epoch = primary.epoch;
+                server.replicas.clone_from(&primary.replicas);
+                if let Some(place) = primary.place.as_ref().filter(|place| **place != server.place) {
+                    server.place = place.clone();
+                    elsewhere.push(shard);
+                }
+            }
+        }
+        let changes = self.since(&before);
+        elsewhere.retain(|shard| self.servers.contains_key(shard));
+        Changes { elsewhere, ..changes }
+    }
+
+    /// A server has answered `MOVED`: this slot is there now, or nowhere.
+    pub fn moved(&mut self, from: Shard, slot: u16, to: Option<Place>) -> Changes {
+        if self.owner(slot) != Some(from) {
+            return Changes::default();
+        }
+        let before = self.owners.clone();
+        let epoch = self.servers.get(&from).map_or(0, |server| server.epoch);
+        let target = to.map(|place| {
+            let there = self.servers.iter().find(|(_, server)| server.place == place).map(|(shard, _)| *shard);
+            let target = there.unwrap_or_else(|| self.add(Server { id: None, place, epoch, replicas: Vec::new() }));
+            if let Some(server) = self.servers.get_mut(&target) {
+                server.epoch = server.epoch.max(epoch);
+            }
+            target
+        });
+        if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
+            *owner = target;
+        }
+        self.since(&before)
+    }
+
+    /// The owner of a slot.
+    pub fn owner(&self, slot: u16) -> Option<Shard> {
+        *self.owners.get(usize::from(slot))?
+    }
+
+    /// Whether what a server says of a slot counts.
+    pub fn counts(&self, slot: u16, server: Shard) -> bool {
+        self.owner(slot) == Some(server)
+    }
+
+    /// Where a server is.
+    pub fn place(&self, server: Shard) -> Option<&Place> {
+        self.servers.get(&server).map(|server| &server.place)
+    }
+
+    /// Where its replicas are.
+    pub fn replicas(&self, server: Shard) -> &[Place] {
+        self.servers.get(&server).map_or(&[], |server| &server.replicas)
+    }
+
+    /// All servers that have slots, in the order of the lowest of these.
+    pub fn servers(&self) -> Vec<Shard> {
+        let mut seen = BTreeSet::new();
+        self.owners.iter().flatten().copied().filter(|owner| seen.insert(*owner)).collect()
+    }
+
+    /// The slots of a server.
+    pub fn slots(&self, server: Shard) -> SlotSet {
+        (0..SLOTS).filter(|&slot| self.counts(slot, server)).collect()
+    }
+
+    /// Our number for a server of a view, if it has one or claims something.
+    fn enter(&mut self, primary: &Primary) -> Option<Shard> {
+        let known = self.servers.iter_mut().find(|(_, server)| match &server.id {
+            Some(id) => *id == primary.id,
+            None => Some(&server.place) == primary.place.as_ref(),
+        });
+        if let Some((shard, server)) = known {
+            server.id.get_or_insert_with(|| primary.id.clone());
+            return Some(*shard);
+        }
+        let place = primary.place.clone().filter(|_| !primary.slots.is_empty())?;
+        // What it claims counts from now on, and not before.
+        let (id, replicas) = (Some(primary.id.clone()), primary.replicas.clone());
+        Some(self.add(Server { id, place, epoch: primary.epoch, replicas }))
+    }
+
+    fn add(&mut self, server: Server) -> Shard {
+        self.last = Shard(self.last.0 + 1);
+        self.servers.insert(self.last, server);
+        self.last
+    }
+
+    fn since(&mut self, before: &[Option<Shard>]) -> Changes {
+        let changed = (0..SLOTS).zip(before.iter().zip(&*self.owners)).filter(|(_, (before, now))| before != now);
+        let slots = changed.map(|(slot, _)| slot).collect();
+        let there: BTreeSet<Shard> = self.owners.iter().flatten().copied().collect();
+        let had: BTreeSet<Shard> = before.iter().flatten().copied().collect();
+        self.servers.retain(|shard, _| there.contains(shard));
+        Changes { slots, retired: had.difference(&there).copied().collect(), elsewhere: Vec::new() }
+    }
+}

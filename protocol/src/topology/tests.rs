@@ -1,0 +1,233 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn place(port: u16) -> Place {
+    Place { host: "h".into(), port }
+}
+
+/// A primary that is called after its port.
+fn primary(port: u16, epoch: u64, slots: &[RangeInclusive<u16>]) -> Primary {
+    let id = format!("id-{port}").into();
+    Primary { id, place: Some(place(port)), epoch, slots: slots.to_vec(), replicas: vec![place(port + 100)] }
+}
+
+/// Where the owner of a slot is: by its port.
+fn port(topology: &Topology, slot: u16) -> Option<u16> {
+    topology.place(topology.owner(slot)?).map(|place| place.port)
+}
+
+fn of(views: &[View]) -> Topology {
+    let mut topology = Topology::default();
+    for view in views {
+        let _changes = topology.merge(view, Time::ZERO);
+    }
+    topology
+}
+
+/// That of a server in a cluster where all know all whom there ever were.
+fn view(primaries: &[Primary]) -> View {
+    View { primaries: primaries.to_vec(), known: (1..200).map(|port| format!("id-{port}").into()).collect() }
+}
+
+/// That of a server which knows these only.
+fn foreign(primaries: &[Primary]) -> View {
+    View { primaries: primaries.to_vec(), known: primaries.iter().map(|primary| primary.id.clone()).collect() }
+}
+
+#[test]
+fn a_first_view_is_taken_as_it_is() {
+    let mut topology = Topology::default();
+    let first = view(&[primary(2, 2, &[100..=199]), primary(1, 1, &[0..=99, 200..=200]), primary(3, 3, &[])]);
+    let changes = topology.merge(&first, Time::ZERO);
+    assert_eq!((changes.slots.len(), changes.retired.len()), (201, 0));
+    assert_eq!(
+        [0, 99, 100, 199, 200, 201].map(|slot| port(&topology, slot)),
+        [1, 1, 2, 2, 1, 0].map(|port| Some(port).filter(|port| *port > 0))
+    );
+    let servers: Vec<_> = topology.servers().iter().filter_map(|server| topology.place(*server)).cloned().collect();
+    assert_eq!(servers, [place(1), place(2)]);
+    let first = topology.owner(0).unwrap();
+    assert_eq!((topology.slots(first).len(), topology.replicas(first)), (101, &[place(101)][..]));
+    assert!(first != Shard::FIRST && topology.counts(0, first) && !topology.counts(100, first));
+    assert_eq!(
+        topology.merge(&view(&[primary(1, 1, &[0..=99, 200..=200])]), Time::ZERO),
+        Changes::default(),
+        "it says the same"
+    );
+}
+
+#[test]
+fn a_failover_takes_all_slots_for_good() {
+    let (before, after) = (view(&[primary(1, 1, &[0..=99])]), view(&[primary(101, 5, &[0..=99])]));
+    let mut topology = of(std::slice::from_ref(&before));
+    let old = topology.owner(0).unwrap();
+    let changes = topology.merge(&after, Time::ZERO);
+    assert_eq!((changes.slots.len(), changes.retired), (100, vec![old]));
+    assert_eq!(topology.merge(&before, Time::ZERO), Changes::default(), "an old view");
+    assert_eq!(port(&topology, 7), Some(101));
+    // The old primary is back as one of another term: it is another shard.
+    let _changes = topology.merge(&view(&[primary(1, 6, &[0..=99])]), Time::ZERO);
+    assert!(port(&topology, 7) == Some(1) && topology.owner(7) != Some(old));
+}
+
+#[test]
+fn a_slot_that_was_given_away_goes_over() {
+    let mut topology = of(&[view(&[primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])])]);
+    // Its new owner had the largest epoch already, and needed no new one.
+    let changes = topology.merge(&view(&[primary(1, 1, &[0..=49]), primary(2, 2, &[50..=199])]), Time::ZERO);
+    assert_eq!((changes.slots.len(), changes.retired.len()), (50, 0));
+    assert_eq!([49, 50].map(|slot| port(&topology, slot)), [Some(1), Some(2)]);
+    let changes = topology.merge(&view(&[primary(1, 1, &[0..=39]), primary(2, 2, &[50..=199])]), Time::ZERO);
+    assert_eq!(changes.slots.len(), 10, "nobody has these");
+    assert_eq!(port(&topology, 45), None);
+}
+
+#[test]
+fn a_view_that_knows_none_of_ours_counts_for_nothing_until_all_are_such() {
+    let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+    let ours = view(&[primary(1, 5, &[0..=99])]);
+    // With a larger epoch, too, and where nobody has the slot.
+    let another = foreign(&[primary(201, 9, &[0..=199])]);
+    for other in [View::default(), foreign(&[primary(201, 0, &[])]), another.clone()] {
+        let mut topology = of(std::slice::from_ref(&ours));
+        for seconds in [1, 5] {
+            assert_eq!(topology.merge(&other, at(seconds)), Changes::default(), "{other:?}");
+        }
+        assert_eq!((port(&topology, 7), port(&topology, 100)), (Some(1), None));
+        // One of ours has answered meanwhile.
+        assert_eq!(topology.merge(&ours, at(5)), Changes::default());
+        assert_eq!(topology.merge(&other, at(6)), Changes::default());
+    }
+    let mut topology = of(std::slice::from_ref(&ours));
+    let old = topology.owner(7).unwrap();
+    let _nothing = topology.merge(&another, at(1));
+    let changes = topology.merge(&another, at(6));
+    assert_eq!((changes.slots.len(), changes.retired), (200, vec![old]));
+    assert_eq!(port(&topology, 7), Some(201));
+}
+
+#[test]
+fn a_server_that_comes_back_elsewhere_is_the_same_server() {
+    let mut topology = of(&[view(&[primary(1, 1, &[0..=99])])]);
+    let server = topology.owner(7).unwrap();
+    let there = Primary { place: Some(place(77)), ..primary(1, 1, &[0..=99]) };
+    let changes = topology.merge(&view(std::slice::from_ref(&there)), Time::ZERO);
+    assert_eq!((changes.elsewhere, changes.slots.len()), (vec![server], 0));
+    assert_eq!((port(&topology, 7), topology.owner(7)), (Some(77), Some(server)));
+    let again = topology.merge(&view(std::slice::from_ref(&there)), Time::ZERO);
+    assert_eq!(again, Changes::default());
+}
+
+#[test]
+fn a_redirection_counts_from_the_owner_only() {
+    let mut topology = of(&[view(&[primary(1, 3, &[0..=99]), primary(2, 2, &[100..=199])])]);
+    let [one, two] = [0, 100].map(|slot| topology.owner(slot).unwrap());
+    assert_eq!(topology.moved(two, 7, Some(place(2))), Changes::default());
+    let changes = topology.moved(one, 7, Some(place(2)));
+    assert!(changes.slots.len() == 1 && changes.slots.contains(7) && topology.counts(7, two));
+    // As the view before, it knows the new owner by an epoch that is older now.
+    let _changes = topology.merge(&view(&[primary(1, 3, &[0..=99]), primary(2, 2, &[100..=199])]), Time::ZERO);
+    assert!(topology.counts(7, two));
+    let changes = topology.moved(one, 8, None);
+    assert!(changes.slots.contains(8) && topology.owner(8).is_none());
+}
+
+#[test]
+fn a_server_that_a_redirection_names_is_known_by_its_place_until_a_view_names_it() {
+    let mut topology = of(&[view(&[primary(1, 3, &[0..=1])])]);
+    let one = topology.owner(0).unwrap();
+    let _changes = topology.moved(one, 0, Some(place(7)));
+    let seven = topology.owner(0).unwrap();
+    let changes = topology.merge(&view(&[primary(1, 3, &[1..=1]), primary(7, 4, &[0..=0])]), Time::ZERO);
+    assert_eq!((changes, topology.owner(0)), (Changes::default(), Some(seven)));
+    let changes = topology.merge(&view(&[primary(7, 5, &[0..=1])]), Time::ZERO);
+    assert_eq!((changes.retired, topology.owner(1)), (vec![one], Some(seven)));
+}
+
+#[test]
+fn places_are_read_as_servers_write_them() {
+    let read = |text| Place::read(text, "sender").map(|place| place.to_string());
+    for (text, place) in [
+        ("127.0.0.1:7001", Some("127.0.0.1:7001")),
+        ("::1:17001", Some("[::1]:17001")),
+        (":17001", Some("sender:17001")),
+        (":0", None),
+        ("?:7001", None),
+        ("host", None),
+        ("host:70000", None),
+    ] {
+        assert_eq!(read(text).as_deref(), place, "{text}");
+    }
+}
+
+/// What is done to a cluster of four servers: a failover of one to a new one, or a move of a slot to another one.
+#[derive(Debug, Clone)]
+enum Event {
+    Failover(usize),
+    Move(u16, usize),
+}
+
+const OF_TEST: u16 = 8;
+
+/// The views of a cluster after each of these events.
+fn truth(events: &[Event]) -> Vec<View> {
+    // Of each server its port, its epoch and its slots.
+    let mut servers: Vec<(u16, u64, BTreeSet<u16>)> =
+        (0..4).map(|at| (at + 1, u64::from(at) + 1, (at * 2..at * 2 + 2).collect())).collect();
+    let (mut last_port, mut last_epoch) = (4, 4);
+    let seen = |servers: &[(u16, u64, BTreeSet<u16>)]| {
+        let primary = |(port, epoch, slots): &(u16, u64, BTreeSet<u16>)| {
+            primary(*port, *epoch, &slots.iter().map(|slot| *slot..=*slot).collect::<Vec<_>>())
+        };
+        view(&servers.iter().map(primary).collect::<Vec<_>>())
+    };
+    let mut views = vec![seen(&servers)];
+    for event in events {
+        last_epoch += 1;
+        match *event {
+            Event::Failover(at) => {
+                last_port += 1;
+                servers[at].0 = last_port;
+                servers[at].1 = last_epoch;
+            }
+            Event::Move(slot, to) => {
+                for (_, _, slots) in &mut servers {
+                    slots.remove(&slot);
+                }
+                servers[to].2.insert(slot);
+                servers[to].1 = last_epoch;
+            }
+        }
+        views.push(seen(&servers));
+    }
+    views
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        (0_usize..4).prop_map(Event::Failover),
+        (0..OF_TEST, 0_usize..4).prop_map(|(slot, to)| Event::Move(slot, to))
+    ]
+}
+
+proptest! {
+    #[test]
+    fn the_newest_view_holds_in_whatever_order_they_come(
+        events in prop::collection::vec(event(), 0..8),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 1..20),
+    ) {
+        let views = truth(&events);
+        let order: Vec<usize> = order.iter().map(|at| at.index(views.len())).collect();
+        let (mut topology, mut newest) = (Topology::default(), 0);
+        for at in order {
+            newest = newest.max(at);
+            let _changes = topology.merge(&views[at], Time::ZERO);
+            let expected = of(&[views[newest].clone()]);
+            for slot in 0..OF_TEST {
+                prop_assert_eq!(port(&topology, slot), port(&expected, slot), "slot {} of {:?}", slot, &views[newest]);
+            }
+            prop_assert_eq!(topology.servers().len(), expected.servers().len());
+        }
+    }
+}

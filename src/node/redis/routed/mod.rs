@@ -1,0 +1,322 @@
+//! A cluster as one node: our connections to each of its primaries, and which of them has which slot.
+//!
+//! # Invariants
+//!
+//! 1. What a primary answers counts while the newest topology that we have seen names it for the key (rule 11).
+//! 2. Nothing that is asked of one primary waits for another.
+//! 3. A primary that has no slot any more is left at once: what is in flight there is unknown then.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    future::Future,
+    pin::{Pin, pin},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use leasehold_protocol::{
+    failure::Failure,
+    key::Key,
+    message::{Reply, Request, Route, Shard},
+    slot,
+    time::Time,
+    topology::{Place, Topology},
+};
+use parking_lot::{Mutex, RwLock};
+use tokio::{
+    runtime::{Handle, Id},
+    sync::{Notify, Semaphore, watch::Sender},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::{narrowed::Narrowed, pulse::Pulse};
+use super::{
+    server::{Connections, elsewhere, no_thread},
+    subscription::channel,
+    transport::{Address, Endpoint, LeftOut, Limits, Seeds},
+};
+use crate::{
+    capabilities::Capabilities,
+    clock::Clock,
+    error::{Error, keeper_ended},
+    keeper::Host,
+    node::{Answer, Node, NodeListener, ShardInfo},
+};
+
+mod narrowed;
+mod pulse;
+mod refresh;
+mod travel;
+mod views;
+mod watch;
+
+/// A cluster as a node.
+#[derive(Debug)]
+pub(crate) struct Routed(Arc<Cluster>);
+
+struct Cluster {
+    seeds: Vec<Endpoint>,
+    /// Who we are on every server, and by which clock.
+    pattern: Endpoint,
+    /// The name in the servers' certificates, where they are announced by their addresses.
+    tls_name: Option<String>,
+    address: String,
+    host: Host,
+    home: Option<Handle>,
+    transport: Handle,
+    /// For those who listen on its behalf.
+    me: Weak<Self>,
+    /// Where fair waiters are notified, whichever primary has their queue.
+    channel: Arc<str>,
+    left_out: Arc<LeftOut>,
+    topology: RwLock<Topology>,
+    /// Counts how often the topology has changed.
+    changes: Sender<u64>,
+    servers: Mutex<HashMap<Shard, Server>>,
+    listener: OnceLock<Weak<dyn NodeListener>>,
+    /// The topology may be another by now.
+    is_doubted: AtomicBool,
+    /// Nothing was under way when the watch looked last.
+    is_asleep: AtomicBool,
+    woken: Arc<Notify>,
+    /// The rounds of questions that may be under way.
+    looks: Semaphore,
+    /// The servers that are being asked for their views: each by one at a time.
+    asking: Mutex<BTreeSet<String>>,
+    closed: CancellationToken,
+}
+
+/// A primary in use.
+struct Server {
+    connections: Arc<Connections>,
+    pulse: Arc<Pulse>,
+    /// What it notices by itself goes through this.
+    _listener: Arc<Narrowed>,
+}
+
+/// So many primaries are connected to before they are asked for anything.
+const AT_ONCE: usize = 16;
+
+/// So many rounds of questions for views may be under way.
+const LOOKS: usize = 3;
+
+impl Routed {
+    /// Asks all seeds at once: one that names the primaries is enough. The home connections are made on the runtime
+    /// `home`, if there is one.
+    pub(crate) fn connect(
+        seeds: &Seeds,
+        limits: Limits,
+        clock: &Arc<dyn Clock>,
+        label: &Arc<str>,
+        host: Host,
+        home: Option<Handle>,
+    ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
+        let pattern = Endpoint::new(seeds.target.clone(), limits, clock.clone(), label.clone());
+        let tls_name = seeds.name_in_certificates().map(Into::into);
+        let at = |address: &Address| named(pattern.in_cluster_at(address.clone()), tls_name.as_deref());
+        let seeds_at = seeds.addresses().map(at).collect();
+        let address = seeds.to_string();
+        Box::pin(async move {
+            let transport = host.transport().await.map_err(|error| no_thread(&error))?;
+            let cluster = Arc::new_cyclic(|me| Cluster {
+                me: me.clone(),
+                seeds: seeds_at,
+                pattern,
+                tls_name,
+                address,
+                home: elsewhere(home, &host),
+                transport,
+                host,
+                channel: channel(),
+                left_out: Arc::default(),
+                topology: RwLock::default(),
+                changes: Sender::new(0),
+                servers: Mutex::default(),
+                listener: OnceLock::new(),
+                is_doubted: AtomicBool::new(false),
+                is_asleep: AtomicBool::new(false),
+                woken: Arc::default(),
+                looks: Semaphore::new(LOOKS),
+                asking: Mutex::default(),
+                closed: CancellationToken::new(),
+            });
+            cluster.first_view().await?;
+            cluster.connect_to_all();
+            cluster.host.spawn_until_stopped(watch::run(Arc::downgrade(&cluster)));
+            Ok(Self(cluster))
+        })
+    }
+}
+
+/// With the name that its certificate has, if it is known by its address.
+fn named(mut endpoint: Endpoint, tls_name: Option<&str>) -> Endpoint {
+    if let (Some(name), Address::Tcp { host, .. }) = (tls_name, &endpoint.target.address) {
+        if host.parse::<std::net::IpAddr>().is_ok() {
+            endpoint.target.tls.server_name = Some(name.into());
+        }
+    }
+    endpoint
+}
+
+impl Cluster {
+    fn home_id(&self) -> Option<Id> {
+        self.home.as_ref().map(Handle::id)
+    }
+
+    /// Requests find connections there, or on their way.
+    fn connect_to_all(&self) {
+        let servers = self.topology.read().servers();
+        if servers.len() <= AT_ONCE {
+            for server in servers {
+                // Whoever asks it for something hears why there is none.
+                drop(self.server(server));
+            }
+        }
+    }
+
+    /// A primary, and what is under way with it. It is connected to in the background, if it is not yet.
+    fn server(&self, shard: Shard) -> Result<(Arc<Connections>, Arc<Pulse>), Failure> {
+        let mut servers = self.servers.lock();
+        if let Some(server) = servers.get(&shard) {
+            return Ok((server.connections.clone(), server.pulse.clone()));
+        }
+        // Who closes or leaves looks at the servers afterwards.
+        if self.closed.is_cancelled() {
+            return Err(Failure::unsent("it was closed meanwhile"));
+        }
+        let Some(place) = self.topology.read().place(shard).cloned() else {
+            return Err(Failure::unsent(format!("a server of the cluster {} has no slot any more", self.address)));
+        };
+        let (host, home) = (self.host.clone(), self.home.clone());
+        let connections = Connections::begin(self.endpoint(&place), host, &self.transport, home, self.channel.clone());
+        let (pulse, listener) = (Arc::<Pulse>::default(), Arc::new(Narrowed::new(self.me.clone(), shard)));
+        connections.subscription.listen(Arc::downgrade(&listener) as Weak<dyn NodeListener>);
+        servers.insert(shard, Server { connections: connections.clone(), pulse: pulse.clone(), _listener: listener });
+        Ok((connections, pulse))
+    }
+
+    /// The same, if there are connections to it.
+    fn known(&self, shard: Shard) -> Option<(Arc<Connections>, Arc<Pulse>)> {
+        self.servers.lock().get(&shard).map(|server| (server.connections.clone(), server.pulse.clone()))
+    }
+
+    fn all(&self) -> Vec<Arc<Connections>> {
+        self.servers.lock().values().map(|server| server.connections.clone()).collect()
+    }
+
+    /// A server of the cluster, as others announce it.
+    fn endpoint(&self, place: &Place) -> Endpoint {
+        let Place { host, port } = place;
+        let tls = matches!(self.pattern.target.address, Address::Tcp { tls: true, .. });
+        let address = Address::Tcp { host: host.to_string(), port: *port, tls };
+        named(self.pattern.in_cluster_at(address), self.tls_name.as_deref())
+    }
+
+    fn shard(&self, key: &Key) -> Shard {
+        self.topology.read().owner(slot::of(key.lock())).unwrap_or(Shard::FIRST)
+    }
+
+    /// The topology may be another by now.
+    fn doubt(&self) {
+        self.is_doubted.store(true, Ordering::Release);
+        self.woken.notify_one();
+    }
+
+    /// Whether it was doubted since the last look.
+    fn was_doubted(&self) -> bool {
+        self.is_doubted.swap(false, Ordering::AcqRel)
+    }
+
+    fn is_asleep(&self, is_asleep: bool) {
+        self.is_asleep.store(is_asleep, Ordering::SeqCst);
+    }
+
+    /// Something is under way.
+    fn wake(&self) {
+        if self.is_asleep.load(Ordering::SeqCst) {
+            self.woken.notify_one();
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.pattern.now()
+    }
+}
+
+impl Node for Routed {
+    fn route(&self) -> Route {
+        match (self.0.home_id(), Handle::try_current()) {
+            (Some(home), Ok(here)) if here.id() == home => Route::Home,
+            _ => Route::Keeper,
+        }
+    }
+
+    fn listen(&self, listener: Weak<dyn NodeListener>) {
+        let _first_stays = self.0.listener.set(listener);
+    }
+
+    fn tracking_capacity(&self) -> usize {
+        let capacities = self.0.all().into_iter().map(|server| server.subscription.tracking_capacity());
+        capacities.filter(|&capacity| capacity > 0).min().unwrap_or_default()
+    }
+
+    fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    fn shard(&self, key: &Key) -> Shard {
+        self.0.shard(key)
+    }
+
+    fn shards(&self) -> Vec<ShardInfo> {
+        let topology = self.0.topology.read();
+        let info = |shard| {
+            let address = topology.place(shard).map(ToString::to_string).unwrap_or_default();
+            let (slots, replicas) = (topology.slots(shard).len(), topology.replicas(shard).len());
+            ShardInfo { shard, address, slots: u16::try_from(slots).ok(), replicas: Some(replicas) }
+        };
+        topology.servers().into_iter().map(info).collect()
+    }
+
+    fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
+        let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
+        Box::pin(async move {
+            let sending = pin!(cluster.send((route, limit), request));
+            time.keep(sending, || Err(keeper_ended())).await
+        })
+    }
+
+    fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {
+        let cluster = self.0.clone();
+        Box::pin(async move { cluster.server(shard)?.0.capabilities(limit).await })
+    }
+
+    fn reconnect(&self, route: Route, shard: Shard) {
+        if let Some((server, _)) = self.0.known(shard) {
+            server.connection(route).reconnect();
+        }
+    }
+
+    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.closed.cancel();
+        let closing: Vec<_> = self.0.all().iter().map(|server| server.close(limit)).collect();
+        Box::pin(async move { drop(join_all(closing).await) })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.closed.cancel();
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("address", &self.address).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,226 @@
+//! Asks the servers of a cluster who has which slot, and takes in what they say.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use fred::{
+    error::{Error as FredError, ErrorKind as FredKind},
+    types::Value,
+};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use leasehold_protocol::{
+    doubling::Doubling,
+    failure::Failure,
+    message::Shard,
+    slot::Keys,
+    topology::{Changes, Place, View},
+};
+
+use super::{Cluster, views};
+use crate::{
+    error::Error,
+    foreign::{self, Event},
+    node::redis::transport::{Address, Endpoint, mistake_of, question, unreachable, words},
+};
+
+/// So many primaries are asked in one round, and one server besides.
+const ASKED: usize = 4;
+
+/// The pauses between tries to reach a seed.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Somebody to ask.
+#[derive(Clone)]
+pub(super) enum Source {
+    /// On the connections that there are.
+    Primary(Shard),
+    /// On a connection that is made for it.
+    Other(Box<Endpoint>),
+}
+
+/// A question to this server is under way.
+struct Asking<'a>(&'a Cluster, String);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.asking.lock().remove(&self.1);
+    }
+}
+
+impl Cluster {
+    /// The first view that names primaries, of whichever seed.
+    pub(super) async fn first_view(&self) -> Result<(), Error> {
+        let mut asking: FuturesUnordered<_> =
+            self.seeds.iter().map(|seed| async move { (seed, self.view_of_seed(seed).await) }).collect();
+        let mut said = Vec::new();
+        while let Some((seed, answer)) = asking.next().await {
+            match answer {
+                Ok(view) => {
+                    if !self.topology.write().merge(&view, self.now()).slots.is_empty() {
+                        return Ok(());
+                    }
+                    let text = format!("{} is in a cluster in which no server has a slot", seed.target);
+                    said.push(Error::unavailable(text));
+                }
+                Err(error) => said.push(error),
+            }
+        }
+        Err(none_of(said))
+    }
+
+    async fn view_of_seed(&self, seed: &Endpoint) -> Result<View, Error> {
+        let until = seed.now() + seed.limits.connect;
+        let mut pauses = Doubling::from(FIRST_PAUSE);
+        let mut last = "no answer".to_owned();
+        loop {
+            let too_late = self.host.sleep(until.since(seed.now()));
+            let error = tokio::select! {
+                biased;
+                view = self.view_afresh(seed) => match view {
+                    Ok(view) => return Ok(view),
+                    Err(error) => error,
+                },
+                () = too_late => return Err(unreachable(seed, &last)),
+            };
+            if let Some(mistake) = mistake_of(seed, &error) {
+                return Err(mistake);
+            }
+            words(&error).clone_into(&mut last);
+            self.host.sleep(pauses.next(LONGEST_PAUSE)).await;
+        }
+    }
+
+    /// The cluster as this server sees it. Nothing if it is being asked that.
+    async fn view(&self, source: &Source) -> Option<Result<View, FredError>> {
+        match source {
+            Source::Primary(shard) => {
+                let (server, _) = self.known(*shard)?;
+                let _asking = self.ask_once(server.address.clone())?;
+                let limit = self.pattern.limits.command;
+                let nodes = server.keeper.command("CLUSTER", vec!["NODES".into()], limit);
+                let slots = server.keeper.command("CLUSTER", vec!["SLOTS".into()], limit);
+                let host = self.topology.read().place(*shard).map(|place| place.host.clone())?;
+                Some(tokio::try_join!(nodes, slots).and_then(|answers| read(&answers, &host)))
+            }
+            Source::Other(endpoint) => {
+                let _asking = self.ask_once(endpoint.target.to_string())?;
+                Some(self.view_afresh(endpoint).await)
+            }
+        }
+    }
+
+    fn ask_once(&self, address: String) -> Option<Asking<'_>> {
+        self.asking.lock().insert(address.clone()).then(|| Asking(self, address))
+    }
+
+    async fn view_afresh(&self, server: &Endpoint) -> Result<View, FredError> {
+        let Address::Tcp { host, .. } = &server.target.address else {
+            return Err(FredError::new(FredKind::Config, "a cluster has no sockets"));
+        };
+        let limit = server.limits.command;
+        // It is large, and seldom.
+        let asking = Box::pin(question::ask(self.host.clone(), server, &self.left_out, async |link| {
+            let nodes = link.command("CLUSTER", vec!["NODES".into()], limit);
+            let slots = link.command("CLUSTER", vec!["SLOTS".into()], limit);
+            tokio::try_join!(nodes, slots)
+        }));
+        asking.await.and_then(|answers| read(&answers, host))
+    }
+
+    /// Asks some servers side by side, others in each round, and takes in what each says as it comes.
+    pub(super) async fn look(self: Arc<Self>, round: usize) {
+        let Ok(_turn) = self.looks.try_acquire() else { return };
+        self.look_at(&self.sources(round)).await;
+    }
+
+    /// Asks these, and takes in what each says as it comes.
+    pub(super) async fn look_at(&self, sources: &[Source]) {
+        let mut asking: FuturesUnordered<_> = sources.iter().map(|source| self.view(source)).collect();
+        while let Some(answer) = asking.next().await {
+            match answer {
+                Some(Ok(view)) => {
+                    let changes = self.topology.write().merge(&view, self.now());
+                    self.have_changed(&changes);
+                }
+                Some(Err(error)) => foreign::tell_debug(|| Event::Connection { error: words(&error).into() }),
+                None => {}
+            }
+        }
+    }
+
+    /// Whom to ask in this round: primaries on the connections that there are, and a replica or a seed.
+    fn sources(&self, round: usize) -> Vec<Source> {
+        let topology = self.topology.read();
+        let primaries = topology.servers();
+        let replicas: BTreeSet<Place> =
+            primaries.iter().flat_map(|server| topology.replicas(*server)).cloned().collect();
+        drop(topology);
+        let others: Vec<Endpoint> =
+            replicas.iter().map(|place| self.endpoint(place)).chain(self.seeds.iter().cloned()).collect();
+        let some =
+            primaries.iter().cycle().skip(round * ASKED % primaries.len().max(1)).take(ASKED.min(primaries.len()));
+        let other = others.iter().cycle().nth(round % others.len().max(1));
+        some.map(|shard| Source::Primary(*shard))
+            .chain(other.cloned().map(|other| Source::Other(Box::new(other))))
+            .collect()
+    }
+
+    /// The topology is another: who was served by another server asks anew.
+    pub(super) fn have_changed(&self, changes: &Changes) {
+        self.take_over(changes);
+        let mut slots = changes.slots.clone();
+        for shard in &changes.elsewhere {
+            slots.extend(&self.topology.read().slots(*shard));
+        }
+        if slots.is_empty() {
+            return;
+        }
+        if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
+            listener.missed(&Keys::Of(slots));
+        }
+    }
+
+    /// The topology is another: who waits for it goes on, and servers that have no slot any more, or are elsewhere, are
+    /// left.
+    pub(super) fn take_over(&self, changes: &Changes) {
+        if *changes == Changes::default() {
+            return;
+        }
+        let left: Vec<_> = {
+            let mut servers = self.servers.lock();
+            changes.retired.iter().chain(&changes.elsewhere).filter_map(|left| servers.remove(left)).collect()
+        };
+        for server in left {
+            server.connections.retire();
+        }
+        self.connect_to_all();
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+}
+
+fn read((nodes, slots): &(Value, Value), host: &str) -> Result<View, FredError> {
+    let unreadable = || FredError::new(FredKind::Protocol, "what it says of its cluster cannot be read");
+    views::view(slots, nodes, host).ok_or_else(unreadable)
+}
+
+/// Why no seed is of use: what each has said. Only if all of them turn us down is trying again pointless.
+fn none_of(mut said: Vec<Error>) -> Error {
+    if said.len() == 1 {
+        if let Some(only) = said.pop() {
+            return only;
+        }
+    }
+    let all: Vec<String> = said.iter().map(ToString::to_string).collect();
+    let text = format!("no server of the cluster is of use: {}", all.join("; "));
+    if said.iter().all(|error| matches!(error, Error::Config(_))) {
+        Error::config(text)
+    } else if said.iter().all(|error| matches!(error, Error::Config(_) | Error::Refused(_))) {
+        Error::of(Failure::refused(text))
+    } else {
+        Error::unavailable(text)
+    }
+}

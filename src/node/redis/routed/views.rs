@@ -1,0 +1,121 @@
+//! Reads a cluster as one of its servers sees it: its answers to `CLUSTER SLOTS`, which has the places to connect to, and
+//! `CLUSTER NODES`, which has the epochs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
+
+use fred::types::Value;
+use leasehold_protocol::topology::{Place, Primary, View};
+
+/// The view of a server on this host. Nothing if that is not what it has answered.
+pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
+    let Value::Array(entries) = slots else { return None };
+    let nodes = nodes.as_str()?;
+    let mut primaries: BTreeMap<&str, Primary> = nodes.lines().filter_map(|line| primary(line, host)).collect();
+    for entry in entries {
+        let Listed { slots, id, place, replicas } = entry_of(entry, host)?;
+        // Of one that was no primary a moment ago, the epoch is not known.
+        if let Some(primary) = primaries.get_mut(&*id) {
+            primary.place = place;
+            primary.slots.push(slots);
+            primary.replicas = replicas;
+        }
+    }
+    let known: BTreeSet<Box<str>> = nodes.lines().filter_map(|line| Some(line.split_once(' ')?.0.into())).collect();
+    Some(View { primaries: primaries.into_values().collect(), known })
+}
+
+/// An entry of `CLUSTER SLOTS`.
+struct Listed {
+    slots: RangeInclusive<u16>,
+    id: String,
+    place: Option<Place>,
+    replicas: Vec<Place>,
+}
+
+fn entry_of(entry: &Value, host: &str) -> Option<Listed> {
+    let Value::Array(parts) = entry else { return None };
+    let [first, last, primary, replicas @ ..] = &**parts else { return None };
+    let number = |value: &Value| u16::try_from(value.as_i64()?).ok();
+    let (id, place) = server(primary, host)?;
+    let replicas = replicas.iter().filter_map(|replica| server(replica, host)?.1).collect();
+    Some(Listed { slots: number(first)?..=number(last)?, id, place, replicas })
+}
+
+/// Its id, and where it is. Without a host of its own it is on that of the server that was asked.
+fn server(value: &Value, host: &str) -> Option<(String, Option<Place>)> {
+    let Value::Array(parts) = value else { return None };
+    let [its_host, port, id, ..] = &**parts else { return None };
+    let its_host = its_host.as_string().unwrap_or_default();
+    let place = Place::read(&format!("{its_host}:{}", port.as_i64()?), host);
+    Some((id.as_string()?, place))
+}
+
+/// A line of `CLUSTER NODES`, if it is about a primary.
+fn primary<'a>(line: &'a str, host: &str) -> Option<(&'a str, Primary)> {
+    let mut words = line.split(' ');
+    let [id, address, flags, _of, _ping, _pong, epoch] = [(); 7].map(|()| words.next().unwrap_or_default());
+    let mut flags = flags.split(',');
+    if !flags.clone().any(|flag| flag == "master") || flags.any(|flag| matches!(flag, "handshake" | "noaddr")) {
+        return None;
+    }
+    let place = Place::read(address.split('@').next()?, host);
+    let primary = Primary { id: id.into(), place, epoch: epoch.parse().ok()?, slots: Vec::new(), replicas: Vec::new() };
+    Some((id, primary))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array(parts: impl IntoIterator<Item = Value>) -> Value {
+        Value::Array(parts.into_iter().collect())
+    }
+
+    fn server(host: Option<&str>, port: i64, id: &str) -> Value {
+        array([host.map_or(Value::Null, Value::from), port.into(), id.into(), array([])])
+    }
+
+    const NODES: &str = "\
+        aaa 127.0.0.1:7001@17001,one myself,master - 0 0 3 connected 0-99 101\n\
+        bbb 127.0.0.1:7002@17002 master - 0 1426238316232 2 connected 100\n\
+        ccc 127.0.0.1:7003@17003 slave aaa 0 1426238316232 3 connected\n\
+        ddd 127.0.0.1:7004@17004 master,fail - 0 0 1 disconnected\n\
+        eee :0@0 master,noaddr - 0 0 9 disconnected\n";
+
+    #[test]
+    fn both_answers_are_joined_by_the_servers_ids() {
+        let slots = array([
+            array([0.into(), 99.into(), server(Some("127.0.0.1"), 7001, "aaa"), server(Some(""), 7003, "ccc")]),
+            array([101.into(), 101.into(), server(Some("127.0.0.1"), 7001, "aaa"), server(Some("?"), 7003, "ccc")]),
+            array([100.into(), 100.into(), server(None, 7002, "bbb")]),
+        ]);
+        let View { primaries, .. } = view(&slots, &NODES.into(), "asked").unwrap();
+        let of = |id: &str| primaries.iter().find(|primary| &*primary.id == id).unwrap();
+        let place = |host: &str, port| Some(Place { host: host.into(), port });
+        assert_eq!((of("aaa").epoch, &*of("aaa").slots), (3, &[0..=99, 101..=101][..]));
+        assert_eq!((&of("aaa").place, &of("bbb").place), (&place("127.0.0.1", 7001), &place("asked", 7002)));
+        assert_eq!((of("ddd").epoch, of("ddd").slots.len(), &of("ddd").place), (1, 0, &place("127.0.0.1", 7004)));
+        assert_eq!(primaries.len(), 3);
+        let stranger = array([array([0.into(), 99.into(), server(Some("h"), 7009, "zzz")])]);
+        let View { primaries, known } = view(&stranger, &NODES.into(), "asked").unwrap();
+        assert!(primaries.iter().all(|primary| primary.slots.is_empty()), "it was no primary when it was asked");
+        assert_eq!(known.into_iter().collect::<Vec<_>>().concat(), "aaabbbcccdddeee");
+        let first =
+            array([array([0.into(), 99.into(), server(Some("h"), 7001, "aaa"), server(Some(""), 7003, "ccc")])]);
+        let View { primaries, .. } = view(&first, &NODES.into(), "asked").unwrap();
+        let of_a = primaries.iter().find(|primary| &*primary.id == "aaa").unwrap();
+        assert_eq!(of_a.replicas, [Place { host: "asked".into(), port: 7003 }]);
+    }
+
+    #[test]
+    fn other_answers_are_no_view() {
+        for slots in [Value::Null, "OK".into(), array([1.into()]), array([array([0.into(), 5.into()])])] {
+            assert!(view(&slots, &NODES.into(), "asked").is_none(), "{slots:?}");
+        }
+        assert!(view(&array([]), &Value::Null, "asked").is_none());
+        assert_eq!(view(&array([]), &"".into(), "asked"), Some(View::default()));
+    }
+}

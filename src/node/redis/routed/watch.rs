@@ -1,0 +1,134 @@
+//! Looks after the topology: asks other servers whether the primaries are still what they were, and asks for views
+//! whenever there is a doubt.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use fred::types::Value;
+use leasehold_protocol::{failure::Redirection, key::Key, message::Shard, slot, time::Time};
+
+use super::{Cluster, pulse::Pulse, refresh::Source};
+use crate::node::redis::transport::{is_answer, question};
+
+/// How often it is looked whether a primary answers what was asked of it.
+const TICK: Duration = Duration::from_millis(50);
+
+/// The pause between two rounds of questions for views, while there is a doubt; and how long one lasts.
+const PAUSE: Duration = Duration::from_millis(100);
+const DOUBT: Duration = Duration::from_millis(1_500);
+
+/// What goes on from look to look.
+#[derive(Default)]
+struct Watch {
+    doubted_until: Time,
+    asked: Time,
+    round: usize,
+}
+
+/// Looks after it until it is closed. While nothing is asked, held or awaited, it asks nothing.
+pub(super) async fn run(cluster: Weak<Cluster>) {
+    let Some((closed, woken)) = cluster.upgrade().map(|cluster| (cluster.closed.clone(), cluster.woken.clone())) else {
+        return;
+    };
+    let mut watch = Watch::default();
+    loop {
+        let Some(cluster) = cluster.upgrade() else { return };
+        // Set before the look: what begins after it wakes us.
+        cluster.is_asleep(true);
+        let now = cluster.now();
+        let next = cluster.tick(&mut watch, now);
+        cluster.is_asleep(next > now + TICK);
+        let host = cluster.host.clone();
+        drop(cluster);
+        let pause = async {
+            tokio::select! {
+                biased;
+                () = woken.notified() => {}
+                () = host.sleep(next.since(now)), if next != Time::NEVER => {}
+            }
+        };
+        if closed.run_until_cancelled(pause).await.is_none() {
+            return;
+        }
+    }
+}
+
+impl Cluster {
+    /// Asks what is due. Returns when to look again.
+    fn tick(self: &Arc<Self>, watch: &mut Watch, now: Time) -> Time {
+        let is_needed = self.listener.get().and_then(Weak::upgrade).is_some_and(|listener| listener.is_needed());
+        let pulses: Vec<(Shard, Arc<Pulse>)> =
+            self.servers.lock().iter().map(|(shard, server)| (*shard, server.pulse.clone())).collect();
+        if self.was_doubted() || pulses.iter().any(|(_, pulse)| pulse.is_silent(now)) {
+            watch.doubted_until = now + DOUBT;
+        }
+        let mut next = Time::NEVER;
+        if pulses.iter().any(|(_, pulse)| pulse.is_under_way()) {
+            next = now + TICK;
+        }
+        if watch.doubted_until > now {
+            if now.since(watch.asked) >= PAUSE {
+                (watch.asked, watch.round) = (now, watch.round.wrapping_add(1));
+                self.host.spawn_until_stopped(self.clone().look(watch.round));
+            }
+            next = next.min(watch.asked + PAUSE);
+        }
+        for (shard, pulse) in pulses {
+            if pulse.check_due(is_needed) <= now {
+                if let Some(key) = pulse.check(now) {
+                    watch.round = watch.round.wrapping_add(1);
+                    self.host.spawn_until_stopped(self.clone().cross_check(shard, key, watch.round));
+                }
+            }
+            next = next.min(pulse.check_due(is_needed));
+        }
+        next
+    }
+
+    /// Asks another server who has the key of this primary.
+    async fn cross_check(self: Arc<Self>, shard: Shard, key: Key, round: usize) {
+        let (place, others, replicas) = {
+            let topology = self.topology.read();
+            if !topology.counts(slot::of(key.lock()), shard) {
+                drop(topology);
+                // The next answer brings another key.
+                self.servers.lock().get(&shard).iter().for_each(|server| server.pulse.forget());
+                return;
+            }
+            let others: Vec<Shard> = topology.servers().into_iter().filter(|other| *other != shard).collect();
+            (topology.place(shard).cloned(), others, topology.replicas(shard).to_vec())
+        };
+        let (arguments, limit) = (|| vec![Value::from(key.lock())], self.pattern.limits.command);
+        let (source, asked, answer) = if let Some(other) = others.iter().cycle().nth(round % others.len().max(1)) {
+            let Ok((server, _)) = self.server(*other) else { return };
+            let answer = server.keeper.command("GET", arguments(), limit).await;
+            (Source::Primary(*other), server.address.clone(), answer)
+        } else if let Some(replica) = replicas.iter().cycle().nth(round % replicas.len().max(1)) {
+            let endpoint = self.endpoint(replica);
+            let ask = question::ask(self.host.clone(), &endpoint, &self.left_out, async |link| {
+                link.command("GET", arguments(), limit).await
+            });
+            // It is large, and seldom.
+            let answer = Box::pin(ask).await;
+            (Source::Other(Box::new(endpoint)), replica.to_string(), answer)
+        } else {
+            return;
+        };
+        let host = asked.rsplit_once(':').map_or("", |(host, _port)| host.trim_matches(['[', ']']));
+        match answer {
+            Err(error) => match Redirection::read(error.details(), host) {
+                Some(Redirection::Moved { to, .. }) if to.is_some() && to == place => return,
+                Some(_) => self.look_at(&[source]).await,
+                // It may not be asked that, but perhaps for its view.
+                None if is_answer(&error) => return self.look_at(&[source]).await,
+                None => {}
+            },
+            // It has the key itself: it has taken over.
+            Ok(_) => self.look_at(&[source]).await,
+        }
+        // Others are asked too, and again in a moment.
+        self.doubt();
+    }
+}

@@ -1,0 +1,31 @@
+//! A connection that is made for one question.
+
+use std::sync::Arc;
+
+use fred::error::Error as FredError;
+
+use super::{
+    connection::no_answer,
+    endpoint::{Endpoint, Limits},
+    left_out::LeftOut,
+    link::Link,
+    opening::Opening,
+};
+use crate::keeper::Host;
+
+/// Connects, asks, and ends the connection again.
+pub(crate) async fn ask<T>(
+    host: Host,
+    endpoint: &Endpoint,
+    left_out: &Arc<LeftOut>,
+    question: impl AsyncFnOnce(&Link) -> Result<T, FredError>,
+) -> Result<T, FredError> {
+    let Limits { connect, command } = endpoint.limits;
+    let mut opening = Opening::for_a_question(host, endpoint.clone(), left_out.clone());
+    let (link, ending) = tokio::time::timeout(connect, opening.next()).await.map_err(|_| no_answer())??;
+    let answer = question(&link).await;
+    link.quit(command).await;
+    link.end();
+    ending.settle().await;
+    answer
+}

@@ -1,0 +1,322 @@
+//! A shard that does not answer holds up no other: a node of two, one of which can be frozen.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a scene that cannot be made fails its test")]
+#![allow(clippy::disallowed_methods, reason = "these are a program's own tasks")]
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold_protocol::{
+    failure::Failure,
+    key::Key,
+    loss::LossReason,
+    message::{Reply, Request, Route, Shard},
+    slot::{self, Keys},
+};
+use parking_lot::Mutex;
+use tokio::{sync::watch, task::JoinSet, time::timeout};
+
+use crate::{
+    capabilities::Capabilities,
+    client::{Client, Options},
+    clock::{Clock, SystemClock},
+    keeper::{Host, Keeper},
+    lease::Lease,
+    lock::Lock,
+    node::{Answer, Node, NodeListener, ShardInfo, memory::Memory},
+    options::LockOptions,
+    quorum::Quorum,
+    scope::Scope,
+};
+
+const WARM: Shard = Shard(1);
+const COLD: Shard = Shard(2);
+
+/// No call here may take so long but one that waits for the cold shard.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Its keys are in the cold shard if they say so.
+struct Halves {
+    warm: Arc<Memory>,
+    cold: Arc<Memory>,
+    host: Host,
+    is_frozen: watch::Sender<bool>,
+    warm_requests: AtomicUsize,
+    cold_requests: AtomicUsize,
+    reconnected: Mutex<Vec<Shard>>,
+    listener: Mutex<Option<Weak<dyn NodeListener>>>,
+}
+
+impl Halves {
+    fn freeze(&self, is_frozen: bool) {
+        self.is_frozen.send_replace(is_frozen);
+    }
+
+    fn cold_requests(&self) -> usize {
+        self.cold_requests.load(Ordering::SeqCst)
+    }
+
+    fn missed(&self, keys: &Keys) {
+        self.listener.lock().clone().and_then(|listener| listener.upgrade()).expect("a client listens").missed(keys);
+    }
+}
+
+impl fmt::Debug for Halves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Halves")
+    }
+}
+
+impl Node for Halves {
+    fn route(&self) -> Route {
+        Route::Keeper
+    }
+
+    fn listen(&self, listener: Weak<dyn NodeListener>) {
+        self.warm.listen(listener.clone());
+        self.cold.listen(listener.clone());
+        *self.listener.lock() = Some(listener);
+    }
+
+    fn tracking_capacity(&self) -> usize {
+        0
+    }
+
+    fn address(&self) -> &'static str {
+        "halves"
+    }
+
+    fn shard(&self, key: &Key) -> Shard {
+        if key.lock().contains("cold") { COLD } else { WARM }
+    }
+
+    fn shards(&self) -> Vec<ShardInfo> {
+        [WARM, COLD].map(|shard| ShardInfo { shard, ..ShardInfo::only("halves") }).into()
+    }
+
+    fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
+        let is_cold = match &request {
+            Request::Renew(claims) => claims.iter().any(|claim| self.shard(&claim.key) == COLD),
+            request => request.shard(|key| self.shard(key)) == COLD,
+        };
+        if !is_cold {
+            self.warm_requests.fetch_add(1, Ordering::SeqCst);
+            return self.warm.send(route, request, limit);
+        }
+        self.cold_requests.fetch_add(1, Ordering::SeqCst);
+        let (cold, mut frozen, too_late) = (self.cold.clone(), self.is_frozen.subscribe(), self.host.sleep(limit));
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                _ = frozen.wait_for(|is_frozen| !is_frozen) => {}
+                () = too_late => return Err(Failure::unknown("the shard is frozen")),
+            }
+            cold.send(route, request, limit).await
+        })
+    }
+
+    fn capabilities(&self, _: Shard, limit: Duration) -> Answer<Capabilities> {
+        self.warm.capabilities(Shard::FIRST, limit)
+    }
+
+    fn reconnect(&self, _: Route, shard: Shard) {
+        self.reconnected.lock().push(shard);
+    }
+
+    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.warm.close(limit)
+    }
+}
+
+struct Scene {
+    client: Arc<Client>,
+    halves: Arc<Halves>,
+}
+
+impl Scene {
+    fn new(ttl: Duration, command_timeout: Duration) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let (host, stop) = Host::start(Keeper::Thread, &clock).unwrap();
+        let halves = Arc::new(Halves {
+            warm: Memory::private(&clock),
+            cold: Memory::private(&clock),
+            host: host.clone(),
+            is_frozen: watch::Sender::new(false),
+            warm_requests: AtomicUsize::new(0),
+            cold_requests: AtomicUsize::new(0),
+            reconnected: Mutex::default(),
+            listener: Mutex::default(),
+        });
+        let options = Options {
+            lock: LockOptions { ttl, ..LockOptions::default() },
+            prefix: "".into(),
+            label: "host:7".into(),
+            command_timeout,
+            grant_timeout: Duration::from_millis(900),
+            in_slots: false,
+        };
+        let quorum = Quorum::of_one(halves.clone(), &clock, &host, command_timeout);
+        Self { client: Client::new(options, clock, host, stop, quorum, None), halves }
+    }
+
+    fn lock(&self, name: &str) -> Lock {
+        Lock::new(Scope::new(self.client.clone()), name).owner(crate::Owner::anonymous())
+    }
+
+    async fn acquire(&self, name: &str) -> Lease {
+        self.lock(name).acquire_within(SOON).await.unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// Completes when so many names are waited for.
+    async fn waits(&self, names: usize) {
+        while self.client.lines.len() < names {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// So many leases on the cold shard.
+    async fn cold_leases(&self, many: usize) -> Vec<Lease> {
+        let mut leases = Vec::new();
+        for at in 0..many {
+            leases.push(self.acquire(&format!("cold-{at}")).await);
+        }
+        leases
+    }
+}
+
+#[tokio::test]
+async fn renewals_of_a_shard_do_not_wait_for_another() {
+    let scene = Scene::new(Duration::from_millis(600), Duration::from_secs(10));
+    let (warm, cold) = (scene.acquire("warm").await, scene.acquire("cold").await);
+    scene.halves.freeze(true);
+    let lost = timeout(SOON, cold.lost()).await.expect("it is lost by its deadline");
+    assert_eq!(lost.reason(), LossReason::Expired);
+    // Both were last renewed at about the same time.
+    assert!(warm.check().is_ok() && warm.remaining() > Duration::from_millis(200), "{:?}", warm.remaining());
+    warm.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_links_end_is_asked_for_where_the_key_is() {
+    let scene = Scene::new(Duration::from_millis(600), Duration::from_secs(10));
+    let (warm, cold) = (scene.acquire("warm").await, scene.acquire("cold").await);
+    scene.halves.freeze(true);
+    timeout(SOON, cold.lost()).await.expect("it is lost by its deadline");
+    let reconnected = scene.halves.reconnected.lock().clone();
+    assert!(!reconnected.is_empty() && reconnected.iter().all(|shard| *shard == COLD), "{reconnected:?}");
+    warm.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn releases_of_a_shard_do_not_wait_for_another() {
+    let scene = Scene::new(Duration::from_secs(60), Duration::from_secs(60));
+    let (warm, cold) = (scene.acquire("warm").await, scene.cold_leases(300).await);
+    scene.halves.freeze(true);
+    drop(cold);
+    drop(warm);
+    scene.acquire("warm").await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
+    let scene = Scene::new(Duration::from_secs(60), Duration::from_secs(60));
+    let (warm, cold) = (scene.acquire("warm").await, scene.cold_leases(200).await);
+    let mut waiters = JoinSet::new();
+    for at in 0..cold.len() {
+        let lock = scene.lock(&format!("cold-{at}"));
+        waiters.spawn(async move { drop(lock.acquire().await) });
+    }
+    let asked = scene.halves.cold_requests();
+    timeout(SOON, scene.waits(200)).await.expect("all of them wait");
+    assert!(asked < scene.halves.cold_requests());
+    scene.halves.freeze(true);
+    scene.halves.missed(&Keys::All);
+    let asked = scene.halves.cold_requests();
+    let all_slots = async {
+        while scene.halves.cold_requests() < asked + 128 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, all_slots).await.expect("as many check as may");
+    let next = {
+        let lock = scene.lock("warm");
+        tokio::spawn(async move { lock.acquire_within(SOON).await })
+    };
+    timeout(SOON, scene.waits(201)).await.expect("it waits");
+    warm.release().await.unwrap();
+    next.await.unwrap().expect("the warm shard answers").release().await.unwrap();
+}
+
+#[tokio::test]
+async fn only_those_who_may_have_missed_something_ask() {
+    let scene = Scene::new(Duration::from_secs(60), Duration::from_secs(60));
+    let _warm = scene.acquire("warm").await;
+    // Of another TTL, or it would go along with the first.
+    let _cold = scene.lock("cold").ttl(Duration::from_secs(90)).acquire_within(SOON).await.unwrap();
+    let asked = scene.halves.cold_requests();
+    let warm_asked = scene.halves.warm_requests.load(Ordering::SeqCst);
+    scene.halves.missed(&Keys::Of([slot::of("warm")].into_iter().collect()));
+    let is_renewed = async {
+        while scene.halves.warm_requests.load(Ordering::SeqCst) == warm_asked {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, is_renewed).await.expect("it is renewed at once");
+    assert_eq!(scene.halves.cold_requests(), asked);
+    scene.halves.missed(&Keys::All);
+    let is_asked = async {
+        while scene.halves.cold_requests() == asked {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, is_asked).await.expect("so is the other one");
+}
+
+/// An undo that has waited for its whole time asks again when its shard answers; the answers of another are no reason.
+#[tokio::test]
+async fn an_answer_of_one_shard_wakes_no_undo_of_another() {
+    let scene = Scene::new(Duration::from_millis(300), Duration::from_millis(100));
+    scene.halves.freeze(true);
+    scene.lock("cold").try_acquire().await.expect_err("the shard is frozen");
+    // The undo asks until a TTL has passed.
+    let rests = async {
+        let mut asked = 0;
+        while asked != scene.halves.cold_requests() {
+            asked = scene.halves.cold_requests();
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+    };
+    timeout(SOON, rests).await.expect("it comes to rest");
+    let asked = scene.halves.cold_requests();
+    for _ in 0..50 {
+        scene.acquire("warm").await.release().await.unwrap();
+    }
+    assert_eq!(scene.halves.cold_requests(), asked);
+    scene.halves.freeze(false);
+    scene.acquire("cold-2").await.release().await.unwrap();
+    let is_asked = async {
+        while scene.halves.cold_requests() < asked + 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, is_asked).await.expect("the undo asks once more");
+}
+
+#[tokio::test]
+async fn what_is_asked_of_a_node_is_asked_of_every_shard() {
+    let scene = Scene::new(Duration::from_secs(60), SOON);
+    let (_warm, _cold) = (scene.acquire("warm").await, scene.acquire("cold").await);
+    let held = scene.client.quorum.held("*", SOON).await.unwrap();
+    assert_eq!(held.into_iter().collect::<Vec<_>>(), ["cold", "warm"]);
+    assert_eq!(scene.client.quorum.status().len(), 2);
+    scene.client.quorum.capabilities(SOON).await.unwrap();
+    scene.client.quorum.health("", SOON).await.unwrap();
+}

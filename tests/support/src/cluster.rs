@@ -1,0 +1,171 @@
+//! Real clusters, made by raw commands.
+
+use std::time::Duration;
+
+use super::{
+    clock_shim::ClockShim,
+    resp::Value,
+    server::{Server, ServerBuilder},
+    wait::eventually,
+};
+
+/// So long after its last sign of life a primary is taken for dead.
+pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// By then a cluster is ready, on a machine that has much else to do.
+const READY: Duration = Duration::from_secs(30);
+
+const SLOTS: usize = 16_384;
+
+/// Servers that are a cluster: first the primaries, each with an equal part of the slots, then their replicas in the
+/// same order.
+#[derive(Debug)]
+pub struct Cluster {
+    servers: Vec<Server>,
+    primaries: usize,
+    /// They all go by it.
+    clock: ClockShim,
+}
+
+impl Cluster {
+    /// So many primaries, and so many replicas of each.
+    #[track_caller]
+    pub fn start(primaries: usize, replicas: usize) -> Self {
+        Self::with(primaries, replicas, |server| server)
+    }
+
+    /// The same, with more to each server.
+    #[track_caller]
+    pub fn with(primaries: usize, replicas: usize, more: impl Fn(ServerBuilder) -> ServerBuilder) -> Self {
+        let clock = ClockShim::new();
+        let server = |_| more(Server::builder().cluster(true).clock(&clock)).start();
+        let servers: Vec<Server> = (0..primaries * (1 + replicas)).map(server).collect();
+        // A new primary waits for two seconds before it says that it is up.
+        clock.forward(Duration::from_secs(3));
+        let cluster = Self { servers, primaries, clock };
+        cluster.join();
+        cluster
+    }
+
+    fn join(&self) {
+        for (at, server) in self.servers.iter().enumerate() {
+            let (mut wire, epoch) = (server.wire(), (at + 1).to_string());
+            wire.must(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
+            if at < self.primaries {
+                let (first, next) = (SLOTS * at / self.primaries, SLOTS * (at + 1) / self.primaries);
+                let slots: Vec<String> = (first..next).map(|slot| slot.to_string()).collect();
+                let all: Vec<&str> =
+                    ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+                wire.must(&all);
+            }
+        }
+        for one in &self.servers {
+            let mut wire = one.wire();
+            for other in self.servers.iter().filter(|other| other.port() != one.port()) {
+                wire.must(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+            }
+        }
+        for (at, replica) in self.servers.iter().enumerate().skip(self.primaries) {
+            let primary = self.id(at % self.primaries);
+            eventually(READY, "a replica knows its primary", || {
+                replica.wire().cmd(&["CLUSTER", "REPLICATE", &primary]).error().is_none()
+            });
+        }
+        eventually(READY, "the cluster is ready", || (0..self.servers.len()).all(|at| self.is_ready(at)));
+    }
+
+    fn is_ready(&self, at: usize) -> bool {
+        let mut wire = self.servers[at].wire();
+        let info = wire.cmd(&["CLUSTER", "INFO"]).text();
+        let has = |line: &str| info.lines().any(|of_info| of_info.trim_end() == line);
+        let is_linked =
+            at < self.primaries || wire.info_field("replication", "master_link_status").as_deref() == Some("up");
+        // Each primary is listed with all of its replicas.
+        let servers = 3 + self.servers.len() / self.primaries - 1;
+        let is_listed = match wire.cmd(&["CLUSTER", "SLOTS"]) {
+            Value::Array(entries) => {
+                entries.len() == self.primaries
+                    && entries.iter().all(|entry| matches!(entry, Value::Array(parts) if parts.len() == servers))
+            }
+            _ => false,
+        };
+        has("cluster_state:ok") && has("cluster_slots_assigned:16384") && is_linked && is_listed
+    }
+
+    /// The name of a server in its cluster.
+    pub fn id(&self, at: usize) -> String {
+        self.servers[at].wire().cmd(&["CLUSTER", "MYID"]).text()
+    }
+
+    /// All of them: primaries first.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// Those that were made primaries.
+    pub fn primaries(&self) -> &[Server] {
+        &self.servers[..self.primaries]
+    }
+
+    /// The first replica of this primary.
+    pub fn replica_of(&self, primary: usize) -> &Server {
+        &self.servers[self.primaries + primary]
+    }
+
+    /// The clock of all of them.
+    pub fn clock(&self) -> &ClockShim {
+        &self.clock
+    }
+
+    /// Which primary had this key at first.
+    pub fn home_of(&self, key: &str) -> usize {
+        let slot = usize::from(self.slot_of(key));
+        (0..self.primaries).find(|at| slot < SLOTS * (at + 1) / self.primaries).expect("every slot has a home")
+    }
+
+    /// In which slot a key is.
+    pub fn slot_of(&self, key: &str) -> u16 {
+        let slot = self.servers[0].wire().cmd(&["CLUSTER", "KEYSLOT", key]).int();
+        u16::try_from(slot).expect("a slot")
+    }
+
+    /// Moves a slot with all that is in it, as an operator's tool does: key by key.
+    pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        let (slot, [from_id, to_id]) = (slot.to_string(), [from, to].map(|at| self.id(at)));
+        let [mut source, mut target] = [from, to].map(|at| self.servers[at].wire());
+        let port = self.servers[to].port().to_string();
+        target.must(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+        source.must(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+        loop {
+            let Value::Array(keys) = source.cmd(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]) else {
+                panic!("the keys of slot {slot}")
+            };
+            if keys.is_empty() {
+                break;
+            }
+            for key in keys {
+                source.must(&["MIGRATE", "127.0.0.1", &port, &key.text(), "0", "5000"]);
+            }
+        }
+        for wire in [&mut target, &mut source] {
+            wire.must(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        }
+    }
+
+    /// A name like this one that is at home on this primary.
+    pub fn name_at(&self, primary: usize, like: &str) -> String {
+        let names = (0..1_000).map(|number| format!("{like}-{number}"));
+        names.into_iter().find(|name| self.home_of(name) == primary).expect("one of a thousand names")
+    }
+
+    /// The url that names the primaries.
+    pub fn url(&self) -> String {
+        self.url_of(self.primaries())
+    }
+
+    /// The url that names these servers.
+    pub fn url_of(&self, servers: &[Server]) -> String {
+        let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+        format!("redis-cluster://{}", hosts.join(","))
+    }
+}
