@@ -254,6 +254,27 @@ async fn f44b_locks_of_a_dead_primary_are_granted_again_soon_after_its_replica_t
     }
 }
 
+/// Each answer that counts is followed by a question at another server, and none where nothing is held (rule 11).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_server_is_asked_who_has_the_key_while_there_is_a_reason() {
+    let cluster = Cluster::start(3, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let name = cluster.name_at(1, "job");
+    // It is refused there: MOVED.
+    let asked = || [0, 2].map(|other| cluster.primaries()[other].wire().refused("get")).iter().sum::<usize>();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(asked(), 0, "nobody has asked for anything");
+    let lease = acquire(&leases, &name, LONG).await;
+    eventually_async(Duration::from_secs(2), "it is asked after the first answer", || asked() >= 1).await;
+    let before = asked();
+    eventually_async(Duration::from_secs(7), "and while something is held", || asked() > before).await;
+    lease.release().await.unwrap().confirmed();
+    let released = asked();
+    // After the release's own answer.
+    tokio::time::sleep(Duration::from_millis(6_500)).await;
+    assert!(asked() <= released + 1, "{} after the release", asked() - released);
+}
+
 /// A primary that stood still while another took over goes on: nobody believes what it says (rule 11). Its lease, which
 /// was never replicated, is told as lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

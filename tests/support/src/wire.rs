@@ -158,9 +158,20 @@ impl Wire {
     /// How often the server has run a command, also in scripts.
     #[track_caller]
     pub fn calls(&mut self, command: &str) -> usize {
+        self.statistic(command, "calls")
+    }
+
+    /// How often the server has refused this command without running it.
+    #[track_caller]
+    pub fn refused(&mut self, command: &str) -> usize {
+        self.statistic(command, "rejected_calls")
+    }
+
+    #[track_caller]
+    fn statistic(&mut self, command: &str, what: &str) -> usize {
         let line = self.info_field("commandstats", &format!("cmdstat_{command}")).unwrap_or_default();
-        let calls = line.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
-        calls.map_or(0, |calls| calls.parse().expect("a number"))
+        let mut pairs = line.split(',').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(name, _)| *name == what).map_or(0, |(_, number)| number.parse().expect("a number"))
     }
 
     /// How many scripts the server has run: the first time on a connection a script goes out by its text, then by its
