@@ -64,6 +64,15 @@ impl Halves {
         self.cold_requests.load(Ordering::SeqCst)
     }
 
+    /// Completes when nothing has been asked of the cold shard for a while.
+    async fn rest(&self) {
+        let mut asked = usize::MAX;
+        while asked != self.cold_requests() {
+            asked = self.cold_requests();
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+    }
+
     fn missed(&self, keys: &Keys) {
         let listeners: Vec<_> = self.listeners.lock().iter().filter_map(Weak::upgrade).collect();
         assert!(!listeners.is_empty(), "a client listens");
@@ -254,6 +263,8 @@ async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
         waiters.spawn(async move { drop(lock.acquire().await) });
     }
     timeout(SOON, scene.waits(200)).await.expect("all of them wait");
+    // What is asked before a wait takes no slot.
+    timeout(SOON, scene.halves.rest()).await.expect("they have asked");
     scene.halves.freeze(true);
     scene.client.lines.notify_all(&Keys::All, scene.client.now());
     let asked = scene.halves.cold_requests();
@@ -265,11 +276,13 @@ async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
     timeout(SOON, all_slots).await.expect("as many check as may");
     let next = {
         let lock = scene.lock("warm");
-        tokio::spawn(async move { lock.acquire_within(SOON).await })
+        // A check that waits for a slot in vain goes without one at last.
+        tokio::spawn(async move { lock.acquire().await })
     };
     timeout(SOON, scene.waits(201)).await.expect("it waits");
     warm.release().await.unwrap();
-    next.await.unwrap().expect("the warm shard answers").release().await.unwrap();
+    let next = timeout(SOON, next).await.expect("the warm shard answers");
+    next.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
@@ -304,14 +317,7 @@ async fn an_answer_of_one_shard_wakes_no_undo_of_another() {
     scene.halves.freeze(true);
     scene.lock("cold").try_acquire().await.expect_err("the shard is frozen");
     // The undo asks until a TTL has passed.
-    let rests = async {
-        let mut asked = 0;
-        while asked != scene.halves.cold_requests() {
-            asked = scene.halves.cold_requests();
-            tokio::time::sleep(Duration::from_millis(700)).await;
-        }
-    };
-    timeout(SOON, rests).await.expect("it comes to rest");
+    timeout(SOON, scene.halves.rest()).await.expect("it comes to rest");
     let asked = scene.halves.cold_requests();
     for _ in 0..50 {
         scene.acquire("warm").await.release().await.unwrap();

@@ -171,8 +171,13 @@ pub(crate) fn enable(config: &mut Config, tls: &Tls) -> Result<(), String> {
             format!("{certificate} and {key} are no certificate and its PKCS #8 key ({error}): see that they are PEM")
         })?);
     }
-    let connector =
-        TlsConnector::try_from(builder).map_err(|error| format!("TLS cannot be set up: {}", error.details()))?;
+    let connector = TlsConnector::try_from(builder).map_err(|error| match &tls.client {
+        // As OpenSSL says it.
+        Some((certificate, _)) if error.details().contains("key values mismatch") => {
+            format!("{certificate} does not go with its key: name the key that it was made for")
+        }
+        _ => format!("TLS cannot be set up: {}", error.details()),
+    })?;
     config.tls = Some(connector.into());
     Ok(())
 }
