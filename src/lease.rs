@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence::Fence, message::Route};
+use leasehold_protocol::{fence::Fence, loss, message::Route};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
@@ -275,6 +275,8 @@ impl Drop for Lease {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away before the release.
         let _under_way = client.host.token();
+        // Its loss may be noted, and not told yet.
+        let lost = self.view.board().ended().and_then(|lost| loss::label(lost.reason()));
         let leaving = self.view.leave();
         // In a `release` this comes after the answer: without the hold, a late notification of its grant would pass the
         // lock on.
@@ -290,7 +292,7 @@ impl Drop for Lease {
         }
         // Last, for it runs foreign code.
         if let Some(span) = is_last.then(|| hold.end_span()).flatten() {
-            span.ends("dropped");
+            span.ends(lost.unwrap_or("dropped"));
         }
     }
 }

@@ -85,8 +85,8 @@ impl Tls {
     }
 
     /// Takes whatever certificate comes: **anybody on the way to the server can read the password and grant locks**.
-    /// For a server whose certificate nobody can vouch for, in a network that you trust. Better is
-    /// [`ca_file`](Self::ca_file) with that very certificate.
+    /// For a server whose certificate nobody can vouch for, in a network that you trust. Better is an authority of your
+    /// own: sign the server's certificate with it, and name it by [`ca_file`](Self::ca_file).
     pub fn danger_accept_any_certificate(mut self) -> Self {
         self.accepts_any = true;
         self

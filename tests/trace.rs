@@ -151,6 +151,26 @@ fn work_runs_in_the_span_of_its_lease_and_its_outcome_is_there() {
 }
 
 /// The keeper knows a hold that has ended for a while, if it has others.
+/// Its holder may be quicker than whoever tells of the loss.
+#[test]
+fn a_lease_that_is_dropped_as_soon_as_it_is_lost_ended_by_its_loss() {
+    recorded(LevelFilter::INFO, async |recorder| {
+        let server = Server::start();
+        let leases = Leases::builder().url(server.url()).ttl(Duration::from_millis(500)).build().await.unwrap();
+        let mut holders = tokio::task::JoinSet::new();
+        for number in 0..40 {
+            let lease = leases.lock(format!("job:{number}")).acquire().await.unwrap();
+            holders.spawn(async move { drop(lease.lost().await) });
+        }
+        server.stop();
+        within(HANGS, "the losses", holders.join_all()).await;
+        let closed = || recorder.0.lock().closed.iter().filter(|closed| *closed == "lease").count();
+        eventually_async(HANGS, "all spans are closed", || closed() == 40).await;
+        let fields = recorder.fields("lease");
+        assert_eq!(fields.matches("outcome=\"expired\"").count(), 40, "{fields}");
+    });
+}
+
 #[test]
 fn a_span_ends_with_its_lease_whatever_else_is_held() {
     recorded(LevelFilter::INFO, async |recorder| {

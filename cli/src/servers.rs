@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Clone, Part)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct Servers {
-    /// The server: redis://, rediss:// or unix://.
+    /// The server: redis://, rediss://, redis-cluster:// or unix://.
     #[arg(long, env = "LEASEHOLD_URL", hide_env_values = true, value_parser = url)]
     pub(crate) url: Option<String>,
     /// Read the URL from the first line of this file.
@@ -79,7 +79,7 @@ pub(crate) struct Servers {
 /// A URL of a server that other processes see.
 pub(crate) fn url(text: &str) -> Result<String, String> {
     if text.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("memory:")) {
-        return Err("such a lock is there for one process only: name a server, redis://, rediss:// or unix://".into());
+        return Err("such a lock is there for one process only: name a server, redis://, rediss://, redis-cluster:// or unix://".into());
     }
     Ok(text.into())
 }

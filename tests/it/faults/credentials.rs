@@ -281,6 +281,30 @@ async fn f61_wrong_credentials_are_asked_for_twice_and_refused() {
     assert!((2..=4).contains(&asked), "two connections, asked for twice or together: {asked}");
 }
 
+/// While nothing that is known does, each try to connect wants credentials.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f63_a_provider_that_fails_is_asked_a_few_times_a_second() {
+    let rotation = Rotation::new();
+    let (asked, fails) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let (count, is_sealed, password) = (asked.clone(), fails.clone(), rotation.password());
+    let server = Server::at("127.0.0.1", rotation.server.port()).credentials(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        let credentials = Credentials::new(USER, password.clone());
+        let answer = if is_sealed.load(Ordering::SeqCst) { Err("sealed") } else { Ok(credentials) };
+        async move { answer }
+    });
+    let leases = connect(server).await;
+    fails.store(true, Ordering::SeqCst);
+    let mut wire = rotation.server.wire();
+    wire.must(&["ACL", "SETUSER", USER, "resetpass", ">another"]);
+    let (before, began) = (asked.load(Ordering::SeqCst), Instant::now());
+    wire.must(&["CLIENT", "KILL", "USER", USER]);
+    eventually_async(HANGS, "it is asked again and again", || asked.load(Ordering::SeqCst) >= before + 8).await;
+    // Twice at once, and then four times a second.
+    assert!(began.elapsed() >= Duration::from_millis(6 * 250), "eight times in {:?}", began.elapsed());
+    leases.close().await;
+}
+
 #[tokio::test]
 async fn f63_a_provider_that_gives_nothing_is_named() {
     type Answer = fn() -> Result<Credentials, String>;

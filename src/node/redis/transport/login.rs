@@ -4,7 +4,7 @@
 //!
 //! 1. A provider is foreign code, and runs on a thread of its own: if it blocks, that is felt there alone.
 //! 2. Whoever asks while a question is under way shares its answer, so a provider is asked once for all connections that
-//!    are made at one moment. A question that has no answer after the time to connect is given up: the next one asks anew,
+//!    are made at one moment; and again at most once in [`ASK_EVERY`], but for one that follows at once. A question that has no answer after the time to connect is given up: the next one asks anew,
 //!    on another thread, of which there are at most [`MOST_THREADS`].
 //! 3. A new connection takes the last answer while that is fresh: it is valid still, or a second old at most, and no server
 //!    has refused it. Otherwise it asks, and waits for the answer for a quarter of a command's time. Then it takes the last
@@ -56,6 +56,10 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// twice a second.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// Beyond a second question at once, which may come with a new password, the next one comes so long after the last. Each
+/// try to connect wants an answer, and a vault that fails must not be asked by all of them.
+const ASK_EVERY: Duration = Duration::from_millis(250);
+
 /// The beginning of an error about credentials that the server does not take.
 const REJECTED: &str = "what its provider of credentials gives is not taken: ";
 
@@ -97,7 +101,10 @@ struct Questions {
     /// One for each thread that lives.
     running: Arc<()>,
     asked: u64,
-    under_way: Option<(Time, watch::Receiver<Outcome>)>,
+    /// Whether the next one may come at once.
+    at_once: bool,
+    /// The last one, and when it began.
+    last: Option<(Time, watch::Receiver<Outcome>)>,
 }
 
 impl Provider {
@@ -130,12 +137,12 @@ impl Provider {
         }))
     }
 
-    /// The answer to a question that is asked now, or is under way.
+    /// The answer to a question that is asked now, or is under way, or was answered just now.
     fn question(&self, endpoint: &Endpoint) -> io::Result<watch::Receiver<Outcome>> {
         let now = endpoint.now();
         let mut questions = self.0.questions.lock();
-        let Questions { worker, running, asked, under_way } = &mut *questions;
-        if let Some((began, outcome)) = under_way {
+        let Questions { worker, running, asked, at_once, last } = &mut *questions;
+        if let Some((began, outcome)) = last {
             let is_under_way = outcome.borrow().is_none() && outcome.has_changed().is_ok();
             let is_given_up = now.since(*began) >= endpoint.limits.connect;
             if is_under_way && (!is_given_up || Arc::strong_count(running) > MOST_THREADS) {
@@ -143,7 +150,12 @@ impl Provider {
             }
             if is_under_way {
                 *worker = None;
+            } else if now.since(*began) < ASK_EVERY && !std::mem::take(at_once) {
+                return Ok(outcome.clone());
             }
+        }
+        if last.as_ref().is_none_or(|(began, _)| now.since(*began) >= FRESH) {
+            *at_once = true;
         }
         let worker = match worker {
             Some(worker) if !worker.has_ended() => worker,
@@ -172,7 +184,7 @@ impl Provider {
                 }
             })
         }));
-        *under_way = Some((now, outcome.clone()));
+        *last = Some((now, outcome.clone()));
         Ok(outcome)
     }
 
