@@ -276,7 +276,8 @@ impl Drop for Lease {
         // `close` must not take the connection away before the release.
         let _under_way = client.host.token();
         // Its loss may be noted, and not told yet.
-        let lost = self.view.board().ended().and_then(|lost| loss::label(lost.reason()));
+        let has_span = hold.has_span();
+        let ended = if has_span { self.view.board().ended() } else { None };
         let leaving = self.view.leave();
         // In a `release` this comes after the answer: without the hold, a late notification of its grant would pass the
         // lock on.
@@ -291,9 +292,16 @@ impl Drop for Lease {
             }
         }
         // Last, for it runs foreign code.
-        if let Some(span) = is_last.then(|| hold.end_span()).flatten() {
-            span.ends(lost.unwrap_or("dropped"));
+        if has_span && is_last {
+            end_span(hold, ended.as_ref());
         }
+    }
+}
+
+#[cold]
+fn end_span(hold: &Hold, ended: Option<&Lost>) {
+    if let Some(span) = hold.end_span() {
+        span.ends(ended.and_then(|lost| loss::label(lost.reason())).unwrap_or("dropped"));
     }
 }
 

@@ -31,10 +31,13 @@ impl<T> PerShard<T> {
         &self.first
     }
 
+    #[inline]
     pub(crate) fn of(&self, shard: Shard, make: impl FnOnce() -> T) -> Of<'_, T> {
-        if shard == Shard::FIRST {
-            return Of::First(&self.first);
-        }
+        if shard == Shard::FIRST { Of::First(&self.first) } else { self.other(shard, make) }
+    }
+
+    #[cold]
+    fn other(&self, shard: Shard, make: impl FnOnce() -> T) -> Of<'_, T> {
         let known = self.others.lock().get(&shard).cloned();
         // Made while nothing is locked.
         let make = || {
@@ -62,6 +65,7 @@ impl<T> PerShard<T> {
 impl<T> Deref for Of<'_, T> {
     type Target = T;
 
+    #[inline]
     fn deref(&self) -> &T {
         match self {
             Self::First(one) => one,

@@ -101,15 +101,8 @@ impl Scope {
     /// The key of this name, if all is within its bounds.
     pub(crate) fn key(&self, name: &str) -> Result<Key, Error> {
         self.check()?;
-        let key = Key::new(self.whole_prefix(), name).map_err(Error::of_name)?;
-        if self.client.options.in_slots && !key.is_in_one_slot() {
-            return Err(Error::config(format!(
-                "the name {:?} has a }} and no hash tag: on a cluster its fence would be in another slot; leave out the }}, \
-                 or put a tag {{…}} before it",
-                key.lock()
-            )));
-        }
-        Ok(key)
+        let key = Key::new(self.whole_prefix(), name).map_err(Error::of_name);
+        if self.client.options.in_slots { key.and_then(in_one_slot) } else { key }
     }
 
     fn whole_prefix(&self) -> &str {
@@ -146,4 +139,16 @@ impl fmt::Debug for Scope {
         let (prefix, label) = (self.whole_prefix(), self.label_in_use());
         f.debug_struct("Scope").field("prefix", &prefix).field("label", &label).finish_non_exhaustive()
     }
+}
+
+/// On a cluster all keys of a lock have to be in one slot.
+fn in_one_slot(key: Key) -> Result<Key, Error> {
+    if key.is_in_one_slot() {
+        return Ok(key);
+    }
+    Err(Error::config(format!(
+        "the name {:?} has a }} and no hash tag: on a cluster its fence would be in another slot; leave out the }}, or put a \
+         tag {{…}} before it",
+        key.lock()
+    )))
 }

@@ -107,6 +107,10 @@ impl Node for Halves {
         "halves"
     }
 
+    fn is_sharded(&self) -> bool {
+        true
+    }
+
     fn shard(&self, key: &Key) -> Shard {
         if key.lock().contains("cold") { COLD } else { WARM }
     }

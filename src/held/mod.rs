@@ -132,13 +132,18 @@ impl Hold {
         self.had_span.store(true, Ordering::Release);
     }
 
+    /// Whether a subscriber wants a span of it.
+    pub(crate) fn has_span(&self) -> bool {
+        self.had_span.load(Ordering::Acquire)
+    }
+
     pub(crate) fn span(&self) -> Option<LeaseSpan> {
-        if self.had_span.load(Ordering::Acquire) { self.span.lock().clone() } else { None }
+        if self.has_span() { self.span.lock().clone() } else { None }
     }
 
     /// The span ends here, though others may know the hold for a while: they are told what they have to be told.
     pub(crate) fn end_span(&self) -> Option<LeaseSpan> {
-        if self.had_span.load(Ordering::Acquire) { self.span.lock().take() } else { None }
+        if self.has_span() { self.span.lock().take() } else { None }
     }
 
     /// Keeps the key for at least so long from now on, or until the time that was asked for before.

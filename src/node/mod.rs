@@ -88,6 +88,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Where it is, without who we are there.
     fn address(&self) -> &str;
 
+    /// Whether it has shards at all: what follows is not asked of others.
+    fn is_sharded(&self) -> bool {
+        false
+    }
+
     /// The shard that has this key now.
     fn shard(&self, _key: &Key) -> Shard {
         Shard::FIRST

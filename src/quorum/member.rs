@@ -8,7 +8,10 @@ use std::{
     fmt,
     future::{Future, ready},
     pin::Pin,
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::{Duration, UNIX_EPOCH},
 };
@@ -45,6 +48,7 @@ pub(crate) struct Member {
     address: Box<str>,
     /// Not there before the first connection.
     node: OnceLock<Arc<dyn Node>>,
+    is_sharded: AtomicBool,
     listener: OnceLock<Weak<dyn NodeListener>>,
     peers: Arc<Mutex<Peers>>,
     clock: Arc<dyn Clock>,
@@ -71,6 +75,7 @@ impl Member {
         Arc::new(Self {
             address: address.into(),
             node: OnceLock::new(),
+            is_sharded: AtomicBool::new(false),
             listener: OnceLock::new(),
             peers,
             clock,
@@ -94,7 +99,15 @@ impl Member {
 
     /// The shard that has this key now.
     pub(crate) fn shard_of(&self, key: &Key) -> Shard {
-        self.node().map_or(Shard::FIRST, |node| node.shard(key))
+        match self.node() {
+            Some(node) if self.is_sharded() => node.shard(key),
+            _ => Shard::FIRST,
+        }
+    }
+
+    /// A node that is no cluster does not pay for shards.
+    fn is_sharded(&self) -> bool {
+        self.is_sharded.load(Ordering::Acquire)
     }
 
     /// All shards that there are now.
@@ -108,11 +121,14 @@ impl Member {
     }
 
     pub(super) fn state(&self, shard: Shard) -> Of<'_, ShardState> {
-        self.shards.of(shard, || {
-            self.shards.retain(&self.shard_numbers()).iter().for_each(|gone| gone.has_gone());
-            // The node is the only one: there is no quorum of clusters.
-            ShardState::new(NodeHealth::new(0, true))
-        })
+        self.shards.of(shard, || self.new_state())
+    }
+
+    #[cold]
+    fn new_state(&self) -> ShardState {
+        self.shards.retain(&self.shard_numbers()).iter().for_each(|gone| gone.has_gone());
+        // The node is the only one: there is no quorum of clusters.
+        ShardState::new(NodeHealth::new(0, true))
     }
 
     /// The gate through which tests control it, if it is in memory.
@@ -133,6 +149,7 @@ impl Member {
     /// It is connected for the first time.
     pub(super) fn install(&self, node: Arc<dyn Node>) {
         let node = self.node.get_or_init(|| node);
+        self.is_sharded.store(node.is_sharded(), Ordering::Release);
         self.metrics.note_up(true);
         if let Some(listener) = self.listener.get() {
             node.listen(listener.clone());
@@ -182,7 +199,7 @@ impl Member {
     }
 
     fn asked(&self, request: &Request) -> Shard {
-        request.shard(|key| self.shard_of(key))
+        if self.is_sharded() { request.shard(|key| self.shard_of(key)) } else { Shard::FIRST }
     }
 
     pub(super) fn capabilities(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<Capabilities, Capabilities> {
@@ -365,10 +382,9 @@ impl Member {
     pub(super) async fn answers_for(&self, key: &Key, asked: Shard, host: &Host) {
         /// Nothing tells when a slot finds an owner.
         const PAUSE: Duration = Duration::from_secs(1);
-        let is_of_cluster = |shard| shard != Shard::FIRST || self.shard_numbers() != [Shard::FIRST];
         while self.shard_of(key) == asked {
             let state = self.state(asked);
-            if !is_of_cluster(asked) {
+            if !self.is_sharded() {
                 return state.back().await;
             }
             tokio::select! {

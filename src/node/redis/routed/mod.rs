@@ -269,6 +269,10 @@ impl Node for Routed {
         &self.0.address
     }
 
+    fn is_sharded(&self) -> bool {
+        true
+    }
+
     fn shard(&self, key: &Key) -> Shard {
         self.0.shard(key)
     }
