@@ -121,6 +121,13 @@ async fn events_have_stable_names_and_never_show_the_token() {
 
     credentials_are_told_once(log).await;
 
+    let lease = lock.acquire().await.unwrap();
+    server.kill();
+    let cause = format!("cause=\"there is no connection to redis at 127.0.0.1:{}", server.port());
+    expect(log, "WARN at_risk", &cause).await;
+    within(HANGS, "the loss", lease.lost()).await;
+    expect(log, "WARN lost", &cause).await;
+
     let lines = log.lines().join("\n");
     for token in [token, second] {
         let secret = token.trim_start_matches("lh1:").split('@').next().unwrap();

@@ -296,6 +296,11 @@ impl NodeHealth {
         }
     }
 
+    /// Why it does not serve, if it does not.
+    pub fn trouble(&self) -> Option<&str> {
+        self.unreachable.as_deref().or(self.refused.as_deref())
+    }
+
     /// The offset of its clock, as of its newest vote.
     pub fn clock_offset(&self) -> Option<ClockOffset> {
         self.clock_offset

@@ -25,10 +25,14 @@ pub(crate) enum Event {
     Lost {
         label: String,
         lost: Lost,
+        /// Why its servers do not serve, if they do not.
+        cause: Option<String>,
     },
     AtRisk {
         lock: String,
         label: String,
+        /// As above.
+        cause: Option<String>,
     },
     Recovered {
         lock: String,
@@ -237,12 +241,14 @@ impl Event {
     #[allow(clippy::too_many_lines, reason = "a list")]
     fn emit_to_subscriber(&self) {
         match self {
-            Self::Lost { label, lost } => {
+            Self::Lost { label, lost, cause } => {
                 let (lock, reason, by) = (lost.name(), lost.reason(), lost.forced().map(ForcedRelease::label));
-                tracing::warn!(name: "lost", target: TARGET, lock, label, ?reason, by, "{lost}");
+                let cause = cause.as_deref();
+                tracing::warn!(name: "lost", target: TARGET, lock, label, ?reason, by, cause, "{lost}");
             }
-            Self::AtRisk { lock, label } => {
-                tracing::warn!(name: "at_risk", target: TARGET, lock, label, "a renewal is not confirmed");
+            Self::AtRisk { lock, label, cause } => {
+                let cause = cause.as_deref();
+                tracing::warn!(name: "at_risk", target: TARGET, lock, label, cause, "a renewal is not confirmed");
             }
             Self::Recovered { lock, label } => {
                 tracing::info!(name: "recovered", target: TARGET, lock, label, "a renewal is confirmed again");

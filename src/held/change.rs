@@ -21,6 +21,17 @@ pub(crate) struct PhaseChange {
 }
 
 impl PhaseChange {
+    /// Says why, where servers are the reason.
+    pub(crate) fn because(&mut self, trouble: impl FnOnce() -> Option<String>) {
+        match &mut self.event {
+            Event::AtRisk { cause, .. } => *cause = trouble(),
+            Event::Lost { lost, cause, .. } if matches!(lost.reason(), LossReason::Expired | LossReason::NoQuorum) => {
+                *cause = trouble();
+            }
+            _ => {}
+        }
+    }
+
     pub(crate) fn tell(self) {
         // Every lease is woken before any is cancelled: a caller's thread cancels by itself, and may have to wait
         // there.

@@ -282,8 +282,8 @@ impl Hold {
     fn event(&self, phase: Phase, end: Option<&Lost>) -> Event {
         let (lock, label) = (self.claim.key.name().to_owned(), self.claim.token.label().to_owned());
         match end {
-            Some(lost) => Event::Lost { label, lost: lost.clone() },
-            None if phase == Phase::AtRisk => Event::AtRisk { lock, label },
+            Some(lost) => Event::Lost { label, lost: lost.clone(), cause: None },
+            None if phase == Phase::AtRisk => Event::AtRisk { lock, label, cause: None },
             None => Event::Recovered { lock, label },
         }
     }

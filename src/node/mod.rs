@@ -115,6 +115,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// The capabilities of a shard, as far as it tells them.
     fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities>;
 
+    /// Why there is no connection for renewals to a shard, if there is none.
+    fn trouble(&self, _shard: Shard) -> Option<String> {
+        None
+    }
+
     /// The route's connection to a shard looks dead: make a new one, in the background.
     fn reconnect(&self, route: Route, shard: Shard);
 

@@ -395,6 +395,14 @@ impl Member {
         }
     }
 
+    /// Why it does not serve this key, if it does not.
+    pub(super) fn trouble(&self, key: &Key) -> Option<String> {
+        let shard = self.shard_of(key);
+        // Renewals wait for a connection for longer than the news of it can.
+        let of_link = self.node().and_then(|node| node.trouble(shard));
+        of_link.or_else(|| self.state(shard).health_by_now().trouble().map(Into::into))
+    }
+
     /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
     pub(crate) fn is_recovering(&self) -> bool {
         self.recovers_in().is_some()

@@ -207,6 +207,13 @@ impl Quorum {
         Failure::of_nodes(self.members.iter().zip(said).map(vote))
     }
 
+    /// Why nodes do not serve this key, in the words of each.
+    pub(crate) fn trouble(&self, key: &Key) -> Option<String> {
+        let mut troubles: Vec<String> = self.members.iter().filter_map(|member| member.trouble(key)).collect();
+        troubles.dedup();
+        (!troubles.is_empty()).then(|| troubles.join("; "))
+    }
+
     pub(crate) fn status(&self) -> Vec<NodeStatus> {
         let of = |member: &Arc<Member>| member.shards().iter().map(|shard| member.status(shard)).collect::<Vec<_>>();
         self.members.iter().flat_map(of).collect()

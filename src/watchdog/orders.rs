@@ -24,7 +24,8 @@ impl Watchdog {
     /// Telling may block a caller's thread, and panic: no order comes after it.
     pub(crate) fn execute(self: &Arc<Self>, hold: &Arc<Hold>, Reaction { actions, news }: Reaction) {
         let _carried_out = catching_panics(|| self.carry_out(hold, &actions));
-        if let Some(news) = news {
+        if let Some(mut news) = news {
+            news.because(|| self.quorum.trouble(&hold.claim.key));
             news.tell();
         }
         if !actions.reconnect.is_empty() {

@@ -59,8 +59,8 @@ fn all() -> Vec<Event> {
     let text = || "text".to_owned();
     let lost = Lost::new("job", fence::ZERO, LossReason::Expired.into(), SystemTime::UNIX_EPOCH, Duration::ZERO);
     vec![
-        Event::Lost { label: text(), lost },
-        Event::AtRisk { lock: text(), label: text() },
+        Event::Lost { label: text(), lost, cause: None },
+        Event::AtRisk { lock: text(), label: text(), cause: Some(text()) },
         Event::Recovered { lock: text(), label: text() },
         Event::Renewal {
             lock: text(),

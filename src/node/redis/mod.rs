@@ -83,6 +83,10 @@ impl Node for Redis {
         self.0.capabilities(limit)
     }
 
+    fn trouble(&self, _: Shard) -> Option<String> {
+        self.0.keeper.trouble()
+    }
+
     fn reconnect(&self, route: Route, _: Shard) {
         self.0.connection(route).reconnect();
     }

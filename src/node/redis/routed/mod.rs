@@ -300,6 +300,10 @@ impl Node for Routed {
         Box::pin(async move { cluster.server(shard)?.0.capabilities(limit).await })
     }
 
+    fn trouble(&self, shard: Shard) -> Option<String> {
+        self.0.known(shard)?.0.keeper.trouble()
+    }
+
     fn reconnect(&self, route: Route, shard: Shard) {
         if let Some((server, _)) = self.0.known(shard) {
             server.connection(route).reconnect();

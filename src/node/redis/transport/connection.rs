@@ -323,6 +323,11 @@ impl Connection {
         })
     }
 
+    /// Why there is no link, if there is none.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.links.link_now().err().map(|failure| failure.to_string())
+    }
+
     /// It gave no answer in time.
     pub(crate) fn silent(&self, limit: Duration) -> Failure {
         failure::silent(&self.links.server, limit)
