@@ -7,6 +7,9 @@ use support::{Cluster, HANGS, Lag, Server, eventually, eventually_async, eventua
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
+/// By then a replica has taken over: the others may deny it their votes at first, and are asked again after four seconds.
+const TAKEN_OVER: Duration = Duration::from_secs(30);
+
 async fn connect(url: &str) -> Result<Leases, Error> {
     within(HANGS, "build", Leases::builder().url(url).command_timeout(COMMAND).build()).await
 }
@@ -199,7 +202,7 @@ async fn f44b_a_lease_that_was_replicated_outlives_its_primary() {
         } else {
             primary.stop();
         }
-        eventually_async(HANGS, "the replica takes over", || {
+        eventually_async(TAKEN_OVER, "the replica takes over", || {
             replica.wire().info_field("replication", "role").as_deref() == Some("master")
         })
         .await;
@@ -237,7 +240,7 @@ async fn f44b_locks_of_a_dead_primary_are_granted_again_soon_after_its_replica_t
         let lock = leases.lock(&name).ttl(LONG);
         let granted = tokio::spawn(async move { lock.acquire().await.map(|lease| (lease, Instant::now())) });
         let mut promoted = Instant::now();
-        eventually_async(HANGS, "the replica takes over", || {
+        eventually_async(TAKEN_OVER, "the replica takes over", || {
             promoted = Instant::now();
             replica.wire().info_field("replication", "role").as_deref() == Some("master")
         })
@@ -269,10 +272,11 @@ async fn another_server_is_asked_who_has_the_key_while_there_is_a_reason() {
     let before = asked();
     eventually_async(Duration::from_secs(7), "and while something is held", || asked() > before).await;
     lease.release().await.unwrap().confirmed();
-    let released = asked();
-    // After the release's own answer.
-    tokio::time::sleep(Duration::from_millis(6_500)).await;
-    assert!(asked() <= released + 1, "{} after the release", asked() - released);
+    // The release's own answer is followed by one.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = asked();
+    tokio::time::sleep(Duration::from_millis(5_500)).await;
+    assert_eq!(asked(), before, "nothing is held any more");
 }
 
 /// A primary that stood still while another took over goes on: nobody believes what it says (rule 11). Its lease, which
@@ -290,7 +294,7 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     primary.stop();
     replica.cont();
     let waiting = tokio::spawn(two.lock(&name).ttl(LONG).acquire());
-    eventually_async(HANGS, "the replica takes over", || {
+    eventually_async(TAKEN_OVER, "the replica takes over", || {
         replica.wire().info_field("replication", "role").as_deref() == Some("master")
     })
     .await;
