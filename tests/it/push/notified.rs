@@ -59,6 +59,18 @@ async fn our_own_commands_cause_no_more_notifications() {
             within(HANGS, "it waits", hears.recv()).await.unwrap();
         }
         let counts = |wire: &mut Wire| (wire.calls("pexpire"), wire.scripts());
+        // Notifications that come on have every waiter ask once more.
+        for program in [&one, &two] {
+            let told = within(HANGS, "capabilities", program.capabilities()).await.unwrap();
+            assert_eq!(*told.notifications(), leasehold::Notifications::On, "{told}");
+        }
+        let mut seen = (0, 0);
+        let at_rest = async {
+            while std::mem::replace(&mut seen, counts(&mut wire)) != seen {
+                tokio::time::sleep(TTL / 5).await;
+            }
+        };
+        within(HANGS, "they have asked", at_rest).await;
         let (start, before) = (Instant::now(), counts(&mut wire));
         // The window in which they are counted.
         tokio::time::sleep(WINDOW).await;
