@@ -259,7 +259,7 @@ async fn releases_of_a_shard_do_not_wait_for_another() {
 async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
     let holders = Scene::new(Duration::from_secs(60), Duration::from_secs(60));
     let (warm, cold) = (holders.acquire("warm").await, holders.cold_leases(200).await);
-    // Whoever waits for a lock of its own program asks nobody.
+    // A waiter for a lock of its own program asks nobody.
     let scene = holders.other();
     let mut waiters = JoinSet::new();
     for at in 0..cold.len() {
@@ -267,7 +267,7 @@ async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
         waiters.spawn(async move { drop(lock.acquire().await) });
     }
     timeout(SOON, scene.waits(200)).await.expect("all of them wait");
-    // What is asked before a wait takes no slot.
+    // A first request, before the wait, takes no slot.
     timeout(SOON, scene.halves.rest()).await.expect("they have asked");
     scene.halves.freeze(true);
     scene.client.lines.notify_all(&Keys::All, scene.client.now());

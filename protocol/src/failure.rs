@@ -40,8 +40,9 @@ pub enum Redirection {
 }
 
 impl Redirection {
-    /// From the error of the server at this host.
-    pub fn read(details: &str, host: &str) -> Option<Self> {
+    /// From the error of the server at this address, `host:port`.
+    pub fn read(details: &str, sender: &str) -> Option<Self> {
+        let host = sender.rsplit_once(':').map_or(sender, |(host, _port)| host.trim_matches(['[', ']']));
         let mut words = details.split_ascii_whitespace();
         let kind = words.next()?;
         if kind == "TRYAGAIN" {
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn redirections_are_read_as_servers_write_them() {
-        let read = |details| Redirection::read(details, "sender");
+        let read = |details| Redirection::read(details, "sender:6379");
         let place = |host: &str, port| Some(Place { host: host.into(), port });
         let moved = |slot, to| Some(Redirection::Moved { slot, to });
         assert_eq!(read("MOVED 3999 127.0.0.1:6381"), moved(3_999, place("127.0.0.1", 6_381)));

@@ -100,7 +100,7 @@ struct Server {
     replicas: Vec<Place>,
 }
 
-/// What has changed.
+/// The outcome of a view or a redirection.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Changes {
@@ -140,7 +140,7 @@ impl Topology {
         let entered: Vec<Option<Shard>> = primaries.iter().map(|primary| self.enter(primary)).collect();
         let named: HashMap<Shard, &Primary> =
             entered.iter().zip(primaries).filter_map(|(shard, primary)| Some(((*shard)?, primary))).collect();
-        // What the view knows of a server is no older than what we do.
+        // The view's knowledge of a server is no older than ours.
         let is_newer = |servers: &BTreeMap<Shard, Server>, shard| {
             let ours = servers.get(&shard).map_or(0, |server| server.epoch);
             named.get(&shard).is_some_and(|primary| primary.epoch >= ours)
@@ -243,7 +243,6 @@ impl Topology {
             return Some(*shard);
         }
         let place = primary.place.clone().filter(|_| !primary.slots.is_empty())?;
-        // What it claims counts from now on, and not before.
         let (id, replicas) = (Some(primary.id.clone()), primary.replicas.clone());
         Some(self.add(Server { id, place, epoch: primary.epoch, replicas }))
     }

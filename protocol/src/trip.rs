@@ -29,7 +29,7 @@ pub struct Trip {
     sendings: u32,
 }
 
-/// What is to be done with it.
+/// The next step of it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Send it to this server.
@@ -40,7 +40,7 @@ pub enum Step {
     Enough,
 }
 
-/// What an answer comes to.
+/// The outcome of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
     /// It is the answer.
@@ -83,7 +83,6 @@ impl Trip {
             // It was handed to a link that ended; another server may have the slot by now.
             (None, Some(failure)) if failure.is_unsent() && is_elsewhere => Heard::Again(self.pause()),
             (None, Some(failure)) if failure.is_silence() => Heard::Counts,
-            (Some(Redirection::Moving { .. }), _) => Heard::Counts,
             _ if is_elsewhere => Heard::Void,
             _ => Heard::Counts,
         }

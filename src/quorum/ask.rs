@@ -19,7 +19,7 @@ use leasehold_protocol::{
     votes::NodeAnswer,
 };
 
-use super::{Asked, FanOut, Member, Quorum};
+use super::{Asked, FanOut, Member, Quorum, vote_of};
 use crate::{capabilities::Capabilities, node::Answer};
 
 impl Quorum {
@@ -150,14 +150,7 @@ impl Quorum {
             well += usize::from(answer.is_ok());
             let info = infos.iter().find(|info| shards.get(at) == Some(&info.shard));
             let address = info.map_or_else(|| member.address().to_owned(), |info| info.address.clone());
-            said.push((
-                address,
-                match answer {
-                    Ok(_) => NodeAnswer::Granted,
-                    Err(failure) if failure.is_refusal() => NodeAnswer::Refused(failure.to_string()),
-                    Err(failure) => NodeAnswer::Unreachable(failure.to_string()),
-                },
-            ));
+            said.push((address, vote_of(&answer, |_| NodeAnswer::Granted)));
         }
         if well >= majority(shards.len()) { Ok(()) } else { Err(Failure::of_nodes(said)) }
     }
@@ -203,7 +196,7 @@ fn key_of_each_shard(member: &Member, prefix: &str) -> Option<BTreeMap<Shard, Ke
     (!keys.is_empty()).then_some(keys)
 }
 
-/// What all shards of a node can do.
+/// The common capabilities of all shards of a node.
 fn capabilities(member: Arc<Member>, limit: Duration) -> Answer<Capabilities> {
     Box::pin(async move {
         let ask = |shard| member.capabilities(shard, limit);

@@ -6,13 +6,11 @@
 
 use std::{
     fmt,
-    future::{Future, ready},
-    pin::Pin,
+    future::ready,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, ready},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -30,7 +28,11 @@ use leasehold_protocol::{
 };
 use parking_lot::Mutex;
 
-use super::{shard::ShardState, undo_limits::Undos};
+use super::{
+    asked::{Asked, ComingVote},
+    shard::ShardState,
+    undo_limits::Undos,
+};
 use crate::{
     capabilities::Capabilities,
     clock::{self, Clock, wall},
@@ -57,7 +59,7 @@ pub(crate) struct Member {
     pub(super) undos: Undos,
     /// The troubles that were reported of it.
     told: Troubles,
-    /// What belongs to a vote is of the first.
+    /// A vote belongs to the first.
     shards: PerShard<ShardState>,
     metrics: NodeMetrics,
 }
@@ -106,7 +108,7 @@ impl Member {
     }
 
     /// A node that is no cluster does not pay for shards.
-    fn is_sharded(&self) -> bool {
+    pub(crate) fn is_sharded(&self) -> bool {
         self.is_sharded.load(Ordering::Acquire)
     }
 
@@ -214,7 +216,7 @@ impl Member {
         request: AcquireRequest,
         limit: Duration,
     ) -> ComingVote {
-        ComingVote(self.ask_at(now, route, Request::Acquire(request), limit))
+        ComingVote::of(self.ask_at(now, route, Request::Acquire(request), limit))
     }
 
     /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
@@ -234,13 +236,13 @@ impl Member {
         R: Send + 'static,
     {
         match node {
-            Ok(node) => Asked { answer: ask(&**node), read, of: Some((self.clone(), shard, now)) },
-            Err(failure) => Asked { answer: Box::pin(ready(Err(failure))), read, of: None },
+            Ok(node) => Asked::new(ask(&**node), read, Some((self.clone(), shard, now))),
+            Err(failure) => Asked::new(Box::pin(ready(Err(failure))), read, None),
         }
     }
 
     /// Keeps what the node says of itself with a vote that was asked for at `sent`.
-    fn voted(
+    pub(super) fn voted(
         self: &Arc<Self>,
         sent: Time,
         VoteReply { acquired, identity, overtaken }: VoteReply,
@@ -259,7 +261,7 @@ impl Member {
     }
 
     /// A shard has answered what was sent at `sent`, or not.
-    fn heard(self: &Arc<Self>, shard: Shard, failure: Option<&Failure>, sent: Time) {
+    pub(super) fn heard(self: &Arc<Self>, shard: Shard, failure: Option<&Failure>, sent: Time) {
         // A refusal of a key is an answer of the server.
         let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered(shard) };
         self.state(shard).note_trouble();
@@ -445,45 +447,6 @@ impl Member {
         let wall = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         let status = self.state(*shard).health_by_now().status(address, self.now(), wall);
         node_status::of_shard(status, *slots, *replicas)
-    }
-}
-
-/// A node's answer on its way. It is told to the node's health, and read as the request's own type.
-///
-/// It is the box that the node made and a few words beside it, so that one request takes one allocation.
-#[must_use = "it is sent when it is looked at"]
-pub(crate) struct Asked<T, R = Reply> {
-    answer: Answer<R>,
-    read: fn(R) -> Result<T, Failure>,
-    /// The node, its shard and the time of asking; none where that was pointless.
-    of: Option<(Arc<Member>, Shard, Time)>,
-}
-
-impl<T, R> Future for Asked<T, R> {
-    type Output = Result<T, Failure>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = ready!(self.answer.as_mut().poll(context)).and_then(self.read);
-        if let Some((member, shard, sent)) = &self.of {
-            member.heard(*shard, outcome.as_ref().err(), *sent);
-        }
-        Poll::Ready(outcome)
-    }
-}
-
-/// A node's vote on its way.
-pub(crate) struct ComingVote(Asked<VoteReply>);
-
-impl Future for ComingVote {
-    type Output = Result<Said, Failure>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = ready!(Pin::new(&mut self.0).poll(context));
-        Poll::Ready(match &self.0.of {
-            Some((member, _, sent)) => outcome.and_then(|vote| member.voted(*sent, vote)),
-            // There is no vote without a node.
-            None => outcome.map(|VoteReply { acquired, overtaken, .. }| Said::Vote { acquired, overtaken }),
-        })
     }
 }
 

@@ -22,10 +22,11 @@ use leasehold_protocol::{
 use parking_lot::Mutex;
 
 pub(crate) use self::{
+    asked::{Asked, ComingVote},
     connect::ConnectConfig,
     fan_out::{FanOut, MayFail, Untold},
     first_connection::FirstConnection,
-    member::{Asked, ComingVote, Member},
+    member::Member,
     undo::{UndoTask, Undone},
 };
 use crate::{
@@ -36,6 +37,7 @@ use crate::{
 };
 
 mod ask;
+mod asked;
 mod connect;
 mod fan_out;
 mod first_connection;
@@ -55,6 +57,15 @@ pub(crate) struct Quorum {
     restart_delay: Duration,
     compared: AtomicU64,
     clocks_differ: AtomicBool,
+}
+
+/// What a node said, for people.
+fn vote_of<T>(said: &Result<T, Failure>, answer: impl Fn(&T) -> NodeAnswer) -> NodeAnswer {
+    match said {
+        Ok(said) => answer(said),
+        Err(failure) if failure.is_refusal() => NodeAnswer::Refused(failure.to_string()),
+        Err(failure) => NodeAnswer::Unreachable(failure.to_string()),
+    }
 }
 
 /// Whether so many nodes are asked for votes: one without a restart delay decides without.
@@ -196,14 +207,8 @@ impl Quorum {
         if let ([Err(failure)], true) = (said, self.is_one()) {
             return failure.clone();
         }
-        let vote = |(member, said): (&Arc<Member>, &Result<T, Failure>)| {
-            let answer = match said {
-                Ok(said) => answer(said),
-                Err(failure) if failure.is_refusal() => NodeAnswer::Refused(failure.to_string()),
-                Err(failure) => NodeAnswer::Unreachable(failure.to_string()),
-            };
-            (member.address().into(), answer)
-        };
+        let vote =
+            |(member, said): (&Arc<Member>, &Result<T, Failure>)| (member.address().into(), vote_of(said, &answer));
         Failure::of_nodes(self.members.iter().zip(said).map(vote))
     }
 

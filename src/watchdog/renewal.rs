@@ -237,6 +237,9 @@ impl Watchdog {
 
 /// The batch, a part for each shard: one that does not answer holds up no other's.
 fn by_shard(member: &Member, batch: &HoldBatch) -> Vec<(Shard, HoldBatch)> {
+    if !member.is_sharded() {
+        return vec![(Shard::FIRST, batch.clone())];
+    }
     let shard_of = |hold: &Arc<Hold>| member.shard_of(&hold.claim.key);
     let first = batch.first().map_or(Shard::FIRST, shard_of);
     if batch.iter().all(|hold| shard_of(hold) == first) {

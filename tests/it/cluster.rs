@@ -18,6 +18,22 @@ async fn acquire(leases: &Leases, name: &str, ttl: Duration) -> Lease {
     within(HANGS, "the lock", leases.lock(name).ttl(ttl).acquire()).await.unwrap()
 }
 
+/// A primary is killed, or stands still.
+fn end(primary: &Server, killed: bool) {
+    if killed { primary.kill() } else { primary.stop() }
+}
+
+/// Completes when a replica has become a primary: since this moment, or a look before.
+async fn takes_over(replica: &Server) -> Instant {
+    let mut looked = Instant::now();
+    eventually_async(TAKEN_OVER, "the replica takes over", || {
+        looked = Instant::now();
+        replica.wire().info_field("replication", "role").as_deref() == Some("master")
+    })
+    .await;
+    looked
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_seed_is_enough_also_a_replica_or_one_beside_the_dead() {
     let cluster = Cluster::start(3, 1);
@@ -72,7 +88,7 @@ async fn leases_of_all_shards_are_kept_and_listed() {
     }
 }
 
-/// Who watches a slot that leaves hears of it, and asks its new owner.
+/// A waiter that watches a slot hears that it leaves, and asks its new owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44a_a_slot_that_moves_takes_its_holder_and_its_waiters_along() {
     for fair in [false, true] {
@@ -197,15 +213,8 @@ async fn f44b_a_lease_that_was_replicated_outlives_its_primary() {
         at_the_replica.must(&["READONLY"]);
         eventually(HANGS, "it is replicated", || at_the_replica.exists(&name));
         let until = Instant::now() + lease.remaining();
-        if killed {
-            primary.kill();
-        } else {
-            primary.stop();
-        }
-        eventually_async(TAKEN_OVER, "the replica takes over", || {
-            replica.wire().info_field("replication", "role").as_deref() == Some("master")
-        })
-        .await;
+        end(primary, killed);
+        takes_over(replica).await;
         // Nothing is asked of the old one meanwhile, so the next look may be five seconds away.
         let limit = Duration::from_secs(6);
         let is_renewed = || Instant::now() + lease.remaining() > until + Duration::from_secs(1);
@@ -232,19 +241,10 @@ async fn f44b_locks_of_a_dead_primary_are_granted_again_soon_after_its_replica_t
         let name = cluster.name_at(1, "job");
         acquire(&leases, &name, LONG).await.release().await.unwrap().confirmed();
         let (primary, replica) = (&cluster.primaries()[1], cluster.replica_of(1));
-        if killed {
-            primary.kill();
-        } else {
-            primary.stop();
-        }
+        end(primary, killed);
         let lock = leases.lock(&name).ttl(LONG);
         let granted = tokio::spawn(async move { lock.acquire().await.map(|lease| (lease, Instant::now())) });
-        let mut promoted = Instant::now();
-        eventually_async(TAKEN_OVER, "the replica takes over", || {
-            promoted = Instant::now();
-            replica.wire().info_field("replication", "role").as_deref() == Some("master")
-        })
-        .await;
+        let promoted = takes_over(replica).await;
         let (lease, at) = within(HANGS, "the lock", granted).await.unwrap().unwrap();
         // An attempt at the old one may have to be given up first.
         let (took, bound) =
@@ -294,11 +294,7 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     primary.stop();
     replica.cont();
     let waiting = tokio::spawn(two.lock(&name).ttl(LONG).acquire());
-    eventually_async(TAKEN_OVER, "the replica takes over", || {
-        replica.wire().info_field("replication", "role").as_deref() == Some("master")
-    })
-    .await;
-    let promoted = Instant::now();
+    let promoted = takes_over(replica).await;
     let lost = within(HANGS, "the signal", held.lost()).await;
     assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost}");
     let (took, bound) = (promoted.elapsed(), Duration::from_secs(6) + lag.worst());

@@ -161,7 +161,7 @@ fn places_are_read_as_servers_write_them() {
     }
 }
 
-/// What is done to a cluster of four servers: a failover of one to a new one, or a move of a slot to another one.
+/// An event in a cluster of four servers: a failover of one to a new one, or a move of a slot to another one.
 #[derive(Debug, Clone)]
 enum Event {
     Failover(usize),

@@ -13,7 +13,7 @@ use leasehold_protocol::{
 };
 use tokio::runtime::Handle;
 
-use self::server::Connections;
+use self::server::{Connections, route_from};
 pub(crate) use self::{
     routed::Routed,
     transport::{Address, Endpoint, Limits, Provider, Seeds, Target},
@@ -53,10 +53,7 @@ impl Redis {
 
 impl Node for Redis {
     fn route(&self) -> Route {
-        match (&self.0.home, Handle::try_current()) {
-            (Some((home, _)), Ok(here)) if here.id() == *home => Route::Home,
-            _ => Route::Keeper,
-        }
+        route_from(self.0.home.as_ref().map(|(home, _)| *home))
     }
 
     fn address(&self) -> &str {

@@ -69,7 +69,7 @@ impl ServerLane<'_> {
             if !in_time {
                 return;
             }
-            // What else happens to the workers has to be over.
+            // Other faults of the workers have to be over.
             let calm = (fault == ServerFault::Move).then(|| self.scene.calm());
             let from = now();
             self.act(fault, from);

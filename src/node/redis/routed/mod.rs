@@ -29,14 +29,14 @@ use leasehold_protocol::{
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::{
-    runtime::{Handle, Id},
+    runtime::Handle,
     sync::{Notify, Semaphore, watch::Sender},
 };
 use tokio_util::sync::CancellationToken;
 
 use self::{narrowed::Narrowed, pulse::Pulse};
 use super::{
-    server::{Connections, elsewhere, no_thread},
+    server::{Connections, elsewhere, no_thread, route_from},
     subscription::channel,
     transport::{Address, Endpoint, LeftOut, Limits, Seeds},
 };
@@ -61,7 +61,7 @@ pub(crate) struct Routed(Arc<Cluster>);
 
 struct Cluster {
     seeds: Vec<Endpoint>,
-    /// Who we are on every server, and by which clock.
+    /// For every server: whose the connections are, and by which clock.
     pattern: Endpoint,
     /// The name in the servers' certificates, where they are announced by their addresses.
     tls_name: Option<String>,
@@ -95,7 +95,7 @@ struct Cluster {
 struct Server {
     connections: Arc<Connections>,
     pulse: Arc<Pulse>,
-    /// What it notices by itself goes through this.
+    /// Its notifications go through this.
     _listener: Arc<Narrowed>,
 }
 
@@ -164,16 +164,12 @@ fn named(mut endpoint: Endpoint, tls_name: Option<&str>) -> Endpoint {
 }
 
 impl Cluster {
-    fn home_id(&self) -> Option<Id> {
-        self.home.as_ref().map(Handle::id)
-    }
-
     /// Requests find connections there, or on their way.
     fn connect_to_all(&self) {
         let servers = self.topology.read().servers();
         if servers.len() <= AT_ONCE {
             for server in servers {
-                // Whoever asks it for something hears why there is none.
+                // A request to it tells why there is none.
                 drop(self.server(server));
             }
         }
@@ -185,7 +181,7 @@ impl Cluster {
         if let Some(server) = servers.get(&shard) {
             return Ok((server.connections.clone(), server.pulse.clone()));
         }
-        // Who closes or leaves looks at the servers afterwards.
+        // A close, or the end of a primary, looks at the servers afterwards.
         if self.closed.is_cancelled() {
             return Err(Failure::unsent("it was closed meanwhile"));
         }
@@ -232,7 +228,7 @@ impl Cluster {
         self.is_doubted.swap(false, Ordering::AcqRel)
     }
 
-    fn is_asleep(&self, is_asleep: bool) {
+    fn set_asleep(&self, is_asleep: bool) {
         self.is_asleep.store(is_asleep, Ordering::SeqCst);
     }
 
@@ -250,10 +246,7 @@ impl Cluster {
 
 impl Node for Routed {
     fn route(&self) -> Route {
-        match (self.0.home_id(), Handle::try_current()) {
-            (Some(home), Ok(here)) if here.id() == home => Route::Home,
-            _ => Route::Keeper,
-        }
+        route_from(self.0.home.as_ref().map(Handle::id))
     }
 
     fn listen(&self, listener: Weak<dyn NodeListener>) {

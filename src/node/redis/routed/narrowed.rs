@@ -1,4 +1,4 @@
-//! What one primary notices by itself, for those who wait for it.
+//! The notifications of one primary, for those who wait for them.
 
 use std::{
     sync::{Arc, Weak},
@@ -10,7 +10,7 @@ use leasehold_protocol::{message::Shard, slot::Keys};
 use super::Cluster;
 use crate::node::NodeListener;
 
-/// Passes notifications on. What a primary has missed is said of its own slots only.
+/// Passes notifications on. A gap in those of a primary is one of its own slots only.
 #[derive(Debug)]
 pub(super) struct Narrowed {
     cluster: Weak<Cluster>,

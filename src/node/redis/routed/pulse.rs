@@ -1,4 +1,4 @@
-//! What is under way with one primary: whether it answers, and what its last answer that counts was about.
+//! The requests under way with one primary: whether it answers, and for which key to ask another server about it.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ pub(super) struct Pulse {
     /// The last answer, or the first request since there was nothing under way.
     heard: AtomicU64,
     counted: AtomicU64,
-    /// What the last question was asked about, or will be.
+    /// Another server is asked about this one.
     key: Mutex<Option<Key>>,
     check: Mutex<CrossCheck>,
 }
@@ -74,7 +74,7 @@ impl Pulse {
         self.counted.store(0, Ordering::Release);
     }
 
-    /// The key to ask for, now.
+    /// It is asked now, for this key.
     pub(super) fn check(&self, now: Time) -> Option<Key> {
         self.check.lock().ask(now);
         self.key.lock().clone()

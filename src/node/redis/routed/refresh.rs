@@ -152,7 +152,7 @@ impl Cluster {
         }
     }
 
-    /// Whom to ask in this round: primaries on the connections that there are, and a replica or a seed.
+    /// Those to ask in this round: primaries on the connections that there are, and a replica or a seed.
     fn sources(&self, round: usize) -> Vec<Source> {
         let topology = self.topology.read();
         let primaries = topology.servers();

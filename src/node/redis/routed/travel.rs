@@ -96,10 +96,10 @@ impl Cluster {
             }
             if let Some(Redirection::Moved { to: target, .. }) = failure.and_then(Failure::redirection) {
                 let moved = self.topology.write().moved(to, slot, target.clone());
-                // Who else has a key there hears it from the server that has lost it.
+                // Others with a key there hear it from the server that has lost it.
                 self.take_over(&moved);
             }
-            // What a server refuses, another would refuse too.
+            // A refusal would be that of another server too.
             if failure.is_some_and(|failure| !failure.is_refusal() || failure.redirection().is_some()) {
                 self.doubt();
             }

@@ -19,7 +19,7 @@ const TICK: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(100);
 const DOUBT: Duration = Duration::from_millis(1_500);
 
-/// What goes on from look to look.
+/// The state from look to look.
 #[derive(Default)]
 struct Watch {
     doubted_until: Time,
@@ -36,10 +36,10 @@ pub(super) async fn run(cluster: Weak<Cluster>) {
     loop {
         let Some(cluster) = cluster.upgrade() else { return };
         // Set before the look: what begins after it wakes us.
-        cluster.is_asleep(true);
+        cluster.set_asleep(true);
         let now = cluster.now();
         let next = cluster.tick(&mut watch, now);
-        cluster.is_asleep(next > now + TICK);
+        cluster.set_asleep(next > now + TICK);
         let host = cluster.host.clone();
         drop(cluster);
         let pause = async {
@@ -94,7 +94,9 @@ impl Cluster {
             if !topology.counts(slot::of(key.lock()), shard) {
                 drop(topology);
                 // The next answer brings another key.
-                self.servers.lock().get(&shard).iter().for_each(|server| server.pulse.forget());
+                if let Some((_, pulse)) = self.known(shard) {
+                    pulse.forget();
+                }
                 return;
             }
             let others: Vec<Shard> = topology.servers().into_iter().filter(|other| *other != shard).collect();
@@ -116,9 +118,8 @@ impl Cluster {
         } else {
             return;
         };
-        let host = asked.rsplit_once(':').map_or("", |(host, _port)| host.trim_matches(['[', ']']));
         match answer {
-            Err(error) => match Redirection::read(error.details(), host) {
+            Err(error) => match Redirection::read(error.details(), &asked) {
                 Some(Redirection::Moved { to, .. }) if to.is_some() && to == place => return,
                 Some(_) => self.look_at(&[source]).await,
                 // It may not be asked that, but perhaps for its view.

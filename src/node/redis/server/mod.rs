@@ -187,6 +187,14 @@ impl Connections {
     }
 }
 
+/// The route of a caller here, where the program's own connections are on this runtime, if there are any.
+pub(super) fn route_from(home: Option<Id>) -> Route {
+    match (home, Handle::try_current()) {
+        (Some(home), Ok(here)) if here.id() == home => Route::Home,
+        _ => Route::Keeper,
+    }
+}
+
 /// The runtime of the program's own connections, if it is not the keeper's.
 pub(super) fn elsewhere(home: Option<Handle>, host: &Host) -> Option<Handle> {
     home.filter(|runtime| runtime.id() != host.runtime().id())

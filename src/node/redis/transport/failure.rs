@@ -269,8 +269,7 @@ fn server_said(server: &str, word: &str, details: &str, more: &str) -> Failure {
     }
     let failure =
         if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };
-    let host = server.rsplit_once(':').map_or(server, |(host, _port)| host.trim_matches(['[', ']']));
-    let failure = failure.redirected(Redirection::read(details, host));
+    let failure = failure.redirected(Redirection::read(details, server));
     let failure = if is_about_a_key(details) { failure.of_a_key() } else { failure };
     // A replica refuses the first write of a script, and so all of it.
     if word == "READONLY" {

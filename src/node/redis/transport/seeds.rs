@@ -76,7 +76,6 @@ impl Seeds {
             }
         }
         let mut targets = targets.into_iter();
-        // There is one, if only an empty text.
         let Some(target) = targets.next() else { return Err(Error::config("the url names no host")) };
         Ok(Self { target, more: targets.map(|target| target.address).collect(), tls_name })
     }
