@@ -67,6 +67,29 @@ async fn one_seed_is_enough_also_a_replica_or_one_beside_the_dead() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_has_two_connections_to_each_primary_and_a_third_where_something_is_held() {
+    let cluster = Cluster::start(3, 0);
+    let leases = within(HANGS, "build", Leases::builder().url(cluster.url()).label("program").build()).await.unwrap();
+    let roles = |primary: &Server| {
+        let all = primary.wire().must(&["CLIENT", "LIST"]).text();
+        let names = all.split_whitespace().filter_map(|field| field.strip_prefix("name=leasehold:program:"));
+        let mut roles: Vec<String> = names.map(ToOwned::to_owned).collect();
+        roles.sort();
+        roles
+    };
+    let have_all = |wanted: &[&str]| cluster.primaries().iter().all(|primary| roles(primary) == wanted);
+    let two = ["keeper", "main"];
+    eventually_async(HANGS, "two to each", || have_all(&two)).await;
+    let lease = acquire(&leases, &cluster.name_at(0, "job"), LONG).await;
+    let [home, others @ ..] = cluster.primaries() else { panic!("there are three") };
+    eventually_async(HANGS, "a third", || roles(home) == ["keeper", "main", "notifications"]).await;
+    assert!(others.iter().all(|other| roles(other) == two));
+    lease.release().await.unwrap().confirmed();
+    leases.close().await;
+    eventually_async(HANGS, "none is left", || have_all(&[])).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_of_all_shards_are_kept_and_listed() {
     let cluster = Cluster::start(3, 0);
     let leases = connect(&cluster.url()).await.unwrap();
