@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the tests of the fault table again and again; see scripts/faults.
 
-A test belongs to the row that its name begins with, f13_... to F13. Rows, with
+A test belongs to the row that its name begins with, f13_... and f13b_... to F13. Rows, with
 what is injected and what must happen, are in faults_rows.txt; what was seen is
 what the tests themselves have measured (tests/support/src/seen.rs). Tests run one
 at a time: their bounds are times."""
@@ -24,8 +24,8 @@ import time
 PAGE = pathlib.Path("docs/evidence/faults.md")
 PASSED = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "faults"
 # As scripts/test builds them.
-BOTH = ["--package", "leasehold", "--package", "leasehold-cli", "--features", "tls-rustls,serde,metrics"]
-NAME = re.compile(r"(?:\w+::)*f(\d+)_\w+")
+BOTH = ["--package", "leasehold", "--package", "leasehold-cli", "--features", "tls-rustls,serde,metrics,testing"]
+NAME = re.compile(r"(?:\w+::)*f(\d+)[a-d]?_\w+")
 # So often where a run takes less than the first figure, in seconds.
 REPEAT = [(1, 20), (2, 10), (5, 5), (15, 3), (math.inf, 1)]
 # How long the outage of F90 lasts, in seconds; its test reads this.
