@@ -155,7 +155,7 @@ impl Server {
     pub(crate) fn place(self) -> Result<NodeAddress, Error> {
         let Self { place, user, secret, database, tls, by_url } = self;
         let mut place = place?;
-        if matches!(place, NodeAddress::Cluster(_)) && database.is_some_and(|number| number != 0) {
+        if place.is_cluster() && database.is_some_and(|number| number != 0) {
             return Err(Error::config("database is set, and a cluster has none but 0: leave it out"));
         }
         let Some(target) = place.target_mut() else {

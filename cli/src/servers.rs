@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Clone, Part)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct Servers {
-    /// The server: redis://, rediss://, redis-cluster:// or unix://.
+    /// The server: redis://, rediss://, redis-cluster://, redis-sentinel:// or unix://.
     #[arg(long, env = "LEASEHOLD_URL", hide_env_values = true, value_parser = url)]
     pub(crate) url: Option<String>,
     /// Read the URL from the first line of this file.
@@ -33,6 +33,9 @@ pub(crate) struct Servers {
         hide_env_values = true
     )]
     pub(crate) quorum: Vec<String>,
+    /// Reach a server of a cluster, or one that Sentinels name, at another address than is announced.
+    #[arg(long, value_name = "FROM=TO,...", value_delimiter = ',', value_parser = mapped, env = "LEASEHOLD_MAP", hide_env_values = true)]
+    pub(crate) map: Vec<(String, String)>,
     /// Read the password from this file, for each connection anew.
     #[arg(long, value_name = "FILE", env = "LEASEHOLD_PASSWORD_FILE", hide_env_values = true)]
     pub(crate) password_file: Option<PathBuf>,
@@ -76,10 +79,15 @@ pub(crate) struct Servers {
     pub(crate) config: Option<PathBuf>,
 }
 
+fn mapped(text: &str) -> Result<(String, String), String> {
+    let (from, to) = text.split_once('=').ok_or("write it as FROM=TO, each host:port or host")?;
+    Ok((from.into(), to.into()))
+}
+
 /// A URL of a server that other processes see.
 pub(crate) fn url(text: &str) -> Result<String, String> {
     if text.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("memory:")) {
-        return Err("such a lock is there for one process only: name a server, redis://, rediss://, redis-cluster:// or unix://".into());
+        return Err("such a lock is there for one process only: name a server, redis://, rediss://, redis-cluster://, redis-sentinel:// or unix://".into());
     }
     Ok(text.into())
 }

@@ -157,6 +157,13 @@ impl Acquisition {
         matches!(&self.stage, Stage::Held(lease) if lease.is_confirmed(sent))
     }
 
+    /// A replica has taken over from the server that had the lease's key, and may lack it.
+    pub fn note_takeover(&mut self, now: Time) {
+        if let Stage::Held(lease) = &mut self.stage {
+            lease.note_takeover(now);
+        }
+    }
+
     /// Something may have happened to the key: ask about it at this moment, or soon after it.
     pub fn hint(&mut self, at: Time) {
         if let Stage::Held(lease) = &mut self.stage {

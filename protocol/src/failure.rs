@@ -37,6 +37,8 @@ pub enum Redirection {
         /// The server that has the others, if this one has none.
         to: Option<Place>,
     },
+    /// The server serves no slot at all: its cluster is down.
+    Down,
 }
 
 impl Redirection {
@@ -45,8 +47,10 @@ impl Redirection {
         let host = sender.rsplit_once(':').map_or(sender, |(host, _port)| host.trim_matches(['[', ']']));
         let mut words = details.split_ascii_whitespace();
         let kind = words.next()?;
-        if kind == "TRYAGAIN" {
-            return Some(Self::Moving { to: None });
+        match kind {
+            "TRYAGAIN" => return Some(Self::Moving { to: None }),
+            "CLUSTERDOWN" => return details.contains("cluster is down").then_some(Self::Down),
+            _ => {}
         }
         let slot = words.next()?.parse().ok().filter(|slot| *slot < SLOTS)?;
         let to = Place::read(words.next()?, host);
@@ -203,6 +207,7 @@ mod tests {
         assert_eq!(read("MOVED 7450 :0"), moved(7_450, None));
         assert_eq!(read("ASK 3999 h:6381"), Some(Redirection::Moving { to: place("h", 6_381) }));
         assert_eq!(read("TRYAGAIN Multiple keys request"), Some(Redirection::Moving { to: None }));
+        assert_eq!(read("CLUSTERDOWN The cluster is down"), Some(Redirection::Down));
         for other in
             ["", "MOVED", "MOVED 16384 h:1", "MOVED x h:1", "MOVED 1", "ERR no", "CLUSTERDOWN Hash slot not served"]
         {

@@ -62,6 +62,7 @@ pub mod release_tally;
 pub mod renewal;
 pub mod rounded;
 pub mod slot;
+pub mod stepwise;
 pub mod store;
 pub mod tally;
 mod text;

@@ -24,6 +24,12 @@ pub enum LossReason {
     ///
     /// [`restart_delay`]: https://docs.rs/leasehold/latest/leasehold/struct.Builder.html#method.restart_delay
     Deleted,
+    /// The key is gone, and since the last renewal a replica has taken over from the server that had it: the replica had
+    /// not got it yet. A write that a server has confirmed is lost in a failover if it was not replicated
+    /// ([what a cluster and Sentinel promise]).
+    ///
+    /// [what a cluster and Sentinel promise]: https://docs.rs/leasehold/latest/leasehold/docs/deployments/#what-a-failover-costs
+    FailedOver,
     /// An operator took the lock from its holder: [`force_release`], or `leasehold release --force`. The lease's
     /// [`Lost`] says who it was, and why. A lock that was taken otherwise, by hand or by an older leasehold, is
     /// [`Deleted`](Self::Deleted) or [`Taken`](Self::Taken).
@@ -80,6 +86,7 @@ impl fmt::Display for LossReason {
             Self::NoQuorum => "too few nodes confirmed a renewal before its deadline",
             Self::Taken => "its key holds somebody else's value",
             Self::Deleted => "its key is gone from the server",
+            Self::FailedOver => "its key was lost in a failover: the replica that took over did not have it",
             Self::Forced => "it was taken away by force",
             Self::MaxHold => "it reached its max_hold",
             Self::Released => "it was released",
@@ -119,7 +126,7 @@ impl From<&Denial> for Loss {
 
 /// Whether a majority has said that the lease is not its holder's any more.
 pub fn was_denied(reason: LossReason) -> bool {
-    matches!(reason, LossReason::Deleted | LossReason::Taken | LossReason::Forced)
+    matches!(reason, LossReason::Deleted | LossReason::FailedOver | LossReason::Taken | LossReason::Forced)
 }
 
 /// The label in metrics; `None` if it is no loss.
@@ -137,6 +144,7 @@ fn word(reason: LossReason) -> &'static str {
         LossReason::NoQuorum => "no_quorum",
         LossReason::Taken => "taken",
         LossReason::Deleted => "deleted",
+        LossReason::FailedOver => "failed_over",
         LossReason::Forced => "forced",
         LossReason::MaxHold => "max_hold",
         LossReason::Released => "released",
@@ -166,6 +174,7 @@ mod tests {
             (LossReason::NoQuorum, "no_quorum", true, "too few nodes"),
             (LossReason::Taken, "taken", true, "somebody else's"),
             (LossReason::Deleted, "deleted", true, "gone from the server"),
+            (LossReason::FailedOver, "failed_over", true, "failover"),
             (LossReason::Forced, "forced", true, "by force"),
             (LossReason::MaxHold, "max_hold", true, "max_hold"),
             (LossReason::Released, "released", false, "was released"),

@@ -148,6 +148,8 @@ pub struct HeldLease {
     unanswered: u32,
     suspect_at: Time,
     failures: u32,
+    /// When a replica has taken over that may lack the key; zero if what is confirmed came later.
+    taken_over: Time,
     jitter: Jitter,
 }
 
@@ -171,6 +173,7 @@ impl HeldLease {
             unanswered: 0,
             suspect_at: Time::NEVER,
             failures: 0,
+            taken_over: Time::ZERO,
             jitter,
         };
         lease.next_round = lease.third_after(sent);
@@ -242,6 +245,11 @@ impl HeldLease {
     /// Something may have happened to the key: ask at this moment, or as soon after it as invariant 9 allows.
     pub fn hint(&mut self, at: Time) {
         self.ask_at = self.ask_at.min(at.max(self.last_sent + self.grain()));
+    }
+
+    /// A replica has taken over from the server that had the key, and may lack it.
+    pub fn note_takeover(&mut self, now: Time) {
+        self.taken_over = now;
     }
 
     /// Something has happened to the key on this node: ask about it now, or as soon as invariants 9 and 12 allow.
@@ -354,6 +362,9 @@ impl HeldLease {
             return Orders::default();
         }
         self.deadline = self.deadline.max(deadline(confirmed, self.ttl));
+        if confirmed >= self.taken_over {
+            self.taken_over = Time::ZERO;
+        }
         self.unanswered = 0;
         self.failures = 0;
         // It may be the late answer to a round after which others went out.
@@ -371,7 +382,10 @@ impl HeldLease {
             }
         }
         if let Some(denial) = self.tally.denied() {
-            let reason = Loss::from(denial).reason;
+            let reason = match denial {
+                Denial::Gone if self.taken_over > Time::ZERO => LossReason::FailedOver,
+                denial => Loss::from(denial).reason,
+            };
             return self.end(reason, now);
         }
         // The round is confirmed, or may still be; or it was hopeless before this answer.

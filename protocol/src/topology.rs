@@ -86,6 +86,8 @@ pub struct Topology {
     owners: Box<[Option<Shard>]>,
     servers: BTreeMap<Shard, Server>,
     last: Shard,
+    /// Those that have said that their cluster is down.
+    down: BTreeSet<Shard>,
     /// Since when every view has been foreign.
     foreign_since: Option<Time>,
 }
@@ -110,6 +112,23 @@ pub struct Changes {
     pub retired: Vec<Shard>,
     /// Those that are elsewhere now.
     pub elsewhere: Vec<Shard>,
+    /// The replicas that have taken over.
+    pub taken_over: Vec<TakenOver>,
+    /// Whether all of it is of another cluster than before.
+    pub is_another: bool,
+}
+
+/// A replica has taken slots over from its primary. It may lack what that has written last.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TakenOver {
+    /// Where the primary was.
+    pub before: Place,
+    /// Where the new one is.
+    pub now: Place,
+    /// Its config epoch.
+    pub epoch: u64,
+    /// These slots.
+    pub slots: SlotSet,
 }
 
 /// For so long every view has to be foreign before the cluster counts as another one.
@@ -119,14 +138,15 @@ impl Default for Topology {
     fn default() -> Self {
         let owners = (0..SLOTS).map(|_| None).collect();
         // The first number is that of a node that is no cluster.
-        Self { owners, servers: BTreeMap::new(), last: Shard::FIRST, foreign_since: None }
+        let (servers, down) = (BTreeMap::new(), BTreeSet::new());
+        Self { owners, servers, last: Shard::FIRST, down, foreign_since: None }
     }
 }
 
 impl Topology {
     /// Takes in a view that was asked for at this time.
     pub fn merge(&mut self, View { primaries, known }: &View, now: Time) -> Changes {
-        let before = self.owners.clone();
+        let (before, mut is_another) = (self.owners.clone(), false);
         let is_ours = |server: &Server| server.id.as_ref().is_some_and(|id| known.contains(id));
         if self.servers.is_empty() || self.servers.values().any(is_ours) {
             self.foreign_since = None;
@@ -134,7 +154,7 @@ impl Topology {
             return Changes::default();
         } else if primaries.iter().any(|primary| !primary.slots.is_empty()) {
             // The cluster was made again.
-            (self.owners, self.foreign_since) = (Self::default().owners, None);
+            (self.owners, self.foreign_since, is_another) = (Self::default().owners, None, true);
             self.servers.clear();
         }
         let entered: Vec<Option<Shard>> = primaries.iter().map(|primary| self.enter(primary)).collect();
@@ -168,7 +188,9 @@ impl Topology {
         for (shard, primary) in named {
             if let Some(server) = self.servers.get_mut(&shard).filter(|server| primary.epoch >= server.epoch) {
                 server.epoch = primary.epoch;
-                server.replicas.clone_from(&primary.replicas);
+                if !primary.slots.is_empty() {
+                    server.replicas.clone_from(&primary.replicas);
+                }
                 if let Some(place) = primary.place.as_ref().filter(|place| **place != server.place) {
                     server.place = place.clone();
                     elsewhere.push(shard);
@@ -177,7 +199,7 @@ impl Topology {
         }
         let changes = self.since(&before);
         elsewhere.retain(|shard| self.servers.contains_key(shard));
-        Changes { elsewhere, ..changes }
+        Changes { elsewhere, is_another, ..changes }
     }
 
     /// A server has answered `MOVED`: this slot is there now, or nowhere.
@@ -188,8 +210,8 @@ impl Topology {
         let before = self.owners.clone();
         let epoch = self.servers.get(&from).map_or(0, |server| server.epoch);
         let target = to.map(|place| {
-            let there = self.servers.iter().find(|(_, server)| server.place == place).map(|(shard, _)| *shard);
-            let target = there.unwrap_or_else(|| self.add(Server { id: None, place, epoch, replicas: Vec::new() }));
+            let target =
+                self.at(&place).unwrap_or_else(|| self.add(Server { id: None, place, epoch, replicas: Vec::new() }));
             if let Some(server) = self.servers.get_mut(&target) {
                 server.epoch = server.epoch.max(epoch);
             }
@@ -209,6 +231,43 @@ impl Topology {
     /// Whether what a server says of a slot counts.
     pub fn counts(&self, slot: u16, server: Shard) -> bool {
         self.owner(slot) == Some(server)
+    }
+
+    /// A server has said that its cluster is down.
+    pub fn is_down_now(&mut self, server: Shard) {
+        if self.servers.contains_key(&server) {
+            self.down.insert(server);
+        }
+    }
+
+    /// It serves again. Whether it had said otherwise.
+    pub fn serves_again(&mut self, server: Shard) -> bool {
+        self.down.remove(&server)
+    }
+
+    /// Whether a server has said that its cluster is down.
+    pub fn is_down(&self, server: Shard) -> bool {
+        self.down.contains(&server)
+    }
+
+    /// All that have.
+    pub fn down(&self) -> Vec<Shard> {
+        self.down.iter().copied().collect()
+    }
+
+    /// The server at this place, if it has slots.
+    pub fn at(&self, place: &Place) -> Option<Shard> {
+        self.servers.iter().find(|(_, server)| server.place == *place).map(|(shard, _)| *shard)
+    }
+
+    /// The config epoch of a server.
+    pub fn epoch(&self, server: Shard) -> u64 {
+        self.servers.get(&server).map_or(0, |server| server.epoch)
+    }
+
+    /// The epochs count from zero again: whoever gives them has begun anew.
+    pub fn forget_epochs(&mut self) {
+        self.servers.values_mut().for_each(|server| server.epoch = 0);
     }
 
     /// Where a server is.
@@ -255,10 +314,32 @@ impl Topology {
 
     fn since(&mut self, before: &[Option<Shard>]) -> Changes {
         let changed = (0..SLOTS).zip(before.iter().zip(&*self.owners)).filter(|(_, (before, now))| before != now);
-        let slots = changed.map(|(slot, _)| slot).collect();
+        let mut hands: BTreeMap<(Shard, Shard), SlotSet> = BTreeMap::new();
+        let mut slots = SlotSet::default();
+        for (slot, (before, now)) in changed {
+            slots.insert(slot);
+            if let (Some(before), Some(now)) = (before, now) {
+                hands.entry((*before, *now)).or_default().insert(slot);
+            }
+        }
+        let taken_over = hands.into_iter().filter_map(|(hands, slots)| self.taken_over(hands, slots)).collect();
         let there: BTreeSet<Shard> = self.owners.iter().flatten().copied().collect();
         let had: BTreeSet<Shard> = before.iter().flatten().copied().collect();
         self.servers.retain(|shard, _| there.contains(shard));
-        Changes { slots, retired: had.difference(&there).copied().collect(), elsewhere: Vec::new() }
+        self.down.retain(|shard| there.contains(shard));
+        let retired = had.difference(&there).copied().collect();
+        Changes { slots, retired, taken_over, ..Changes::default() }
+    }
+
+    /// Slots have gone from one server to another: whether that was its replica.
+    fn taken_over(&self, (before, now): (Shard, Shard), slots: SlotSet) -> Option<TakenOver> {
+        let (before, now) = (self.servers.get(&before)?, self.servers.get(&now)?);
+        let is_its_replica = before.replicas.contains(&now.place);
+        is_its_replica.then(|| TakenOver {
+            before: before.place.clone(),
+            now: now.place.clone(),
+            epoch: now.epoch,
+            slots,
+        })
     }
 }

@@ -290,6 +290,10 @@ impl NodeListener for Listener {
         self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, now))
     }
 
+    fn taken_over(&self, keys: &Keys) {
+        self.watchdog.note_takeover(keys);
+    }
+
     fn missed(&self, keys: &Keys) {
         self.watchdog.hint_all(keys);
         self.lines.notify_all(keys, self.now());

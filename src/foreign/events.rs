@@ -99,6 +99,23 @@ pub(crate) enum Event {
         node: String,
         other: String,
     },
+    /// Of a cluster, or of a primary behind Sentinel.
+    TakenOver {
+        node: String,
+        before: String,
+        slots: usize,
+        epoch: u64,
+    },
+    /// The primaries have other slots than before.
+    Topology {
+        node: String,
+        slots: usize,
+        primaries: usize,
+    },
+    /// All that is known of it is of another one.
+    AnotherCluster {
+        node: String,
+    },
     ClocksDiffer {
         node: String,
         other: String,
@@ -208,6 +225,7 @@ impl Event {
             | Self::Reconnect { .. }
             | Self::NotificationsInterrupted { .. }
             | Self::Connection { .. }
+            | Self::Topology { .. }
             | Self::Undone { .. }
             | Self::UndoGivenUp { .. }
             | Self::UndoFailed { .. } => Level::DEBUG,
@@ -221,6 +239,8 @@ impl Event {
             | Self::ServerMoved { .. }
             | Self::ServersMixed { .. }
             | Self::SameServer { .. }
+            | Self::TakenOver { .. }
+            | Self::AnotherCluster { .. }
             | Self::ClocksDiffer { .. }
             | Self::NotificationsRefused { .. }
             | Self::NoCredentials { .. }
@@ -314,6 +334,21 @@ impl Event {
                 tracing::warn!(
                     name: "same_server", target: TARGET, node, other,
                     "two nodes of the quorum are one server: this one has no vote"
+                );
+            }
+            Self::TakenOver { node, before, slots, epoch } => {
+                tracing::warn!(
+                    name: "primary", target: TARGET, node, before, slots, epoch,
+                    "a replica has taken over: locks that it has are renewed there, and those that it lacks are lost"
+                );
+            }
+            Self::Topology { node, slots, primaries } => {
+                tracing::debug!(name: "topology", target: TARGET, node, slots, primaries, "slots are at other servers now");
+            }
+            Self::AnotherCluster { node } => {
+                tracing::warn!(
+                    name: "topology", target: TARGET, node,
+                    "the servers are of another cluster than before: what was held there is renewed, and lost if it is gone"
                 );
             }
             Self::ClocksDiffer { node, other, by } => {

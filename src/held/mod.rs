@@ -192,6 +192,11 @@ impl Hold {
         self.feed(now, |acquisition| acquisition.expire_if_due(now))
     }
 
+    /// A replica has taken over that may lack its key.
+    pub(crate) fn note_takeover(&self, now: Time) {
+        self.state.lock().acquisition.note_takeover(now);
+    }
+
     pub(crate) fn hint(&self, at: Time) {
         self.state.lock().acquisition.hint(at);
     }

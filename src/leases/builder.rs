@@ -17,7 +17,10 @@ use crate::{
     foreign::{Relay, relayed},
     keeper::{Host, Keeper},
     metrics,
-    node::{NodeAddress, redis::Limits},
+    node::{
+        NodeAddress,
+        redis::{AddressMap, Limits},
+    },
     options::{LockOptions, check_label, check_prefix},
     quorum::{self, ConnectConfig, Quorum},
     server::Server,
@@ -58,6 +61,7 @@ pub struct Builder {
     options: Options,
     connect_timeout: Duration,
     check_address_every: Option<Duration>,
+    address_map: Result<AddressMap, Error>,
     keeper: Keeper,
     clock: Arc<dyn Clock>,
 }
@@ -83,6 +87,7 @@ impl Builder {
             options,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             check_address_every: None,
+            address_map: Ok(AddressMap::default()),
             keeper: Keeper::default(),
             clock: Arc::new(SystemClock),
         }
@@ -185,6 +190,27 @@ impl Builder {
         self
     }
 
+    /// Where a server of a cluster, or one that Sentinels name, is reached from here, if others announce it elsewhere:
+    /// behind address translation, forwarded ports or containers. Each entry is from an announced `host:port` or `host` to
+    /// another one; the first that fits counts. Default none: announced addresses are used as they are.
+    ///
+    /// ```
+    /// # use leasehold::Leases;
+    /// let builder = Leases::builder()
+    ///     .url("redis-cluster://localhost:7001")
+    ///     .address_map([("172.18.0.2:6379", "localhost:7001"), ("172.18.0.3:6379", "localhost:7002")]);
+    /// # let _ = builder;
+    /// ```
+    ///
+    /// An entry that is no address is an [`Error::Config`] of `build`, and so is a map without a `redis-cluster://` or
+    /// `redis-sentinel://` url.
+    pub fn address_map<F: AsRef<str>, T: AsRef<str>>(mut self, map: impl IntoIterator<Item = (F, T)>) -> Self {
+        let mut all = AddressMap::default();
+        let read = map.into_iter().try_for_each(|(from, to)| all.add(from.as_ref(), to.as_ref()));
+        self.address_map = read.map(|()| all);
+        self
+    }
+
     /// How long a call waits for one answer of the server, 1 ms to an hour, the wait for a connection included. Default
     /// 1 s. Renewals wait for as long as their lease allows. Make it longer than two round trips to the server: a
     /// release asks twice within it.
@@ -282,14 +308,16 @@ impl Builder {
     pub fn build_lazy(self) -> Result<Leases, Error> {
         let places = self.check()?;
         let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
-        let Self { mut options, connect_timeout, keeper, clock, .. } = self;
-        options.in_slots = matches!(*places, [NodeAddress::Cluster(_)]);
+        let Self { mut options, connect_timeout, address_map, keeper, clock, .. } = self;
+        options.in_slots = places.iter().any(NodeAddress::is_cluster);
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits = Limits { connect: connect_timeout, command: options.command_timeout };
         let votes = quorum::votes(places.len(), restart_delay);
         let label = options.label.clone();
+        let map = address_map?;
+        let (host_too, clock_too) = (host.clone(), clock.clone());
         let config =
-            ConnectConfig { limits, host: host.clone(), clock: clock.clone(), label, home: None, votes, check_every };
+            ConnectConfig { limits, host: host_too, clock: clock_too, map, label, home: None, votes, check_every };
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
         let to_connect = Some((places, config));
@@ -324,15 +352,27 @@ impl Builder {
         check_limit("grant_timeout", *grant_timeout, Duration::from_millis(50))?;
         check_prefix(prefix)?;
         check_label(label)?;
+        let has_map = !self.address_map.clone()?.is_empty();
+        let places = self.places(restart_delay)?;
+        if has_map && !places.iter().any(|place| matches!(place, NodeAddress::Routed(_))) {
+            return Err(Error::config(
+                "address_map is set, and the url names the servers themselves: it is for redis-cluster:// and redis-sentinel://, \
+                 whose servers are announced by others",
+            ));
+        }
+        Ok(places)
+    }
+
+    fn places(&self, restart_delay: Duration) -> Result<Vec<NodeAddress>, Error> {
         match (&self.server, &self.quorum) {
             (Some(_), Some(_)) => {
                 Err(Error::config("one server (url or server) and quorum are both set: choose one of them"))
             }
             (Some(server), None) => {
                 let place = server.clone()?.place()?;
-                if matches!(place, NodeAddress::Cluster(_)) && !restart_delay.is_zero() {
+                if matches!(place, NodeAddress::Routed(_)) && !restart_delay.is_zero() {
                     return Err(Error::config(format!(
-                        "restart_delay is {restart_delay:?}: a replica that takes over in a cluster has not restarted, and \
+                        "restart_delay is {restart_delay:?}: a replica that takes over has not restarted, and \
                          may have forgotten a lock all the same; leave it out, or use a quorum"
                     )));
                 }

@@ -46,7 +46,7 @@ static TELL_ALL: AtomicBool = AtomicBool::new(false);
 /// A counter: its name, its label, and the label's value.
 type Counter = (&'static str, &'static str, &'static str);
 
-const COUNTERS: [Counter; 18] = [
+const COUNTERS: [Counter; 19] = [
     (ACQUIRES, "outcome", "acquired"),
     (ACQUIRES, "outcome", "busy"),
     (ACQUIRES, "outcome", "timed_out"),
@@ -62,6 +62,7 @@ const COUNTERS: [Counter; 18] = [
     (LOSSES, "reason", "no_quorum"),
     (LOSSES, "reason", "taken"),
     (LOSSES, "reason", "deleted"),
+    (LOSSES, "reason", "failed_over"),
     (LOSSES, "reason", "forced"),
     (LOSSES, "reason", "max_hold"),
     (LOSSES, "reason", "keeper_ended"),

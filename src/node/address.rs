@@ -12,8 +12,8 @@ pub(crate) enum NodeAddress {
     /// In this process, under a name that may be empty.
     Memory(String),
     Redis(Box<Target>),
-    /// A cluster, which has several servers and is one node.
-    Cluster(Box<Seeds>),
+    /// A cluster, or a primary behind Sentinels: several servers that are one node.
+    Routed(Box<Seeds>),
 }
 
 impl NodeAddress {
@@ -22,9 +22,14 @@ impl NodeAddress {
             return Ok(Self::Memory(name.into()));
         }
         match Seeds::parse(url) {
-            Some(seeds) => Ok(Self::Cluster(Box::new(seeds?))),
+            Some(seeds) => Ok(Self::Routed(Box::new(seeds?))),
             None => Target::parse(url).map(Self::from),
         }
+    }
+
+    /// Whether its keys are in slots.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Routed(seeds) if seeds.service().is_none())
     }
 
     /// The server, or the first that is named, and who we are there.
@@ -32,7 +37,7 @@ impl NodeAddress {
         match self {
             Self::Memory(_) => None,
             Self::Redis(target) => Some(target),
-            Self::Cluster(seeds) => Some(&mut seeds.target),
+            Self::Routed(seeds) => Some(&mut seeds.target),
         }
     }
 
@@ -48,10 +53,11 @@ impl NodeAddress {
         let mut places: Vec<Self> = Vec::with_capacity(nodes);
         for (at, place) in named.enumerate() {
             let place = place.map_err(|error| Error::config(format!("quorum[{at}]: {error}")))?;
-            if let Self::Cluster(_) = place {
+            if let Self::Routed(seeds) = &place {
+                let scheme = if seeds.service().is_some() { "redis-sentinel" } else { "redis-cluster" };
                 return Err(Error::config(format!(
-                    "quorum[{at}]: redis-cluster:// names servers whose replicas take over and may have forgotten a lock: a \
-                     quorum is of stand-alone servers"
+                    "quorum[{at}]: {scheme}:// names servers whose replicas take over and may have forgotten a lock: a quorum \
+                     is of stand-alone servers"
                 )));
             }
             if let Some(other) = places.iter().position(|other| other.is_same(&place)) {
@@ -86,7 +92,7 @@ impl NodeAddress {
         match self {
             Self::Memory(name) => format!("memory://{name}"),
             Self::Redis(target) => target.to_string(),
-            Self::Cluster(seeds) => seeds.to_string(),
+            Self::Routed(seeds) => seeds.to_string(),
         }
     }
 }

@@ -32,6 +32,10 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
     /// Whether this is what a lock that is held here should look like: the value, and how long the key will live.
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool;
 
+    /// A replica has taken over from the server that had these keys: it may lack what was written last. They are
+    /// [missed](Self::missed) too.
+    fn taken_over(&self, _keys: &Keys) {}
+
     /// Tracking was interrupted: each of these keys may have changed.
     fn missed(&self, keys: &Keys);
 

@@ -24,7 +24,7 @@ use crate::{
     node::{
         Node, NodeAddress,
         memory::{self, Memory},
-        redis::{Endpoint, Limits, Redis, Routed},
+        redis::{AddressMap, Endpoint, Limits, Redis, Routed},
     },
 };
 
@@ -41,6 +41,8 @@ pub(crate) struct ConnectConfig {
     pub(crate) limits: Limits,
     pub(crate) host: Host,
     pub(crate) clock: Arc<dyn Clock>,
+    /// Where servers are reached that others announce.
+    pub(crate) map: AddressMap,
     /// How our connections are called.
     pub(crate) label: Arc<str>,
     /// Where the program's own connections live; without it there are none.
@@ -64,7 +66,8 @@ impl ConnectConfig {
                 let memory = if name.is_empty() { Memory::private(clock) } else { Memory::named(name, clock) };
                 Box::pin(ready(Ok(memory::node(memory, &self.host))))
             }
-            NodeAddress::Cluster(seeds) => {
+            NodeAddress::Routed(seeds) => {
+                let seeds = (&**seeds, self.map.clone());
                 let connecting =
                     Routed::connect(seeds, self.limits, &self.clock, &self.label, self.host.clone(), self.home.clone());
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })

@@ -174,6 +174,12 @@ impl Watchdog {
         }
     }
 
+    /// A replica has taken over from the server that had these keys, and may lack some.
+    pub(crate) fn note_takeover(&self, keys: &Keys) {
+        let now = self.now();
+        self.holds().iter().filter(|hold| keys.has(hold.claim.key.lock())).for_each(|hold| hold.note_takeover(now));
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.table.lock().len() == 0
     }

@@ -137,6 +137,176 @@ async fn f44a_a_slot_that_moves_takes_its_holder_and_its_waiters_along() {
     }
 }
 
+/// In each state of a slot that is moved key by key, locks are renewed, acquired and released; and nothing is left behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44a_a_slot_that_is_being_moved_goes_on_serving() {
+    let (cluster, ttl) = (Cluster::start(3, 0), Duration::from_millis(900));
+    let leases = connect(&cluster.url()).await.unwrap();
+    let tag = cluster.name_at(0, "job");
+    let (slot, name) = (cluster.slot_of(&tag), |what: &str| format!("{{{tag}}}{what}"));
+    let fence_key = |name: &str| format!("{name}:lht:fence");
+    let mut fences = Vec::new();
+    for moved in ["nothing", "the lock", "the lock and its fence"] {
+        let held = acquire(&leases, &name("held"), ttl).await;
+        cluster.begin_to_move(slot, 0, 2);
+        if moved != "nothing" {
+            cluster.move_key(&name("held"), 0, 2);
+        }
+        if moved == "the lock and its fence" {
+            cluster.move_key(&fence_key(&name("held")), 0, 2);
+        }
+        // Longer than its TTL: it was renewed, wherever it is.
+        let renewed_for = Instant::now();
+        while renewed_for.elapsed() < ttl * 2 {
+            held.check().unwrap();
+            // One that is free, and was held before: its floor is there.
+            let lease = acquire(&leases, &name("free"), LONG).await;
+            assert!(leases.lock(name("free")).try_acquire().await.unwrap().is_none(), "{moved}: it is held");
+            assert!(leases.lock(name("free")).holder().await.unwrap().is_some_and(|holder| holder.is_ours()));
+            fences.push(lease.fence());
+            lease.release().await.unwrap().confirmed();
+            assert!(leases.lock(name("free")).holder().await.unwrap().is_none(), "{moved}: it was released");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let fence = held.fence();
+        held.release().await.unwrap().confirmed();
+        let next = acquire(&leases, &name("held"), LONG).await;
+        assert!(next.fence() > fence, "{moved}");
+        next.release().await.unwrap().confirmed();
+        // It comes back in the end, and begins anew.
+        while let keys = cluster.keys_in(slot, 0)
+            && !keys.is_empty()
+        {
+            for key in keys {
+                cluster.move_key(&key, 0, 2);
+            }
+        }
+        cluster.have_moved(slot, 0, 2);
+        let locks: Vec<String> = cluster.keys_in(slot, 2).into_iter().filter(|key| !key.ends_with(":fence")).collect();
+        assert!(locks.is_empty(), "{moved}: {locks:?} is left");
+        let lease = acquire(&leases, &name("free"), LONG).await;
+        fences.push(lease.fence());
+        lease.release().await.unwrap().confirmed();
+        cluster.move_slot(slot, 2, 0);
+    }
+    assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
+}
+
+/// To a server that has no slot yet, as when a cluster grows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44d_the_first_slot_of_a_new_primary() {
+    let cluster = Cluster::start(2, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    // All that the second has goes to the first, so that it is as new; and no replica, as servers from 7.0 on would make it.
+    cluster.servers()[1].wire().cmd(&["CONFIG", "SET", "cluster-allow-replica-migration", "no"]);
+    let mine = cluster.name_at(1, "job");
+    let home = cluster.slot_of(&mine);
+    let ids = [cluster.id(0), cluster.id(1)];
+    for slot in 8_192..16_384_u16 {
+        for at in [0, 1] {
+            cluster.servers()[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &ids[0]]);
+        }
+    }
+    let lease = acquire(&leases, &mine, Duration::from_millis(900)).await;
+    eventually_async(HANGS, "the second has none", || leases.nodes().len() == 1).await;
+    cluster.begin_to_move(home, 0, 1);
+    cluster.move_key(&mine, 0, 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    lease.check().unwrap();
+    assert_eq!(leases.nodes().len(), 1, "it has no slot yet");
+    for key in cluster.keys_in(home, 0) {
+        cluster.move_key(&key, 0, 1);
+    }
+    cluster.have_moved(home, 0, 1);
+    eventually_async(HANGS, "it has one", || leases.nodes().len() == 2).await;
+    lease.check().unwrap();
+    lease.release().await.unwrap().confirmed();
+    leases.close().await;
+}
+
+/// An operator gives a move up after keys have gone: they are forgotten.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f54_a_move_that_is_given_up_after_keys_have_gone() {
+    let cluster = Cluster::start(3, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let name = cluster.name_at(0, "job");
+    let slot = cluster.slot_of(&name);
+    let lease = acquire(&leases, &name, Duration::from_millis(900)).await;
+    cluster.begin_to_move(slot, 0, 2);
+    cluster.move_key(&name, 0, 2);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    lease.check().unwrap();
+    cluster.give_up_moving(slot, 0, 2);
+    let lost = within(HANGS, "the signal", lease.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Deleted);
+    let next = acquire(&leases, &name, LONG).await;
+    assert!(next.fence() > lease.fence());
+    next.release().await.unwrap().confirmed();
+}
+
+/// A fair lock waits, and says for what; its queue goes on afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f54_a_fair_lock_waits_until_its_slot_has_arrived() {
+    let cluster = Cluster::start(3, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let name = cluster.name_at(0, "job");
+    let slot = cluster.slot_of(&name);
+    let lock = leases.lock(&name).ttl(LONG).fair(true);
+    let lease = within(HANGS, "the lock", lock.clone().acquire()).await.unwrap();
+    cluster.begin_to_move(slot, 0, 2);
+    cluster.move_key(&name, 0, 2);
+    let error = lock.clone().owner(leasehold::Owner::anonymous()).try_acquire().await.unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Unavailable(_)) && text.contains(&format!("slot {slot} is being moved")), "{text}");
+    let error = leases.lock(&name).force_release().await.unwrap_err().to_string();
+    assert!(error.contains("is being moved"), "{error}");
+    lease.release().await.unwrap().confirmed();
+    let waiting = tokio::spawn(lock.acquire());
+    cluster.keys_in(slot, 0).iter().for_each(|key| cluster.move_key(key, 0, 2));
+    cluster.have_moved(slot, 0, 2);
+    within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
+}
+
+/// A cluster that is down as a whole, since one primary is dead, is not asked again and again; nor a slot that nobody has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f55_a_cluster_that_is_down_is_named_and_served_again() {
+    let cluster = Cluster::start(3, 0);
+    for server in cluster.servers() {
+        server.wire().must(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
+    }
+    let leases = connect(&cluster.url()).await.unwrap();
+    let names = [0, 1, 2].map(|primary| cluster.name_at(primary, "job"));
+    let slot = cluster.slot_of(&names[1]);
+    let held = acquire(&leases, &names[1], LONG).await;
+    cluster.primaries()[0].kill();
+    let down = |server: &Server| server.wire().cmd(&["CLUSTER", "INFO"]).text().contains("cluster_state:fail");
+    eventually_async(TAKEN_OVER, "the others are down", || cluster.primaries()[1..].iter().all(down)).await;
+    let error = leases.lock(&names[2]).acquire_within(Duration::from_secs(1)).await.unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Unavailable(_)) && text.contains("cluster is down"), "{text}");
+    held.check().unwrap();
+    for server in &cluster.primaries()[1..] {
+        server.wire().must(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    let lease = acquire(&leases, &names[2], LONG).await;
+    lease.release().await.unwrap().confirmed();
+    held.release().await.unwrap().confirmed();
+    let error = leases.lock(&names[0]).acquire_within(Duration::from_secs(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
+    // A slot that nobody has.
+    for server in &cluster.primaries()[1..] {
+        server.wire().must(&["CLUSTER", "DELSLOTS", &slot.to_string()]);
+    }
+    let is_named = async || {
+        let error = leases.lock(&names[1]).acquire_within(Duration::from_millis(500)).await.unwrap_err();
+        error.to_string().contains(&format!("slot {slot} "))
+    };
+    let until = Instant::now() + HANGS;
+    while !is_named().await {
+        assert!(Instant::now() < until, "the slot is named");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44c_a_shard_that_stands_still_holds_up_no_other() {
     let cluster = Cluster::start(3, 0);
@@ -255,6 +425,33 @@ async fn f44b_a_lease_that_was_replicated_outlives_its_primary() {
     }
 }
 
+/// A write that the dead primary had confirmed, and no replica had.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44b_a_lease_that_was_not_replicated_is_told_as_lost_in_the_failover() {
+    let (cluster, lag) = (Cluster::start(3, 1), Lag::start());
+    let leases = connect(&cluster.url()).await.unwrap();
+    let name = cluster.name_at(1, "job");
+    let (primary, replica) = (&cluster.primaries()[1], cluster.replica_of(1));
+    replica.stop();
+    primary.wire().must(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let held = acquire(&leases, &name, Duration::from_secs(60)).await;
+    // Of the same age, and deleted by hand: that is no failover.
+    let deleted = acquire(&leases, &cluster.name_at(0, "job"), Duration::from_secs(60)).await;
+    cluster.primaries()[0].wire().del(deleted.name());
+    assert_eq!(within(HANGS, "the signal", deleted.lost()).await.reason(), LossReason::Deleted);
+    primary.kill();
+    replica.cont();
+    takes_over(replica).await;
+    let promoted = Instant::now();
+    let lost = within(HANGS, "the signal", held.lost()).await;
+    assert_eq!(lost.reason(), LossReason::FailedOver, "{lost}");
+    let (took, bound) = (promoted.elapsed(), Duration::from_secs(6) + lag.worst());
+    assert!(took <= bound, "told {took:?} after the promotion, the bound is {bound:?}");
+    let next = acquire(&leases, &name, LONG).await;
+    assert!(next.fence() > held.fence());
+    next.release().await.unwrap().confirmed();
+}
+
 /// While it is asked for locks: the first that is granted by the new primary comes soon after the promotion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44b_locks_of_a_dead_primary_are_granted_again_soon_after_its_replica_took_over() {
@@ -319,7 +516,7 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     let waiting = tokio::spawn(two.lock(&name).ttl(LONG).acquire());
     let promoted = takes_over(replica).await;
     let lost = within(HANGS, "the signal", held.lost()).await;
-    assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost}");
+    assert!(matches!(lost.reason(), LossReason::FailedOver | LossReason::Taken), "{lost}");
     let (took, bound) = (promoted.elapsed(), Duration::from_secs(6) + lag.worst());
     assert!(took <= bound, "told {took:?} after the promotion, the bound is {bound:?}");
     let next = within(HANGS, "the next lease", waiting).await.unwrap().unwrap();
@@ -333,4 +530,40 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     }
     next.check().unwrap();
     next.release().await.unwrap().confirmed();
+}
+
+/// Servers announce addresses that lead nowhere from here; the map says where they are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
+    let cluster = Cluster::start(3, 0);
+    let mut map = Vec::new();
+    for server in cluster.servers() {
+        let dead = Server::start();
+        dead.kill();
+        let mut wire = server.wire();
+        wire.must(&["CONFIG", "SET", "cluster-announce-bus-port", &(server.port() + 10_000).to_string()]);
+        wire.must(&["CONFIG", "SET", "cluster-announce-port", &dead.port().to_string()]);
+        map.push((format!("127.0.0.1:{}", dead.port()), format!("localhost:{}", server.port()), dead));
+    }
+    let announced = || cluster.servers()[0].wire().must(&["CLUSTER", "NODES"]).text();
+    let all_have = || map.iter().all(|(from, ..)| announced().contains(from.as_str()));
+    eventually_async(HANGS, "all announce another port", all_have).await;
+    let one = cluster.url_of(&cluster.servers()[..1]);
+    let name = cluster.name_at(1, "job");
+    let error = connect(&one).await.unwrap().lock(&name).acquire_within(Duration::from_secs(1)).await.unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Unavailable(_)) && text.contains(&map[1].0), "{text}");
+    let mapped = Leases::builder().url(&one).address_map(map.iter().map(|(from, to, _)| (from, to))).build();
+    let leases = within(HANGS, "build", mapped).await.unwrap();
+    for primary in 0..3 {
+        let lease = acquire(&leases, &cluster.name_at(primary, "job"), LONG).await;
+        lease.release().await.unwrap().confirmed();
+    }
+    for (map, says) in [(("a:x", "b"), "neither host:port nor host"), (("a", "b:1"), "would be one")] {
+        let error = Leases::builder().url(&one).address_map([map]).build().await.unwrap_err().to_string();
+        assert!(error.contains("address_map") && error.contains(says), "{error}");
+    }
+    let alone = Leases::builder().url("redis://127.0.0.1").address_map([("a", "b")]).build().await;
+    let error = alone.unwrap_err().to_string();
+    assert!(error.contains("address_map") && error.contains("redis-sentinel"), "{error}");
 }

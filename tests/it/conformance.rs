@@ -14,7 +14,7 @@ use std::{
 use leasehold::{
     Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
 };
-use support::{Cluster, HANGS, Lag, Server, eventually_async, within};
+use support::{Cluster, HANGS, Lag, Sentinels, Server, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::common::{Confirmed as _, ending, in_vain};
@@ -34,6 +34,7 @@ struct Place {
     _first: Vec<Leases>,
     servers: Vec<Server>,
     cluster: Option<Cluster>,
+    sentinels: Option<Sentinels>,
 }
 
 impl Place {
@@ -42,7 +43,7 @@ impl Place {
         for url in &urls {
             first.push(Leases::connect(url).await.unwrap());
         }
-        Self { urls, fair: false, pushes: true, named: None, _first: first, servers, cluster: None }
+        Self { urls, fair: false, pushes: true, named: None, _first: first, servers, cluster: None, sentinels: None }
     }
 
     async fn memory(test: &str) -> Self {
@@ -104,14 +105,15 @@ impl Place {
     }
 
     fn is_in_memory(&self) -> bool {
-        self.servers.is_empty() && self.cluster.is_none()
+        self.servers.is_empty() && self.cluster.is_none() && self.sentinels.is_none()
     }
 
     /// The servers that have this key, if anybody has it.
     fn servers_of(&self, key: &str) -> Vec<&Server> {
-        match &self.cluster {
-            Some(cluster) => vec![&cluster.primaries()[cluster.home_of(key)]],
-            None => self.servers.iter().collect(),
+        match (&self.cluster, &self.sentinels) {
+            (Some(cluster), _) => vec![&cluster.primaries()[cluster.home_of(key)]],
+            (_, Some(sentinels)) => vec![sentinels.primary()],
+            _ => self.servers.iter().collect(),
         }
     }
 
@@ -132,6 +134,12 @@ impl Place {
 
     async fn cluster_fair(test: &str) -> Self {
         Self { fair: true, ..Self::cluster(test).await }
+    }
+
+    async fn sentinel(_test: &str) -> Self {
+        let sentinels = Sentinels::start();
+        let urls = vec![sentinels.url()];
+        Self { urls, sentinels: Some(sentinels), ..Self::at(Vec::new(), Vec::new()).await }
     }
 
     fn with_url(self, url: impl Fn(&Cluster) -> String) -> Self {
@@ -187,6 +195,7 @@ macro_rules! conformance {
         conformance! { @ cluster: $($behaviour)* }
         conformance! { @ cluster_without_push: $($behaviour)* }
         conformance! { @ cluster_fair: $($behaviour)* }
+        conformance! { @ sentinel: $($behaviour)* }
     };
     (@ $place:ident: $($behaviour:ident)*) => {
         mod $place {$(

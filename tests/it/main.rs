@@ -25,6 +25,7 @@ mod renewing;
 mod restart_delay;
 mod scopes;
 mod scripts;
+mod sentinel;
 mod servers;
 mod set_back;
 mod settings;

@@ -13,10 +13,10 @@ use leasehold_protocol::{
 };
 use tokio::runtime::Handle;
 
-use self::server::{Connections, route_from};
+use self::server::{Connections, Via, route_from};
 pub(crate) use self::{
     routed::Routed,
-    transport::{Address, Endpoint, Limits, Provider, Seeds, Target},
+    transport::{Address, AddressMap, Endpoint, Limits, Provider, Seeds, Target},
 };
 use super::{Answer, Node, NodeListener};
 use crate::{capabilities::Capabilities, error::Error, keeper::Host};
@@ -69,7 +69,7 @@ impl Node for Redis {
     }
 
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
-        self.0.ask((route, limit), request)
+        self.0.ask(Via::new(route, limit), request)
     }
 
     fn withdraw(&self, token: &Token) -> bool {

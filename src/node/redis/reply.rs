@@ -10,6 +10,7 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     message::{Acquired, Denial, Guarding, Owned, Page, Polled, Repaired, Reply, ServerIdentity, VoteReply, Waiters},
+    stepwise::SingleReply,
     token::Token,
 };
 
@@ -31,6 +32,15 @@ pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<VoteRepl
         _ => return None,
     };
     Some(VoteReply { acquired, identity, overtaken: false })
+}
+
+/// To the first step of an acquire in a slot that is being moved.
+pub(super) fn taken(reply: &Value) -> Option<SingleReply> {
+    match array(reply) {
+        [taken] if taken.as_i64() == Some(1) => Some(SingleReply::Taken),
+        [busy, pttl, value] if busy.as_i64() == Some(0) => Some(SingleReply::Busy(found(pttl, value)?)),
+        _ => None,
+    }
 }
 
 /// One for each want of a batch, in their order; `None` for what has to be asked alone.
@@ -240,7 +250,7 @@ fn found(pttl: &Value, value: &Value) -> Option<Holder> {
     })
 }
 
-fn fence(value: &Value) -> Option<Fence> {
+pub(super) fn fence(value: &Value) -> Option<Fence> {
     value.as_i64().and_then(|number| Fence::try_from(number).ok())
 }
 

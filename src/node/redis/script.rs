@@ -46,6 +46,10 @@ scripts! {
     15 FLOORS = "floors";
     16 COMBINED repeats = "value" "issue" "combined";
     17 REHEARSE repeats = "may_vote" "rehearse";
+    18 TAKE repeats = "value" "take";
+    19 ISSUE_ALONE repeats = "issue" "issue_alone";
+    20 CONFIRM repeats = "value" "confirm";
+    21 RELEASE_ALONE = "value" "release_alone";
 }
 
 impl Script {

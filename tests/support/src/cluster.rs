@@ -40,8 +40,6 @@ impl Cluster {
         let clock = ClockShim::new();
         let server = |_| more(Server::builder().cluster(true).clock(&clock)).start();
         let servers: Vec<Server> = (0..primaries * (1 + replicas)).map(server).collect();
-        // A new primary waits for two seconds before it says that it is up.
-        clock.forward(Duration::from_secs(3));
         let cluster = Self { servers, primaries, clock };
         cluster.join();
         cluster
@@ -59,6 +57,8 @@ impl Cluster {
                 wire.must(&all);
             }
         }
+        // A new primary waits for two seconds before it says that it is up, and for a node timeout since it had no slots.
+        self.clock.forward(Duration::from_secs(3));
         for one in &self.servers {
             let mut wire = one.wire();
             for other in self.servers.iter().filter(|other| other.port() != one.port()) {
@@ -131,24 +131,50 @@ impl Cluster {
 
     /// Moves a slot with all that is in it, as an operator's tool does: key by key.
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
-        let (slot, [from_id, to_id]) = (slot.to_string(), [from, to].map(|at| self.id(at)));
-        let [mut source, mut target] = [from, to].map(|at| self.servers[at].wire());
-        let port = self.servers[to].port().to_string();
-        target.must(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
-        source.must(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
-        loop {
-            let Value::Array(keys) = source.cmd(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]) else {
-                panic!("the keys of slot {slot}")
-            };
-            if keys.is_empty() {
-                break;
-            }
+        self.begin_to_move(slot, from, to);
+        while let keys = self.keys_in(slot, from)
+            && !keys.is_empty()
+        {
             for key in keys {
-                source.must(&["MIGRATE", "127.0.0.1", &port, &key.text(), "0", "5000"]);
+                self.move_key(&key, from, to);
             }
         }
-        for wire in [&mut target, &mut source] {
-            wire.must(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        self.have_moved(slot, from, to);
+    }
+
+    /// A slot is on its way: its keys go one by one.
+    pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
+        let (slot, [from_id, to_id]) = (slot.to_string(), [from, to].map(|at| self.id(at)));
+        self.servers[to].wire().must(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+        self.servers[from].wire().must(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+    }
+
+    /// Some of the keys that a server has in a slot.
+    pub fn keys_in(&self, slot: u16, at: usize) -> Vec<String> {
+        match self.servers[at].wire().cmd(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100"]) {
+            Value::Array(keys) => keys.iter().map(Value::text).collect(),
+            other => panic!("the keys of slot {slot}: {other:?}"),
+        }
+    }
+
+    /// One key goes along with its slot.
+    pub fn move_key(&self, key: &str, from: usize, to: usize) {
+        let port = self.servers[to].port().to_string();
+        self.servers[from].wire().must(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+    }
+
+    /// All keys of the slot are there: it has arrived.
+    pub fn have_moved(&self, slot: u16, from: usize, to: usize) {
+        let (slot, to_id) = (slot.to_string(), self.id(to));
+        for at in [to, from] {
+            self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        }
+    }
+
+    /// An operator gives it up: the slot stays where it was, and what has gone is forgotten.
+    pub fn give_up_moving(&self, slot: u16, from: usize, to: usize) {
+        for at in [from, to] {
+            self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
         }
     }
 

@@ -227,7 +227,7 @@ pub struct ServerBuilder {
     env: Vec<(&'static str, OsString)>,
     aof: bool,
     socket: bool,
-    sentinel: bool,
+    sentinel: Option<String>,
     cluster: bool,
     tls: bool,
     tls_clients: bool,
@@ -260,7 +260,14 @@ impl ServerBuilder {
     /// Whether it is a Sentinel, which keeps no keys.
     #[must_use]
     pub fn sentinel(mut self, yes: bool) -> Self {
-        self.sentinel = yes;
+        self.sentinel = yes.then(String::new);
+        self
+    }
+
+    /// A Sentinel that knows this at each start.
+    #[must_use]
+    pub fn sentinel_that_knows(mut self, config: String) -> Self {
+        self.sentinel = Some(config);
         self
     }
 
@@ -304,26 +311,13 @@ impl ServerBuilder {
     /// the caller's to deal with. Any other failure panics.
     #[track_caller]
     pub fn try_start(self) -> Result<Server, NoTls> {
-        let mut plan = Plan {
-            directory: TempDir::new("server"),
-            args: self.args,
-            env: self.env,
-            aof: self.aof,
-            socket: self.socket,
-            sentinel: self.sentinel,
-            cluster: self.cluster,
-            port: 0,
-            tls_port: None,
-            tls_clients: self.tls_clients,
-        };
-        if self.tls {
-            tls::write_certificates(plan.directory.path());
-        }
+        let has_tls = self.tls;
+        let mut plan = self.plan(0);
         let mut tries = 0;
         loop {
             tries += 1;
             plan.port = free_port();
-            plan.tls_port = self.tls.then(free_port);
+            plan.tls_port = has_tls.then(free_port);
             match plan.launch() {
                 Ok(process) => {
                     return Ok(Server { plan, process: Mutex::new(Some(process)), reserved: Mutex::default() });
@@ -333,6 +327,46 @@ impl ServerBuilder {
                 Err(failure) => panic!("{} does not start: {failure}", Server::version()),
             }
         }
+    }
+}
+
+/// Starts servers that know each other's ports before any of them is there.
+#[track_caller]
+pub(crate) fn start_together<const N: usize>(builders: impl Fn([u16; N]) -> [ServerBuilder; N]) -> [Server; N] {
+    for _ in 0..PORT_TRIES {
+        let ports = [(); N].map(|()| free_port());
+        let mut ports_left = ports.into_iter();
+        let started = builders(ports).map(|builder| {
+            let plan = builder.plan(ports_left.next().expect("a port for each"));
+            plan.launch().map(|process| Server { plan, process: Mutex::new(Some(process)), reserved: Mutex::default() })
+        });
+        match started.into_iter().collect::<Result<Vec<Server>, Failure>>() {
+            Ok(servers) => return servers.try_into().expect("as many as were asked for"),
+            Err(Failure::PortTaken(_)) => {}
+            Err(failure) => panic!("{} does not start: {failure}", Server::version()),
+        }
+    }
+    panic!("no {N} ports stay free");
+}
+
+impl ServerBuilder {
+    fn plan(self, port: u16) -> Plan {
+        let plan = Plan {
+            directory: TempDir::new("server"),
+            args: self.args,
+            env: self.env,
+            aof: self.aof,
+            socket: self.socket,
+            sentinel: self.sentinel,
+            cluster: self.cluster,
+            port,
+            tls_port: None,
+            tls_clients: self.tls_clients,
+        };
+        if self.tls {
+            tls::write_certificates(plan.directory.path());
+        }
+        plan
     }
 }
 
@@ -359,7 +393,8 @@ struct Plan {
     env: Vec<(&'static str, OsString)>,
     aof: bool,
     socket: bool,
-    sentinel: bool,
+    /// Its configuration, if it is one.
+    sentinel: Option<String>,
     cluster: bool,
     port: u16,
     tls_port: Option<u16>,
@@ -374,9 +409,9 @@ impl Plan {
     /// Starts the process and waits until it, and not a stranger who has the
     /// port, answers.
     fn launch(&self) -> Result<Process, Failure> {
-        if self.sentinel {
+        if let Some(config) = &self.sentinel {
             // It keeps what it finds out there.
-            std::fs::write(self.file(SENTINEL), "").expect("a file for the Sentinel");
+            std::fs::write(self.file(SENTINEL), config).expect("a file for the Sentinel");
         }
         for stale in [LOG, OUTPUT] {
             std::fs::remove_file(self.file(stale)).ok();
@@ -412,7 +447,7 @@ impl Plan {
 
     fn arguments(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
-        if self.sentinel {
+        if self.sentinel.is_some() {
             args.extend([self.file(SENTINEL).into(), "--sentinel".into()]);
         }
         let mut set = |name: &str, value: &dyn AsRef<std::ffi::OsStr>| {

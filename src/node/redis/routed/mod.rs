@@ -1,10 +1,12 @@
-//! A cluster as one node: our connections to each of its primaries, and which of them has which slot.
+//! A cluster as one node: our connections to each of its primaries, and which of them has which slot. A primary behind
+//! Sentinels is like a cluster of one.
 //!
 //! # Invariants
 //!
 //! 1. What a primary answers counts while the newest topology that we have seen names it for the key (rule 11).
 //! 2. Nothing that is asked of one primary waits for another.
 //! 3. A primary that has no slot any more is left at once: what is in flight there is unknown then.
+//! 4. A server without slots is asked only for what the slot's owner sends on to it.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -25,6 +27,7 @@ use leasehold_protocol::{
     message::{Reply, Request, Route, Shard},
     slot,
     time::Time,
+    token::Token,
     topology::{Place, Topology},
 };
 use parking_lot::{Mutex, RwLock};
@@ -34,11 +37,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{narrowed::Narrowed, pulse::Pulse};
+use self::{narrowed::Narrowed, pulse::Pulse, sentinel::Sentinels};
 use super::{
-    server::{Connections, elsewhere, no_thread, route_from},
+    server::{Connections, Via, elsewhere, no_thread, route_from},
     subscription::channel,
-    transport::{Address, Endpoint, LeftOut, Limits, Seeds},
+    transport::{Address, AddressMap, Endpoint, LeftOut, Limits, Seeds, Target, Wanted},
 };
 use crate::{
     capabilities::Capabilities,
@@ -48,9 +51,11 @@ use crate::{
     node::{Answer, Node, NodeListener, ShardInfo},
 };
 
+mod in_parts;
 mod narrowed;
 mod pulse;
 mod refresh;
+mod sentinel;
 mod travel;
 mod views;
 mod watch;
@@ -61,10 +66,14 @@ pub(crate) struct Routed(Arc<Cluster>);
 
 struct Cluster {
     seeds: Vec<Endpoint>,
+    /// Who names the primary, if it is no cluster.
+    sentinels: Option<Sentinels>,
     /// For every server: whose the connections are, and by which clock.
     pattern: Endpoint,
     /// The name in the servers' certificates, where they are announced by their addresses.
     tls_name: Option<String>,
+    /// Where servers are that others announce.
+    map: AddressMap,
     address: String,
     host: Host,
     home: Option<Handle>,
@@ -78,6 +87,8 @@ struct Cluster {
     /// Counts how often the topology has changed.
     changes: Sender<u64>,
     servers: Mutex<HashMap<Shard, Server>>,
+    /// Servers without slots that were asked for keys of a slot which is being moved to them.
+    guests: Mutex<HashMap<Place, Connected>>,
     listener: OnceLock<Weak<dyn NodeListener>>,
     /// The topology may be another by now.
     is_doubted: AtomicBool,
@@ -90,6 +101,9 @@ struct Cluster {
     asking: Mutex<BTreeSet<String>>,
     closed: CancellationToken,
 }
+
+/// Our connections to a server, and what is under way with it.
+type Connected = (Arc<Connections>, Arc<Pulse>);
 
 /// A primary in use.
 struct Server {
@@ -105,11 +119,14 @@ const AT_ONCE: usize = 16;
 /// So many rounds of questions for views may be under way.
 const LOOKS: usize = 3;
 
+/// With so many guests, those of whom nothing is asked have to leave before another one comes.
+const GUESTS: usize = 16;
+
 impl Routed {
     /// Asks all seeds at once: one that names the primaries is enough. The home connections are made on the runtime
     /// `home`, if there is one.
     pub(crate) fn connect(
-        seeds: &Seeds,
+        (seeds, map): (&Seeds, AddressMap),
         limits: Limits,
         clock: &Arc<dyn Clock>,
         label: &Arc<str>,
@@ -118,16 +135,23 @@ impl Routed {
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
         let pattern = Endpoint::new(seeds.target.clone(), limits, clock.clone(), label.clone());
         let tls_name = seeds.name_in_certificates().map(Into::into);
-        let at = |address: &Address| named(pattern.in_cluster_at(address.clone()), tls_name.as_deref());
-        let seeds_at = seeds.addresses().map(at).collect();
+        let sentinels = seeds.service().map(Sentinels::of);
+        let kind = if sentinels.is_some() { Wanted::Sentinel } else { Wanted::InCluster };
+        let at = |target| named(pattern.another(target, kind), tls_name.as_deref());
+        let seeds_at: Vec<Endpoint> = seeds.targets().into_iter().map(at).collect();
+        if let Some(sentinels) = &sentinels {
+            sentinels.know(&seeds_at);
+        }
         let address = seeds.to_string();
         Box::pin(async move {
             let transport = host.transport().await.map_err(|error| no_thread(&error))?;
             let cluster = Arc::new_cyclic(|me| Cluster {
                 me: me.clone(),
                 seeds: seeds_at,
+                sentinels,
                 pattern,
                 tls_name,
+                map,
                 address,
                 home: elsewhere(home, &host),
                 transport,
@@ -137,6 +161,7 @@ impl Routed {
                 topology: RwLock::default(),
                 changes: Sender::new(0),
                 servers: Mutex::default(),
+                guests: Mutex::default(),
                 listener: OnceLock::new(),
                 is_doubted: AtomicBool::new(false),
                 is_asleep: AtomicBool::new(false),
@@ -151,6 +176,17 @@ impl Routed {
             Ok(Self(cluster))
         })
     }
+}
+
+/// Ends the connections to those of whom nothing is asked.
+fn leave_idle(guests: &mut HashMap<Place, Connected>) {
+    guests.retain(|_, (connections, pulse)| {
+        let is_asked = pulse.is_under_way();
+        if !is_asked {
+            connections.retire();
+        }
+        is_asked
+    });
 }
 
 /// With the name that its certificate has, if it is known by its address.
@@ -176,7 +212,7 @@ impl Cluster {
     }
 
     /// A primary, and what is under way with it. It is connected to in the background, if it is not yet.
-    fn server(&self, shard: Shard) -> Result<(Arc<Connections>, Arc<Pulse>), Failure> {
+    fn server(&self, shard: Shard) -> Result<Connected, Failure> {
         let mut servers = self.servers.lock();
         if let Some(server) = servers.get(&shard) {
             return Ok((server.connections.clone(), server.pulse.clone()));
@@ -186,31 +222,60 @@ impl Cluster {
             return Err(Failure::unsent("it was closed meanwhile"));
         }
         let Some(place) = self.topology.read().place(shard).cloned() else {
-            return Err(Failure::unsent(format!("a server of the cluster {} has no slot any more", self.address)));
+            return Err(Failure::unsent(format!("a primary of {} is none any more", self.address)));
         };
-        let (host, home) = (self.host.clone(), self.home.clone());
-        let connections = Connections::begin(self.endpoint(&place), host, &self.transport, home, self.channel.clone());
-        let (pulse, listener) = (Arc::<Pulse>::default(), Arc::new(Narrowed::new(self.me.clone(), shard)));
+        let guest = self.guests.lock().remove(&place);
+        let (connections, pulse) = guest.unwrap_or_else(|| self.begin(&place));
+        let listener = Arc::new(Narrowed::new(self.me.clone(), shard));
         connections.subscription.listen(Arc::downgrade(&listener) as Weak<dyn NodeListener>);
         servers.insert(shard, Server { connections: connections.clone(), pulse: pulse.clone(), _listener: listener });
         Ok((connections, pulse))
     }
 
+    fn begin(&self, place: &Place) -> Connected {
+        let (host, home, channel) = (self.host.clone(), self.home.clone(), self.channel.clone());
+        // In a cluster a script has one lock's keys.
+        let combines = self.sentinels.is_some();
+        let begun = Connections::begin(self.endpoint(place), host, &self.transport, home, channel, combines);
+        (begun, Arc::default())
+    }
+
+    /// A server to which the owner of a slot has sent a request on.
+    fn guest(&self, place: &Place) -> Result<Connected, Failure> {
+        let known = self.topology.read().at(place);
+        if let Some(shard) = known {
+            return self.server(shard);
+        }
+        let mut guests = self.guests.lock();
+        if self.closed.is_cancelled() {
+            return Err(Failure::unsent("it was closed meanwhile"));
+        }
+        if guests.len() >= GUESTS && !guests.contains_key(place) {
+            leave_idle(&mut guests);
+        }
+        let (connections, pulse) = guests.entry(place.clone()).or_insert_with(|| self.begin(place));
+        Ok((connections.clone(), pulse.clone()))
+    }
+
     /// The same, if there are connections to it.
-    fn known(&self, shard: Shard) -> Option<(Arc<Connections>, Arc<Pulse>)> {
+    fn known(&self, shard: Shard) -> Option<Connected> {
         self.servers.lock().get(&shard).map(|server| (server.connections.clone(), server.pulse.clone()))
     }
 
     fn all(&self) -> Vec<Arc<Connections>> {
-        self.servers.lock().values().map(|server| server.connections.clone()).collect()
+        let mut all: Vec<_> = self.servers.lock().values().map(|server| server.connections.clone()).collect();
+        all.extend(self.guests.lock().values().map(|(connections, _)| connections.clone()));
+        all
     }
 
-    /// A server of the cluster, as others announce it.
+    /// A server that keeps locks, as others announce it.
     fn endpoint(&self, place: &Place) -> Endpoint {
-        let Place { host, port } = place;
+        let Place { host, port } = self.map.reach(place);
         let tls = matches!(self.pattern.target.address, Address::Tcp { tls: true, .. });
-        let address = Address::Tcp { host: host.to_string(), port: *port, tls };
-        named(self.pattern.in_cluster_at(address), self.tls_name.as_deref())
+        let address = Address::Tcp { host: host.into(), port, tls };
+        let kind = if self.sentinels.is_some() { Wanted::Named } else { Wanted::InCluster };
+        let target = Target { address, ..self.pattern.target.clone() };
+        named(self.pattern.another(target, kind), self.tls_name.as_deref())
     }
 
     fn shard(&self, key: &Key) -> Shard {
@@ -275,7 +340,8 @@ impl Node for Routed {
         let info = |shard| {
             let address = topology.place(shard).map(ToString::to_string).unwrap_or_default();
             let (slots, replicas) = (topology.slots(shard).len(), topology.replicas(shard).len());
-            ShardInfo { shard, address, slots: u16::try_from(slots).ok(), replicas: Some(replicas) }
+            let slots = u16::try_from(slots).ok().filter(|_| self.0.sentinels.is_none());
+            ShardInfo { shard, address, slots, replicas: Some(replicas) }
         };
         topology.servers().into_iter().map(info).collect()
     }
@@ -283,9 +349,13 @@ impl Node for Routed {
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
         let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
-            let sending = pin!(cluster.send((route, limit), request));
+            let sending = pin!(cluster.send(Via::new(route, limit), request));
             time.keep(sending, || Err(keeper_ended())).await
         })
+    }
+
+    fn withdraw(&self, token: &Token) -> bool {
+        self.0.all().iter().any(|server| server.withdraw(token))
     }
 
     fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {

@@ -1,4 +1,4 @@
-//! Asks the servers of a cluster who has which slot, and takes in what they say.
+//! Asks servers of a cluster who has which slot, or Sentinels who is the primary, and takes in what they say.
 
 use std::{
     collections::BTreeSet,
@@ -16,10 +16,10 @@ use leasehold_protocol::{
     failure::Failure,
     message::Shard,
     slot::Keys,
-    topology::{Changes, Place, View},
+    topology::{Changes, Place, TakenOver, View},
 };
 
-use super::{Cluster, views};
+use super::{Cluster, leave_idle, views};
 use crate::{
     error::Error,
     foreign::{self, Event},
@@ -42,8 +42,22 @@ pub(super) enum Source {
     Other(Box<Endpoint>),
 }
 
+/// Why there is no view.
+pub(super) enum NoView {
+    /// The server was not reached, or has said something else.
+    Failed(FredError),
+    /// It has answered, and this is what follows.
+    Told(Error),
+}
+
+impl From<FredError> for NoView {
+    fn from(error: FredError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// A question to this server is under way.
-struct Asking<'a>(&'a Cluster, String);
+pub(super) struct Asking<'a>(&'a Cluster, String);
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
@@ -63,19 +77,22 @@ impl Cluster {
                     if !self.topology.write().merge(&view, self.now()).slots.is_empty() {
                         return Ok(());
                     }
+                    if !self.topology.read().servers().is_empty() {
+                        return Ok(());
+                    }
                     let text = format!("{} is in a cluster in which no server has a slot", seed.target);
                     said.push(Error::unavailable(text));
                 }
                 Err(error) => said.push(error),
             }
         }
-        Err(none_of(said))
+        Err(none_of(said, self.sentinels.is_some()))
     }
 
     async fn view_of_seed(&self, seed: &Endpoint) -> Result<View, Error> {
         let until = seed.now() + seed.limits.connect;
         let mut pauses = Doubling::from(FIRST_PAUSE);
-        let mut last = "no answer".to_owned();
+        let mut last = None;
         loop {
             let too_late = self.host.sleep(until.since(seed.now()));
             let error = tokio::select! {
@@ -84,18 +101,23 @@ impl Cluster {
                     Ok(view) => return Ok(view),
                     Err(error) => error,
                 },
-                () = too_late => return Err(unreachable(seed, &last)),
+                () = too_late => return Err(last.unwrap_or_else(|| unreachable(seed, "no answer"))),
             };
-            if let Some(mistake) = mistake_of(seed, &error) {
-                return Err(mistake);
-            }
-            words(&error).clone_into(&mut last);
+            let error = match error {
+                NoView::Failed(error) => match mistake_of(seed, &error) {
+                    Some(mistake) => return Err(mistake),
+                    None => unreachable(seed, words(&error)),
+                },
+                NoView::Told(error @ Error::Unavailable(_)) => error,
+                NoView::Told(error) => return Err(error),
+            };
+            last = Some(error);
             self.host.sleep(pauses.next(LONGEST_PAUSE)).await;
         }
     }
 
     /// The cluster as this server sees it. Nothing if it is being asked that.
-    async fn view(&self, source: &Source) -> Option<Result<View, FredError>> {
+    async fn view(&self, source: &Source) -> Option<Result<View, NoView>> {
         match source {
             Source::Primary(shard) => {
                 let (server, _) = self.known(*shard)?;
@@ -104,7 +126,7 @@ impl Cluster {
                 let nodes = server.keeper.command("CLUSTER", vec!["NODES".into()], limit);
                 let slots = server.keeper.command("CLUSTER", vec!["SLOTS".into()], limit);
                 let host = self.topology.read().place(*shard).map(|place| place.host.clone())?;
-                Some(tokio::try_join!(nodes, slots).and_then(|answers| read(&answers, &host)))
+                Some(tokio::try_join!(nodes, slots).and_then(|answers| read(&answers, &host)).map_err(NoView::from))
             }
             Source::Other(endpoint) => {
                 let _asking = self.ask_once(endpoint.target.to_string())?;
@@ -113,13 +135,16 @@ impl Cluster {
         }
     }
 
-    fn ask_once(&self, address: String) -> Option<Asking<'_>> {
+    pub(super) fn ask_once(&self, address: String) -> Option<Asking<'_>> {
         self.asking.lock().insert(address.clone()).then(|| Asking(self, address))
     }
 
-    async fn view_afresh(&self, server: &Endpoint) -> Result<View, FredError> {
+    async fn view_afresh(&self, server: &Endpoint) -> Result<View, NoView> {
+        if let Some(sentinels) = &self.sentinels {
+            return Box::pin(self.view_of_sentinel(sentinels, server)).await;
+        }
         let Address::Tcp { host, .. } = &server.target.address else {
-            return Err(FredError::new(FredKind::Config, "a cluster has no sockets"));
+            return Err(FredError::new(FredKind::Config, "a cluster has no sockets").into());
         };
         let limit = server.limits.command;
         // It is large, and seldom.
@@ -128,7 +153,7 @@ impl Cluster {
             let slots = link.command("CLUSTER", vec!["SLOTS".into()], limit);
             tokio::try_join!(nodes, slots)
         }));
-        asking.await.and_then(|answers| read(&answers, host))
+        Ok(asking.await.and_then(|answers| read(&answers, host))?)
     }
 
     /// Asks some servers side by side, others in each round, and takes in what each says as it comes.
@@ -146,7 +171,12 @@ impl Cluster {
                     let changes = self.topology.write().merge(&view, self.now());
                     self.have_changed(&changes);
                 }
-                Some(Err(error)) => foreign::tell_debug(|| Event::Connection { error: words(&error).into() }),
+                Some(Err(NoView::Failed(error))) => {
+                    foreign::tell_debug(|| Event::Connection { error: words(&error).into() });
+                }
+                Some(Err(NoView::Told(error))) => {
+                    foreign::tell_debug(|| Event::Connection { error: error.to_string() });
+                }
                 None => {}
             }
         }
@@ -154,6 +184,9 @@ impl Cluster {
 
     /// Those to ask in this round: primaries on the connections that there are, and a replica or a seed.
     fn sources(&self, round: usize) -> Vec<Source> {
+        if let Some(sentinels) = &self.sentinels {
+            return sentinels.from(round).into_iter().map(|one| Source::Other(Box::new(one))).collect();
+        }
         let topology = self.topology.read();
         let primaries = topology.servers();
         let replicas: BTreeSet<Place> =
@@ -172,6 +205,20 @@ impl Cluster {
     /// The topology is another: who was served by another server asks anew.
     pub(super) fn have_changed(&self, changes: &Changes) {
         self.take_over(changes);
+        for TakenOver { before, now, epoch, slots } in &changes.taken_over {
+            let (node, before, slots) = (now.to_string(), before.to_string(), slots.len());
+            foreign::tell(Event::TakenOver { node, before, slots, epoch: *epoch });
+        }
+        if changes.is_another {
+            foreign::tell(Event::AnotherCluster { node: self.address.clone() });
+        }
+        if !changes.slots.is_empty() {
+            foreign::tell_debug(|| Event::Topology {
+                node: self.address.clone(),
+                slots: changes.slots.len(),
+                primaries: self.topology.read().servers().len(),
+            });
+        }
         let mut slots = changes.slots.clone();
         for shard in &changes.elsewhere {
             slots.extend(&self.topology.read().slots(*shard));
@@ -197,7 +244,13 @@ impl Cluster {
         for server in left {
             server.connections.retire();
         }
+        if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
+            let taken_over = changes.taken_over.iter().map(|taken_over| taken_over.slots.clone());
+            taken_over.for_each(|slots| listener.taken_over(&Keys::Of(slots)));
+        }
+        // Some are guests no more.
         self.connect_to_all();
+        leave_idle(&mut self.guests.lock());
         self.changes.send_modify(|changes| *changes += 1);
     }
 }
@@ -208,14 +261,15 @@ fn read((nodes, slots): &(Value, Value), host: &str) -> Result<View, FredError> 
 }
 
 /// Why no seed is of use: what each has said. Only if all of them turn us down is trying again pointless.
-fn none_of(mut said: Vec<Error>) -> Error {
+fn none_of(mut said: Vec<Error>, of_sentinels: bool) -> Error {
     if said.len() == 1 {
         if let Some(only) = said.pop() {
             return only;
         }
     }
     let all: Vec<String> = said.iter().map(ToString::to_string).collect();
-    let text = format!("no server of the cluster is of use: {}", all.join("; "));
+    let which = if of_sentinels { "no Sentinel" } else { "no server of the cluster" };
+    let text = format!("{which} is of use: {}", all.join("; "));
     if said.iter().all(|error| matches!(error, Error::Config(_))) {
         Error::config(text)
     } else if said.iter().all(|error| matches!(error, Error::Config(_) | Error::Refused(_))) {

@@ -1,28 +1,45 @@
-//! Requests on their way to the primary that has their key, as [`Trip`] decides.
+//! Sends a request through the cluster: to the server that has its key, and on to another if it must be. [`Trip`] decides.
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use leasehold_protocol::{
     failure::{Failure, Redirection},
-    message::{Claim, Owned, Reply, Request, Route, only},
+    key::Key,
+    message::{Claim, Owned, Reply, Request, only},
     slot,
+    time::Time,
     trip::{Heard, Step, Trip},
 };
 
 use super::Cluster;
-use crate::node::redis::reply;
+use crate::node::{
+    Answer,
+    redis::{
+        reply,
+        server::{Connections, Via},
+    },
+};
 
-/// On which route a request goes, and for how long its answer is awaited.
-type Via = (Route, Duration);
+/// An answer that counts, and whether it was to a second sending.
+pub(super) type Counted<T> = (T, bool);
 
 impl Cluster {
     pub(super) async fn send(self: &Arc<Self>, via: Via, request: Request) -> Result<Reply, Failure> {
         match request {
-            Request::Renew(claims) if claims.len() != 1 => self.renew(via, &claims).await,
+            Request::Renew(claims) if claims.len() != 1 && self.sentinels.is_none() => self.renew(via, &claims).await,
             // It is about what this very server has.
             Request::Held { shard, .. } => self.server(shard)?.0.ask(via, request).await,
-            request => self.travel(via, via.1, request).await,
+            request => {
+                let until = self.now() + via.limit;
+                match self.send_whole(via, via.limit, &request).await {
+                    Err(failure) if is_in_two_places(&failure) => {
+                        // It is large, and seldom.
+                        Box::pin(self.send_in_parts(self.rest(via, until), request)).await
+                    }
+                    answer => answer,
+                }
+            }
         }
     }
 
@@ -34,7 +51,7 @@ impl Cluster {
             async move {
                 // The others' answers do not wait for one that has to go elsewhere.
                 let patience = cluster.pattern.limits.command;
-                only(cluster.travel(via, patience, Request::Renew([claim].into())).await?.try_into()?)
+                only(cluster.send_whole(via, patience, &Request::Renew([claim].into())).await?.try_into()?)
             }
         };
         let renewed: Vec<Result<Owned, Failure>> = join_all(claims.iter().map(renew)).await;
@@ -46,25 +63,38 @@ impl Cluster {
         }
     }
 
-    /// One request for one key. It is sent again, or waits for an owner of the slot, for `patience` at most.
-    async fn travel(
-        self: &Arc<Self>,
-        (route, limit): Via,
-        patience: Duration,
-        request: Request,
-    ) -> Result<Reply, Failure> {
-        let Some(key) = request.key().cloned() else {
-            return Err(Failure::refused("a cluster has no server that this could be asked of"));
+    async fn send_whole(self: &Arc<Self>, via: Via, patience: Duration, request: &Request) -> Result<Reply, Failure> {
+        let Some(key) = request.key() else {
+            return Err(Failure::refused("there is no server that this could be asked of"));
         };
+        let ask = |server: &Arc<Connections>, via| server.ask(via, request.clone());
+        let (reply, was_repeated) = self.travel(via, patience, key, ask).await?;
+        Ok(if was_repeated { reply::overtaken(reply) } else { reply })
+    }
+
+    /// The same way with what is left of the time.
+    pub(super) fn rest(&self, via: Via, until: Time) -> Via {
+        Via { limit: until.since(self.now()).max(Duration::from_millis(1)), ..via }
+    }
+
+    /// One request for one key. It is sent again, or waits for an owner of the slot, for `patience` at most.
+    pub(super) async fn travel<T>(
+        self: &Arc<Self>,
+        via: Via,
+        patience: Duration,
+        key: &Key,
+        ask: impl Fn(&Arc<Connections>, Via) -> Answer<T>,
+    ) -> Result<Counted<T>, Failure> {
         let slot = slot::of(key.lock());
-        let (until, patient_until) = (self.now() + limit, self.now() + patience.min(limit));
+        let (until, patient_until) = (self.now() + via.limit, self.now() + patience.min(via.limit));
         let mut trip = Trip::new(slot);
         let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();
             let step = trip.next(&self.topology.read());
-            let to = match step {
-                Step::Send(to) => to,
+            let (owner, on_to) = match step {
+                Step::Send(owner) => (owner, None),
+                Step::Ask(owner, place) => (owner, Some(place)),
                 Step::Enough => return Err(self.wandering(slot)),
                 Step::Await => {
                     self.doubt();
@@ -72,19 +102,20 @@ impl Cluster {
                         biased;
                         () = self.closed.cancelled() => return Err(Failure::unsent("it was closed meanwhile")),
                         _ = changes.changed() => continue,
-                        () = self.host.sleep(patient_until.since(self.now())) => {
-                            let of = &self.address;
-                            return Err(Failure::unavailable(format!("slot {slot} of the cluster {of} has no primary")));
-                        }
+                        () = self.host.sleep(patient_until.since(self.now())) => return Err(self.no_owner(slot)),
                     }
                 }
             };
-            let left = until.since(self.now()).max(Duration::from_millis(1));
-            let (answer, pulse) = match self.server(to) {
+            let via = Via { is_asking: on_to.is_some(), ..self.rest(via, until) };
+            let server = match &on_to {
+                None => self.server(owner),
+                Some(place) => self.guest(place),
+            };
+            let (answer, pulse) = match server {
                 Ok((server, pulse)) => {
                     let under_way = pulse.begin(self.now());
                     self.wake();
-                    let answer = server.ask((route, left), request.clone()).await;
+                    let answer = ask(&server, via).await;
                     drop(under_way);
                     (answer, Some(pulse))
                 }
@@ -94,37 +125,49 @@ impl Cluster {
             if let Some(pulse) = pulse.as_ref().filter(|_| !failure.is_some_and(Failure::is_silence)) {
                 pulse.heard(self.now());
             }
-            if let Some(Redirection::Moved { to: target, .. }) = failure.and_then(Failure::redirection) {
-                let moved = self.topology.write().moved(to, slot, target.clone());
-                // Others with a key there hear it from the server that has lost it.
-                self.take_over(&moved);
+            let redirection = failure.and_then(Failure::redirection);
+            match redirection {
+                // From the owner only: what another server says of the slot is for a view to tell.
+                Some(Redirection::Moved { to: target, .. }) if on_to.is_none() => {
+                    let moved = self.topology.write().moved(owner, slot, target.clone());
+                    // Others with a key there hear it from the server that has lost it.
+                    self.take_over(&moved);
+                }
+                Some(Redirection::Down) if on_to.is_none() => self.topology.write().is_down_now(owner),
+                _ => {}
             }
-            // A refusal would be that of another server too.
-            if failure.is_some_and(|failure| !failure.is_refusal() || failure.redirection().is_some()) {
+            // A refusal would be that of another server too. A slot that is being moved is no reason for a doubt.
+            let is_moving = matches!(redirection, Some(Redirection::Moving { .. }));
+            if failure.is_some_and(|failure| !failure.is_refusal() || redirection.is_some()) && !is_moving {
                 self.doubt();
             }
-            if let Some(Redirection::Moving { .. }) = failure.and_then(Failure::redirection) {
-                return Err(Failure::unavailable(format!(
-                    "slot {slot} is being moved to another server of the cluster"
-                )));
-            }
-            let heard = trip.heard(to, failure, &self.topology.read());
+            let heard = trip.heard(owner, failure, &self.topology.read());
             match heard {
                 Heard::Counts => {
-                    if let Some(pulse) = pulse.filter(|_| answer.is_ok()) {
-                        pulse.counted(&key, self.now());
+                    if let Some(pulse) = pulse.filter(|_| answer.is_ok() && on_to.is_none()) {
+                        pulse.counted(key, self.now());
                         self.wake();
                     }
-                    return if trip.was_repeated() { answer.map(reply::overtaken) } else { answer };
+                    return answer.map(|answer| (answer, trip.was_repeated()));
                 }
                 Heard::Void => {
                     return Err(Failure::unknown(
-                        "another server of the cluster had its slot when the answer was heard",
+                        "another server was the primary of its key when the answer was heard",
                     ));
                 }
-                Heard::Again(_) if self.now() >= patient_until => return answer.map_err(|_| self.wandering(slot)),
-                Heard::Again(pause) if pause.is_zero() => {}
-                Heard::Again(pause) => self.host.sleep(pause).await,
+                Heard::Again(pause) => {
+                    // Who sends a request on has said that the slot is its own.
+                    if let Some(pulse) = pulse.filter(|_| is_moving && on_to.is_none()) {
+                        pulse.counted(key, self.now());
+                        self.wake();
+                    }
+                    if self.now() >= patient_until {
+                        return answer.map(|answer| (answer, true)).map_err(|_| self.wandering(slot));
+                    }
+                    if !pause.is_zero() {
+                        self.host.sleep(pause).await;
+                    }
+                }
             }
         }
     }
@@ -133,4 +176,22 @@ impl Cluster {
         let of = &self.address;
         Failure::unavailable(format!("the servers of the cluster {of} do not agree who has slot {slot}"))
     }
+
+    fn no_owner(&self, slot: u16) -> Failure {
+        let topology = self.topology.read();
+        let text = if let Some(place) = topology.owner(slot).and_then(|owner| topology.place(owner)) {
+            format!(
+                "redis at {place} says that its cluster is down: see to the servers that it lacks \
+                 (cluster-require-full-coverage no keeps the others up)"
+            )
+        } else {
+            format!("slot {slot} of the cluster {} has no primary", self.address)
+        };
+        Failure::unavailable(text)
+    }
+}
+
+/// Whether a slot is being moved, and not all that the request needs is on either server.
+fn is_in_two_places(failure: &Failure) -> bool {
+    matches!(failure.redirection(), Some(Redirection::Moving { .. }))
 }

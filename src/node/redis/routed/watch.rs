@@ -7,9 +7,9 @@ use std::{
 };
 
 use fred::types::Value;
-use leasehold_protocol::{failure::Redirection, key::Key, message::Shard, slot, time::Time};
+use leasehold_protocol::{failure::Redirection, key::Key, message::Shard, slot, time::Time, topology::Place};
 
-use super::{Cluster, pulse::Pulse, refresh::Source};
+use super::{Cluster, pulse::Pulse, refresh::Source, sentinel::Sentinels};
 use crate::node::redis::transport::{is_answer, question};
 
 /// How often it is looked whether a primary answers what was asked of it.
@@ -24,6 +24,8 @@ const DOUBT: Duration = Duration::from_millis(1_500);
 struct Watch {
     doubted_until: Time,
     asked: Time,
+    /// When those were asked that have said that their cluster is down.
+    asked_down: Time,
     round: usize,
 }
 
@@ -75,6 +77,14 @@ impl Cluster {
             }
             next = next.min(watch.asked + PAUSE);
         }
+        let down = self.topology.read().down();
+        if !down.is_empty() {
+            if now.since(watch.asked_down) >= PAUSE {
+                watch.asked_down = now;
+                self.host.spawn_until_stopped(self.clone().ask_down(down));
+            }
+            next = next.min(watch.asked_down + PAUSE);
+        }
         for (shard, pulse) in pulses {
             if pulse.check_due(is_needed) <= now {
                 if let Some(key) = pulse.check(now) {
@@ -85,6 +95,35 @@ impl Cluster {
             next = next.min(pulse.check_due(is_needed));
         }
         next
+    }
+
+    /// Asks those that have said that their cluster is down whether it is up again.
+    async fn ask_down(self: Arc<Self>, down: Vec<Shard>) {
+        let Some(_asking) = self.ask_once("those that are down".into()) else { return };
+        for shard in down {
+            let Some((server, _)) = self.known(shard) else { continue };
+            let info = server.keeper.command("CLUSTER", vec!["INFO".into()], self.pattern.limits.command).await;
+            let serves = match &info {
+                Ok(info) => info.as_str().is_some_and(|info| info.contains("cluster_state:ok")),
+                // It may not be asked that: a request will tell.
+                Err(error) => is_answer(error),
+            };
+            if serves && self.topology.write().serves_again(shard) {
+                self.changes.send_modify(|changes| *changes += 1);
+            }
+        }
+    }
+
+    /// Asks one Sentinel after the other, until one says whether this is the primary still.
+    async fn cross_check_by_sentinels(&self, sentinels: &Sentinels, place: Option<Place>, round: usize) {
+        for sentinel in sentinels.from(round) {
+            match self.primary_by(&sentinel).await {
+                Some(primary) if Some(&primary) == place.as_ref() => return,
+                Some(_) => break,
+                None => {}
+            }
+        }
+        self.doubt();
     }
 
     /// Asks another server who has the key of this primary.
@@ -102,6 +141,9 @@ impl Cluster {
             let others: Vec<Shard> = topology.servers().into_iter().filter(|other| *other != shard).collect();
             (topology.place(shard).cloned(), others, topology.replicas(shard).to_vec())
         };
+        if let Some(sentinels) = &self.sentinels {
+            return self.cross_check_by_sentinels(sentinels, place, round).await;
+        }
         let (arguments, limit) = (|| vec![Value::from(key.lock())], self.pattern.limits.command);
         let (source, asked, answer) = if let Some(other) = others.iter().cycle().nth(round % others.len().max(1)) {
             let Ok((server, _)) = self.server(*other) else { return };

@@ -32,7 +32,7 @@ use crate::{
     node::redis::{
         reply,
         script::COMBINED,
-        transport::{Connection, Way},
+        transport::{Before, Connection, Way},
     },
     sync::catching_panics,
 };
@@ -263,7 +263,7 @@ impl Flusher {
             has_link = true;
             combining.fill(batch, all)
         };
-        let sent = combining.connection.run(&COMBINED, &mut arguments, combining.command_timeout, || false);
+        let sent = combining.connection.run(&COMBINED, &mut arguments, combining.command_timeout, || Before::Nothing);
         // Boxed, for it is large, and tokio moves a task more than once.
         let outcome = Box::pin(sent).await;
         match (self.batch.take(), outcome) {

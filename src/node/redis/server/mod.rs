@@ -13,6 +13,7 @@ use leasehold_protocol::{message::Route, token::Token};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
+pub(super) use self::request::Via;
 use self::{address::Whereabouts, combining::Combining, witness::Witness};
 use super::{
     info,
@@ -31,6 +32,7 @@ mod address;
 mod combining;
 mod pack;
 mod request;
+mod single;
 mod witness;
 
 /// One server, and our connections to it.
@@ -89,21 +91,28 @@ impl Connections {
         Ok(connections)
     }
 
-    /// The connections to a server of a cluster, which are made in the background: requests wait for them within their
-    /// limits. The server notifies fair waiters on this channel.
+    /// The connections to a server that others have named, which are made in the background: requests wait for them
+    /// within their limits. The server notifies fair waiters on this channel.
     pub(super) fn begin(
         endpoint: Endpoint,
         host: Host,
         transport: &Handle,
         home: Option<Handle>,
         channel: Arc<str>,
+        combines: bool,
     ) -> Arc<Self> {
         let keeper = Arc::new(Connection::begin(host.runtime(), Side::Keeper(host.clone()), &endpoint));
-        let home = elsewhere(home, &host).map(|runtime| {
+        let runtime = elsewhere(home, &host);
+        let home = runtime.clone().map(|runtime| {
             let side = Side::Here(runtime.clone(), host.clone());
             (runtime.id(), Arc::new(Connection::begin(&runtime, side, &endpoint)))
         });
-        Self::of(endpoint, host, transport, (home, keeper), None, channel)
+        let combining = combines.then(|| {
+            let busiest = home.as_ref().map_or_else(|| keeper.clone(), |(_, home)| home.clone());
+            let runtime = runtime.unwrap_or_else(|| host.runtime().clone());
+            Combining::new(busiest, runtime, host.clone(), endpoint.limits.command)
+        });
+        Self::of(endpoint, host, transport, (home, keeper), combining, channel)
     }
 
     fn of(

@@ -26,8 +26,7 @@ use crate::{
                 ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, KEEP, LEAVE, POLL, QUEUE,
                 RAISE, REHEARSE, RELEASE, RENEW, REPAIR, Script,
             },
-            subscription::Subscription,
-            transport::{Connection, Way, is_no_right_to_a_key, left},
+            transport::{Before, Connection, Way, is_no_right_to_a_key, left},
         },
     },
 };
@@ -38,13 +37,25 @@ const KEYS_OF_A_SAMPLE: i64 = 1_000;
 /// How many keys the server looks at for one page of what is held, in well under a millisecond.
 const KEYS_OF_A_PAGE: i64 = 500;
 
-/// On which route a request goes, and for how long its answer is awaited.
-type Via = (Route, Duration);
+/// How a request goes, and for how long its answer is awaited.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::node::redis) struct Via {
+    pub(in crate::node::redis) route: Route,
+    pub(in crate::node::redis) limit: Duration,
+    /// Another server, which has the key's slot, has sent it on to this one.
+    pub(in crate::node::redis) is_asking: bool,
+}
+
+impl Via {
+    pub(in crate::node::redis) fn new(route: Route, limit: Duration) -> Self {
+        Self { route, limit, is_asking: false }
+    }
+}
 
 impl Connections {
     /// Sends a request: alone, or with those that come at the same time.
     pub(crate) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
-        let (route, limit) = via;
+        let Via { route, limit, .. } = via;
         if let Some(refused) = self.whereabouts.refuse(&request, &self.address) {
             return Box::pin(ready(Err(refused)));
         }
@@ -67,7 +78,8 @@ impl Connections {
                         // Later requests on this route may have come before it now.
                         Ok(Ok(Told::Alone { repeated })) => {
                             let left = left(combining.now(), limit, until);
-                            let answer = server.ask_alone((route, left), request, None).await.map(reply::overtaken);
+                            let answer =
+                                server.ask_alone(Via::new(route, left), request, None).await.map(reply::overtaken);
                             // The batch may have done what this one did not come to.
                             if repeated { answer.map_err(Failure::halfway) } else { answer }
                         }
@@ -96,7 +108,7 @@ impl Connections {
             }
             Request::Repair { claim, fence, restart_delay } => self.repair(via, claim, fence, restart_delay),
             Request::Renew(batch) => {
-                let (keys, watch) = (batch.len(), via.0 == Route::Tracked);
+                let (keys, watch) = (batch.len(), via.route == Route::Tracked);
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(batch.iter().map(|claim| claim.key.lock().into()));
                     all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl)]));
@@ -104,7 +116,7 @@ impl Connections {
                         all.push("watch".into());
                     }
                 };
-                let connection = self.connection(via.0);
+                let connection = self.connection(via.route);
                 self.run(via, &RENEW, keys, arguments, move |reply, _| {
                     if reply::is_of_no_primary(reply) {
                         connection.find_primary();
@@ -202,16 +214,15 @@ impl Connections {
                 Some(VoteReply { overtaken, ..reply::vote(reply, tracked, false)? })
             });
         };
-        let (connection, witness) = (self.connection(via.0), self.witness.clone());
-        let (subscription, time) = (self.subscription_on(via.0), self.host.time_keeper());
+        let (connection, witness) = (self.connection(via.route), self.witness.clone());
+        let (before, time) = (self.before(via), self.host.time_keeper());
         Box::pin(async move {
             let mut arguments = |all: &mut Vec<Value>| {
                 arguments(all);
                 Some(2)
             };
-            let track = || subscription.as_ref().is_some_and(|subscription| subscription.is_on());
             let is_trusted = |run_id: &str| witness.vouches_for(run_id, restart_delay);
-            let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, via.1, track, is_trusted));
+            let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, via.limit, before, is_trusted));
             let (value, way) = time.keep(voting, || Err(keeper_ended())).await?;
             let vote = reply::vote(&value, way.tracked, true).ok_or_else(reply::unreadable)?;
             if let Some(run_id) = vote.identity.as_ref().and_then(|identity| identity.run_id.as_ref()) {
@@ -264,7 +275,7 @@ impl Connections {
         })
     }
 
-    fn probe(&self, (route, limit): Via) -> Answer<Reply> {
+    fn probe(&self, Via { route, limit, .. }: Via) -> Answer<Reply> {
         let (connection, witness, time) = (self.connection(route), self.witness.clone(), self.host.time_keeper());
         Box::pin(async move {
             let answer = pin!(async {
@@ -308,47 +319,51 @@ impl Connections {
             all.push(KEYS_OF_A_SAMPLE.into());
             Some(0)
         };
-        let (reply, _) = connection.run(&FLOORS, &mut arguments, limit, || false).await.ok()?;
+        let (reply, _) = connection.run(&FLOORS, &mut arguments, limit, || Before::Nothing).await.ok()?;
         reply::floors(&reply)
     }
 
-    /// Tells whether a request on this route is tracked, if it is to be.
-    fn subscription_on(&self, route: Route) -> Option<Arc<Subscription>> {
-        (route == Route::Tracked).then(|| self.subscription.clone())
+    /// The command right before each sending of a request. `ASKING` and `CLIENT CACHING` exclude each other.
+    fn before(&self, via: Via) -> impl Fn() -> Before + Send + use<> {
+        let subscription = (via.route == Route::Tracked && !via.is_asking).then(|| self.subscription.clone());
+        move || match &subscription {
+            Some(subscription) if subscription.is_on() => Before::Tracking,
+            _ if via.is_asking => Before::Asking,
+            _ => Before::Nothing,
+        }
     }
 
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
-    fn run<T: Into<Reply> + 'static>(
+    pub(super) fn run<T: Into<R> + 'static, R: 'static>(
         &self,
         via: Via,
         script: &'static Script,
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
-    ) -> Answer<Reply> {
+    ) -> Answer<R> {
         self.run_in(None, via, script, keys, arguments, read)
     }
 
     /// The same, and ends the flight with it.
-    fn run_in<T: Into<Reply> + 'static>(
+    fn run_in<T: Into<R> + 'static, R: 'static>(
         &self,
         flight: Option<Flight>,
-        (route, limit): Via,
+        via: Via,
         script: &'static Script,
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
-    ) -> Answer<Reply> {
-        let (connection, time) = (self.connection(route), self.host.time_keeper());
-        let subscription = self.subscription_on(route);
+    ) -> Answer<R> {
+        let (connection, time) = (self.connection(via.route), self.host.time_keeper());
+        let before = self.before(via);
         Box::pin(async move {
             let _flight = flight;
-            let track = || subscription.as_ref().is_some_and(|subscription| subscription.is_on());
             let mut arguments = |all: &mut Vec<Value>| {
                 arguments(all);
                 Some(keys)
             };
-            let running = pin!(connection.run(script, &mut arguments, limit, track));
+            let running = pin!(connection.run(script, &mut arguments, via.limit, before));
             let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
             read(&value, way).map(Into::into).ok_or_else(reply::unreadable)
         })
@@ -362,12 +377,12 @@ fn queue_keys(key: &Key) -> [Argument<'_>; 4] {
 }
 
 /// The only one that a script of many keys has for each.
-fn value(claim: &Claim) -> Value {
+pub(super) fn value(claim: &Claim) -> Value {
     let [value] = packed([Argument::Value(claim)]);
     value
 }
 
-fn number(fence: Fence) -> Value {
+pub(super) fn number(fence: Fence) -> Value {
     fence.to_string().into()
 }
 
@@ -376,6 +391,6 @@ fn seconds(span: Duration) -> Value {
     i64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(i64::MAX).into()
 }
 
-fn millis(span: Duration) -> Value {
+pub(super) fn millis(span: Duration) -> Value {
     i64::try_from(whole_millis(span)).unwrap_or(i64::MAX).into()
 }

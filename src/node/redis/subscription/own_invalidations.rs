@@ -11,7 +11,11 @@ use crate::{
     keeper::Host,
     node::{
         NodeListener,
-        redis::{reply, script::LOOK, transport::Connection},
+        redis::{
+            reply,
+            script::LOOK,
+            transport::{Before, Connection},
+        },
     },
 };
 
@@ -55,7 +59,7 @@ impl OwnInvalidations {
             all.extend(keys.iter().map(|key| key.as_str().into()));
             Some(keys.len())
         };
-        let found = match self.keeper.run(&LOOK, &mut arguments, self.limit, || true).await {
+        let found = match self.keeper.run(&LOOK, &mut arguments, self.limit, || Before::Tracking).await {
             Ok((reply, way)) if way.tracked => reply::looked(&reply),
             _ => Vec::new(),
         };

@@ -24,7 +24,7 @@ use super::{
     introduction::{Role, introduce},
     kind::ServerKind,
     left_out::LeftOut,
-    link::Link,
+    link::{Before, Link},
     links::{Links, NewLinks, SHORTEST_LIMIT},
     opening::{Opening, Side},
     question,
@@ -97,8 +97,7 @@ impl Connection {
 
     /// Runs a script: by its text the first time on a link, then by its hash. So a server that has never seen it needs
     /// one round trip; a server that has forgotten it gets the text again. `limit` bounds all of this, the wait for a
-    /// link too. With `track` the server is asked to notify us when a key changes that the script reads; the answer
-    /// says whether it will.
+    /// link too. `before` says what goes before each sending; whether it is tracked comes with the answer.
     ///
     /// If this process stood still past the limit, it sends a script [that repeats](Script::repeats) once more. If that
     /// fails too, the first sending may have been executed.
@@ -111,14 +110,14 @@ impl Connection {
         script: &'static Script,
         arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
         limit: Duration,
-        track: impl Fn() -> bool + Send,
+        before: impl Fn() -> Before + Send,
     ) -> Result<(Value, Way), Failure> {
         let until = self.now() + limit;
-        match self.run_once(script, arguments, (limit, until), &track).await {
+        match self.run_once(script, arguments, (limit, until), &before).await {
             Err(failure) if script.repeats && failure.is_silence() && stood_still(self.now(), until) => {
                 let time = (limit, self.now() + limit);
                 // Boxed: it is large, and nearly never needed.
-                let again = Box::pin(self.run_once(script, arguments, time, &track)).await;
+                let again = Box::pin(self.run_once(script, arguments, time, &before)).await;
                 let (value, way) = again.map_err(|failure| Failure::unknown(failure.to_string()))?;
                 Ok((value, Way { overtaken: true, repeated: true, ..way }))
             }
@@ -131,7 +130,7 @@ impl Connection {
         script: &'static Script,
         arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
         (limit, mut until): (Duration, Time),
-        track: &(impl Fn() -> bool + Send),
+        before: &(impl Fn() -> Before + Send),
     ) -> Result<(Value, Way), Failure> {
         let links = &*self.links;
         let (mut left, mut overtaken) = (limit, links.up().is_none());
@@ -140,10 +139,10 @@ impl Connection {
             if link.is_full() {
                 return Err(links.full());
             }
-            let (track, mut by_hash) = (track(), !link.is_first(script));
+            let (before, mut by_hash) = (before(), !link.is_first(script));
             let outcome = loop {
                 let call = link.call(script, by_hash, arguments).ok_or_else(unwanted)?;
-                match link.send(call, left, track).await {
+                match link.send(call, left, before).await {
                     Err(error) if by_hash && unknown_script(&error) => {
                         (by_hash, overtaken) = (false, true);
                         (left, until) = self.left(limit, until);
@@ -182,18 +181,18 @@ impl Connection {
         script: &'static Script,
         arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
         limit: Duration,
-        track: impl Fn() -> bool + Send,
+        before: impl Fn() -> Before + Send,
         is_trusted: impl Fn(&str) -> bool + Send,
     ) -> Result<(Value, Way), Failure> {
         let (links, until) = (&*self.links, self.now() + limit);
         let link = links.up().filter(|link| !link.is_full());
         let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
         let Some((link, run)) = link.and_then(of_run) else {
-            return self.run_once(script, arguments, (limit, until), &track).await;
+            return self.run_once(script, arguments, (limit, until), &before).await;
         };
         let (name, text) = run.next();
         let call = link.evaluate(name, text, arguments).ok_or_else(unwanted)?;
-        match link.send(call, limit, track()).await {
+        match link.send(call, limit, before()).await {
             Ok((value, tracked)) => {
                 link.answered();
                 return Ok((value, Way { tracked, overtaken: false, repeated: false, link: link.number() }));
@@ -206,7 +205,7 @@ impl Connection {
             Err(error) => return Err(self.failed(&link, &error, (limit, until))),
         }
         let time = self.left(limit, until);
-        let (value, way) = self.run_once(script, arguments, time, &track).await?;
+        let (value, way) = self.run_once(script, arguments, time, &before).await?;
         Ok((value, Way { overtaken: true, ..way }))
     }
 
@@ -489,13 +488,13 @@ mod tests {
         let (link, mut links) = (connection.links.up().unwrap(), connection.links());
         link.quit(LIMIT).await;
         tokio::time::timeout(LIMIT, links.next()).await.expect("there is another link");
-        for track in [false, true] {
+        for before in [Before::Nothing, Before::Tracking, Before::Asking] {
             let mut no_arguments = |all: &mut Vec<Value>| {
                 all.push("key".into());
                 Some(1)
             };
             let look = link.call(&crate::node::redis::script::LOOK, false, &mut no_arguments).unwrap();
-            let error = link.send(look, LIMIT, track).await.unwrap_err();
+            let error = link.send(look, LIMIT, before).await.unwrap_err();
             assert!(is_unsent(&error), "{error:?}");
         }
         let error = link.command("PING", Vec::new(), LIMIT).await.unwrap_err();

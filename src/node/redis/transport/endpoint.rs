@@ -13,6 +13,7 @@ use leasehold_protocol::time::Time;
 use tokio::sync::Semaphore;
 
 use super::{
+    kind::Wanted,
     tls,
     url::{Address, Target},
 };
@@ -33,8 +34,8 @@ pub(crate) struct Endpoint {
     pub(crate) clock: Arc<dyn Clock>,
     /// How the holder of its locks is called: a part of its connections' names.
     pub(crate) label: Arc<str>,
-    /// Whether it has to be a part of a cluster. Otherwise it must not be one.
-    pub(super) in_cluster: bool,
+    /// What it has to be.
+    pub(super) wanted: Wanted,
     /// One read of certificates at a time: a disk that hangs keeps one thread.
     reading: Arc<Semaphore>,
     /// The settings with the machine's own authorities, which are read once.
@@ -44,13 +45,12 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn new(target: Target, limits: Limits, clock: Arc<dyn Clock>, label: Arc<str>) -> Self {
         let (reading, by_the_machine) = (Arc::new(Semaphore::new(1)), Arc::default());
-        Self { target, limits, clock, label, in_cluster: false, reading, by_the_machine }
+        Self { target, limits, clock, label, wanted: Wanted::Alone, reading, by_the_machine }
     }
 
-    /// A server of the same cluster, which is there.
-    pub(crate) fn in_cluster_at(&self, address: Address) -> Self {
-        let target = Target { address, ..self.target.clone() };
-        Self { target, in_cluster: true, by_the_machine: Arc::default(), ..self.clone() }
+    /// Another server, for the same caller.
+    pub(crate) fn another(&self, target: Target, wanted: Wanted) -> Self {
+        Self { target, wanted, by_the_machine: Arc::default(), ..self.clone() }
     }
 
     pub(crate) fn now(&self) -> Time {

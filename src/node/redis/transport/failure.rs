@@ -31,8 +31,9 @@ pub(crate) const CLUSTER: &str = "is part of a cluster, and keeps only some of t
 
 pub(crate) const NO_CLUSTER: &str = "is not part of a cluster: write redis://";
 
-pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url must name the primary that it watches, for Sentinel is not \
-                        supported yet";
+pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: write redis-sentinel://host:26379/SERVICE";
+
+pub(crate) const NO_SENTINEL: &str = "is no Sentinel: write redis://, or redis-cluster:// for a part of a cluster";
 
 /// Classifies an error of the server or of fred by whether the request may have been executed. A request that was
 /// answered by an error was not, unless a line of the script met the error. A request without an answer may have been,
@@ -94,7 +95,7 @@ pub(crate) fn wrong_server(text: &'static str) -> Error {
 
 /// Whether it is that. By its text: fred has a kind for none of its own.
 pub(crate) fn is_wrong_server(error: &Error) -> bool {
-    [CLUSTER, NO_CLUSTER, SENTINEL].contains(&error.details())
+    [CLUSTER, NO_CLUSTER, SENTINEL, NO_SENTINEL].contains(&error.details())
 }
 
 /// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was
@@ -265,7 +266,7 @@ fn server_said(server: &str, word: &str, details: &str, more: &str) -> Failure {
     let text = format!("redis at {server} said \"{}\"{more}{advice}", spoken(details));
     // fred ends the connection then, and tells its neighbours on it the same, who may have been served.
     if word == "CLUSTERDOWN" || details.contains("non local key") {
-        return Failure::unknown(text);
+        return Failure::unknown(text).redirected(Redirection::read(details, server));
     }
     let failure =
         if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };

@@ -15,7 +15,20 @@ use std::{
 use fred::{error::Error as FredError, types::Value};
 use tokio::sync::Notify;
 
-use super::failure::{CLUSTER, NO_CLUSTER, SENTINEL, wrong_server};
+use super::failure::{CLUSTER, NO_CLUSTER, NO_SENTINEL, SENTINEL, wrong_server};
+
+/// The kind of server that the url names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// One that keeps all keys.
+    Alone,
+    /// The same, and others say where it is.
+    Named,
+    /// One of a cluster.
+    InCluster,
+    /// One that watches others.
+    Sentinel,
+}
 
 /// The kind of a server, from its answer to `HELLO`: a command that every user may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +43,8 @@ pub(crate) enum ServerKind {
     NoClusterMember,
     /// It keeps none.
     Sentinel,
+    /// It is none, and the url says so.
+    NoSentinel,
     /// It keeps that to itself, or a proxy stands between: its answers will tell.
     Unknown,
 }
@@ -109,17 +124,20 @@ impl Drop for Asking {
 }
 
 impl ServerKind {
-    /// From names and values in turn; of a server that has to be a part of a cluster, or must not be one.
-    pub(crate) fn read(answer: &Value, in_cluster: bool) -> Self {
+    /// From names and values in turn.
+    pub(crate) fn read(answer: &Value, wanted: Wanted) -> Self {
         let Value::Array(parts) = answer else { return Self::Unknown };
         let named = |name: &str| {
             let mut pairs = parts.chunks_exact(2).filter_map(<[Value]>::first_chunk::<2>);
             pairs.find_map(|[key, value]| (key.as_str()? == name).then(|| value.as_string())?)
         };
         match (named("mode").as_deref(), named("role").as_deref()) {
+            // It has no other role.
+            (Some("sentinel"), _) if wanted == Wanted::Sentinel => Self::Unknown,
             (Some("sentinel"), _) => Self::Sentinel,
-            (Some("cluster"), _) if !in_cluster => Self::ClusterMember,
-            (Some("standalone"), _) if in_cluster => Self::NoClusterMember,
+            (Some("cluster" | "standalone"), _) if wanted == Wanted::Sentinel => Self::NoSentinel,
+            (Some("cluster"), _) if matches!(wanted, Wanted::Alone | Wanted::Named) => Self::ClusterMember,
+            (Some("standalone"), _) if wanted == Wanted::InCluster => Self::NoClusterMember,
             (_, Some("replica" | "slave")) => Self::Replica,
             (_, Some("master" | "primary")) => Self::Primary,
             _ => Self::Unknown,
@@ -132,6 +150,7 @@ impl ServerKind {
             Self::ClusterMember => Err(wrong_server(CLUSTER)),
             Self::NoClusterMember => Err(wrong_server(NO_CLUSTER)),
             Self::Sentinel => Err(wrong_server(SENTINEL)),
+            Self::NoSentinel => Err(wrong_server(NO_SENTINEL)),
             Self::Primary | Self::Replica | Self::Unknown => Ok(()),
         }
     }
@@ -142,7 +161,7 @@ mod tests {
     use super::*;
 
     fn of(parts: &[&str]) -> ServerKind {
-        ServerKind::read(&Value::Array(parts.iter().map(|&part| part.into()).collect()), false)
+        ServerKind::read(&Value::Array(parts.iter().map(|&part| part.into()).collect()), Wanted::Alone)
     }
 
     #[test]
@@ -159,17 +178,22 @@ mod tests {
         ] {
             assert_eq!(with(rest), kind, "{rest:?}");
         }
-        assert_eq!(ServerKind::read(&Value::Null, false), ServerKind::Unknown);
+        assert_eq!(ServerKind::read(&Value::Null, Wanted::Alone), ServerKind::Unknown);
         let number = Value::Array(vec!["role".into(), 7_i64.into(), "mode".into()]);
-        assert_eq!(ServerKind::read(&number, false), ServerKind::Unknown);
-        for (mode, role, kind) in [
-            ("cluster", "master", ServerKind::Primary),
-            ("cluster", "replica", ServerKind::Replica),
-            ("standalone", "master", ServerKind::NoClusterMember),
-            ("sentinel", "master", ServerKind::Sentinel),
+        assert_eq!(ServerKind::read(&number, Wanted::Alone), ServerKind::Unknown);
+        for (mode, role, wanted, kind) in [
+            ("cluster", "master", Wanted::InCluster, ServerKind::Primary),
+            ("cluster", "replica", Wanted::InCluster, ServerKind::Replica),
+            ("standalone", "master", Wanted::InCluster, ServerKind::NoClusterMember),
+            ("sentinel", "master", Wanted::InCluster, ServerKind::Sentinel),
+            ("sentinel", "sentinel", Wanted::Sentinel, ServerKind::Unknown),
+            ("standalone", "master", Wanted::Sentinel, ServerKind::NoSentinel),
+            ("standalone", "replica", Wanted::Named, ServerKind::Replica),
+            ("cluster", "master", Wanted::Named, ServerKind::ClusterMember),
+            ("cluster", "replica", Wanted::Sentinel, ServerKind::NoSentinel),
         ] {
             let parts = ["mode", mode, "role", role].map(Into::into).to_vec();
-            assert_eq!(ServerKind::read(&Value::Array(parts), true), kind, "{mode} {role}");
+            assert_eq!(ServerKind::read(&Value::Array(parts), wanted), kind, "{mode} {role}");
         }
     }
 }

@@ -45,7 +45,7 @@ use super::{
     endpoint::{Endpoint, Limits},
     failure::{LINK_IS_OVER, is_answer},
     introduction::{INTRODUCTION, Role, introduce},
-    kind::{Kind, ServerKind},
+    kind::{Kind, ServerKind, Wanted},
     left_out::LeftOut,
     login::Login,
 };
@@ -93,7 +93,7 @@ impl NextLink {
         if self.left_out.check(HELLO, endpoint.now()).is_err() {
             return Ok(ServerKind::Unknown);
         }
-        let kind = kind_of(client, endpoint.limits, endpoint.in_cluster).await;
+        let kind = kind_of(client, endpoint.limits, endpoint.wanted).await;
         self.left_out.note(HELLO, &kind, endpoint.now());
         kind
     }
@@ -156,6 +156,16 @@ pub(crate) struct Link {
     given_up: Arc<Notify>,
     /// Cancelled once fred's task has ended (invariant 3).
     over: CancellationToken,
+}
+
+/// The command right before another one, for its sake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    Nothing,
+    /// The server is asked to notify us when a key changes that the script reads.
+    Tracking,
+    /// Another server, which has the slot, has sent it on to this one.
+    Asking,
 }
 
 /// A command for a link to send.
@@ -287,7 +297,7 @@ impl Link {
 
     /// Whether it leads to a replica still.
     pub(crate) async fn is_to_a_replica(&self, limits: Limits) -> bool {
-        !matches!(kind_of(&self.client, limits, false).await, Ok(ServerKind::Primary | ServerKind::Unknown))
+        !matches!(kind_of(&self.client, limits, Wanted::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
     /// Whether it is younger than any silence on it could be told by.
@@ -363,21 +373,32 @@ impl Link {
         Some(Command { name, arguments: all })
     }
 
-    /// Sends it. With `track` the server is asked to notify us when a key changes that the script reads; the answer
-    /// says whether it will.
+    /// Sends it, with what goes before it. Whether it is tracked comes with the answer.
     pub(crate) async fn send(
         &self,
         command: Command,
         limit: Duration,
-        track: bool,
+        before: Before,
     ) -> Result<(Value, bool), FredError> {
         let (client, Command { name, arguments }) = (once(&self.client, limit), command);
-        let outcome = if track {
-            // Boxed: it is large, and most requests are not tracked.
-            self.unless_over(Box::pin(send_tracked(&client, name, arguments)).as_mut()).await
-        } else {
-            let answer = pin!(client.custom(custom(name), arguments));
-            self.unless_over(answer).await.map(|value| (value, false))
+        let outcome = match before {
+            Before::Nothing => {
+                let answer = pin!(client.custom(custom(name), arguments));
+                self.unless_over(answer).await.map(|value| (value, false))
+            }
+            // Boxed: it is large, and most requests go alone.
+            Before::Tracking => {
+                let sending = send_behind(&client, "CLIENT", vec!["CACHING", "YES"], name, arguments);
+                let answers = self.unless_over(Box::pin(sending).as_mut()).await;
+                // Refused on a connection that does not track, or not any more: the next command runs all the same.
+                answers.and_then(|(before, answer)| Ok((answer?, before.is_ok())))
+            }
+            Before::Asking => {
+                let sending = send_behind(&client, "ASKING", Vec::new(), name, arguments);
+                let answers = self.unless_over(Box::pin(sending).as_mut()).await;
+                // If that is refused, it is why the other is.
+                answers.and_then(|(before, answer)| before.and(answer)).map(|value| (value, false))
+            }
         };
         // It counts only from a server of the right kind, which has said so before.
         if outcome.as_ref().err().is_none_or(is_answer) {
@@ -477,9 +498,9 @@ impl Drop for Weighed {
 }
 
 /// Asks for the server's kind. An error only if there is no answer.
-async fn kind_of(client: &Client, limits: Limits, in_cluster: bool) -> Result<ServerKind, FredError> {
+async fn kind_of(client: &Client, limits: Limits, wanted: Wanted) -> Result<ServerKind, FredError> {
     match ask(client, HELLO, vec!["2".into()], limits.connect).await {
-        Ok(answer) => Ok(ServerKind::read(&answer, in_cluster)),
+        Ok(answer) => Ok(ServerKind::read(&answer, wanted)),
         Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),
         Err(error) => Err(error),
     }
@@ -505,20 +526,22 @@ pub(super) fn custom(command: &'static str) -> CustomCommand {
     CustomCommand::new_static(command, ClusterHash::FirstKey, false)
 }
 
-/// Sends a command right behind the one that has the keys it reads tracked. fred does not take a pipeline out of its
-/// queue when the time is over; but it keeps the order, so an undo on the same link comes later.
-async fn send_tracked(
+/// Sends a command right behind another; the answers of both. fred does not take a pipeline out of its queue when the
+/// time is over; but it keeps the order, so an undo on the same link comes later.
+async fn send_behind(
     client: &WithOptions<Client>,
+    first: &'static str,
+    words: Vec<&'static str>,
     command: &'static str,
     arguments: Vec<Value>,
-) -> Result<(Value, bool), FredError> {
+) -> Result<(Result<Value, FredError>, Result<Value, FredError>), FredError> {
     let pipeline = Pipeline::from(client.clone());
-    let _queued: Value = pipeline.custom(custom("CLIENT"), vec!["CACHING", "YES"]).await?;
+    let _queued: Value = pipeline.custom(custom(first), words).await?;
     let _queued: Value = pipeline.custom(custom(command), arguments).await?;
-    let mut answers = pipeline.try_all::<Value>().await;
-    let answer = answers.pop().unwrap_or_else(|| Err(FredError::new(FredKind::Protocol, "no answer to a pipeline")))?;
-    // Refused on a connection that does not track, or not any more: the next command runs all the same.
-    Ok((answer, answers.pop().is_some_and(|caching| caching.is_ok())))
+    let (mut answers, none) =
+        (pipeline.try_all::<Value>().await, || FredError::new(FredKind::Protocol, "no answer to a pipeline"));
+    let second = answers.pop().ok_or_else(none)?;
+    Ok((answers.pop().ok_or_else(none)?, second))
 }
 
 /// Connects for the first time. The handle is of fred's task, which ends with the connection, and it with that.

@@ -23,7 +23,7 @@ use tokio::sync::{Notify, watch};
 use super::{
     endpoint::Endpoint,
     failure::{classify, is_full, is_refusal, is_wrong_server, words},
-    kind::ServerKind,
+    kind::{ServerKind, Wanted},
     link::{Ending, Link},
     login::{FIRST_PAUSE, LONGEST_PAUSE},
     opening::Opening,
@@ -226,8 +226,8 @@ impl Links {
 
     /// The server has answered that it is no primary: here, and to whoever else has a connection to it.
     pub(super) fn find_primary(&self) {
-        // There the address of another is known, and this one's leads nowhere else.
-        if self.endpoint.in_cluster {
+        // Where others say where it is, an address leads nowhere else.
+        if self.endpoint.wanted != Wanted::Alone {
             return;
         }
         self.no_primary.notify_one();

@@ -1,5 +1,6 @@
 //! Connections to one server over fred: links that end and are made again, what their errors mean, and where they lead.
 
+mod address_map;
 mod connection;
 mod endpoint;
 mod failure;
@@ -16,18 +17,20 @@ mod tls;
 mod trust;
 mod url;
 
-#[cfg(test)]
-pub(crate) use self::{connection::setting, endpoint::config, failure::classify};
 pub(crate) use self::{
+    address_map::AddressMap,
     connection::{Connection, Way, left},
     endpoint::{Endpoint, Limits},
     failure::{is_answer, is_no_primary, is_no_right_to_a_key, is_refusal, not_extended, words},
     introduction::Role,
+    kind::Wanted,
     left_out::{LeftOut, is_left_out},
-    link::Link,
+    link::{Before, Link},
     links::NewLinks,
     login::{Provider, connected},
     opening::{Side, mistake_of, unreachable},
     seeds::Seeds,
     url::{Address, Target},
 };
+#[cfg(test)]
+pub(crate) use self::{connection::setting, endpoint::config, failure::classify};

@@ -1,4 +1,5 @@
-//! Reads the url of a cluster: `redis-cluster://[user[:password]@]host[:port][,host[:port]…][?tls_name=NAME]`.
+//! Reads the url of a cluster, `redis-cluster://[user[:password]@]host[:port][,host[:port]…][?tls_name=NAME]`, and of a
+//! primary behind Sentinels, `redis-sentinel://[user[:password]@]sentinel[:port][,…]/SERVICE[/database][?…]`.
 //!
 //! Each host is read as the only one of a url: what is refused there is refused here, in the same words.
 
@@ -6,82 +7,139 @@ use std::fmt;
 
 use url::form_urlencoded;
 
-use super::url::{Address, Target};
+use super::url::{Address, Target, decode, read_database};
 use crate::error::Error;
 
 /// The most hosts that a url may name.
 const MOST: usize = 64;
 
-/// Some servers of a cluster, which name the others.
+/// The port of a Sentinel whose url names none.
+const SENTINEL_PORT: u16 = 26_379;
+
+/// Some servers of a cluster, which name the others; or Sentinels, which name the primary.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Seeds {
-    /// The first, and who we are on all of them.
+    /// The first, and who we are on the servers that keep locks.
     pub(crate) target: Target,
     more: Vec<Address>,
     /// The name in the servers' certificates, if that is not their host.
     tls_name: Option<String>,
+    sentinels: Option<Sentinels>,
+}
+
+/// Who we are there, and which of their services we want.
+#[derive(Clone, PartialEq, Eq)]
+struct Sentinels {
+    service: String,
+    user: Option<String>,
+    password: Option<String>,
+    tls: bool,
 }
 
 impl Seeds {
-    /// Those of a url, if its scheme is that of a cluster.
+    /// Those of a url, if its scheme is that of a cluster or of Sentinel.
     pub(crate) fn parse(text: &str) -> Option<Result<Self, Error>> {
         let (scheme, rest) = text.split_once("://")?;
-        let one = match scheme.to_ascii_lowercase().as_str() {
-            "redis-cluster" | "redis+cluster" | "valkey-cluster" | "valkey+cluster" => "redis",
-            "rediss-cluster" | "rediss+cluster" | "valkeys-cluster" | "valkeys+cluster" => "rediss",
+        let scheme = scheme.to_ascii_lowercase();
+        let (one, kind) = scheme.split_once(['-', '+'])?;
+        let one = match one {
+            "redis" | "valkey" => "redis",
+            "rediss" | "valkeys" => "rediss",
             _ => return None,
         };
-        Some(Self::of(one, rest))
+        match kind {
+            "cluster" => Some(Self::of_cluster(one, rest)),
+            "sentinel" => Some(Self::of_sentinels(one, rest)),
+            _ => None,
+        }
     }
 
-    fn of(scheme: &str, rest: &str) -> Result<Self, Error> {
-        // A password may have anything but this.
-        let (user, hosts) = rest.rfind('@').and_then(|at| rest.split_at_checked(at + 1)).unwrap_or(("", rest));
-        let (hosts, query) = hosts.split_once('?').unwrap_or((hosts, ""));
-        let (hosts, path) = hosts.split_once('/').unwrap_or((hosts, ""));
-        let hosts: Vec<&str> = hosts.split(',').collect();
-        if hosts.len() > MOST {
-            let many = hosts.len();
-            return Err(Error::config(format!(
-                "the url names {many} hosts, {MOST} are the most: one that answers is enough"
-            )));
-        }
-        let mut targets = Vec::with_capacity(hosts.len());
-        for host in hosts {
-            if host.is_empty() {
-                return Err(Error::config(
-                    "the url names a host that is empty: write it like redis-cluster://one:6379,two:6379",
-                ));
-            }
-            targets.push(Target::parse(&format!("{scheme}://{user}{host}"))?);
-        }
+    fn of_cluster(scheme: &str, rest: &str) -> Result<Self, Error> {
+        let Parts { hosts, path, query } = Parts::of(rest);
+        let (target, more) = read_hosts(scheme, &hosts, rest, None)?;
         if !matches!(path, "" | "0") {
             return Err(Error::config("a cluster has no databases: leave what follows the url's last / out"));
         }
         let mut tls_name = None;
         for (parameter, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*parameter {
-                "tls_name" if scheme == "redis" => {
-                    return Err(Error::config("the url has a tls_name, and no TLS: write rediss-cluster://"));
+                "tls_name" => tls_name = Some(read_tls_name(scheme, &value)?),
+                _ => return Err(unknown(&parameter, "tls_name is known")),
+            }
+        }
+        Ok(Self { target, more, tls_name, sentinels: None })
+    }
+
+    fn of_sentinels(scheme: &str, rest: &str) -> Result<Self, Error> {
+        let Parts { hosts, path, query } = Parts::of(rest);
+        let (mut target, more) = read_hosts(scheme, &hosts, rest, Some(SENTINEL_PORT))?;
+        if path.contains('#') || query.contains('#') {
+            return Err(Error::config(
+                "the url has a fragment (#…), which means nothing here: a # in a password is %23",
+            ));
+        }
+        let (service, database) = path.split_once('/').unwrap_or((path, ""));
+        let service = decode("service", service)?;
+        if service.is_empty() {
+            return Err(Error::config(
+                "the url names no service: write it like redis-sentinel://one:26379,two:26379/SERVICE, with the name that \
+                 `sentinel monitor` has given to the primary",
+            ));
+        }
+        if !database.is_empty() {
+            target.database = Some(read_database(database)?);
+        }
+        let mut sentinels = Sentinels { service, user: None, password: None, tls: scheme == "rediss" };
+        let mut tls_name = None;
+        for (parameter, value) in form_urlencoded::parse(query.as_bytes()) {
+            match &*parameter {
+                "tls_name" => tls_name = Some(read_tls_name(scheme, &value)?),
+                "sentinel_user" => sentinels.user = Some(value.into_owned()).filter(|user| !user.is_empty()),
+                "sentinel_password" => sentinels.password = Some(value.into_owned()).filter(|word| !word.is_empty()),
+                "sentinel_tls" => sentinels.tls = read_yes_or_no(&value)?,
+                // It may be a part of a password with a bare &.
+                _ if query.contains("sentinel_password") => {
+                    return Err(Error::config(
+                        "what follows the url's ? is not understood: known are sentinel_user, sentinel_password, in which & is \
+                         %26 and + is %2B, sentinel_tls and tls_name",
+                    ));
                 }
-                "tls_name" if value.is_empty() => {
-                    return Err(Error::config("the url's tls_name is empty: leave it out"));
-                }
-                "tls_name" => tls_name = Some(value.into_owned()),
                 _ => {
-                    return Err(Error::config(format!(
-                        "the url's parameter {parameter:?} is unknown: tls_name is known"
-                    )));
+                    return Err(unknown(
+                        &parameter,
+                        "known are sentinel_user, sentinel_password, sentinel_tls and tls_name",
+                    ));
                 }
             }
         }
-        let mut targets = targets.into_iter();
-        let Some(target) = targets.next() else { return Err(Error::config("the url names no host")) };
-        Ok(Self { target, more: targets.map(|target| target.address).collect(), tls_name })
+        if sentinels.user.is_some() && sentinels.password.is_none() {
+            return Err(Error::config(
+                "the url has a sentinel_user and no sentinel_password: give one, or leave the user out",
+            ));
+        }
+        Ok(Self { target, more, tls_name, sentinels: Some(sentinels) })
     }
 
-    /// Each of them.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = &Address> {
+    /// The service that Sentinels watch, if they do.
+    pub(crate) fn service(&self) -> Option<&str> {
+        self.sentinels.as_ref().map(|sentinels| &*sentinels.service)
+    }
+
+    /// Each of the servers that are named, and who we are there.
+    pub(crate) fn targets(&self) -> Vec<Target> {
+        let target = |address: &Address| match (&self.sentinels, address) {
+            (Some(Sentinels { user, password, tls, .. }), Address::Tcp { host, port, .. }) => Target {
+                user: user.clone(),
+                password: password.clone(),
+                tls: self.target.tls.clone(),
+                ..Target::at(Address::Tcp { host: host.clone(), port: *port, tls: *tls })
+            },
+            _ => Target { address: address.clone(), ..self.target.clone() },
+        };
+        self.addresses().map(target).collect()
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = &Address> {
         std::iter::once(&self.target.address).chain(&self.more)
     }
 
@@ -94,6 +152,82 @@ impl Seeds {
         };
         self.target.tls.server_name.as_deref().or(self.tls_name.as_deref()).or(of_first)
     }
+}
+
+/// The parts of a url behind its scheme.
+struct Parts<'a> {
+    hosts: Vec<&'a str>,
+    path: &'a str,
+    query: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    /// A password may have anything but an `@`, and so may the parameters of Sentinel: the hosts begin after the last one
+    /// that stands before them.
+    fn of(rest: &'a str) -> Self {
+        let (_user, rest) = user_and_hosts(rest);
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        Self { hosts: hosts.split(',').collect(), path, query }
+    }
+}
+
+/// Who we are, with the `@`, and the rest.
+fn user_and_hosts(rest: &str) -> (&str, &str) {
+    rest.rfind('@').and_then(|at| rest.split_at_checked(at + 1)).unwrap_or(("", rest))
+}
+
+/// Each of them as the only one of a url; the first, and where the others are.
+fn read_hosts(
+    scheme: &str,
+    hosts: &[&str],
+    rest: &str,
+    default_port: Option<u16>,
+) -> Result<(Target, Vec<Address>), Error> {
+    if hosts.len() > MOST {
+        let many = hosts.len();
+        return Err(Error::config(format!(
+            "the url names {many} hosts, {MOST} are the most: one that answers is enough"
+        )));
+    }
+    let (user, _) = user_and_hosts(rest);
+    let mut targets = Vec::with_capacity(hosts.len());
+    for host in hosts {
+        if host.is_empty() {
+            return Err(Error::config(
+                "the url names a host that is empty: write it like redis-cluster://one:6379,two:6379",
+            ));
+        }
+        let has_port = host.rfind(':').is_some_and(|colon| !host.ends_with(']') && colon > 0);
+        let port = default_port.filter(|_| !has_port).map(|port| format!(":{port}")).unwrap_or_default();
+        targets.push(Target::parse(&format!("{scheme}://{user}{host}{port}"))?);
+    }
+    let mut targets = targets.into_iter();
+    let Some(target) = targets.next() else { return Err(Error::config("the url names no host")) };
+    Ok((target, targets.map(|target| target.address).collect()))
+}
+
+fn read_tls_name(scheme: &str, value: &str) -> Result<String, Error> {
+    if scheme == "redis" {
+        return Err(Error::config("the url has a tls_name, and no TLS: write rediss-cluster:// or rediss-sentinel://"));
+    }
+    if value.is_empty() {
+        return Err(Error::config("the url's tls_name is empty: leave it out"));
+    }
+    Ok(value.to_owned())
+}
+
+fn read_yes_or_no(value: &str) -> Result<bool, Error> {
+    match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        // It may be a part of a password with a bare &.
+        _ => Err(Error::config("the url's sentinel_tls is neither yes nor no")),
+    }
+}
+
+fn unknown(parameter: &str, known: &str) -> Error {
+    Error::config(format!("the url's parameter {parameter:?} is unknown: {known}"))
 }
 
 /// Where they are, without who we are there: for errors and `Debug`.
@@ -118,7 +252,7 @@ mod tests {
     use super::*;
 
     fn parse(url: &str) -> Result<Seeds, Error> {
-        Seeds::parse(url).expect("the scheme is that of a cluster")
+        Seeds::parse(url).expect("the scheme is one of several servers")
     }
 
     #[test]
@@ -137,6 +271,35 @@ mod tests {
     }
 
     #[test]
+    fn a_url_names_sentinels_their_service_and_who_we_are_on_both_kinds_of_servers() {
+        let seeds =
+            parse("redis-sentinel://worker:p%40ss@one,[::1]:7000/locks/3?sentinel_user=w&sentinel_password=a%40b")
+                .unwrap();
+        assert_eq!((seeds.to_string().as_str(), seeds.service()), ("one:26379,[::1]:7000", Some("locks")));
+        let data = &seeds.target;
+        assert_eq!(
+            (data.user.as_deref(), data.password.as_deref(), data.database),
+            (Some("worker"), Some("p@ss"), Some(3))
+        );
+        for sentinel in seeds.targets() {
+            assert_eq!((sentinel.user.as_deref(), sentinel.password.as_deref()), (Some("w"), Some("a@b")));
+            assert_eq!(sentinel.database, None);
+        }
+        for (url, data, sentinels) in [
+            ("redis+sentinel://[::1]/my%20locks", false, false),
+            ("rediss-sentinel://one/locks", true, true),
+            ("valkeys-sentinel://one/locks?sentinel_tls=no", true, false),
+            ("valkey+sentinel://one/locks?sentinel_tls=yes", false, true),
+        ] {
+            let seeds = parse(url).unwrap();
+            let is_tls = |target: &Target| matches!(target.address, Address::Tcp { tls: true, .. });
+            let of_sentinels: Vec<bool> = seeds.targets().iter().map(is_tls).collect();
+            assert_eq!((is_tls(&seeds.target), of_sentinels), (data, vec![sentinels]), "{url}");
+        }
+        assert_eq!(parse("redis+sentinel://[::1]/my%20locks").unwrap().to_string(), "[::1]:26379");
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let many = format!("redis-cluster://{}", ["h"; 65].join(","));
         for (url, says) in [
@@ -151,6 +314,15 @@ mod tests {
             ("redis-cluster://one?tls_name=a", "no TLS"),
             ("rediss-cluster://one?tls_name=", "tls_name is empty"),
             ("redis-cluster://one#two", "fragment"),
+            ("redis-sentinel://one", "names no service"),
+            ("redis-sentinel://one/", "names no service"),
+            ("redis-sentinel:///locks", "host that is empty"),
+            ("redis-sentinel://one/locks/x", "database \"x\""),
+            ("redis-sentinel://one/locks?timeout=3", "parameter \"timeout\""),
+            ("redis-sentinel://one/locks?sentinel_tls=1", "neither yes nor no"),
+            ("redis-sentinel://one/locks?sentinel_user=a", "no sentinel_password"),
+            ("redis-sentinel://one/locks?tls_name=a", "no TLS"),
+            ("redis-sentinel://one/locks#x", "fragment"),
         ] {
             let error = parse(url).map(|_| ()).expect_err(url).to_string();
             assert!(error.contains(says), "{url}: {error}");
@@ -169,6 +341,11 @@ mod tests {
             "redis-cluster://worker:sesame@one,two:x",
             "redis-cluster://worker:sesame@one/3",
             "redis-cluster://worker:sesame@",
+            "redis-sentinel://worker:12/sesame@one/locks",
+            "redis-sentinel://one/locks?sentinel_password=12&sesame",
+            "redis-sentinel://one/locks?sentinel_password=12@sesame",
+            "redis-sentinel://one/locks?sentinel_password=12#sesame",
+            "redis-sentinel://one/locks?sentinel_password=sesame&sentinel_tls=maybe",
         ] {
             let error = parse(wrong).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("sesame"), "{error}");

@@ -68,11 +68,8 @@ impl Target {
             "redis" | "valkey" => Self::tcp(&url, false),
             "rediss" | "valkeys" => Self::tcp(&url, true),
             "unix" | "redis+unix" => Self::unix(&url),
-            scheme @ ("redis-sentinel" | "rediss-sentinel" | "redis+sentinel") => Err(Error::config(format!(
-                "the url's scheme {scheme} is not supported yet: give the redis:// URL of one stand-alone server"
-            ))),
             scheme => Err(Error::config(format!(
-                "the url's scheme {scheme:?} is unknown: use redis://, rediss://, redis-cluster://, unix:// or memory://"
+                "the url's scheme {scheme:?} is unknown: use redis://, rediss://, redis-cluster://, redis-sentinel://, unix:// or memory://"
             ))),
         }
     }
@@ -105,7 +102,7 @@ impl Target {
         }
         let database = match url.path().trim_start_matches('/') {
             "" => None,
-            number => Some(database(number)?),
+            number => Some(read_database(number)?),
         };
         Ok(Self {
             user: non_empty(decode("user", url.username())?),
@@ -141,7 +138,7 @@ impl Target {
     fn read(&mut self, url: &Url) -> Result<(), Error> {
         for (parameter, value) in url.query_pairs() {
             match &*parameter {
-                "db" => self.database = Some(database(&value)?),
+                "db" => self.database = Some(read_database(&value)?),
                 "user" => self.user = non_empty(value.into_owned()),
                 "password" => self.password = non_empty(value.into_owned()),
                 _ => return Err(unknown_parameter(&parameter, "known are db, user and password")),
@@ -170,7 +167,7 @@ impl fmt::Debug for Target {
     }
 }
 
-fn decode(part: &str, text: &str) -> Result<String, Error> {
+pub(super) fn decode(part: &str, text: &str) -> Result<String, Error> {
     let decoded = percent_decode_str(text).decode_utf8();
     decoded.map(Into::into).map_err(|_| Error::config(format!("the url's {part} is not UTF-8 after percent-decoding")))
 }
@@ -179,7 +176,7 @@ fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-fn database(number: &str) -> Result<u8, Error> {
+pub(super) fn read_database(number: &str) -> Result<u8, Error> {
     number.parse().map_err(|_| Error::config(format!("the url's database {number:?} is not a number from 0 to 255")))
 }
 
@@ -246,7 +243,6 @@ mod tests {
             ("unix:///run/redis.sock?dbb=1", "parameter \"dbb\""),
             ("unix:///run/redis.sock?password=a&b", "& is %26"),
             ("unix:///run/redis.sock?password=a#b", "# in a password is %23"),
-            ("redis-sentinel://localhost", "not supported yet"),
         ] {
             let error = Target::parse(url).map(|_| ()).expect_err(url).to_string();
             assert!(error.contains(says), "{url}: {error}");

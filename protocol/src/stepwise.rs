@@ -1,0 +1,188 @@
+//! An acquire while its slot is being moved, in steps that need one key each: for a step of two keys a server of a
+//! cluster answers `TRYAGAIN` then, because one of them may be there already.
+//!
+//! First the free lock is taken, without a fence. Then the fence is issued, wherever the floor is. Then the lock gets it,
+//! if it is the token's still.
+//!
+//! # Invariants
+//!
+//! 1. The lease is what the third step confirms. Whatever else comes out is undone by the caller, who counts the lease
+//!    from before the first step (rule 1).
+//! 2. Fences grow: an earlier holder's floor was stored while it held, so before the first step, and is read by the
+//!    second. A later holder takes the lock after the third.
+//! 3. Each step may be sent twice. No step but the second leaves another trace then; that one leaves a larger floor.
+
+use crate::{
+    failure::Failure,
+    fence::{self, Fence},
+    holder::Holder,
+    message::{Acquired, Claim, Owned},
+};
+
+/// A request that needs one key.
+#[derive(Debug, Clone)]
+pub enum Single {
+    /// Take the lock if it is free, without a fence: [`SingleReply::Taken`] or [`SingleReply::Busy`]. Again it is the same.
+    Take(Claim),
+    /// Issue the next fence of the lock: [`SingleReply::Issued`].
+    Issue(Claim),
+    /// Give the lock its fence and its full TTL, if it is the token's: [`SingleReply::Owned`].
+    Confirm(Claim),
+    /// Delete the lock if it is the token's, whoever waits: [`SingleReply::Owned`].
+    Release(Claim),
+}
+
+/// The answer to it.
+#[derive(Debug, Clone)]
+pub enum SingleReply {
+    /// The lock is the token's.
+    Taken,
+    /// Somebody else has it.
+    Busy(Holder),
+    /// The fence.
+    Issued(Fence),
+    /// Whether it was the token's.
+    Owned(Owned),
+}
+
+/// The next step, or the outcome.
+#[derive(Debug)]
+pub enum Next {
+    /// Ask this.
+    Ask(Single),
+    /// It is over.
+    Over(Result<Acquired, Failure>),
+}
+
+/// One acquire.
+#[derive(Debug)]
+pub struct Stepwise {
+    claim: Claim,
+    step: Step,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Take,
+    Issue,
+    Confirm(Fence),
+}
+
+impl Stepwise {
+    /// Of this lock.
+    pub fn new(claim: Claim) -> Self {
+        Self { claim, step: Step::Take }
+    }
+
+    /// The first step.
+    pub fn first(&self) -> Single {
+        Single::Take(self.claim.clone())
+    }
+
+    /// The last step has this answer.
+    pub fn heard(&mut self, answer: Result<SingleReply, Failure>) -> Next {
+        let step = self.step;
+        let answer = match answer {
+            Ok(answer) => answer,
+            // The lock may have been taken before.
+            Err(failure) => return Next::Over(Err(if step == Step::Take { failure } else { failure.halfway() })),
+        };
+        match (step, answer) {
+            (Step::Take, SingleReply::Taken) => {
+                self.step = Step::Issue;
+                Next::Ask(Single::Issue(self.claim.clone()))
+            }
+            (Step::Take, SingleReply::Busy(holder)) => Next::Over(Ok(Acquired::Busy { holder, tracked: false })),
+            (Step::Issue, SingleReply::Issued(fence)) if fence > fence::ZERO => {
+                self.step = Step::Confirm(fence);
+                Next::Ask(Single::Confirm(Claim { fence: Some(fence), ..self.claim.clone() }))
+            }
+            (Step::Confirm(fence), SingleReply::Owned(Ok(()))) => Next::Over(Ok(Acquired::Granted(fence))),
+            (Step::Confirm(_), SingleReply::Owned(Err(_))) => {
+                Next::Over(Err(Failure::unknown("the lock was somebody else's again before it had its fence")))
+            }
+            _ => Next::Over(Err(Failure::unknown("this is the answer to another request"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{key::Key, message::Denial, token::Token};
+
+    fn begun() -> Stepwise {
+        Stepwise::new(Claim {
+            key: Key::of_lock("job"),
+            token: Token::random("host:7"),
+            ttl: Duration::from_secs(1),
+            fence: None,
+            fence_memory: Duration::ZERO,
+        })
+    }
+
+    fn fence(number: u64) -> Fence {
+        number.try_into().unwrap()
+    }
+
+    #[test]
+    fn the_lock_is_granted_with_the_fence_of_the_second_step_once_the_third_has_confirmed_it() {
+        let mut steps = begun();
+        assert!(matches!(steps.first(), Single::Take(_)));
+        let Next::Ask(Single::Issue(_)) = steps.heard(Ok(SingleReply::Taken)) else { panic!("the fence comes next") };
+        let Next::Ask(Single::Confirm(claim)) = steps.heard(Ok(SingleReply::Issued(fence(7)))) else {
+            panic!("the lock gets it")
+        };
+        assert_eq!(claim.fence, Some(fence(7)));
+        let Next::Over(Ok(Acquired::Granted(granted))) = steps.heard(Ok(SingleReply::Owned(Ok(())))) else {
+            panic!("it is granted")
+        };
+        assert_eq!(granted, fence(7));
+    }
+
+    #[test]
+    fn a_lock_that_is_held_stays_so() {
+        let Next::Over(Ok(Acquired::Busy { tracked: false, .. })) =
+            begun().heard(Ok(SingleReply::Busy(Holder::default())))
+        else {
+            panic!("it is busy")
+        };
+    }
+
+    #[test]
+    fn a_failure_after_the_first_step_may_leave_a_key() {
+        let refused = || Err(Failure::refused("no"));
+        let Next::Over(Err(failure)) = begun().heard(refused()) else { panic!("it has failed") };
+        assert!(!failure.may_have_happened());
+        let mut steps = begun();
+        let _issue = steps.heard(Ok(SingleReply::Taken));
+        let Next::Over(Err(failure)) = steps.heard(refused()) else { panic!("it has failed") };
+        assert!(failure.may_have_happened() && failure.is_refusal());
+    }
+
+    #[test]
+    fn who_lost_the_lock_between_two_steps_has_no_lease() {
+        for denial in [Denial::Gone, Denial::Taken] {
+            let mut steps = begun();
+            let _issue = steps.heard(Ok(SingleReply::Taken));
+            let _confirm = steps.heard(Ok(SingleReply::Issued(fence(7))));
+            let Next::Over(Err(failure)) = steps.heard(Ok(SingleReply::Owned(Err(denial)))) else {
+                panic!("it is nobody's")
+            };
+            assert!(failure.may_have_happened());
+        }
+    }
+
+    #[test]
+    fn an_answer_of_another_kind_is_none() {
+        for odd in [SingleReply::Issued(fence(7)), SingleReply::Owned(Ok(()))] {
+            let Next::Over(Err(failure)) = begun().heard(Ok(odd)) else { panic!("it was not asked") };
+            assert!(failure.may_have_happened());
+        }
+        let mut steps = begun();
+        let _issue = steps.heard(Ok(SingleReply::Taken));
+        let Next::Over(Err(_)) = steps.heard(Ok(SingleReply::Issued(fence::ZERO))) else { panic!("no fence is zero") };
+    }
+}

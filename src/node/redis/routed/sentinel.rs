@@ -1,0 +1,248 @@
+//! A primary behind Sentinels, which say where it is. They are asked, and not listened to: one tells of a change up to a
+//! second late, and once.
+//!
+//! # Invariants
+//!
+//! 1. Another primary is taken only with a larger epoch of its service, and once it says itself that it is one.
+//! 2. A smaller epoch is taken if more than half of all Sentinels say it: an operator has made them watch it anew.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use fred::{error::Error as FredError, types::Value};
+use leasehold_protocol::{
+    failure::Failure,
+    slot::SLOTS,
+    topology::{Place, Primary, View},
+};
+use parking_lot::Mutex;
+
+use super::{Cluster, refresh::NoView};
+use crate::{
+    error::Error,
+    node::redis::transport::{Address, Endpoint, Link, Target, Wanted, mistake_of, question, words},
+};
+
+/// The most Sentinels that are asked: those of the url, and those that they name.
+const MOST: usize = 64;
+
+/// The Sentinels of a service.
+pub(super) struct Sentinels {
+    service: String,
+    known: Mutex<Vec<Endpoint>>,
+    /// What each has said last.
+    said: Mutex<BTreeMap<String, (Place, u64)>>,
+}
+
+/// One Sentinel's answers.
+struct Said {
+    epoch: u64,
+    primary: Place,
+    replicas: Vec<Place>,
+    sentinels: Vec<Place>,
+}
+
+impl Sentinels {
+    pub(super) fn of(service: &str) -> Self {
+        Self { service: service.into(), known: Mutex::default(), said: Mutex::default() }
+    }
+
+    /// There are these too.
+    pub(super) fn know(&self, more: &[Endpoint]) {
+        let mut known = self.known.lock();
+        for one in more {
+            let is_new = known.iter().all(|other| other.target.address != one.target.address);
+            if is_new && known.len() < MOST {
+                known.push(one.clone());
+            }
+        }
+    }
+
+    /// All of them, beginning with another one each round.
+    pub(super) fn from(&self, round: usize) -> Vec<Endpoint> {
+        let mut all = self.known.lock().clone();
+        let first = round % all.len().max(1);
+        all.rotate_left(first);
+        all
+    }
+
+    /// Whether more than half of them say that this is the primary, in this epoch.
+    fn most_say(&self, primary: &Place, epoch: u64) -> bool {
+        let (known, said) = (self.known.lock().len(), self.said.lock());
+        said.values().filter(|(place, at)| place == primary && *at == epoch).count() * 2 > known
+    }
+}
+
+impl Cluster {
+    /// The service as this Sentinel sees it.
+    pub(super) async fn view_of_sentinel(&self, sentinels: &Sentinels, asked: &Endpoint) -> Result<View, NoView> {
+        let (service, at) = (&*sentinels.service, asked.target.to_string());
+        let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
+            Box::pin(said(link, service, asked.limits.command)).await
+        });
+        let Said { epoch, primary, replicas, sentinels: others } = match Box::pin(asking).await {
+            Ok(Ok(said)) => said,
+            Ok(Err(services)) => return Err(NoView::Told(unknown(&at, service, &services))),
+            Err(error) if is_of_the_password(&error) => {
+                let text = format!("Sentinel {at} said \"{}\": give sentinel_password in the url", error.details());
+                return Err(NoView::Told(Error::of(Failure::refused(text))));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let others: Vec<Endpoint> = others.iter().map(|place| self.sentinel_at(asked, place)).collect();
+        sentinels.know(&others);
+        sentinels.said.lock().insert(at.clone(), (primary.clone(), epoch));
+        let (now, epoch_now) = {
+            let topology = self.topology.read();
+            let owner = topology.owner(0);
+            (owner.and_then(|owner| topology.place(owner)).cloned(), owner.map_or(0, |owner| topology.epoch(owner)))
+        };
+        if now.as_ref() != Some(&primary) {
+            let is_stale = now.is_some() && epoch <= epoch_now;
+            if !is_stale || sentinels.most_say(&primary, epoch) {
+                self.check_primary(&at, service, &primary).await?;
+            }
+        }
+        if epoch < epoch_now && sentinels.most_say(&primary, epoch) {
+            self.topology.write().forget_epochs();
+        }
+        let name = |place: &Place| -> Box<str> { place.to_string().into() };
+        let known = now.iter().chain([&primary]).map(name).collect();
+        let (id, slots) = (name(&primary), vec![0..=SLOTS - 1]);
+        Ok(View { primaries: vec![Primary { id, place: Some(primary), epoch, slots, replicas }], known })
+    }
+
+    /// Fails unless it says that it is a primary.
+    async fn check_primary(&self, sentinel: &str, service: &str, place: &Place) -> Result<(), NoView> {
+        let endpoint = self.endpoint(place);
+        let named = format!("Sentinel {sentinel} names {place} as the primary of {service:?}");
+        let role = question::ask(self.host.clone(), &endpoint, &self.left_out, async |link| {
+            link.command("ROLE", Vec::new(), endpoint.limits.command).await
+        });
+        let role = role.await.map_err(|error| {
+            NoView::Told(match mistake_of(&endpoint, &error) {
+                None | Some(Error::Unavailable(_)) => Error::unavailable(format!(
+                    "{named}, which cannot be reached at {} ({}): if it is announced under another address than it has from \
+                     here, Builder::address_map says so",
+                    endpoint.target,
+                    words(&error)
+                )),
+                Some(mistake) => mistake,
+            })
+        })?;
+        let is_primary =
+            matches!(&role, Value::Array(parts) if parts.first().and_then(Value::as_str).as_deref() == Some("master"));
+        if is_primary {
+            return Ok(());
+        }
+        Err(NoView::Told(Error::unavailable(format!("{named}, which says that it is a replica"))))
+    }
+
+    /// Where this one says that the primary is; nothing if it does not say that.
+    pub(super) async fn primary_by(&self, asked: &Endpoint) -> Option<Place> {
+        let service = self.sentinels.as_ref()?.service.clone();
+        let limit = asked.limits.command;
+        let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
+            ask(link, "GET-MASTER-ADDR-BY-NAME", &service, limit).await
+        });
+        read_address(&Box::pin(asking).await.ok()?)
+    }
+
+    fn sentinel_at(&self, asked: &Endpoint, place: &Place) -> Endpoint {
+        let Place { host, port } = self.map.reach(place);
+        let tls = matches!(asked.target.address, Address::Tcp { tls: true, .. });
+        let address = Address::Tcp { host: host.into(), port, tls };
+        super::named(
+            asked.another(Target { address, ..asked.target.clone() }, Wanted::Sentinel),
+            self.tls_name.as_deref(),
+        )
+    }
+}
+
+async fn ask(link: &Link, what: &'static str, service: &str, limit: Duration) -> Result<Value, FredError> {
+    link.command("SENTINEL", vec![what.into(), service.into()], limit).await
+}
+
+/// What a Sentinel says of the service; or which services it watches instead.
+///
+/// The epoch is asked for before the address: with an older epoch a newer address is taken a moment later, and the other
+/// way round an older address would be believed.
+async fn said(link: &Link, service: &str, limit: Duration) -> Result<Result<Said, Vec<String>>, FredError> {
+    let unreadable = || FredError::new(fred::error::ErrorKind::Protocol, "what it says of its service cannot be read");
+    let master = match ask(link, "MASTER", service, limit).await {
+        Ok(master) => master,
+        Err(error) if error.details().contains("No such master") => {
+            let all = link.command("SENTINEL", vec!["MASTERS".into()], limit).await.unwrap_or(Value::Null);
+            return Ok(Err(fields(&all, "name")));
+        }
+        Err(error) => return Err(error),
+    };
+    let (address, replicas, sentinels) = tokio::try_join!(
+        ask(link, "GET-MASTER-ADDR-BY-NAME", service, limit),
+        ask(link, "REPLICAS", service, limit),
+        ask(link, "SENTINELS", service, limit),
+    )?;
+    let epoch = field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok()).ok_or_else(unreadable)?;
+    let primary = read_address(&address).ok_or_else(unreadable)?;
+    Ok(Ok(Said { epoch, primary, replicas: places(&replicas), sentinels: places(&sentinels) }))
+}
+
+fn unknown(sentinel: &str, service: &str, services: &[String]) -> Error {
+    let quoted: Vec<String> = services.iter().map(|service| format!("{service:?}")).collect();
+    let watches = if quoted.is_empty() { "nothing".into() } else { quoted.join(", ") };
+    Error::config(format!("Sentinel {sentinel} does not watch {service:?}; it watches {watches}"))
+}
+
+fn is_of_the_password(error: &FredError) -> bool {
+    ["NOAUTH", "WRONGPASS"].iter().any(|word| error.details().starts_with(word))
+}
+
+/// A host and a port.
+fn read_address(answer: &Value) -> Option<Place> {
+    let Value::Array(parts) = answer else { return None };
+    let [host, port] = &**parts else { return None };
+    Place::read(&format!("{}:{}", host.as_str()?, port.as_str()?), "")
+}
+
+/// A field of names and values in turn.
+fn field(answer: &Value, name: &str) -> Option<String> {
+    let Value::Array(parts) = answer else { return None };
+    let mut pairs = parts.chunks_exact(2).filter_map(<[Value]>::first_chunk::<2>);
+    pairs.find_map(|[key, value]| (key.as_str()? == name).then(|| value.as_string())?)
+}
+
+fn fields(answer: &Value, name: &str) -> Vec<String> {
+    let Value::Array(all) = answer else { return Vec::new() };
+    all.iter().filter_map(|one| field(one, name)).collect()
+}
+
+/// Where the servers of a list are.
+fn places(answer: &Value) -> Vec<Place> {
+    let Value::Array(all) = answer else { return Vec::new() };
+    let place = |one| Place::read(&format!("{}:{}", field(one, "ip")?, field(one, "port")?), "");
+    all.iter().filter_map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array(parts: &[&str]) -> Value {
+        Value::Array(parts.iter().map(|part| Value::from(*part)).collect())
+    }
+
+    #[test]
+    fn what_a_sentinel_says_is_read() {
+        let place = |port| Place { host: "::1".into(), port };
+        assert_eq!(read_address(&array(&["::1", "7001"])), Some(place(7_001)));
+        let all = Value::Array(vec![
+            array(&["name", "a", "ip", "::1", "port", "7002", "flags", "slave"]),
+            array(&["name", "b", "ip", "::1"]),
+            Value::Null,
+        ]);
+        assert_eq!((places(&all), fields(&all, "name")), (vec![place(7_002)], vec!["a".into(), "b".into()]));
+        for odd in [Value::Null, array(&[]), array(&["h"]), array(&["h", "0"]), array(&["h", "x"])] {
+            assert_eq!((read_address(&odd), places(&odd), field(&odd, "ip")), (None, vec![], None), "{odd:?}");
+        }
+        assert_eq!(unknown("s:1", "lock", &[]).to_string().matches("nothing").count(), 1);
+    }
+}

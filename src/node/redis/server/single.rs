@@ -1,0 +1,52 @@
+//! Requests that need one key: what is left where a slot is being moved.
+
+use fred::types::Value;
+use leasehold_protocol::{
+    fence,
+    stepwise::{Single, SingleReply},
+};
+
+use super::{
+    Connections,
+    pack::{Argument, packed},
+    request::{Via, millis, number, value},
+};
+use crate::node::{
+    Answer,
+    redis::{
+        reply,
+        script::{CONFIRM, ISSUE_ALONE, RELEASE_ALONE, TAKE},
+    },
+};
+
+impl Connections {
+    /// Asks for one key.
+    pub(in crate::node::redis) fn ask_single(&self, via: Via, single: Single) -> Answer<SingleReply> {
+        match single {
+            Single::Take(claim) => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend([claim.key.lock().into(), claim.token.as_str().into(), millis(claim.ttl)]);
+                };
+                self.run(via, &TAKE, 1, arguments, |reply, _| reply::taken(reply))
+            }
+            Single::Issue(claim) => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend(packed([Argument::Parts(claim.key.fence_parts())]));
+                    all.push(millis(claim.fence_memory));
+                };
+                self.run(via, &ISSUE_ALONE, 1, arguments, |reply, _| reply::fence(reply).map(SingleReply::Issued))
+            }
+            Single::Confirm(claim) => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend([claim.key.lock().into(), claim.token.as_str().into()]);
+                    all.extend([number(claim.fence.unwrap_or(fence::ZERO)), millis(claim.ttl)]);
+                };
+                self.run(via, &CONFIRM, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
+            }
+            Single::Release(claim) => {
+                let arguments = move |all: &mut Vec<Value>| all.extend([claim.key.lock().into(), value(&claim)]);
+                self.run(via, &RELEASE_ALONE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
+            }
+        }
+    }
+}

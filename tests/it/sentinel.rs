@@ -1,0 +1,322 @@
+//! A primary behind Sentinels: its urls, and its failovers.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, Lease, Leases, LossReason, NodeState, Owner, Status};
+use support::{
+    Cluster, HANGS, Lag, SERVICE, Sentinels, Server, eventually, eventually_async, eventually_but_for, within,
+};
+
+use crate::common::{COMMAND, Confirmed as _, LONG};
+
+/// By then a replica was promoted, and Sentinels name it.
+const TAKEN_OVER: Duration = Duration::from_secs(30);
+
+async fn connect(url: &str) -> Result<Leases, Error> {
+    within(HANGS, "build", Leases::builder().url(url).command_timeout(COMMAND).build()).await
+}
+
+async fn acquire(leases: &Leases, name: &str, ttl: Duration) -> Lease {
+    within(HANGS, "the lock", leases.lock(name).ttl(ttl).acquire()).await.unwrap()
+}
+
+/// Completes when a Sentinel names another primary: since this moment, or a look before.
+async fn names_another(all: &Sentinels) -> (Instant, &Server) {
+    let mut looked = Instant::now();
+    let another = || all.named_by(0).filter(|named| named.port() != all.primary().port());
+    eventually_async(TAKEN_OVER, "a Sentinel names another primary", || {
+        looked = Instant::now();
+        another().is_some()
+    })
+    .await;
+    (looked, another().expect("it has named one"))
+}
+
+/// The primary and its replicas are told apart by nobody: what is written now is lost with the primary.
+fn cut_replicas_off(all: &Sentinels) {
+    all.replicas().iter().for_each(Server::stop);
+    // Or they would find the write in their sockets when they go on.
+    all.primary().wire().must(&["CLIENT", "KILL", "TYPE", "replica"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_sentinel_is_enough_also_beside_the_dead() {
+    let all = Sentinels::start();
+    let dead = Server::start();
+    dead.kill();
+    let [one, ..] = all.sentinels() else { panic!("there are three") };
+    for url in [
+        all.url(),
+        all.url_of(&all.sentinels()[..1]),
+        format!("redis-sentinel://127.0.0.1:{},localhost:{}/{SERVICE}/0", dead.port(), one.port()),
+        format!("valkey+sentinel://127.0.0.1:{}/{SERVICE}/3", one.port()),
+    ] {
+        let leases = connect(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"));
+        let lease = acquire(&leases, "a}b", LONG).await;
+        let mut wire = all.primary().wire();
+        wire.must(&["SELECT", if url.ends_with("/3") { "3" } else { "0" }]);
+        assert!(wire.exists("a}b"), "{url}");
+        let nodes = leases.nodes();
+        let [node] = &*nodes else { panic!("{nodes:?}") };
+        assert_eq!(node.address(), format!("127.0.0.1:{}", all.primary().port()));
+        assert_eq!((node.state(), node.slots(), node.replicas()), (&NodeState::Up, None, Some(2)));
+        leases.health().await.unwrap();
+        assert_eq!(leases.list("*").await.unwrap().len(), 1);
+        lease.release().await.unwrap().confirmed();
+        leases.close().await;
+    }
+    let clients = all.primary().wire().must(&["CLIENT", "LIST"]).text();
+    assert!(!clients.contains("leasehold"), "{clients}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_with_sentinels_is_named() {
+    let (all, alone, cluster) = (Sentinels::start(), Server::start(), Cluster::start(1, 0));
+    let closed = Sentinels::start();
+    for server in closed.servers() {
+        let mut wire = server.wire();
+        wire.must(&["CONFIG", "SET", "masterauth", "data"]);
+        wire.must(&["CONFIG", "SET", "requirepass", "data"]);
+    }
+    for sentinel in closed.sentinels() {
+        let mut wire = sentinel.wire();
+        wire.must(&["SENTINEL", "SET", SERVICE, "auth-pass", "data"]);
+        wire.must(&["ACL", "SETUSER", "default", "resetpass", ">watch"]);
+    }
+    let at = |server: &Server, rest: &str| format!("redis-sentinel://127.0.0.1:{}/{rest}", server.port());
+    let [one, ..] = all.sentinels() else { panic!("there are three") };
+    let dead = Server::start();
+    dead.kill();
+    let guarded = closed.url();
+    for (url, kind, parts) in [
+        (at(one, "lock"), "config", vec!["does not watch \"lock\"".into(), format!("it watches {SERVICE:?}")]),
+        (at(&alone, SERVICE), "config", vec!["is no Sentinel".into(), "redis://".into()]),
+        (at(&cluster.servers()[0], SERVICE), "config", vec!["is no Sentinel".into(), "redis-cluster://".into()]),
+        (one.url(), "config", vec!["is a Sentinel".into(), "redis-sentinel://".into()]),
+        (one.url().replace("redis:", "redis-cluster:"), "config", vec!["is a Sentinel".into()]),
+        (at(&dead, SERVICE), "unavailable", vec!["cannot reach".into(), dead.port().to_string()]),
+        (guarded.clone(), "refused", vec!["NOAUTH".into(), "sentinel_password".into()]),
+        (format!("{guarded}?sentinel_password=wrong"), "refused", vec!["WRONGPASS".into(), "sentinel_password".into()]),
+        (
+            format!("{guarded}?sentinel_password=watch"),
+            "refused",
+            vec!["NOAUTH".into(), closed.primary().port().to_string()],
+        ),
+        (
+            format!("{}?sentinel_password=watch", guarded.replace("://", "://:wrong@")),
+            "refused",
+            vec!["WRONGPASS".into(), closed.primary().port().to_string()],
+        ),
+    ] {
+        let error = connect(&url).await.map(|_| ()).expect_err(&url);
+        let found = match &error {
+            Error::Config(_) => "config",
+            Error::Refused(_) => "refused",
+            Error::Unavailable(_) => "unavailable",
+            _ => "another",
+        };
+        let text = error.to_string();
+        assert_eq!(found, kind, "{url}: {text}");
+        for part in parts {
+            assert!(text.contains(&part), "{url}: {text}");
+        }
+        assert!(!text.contains("wrong") && !text.contains("watch\""), "{text}");
+    }
+    let right = format!("{}?sentinel_password=watch", guarded.replace("://", "://:data@"));
+    acquire(&connect(&right).await.unwrap(), "job", LONG).await.release().await.unwrap().confirmed();
+    let error = Leases::builder().url(all.url()).restart_delay(Duration::from_secs(31)).build().await.unwrap_err();
+    assert!(error.to_string().contains("restart_delay"), "{error}");
+    let error = Leases::builder().quorum([alone.url(), all.url(), one.url()]).build().await.unwrap_err().to_string();
+    assert!(error.contains("quorum[1]") && error.contains("redis-sentinel"), "{error}");
+}
+
+/// Sentinels tell of an address that does not work from here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f57_a_primary_that_is_out_of_reach_is_named() {
+    let all = Sentinels::start();
+    let dead = Server::start();
+    dead.kill();
+    for sentinel in all.sentinels() {
+        let mut wire = sentinel.wire();
+        wire.must(&["SENTINEL", "MONITOR", "far", "127.0.0.1", &dead.port().to_string(), "2"]);
+    }
+    let url = all.url().replace(SERVICE, "far");
+    let leases = Leases::builder().url(url).connect_timeout(Duration::from_secs(1)).build();
+    let error = within(HANGS, "build", leases).await.unwrap_err();
+    let (text, port) = (error.to_string(), dead.port());
+    assert!(matches!(error, Error::Unavailable(_)), "{text}");
+    for part in ["names", "primary of \"far\"", &port.to_string()] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+/// A hundred holders, and a queue: nobody is lost when a primary hands over in peace.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f43a_a_planned_failover_loses_nobody() {
+    let all = Sentinels::start();
+    let leases = connect(&all.url()).await.unwrap();
+    let mut held = Vec::new();
+    for number in 0..100 {
+        held.push(acquire(&leases, &format!("job:{number}"), Duration::from_secs(5)).await);
+    }
+    let queue = leases.lock("queue").ttl(LONG).fair(true);
+    let first = within(HANGS, "the lock", queue.clone().acquire()).await.unwrap();
+    let waiting = || {
+        let lock = queue.clone().owner(Owner::anonymous());
+        tokio::spawn(async move {
+            let lease = lock.acquire_within(Duration::from_secs(60)).await.unwrap();
+            let fence = lease.fence();
+            lease.release().await.unwrap().confirmed();
+            fence
+        })
+    };
+    let waiters: Vec<_> = (0..20).map(|_| waiting()).collect();
+    // Until a second is over, a replica may lack what was written last.
+    let has_all = |replica: &Server| {
+        let mut wire = replica.wire();
+        wire.keys("job:*").len() >= 100 && wire.exists("queue")
+    };
+    eventually(HANGS, "all is replicated", || all.replicas().iter().all(has_all));
+    all.sentinels()[0].wire().must(&["SENTINEL", "FAILOVER", SERVICE]);
+    let (_, promoted) = names_another(&all).await;
+    let is_there = || leases.nodes().iter().any(|node| node.address().ends_with(&format!(":{}", promoted.port())));
+    eventually_async(HANGS, "it is found", is_there).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    for lease in &held {
+        assert_eq!((lease.status(), lease.check().is_ok()), (Status::Held, true), "{}", lease.name());
+        assert!(promoted.wire().exists(lease.name()));
+    }
+    let mut fence = first.fence();
+    first.release().await.unwrap().confirmed();
+    for waiter in waiters {
+        fence = fence.max(within(Duration::from_secs(61), "the lock", waiter).await.unwrap());
+    }
+    for lease in held {
+        lease.release().await.unwrap().confirmed();
+    }
+    let next = within(HANGS, "the lock", queue.acquire()).await.unwrap();
+    assert!(next.fence() > fence);
+}
+
+/// A lease that was replicated outlives its primary, and locks are granted again soon after a Sentinel names the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f43b_a_lease_that_was_replicated_outlives_its_primary() {
+    for killed in [true, false] {
+        let (all, lag) = (Sentinels::start(), Lag::start());
+        let leases = connect(&all.url()).await.unwrap();
+        let lease = acquire(&leases, "job", Duration::from_secs(60)).await;
+        eventually(HANGS, "it is replicated", || all.replicas().iter().all(|replica| replica.wire().exists("job")));
+        let until = Instant::now() + lease.remaining();
+        let end = if killed { Server::kill } else { Server::stop };
+        end(all.primary());
+        let lock = leases.lock("another").ttl(LONG);
+        let granted = tokio::spawn(async move { lock.acquire().await.map(|lease| (lease, Instant::now())) });
+        let (named, promoted) = names_another(&all).await;
+        let (another, at) = within(HANGS, "the lock", granted).await.unwrap().unwrap();
+        // An attempt at the old one may have to be given up first.
+        let (took, bound) = (at.saturating_duration_since(named), COMMAND + Duration::from_millis(500) + lag.worst());
+        assert!(took <= bound, "killed: {killed}; {took:?} after it was named, the bound is {bound:?}");
+        let is_renewed = || Instant::now() + lease.remaining() > until + Duration::from_secs(1);
+        eventually_but_for(&lag, Duration::from_secs(6), "it is renewed there", is_renewed).await;
+        lease.check().unwrap();
+        let fence = lease.fence();
+        lease.release().await.unwrap().confirmed();
+        let next = acquire(&leases, "job", LONG).await;
+        assert!(next.fence() > fence && promoted.wire().exists("job"));
+        if !killed {
+            all.primary().cont();
+        }
+        for lease in [next, another] {
+            lease.release().await.unwrap().confirmed();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f43c_a_lease_that_was_not_replicated_is_told_as_lost_in_the_failover() {
+    let (all, lag) = (Sentinels::start(), Lag::start());
+    let leases = connect(&all.url()).await.unwrap();
+    cut_replicas_off(&all);
+    let held = acquire(&leases, "job", Duration::from_secs(60)).await;
+    all.primary().kill();
+    all.replicas().iter().for_each(Server::cont);
+    let (named, _) = names_another(&all).await;
+    let lost = within(HANGS, "the signal", held.lost()).await;
+    assert_eq!(lost.reason(), LossReason::FailedOver, "{lost}");
+    let (took, bound) = (named.elapsed(), Duration::from_secs(6) + lag.worst());
+    assert!(took <= bound, "told {took:?} after it was named, the bound is {bound:?}");
+    let next = acquire(&leases, "job", LONG).await;
+    assert!(next.fence() > held.fence());
+    next.release().await.unwrap().confirmed();
+}
+
+/// A primary that stood still while another took over goes on, with a lock that only it has: nobody believes it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f49_a_replaced_primary_that_goes_on_grants_nothing_behind_sentinels() {
+    let all = Sentinels::start();
+    let [one, two] = [connect(&all.url()).await.unwrap(), connect(&all.url()).await.unwrap()];
+    cut_replicas_off(&all);
+    let held = acquire(&one, "job", Duration::from_secs(60)).await;
+    all.primary().stop();
+    all.replicas().iter().for_each(Server::cont);
+    let waiting = tokio::spawn(two.lock("job").ttl(LONG).acquire());
+    let (_, promoted) = names_another(&all).await;
+    let lost = within(HANGS, "the signal", held.lost()).await;
+    assert!(matches!(lost.reason(), LossReason::FailedOver | LossReason::Taken), "{lost}");
+    let next = within(HANGS, "the next lease", waiting).await.unwrap().unwrap();
+    assert!(next.fence() > held.fence() && promoted.wire().exists("job"));
+    // The Sentinels make it a replica in some seconds. Until then it takes writes, of whoever asks it.
+    all.primary().cont();
+    for _ in 0..200 {
+        assert!(one.lock("job").owner(Owner::anonymous()).try_acquire().await.unwrap().is_none());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    next.check().unwrap();
+    next.release().await.unwrap().confirmed();
+}
+
+/// Without Sentinels nobody is worse off; one that is behind the times misleads nobody; and a service that is watched anew
+/// is followed still.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
+    let all = Sentinels::start();
+    let leases = connect(&all.url()).await.unwrap();
+    let held = acquire(&leases, "job", Duration::from_secs(2)).await;
+    all.sentinels().iter().for_each(Server::kill);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    held.check().unwrap();
+    acquire(&leases, "another", LONG).await.release().await.unwrap().confirmed();
+    // As their files had it.
+    all.sentinels().iter().for_each(Server::restart);
+    let is_there = |port: u16| leases.nodes().iter().any(|node| node.address().ends_with(&format!(":{port}")));
+    let can = |sentinel: &Server| sentinel.wire().cmd(&["SENTINEL", "CKQUORUM", SERVICE]).error().is_none();
+    eventually_async(TAKEN_OVER, "they are a quorum", || all.sentinels().iter().all(can)).await;
+    let fail_over = || all.sentinels()[0].wire().cmd(&["SENTINEL", "FAILOVER", SERVICE]).error().is_none();
+    eventually_async(TAKEN_OVER, "a failover begins", fail_over).await;
+    let (_, promoted) = names_another(&all).await;
+    eventually_async(HANGS, "it is found", || is_there(promoted.port())).await;
+    held.check().unwrap();
+    // One goes back to what its file says: it names the first primary, in an epoch that is over.
+    let [_, stale, _] = all.sentinels() else { panic!("there are three") };
+    stale.restart();
+    stale.stop();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(is_there(promoted.port()));
+    held.check().unwrap();
+    stale.cont();
+    // All forget what they knew: epochs begin at zero, and the next failover has a smaller one than the last.
+    for sentinel in all.sentinels() {
+        let mut wire = sentinel.wire();
+        wire.must(&["SENTINEL", "REMOVE", SERVICE]);
+        wire.must(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &promoted.port().to_string(), "2"]);
+        wire.must(&["SENTINEL", "SET", SERVICE, "down-after-milliseconds", "500", "failover-timeout", "5000"]);
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    eventually_async(TAKEN_OVER, "a failover begins", fail_over).await;
+    let named = || all.named_by(0).map(Server::port);
+    eventually_async(TAKEN_OVER, "another is named", || named().is_some_and(|port| port != promoted.port())).await;
+    let third = named().expect("it is named");
+    eventually_async(HANGS, "it is found", || is_there(third)).await;
+    held.check().unwrap();
+    held.release().await.unwrap().confirmed();
+}
