@@ -51,11 +51,16 @@ impl Leases {
     /// - `redis://[user[:password]@]host[:port][/database]`, or `rediss://` for TLS (crate feature `tls-rustls` or
     ///   `tls-native`)
     /// - `unix:///path[?db=…&user=…&password=…]`
+    /// - `redis-cluster://[user[:password]@]host[:port][,host[:port]…]` for a [cluster], of which these are some servers
+    /// - `redis-sentinel://[user[:password]@]sentinel[:port][,…]/SERVICE` for the [primary] that these Sentinels watch
     /// - `memory://` for a store of its own inside this process, `memory://name` for one shared by everybody in this
     ///   process who says the same name, while any of them lives. It goes by the clock of the
     ///   `Leases` that made it
     ///
-    /// For locks over several servers see [`Builder::quorum`].
+    /// For locks over several independent servers see [`Builder::quorum`].
+    ///
+    /// [cluster]: crate::docs::deployments#a-cluster
+    /// [primary]: crate::docs::deployments#a-primary-behind-sentinels
     ///
     /// # Errors
     ///

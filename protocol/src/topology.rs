@@ -67,8 +67,17 @@ pub struct Primary {
     pub epoch: u64,
     /// The slots that it claims.
     pub slots: Vec<RangeInclusive<u16>>,
-    /// Where its replicas are.
-    pub replicas: Vec<Place>,
+    /// Its replicas.
+    pub replicas: Vec<Replica>,
+}
+
+/// A replica of a primary, as one server sees it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Replica {
+    /// Its name in its cluster: that which it has as a primary too.
+    pub id: Box<str>,
+    /// Where it is.
+    pub place: Place,
 }
 
 /// A cluster, as one server sees it.
@@ -99,7 +108,7 @@ struct Server {
     id: Option<Box<str>>,
     place: Place,
     epoch: u64,
-    replicas: Vec<Place>,
+    replicas: Vec<Replica>,
 }
 
 /// The outcome of a view or a redirection.
@@ -275,8 +284,8 @@ impl Topology {
         self.servers.get(&server).map(|server| &server.place)
     }
 
-    /// Where its replicas are.
-    pub fn replicas(&self, server: Shard) -> &[Place] {
+    /// Its replicas.
+    pub fn replicas(&self, server: Shard) -> &[Replica] {
         self.servers.get(&server).map_or(&[], |server| &server.replicas)
     }
 
@@ -334,8 +343,9 @@ impl Topology {
     /// Slots have gone from one server to another: whether that was its replica.
     fn taken_over(&self, (before, now): (Shard, Shard), slots: SlotSet) -> Option<TakenOver> {
         let (before, now) = (self.servers.get(&before)?, self.servers.get(&now)?);
-        let is_its_replica = before.replicas.contains(&now.place);
-        is_its_replica.then(|| TakenOver {
+        // A redirection tells the place only.
+        let is_it = |replica: &Replica| Some(&replica.id) == now.id.as_ref() || replica.place == now.place;
+        before.replicas.iter().any(is_it).then(|| TakenOver {
             before: before.place.clone(),
             now: now.place.clone(),
             epoch: now.epoch,

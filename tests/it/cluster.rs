@@ -283,7 +283,7 @@ async fn f55_a_cluster_that_is_down_is_named_and_served_again() {
     eventually_async(TAKEN_OVER, "the others are down", || cluster.primaries()[1..].iter().all(down)).await;
     let error = leases.lock(&names[2]).acquire_within(Duration::from_secs(1)).await.unwrap_err();
     let text = error.to_string();
-    assert!(matches!(error, Error::Unavailable(_)) && text.contains("cluster is down"), "{text}");
+    assert!(matches!(error, Error::Unavailable(_)) && text.contains("says that its cluster is down"), "{text}");
     held.check().unwrap();
     for server in &cluster.primaries()[1..] {
         server.wire().must(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);

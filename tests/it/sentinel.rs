@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Lease, Leases, LossReason, NodeState, Owner, Status};
+use leasehold::{Builder, Error, Lease, Leases, LossReason, NodeState, Owner, Status};
 use support::{
     Cluster, HANGS, Lag, SERVICE, Sentinels, Server, eventually, eventually_async, eventually_but_for, within,
 };
@@ -141,13 +141,23 @@ async fn f57_a_primary_that_is_out_of_reach_is_named() {
         wire.must(&["SENTINEL", "MONITOR", "far", "127.0.0.1", &dead.port().to_string(), "2"]);
     }
     let url = all.url().replace(SERVICE, "far");
-    let leases = Leases::builder().url(url).connect_timeout(Duration::from_secs(1)).build();
-    let error = within(HANGS, "build", leases).await.unwrap_err();
-    let (text, port) = (error.to_string(), dead.port());
-    assert!(matches!(error, Error::Unavailable(_)), "{text}");
-    for part in ["names", "primary of \"far\"", &port.to_string()] {
-        assert!(text.contains(part), "{text}");
-    }
+    let builder = || Leases::builder().url(&url).connect_timeout(Duration::from_secs(1));
+    let says = async |builder: Builder, parts: [&str; 3]| {
+        let error = within(HANGS, "build", builder.build()).await.unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Unavailable(_)), "{text}");
+        for part in parts {
+            assert!(text.contains(part), "{text}");
+        }
+    };
+    let (from, replica) = (format!("127.0.0.1:{}", dead.port()), &all.replicas()[0]);
+    says(builder(), ["primary of \"far\"", &from, "address_map"]).await;
+    // It is there, and no primary.
+    let to = format!("localhost:{}", replica.port());
+    says(builder().address_map([(&from, &to)]), ["primary of \"far\"", &from, "is a replica"]).await;
+    let to = format!("localhost:{}", all.primary().port());
+    let leases = within(HANGS, "build", builder().address_map([(&from, &to)]).build()).await.unwrap();
+    acquire(&leases, "job", LONG).await.release().await.unwrap().confirmed();
 }
 
 /// A hundred holders, and a queue: nobody is lost when a primary hands over in peace.

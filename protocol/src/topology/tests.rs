@@ -9,7 +9,11 @@ fn place(port: u16) -> Place {
 /// A primary that is called after its port.
 fn primary(port: u16, epoch: u64, slots: &[RangeInclusive<u16>]) -> Primary {
     let id = format!("id-{port}").into();
-    Primary { id, place: Some(place(port)), epoch, slots: slots.to_vec(), replicas: vec![place(port + 100)] }
+    Primary { id, place: Some(place(port)), epoch, slots: slots.to_vec(), replicas: vec![replica(port + 100)] }
+}
+
+fn replica(port: u16) -> Replica {
+    Replica { id: format!("id-{port}").into(), place: place(port) }
 }
 
 /// Where the owner of a slot is: by its port.
@@ -48,7 +52,7 @@ fn a_first_view_is_taken_as_it_is() {
     let servers: Vec<_> = topology.servers().iter().filter_map(|server| topology.place(*server)).cloned().collect();
     assert_eq!(servers, [place(1), place(2)]);
     let first = topology.owner(0).unwrap();
-    assert_eq!((topology.slots(first).len(), topology.replicas(first)), (101, &[place(101)][..]));
+    assert_eq!((topology.slots(first).len(), topology.replicas(first)), (101, &[replica(101)][..]));
     assert!(first != Shard::FIRST && topology.counts(0, first) && !topology.counts(100, first));
     assert_eq!(
         topology.merge(&view(&[primary(1, 1, &[0..=99, 200..=200])]), Time::ZERO),
@@ -230,4 +234,32 @@ proptest! {
             prop_assert_eq!(topology.servers().len(), expected.servers().len());
         }
     }
+}
+
+/// What a server claims that was known as a replica of the owner it has taken over; what another claims has been moved.
+#[test]
+fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
+    let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];
+    let taken_over = |changes: &Changes| {
+        let of = |one: &TakenOver| (one.before.port, one.now.port, one.epoch, one.slots.len());
+        changes.taken_over.iter().map(of).collect::<Vec<_>>()
+    };
+    let mut topology = of(&[view(&first)]);
+    // The primary is listed without slots, and without its replicas.
+    let without = Primary { replicas: Vec::new(), ..primary(1, 1, &[]) };
+    let changes = topology.merge(&view(&[without, primary(101, 3, &[0..=99]), first[1].clone()]), Time::ZERO);
+    assert_eq!(taken_over(&changes), [(1, 101, 3, 100)]);
+    // By its name, from wherever it is now.
+    let mut topology = of(&[view(&first)]);
+    let elsewhere = Primary { id: "id-101".into(), ..primary(9, 3, &[0..=99]) };
+    let changes = topology.merge(&view(&[elsewhere, first[1].clone()]), Time::ZERO);
+    assert_eq!(taken_over(&changes), [(1, 9, 3, 100)]);
+    // By a redirection, for one slot.
+    let mut topology = of(&[view(&first)]);
+    let owner = topology.owner(7).unwrap();
+    assert_eq!(taken_over(&topology.moved(owner, 7, Some(place(101)))), [(1, 101, 1, 1)]);
+    // A slot that was moved.
+    let mut topology = of(&[view(&first)]);
+    let changes = topology.merge(&view(&[primary(1, 1, &[0..=98]), primary(2, 4, &[99..=199])]), Time::ZERO);
+    assert_eq!((taken_over(&changes), changes.slots.len()), (vec![], 1));
 }

@@ -190,7 +190,7 @@ impl Cluster {
         let topology = self.topology.read();
         let primaries = topology.servers();
         let replicas: BTreeSet<Place> =
-            primaries.iter().flat_map(|server| topology.replicas(*server)).cloned().collect();
+            primaries.iter().flat_map(|server| topology.replicas(*server)).map(|one| one.place.clone()).collect();
         drop(topology);
         let others: Vec<Endpoint> =
             replicas.iter().map(|place| self.endpoint(place)).chain(self.seeds.iter().cloned()).collect();

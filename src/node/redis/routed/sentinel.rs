@@ -12,7 +12,7 @@ use fred::{error::Error as FredError, types::Value};
 use leasehold_protocol::{
     failure::Failure,
     slot::SLOTS,
-    topology::{Place, Primary, View},
+    topology::{Place, Primary, Replica, View},
 };
 use parking_lot::Mutex;
 
@@ -108,6 +108,7 @@ impl Cluster {
         let name = |place: &Place| -> Box<str> { place.to_string().into() };
         let known = now.iter().chain([&primary]).map(name).collect();
         let (id, slots) = (name(&primary), vec![0..=SLOTS - 1]);
+        let replicas = replicas.into_iter().map(|place| Replica { id: name(&place), place }).collect();
         Ok(View { primaries: vec![Primary { id, place: Some(primary), epoch, slots, replicas }], known })
     }
 

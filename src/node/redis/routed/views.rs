@@ -1,5 +1,5 @@
 //! Reads a cluster as one of its servers sees it: its answers to `CLUSTER SLOTS`, which has the places to connect to, and
-//! `CLUSTER NODES`, which has the epochs.
+//! `CLUSTER NODES`, which has the epochs, and those replicas too that have nothing to replicate yet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,20 +7,28 @@ use std::{
 };
 
 use fred::types::Value;
-use leasehold_protocol::topology::{Place, Primary, View};
+use leasehold_protocol::topology::{Place, Primary, Replica, View};
 
 /// The view of a server on this host. Nothing if that is not what it has answered.
 pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
     let Value::Array(entries) = slots else { return None };
     let nodes = nodes.as_str()?;
     let mut primaries: BTreeMap<&str, Primary> = nodes.lines().filter_map(|line| primary(line, host)).collect();
+    let mut places: BTreeMap<String, Place> = BTreeMap::new();
     for entry in entries {
         let Listed { slots, id, place, replicas } = entry_of(entry, host)?;
+        places.extend(replicas);
         // Of one that was no primary a moment ago, the epoch is not known.
         if let Some(primary) = primaries.get_mut(&*id) {
             primary.place = place;
             primary.slots.push(slots);
-            primary.replicas = replicas;
+        }
+    }
+    for (of, mut replica) in nodes.lines().filter_map(|line| replica(line, host)) {
+        if let Some(primary) = primaries.get_mut(of) {
+            // The place to connect to may have a name.
+            replica.place = places.remove(&*replica.id).unwrap_or(replica.place);
+            primary.replicas.push(replica);
         }
     }
     let known: BTreeSet<Box<str>> = nodes.lines().filter_map(|line| Some(line.split_once(' ')?.0.into())).collect();
@@ -32,7 +40,7 @@ struct Listed {
     slots: RangeInclusive<u16>,
     id: String,
     place: Option<Place>,
-    replicas: Vec<Place>,
+    replicas: Vec<(String, Place)>,
 }
 
 fn entry_of(entry: &Value, host: &str) -> Option<Listed> {
@@ -40,7 +48,8 @@ fn entry_of(entry: &Value, host: &str) -> Option<Listed> {
     let [first, last, primary, replicas @ ..] = &**parts else { return None };
     let number = |value: &Value| u16::try_from(value.as_i64()?).ok();
     let (id, place) = server(primary, host)?;
-    let replicas = replicas.iter().filter_map(|replica| server(replica, host)?.1).collect();
+    let known = |replica| server(replica, host).and_then(|(id, place)| Some((id, place?)));
+    let replicas = replicas.iter().filter_map(known).collect();
     Some(Listed { slots: number(first)?..=number(last)?, id, place, replicas })
 }
 
@@ -53,14 +62,25 @@ fn server(value: &Value, host: &str) -> Option<(String, Option<Place>)> {
     Some((id.as_string()?, place))
 }
 
-/// A line of `CLUSTER NODES`, if it is about a primary.
-fn primary<'a>(line: &'a str, host: &str) -> Option<(&'a str, Primary)> {
+/// The first words of a line of `CLUSTER NODES`, if it is about a server of this kind that can be reached.
+fn words_of<'a>(line: &'a str, kind: &str) -> Option<[&'a str; 7]> {
     let mut words = line.split(' ');
-    let [id, address, flags, _of, _ping, _pong, epoch] = [(); 7].map(|()| words.next().unwrap_or_default());
-    let mut flags = flags.split(',');
-    if !flags.clone().any(|flag| flag == "master") || flags.any(|flag| matches!(flag, "handshake" | "noaddr")) {
-        return None;
-    }
+    let words = [(); 7].map(|()| words.next().unwrap_or_default());
+    let mut flags = words[2].split(',');
+    let is_of_kind = flags.clone().any(|flag| flag == kind);
+    (is_of_kind && !flags.any(|flag| matches!(flag, "handshake" | "noaddr"))).then_some(words)
+}
+
+/// A line about a replica, and the name of its primary.
+fn replica<'a>(line: &'a str, host: &str) -> Option<(&'a str, Replica)> {
+    let [id, address, _flags, of, ..] = words_of(line, "slave").or_else(|| words_of(line, "replica"))?;
+    Some((of, Replica { id: id.into(), place: Place::read(address.split('@').next()?, host)? }))
+}
+
+/// A line about a primary.
+fn primary<'a>(line: &'a str, host: &str) -> Option<(&'a str, Primary)> {
+    let [id, address, _flags, _of, _ping, _pong, epoch] =
+        words_of(line, "master").or_else(|| words_of(line, "primary"))?;
     let place = Place::read(address.split('@').next()?, host);
     let primary = Primary { id: id.into(), place, epoch: epoch.parse().ok()?, slots: Vec::new(), replicas: Vec::new() };
     Some((id, primary))
@@ -107,7 +127,12 @@ mod tests {
             array([array([0.into(), 99.into(), server(Some("h"), 7001, "aaa"), server(Some(""), 7003, "ccc")])]);
         let View { primaries, .. } = view(&first, &NODES.into(), "asked").unwrap();
         let of_a = primaries.iter().find(|primary| &*primary.id == "aaa").unwrap();
-        assert_eq!(of_a.replicas, [Place { host: "asked".into(), port: 7003 }]);
+        let at = |host: &str| [Replica { id: "ccc".into(), place: Place { host: host.into(), port: 7003 } }];
+        assert_eq!(of_a.replicas, at("asked"));
+        // It replicates nothing yet.
+        let View { primaries, .. } = view(&array([]), &NODES.into(), "asked").unwrap();
+        let of_a = primaries.iter().find(|primary| &*primary.id == "aaa").unwrap();
+        assert_eq!(of_a.replicas, at("127.0.0.1"));
     }
 
     #[test]

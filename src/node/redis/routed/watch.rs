@@ -150,13 +150,13 @@ impl Cluster {
             let answer = server.keeper.command("GET", arguments(), limit).await;
             (Source::Primary(*other), server.address.clone(), answer)
         } else if let Some(replica) = replicas.iter().cycle().nth(round % replicas.len().max(1)) {
-            let endpoint = self.endpoint(replica);
+            let endpoint = self.endpoint(&replica.place);
             let ask = question::ask(self.host.clone(), &endpoint, &self.left_out, async |link| {
                 link.command("GET", arguments(), limit).await
             });
             // It is large, and seldom.
             let answer = Box::pin(ask).await;
-            (Source::Other(Box::new(endpoint)), replica.to_string(), answer)
+            (Source::Other(Box::new(endpoint)), replica.place.to_string(), answer)
         } else {
             return;
         };
