@@ -162,7 +162,8 @@ async fn f44a_a_slot_that_is_being_moved_goes_on_serving() {
             // One that is free, and was held before: its floor is there.
             let lease = acquire(&leases, &name("free"), LONG).await;
             assert!(leases.lock(name("free")).try_acquire().await.unwrap().is_none(), "{moved}: it is held");
-            assert!(leases.lock(name("free")).holder().await.unwrap().is_some_and(|holder| holder.is_ours()));
+            let holder = leases.lock(name("free")).holder().await.unwrap().expect("we hold it");
+            assert_eq!((holder.is_ours(), holder.fence()), (true, Some(lease.fence())), "{moved}");
             fences.push(lease.fence());
             lease.release().await.unwrap().confirmed();
             assert!(leases.lock(name("free")).holder().await.unwrap().is_none(), "{moved}: it was released");

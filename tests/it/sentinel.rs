@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Error, Lease, Leases, LossReason, NodeState, Owner, Status};
 use support::{
-    Cluster, HANGS, Lag, SERVICE, Sentinels, Server, eventually, eventually_async, eventually_but_for, within,
+    Cluster, HANGS, Lag, SERVICE, Sentinels, Server, Wire, eventually, eventually_async, eventually_but_for, within,
 };
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
@@ -285,48 +285,52 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing_behind_sentinels() {
     next.release().await.unwrap().confirmed();
 }
 
-/// Without Sentinels nobody is worse off; one that is behind the times misleads nobody; and a service that is watched anew
-/// is followed still.
+/// Without Sentinels nobody is worse off; one that is behind the times misleads nobody; and those that begin anew are
+/// followed still.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     let all = Sentinels::start();
     let leases = connect(&all.url()).await.unwrap();
     let held = acquire(&leases, "job", Duration::from_secs(2)).await;
+    let (first, [second, third]) = (all.primary(), all.replicas()) else { panic!("it has two replicas") };
+    // So that each failover is from one to the other.
+    third.kill();
     all.sentinels().iter().for_each(Server::kill);
     tokio::time::sleep(Duration::from_secs(4)).await;
     held.check().unwrap();
     acquire(&leases, "another", LONG).await.release().await.unwrap().confirmed();
-    // As their files had it.
-    all.sentinels().iter().for_each(Server::restart);
-    let is_there = |port: u16| leases.nodes().iter().any(|node| node.address().ends_with(&format!(":{port}")));
-    let can = |sentinel: &Server| sentinel.wire().cmd(&["SENTINEL", "CKQUORUM", SERVICE]).error().is_none();
-    eventually_async(TAKEN_OVER, "they are a quorum", || all.sentinels().iter().all(can)).await;
-    let fail_over = || all.sentinels()[0].wire().cmd(&["SENTINEL", "FAILOVER", SERVICE]).error().is_none();
-    eventually_async(TAKEN_OVER, "a failover begins", fail_over).await;
-    let (_, promoted) = names_another(&all).await;
-    eventually_async(HANGS, "it is found", || is_there(promoted.port())).await;
-    held.check().unwrap();
-    // One goes back to what its file says: it names the first primary, in an epoch that is over.
-    let [_, stale, _] = all.sentinels() else { panic!("there are three") };
-    stale.restart();
-    stale.stop();
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(is_there(promoted.port()));
-    held.check().unwrap();
-    stale.cont();
-    // All forget what they knew: epochs begin at zero, and the next failover has a smaller one than the last.
-    for sentinel in all.sentinels() {
-        let mut wire = sentinel.wire();
-        wire.must(&["SENTINEL", "REMOVE", SERVICE]);
-        wire.must(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &promoted.port().to_string(), "2"]);
-        wire.must(&["SENTINEL", "SET", SERVICE, "down-after-milliseconds", "500", "failover-timeout", "5000"]);
+    let at =
+        |server: &Server| leases.nodes().iter().any(|node| node.address().ends_with(&format!(":{}", server.port())));
+    let fail_over = async |to: &Server| {
+        let names = || all.named_by(0).is_some_and(|named| named.port() == to.port());
+        let can = |sentinel: &Server| sentinel.wire().cmd(&["SENTINEL", "CKQUORUM", SERVICE]).error().is_none();
+        eventually_async(TAKEN_OVER, "they are a quorum", || all.sentinels().iter().all(can)).await;
+        let begins = || all.sentinels()[0].wire().cmd(&["SENTINEL", "FAILOVER", SERVICE]).error().is_none();
+        eventually_async(TAKEN_OVER, "the failover begins", begins).await;
+        eventually_async(TAKEN_OVER, "it is named", names).await;
+        eventually_async(HANGS, "it is found", || at(to)).await;
+        held.check().unwrap();
+        let other = if to.port() == first.port() { second } else { first };
+        // A Sentinel ends the connections of a server that it makes a replica.
+        let status = || Wire::try_to_port(other.port())?.try_info_field("replication", "master_link_status");
+        let is_linked = || status().is_ok_and(|status| status.as_deref() == Some("up"));
+        eventually_async(TAKEN_OVER, "the other replicates it", is_linked).await;
+    };
+    let begin_anew = || all.sentinels().iter().for_each(Server::restart);
+    begin_anew();
+    fail_over(second).await;
+    // One goes back to what its file says, and names the first primary, in an epoch that is over.
+    all.sentinels()[1].restart();
+    let until = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < until {
+        acquire(&leases, "another", LONG).await.release().await.unwrap().confirmed();
+        assert!(at(second) && second.wire().calls("evalsha") > 0);
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    eventually_async(TAKEN_OVER, "a failover begins", fail_over).await;
-    let named = || all.named_by(0).map(Server::port);
-    eventually_async(TAKEN_OVER, "another is named", || named().is_some_and(|port| port != promoted.port())).await;
-    let third = named().expect("it is named");
-    eventually_async(HANGS, "it is found", || is_there(third)).await;
     held.check().unwrap();
+    fail_over(first).await;
+    // All forget what they knew: epochs begin at zero, and the next failover has a smaller one than the last.
+    begin_anew();
+    fail_over(second).await;
     held.release().await.unwrap().confirmed();
 }
