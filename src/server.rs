@@ -158,6 +158,7 @@ impl Server {
         if place.is_cluster() && database.is_some_and(|number| number != 0) {
             return Err(Error::config("database is set, and a cluster has none but 0: leave it out"));
         }
+        let has_tls = place.has_tls();
         let Some(target) = place.target_mut() else {
             if user.is_none() && secret.is_none() && database.is_none() && tls.is_none() {
                 return Ok(place);
@@ -182,7 +183,8 @@ impl Server {
         if let Some(wanted) = tls {
             wanted.check().map_err(Error::config)?;
             match &mut target.address {
-                Address::Tcp { tls, .. } if !by_url || *tls => *tls = true,
+                Address::Tcp { tls, .. } if !by_url => *tls = true,
+                Address::Tcp { .. } if has_tls => {}
                 Address::Tcp { .. } => return Err(Error::config("tls is set, and the url has none: write rediss://")),
                 Address::Unix(_) => return Err(Error::config("tls is set, and a Unix socket has none: leave tls out")),
             }

@@ -13,7 +13,7 @@
 //!    token is taken back. A request whose time ends in the air is answered as unknown, and left out of a second
 //!    sending.
 //! 3. An error of a whole call means that none of its requests was executed: the script reads everything before its
-//!    first write. So each is asked alone, and gets its own answer ([`after_failure`]). Silence is the answer to all of
+//!    first write, or catches the error of each command. So each is asked alone, and gets its own answer ([`after_failure`]). Silence is the answer to all of
 //!    them.
 //! 4. A request that is answered with "alone" may have been executed. Asked again by itself it says so: it is
 //!    idempotent for its token (rule 5).

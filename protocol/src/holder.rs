@@ -5,7 +5,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::{fence::Fence, rounded::Rounded, token::Token};
+use crate::{
+    fence::{self, Fence},
+    rounded::Rounded,
+    token::Token,
+};
 
 /// The holder of a lock, read from its key at one moment.
 ///
@@ -104,6 +108,8 @@ impl Holder {
     /// without a TTL).
     pub fn read(value: Option<&str>, pttl: i64) -> Self {
         let (token, fence) = value.and_then(Token::read_value).unzip();
+        // Zero: it is acquired in steps, and has none yet.
+        let fence = fence.filter(|fence| *fence > fence::ZERO);
         let not_a_lock = (token.is_none() && pttl == NO_TTL).then_some("string without a TTL");
         Self { not_a_lock, ..Self::of(token, remaining(pttl), fence) }
     }

@@ -61,6 +61,7 @@ pub mod reconnect;
 pub mod release_tally;
 pub mod renewal;
 pub mod rounded;
+pub mod sentinel_reports;
 pub mod slot;
 pub mod stepwise;
 pub mod store;

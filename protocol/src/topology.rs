@@ -87,6 +87,8 @@ pub struct View {
     pub primaries: Vec<Primary>,
     /// The names of all servers that it knows, in whatever state.
     pub known: BTreeSet<Box<str>>,
+    /// Whether config epochs count from here, whatever they were.
+    pub begins_anew: bool,
 }
 
 /// The owners of all slots.
@@ -107,7 +109,8 @@ struct Server {
     /// Unknown if only a redirection has named it.
     id: Option<Box<str>>,
     place: Place,
-    epoch: u64,
+    /// Unknown once epochs begin anew.
+    epoch: Option<u64>,
     replicas: Vec<Replica>,
 }
 
@@ -154,7 +157,10 @@ impl Default for Topology {
 
 impl Topology {
     /// Takes in a view that was asked for at this time.
-    pub fn merge(&mut self, View { primaries, known }: &View, now: Time) -> Changes {
+    pub fn merge(&mut self, View { primaries, known, begins_anew }: &View, now: Time) -> Changes {
+        if *begins_anew {
+            self.servers.values_mut().for_each(|server| server.epoch = None);
+        }
         let (before, mut is_another) = (self.owners.clone(), false);
         let is_ours = |server: &Server| server.id.as_ref().is_some_and(|id| known.contains(id));
         if self.servers.is_empty() || self.servers.values().any(is_ours) {
@@ -171,8 +177,8 @@ impl Topology {
             entered.iter().zip(primaries).filter_map(|(shard, primary)| Some(((*shard)?, primary))).collect();
         // The view's knowledge of a server is no older than ours.
         let is_newer = |servers: &BTreeMap<Shard, Server>, shard| {
-            let ours = servers.get(&shard).map_or(0, |server| server.epoch);
-            named.get(&shard).is_some_and(|primary| primary.epoch >= ours)
+            let ours = servers.get(&shard).and_then(|server| server.epoch);
+            named.get(&shard).is_some_and(|primary| Some(primary.epoch) >= ours)
         };
         let mut claims: Vec<Option<(Shard, u64)>> = vec![None; self.owners.len()];
         for (shard, primary) in &named {
@@ -184,7 +190,7 @@ impl Topology {
             }
         }
         for (owner, claim) in self.owners.iter_mut().zip(claims) {
-            let epoch = owner.and_then(|owner| self.servers.get(&owner)).map(|server| server.epoch);
+            let epoch = owner.and_then(|owner| self.servers.get(&owner)).and_then(|server| server.epoch);
             // If it does not claim the slot there, it has given it away.
             let is_told_anew = owner.is_some_and(|owner| is_newer(&self.servers, owner));
             *owner = match claim {
@@ -195,8 +201,8 @@ impl Topology {
         }
         let mut elsewhere = Vec::new();
         for (shard, primary) in named {
-            if let Some(server) = self.servers.get_mut(&shard).filter(|server| primary.epoch >= server.epoch) {
-                server.epoch = primary.epoch;
+            if let Some(server) = self.servers.get_mut(&shard).filter(|server| Some(primary.epoch) >= server.epoch) {
+                server.epoch = Some(primary.epoch);
                 if !primary.slots.is_empty() {
                     server.replicas.clone_from(&primary.replicas);
                 }
@@ -217,7 +223,7 @@ impl Topology {
             return Changes::default();
         }
         let before = self.owners.clone();
-        let epoch = self.servers.get(&from).map_or(0, |server| server.epoch);
+        let epoch = self.servers.get(&from).and_then(|server| server.epoch);
         let target = to.map(|place| {
             let target =
                 self.at(&place).unwrap_or_else(|| self.add(Server { id: None, place, epoch, replicas: Vec::new() }));
@@ -271,12 +277,7 @@ impl Topology {
 
     /// The config epoch of a server.
     pub fn epoch(&self, server: Shard) -> u64 {
-        self.servers.get(&server).map_or(0, |server| server.epoch)
-    }
-
-    /// The epochs count from zero again: whoever gives them has begun anew.
-    pub fn forget_epochs(&mut self) {
-        self.servers.values_mut().for_each(|server| server.epoch = 0);
+        self.servers.get(&server).and_then(|server| server.epoch).unwrap_or_default()
     }
 
     /// Where a server is.
@@ -312,7 +313,7 @@ impl Topology {
         }
         let place = primary.place.clone().filter(|_| !primary.slots.is_empty())?;
         let (id, replicas) = (Some(primary.id.clone()), primary.replicas.clone());
-        Some(self.add(Server { id, place, epoch: primary.epoch, replicas }))
+        Some(self.add(Server { id, place, epoch: Some(primary.epoch), replicas }))
     }
 
     fn add(&mut self, server: Server) -> Shard {
@@ -348,7 +349,7 @@ impl Topology {
         before.replicas.iter().any(is_it).then(|| TakenOver {
             before: before.place.clone(),
             now: now.place.clone(),
-            epoch: now.epoch,
+            epoch: now.epoch.unwrap_or_default(),
             slots,
         })
     }

@@ -1,6 +1,6 @@
 //! Where a node is, and which urls say so.
 
-use super::redis::{Seeds, Target};
+use super::redis::{Address, Seeds, Target};
 use crate::error::Error;
 
 const LEAST_NODES: usize = 3;
@@ -30,6 +30,15 @@ impl NodeAddress {
     /// Whether its keys are in slots.
     pub(crate) fn is_cluster(&self) -> bool {
         matches!(self, Self::Routed(seeds) if seeds.service().is_none())
+    }
+
+    /// Whether a url has said that any of its servers speaks TLS.
+    pub(crate) fn has_tls(&self) -> bool {
+        match self {
+            Self::Memory(_) => false,
+            Self::Redis(target) => matches!(target.address, Address::Tcp { tls: true, .. }),
+            Self::Routed(seeds) => seeds.has_tls(),
+        }
     }
 
     /// The server, or the first that is named, and who we are there.

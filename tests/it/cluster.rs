@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Error, Lease, Leases, LossReason, NodeState, Server as Named, Status};
-use support::{Cluster, HANGS, Lag, Server, eventually, eventually_async, eventually_but_for, within};
+use support::{
+    Action, Cluster, HANGS, Lag, Match, Proxy, Server, eventually, eventually_async, eventually_but_for,
+    scripts::COMBINED_SLOTS, within,
+};
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
@@ -507,6 +510,8 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     let (cluster, lag) = (Cluster::start(3, 1), Lag::start());
     let [one, two] = [connect(&cluster.url()).await.unwrap(), connect(&cluster.url()).await.unwrap()];
     let name = cluster.name_at(1, "job");
+    // In the same slot, and free at the old primary for as long as that goes on.
+    let free = format!("{{{name}}}free");
     let (primary, replica) = (&cluster.primaries()[1], cluster.replica_of(1));
     replica.stop();
     // Or it would find the write in its socket when it goes on.
@@ -522,15 +527,119 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     assert!(took <= bound, "told {took:?} after the promotion, the bound is {bound:?}");
     let next = within(HANGS, "the next lease", waiting).await.unwrap().unwrap();
     assert!(next.fence() > held.fence());
-    // It has the key still, and would grant another one when that has gone.
+    let other = acquire(&two, &free, LONG).await;
     primary.cont();
     for _ in 0..200 {
-        let lock = one.lock(&name).owner(leasehold::Owner::anonymous());
-        assert!(lock.try_acquire().await.unwrap().is_none());
+        let lock = one.lock(&free).owner(leasehold::Owner::anonymous());
+        assert!(lock.try_acquire().await.unwrap().is_none(), "the old one is believed");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     next.check().unwrap();
+    other.release().await.unwrap().confirmed();
     next.release().await.unwrap().confirmed();
+}
+
+/// A crowd of tasks, each of which takes and releases locks in all slots, and some that others hold.
+async fn crowd(leases: &Leases, tasks: usize, cycles: usize) {
+    let work = (0..tasks).map(|task| {
+        let leases = leases.clone();
+        tokio::spawn(async move {
+            let mut last = None;
+            for cycle in 0..cycles {
+                let name =
+                    if cycle % 4 == 0 { format!("shared:{}", task % 8) } else { format!("own:{task}:{}", cycle % 3) };
+                let lease = within(HANGS, "the lock", leases.lock(&name).ttl(LONG).acquire()).await.unwrap();
+                lease.check().unwrap();
+                assert!(last.is_none_or(|(ref before, fence)| *before != name || lease.fence() > fence));
+                last = Some((name, lease.fence()));
+                lease.release().await.unwrap().confirmed();
+            }
+        })
+    });
+    for task in work.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+}
+
+/// So many acquires that come at once, for the servers stand still until they are there; then their releases.
+async fn at_once(leases: &Leases, cluster: &Cluster, many: usize) {
+    cluster.primaries().iter().for_each(Server::stop);
+    let acquire = |number| tokio::spawn(leases.lock(format!("at once:{number}")).ttl(LONG).acquire());
+    let acquires: Vec<_> = (0..many).map(acquire).collect();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    cluster.primaries().iter().for_each(Server::cont);
+    for acquire in acquires {
+        let lease = within(HANGS, "the lock", acquire).await.unwrap().unwrap();
+        drop(lease);
+    }
+    eventually_async(HANGS, "all are released", || locks(cluster).is_empty()).await;
+}
+
+/// What is left of their locks.
+fn locks(cluster: &Cluster) -> Vec<String> {
+    let all = cluster.primaries().iter().flat_map(|server| server.wire().keys("*"));
+    all.filter(|key| !key.ends_with(":fence")).collect()
+}
+
+/// Requests travel together to each primary, though their keys are in many slots: also while slots are moved under them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
+    let cluster = Cluster::start(3, 0);
+    let leases = within(HANGS, "build", Leases::builder().url(cluster.url()).build()).await.unwrap();
+    crowd(&leases, 2, 4).await;
+    let scripts = || cluster.primaries().iter().map(|server| server.wire().scripts()).sum::<usize>();
+    let before = scripts();
+    at_once(&leases, &cluster, 240).await;
+    let sent = scripts() - before;
+    // The first two to each primary go at once, and then there is one a millisecond.
+    assert!(sent < 80, "{sent} scripts for 240 acquires");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let moving = async {
+        // Those of some of the names, there and back, as fast as an operator's tool.
+        let slots: Vec<u16> = (0..16).map(|task| cluster.slot_of(&format!("own:{task}:1"))).collect();
+        let home = |slot: u16| (0..3).find(|at| slot < u16::try_from(16_384 * (at + 1) / 3).unwrap()).unwrap();
+        for slot in slots {
+            let (from, to) = (home(slot), (home(slot) + 1) % 3);
+            cluster.begin_to_move(slot, from, to);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            while let keys = cluster.keys_in(slot, from)
+                && !keys.is_empty()
+            {
+                for key in keys {
+                    cluster.move_key(&key, from, to);
+                }
+            }
+            cluster.have_moved(slot, from, to);
+            cluster.move_slot(slot, to, from);
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Release);
+    };
+    let working = async {
+        while !is_over.load(std::sync::atomic::Ordering::Acquire) {
+            crowd(&leases, 32, 8).await;
+        }
+    };
+    tokio::join!(moving, working);
+    eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
+}
+
+/// A server that does not serve such a batch is asked for each lock alone, and not asked again at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_alone() {
+    let cluster = Cluster::start(1, 0);
+    let [server] = cluster.servers() else { panic!("there is one") };
+    let proxy = Proxy::to(server);
+    let map = [(format!("127.0.0.1:{}", server.port()), format!("127.0.0.1:{}", proxy.port()))];
+    let url = cluster.url_of(cluster.servers());
+    let leases = within(HANGS, "build", Leases::builder().url(url).address_map(map).build()).await.unwrap();
+    let batches = proxy.on(Match::script(COMBINED_SLOTS), 1_000, Action::Mangle);
+    at_once(&leases, &cluster, 100).await;
+    let refused = batches.hits();
+    // Those that were under way when the first was refused.
+    assert!((1..=8).contains(&refused), "{refused} batches were tried");
+    at_once(&leases, &cluster, 100).await;
+    assert_eq!(batches.hits(), refused, "not again at once");
+    eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
 }
 
 /// Servers announce addresses that lead nowhere from here; the map says where they are.

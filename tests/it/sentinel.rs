@@ -275,13 +275,17 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing_behind_sentinels() {
     assert!(matches!(lost.reason(), LossReason::FailedOver | LossReason::Taken), "{lost}");
     let next = within(HANGS, "the next lease", waiting).await.unwrap().unwrap();
     assert!(next.fence() > held.fence() && promoted.wire().exists("job"));
-    // The Sentinels make it a replica in some seconds. Until then it takes writes, of whoever asks it.
+    // Free at the old primary. The Sentinels make that a replica in some seconds; until then it takes writes, of whoever
+    // asks it.
+    let other = acquire(&two, "free", LONG).await;
     all.primary().cont();
     for _ in 0..200 {
-        assert!(one.lock("job").owner(Owner::anonymous()).try_acquire().await.unwrap().is_none());
+        let lock = one.lock("free").owner(Owner::anonymous());
+        assert!(lock.try_acquire().await.unwrap().is_none(), "the old one is believed");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     next.check().unwrap();
+    other.release().await.unwrap().confirmed();
     next.release().await.unwrap().confirmed();
 }
 
@@ -301,15 +305,23 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     acquire(&leases, "another", LONG).await.release().await.unwrap().confirmed();
     let at =
         |server: &Server| leases.nodes().iter().any(|node| node.address().ends_with(&format!(":{}", server.port())));
-    let fail_over = async |to: &Server| {
+    let fail_over = async |to: &Server, held: &Lease| {
         let names = || all.named_by(0).is_some_and(|named| named.port() == to.port());
         let can = |sentinel: &Server| sentinel.wire().cmd(&["SENTINEL", "CKQUORUM", SERVICE]).error().is_none();
         eventually_async(TAKEN_OVER, "they are a quorum", || all.sentinels().iter().all(can)).await;
         let begins = || all.sentinels()[0].wire().cmd(&["SENTINEL", "FAILOVER", SERVICE]).error().is_none();
         eventually_async(TAKEN_OVER, "the failover begins", begins).await;
         eventually_async(TAKEN_OVER, "it is named", names).await;
-        eventually_async(HANGS, "it is found", || at(to)).await;
+        eventually_async(Duration::from_secs(30), "it is found", || at(to)).await;
         held.check().unwrap();
+        // Two of three Sentinels hear of it a moment later, and name the old one until then, which says for seconds that
+        // it is a primary. Nothing goes back.
+        let until = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < until {
+            acquire(&leases, "another", LONG).await.release().await.unwrap().confirmed();
+            assert!(at(to), "it went back");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         let other = if to.port() == first.port() { second } else { first };
         // A Sentinel ends the connections of a server that it makes a replica.
         let status = || Wire::try_to_port(other.port())?.try_info_field("replication", "master_link_status");
@@ -318,7 +330,7 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     };
     let begin_anew = || all.sentinels().iter().for_each(Server::restart);
     begin_anew();
-    fail_over(second).await;
+    fail_over(second, &held).await;
     // One goes back to what its file says, and names the first primary, in an epoch that is over.
     all.sentinels()[1].restart();
     let until = Instant::now() + Duration::from_secs(3);
@@ -328,9 +340,13 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     held.check().unwrap();
-    fail_over(first).await;
-    // All forget what they knew: epochs begin at zero, and the next failover has a smaller one than the last.
+    fail_over(first, &held).await;
+    // All forget what they knew: epochs begin at zero, and the next failover has a smaller one than the last. Until that is
+    // believed, renewals go to the old primary.
+    held.release().await.unwrap().confirmed();
+    let held = acquire(&leases, "job", Duration::from_secs(60)).await;
+    eventually(HANGS, "it is replicated", || second.wire().exists("job"));
     begin_anew();
-    fail_over(second).await;
+    fail_over(second, &held).await;
     held.release().await.unwrap().confirmed();
 }

@@ -261,7 +261,10 @@ async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_
             tell(&error);
             if let Error::Lost(lost) = error {
                 // The command may have run without the lock: nobody knows since when it was gone.
-                if matches!(lost.reason(), LossReason::Deleted | LossReason::Taken | LossReason::Forced) {
+                if matches!(
+                    lost.reason(),
+                    LossReason::Deleted | LossReason::FailedOver | LossReason::Taken | LossReason::Forced
+                ) {
                     return Found::Lost;
                 }
             }

@@ -42,11 +42,23 @@ fn a_fence_tells_when_its_holder_acquired() {
     assert!(Holder::of(None, None, Fence::try_from(i64::MAX).ok()).since().is_some());
 }
 
+fn seven() -> Fence {
+    Fence::try_from(7_u64).unwrap()
+}
+
+/// It is acquired in steps.
+#[test]
+fn a_holder_without_a_fence_yet_has_none() {
+    let token = Token::random("host:7");
+    let holder = Holder::read(Some(&token.value(fence::ZERO)), 1_500);
+    assert_eq!((holder.fence(), holder.since(), holder.label()), (None, None, Some("host:7")));
+}
+
 #[test]
 fn a_label_begins_no_line_and_moves_nothing_in_a_terminal() {
-    let holder = Holder::read(Some(&Token::random("it's \"ü\"\n\u{1b}[2J\u{202e}").value(fence::ZERO)), 1_500);
+    let holder = Holder::read(Some(&Token::random("it's \"ü\"\n\u{1b}[2J\u{202e}").value(seven())), 1_500);
     let shown = holder.to_string();
-    assert!(shown.starts_with(r#"it's "ü"\n\u{1b}[2J\u{202e} (fence 0)"#), "{shown}");
+    assert!(shown.starts_with(r#"it's "ü"\n\u{1b}[2J\u{202e} (fence 7)"#), "{shown}");
 }
 
 #[test]
@@ -74,8 +86,8 @@ fn a_holder_of_ours_has_its_token_its_fence_and_its_time() {
 #[test]
 fn a_key_that_is_kept_is_renewed_by_nobody() {
     let token = Token::random(&format!("host:7{RELEASED}"));
-    let kept = Holder::read(Some(&token.value(fence::ZERO)), 1_500).to_string();
-    assert_eq!(kept, "host:7 (released) (fence 0), which keeps it for 1.5 s more");
+    let kept = Holder::read(Some(&token.value(seven())), 1_500).to_string();
+    assert_eq!(kept, "host:7 (released) (fence 7), which keeps it for 1.5 s more");
 }
 
 #[test]

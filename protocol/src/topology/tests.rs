@@ -31,12 +31,17 @@ fn of(views: &[View]) -> Topology {
 
 /// That of a server in a cluster where all know all whom there ever were.
 fn view(primaries: &[Primary]) -> View {
-    View { primaries: primaries.to_vec(), known: (1..200).map(|port| format!("id-{port}").into()).collect() }
+    View {
+        primaries: primaries.to_vec(),
+        known: (1..200).map(|port| format!("id-{port}").into()).collect(),
+        begins_anew: false,
+    }
 }
 
 /// That of a server which knows these only.
 fn foreign(primaries: &[Primary]) -> View {
-    View { primaries: primaries.to_vec(), known: primaries.iter().map(|primary| primary.id.clone()).collect() }
+    let known = primaries.iter().map(|primary| primary.id.clone()).collect();
+    View { primaries: primaries.to_vec(), known, begins_anew: false }
 }
 
 #[test]
@@ -262,4 +267,21 @@ fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
     let mut topology = of(&[view(&first)]);
     let changes = topology.merge(&view(&[primary(1, 1, &[0..=98]), primary(2, 4, &[99..=199])]), Time::ZERO);
     assert_eq!((taken_over(&changes), changes.slots.len()), (vec![], 1));
+}
+
+/// With an epoch that is no larger, and with one that is zero.
+#[test]
+fn a_view_that_begins_anew_is_taken_whatever_its_epochs_are() {
+    for epoch in [0, 2, 3] {
+        let mut topology = of(&[view(&[primary(1, 3, &[0..=99])])]);
+        let next = view(&[primary(2, epoch, &[0..=99])]);
+        let _changes = topology.merge(&next, Time::ZERO);
+        assert_eq!(port(&topology, 0), Some(1), "{epoch} is no larger");
+        let changes = topology.merge(&View { begins_anew: true, ..next }, Time::ZERO);
+        assert_eq!((port(&topology, 0), changes.retired.len()), (Some(2), 1));
+        assert_eq!(topology.epoch(topology.owner(0).unwrap()), epoch);
+        // From there on as ever.
+        let _changes = topology.merge(&view(&[primary(4, epoch, &[0..=99])]), Time::ZERO);
+        assert_eq!(port(&topology, 0), Some(2));
+    }
 }

@@ -50,6 +50,7 @@ scripts! {
     19 ISSUE_ALONE repeats = "issue" "issue_alone";
     20 CONFIRM repeats = "value" "confirm";
     21 RELEASE_ALONE = "value" "release_alone";
+    22 COMBINED_SLOTS repeats = "value" "issue" "combined_slots";
 }
 
 impl Script {

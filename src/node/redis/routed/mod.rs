@@ -117,7 +117,7 @@ struct Server {
 const AT_ONCE: usize = 16;
 
 /// So many rounds of questions for views may be under way.
-const LOOKS: usize = 3;
+const LOOKS: usize = 10;
 
 /// With so many guests, those of whom nothing is asked have to leave before another one comes.
 const GUESTS: usize = 16;
@@ -135,13 +135,11 @@ impl Routed {
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
         let pattern = Endpoint::new(seeds.target.clone(), limits, clock.clone(), label.clone());
         let tls_name = seeds.name_in_certificates().map(Into::into);
-        let sentinels = seeds.service().map(Sentinels::of);
-        let kind = if sentinels.is_some() { Wanted::Sentinel } else { Wanted::InCluster };
+        let service = seeds.service();
+        let kind = if service.is_some() { Wanted::Sentinel } else { Wanted::InCluster };
         let at = |target| named(pattern.another(target, kind), tls_name.as_deref());
         let seeds_at: Vec<Endpoint> = seeds.targets().into_iter().map(at).collect();
-        if let Some(sentinels) = &sentinels {
-            sentinels.know(&seeds_at);
-        }
+        let sentinels = service.map(|service| Sentinels::new(service, &seeds_at));
         let address = seeds.to_string();
         Box::pin(async move {
             let transport = host.transport().await.map_err(|error| no_thread(&error))?;
@@ -234,9 +232,8 @@ impl Cluster {
 
     fn begin(&self, place: &Place) -> Connected {
         let (host, home, channel) = (self.host.clone(), self.home.clone(), self.channel.clone());
-        // In a cluster a script has one lock's keys.
-        let combines = self.sentinels.is_some();
-        let begun = Connections::begin(self.endpoint(place), host, &self.transport, home, channel, combines);
+        let has_slots = self.sentinels.is_none();
+        let begun = Connections::begin(self.endpoint(place), host, &self.transport, home, channel, has_slots);
         (begun, Arc::default())
     }
 

@@ -164,7 +164,10 @@ impl Cluster {
 
     /// Asks these, and takes in what each says as it comes.
     pub(super) async fn look_at(&self, sources: &[Source]) {
-        let mut asking: FuturesUnordered<_> = sources.iter().map(|source| self.view(source)).collect();
+        // One that is not there must not keep the next round from those that are.
+        let limit = self.pattern.limits.command;
+        let ask = async |source| tokio::time::timeout(limit, self.view(source)).await.ok().flatten();
+        let mut asking: FuturesUnordered<_> = sources.iter().map(ask).collect();
         while let Some(answer) = asking.next().await {
             match answer {
                 Some(Ok(view)) => {
@@ -205,6 +208,7 @@ impl Cluster {
     /// The topology is another: who was served by another server asks anew.
     pub(super) fn have_changed(&self, changes: &Changes) {
         self.take_over(changes);
+        self.have_missed(changes);
         for TakenOver { before, now, epoch, slots } in &changes.taken_over {
             let (node, before, slots) = (now.to_string(), before.to_string(), slots.len());
             foreign::tell(Event::TakenOver { node, before, slots, epoch: *epoch });
@@ -219,6 +223,10 @@ impl Cluster {
                 primaries: self.topology.read().servers().len(),
             });
         }
+    }
+
+    /// Who has a lock there, or waits for one, asks anew.
+    pub(super) fn have_missed(&self, changes: &Changes) {
         let mut slots = changes.slots.clone();
         for shard in &changes.elsewhere {
             slots.extend(&self.topology.read().slots(*shard));

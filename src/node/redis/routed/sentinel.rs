@@ -3,14 +3,17 @@
 //!
 //! # Invariants
 //!
-//! 1. Another primary is taken only with a larger epoch of its service, and once it says itself that it is one.
-//! 2. A smaller epoch is taken if more than half of all Sentinels say it: an operator has made them watch it anew.
+//! 1. Another primary is taken when [`Reports`] say so, and it says itself that it is one.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use fred::{error::Error as FredError, types::Value};
+use fred::{
+    error::{Error as FredError, ErrorKind as FredKind},
+    types::Value,
+};
 use leasehold_protocol::{
     failure::Failure,
+    sentinel_reports::{Report, Reports, Verdict},
     slot::SLOTS,
     topology::{Place, Primary, Replica, View},
 };
@@ -28,13 +31,17 @@ const MOST: usize = 64;
 /// The Sentinels of a service.
 pub(super) struct Sentinels {
     service: String,
-    known: Mutex<Vec<Endpoint>>,
-    /// What each has said last.
-    said: Mutex<BTreeMap<String, (Place, u64)>>,
+    /// Those of the url.
+    seeds: Vec<Endpoint>,
+    /// Those that one of them has named last.
+    named: Mutex<Vec<Endpoint>>,
+    reports: Mutex<Reports>,
 }
 
 /// One Sentinel's answers.
 struct Said {
+    /// Its own name, if it tells that.
+    name: String,
     epoch: u64,
     primary: Place,
     replicas: Vec<Place>,
@@ -42,33 +49,23 @@ struct Said {
 }
 
 impl Sentinels {
-    pub(super) fn of(service: &str) -> Self {
-        Self { service: service.into(), known: Mutex::default(), said: Mutex::default() }
+    pub(super) fn new(service: &str, seeds: &[Endpoint]) -> Self {
+        let (named, reports) = (Mutex::default(), Mutex::default());
+        Self { service: service.into(), seeds: seeds.to_vec(), named, reports }
     }
 
-    /// There are these too.
-    pub(super) fn know(&self, more: &[Endpoint]) {
-        let mut known = self.known.lock();
-        for one in more {
-            let is_new = known.iter().all(|other| other.target.address != one.target.address);
-            if is_new && known.len() < MOST {
-                known.push(one.clone());
+    /// All of them, beginning with another one each round. One that goes by several addresses is there with each.
+    pub(super) fn from(&self, round: usize) -> Vec<Endpoint> {
+        let mut all = self.seeds.clone();
+        for one in &*self.named.lock() {
+            let is_new = all.iter().all(|other| other.target.address != one.target.address);
+            if is_new && all.len() < MOST {
+                all.push(one.clone());
             }
         }
-    }
-
-    /// All of them, beginning with another one each round.
-    pub(super) fn from(&self, round: usize) -> Vec<Endpoint> {
-        let mut all = self.known.lock().clone();
         let first = round % all.len().max(1);
         all.rotate_left(first);
         all
-    }
-
-    /// Whether more than half of them say that this is the primary, in this epoch.
-    fn most_say(&self, primary: &Place, epoch: u64) -> bool {
-        let (known, said) = (self.known.lock().len(), self.said.lock());
-        said.values().filter(|(place, at)| place == primary && *at == epoch).count() * 2 > known
     }
 }
 
@@ -79,7 +76,7 @@ impl Cluster {
         let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
             Box::pin(said(link, service, asked.limits.command)).await
         });
-        let Said { epoch, primary, replicas, sentinels: others } = match Box::pin(asking).await {
+        let Said { name, epoch, primary, replicas, sentinels: others } = match Box::pin(asking).await {
             Ok(Ok(said)) => said,
             Ok(Err(services)) => return Err(NoView::Told(unknown(&at, service, &services))),
             Err(error) if is_of_the_password(&error) => {
@@ -88,39 +85,59 @@ impl Cluster {
             }
             Err(error) => return Err(error.into()),
         };
-        let others: Vec<Endpoint> = others.iter().map(|place| self.sentinel_at(asked, place)).collect();
-        sentinels.know(&others);
-        sentinels.said.lock().insert(at.clone(), (primary.clone(), epoch));
+        let others = others.iter().map(|place| self.sentinel_at(asked, place));
+        let report = Report { primary: primary.clone(), epoch, sentinels: others.len() + 1 };
+        *sentinels.named.lock() = others.chain([asked.clone()]).collect();
         let (now, epoch_now) = {
             let topology = self.topology.read();
             let owner = topology.owner(0);
             (owner.and_then(|owner| topology.place(owner)).cloned(), owner.map_or(0, |owner| topology.epoch(owner)))
         };
-        if now.as_ref() != Some(&primary) {
-            let is_stale = now.is_some() && epoch <= epoch_now;
-            if !is_stale || sentinels.most_say(&primary, epoch) {
-                self.check_primary(&at, service, &primary).await?;
+        let ours = now.as_ref().map(|place| (place, epoch_now));
+        // One that does not tell its name is known by its address.
+        let name = if name.is_empty() { &at } else { &name };
+        let mut verdict = sentinels.reports.lock().heard(self.now(), name, report, ours);
+        if verdict == Verdict::Perhaps {
+            // Whether they say so for long enough is to be seen, unless ours says that it is none.
+            self.doubt();
+            if let Some(place) = now.as_ref().filter(|place| **place != primary) {
+                if matches!(self.is_primary(place).await, Ok(false)) {
+                    verdict = Verdict::BegunAnew;
+                }
             }
         }
-        if epoch < epoch_now && sentinels.most_say(&primary, epoch) {
-            self.topology.write().forget_epochs();
+        let is_taken = matches!(verdict, Verdict::Taken | Verdict::BegunAnew);
+        if is_taken && now.as_ref() != Some(&primary) {
+            self.check_primary(&at, service, &primary).await?;
         }
         let name = |place: &Place| -> Box<str> { place.to_string().into() };
         let known = now.iter().chain([&primary]).map(name).collect();
         let (id, slots) = (name(&primary), vec![0..=SLOTS - 1]);
         let replicas = replicas.into_iter().map(|place| Replica { id: name(&place), place }).collect();
-        Ok(View { primaries: vec![Primary { id, place: Some(primary), epoch, slots, replicas }], known })
+        let primaries = vec![Primary { id, place: Some(primary), epoch, slots, replicas }];
+        Ok(View { primaries, known, begins_anew: verdict == Verdict::BegunAnew })
+    }
+
+    /// Whether it says that it is one.
+    async fn is_primary(&self, place: &Place) -> Result<bool, FredError> {
+        let endpoint = self.endpoint(place);
+        let asking = question::ask(self.host.clone(), &endpoint, &self.left_out, async |link| {
+            link.command("ROLE", Vec::new(), endpoint.limits.command).await
+        });
+        // A caller has the time of one connection for this and the Sentinel's own.
+        let role = tokio::time::timeout(endpoint.limits.connect / 2, Box::pin(asking)).await;
+        let role = role.map_err(|_| FredError::new(FredKind::Timeout, "it does not answer"))??;
+        Ok(matches!(&role, Value::Array(parts) if parts.first().and_then(Value::as_str).as_deref() == Some("master")))
     }
 
     /// Fails unless it says that it is a primary.
     async fn check_primary(&self, sentinel: &str, service: &str, place: &Place) -> Result<(), NoView> {
         let endpoint = self.endpoint(place);
         let named = format!("Sentinel {sentinel} names {place} as the primary of {service:?}");
-        let role = question::ask(self.host.clone(), &endpoint, &self.left_out, async |link| {
-            link.command("ROLE", Vec::new(), endpoint.limits.command).await
-        });
-        let role = role.await.map_err(|error| {
-            NoView::Told(match mistake_of(&endpoint, &error) {
+        Err(NoView::Told(match self.is_primary(place).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => Error::unavailable(format!("{named}, which says that it is a replica")),
+            Err(error) => match mistake_of(&endpoint, &error) {
                 None | Some(Error::Unavailable(_)) => Error::unavailable(format!(
                     "{named}, which cannot be reached at {} ({}): if it is announced under another address than it has from \
                      here, Builder::address_map says so",
@@ -128,14 +145,8 @@ impl Cluster {
                     words(&error)
                 )),
                 Some(mistake) => mistake,
-            })
-        })?;
-        let is_primary =
-            matches!(&role, Value::Array(parts) if parts.first().and_then(Value::as_str).as_deref() == Some("master"));
-        if is_primary {
-            return Ok(());
-        }
-        Err(NoView::Told(Error::unavailable(format!("{named}, which says that it is a replica"))))
+            },
+        }))
     }
 
     /// Where this one says that the primary is; nothing if it does not say that.
@@ -168,7 +179,7 @@ async fn ask(link: &Link, what: &'static str, service: &str, limit: Duration) ->
 /// The epoch is asked for before the address: with an older epoch a newer address is taken a moment later, and the other
 /// way round an older address would be believed.
 async fn said(link: &Link, service: &str, limit: Duration) -> Result<Result<Said, Vec<String>>, FredError> {
-    let unreadable = || FredError::new(fred::error::ErrorKind::Protocol, "what it says of its service cannot be read");
+    let unreadable = || FredError::new(FredKind::Protocol, "what it says of its service cannot be read");
     let master = match ask(link, "MASTER", service, limit).await {
         Ok(master) => master,
         Err(error) if error.details().contains("No such master") => {
@@ -177,14 +188,16 @@ async fn said(link: &Link, service: &str, limit: Duration) -> Result<Result<Said
         }
         Err(error) => return Err(error),
     };
-    let (address, replicas, sentinels) = tokio::try_join!(
+    let (address, replicas, sentinels, name) = tokio::try_join!(
         ask(link, "GET-MASTER-ADDR-BY-NAME", service, limit),
         ask(link, "REPLICAS", service, limit),
         ask(link, "SENTINELS", service, limit),
+        async { Ok(link.command("SENTINEL", vec!["MYID".into()], limit).await.ok()) },
     )?;
+    let name = name.and_then(|name| name.as_string()).unwrap_or_default();
     let epoch = field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok()).ok_or_else(unreadable)?;
     let primary = read_address(&address).ok_or_else(unreadable)?;
-    Ok(Ok(Said { epoch, primary, replicas: places(&replicas), sentinels: places(&sentinels) }))
+    Ok(Ok(Said { name, epoch, primary, replicas: places(&replicas), sentinels: places(&sentinels) }))
 }
 
 fn unknown(sentinel: &str, service: &str, services: &[String]) -> Error {

@@ -69,6 +69,10 @@ impl Cluster {
         };
         let ask = |server: &Arc<Connections>, via| server.ask(via, request.clone());
         let (reply, was_repeated) = self.travel(via, patience, key, ask).await?;
+        if matches!(&reply, Reply::Renewed(all) if all.iter().any(Result::is_err)) {
+            // Perhaps it is a replica now.
+            self.doubt();
+        }
         Ok(if was_repeated { reply::overtaken(reply) } else { reply })
     }
 
@@ -132,6 +136,10 @@ impl Cluster {
                     let moved = self.topology.write().moved(owner, slot, target.clone());
                     // Others with a key there hear it from the server that has lost it.
                     self.take_over(&moved);
+                    // Unless that has died.
+                    if !moved.taken_over.is_empty() {
+                        self.have_missed(&moved);
+                    }
                 }
                 Some(Redirection::Down) if on_to.is_none() => self.topology.write().is_down_now(owner),
                 _ => {}

@@ -32,7 +32,7 @@ pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
         }
     }
     let known: BTreeSet<Box<str>> = nodes.lines().filter_map(|line| Some(line.split_once(' ')?.0.into())).collect();
-    Some(View { primaries: primaries.into_values().collect(), known })
+    Some(View { primaries: primaries.into_values().collect(), known, begins_anew: false })
 }
 
 /// An entry of `CLUSTER SLOTS`.
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!((of("ddd").epoch, of("ddd").slots.len(), &of("ddd").place), (1, 0, &place("127.0.0.1", 7004)));
         assert_eq!(primaries.len(), 3);
         let stranger = array([array([0.into(), 99.into(), server(Some("h"), 7009, "zzz")])]);
-        let View { primaries, known } = view(&stranger, &NODES.into(), "asked").unwrap();
+        let View { primaries, known, .. } = view(&stranger, &NODES.into(), "asked").unwrap();
         assert!(primaries.iter().all(|primary| primary.slots.is_empty()), "it was no primary when it was asked");
         assert_eq!(known.into_iter().collect::<Vec<_>>().concat(), "aaabbbcccdddeee");
         let first =

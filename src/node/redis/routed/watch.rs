@@ -7,9 +7,13 @@ use std::{
 };
 
 use fred::types::Value;
+use futures_util::{
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt},
+};
 use leasehold_protocol::{failure::Redirection, key::Key, message::Shard, slot, time::Time, topology::Place};
 
-use super::{Cluster, pulse::Pulse, refresh::Source, sentinel::Sentinels};
+use super::{Cluster, leave_idle, pulse::Pulse, refresh::Source, sentinel::Sentinels};
 use crate::node::redis::transport::{is_answer, question};
 
 /// How often it is looked whether a primary answers what was asked of it.
@@ -19,9 +23,17 @@ const TICK: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(100);
 const DOUBT: Duration = Duration::from_millis(1_500);
 
+/// The pause once a doubt has lasted for so long: it may last for as long as an outage.
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+const LONG_DOUBT: Duration = Duration::from_secs(15);
+
+/// So many Sentinels are asked at a time who the primary is.
+const ASKED: usize = 5;
+
 /// The state from look to look.
 #[derive(Default)]
 struct Watch {
+    doubted_since: Time,
     doubted_until: Time,
     asked: Time,
     /// When those were asked that have said that their cluster is down.
@@ -64,6 +76,9 @@ impl Cluster {
         let pulses: Vec<(Shard, Arc<Pulse>)> =
             self.servers.lock().iter().map(|(shard, server)| (*shard, server.pulse.clone())).collect();
         if self.was_doubted() || pulses.iter().any(|(_, pulse)| pulse.is_silent(now)) {
+            if watch.doubted_until <= now {
+                watch.doubted_since = now;
+            }
             watch.doubted_until = now + DOUBT;
         }
         let mut next = Time::NEVER;
@@ -71,11 +86,12 @@ impl Cluster {
             next = now + TICK;
         }
         if watch.doubted_until > now {
-            if now.since(watch.asked) >= PAUSE {
+            let pause = if now.since(watch.doubted_since) < LONG_DOUBT { PAUSE } else { LONG_PAUSE };
+            if now.since(watch.asked) >= pause {
                 (watch.asked, watch.round) = (now, watch.round.wrapping_add(1));
                 self.host.spawn_until_stopped(self.clone().look(watch.round));
             }
-            next = next.min(watch.asked + PAUSE);
+            next = next.min(watch.asked + pause);
         }
         let down = self.topology.read().down();
         if !down.is_empty() {
@@ -94,14 +110,18 @@ impl Cluster {
             }
             next = next.min(pulse.check_due(is_needed));
         }
+        if next > now + LONG_PAUSE {
+            // Nothing is under way: keys that were moved to them may never arrive.
+            leave_idle(&mut self.guests.lock());
+        }
         next
     }
 
     /// Asks those that have said that their cluster is down whether it is up again.
     async fn ask_down(self: Arc<Self>, down: Vec<Shard>) {
         let Some(_asking) = self.ask_once("those that are down".into()) else { return };
-        for shard in down {
-            let Some((server, _)) = self.known(shard) else { continue };
+        let ask = async |shard| {
+            let Ok((server, _)) = self.server(shard) else { return };
             let info = server.keeper.command("CLUSTER", vec!["INFO".into()], self.pattern.limits.command).await;
             let serves = match &info {
                 Ok(info) => info.as_str().is_some_and(|info| info.contains("cluster_state:ok")),
@@ -111,19 +131,22 @@ impl Cluster {
             if serves && self.topology.write().serves_again(shard) {
                 self.changes.send_modify(|changes| *changes += 1);
             }
-        }
+        };
+        join_all(down.into_iter().map(ask)).await;
     }
 
-    /// Asks one Sentinel after the other, until one says whether this is the primary still.
+    /// Asks Sentinels side by side whether this is the primary still. If one names another, all say what they know.
     async fn cross_check_by_sentinels(&self, sentinels: &Sentinels, place: Option<Place>, round: usize) {
-        for sentinel in sentinels.from(round) {
-            match self.primary_by(&sentinel).await {
-                Some(primary) if Some(&primary) == place.as_ref() => return,
-                Some(_) => break,
-                None => {}
+        let Some(_asking) = self.ask_once("Sentinels who the primary is".into()) else { return };
+        let (all, limit) = (sentinels.from(round), self.pattern.limits.command);
+        let ask = async |sentinel| tokio::time::timeout(limit, self.primary_by(sentinel)).await.ok().flatten();
+        let mut asking: FuturesUnordered<_> = all.iter().take(ASKED).map(ask).collect();
+        while let Some(primary) = asking.next().await {
+            if primary.is_some() && primary != place {
+                let sources: Vec<Source> = all.iter().map(|one| Source::Other(Box::new(one.clone()))).collect();
+                return self.look_at(&sources).await;
             }
         }
-        self.doubt();
     }
 
     /// Asks another server who has the key of this primary.

@@ -5,7 +5,10 @@
 //! runtime.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,7 +17,7 @@ use futures_util::future::Either;
 use leasehold_protocol::{
     combiner::{Batch, BatchLimits, BatchVerdict, Combiner, Entry, Swept, Want, after_failure},
     failure::Failure,
-    message::{Reply, Request},
+    message::{Claim, Reply, Request},
     time::Time,
     token::Token,
 };
@@ -31,7 +34,7 @@ use crate::{
     keeper::Host,
     node::redis::{
         reply,
-        script::COMBINED,
+        script::{COMBINED, COMBINED_SLOTS},
         transport::{Before, Connection, Way},
     },
     sync::catching_panics,
@@ -46,6 +49,12 @@ const PACE: Duration = Duration::from_millis(1);
 
 /// The most requests of a batch: the server works on it for less than a millisecond, and answers nobody else meanwhile.
 const BATCH: usize = 128;
+
+/// For so long requests go alone to a server that has refused to serve them together, or served none so.
+const REST: Duration = Duration::from_secs(30);
+
+/// So many batches of which nothing was served are no chance.
+const IN_VAIN: u32 = 2;
 
 /// The most that waiting requests weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
@@ -71,8 +80,23 @@ pub(super) enum Entered {
     Full(Failure),
 }
 
+/// The script that serves a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// With all keys declared.
+    Keys,
+    /// With keys in many slots, which are not declared. Redis wants all keys declared: this rests on what its cluster does
+    /// with others, an error for each that is not there. A server may do without.
+    Slots,
+}
+
 /// The requests that can travel together on one connection.
 pub(super) struct Combining {
+    packing: Packing,
+    /// Until then requests go alone, in nanoseconds.
+    rests_until: AtomicU64,
+    /// How many batches were served nothing, since one was.
+    in_vain: AtomicU32,
     connection: Arc<Connection>,
     home: Handle,
     host: Host,
@@ -89,10 +113,18 @@ struct Traffic {
 
 impl Combining {
     /// On a connection that lives on this runtime.
-    pub(super) fn new(connection: Arc<Connection>, home: Handle, host: Host, command_timeout: Duration) -> Arc<Self> {
+    pub(super) fn new(
+        packing: Packing,
+        connection: Arc<Connection>,
+        home: Handle,
+        host: Host,
+        command_timeout: Duration,
+    ) -> Arc<Self> {
         let combiner = Combiner::new(BatchLimits { flights: FLIGHTS, pace: PACE, batch: BATCH, weight: FULL });
         let state = Mutex::new(Traffic { combiner, sweeps: None });
-        Arc::new(Self { connection, home, host, command_timeout, state, sweeps_earlier: Arc::default() })
+        let (rests_until, in_vain) = (AtomicU64::new(0), AtomicU32::new(0));
+        let sweeps_earlier = Arc::default();
+        Arc::new(Self { packing, rests_until, in_vain, connection, home, host, command_timeout, state, sweeps_earlier })
     }
 
     pub(super) fn now(&self) -> Time {
@@ -102,7 +134,27 @@ impl Combining {
     /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them
     /// all.
     pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
-        Want::of(request).filter(|_| limit >= self.command_timeout / 2)
+        Want::of(request).filter(|_| limit >= self.command_timeout / 2 && !self.rests())
+    }
+
+    /// Whether requests go alone now, for the server does not serve them together.
+    fn rests(&self) -> bool {
+        let until = self.rests_until.load(Ordering::Relaxed);
+        until != 0 && self.connection.now() < Time::from_nanos(until)
+    }
+
+    /// A batch has come down: this server may not serve any.
+    fn note_batch(&self, is_refused: bool, is_in_vain: bool) {
+        if self.packing == Packing::Keys {
+            return;
+        }
+        let in_vain = if is_in_vain { self.in_vain.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        if is_refused || in_vain >= IN_VAIN {
+            self.rests_until.store((self.connection.now() + REST).as_nanos(), Ordering::Relaxed);
+        }
+        if !is_in_vain || in_vain >= IN_VAIN {
+            self.in_vain.store(0, Ordering::Relaxed);
+        }
     }
 
     /// A request comes that [can travel with others](Self::takes).
@@ -263,7 +315,11 @@ impl Flusher {
             has_link = true;
             combining.fill(batch, all)
         };
-        let sent = combining.connection.run(&COMBINED, &mut arguments, combining.command_timeout, || Before::Nothing);
+        let script = match combining.packing {
+            Packing::Keys => &COMBINED,
+            Packing::Slots => &COMBINED_SLOTS,
+        };
+        let sent = combining.connection.run(script, &mut arguments, combining.command_timeout, || Before::Nothing);
         // Boxed, for it is large, and tokio moves a task more than once.
         let outcome = Box::pin(sent).await;
         match (self.batch.take(), outcome) {
@@ -318,7 +374,10 @@ impl Combining {
             }
         }
         let wants = batch.as_ref().map(|batch| &batch.wants).filter(|wants| !wants.is_empty())?;
-        Some(pack(wants, all))
+        Some(match self.packing {
+            Packing::Keys => pack(wants, all),
+            Packing::Slots => pack_slots(wants, all),
+        })
     }
 
     /// A batch has come down: everybody who has no answer yet gets it.
@@ -332,6 +391,8 @@ impl Combining {
             },
             Err(failure) => Err(after_failure(failure)),
         };
+        let is_in_vain = replies.as_ref().is_ok_and(|replies| replies.as_slice().iter().all(Option::is_none));
+        self.note_batch(matches!(replies, Err(BatchVerdict::Alone)), is_in_vain);
         for (caller, want) in callers.into_iter().zip(&batch.wants) {
             let told = match &mut replies {
                 Ok(replies) => match (replies.next().flatten(), want) {
@@ -354,24 +415,62 @@ fn tell(caller: Caller, told: Result<Told, Failure>) {
     let _nobody_waits = caller.send(told);
 }
 
+fn released(wants: &[Want]) -> impl Iterator<Item = &Claim> {
+    wants.iter().filter_map(|want| if let Want::Release(claim) = want { Some(claim) } else { None })
+}
+
+fn acquired(wants: &[Want]) -> impl Iterator<Item = &Claim> {
+    wants.iter().filter_map(|want| if let Want::Acquire(claim) = want { Some(claim) } else { None })
+}
+
+/// The number of releases, that of acquires where it is asked for, and the memory for their fences.
+fn put_counts(wants: &[Want], packed: &mut Packed, with_acquires: bool) {
+    let mut put = |number| packed.put(&Argument::Number(number));
+    put(u64::try_from(released(wants).count()).unwrap_or_default());
+    if with_acquires {
+        put(u64::try_from(acquired(wants).count()).unwrap_or_default());
+    }
+    put(whole_millis(acquired(wants).next().map(|claim| claim.fence_memory).unwrap_or_default()));
+}
+
+fn add(packed: Packed, all: &mut Vec<Value>) {
+    let values = packed.into_values();
+    all.reserve_exact(values.len());
+    all.extend(values);
+}
+
+/// The arguments of `combined_slots.lua`, none of which is a key.
+fn pack_slots(wants: &[Want], all: &mut Vec<Value>) -> usize {
+    let mut packed = Packed::with_capacity(4 * wants.len() + 3);
+    put_counts(wants, &mut packed, true);
+    for claim in released(wants) {
+        packed.put(&Argument::Whole(claim.key.lock()));
+        packed.put(&Argument::Parts(claim.key.queue_parts()));
+        packed.put(&Argument::Value(claim));
+    }
+    for claim in acquired(wants) {
+        packed.put(&Argument::Whole(claim.key.lock()));
+        packed.put(&Argument::Parts(claim.key.fence_parts()));
+        packed.put(&Argument::Whole(claim.token.as_str()));
+        packed.put(&Argument::Number(whole_millis(claim.ttl)));
+    }
+    add(packed, all);
+    0
+}
+
 /// The keys and the arguments of combined.lua; how many are keys.
 fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
-    let released = || wants.iter().filter_map(|want| if let Want::Release(claim) = want { Some(claim) } else { None });
-    let acquired = || wants.iter().filter_map(|want| if let Want::Acquire(claim) = want { Some(claim) } else { None });
+    let (released, acquired) = (|| released(wants), || acquired(wants));
     let keys = 2 * wants.len();
     let mut packed = Packed::with_capacity(2 * keys + 2);
     released().for_each(|claim| packed.put(&Argument::Whole(claim.key.lock())));
     acquired().for_each(|claim| packed.put(&Argument::Parts(claim.key.fence_parts())));
     released().for_each(|claim| packed.put(&Argument::Parts(claim.key.queue_parts())));
     acquired().for_each(|claim| packed.put(&Argument::Whole(claim.key.lock())));
-    let memory = acquired().next().map(|claim| claim.fence_memory).unwrap_or_default();
-    packed.put(&Argument::Number(u64::try_from(released().count()).unwrap_or_default()));
-    packed.put(&Argument::Number(whole_millis(memory)));
+    put_counts(wants, &mut packed, false);
     released().for_each(|claim| packed.put(&Argument::Value(claim)));
     acquired().for_each(|claim| packed.put(&Argument::Whole(claim.token.as_str())));
     acquired().for_each(|claim| packed.put(&Argument::Number(whole_millis(claim.ttl))));
-    let values = packed.into_values();
-    all.reserve_exact(values.len());
-    all.extend(values);
+    add(packed, all);
     keys
 }

@@ -14,7 +14,11 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
 pub(super) use self::request::Via;
-use self::{address::Whereabouts, combining::Combining, witness::Witness};
+use self::{
+    address::Whereabouts,
+    combining::{Combining, Packing},
+    witness::Witness,
+};
 use super::{
     info,
     subscription::{Subscription, channel},
@@ -82,7 +86,7 @@ impl Connections {
             _ => (&keeper, host.runtime().clone()),
         };
         let limit = endpoint.limits.command;
-        let combining = (!votes).then(|| Combining::new(busiest.clone(), runtime, host.clone(), limit));
+        let combining = (!votes).then(|| Combining::new(Packing::Keys, busiest.clone(), runtime, host.clone(), limit));
         let connections = Self::of(endpoint, host, &transport, (home, keeper), combining, channel());
         if !check_every.is_zero() {
             let looking = address::look_after(Arc::downgrade(&connections), check_every);
@@ -99,7 +103,7 @@ impl Connections {
         transport: &Handle,
         home: Option<Handle>,
         channel: Arc<str>,
-        combines: bool,
+        has_slots: bool,
     ) -> Arc<Self> {
         let keeper = Arc::new(Connection::begin(host.runtime(), Side::Keeper(host.clone()), &endpoint));
         let runtime = elsewhere(home, &host);
@@ -107,12 +111,11 @@ impl Connections {
             let side = Side::Here(runtime.clone(), host.clone());
             (runtime.id(), Arc::new(Connection::begin(&runtime, side, &endpoint)))
         });
-        let combining = combines.then(|| {
-            let busiest = home.as_ref().map_or_else(|| keeper.clone(), |(_, home)| home.clone());
-            let runtime = runtime.unwrap_or_else(|| host.runtime().clone());
-            Combining::new(busiest, runtime, host.clone(), endpoint.limits.command)
-        });
-        Self::of(endpoint, host, transport, (home, keeper), combining, channel)
+        let busiest = home.as_ref().map_or_else(|| keeper.clone(), |(_, home)| home.clone());
+        let runtime = runtime.unwrap_or_else(|| host.runtime().clone());
+        let packing = if has_slots { Packing::Slots } else { Packing::Keys };
+        let combining = Combining::new(packing, busiest, runtime, host.clone(), endpoint.limits.command);
+        Self::of(endpoint, host, transport, (home, keeper), Some(combining), channel)
     }
 
     fn of(

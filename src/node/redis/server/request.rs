@@ -63,7 +63,7 @@ impl Connections {
         if let Some(token) = Want::undone_by(&request) {
             combining.withdraw(token);
         }
-        let travels = self.travels_with_others(route);
+        let travels = self.travels_with_others(route) && !via.is_asking;
         let Some(want) = travels.then(|| combining.takes(&request, limit)).flatten() else {
             return self.ask_alone(via, request, None);
         };

@@ -52,7 +52,9 @@ impl Part {
             _ => (text, None),
         };
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        let is_host = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || "/@[]?#,=".contains(c));
+        let is_host = !host.contains(':') || host.parse::<std::net::Ipv6Addr>().is_ok();
+        let is_host =
+            is_host && !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || "/@[]?#,=".contains(c));
         (is_host && port != Some(0)).then(|| Self { host: host.into(), port })
     }
 }
@@ -95,6 +97,7 @@ mod tests {
             ("a b", "c"),
             ("a=b", "c"),
             ("[::1]x", "c"),
+            ("a:1:2", "c"),
         ] {
             let error = AddressMap::default().add(from, to).unwrap_err().to_string();
             assert!(

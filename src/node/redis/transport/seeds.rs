@@ -93,7 +93,7 @@ impl Seeds {
         let mut tls_name = None;
         for (parameter, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*parameter {
-                "tls_name" => tls_name = Some(read_tls_name(scheme, &value)?),
+                "tls_name" => tls_name = Some(value.into_owned()),
                 "sentinel_user" => sentinels.user = Some(value.into_owned()).filter(|user| !user.is_empty()),
                 "sentinel_password" => sentinels.password = Some(value.into_owned()).filter(|word| !word.is_empty()),
                 "sentinel_tls" => sentinels.tls = read_yes_or_no(&value)?,
@@ -112,6 +112,9 @@ impl Seeds {
                 }
             }
         }
+        let has_tls = scheme == "rediss" || sentinels.tls;
+        let tls_name =
+            tls_name.map(|name| read_tls_name(if has_tls { "rediss" } else { "redis" }, &name)).transpose()?;
         if sentinels.user.is_some() && sentinels.password.is_none() {
             return Err(Error::config(
                 "the url has a sentinel_user and no sentinel_password: give one, or leave the user out",
@@ -143,11 +146,21 @@ impl Seeds {
         std::iter::once(&self.target.address).chain(&self.more)
     }
 
-    /// The name in the certificate of a server, if that is not its host: where servers are announced by their addresses,
-    /// it is mostly that of the first seed.
+    /// Whether any of the servers speaks TLS.
+    pub(crate) fn has_tls(&self) -> bool {
+        self.targets()
+            .iter()
+            .chain([&self.target])
+            .any(|target| matches!(target.address, Address::Tcp { tls: true, .. }))
+    }
+
+    /// The name in the certificate of a server, if that is not its host: where the servers of a cluster are announced by
+    /// their addresses, it is mostly that of the first seed.
     pub(crate) fn name_in_certificates(&self) -> Option<&str> {
         let of_first = match &self.target.address {
-            Address::Tcp { host, .. } if host.parse::<std::net::IpAddr>().is_err() => Some(&**host),
+            Address::Tcp { host, .. } if self.sentinels.is_none() && host.parse::<std::net::IpAddr>().is_err() => {
+                Some(&**host)
+            }
             Address::Tcp { .. } | Address::Unix(_) => None,
         };
         self.target.tls.server_name.as_deref().or(self.tls_name.as_deref()).or(of_first)
