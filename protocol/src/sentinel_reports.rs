@@ -1,13 +1,12 @@
-//! What the Sentinels of a service have said lately, and whether the primary that one of them names is to be taken.
+//! The words of the Sentinels of a service: whether the primary that one of them names is to be taken.
 //!
 //! # Invariants
 //!
 //! 1. A larger epoch than ours is taken. (The driver asks first whether that server says itself that it is a primary.)
-//! 2. An epoch that is not larger is that of a Sentinel which is behind the times, mostly: for a moment after each
-//!    failover most of them are. It is taken only if for [`BEGUN_ANEW`] nobody who was heard lately has said ours, or
-//!    something newer, and more than half of all Sentinels say it: an operator has had them begin anew, with epochs from
-//!    zero.
-//! 3. What a Sentinel has said counts for [`LATELY`].
+//! 2. An epoch that is not larger is mostly that of a Sentinel which is behind the times: for a moment after each failover
+//!    most of them are. Or an operator has had all of them begin anew, with epochs from zero. So it is taken once more
+//!    than half have said it for [`BEGUN_ANEW`], and nobody has said ours, or something newer, meanwhile.
+//! 3. The word of a Sentinel counts for [`LATELY`].
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -34,11 +33,11 @@ pub struct Report {
 #[derive(Debug, Default)]
 pub struct Reports {
     said: BTreeMap<Box<str>, (Time, Report)>,
-    /// What most have said since then, against ours.
+    /// The word of most since then, against ours.
     against: Option<(Place, u64, Time)>,
 }
 
-/// What follows from a Sentinel's word.
+/// The consequence of a Sentinel's word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It is taken.

@@ -1,13 +1,13 @@
-//! An acquire while its slot is being moved, in steps that need one key each: for a step of two keys a server of a
-//! cluster answers `TRYAGAIN` then, because one of them may be there already.
+//! An acquire while its slot is being moved, in steps that need one key each. To a step of two keys a server answers
+//! `TRYAGAIN` then: one of them may have gone already.
 //!
 //! First the free lock is taken, without a fence. Then the fence is issued, wherever the floor is. Then the lock gets it,
 //! if it is the token's still.
 //!
 //! # Invariants
 //!
-//! 1. The lease is what the third step confirms. Whatever else comes out is undone by the caller, who counts the lease
-//!    from before the first step (rule 1).
+//! 1. The lease is what the third step confirms, and counts from before the first (rule 1). The caller undoes any other
+//!    outcome.
 //! 2. Fences grow: an earlier holder's floor was stored while it held, so before the first step, and is read by the
 //!    second. A later holder takes the lock after the third.
 //! 3. Each step may be sent twice. No step but the second leaves another trace then; that one leaves a larger floor.

@@ -561,18 +561,18 @@ async fn crowd(leases: &Leases, tasks: usize, cycles: usize) {
     }
 }
 
-/// So many acquires that come at once, for the servers stand still until they are there; then their releases.
-async fn at_once(leases: &Leases, cluster: &Cluster, many: usize) {
+/// So many acquires that come at once, for the servers stand still until they are there.
+async fn at_once(leases: &Leases, cluster: &Cluster, many: usize) -> Vec<Lease> {
     cluster.primaries().iter().for_each(Server::stop);
     let acquire = |number| tokio::spawn(leases.lock(format!("at once:{number}")).ttl(LONG).acquire());
     let acquires: Vec<_> = (0..many).map(acquire).collect();
     tokio::time::sleep(Duration::from_millis(20)).await;
     cluster.primaries().iter().for_each(Server::cont);
+    let mut held = Vec::new();
     for acquire in acquires {
-        let lease = within(HANGS, "the lock", acquire).await.unwrap().unwrap();
-        drop(lease);
+        held.push(within(HANGS, "the lock", acquire).await.unwrap().unwrap());
     }
-    eventually_async(HANGS, "all are released", || locks(cluster).is_empty()).await;
+    held
 }
 
 /// What is left of their locks.
@@ -589,10 +589,11 @@ async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
     crowd(&leases, 2, 4).await;
     let scripts = || cluster.primaries().iter().map(|server| server.wire().scripts()).sum::<usize>();
     let before = scripts();
-    at_once(&leases, &cluster, 240).await;
+    let held = at_once(&leases, &cluster, 240).await;
     let sent = scripts() - before;
     // The first two to each primary go at once, and then there is one a millisecond.
     assert!(sent < 80, "{sent} scripts for 240 acquires");
+    drop(held);
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let moving = async {
         // Those of some of the names, there and back, as fast as an operator's tool.
@@ -632,12 +633,13 @@ async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_
     let map = [(format!("127.0.0.1:{}", server.port()), format!("127.0.0.1:{}", proxy.port()))];
     let url = cluster.url_of(cluster.servers());
     let leases = within(HANGS, "build", Leases::builder().url(url).address_map(map).build()).await.unwrap();
-    let batches = proxy.on(Match::script(COMBINED_SLOTS), 1_000, Action::Mangle);
-    at_once(&leases, &cluster, 100).await;
+    let batches = proxy.on_each(Match::script(COMBINED_SLOTS), Action::Mangle);
+    drop(at_once(&leases, &cluster, 100).await);
     let refused = batches.hits();
     // Those that were under way when the first was refused.
     assert!((1..=8).contains(&refused), "{refused} batches were tried");
-    at_once(&leases, &cluster, 100).await;
+    eventually_async(HANGS, "all are released", || locks(&cluster).is_empty()).await;
+    drop(at_once(&leases, &cluster, 100).await);
     assert_eq!(batches.hits(), refused, "not again at once");
     eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
 }

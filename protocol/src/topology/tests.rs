@@ -241,7 +241,7 @@ proptest! {
     }
 }
 
-/// What a server claims that was known as a replica of the owner it has taken over; what another claims has been moved.
+/// The slots that another server claims were moved to it.
 #[test]
 fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
     let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];

@@ -66,7 +66,7 @@ pub(crate) struct Routed(Arc<Cluster>);
 
 struct Cluster {
     seeds: Vec<Endpoint>,
-    /// Who names the primary, if it is no cluster.
+    /// They name the primary, if it is no cluster.
     sentinels: Option<Sentinels>,
     /// For every server: whose the connections are, and by which clock.
     pattern: Endpoint,

@@ -225,7 +225,7 @@ impl Cluster {
         }
     }
 
-    /// Who has a lock there, or waits for one, asks anew.
+    /// Holders and waiters of these slots ask anew.
     pub(super) fn have_missed(&self, changes: &Changes) {
         let mut slots = changes.slots.clone();
         for shard in &changes.elsewhere {

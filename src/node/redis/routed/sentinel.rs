@@ -174,10 +174,10 @@ async fn ask(link: &Link, what: &'static str, service: &str, limit: Duration) ->
     link.command("SENTINEL", vec![what.into(), service.into()], limit).await
 }
 
-/// What a Sentinel says of the service; or which services it watches instead.
+/// The service as a Sentinel knows it; or the services that it watches instead.
 ///
-/// The epoch is asked for before the address: with an older epoch a newer address is taken a moment later, and the other
-/// way round an older address would be believed.
+/// The epoch is asked for before the address. So a newer address may come with an older epoch, and is taken a moment
+/// later; never an older address with a newer epoch.
 async fn said(link: &Link, service: &str, limit: Duration) -> Result<Result<Said, Vec<String>>, FredError> {
     let unreadable = || FredError::new(FredKind::Protocol, "what it says of its service cannot be read");
     let master = match ask(link, "MASTER", service, limit).await {

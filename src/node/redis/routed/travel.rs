@@ -164,7 +164,7 @@ impl Cluster {
                     ));
                 }
                 Heard::Again(pause) => {
-                    // Who sends a request on has said that the slot is its own.
+                    // By sending a request on, a server says that the slot is its own.
                     if let Some(pulse) = pulse.filter(|_| is_moving && on_to.is_none()) {
                         pulse.counted(key, self.now());
                         self.wake();

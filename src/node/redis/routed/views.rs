@@ -1,5 +1,5 @@
-//! Reads a cluster as one of its servers sees it: its answers to `CLUSTER SLOTS`, which has the places to connect to, and
-//! `CLUSTER NODES`, which has the epochs, and those replicas too that have nothing to replicate yet.
+//! Reads a cluster as one of its servers sees it. Its answer to `CLUSTER SLOTS` has the places to connect to. That to
+//! `CLUSTER NODES` has the epochs, and those replicas too that have nothing to replicate yet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -27,7 +27,7 @@ const DOUBT: Duration = Duration::from_millis(1_500);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 const LONG_DOUBT: Duration = Duration::from_secs(15);
 
-/// So many Sentinels are asked at a time who the primary is.
+/// At most so many Sentinels are asked at a time which server is the primary.
 const ASKED: usize = 5;
 
 /// The state from look to look.

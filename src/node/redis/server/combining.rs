@@ -53,7 +53,7 @@ const BATCH: usize = 128;
 /// For so long requests go alone to a server that has refused to serve them together, or served none so.
 const REST: Duration = Duration::from_secs(30);
 
-/// So many batches of which nothing was served are no chance.
+/// After so many batches of which nothing was served, a server is said not to serve any.
 const IN_VAIN: u32 = 2;
 
 /// The most that waiting requests weigh together, in bytes.

@@ -16,7 +16,7 @@ struct Part {
 }
 
 impl AddressMap {
-    /// What is announced as `from` is reached at `to`; each is `host:port` or `host`.
+    /// A server that is announced as `from` is reached at `to`; each is `host:port` or `host`.
     pub(crate) fn add(&mut self, from: &str, to: &str) -> Result<(), Error> {
         let wrong = |text: &str, why: &str| Error::config(format!("address_map: {text:?} {why}"));
         let read = |text: &str| Part::read(text).ok_or_else(|| wrong(text, "is neither host:port nor host"));

@@ -34,7 +34,7 @@ pub(crate) struct Endpoint {
     pub(crate) clock: Arc<dyn Clock>,
     /// How the holder of its locks is called: a part of its connections' names.
     pub(crate) label: Arc<str>,
-    /// What it has to be.
+    /// The kind that it has to be of.
     pub(super) wanted: Wanted,
     /// One read of certificates at a time: a disk that hangs keeps one thread.
     reading: Arc<Semaphore>,

@@ -27,7 +27,7 @@ pub(crate) struct Seeds {
     sentinels: Option<Sentinels>,
 }
 
-/// Who we are there, and which of their services we want.
+/// The service that we want of them, and our name there.
 #[derive(Clone, PartialEq, Eq)]
 struct Sentinels {
     service: String,
@@ -154,7 +154,7 @@ impl Seeds {
             .any(|target| matches!(target.address, Address::Tcp { tls: true, .. }))
     }
 
-    /// The name in the certificate of a server, if that is not its host: where the servers of a cluster are announced by
+    /// The name in the certificate of a server, if that is not its host. Where the servers of a cluster are announced by
     /// their addresses, it is mostly that of the first seed.
     pub(crate) fn name_in_certificates(&self) -> Option<&str> {
         let of_first = match &self.target.address {
@@ -185,7 +185,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Who we are, with the `@`, and the rest.
+/// User and password with the `@`, and the rest.
 fn user_and_hosts(rest: &str) -> (&str, &str) {
     rest.rfind('@').and_then(|at| rest.split_at_checked(at + 1)).unwrap_or(("", rest))
 }

@@ -1,11 +1,12 @@
-//! combined.lua on a server, beside the model's: every batch of up to two requests of one lock, whoever has it.
+//! `combined.lua` and `combined_slots.lua` on a server, beside the model's: every batch of up to two requests of one lock,
+//! whoever has it.
 
 use std::iter::once;
 
 use leasehold_protocol::{combiner::Want, fence::Fence, holder::Holder, store::Store, token::Token};
 use support::{
     Server, Value, Wire,
-    scripts::{ACQUIRE, COMBINED},
+    scripts::{ACQUIRE, COMBINED, COMBINED_SLOTS},
 };
 
 use super::{
@@ -42,11 +43,10 @@ fn the_script_does_what_the_models_server_does() {
     let batches: Vec<_> = asks.iter().map(|ask| vec![*ask]).chain(pairs).collect();
     for holder in once(None).chain(tokens.map(Some)) {
         for batch in &batches {
-            assert_eq!(
-                by_script(&setup, &mut wire, holder, batch),
-                by_model(&setup, holder, batch),
-                "{holder:?} {batch:?}"
-            );
+            let by_model = by_model(&setup, holder, batch);
+            for script in [COMBINED, COMBINED_SLOTS] {
+                assert_eq!(by_script(script, &setup, &mut wire, holder, batch), by_model, "{holder:?} {batch:?}");
+            }
         }
     }
 }
@@ -78,7 +78,7 @@ fn by_model(setup: &Setup, holder: Option<Number>, batch: &[Ask]) -> Outcome {
     (said.collect(), after)
 }
 
-fn by_script(setup: &Setup, wire: &mut Wire, holder: Option<Number>, batch: &[Ask]) -> Outcome {
+fn by_script(script: &str, setup: &Setup, wire: &mut Wire, holder: Option<Number>, batch: &[Ask]) -> Outcome {
     let key = &setup.keys[0];
     let (lock, fence, queue) = (key.lock().to_owned(), key.fence(), key.queue());
     let token = |number: Number| setup.tokens[usize::from(number)].clone();
@@ -95,14 +95,22 @@ fn by_script(setup: &Setup, wire: &mut Wire, holder: Option<Number>, batch: &[As
             Ask::Release(number, own) => released.push((at, value(number, if own { held } else { 7 }))),
         }
     }
-    let mut command = vec!["EVAL".to_owned(), COMBINED.to_owned(), (2 * batch.len()).to_string()];
-    command.extend(released.iter().map(|_| lock.clone()));
-    command.extend(acquired.iter().map(|_| fence.clone()));
-    command.extend(released.iter().map(|_| queue.clone()));
-    command.extend(acquired.iter().map(|_| lock.clone()));
-    command.extend([released.len().to_string(), MEMORY.to_owned()]);
-    command.extend(released.iter().chain(&acquired).map(|(_, text)| text.clone()));
-    command.extend(acquired.iter().map(|_| TTL.to_owned()));
+    let mut command = vec!["EVAL".to_owned(), script.to_owned()];
+    if script == COMBINED {
+        command.push((2 * batch.len()).to_string());
+        command.extend(released.iter().map(|_| lock.clone()));
+        command.extend(acquired.iter().map(|_| fence.clone()));
+        command.extend(released.iter().map(|_| queue.clone()));
+        command.extend(acquired.iter().map(|_| lock.clone()));
+        command.extend([released.len().to_string(), MEMORY.to_owned()]);
+        command.extend(released.iter().chain(&acquired).map(|(_, text)| text.clone()));
+        command.extend(acquired.iter().map(|_| TTL.to_owned()));
+    } else {
+        command.extend(["0".to_owned(), released.len().to_string(), acquired.len().to_string(), MEMORY.to_owned()]);
+        command.extend(released.iter().flat_map(|(_, value)| [lock.clone(), queue.clone(), value.clone()]));
+        let acquire = |(_, token): &(usize, String)| [lock.clone(), fence.clone(), token.clone(), TTL.to_owned()];
+        command.extend(acquired.iter().flat_map(acquire));
+    }
     let reply = wire.must(&command.iter().map(String::as_str).collect::<Vec<_>>());
     let mut said = vec![""; batch.len()];
     for ((at, _), code) in released.iter().chain(&acquired).zip(&reply.array()[1..]) {
