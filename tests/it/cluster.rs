@@ -548,7 +548,7 @@ async fn crowd(leases: &Leases, tasks: usize, cycles: usize) {
             for cycle in 0..cycles {
                 let name =
                     if cycle % 4 == 0 { format!("shared:{}", task % 8) } else { format!("own:{task}:{}", cycle % 3) };
-                let lease = within(HANGS, "the lock", leases.lock(&name).ttl(LONG).acquire()).await.unwrap();
+                let lease = within(HANGS, &format!("{name:?}"), leases.lock(&name).ttl(LONG).acquire()).await.unwrap();
                 lease.check().unwrap();
                 assert!(last.is_none_or(|(ref before, fence)| *before != name || lease.fence() > fence));
                 last = Some((name, lease.fence()));

@@ -345,7 +345,7 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     // believed, renewals go to the old primary.
     held.release().await.unwrap().confirmed();
     let held = acquire(&leases, "job", Duration::from_secs(60)).await;
-    eventually(HANGS, "it is replicated", || second.wire().exists("job"));
+    eventually(HANGS, "it is replicated", || second.wire().get("job") == first.wire().get("job"));
     begin_anew();
     fail_over(second, &held).await;
     held.release().await.unwrap().confirmed();

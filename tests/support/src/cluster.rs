@@ -165,13 +165,17 @@ impl Cluster {
 
     /// All keys of the slot are there: it has arrived.
     pub fn have_moved(&self, slot: u16, from: usize, to: usize) {
-        let (slot, to_id) = (slot.to_string(), self.id(to));
-        for at in [to, from] {
-            self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        let to_id = self.id(to);
+        let others = (0..self.primaries).filter(|at| ![to, from].contains(at));
+        for at in [to, from].into_iter().chain(others) {
+            self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &to_id]);
         }
+        // Moved again before that, it might be lost between them.
+        let agree = || self.primaries().iter().all(|server| owner(server, slot).as_ref() == Some(&to_id));
+        eventually(READY, "all agree who has the slot", agree);
     }
 
-    /// An operator gives it up: the slot stays where it was, and what has gone is forgotten.
+    /// An operator gives the move up: the slot stays where it was, and what has gone is forgotten.
     pub fn give_up_moving(&self, slot: u16, from: usize, to: usize) {
         for at in [from, to] {
             self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
@@ -194,4 +198,16 @@ impl Cluster {
         let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
         format!("redis-cluster://{}", hosts.join(","))
     }
+}
+
+/// The name of the server that has this slot, as this one sees it.
+fn owner(server: &Server, slot: u16) -> Option<String> {
+    let Value::Array(entries) = server.wire().cmd(&["CLUSTER", "SLOTS"]) else { return None };
+    entries.iter().find_map(|entry| match entry {
+        Value::Array(parts) if (parts[0].int()..=parts[1].int()).contains(&i64::from(slot)) => match &parts[2] {
+            Value::Array(server) => Some(server[2].text()),
+            _ => None,
+        },
+        _ => None,
+    })
 }

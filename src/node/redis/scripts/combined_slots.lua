@@ -11,9 +11,15 @@
 local n, m, memory, at = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], 3
 local replies = {''}
 
+-- The values of the locks before the first deletion, and below the floors before the first grant: two requests of one lock
+-- are answered as by combined.lua.
+local values, floors = {}, {}
 for i = 1, n do
-  local lock, reply = ARGV[at + 1], -2
-  if redis.pcall('GET', lock) == ARGV[at + 3] and redis.pcall('EXISTS', ARGV[at + 2]) == 0 and redis.pcall('DEL', lock) == 1 then
+  values[i] = redis.pcall('GET', ARGV[at + 3 * i - 2])
+end
+for i = 1, n do
+  local lock, queue, reply = ARGV[at + 1], ARGV[at + 2], -2
+  if values[i] == ARGV[at + 3] and redis.pcall('EXISTS', queue) == 0 and type(redis.pcall('DEL', lock)) == 'number' then
     reply = 1
   end
   replies[i + 1] = reply
@@ -25,8 +31,11 @@ if m > 0 then
   local drawn = time[1] .. string.sub('00000' .. time[2], -6)
   replies[1] = drawn
   for i = 1, m do
+    floors[i] = redis.pcall('GET', ARGV[at + 4 * i - 2])
+  end
+  for i = 1, m do
     local lock, fence, token, reply = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], -2
-    local floor = redis.pcall('GET', fence)
+    local floor = floors[i]
     if not floor or type(floor) == 'string' and #floor == #drawn and floor < drawn and not string.find(floor, '%D') then
       local value = string.sub(token, 1, 40) .. ':' .. drawn .. string.sub(token, 41)
       local taken = redis.pcall('SET', lock, value, 'NX', 'PX', ARGV[at + 4])
