@@ -295,12 +295,13 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing_behind_sentinels() {
 async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     let all = Sentinels::start();
     let leases = connect(&all.url()).await.unwrap();
-    let held = acquire(&leases, "job", Duration::from_secs(2)).await;
+    // Longer than a failover is unknown to a holder, and shorter than the Sentinels are away.
+    let held = acquire(&leases, "job", Duration::from_secs(4)).await;
     let (first, [second, third]) = (all.primary(), all.replicas()) else { panic!("it has two replicas") };
     // So that each failover is from one to the other.
     third.kill();
     all.sentinels().iter().for_each(Server::kill);
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
     held.check().unwrap();
     acquire(&leases, "another", LONG).await.release().await.unwrap().confirmed();
     let at =

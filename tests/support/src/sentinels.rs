@@ -27,7 +27,11 @@ impl Sentinels {
     pub fn start() -> Self {
         let server = || Server::builder().arg("--repl-diskless-sync-delay", "0");
         let primary = server().start();
-        let replica = || server().arg("--replicaof", &format!("127.0.0.1 {}", primary.port())).start();
+        let replica = || {
+            let replica = server().start();
+            replica.wire().must(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+            replica
+        };
         let replicas = [replica(), replica()];
         let sentinels = start_together(|ports: [u16; 3]| {
             [0, 1, 2].map(|own| {
