@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::deployment::Deployment;
+
 /// The capabilities of a server for waiters and holders, and facts about it that matter to locks.
 ///
 /// ```
@@ -33,6 +35,7 @@ pub struct Capabilities {
     pub(crate) append_fsync: Option<String>,
     pub(crate) role: Option<String>,
     pub(crate) replicas: Option<usize>,
+    pub(crate) deployment: Deployment,
 }
 
 /// Whether the server notifies of changes by itself (client-side caching, `CLIENT TRACKING`). With the feature `serde`
@@ -110,10 +113,16 @@ impl Capabilities {
         self.role.as_deref()
     }
 
-    /// How many replicas are connected to it.
+    /// How many replicas are connected to it; of several servers, to the one that has the fewest.
     #[must_use]
     pub fn replicas(&self) -> Option<usize> {
         self.replicas
+    }
+
+    /// The servers together: a cluster, a primary that Sentinels watch, or servers that know nothing of each other.
+    #[must_use]
+    pub fn deployment(&self) -> &Deployment {
+        &self.deployment
     }
 
     /// The capabilities of both together.
@@ -136,7 +145,8 @@ impl Capabilities {
             append_only: same(self.append_only, other.append_only),
             append_fsync: same(self.append_fsync, other.append_fsync),
             role: same(self.role, other.role),
-            replicas: same(self.replicas, other.replicas),
+            replicas: self.replicas.zip(other.replicas).map(|(one, other)| one.min(other)),
+            deployment: self.deployment,
         }
     }
 }
@@ -157,7 +167,8 @@ impl fmt::Display for Capabilities {
         writeln!(f, "append-only file: {}", told(self.append_only.map(|on| if on { "yes" } else { "no" })))?;
         writeln!(f, "appendfsync: {}", told(self.append_fsync()))?;
         writeln!(f, "role: {}", told(self.role()))?;
-        write!(f, "replicas: {}", told(self.replicas.map(|number| number.to_string()).as_deref()))
+        writeln!(f, "replicas: {}", told(self.replicas.map(|number| number.to_string()).as_deref()))?;
+        write!(f, "deployment: {}", self.deployment)
     }
 }
 
@@ -195,7 +206,7 @@ mod tests {
         let expected = r#"{"server":"redis 7.0.15","notifications":{"refused":"no right"},"notifies_waiters":false,"#
             .to_owned()
             + r#""tracked_keys":null,"eviction":"noeviction","floors_percent":null,"append_only":true,"#
-            + r#""append_fsync":null,"role":"master","replicas":2}"#;
+            + r#""append_fsync":null,"role":"master","replicas":2,"deployment":"servers"}"#;
         assert_eq!(serde_json::to_string(&told).unwrap(), expected);
         for (notifications, expected) in [(Notifications::On, r#""on""#), (Notifications::Unknown, r#""unknown""#)] {
             assert_eq!(serde_json::to_string(&notifications).unwrap(), expected);

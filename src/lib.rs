@@ -24,6 +24,7 @@ mod capabilities;
 mod client;
 mod clock;
 mod credentials;
+mod deployment;
 pub mod docs;
 mod error;
 mod foreign;
@@ -79,6 +80,7 @@ pub use crate::{
     capabilities::{Capabilities, Notifications},
     clock::SystemClock,
     credentials::Credentials,
+    deployment::{ClusterFacts, Deployment, SentinelFacts},
     error::{Details, Error},
     guarded::Guarded,
     keeper::Keeper,

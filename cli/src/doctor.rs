@@ -1,8 +1,11 @@
 //! `leasehold doctor`: what could go wrong with the servers, and what to do about it.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
-use leasehold::{Capabilities, Error, Leases, NodeAnswer, Notifications, Released, SystemClock, Vote, Votes};
+use leasehold::{
+    Capabilities, ClusterFacts, Deployment, Error, Leases, NodeAnswer, Notifications, Released, SentinelFacts,
+    SystemClock, Vote, Votes,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -60,11 +63,13 @@ struct Section {
 }
 
 /// Words of an error's text that name its cause, and the advice for it. One cause has one advice everywhere.
-const CAUSES: [(&str, &str); 12] = [
+const CAUSES: [(&str, &str); 14] = [
     ("is a replica", "name its primary in the URL"),
     ("READONLY", "name its primary in the URL"),
     ("MASTERDOWN", "name its primary in the URL"),
-    ("is a Sentinel", "name the primary that it watches: SENTINEL MASTERS lists them"),
+    ("is a Sentinel", "write redis-sentinel://HOST/SERVICE: SENTINEL MASTERS lists the services"),
+    ("is no Sentinel", "write redis://, or redis-cluster:// for a part of a cluster"),
+    ("does not watch", "name one of the services that it watches"),
     ("not part of a cluster", "write redis://"),
     ("part of a cluster", "name a stand-alone server, or write redis-cluster://"),
     ("CLUSTERDOWN", "see to the servers that the cluster lacks"),
@@ -213,6 +218,11 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
         },
         persistence(server.append_only(), server.append_fsync(), is_quorum, waits_after_restart),
     ];
+    findings.extend(match server.deployment() {
+        Deployment::Cluster(cluster) => judge_cluster(cluster),
+        Deployment::Sentinel(sentinel) => judge_sentinels(sentinel),
+        _ => Vec::new(),
+    });
     if let Some(share @ MUCH..) = server.floors_percent() {
         findings.push(note(
             "floors",
@@ -250,6 +260,75 @@ fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> V
             "the server cannot notify fair waiters: they poll",
             "allow our user subscribe, and all channels",
         ));
+    }
+    findings
+}
+
+/// The slots of a cluster.
+const SLOTS: u16 = 16_384;
+
+/// After a failover of so long a lease of the usual TTL of 30 s has been renewed once more, at a third of it: the node
+/// time-out, and some seconds for the election.
+const SLOW_FAILOVER: Duration = Duration::from_secs(15);
+
+fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
+    let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout, .. } = cluster;
+    let mut findings = vec![if *slots == SLOTS {
+        ok("cluster", format!("{primaries} primaries serve all slots"))
+    } else {
+        let without = SLOTS - slots;
+        problem(
+            "cluster",
+            format!("{without} slots have no primary: their locks cannot be acquired"),
+            "give them to one: redis-cli --cluster fix",
+        )
+    }];
+    if *requires_all_slots == Some(true) {
+        findings.push(note(
+            "coverage",
+            "one slot without a primary stops all the others (cluster-require-full-coverage yes)",
+            "CONFIG SET cluster-require-full-coverage no on each server, then CONFIG REWRITE",
+        ));
+    }
+    if let Some([slot, ..]) = moving.first_chunk::<1>() {
+        findings.push(note(
+            "moving",
+            format!("{} slots are being moved, such as {slot}: fair locks there wait", moving.len()),
+            "finish that, or redis-cli --cluster fix; a move that is given up forgets the keys that have gone",
+        ));
+    }
+    if let Some(timeout) = node_timeout.filter(|timeout| *timeout >= SLOW_FAILOVER) {
+        findings.push(note(
+            "failover",
+            format!("a dead primary is noticed after {timeout:?} (cluster-node-timeout): leases of the usual TTL may not last"),
+            "a longer TTL, or a shorter cluster-node-timeout on each server",
+        ));
+    }
+    findings
+}
+
+fn judge_sentinels(SentinelFacts { service, names, .. }: &SentinelFacts) -> Vec<Finding> {
+    let silent: Vec<&str> = names.iter().filter(|(_, named)| named.is_none()).map(|(at, _)| &**at).collect();
+    let mut named: Vec<&str> = names.iter().filter_map(|(_, named)| named.as_deref()).collect();
+    named.sort_unstable();
+    named.dedup();
+    let mut findings = Vec::new();
+    if named.len() > 1 {
+        findings.push(problem(
+            "sentinels",
+            format!("they name different primaries of {service:?}: {}", named.join(", ")),
+            "ask again in some seconds; then see to the one that is behind: SENTINEL RESET",
+        ));
+    }
+    if !silent.is_empty() {
+        findings.push(note(
+            "sentinels",
+            format!("{} of {} do not answer: {}", silent.len(), names.len(), silent.join(", ")),
+            "start them: a failover needs more than half of them",
+        ));
+    }
+    if findings.is_empty() {
+        findings.push(ok("sentinels", format!("{} Sentinels name one primary of {service:?}", names.len())));
     }
     findings
 }
@@ -428,7 +507,7 @@ fn clocks(leases: &Leases) -> Option<Finding> {
 }
 
 fn judge_clocks(clocks: usize, micros: u64) -> Finding {
-    let apart = format!("{:.1} ms", std::time::Duration::from_micros(micros).as_secs_f64() * 1e3);
+    let apart = format!("{:.1} ms", Duration::from_micros(micros).as_secs_f64() * 1e3);
     if micros > CLOCKS_DIFFER {
         return problem(
             "clocks",

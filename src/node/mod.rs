@@ -1,6 +1,12 @@
 //! A node: one independent place that stores keys. This says what a node must be able to do, and nothing about how.
 
-use std::{fmt, future::Future, pin::Pin, sync::Weak, time::Duration};
+use std::{
+    fmt,
+    future::{Future, ready},
+    pin::Pin,
+    sync::Weak,
+    time::Duration,
+};
 
 use leasehold_protocol::{
     failure::Failure,
@@ -11,7 +17,7 @@ use leasehold_protocol::{
 };
 
 pub(crate) use self::address::NodeAddress;
-use crate::capabilities::Capabilities;
+use crate::{capabilities::Capabilities, deployment::Deployment};
 
 mod address;
 pub(crate) mod memory;
@@ -118,6 +124,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 
     /// The capabilities of a shard, as far as it tells them.
     fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities>;
+
+    /// The servers behind it together, as far as they tell.
+    fn deployment(&self, _limit: Duration) -> Answer<Deployment> {
+        Box::pin(ready(Ok(Deployment::default())))
+    }
 
     /// Why there is no connection for renewals to a shard, if there is none.
     fn trouble(&self, _shard: Shard) -> Option<String> {

@@ -201,7 +201,9 @@ fn capabilities(member: Arc<Member>, limit: Duration) -> Answer<Capabilities> {
     Box::pin(async move {
         let ask = |shard| member.capabilities(shard, limit);
         let all = of_shards(&member, ask).await?;
-        all.into_iter().reduce(Capabilities::common_with).ok_or_else(|| Failure::unavailable("no server is known"))
+        let common = all.into_iter().reduce(Capabilities::common_with);
+        let common = common.ok_or_else(|| Failure::unavailable("no server is known"))?;
+        Ok(Capabilities { deployment: member.deployment(limit).await?, ..common })
     })
 }
 

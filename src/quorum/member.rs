@@ -36,6 +36,7 @@ use super::{
 use crate::{
     capabilities::Capabilities,
     clock::{self, Clock, wall},
+    deployment::Deployment,
     error::Error,
     foreign::{self, Event},
     keeper::Host,
@@ -206,6 +207,14 @@ impl Member {
 
     pub(super) fn capabilities(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<Capabilities, Capabilities> {
         self.send(self.now(), shard, self.askable(shard, true), Ok, |node| node.capabilities(shard, limit))
+    }
+
+    /// The servers behind it together.
+    pub(super) async fn deployment(&self, limit: Duration) -> Result<Deployment, Failure> {
+        match self.node() {
+            Some(node) => node.deployment(limit).await,
+            None => Ok(Deployment::default()),
+        }
     }
 
     /// Asks it at `now` for its vote.

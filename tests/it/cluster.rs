@@ -539,6 +539,42 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     next.release().await.unwrap().confirmed();
 }
 
+/// Servers that forget all are in another cluster than before: what was held there is lost, and locks are granted again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f58_a_cluster_that_is_made_again_of_the_same_servers() {
+    let cluster = Cluster::start(3, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let name = cluster.name_at(1, "job");
+    let held = acquire(&leases, &name, Duration::from_secs(60)).await;
+    cluster.make_again();
+    let lost = within(Duration::from_secs(30), "the signal", held.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Deleted, "nobody has taken over");
+    for primary in 0..3 {
+        let lease = acquire(&leases, &cluster.name_at(primary, "job"), LONG).await;
+        assert!(lease.fence() > held.fence());
+        lease.release().await.unwrap().confirmed();
+    }
+    leases.health().await.unwrap();
+}
+
+/// A replica that is taken out of the cluster is missed by nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f58_a_replica_that_is_reset() {
+    let cluster = Cluster::start(3, 1);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let held = acquire(&leases, &cluster.name_at(1, "job"), Duration::from_millis(900)).await;
+    cluster.replica_of(1).wire().must(&["CLUSTER", "RESET", "HARD"]);
+    for _ in 0..100 {
+        for primary in 0..3 {
+            let lease = acquire(&leases, &cluster.name_at(primary, "other"), LONG).await;
+            lease.release().await.unwrap().confirmed();
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    held.check().unwrap();
+    assert_eq!(leases.nodes().len(), 3);
+}
+
 /// A crowd of tasks, each of which takes and releases locks in all slots, and some that others hold.
 async fn crowd(leases: &Leases, tasks: usize, cycles: usize) {
     let work = (0..tasks).map(|task| {

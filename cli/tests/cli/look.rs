@@ -8,7 +8,7 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-use support::{ClockShim, Proxy, Server, eventually};
+use support::{ClockShim, Cluster, Proxy, Sentinels, Server, eventually};
 
 use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, ends_with, run, said, send, started, state_of, tool};
 
@@ -555,6 +555,67 @@ fn a_doctor_looks_at_every_server_of_a_quorum() {
     );
 }
 
+/// What a check has found of each kind, and the code.
+fn found(url: &str, alone: &Server, check: &str) -> (Option<i32>, Vec<(String, String)>) {
+    let (code, findings) = examined(&mut tool(alone, &["doctor", "--json", "--url", url]));
+    let text = |of: &serde_json::Value| of.as_str().unwrap_or_default().to_owned();
+    let ours = findings.iter().filter(|finding| finding["check"] == check);
+    (code, ours.map(|finding| (text(&finding["level"]), text(&finding["what"]))).collect())
+}
+
+#[test]
+fn a_doctor_looks_at_a_cluster() {
+    let (cluster, alone) = (Cluster::start(3, 0), Server::start());
+    let is = |found: &[(String, String)], level: &str, what: &str| {
+        found.iter().any(|(of, text)| of == level && text.contains(what))
+    };
+    let (code, findings) = found(&cluster.url(), &alone, "cluster");
+    assert!(code == Some(0) && is(&findings, "ok", "3 primaries serve all slots"), "{code:?} {findings:?}");
+    let (_, findings) = found(&cluster.url(), &alone, "lock");
+    assert!(is(&findings, "ok", "acquired, renewed and released"), "{findings:?}");
+    assert!(found(&cluster.url(), &alone, "coverage").1.is_empty());
+    cluster.begin_to_move(5_000, 0, 2);
+    for server in cluster.servers() {
+        let mut wire = server.wire();
+        wire.must(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
+        wire.must(&["CONFIG", "SET", "cluster-node-timeout", "20000"]);
+    }
+    for (check, what) in
+        [("moving", "1 slots are being moved, such as 5000"), ("coverage", "stops all"), ("failover", "20s")]
+    {
+        let (_, findings) = found(&cluster.url(), &alone, check);
+        assert!(is(&findings, "note", what), "{check}: {findings:?}");
+    }
+    cluster.servers()[1].wire().must(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    for server in cluster.servers() {
+        server.wire().must(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        server.wire().must(&["CLUSTER", "DELSLOTS", "16000"]);
+    }
+    let (code, findings) = found(&cluster.url(), &alone, "cluster");
+    assert!(code == Some(1) && is(&findings, "problem", "1 slots have no primary"), "{code:?} {findings:?}");
+}
+
+#[test]
+fn a_doctor_looks_at_sentinels() {
+    let (all, alone) = (Sentinels::start(), Server::start());
+    let is = |found: &[(String, String)], level: &str, what: &str| {
+        found.iter().any(|(of, text)| of == level && text.contains(what))
+    };
+    let (code, findings) = found(&all.url(), &alone, "sentinels");
+    assert!(
+        code == Some(0) && is(&findings, "ok", "3 Sentinels name one primary of \"locks\""),
+        "{code:?} {findings:?}"
+    );
+    all.sentinels()[2].kill();
+    let (_, findings) = found(&all.url(), &alone, "sentinels");
+    assert!(is(&findings, "note", "1 of 3 do not answer"), "{findings:?}");
+    let (code, findings) = found(&all.url().replace("/locks", "/lock"), &alone, "server");
+    assert!(code == Some(69) && is(&findings, "problem", "it watches \"locks\""), "{code:?} {findings:?}");
+    // The command's other tasks take such urls too.
+    let run = tool(&alone, &["run", "--url", &all.url(), "job", "true"]).status().unwrap();
+    assert!(run.success(), "{run:?}");
+}
+
 #[test]
 fn a_doctor_finds_a_link_slow_only_where_a_lease_would_be_lost_over_it() {
     let server = Server::start();
@@ -588,7 +649,7 @@ fn a_doctor_has_one_advice_for_one_cause() {
     closed.wire().must(&["CONFIG", "SET", "requirepass", "secret"]);
     for (server, what, advice) in [
         (&cluster, "part of a cluster", "name a stand-alone server"),
-        (&Server::builder().sentinel(true).start(), "is a Sentinel", "SENTINEL MASTERS"),
+        (&Server::builder().sentinel(true).start(), "is a Sentinel", "redis-sentinel://"),
         (&replica, "is a replica", "name its primary"),
         (&full, "OOM", "raise the server's maxmemory"),
         (&alone, "NOREPLICAS", "min-replicas-to-write"),

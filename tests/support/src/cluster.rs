@@ -74,6 +74,17 @@ impl Cluster {
         eventually(READY, "the cluster is ready", || (0..self.servers.len()).all(|at| self.is_ready(at)));
     }
 
+    /// Takes it apart, with all keys, and makes another of the same servers, without replicas.
+    #[track_caller]
+    pub fn make_again(&self) {
+        for server in &self.servers {
+            let mut wire = server.wire();
+            wire.must(&["FLUSHALL"]);
+            wire.must(&["CLUSTER", "RESET", "HARD"]);
+        }
+        self.join();
+    }
+
     fn is_ready(&self, at: usize) -> bool {
         let mut wire = self.servers[at].wire();
         let info = wire.cmd(&["CLUSTER", "INFO"]).text();

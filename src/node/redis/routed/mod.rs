@@ -46,11 +46,13 @@ use super::{
 use crate::{
     capabilities::Capabilities,
     clock::Clock,
+    deployment::Deployment,
     error::{Error, keeper_ended},
     keeper::Host,
     node::{Answer, Node, NodeListener, ShardInfo},
 };
 
+mod facts;
 mod in_parts;
 mod narrowed;
 mod pulse;
@@ -358,6 +360,14 @@ impl Node for Routed {
     fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {
         let cluster = self.0.clone();
         Box::pin(async move { cluster.server(shard)?.0.capabilities(limit).await })
+    }
+
+    fn deployment(&self, limit: Duration) -> Answer<Deployment> {
+        let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
+        Box::pin(async move {
+            let asking = pin!(async { Ok(cluster.facts(limit).await) });
+            time.keep(asking, || Err(keeper_ended())).await
+        })
     }
 
     fn trouble(&self, shard: Shard) -> Option<String> {

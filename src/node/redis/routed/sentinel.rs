@@ -54,6 +54,11 @@ impl Sentinels {
         Self { service: service.into(), seeds: seeds.to_vec(), named, reports }
     }
 
+    /// The name that they have for the primary.
+    pub(super) fn service(&self) -> &str {
+        &self.service
+    }
+
     /// All of them, beginning with another one each round. One that goes by several addresses is there with each.
     pub(super) fn from(&self, round: usize) -> Vec<Endpoint> {
         let mut all = self.seeds.clone();
