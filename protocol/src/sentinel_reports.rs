@@ -5,7 +5,8 @@
 //! 1. A larger epoch than ours is taken. (The driver asks first whether that server says itself that it is a primary.)
 //! 2. An epoch that is not larger is mostly that of a Sentinel which is behind the times: for a moment after each failover
 //!    most of them are. Or an operator has had all of them begin anew, with epochs from zero. So it is taken once more
-//!    than half have said it for [`BEGUN_ANEW`], and nobody has said ours, or something newer, meanwhile.
+//!    than half have said it for [`BEGUN_ANEW`], and nobody has said ours, or something newer, meanwhile. Half of those
+//!    that there ever were: one that has just been made knows of no other.
 //! 3. The word of a Sentinel counts for [`LATELY`].
 
 use std::{collections::BTreeMap, time::Duration};
@@ -35,6 +36,8 @@ pub struct Reports {
     said: BTreeMap<Box<str>, (Time, Report)>,
     /// The word of most since then, against ours.
     against: Option<(Place, u64, Time)>,
+    /// The most Sentinels that there ever were.
+    most: usize,
 }
 
 /// The consequence of a Sentinel's word.
@@ -53,29 +56,33 @@ pub enum Verdict {
 impl Reports {
     /// The Sentinel of this name has said this. `ours` is the primary that we know, and its epoch.
     pub fn heard(&mut self, now: Time, sentinel: &str, report: Report, ours: Option<(&Place, u64)>) -> Verdict {
-        let Report { primary, epoch, .. } = report.clone();
+        let Report { primary, epoch, sentinels } = report.clone();
+        self.most = self.most.max(sentinels);
         self.said.insert(sentinel.into(), (now, report));
         self.said.retain(|_, (at, _)| now.since(*at) < LATELY);
+        self.most = self.most.max(self.said.len());
         let Some((place, own)) = ours else { return Verdict::Taken };
         let is_ours = |report: &Report| report.epoch > own || report.epoch == own && report.primary == *place;
         let all = || self.said.values().map(|(_, report)| report);
         let votes = all().filter(|other| other.primary == primary && other.epoch == epoch).count();
-        let sentinels = all().map(|report| report.sentinels).max().unwrap_or_default();
         if epoch > own || epoch == own && primary == *place {
             self.against = None;
             return Verdict::Taken;
         }
-        if all().any(is_ours) || votes * 2 <= sentinels {
+        if all().any(is_ours) {
             self.against = None;
+        }
+        // A third word of a few is against nobody's.
+        if all().any(is_ours) || votes * 2 <= self.most {
             return Verdict::Stale;
         }
         match &self.against {
             Some((of, at, since)) if *of == primary && *at == epoch => {
                 if now.since(*since) < BEGUN_ANEW {
-                    return Verdict::Perhaps;
+                    Verdict::Perhaps
+                } else {
+                    Verdict::BegunAnew
                 }
-                (self.against, self.said) = (None, BTreeMap::new());
-                Verdict::BegunAnew
             }
             _ => {
                 self.against = Some((primary, epoch, now));
@@ -154,6 +161,35 @@ mod tests {
                 }
             }
             assert!(taken.is_some_and(|taken| (10_000..10_500).contains(&taken)), "{port}, {epoch}: {taken:?}");
+        }
+    }
+
+    /// It names the same server otherwise, or is cut off from the others.
+    #[test]
+    fn a_third_word_of_a_few_holds_up_nobody() {
+        for (port, epoch) in [(9, 0), (1, 1)] {
+            let mut scene = Scene(Reports::default(), (1, 3));
+            let mut taken = false;
+            for step in 0..120 {
+                let now = step * 100;
+                for sentinel in ["a", "b"] {
+                    taken |= scene.hears(now, sentinel, 2, 0) == Verdict::BegunAnew;
+                }
+                let third = scene.hears(now + 1, "c", port, epoch);
+                assert!(third == Verdict::Stale || taken, "{third:?}");
+            }
+            assert!(taken, "{port} {epoch}");
+        }
+    }
+
+    #[test]
+    fn a_sentinel_that_knows_no_other_is_not_more_than_half() {
+        let mut scene = Scene(Reports::default(), (2, 4));
+        assert_eq!(scene.hears(0, "a", 2, 4), Verdict::Taken);
+        for step in 0..300 {
+            let report = Report { primary: place(1), epoch: 0, sentinels: 1 };
+            let verdict = scene.0.heard(at(4_000 + step * 100), "c", report, Some((&place(2), 4)));
+            assert_eq!(verdict, Verdict::Stale);
         }
     }
 

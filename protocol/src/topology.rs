@@ -78,6 +78,8 @@ pub struct Replica {
     pub id: Box<str>,
     /// Where it is.
     pub place: Place,
+    /// Whether it seems to be dead.
+    pub is_failing: bool,
 }
 
 /// A cluster, as one server sees it.
@@ -87,8 +89,8 @@ pub struct View {
     pub primaries: Vec<Primary>,
     /// The names of all servers that it knows, in whatever state.
     pub known: BTreeSet<Box<str>>,
-    /// Whether config epochs count from here, whatever they were.
-    pub begins_anew: bool,
+    /// Config epochs count from here, if this server still has the first slot, in this epoch.
+    pub begins_anew: Option<(Place, u64)>,
 }
 
 /// The owners of all slots.
@@ -158,9 +160,6 @@ impl Default for Topology {
 impl Topology {
     /// Takes in a view that was asked for at this time.
     pub fn merge(&mut self, View { primaries, known, begins_anew }: &View, now: Time) -> Changes {
-        if *begins_anew {
-            self.servers.values_mut().for_each(|server| server.epoch = None);
-        }
         let (before, mut is_another) = (self.owners.clone(), false);
         let is_ours = |server: &Server| server.id.as_ref().is_some_and(|id| known.contains(id));
         if self.servers.is_empty() || self.servers.values().any(is_ours) {
@@ -171,6 +170,12 @@ impl Topology {
             // The cluster was made again.
             (self.owners, self.foreign_since, is_another) = (Self::default().owners, None, true);
             self.servers.clear();
+        }
+        let first = self.owner(0).and_then(|owner| self.servers.get(&owner));
+        if begins_anew.as_ref().is_some_and(|(place, epoch)| {
+            first.is_some_and(|first| first.place == *place && first.epoch.unwrap_or_default() == *epoch)
+        }) {
+            self.servers.values_mut().for_each(|server| server.epoch = None);
         }
         let entered: Vec<Option<Shard>> = primaries.iter().map(|primary| self.enter(primary)).collect();
         let named: HashMap<Shard, &Primary> =

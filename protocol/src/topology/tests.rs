@@ -13,7 +13,7 @@ fn primary(port: u16, epoch: u64, slots: &[RangeInclusive<u16>]) -> Primary {
 }
 
 fn replica(port: u16) -> Replica {
-    Replica { id: format!("id-{port}").into(), place: place(port) }
+    Replica { id: format!("id-{port}").into(), place: place(port), is_failing: false }
 }
 
 /// Where the owner of a slot is: by its port.
@@ -34,14 +34,14 @@ fn view(primaries: &[Primary]) -> View {
     View {
         primaries: primaries.to_vec(),
         known: (1..200).map(|port| format!("id-{port}").into()).collect(),
-        begins_anew: false,
+        begins_anew: None,
     }
 }
 
 /// That of a server which knows these only.
 fn foreign(primaries: &[Primary]) -> View {
     let known = primaries.iter().map(|primary| primary.id.clone()).collect();
-    View { primaries: primaries.to_vec(), known, begins_anew: false }
+    View { primaries: primaries.to_vec(), known, begins_anew: None }
 }
 
 #[test]
@@ -277,7 +277,12 @@ fn a_view_that_begins_anew_is_taken_whatever_its_epochs_are() {
         let next = view(&[primary(2, epoch, &[0..=99])]);
         let _changes = topology.merge(&next, Time::ZERO);
         assert_eq!(port(&topology, 0), Some(1), "{epoch} is no larger");
-        let changes = topology.merge(&View { begins_anew: true, ..next }, Time::ZERO);
+        // Judged against another than is known by now.
+        for other in [(place(4), 3), (place(1), 2)] {
+            let _changes = topology.merge(&View { begins_anew: Some(other), ..next.clone() }, Time::ZERO);
+            assert_eq!(port(&topology, 0), Some(1));
+        }
+        let changes = topology.merge(&View { begins_anew: Some((place(1), 3)), ..next }, Time::ZERO);
         assert_eq!((port(&topology, 0), changes.retired.len()), (Some(2), 1));
         assert_eq!(topology.epoch(topology.owner(0).unwrap()), epoch);
         // From there on as ever.

@@ -33,7 +33,7 @@ use leasehold_protocol::{
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     runtime::Handle,
-    sync::{Notify, Semaphore, watch::Sender},
+    sync::{Notify, watch::Sender},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -97,8 +97,6 @@ struct Cluster {
     /// Nothing was under way when the watch looked last.
     is_asleep: AtomicBool,
     woken: Arc<Notify>,
-    /// The rounds of questions that may be under way.
-    looks: Semaphore,
     /// The servers that are being asked for their views: each by one at a time.
     asking: Mutex<BTreeSet<String>>,
     closed: CancellationToken,
@@ -117,9 +115,6 @@ struct Server {
 
 /// So many primaries are connected to before they are asked for anything.
 const AT_ONCE: usize = 16;
-
-/// So many rounds of questions for views may be under way.
-const LOOKS: usize = 10;
 
 /// With so many guests, those of whom nothing is asked have to leave before another one comes.
 const GUESTS: usize = 16;
@@ -166,7 +161,6 @@ impl Routed {
                 is_doubted: AtomicBool::new(false),
                 is_asleep: AtomicBool::new(false),
                 woken: Arc::default(),
-                looks: Semaphore::new(LOOKS),
                 asking: Mutex::default(),
                 closed: CancellationToken::new(),
             });
@@ -338,8 +332,9 @@ impl Node for Routed {
         let topology = self.0.topology.read();
         let info = |shard| {
             let address = topology.place(shard).map(ToString::to_string).unwrap_or_default();
-            let (slots, replicas) = (topology.slots(shard).len(), topology.replicas(shard).len());
+            let (slots, replicas) = (topology.slots(shard).len(), topology.replicas(shard));
             let slots = u16::try_from(slots).ok().filter(|_| self.0.sentinels.is_none());
+            let replicas = replicas.iter().filter(|replica| !replica.is_failing).count();
             ShardInfo { shard, address, slots, replicas: Some(replicas) }
         };
         topology.servers().into_iter().map(info).collect()

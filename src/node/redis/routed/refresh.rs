@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    future::pending,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -28,6 +29,9 @@ use crate::{
 
 /// So many primaries are asked in one round, and one server besides.
 const ASKED: usize = 4;
+
+/// The others are heard for so long once one Sentinel has named a primary.
+const OTHERS: Duration = Duration::from_millis(200);
 
 /// The pauses between tries to reach a seed.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -70,15 +74,25 @@ impl Cluster {
     pub(super) async fn first_view(&self) -> Result<(), Error> {
         let mut asking: FuturesUnordered<_> =
             self.seeds.iter().map(|seed| async move { (seed, self.view_of_seed(seed).await) }).collect();
-        let mut said = Vec::new();
-        while let Some((seed, answer)) = asking.next().await {
+        let (mut said, mut is_there) = (Vec::new(), false);
+        while !asking.is_empty() {
+            // A Sentinel may be behind the times, and the next one know better.
+            let others = async { if is_there { self.host.sleep(OTHERS).await } else { pending().await } };
+            let next = tokio::select! {
+                biased;
+                () = others => return Ok(()),
+                next = asking.next() => next,
+            };
+            let Some((seed, answer)) = next else { break };
             match answer {
                 Ok(view) => {
-                    if !self.topology.write().merge(&view, self.now()).slots.is_empty() {
+                    let _first = self.topology.write().merge(&view, self.now());
+                    is_there = !self.topology.read().servers().is_empty();
+                    if is_there && self.sentinels.is_none() {
                         return Ok(());
                     }
-                    if !self.topology.read().servers().is_empty() {
-                        return Ok(());
+                    if is_there {
+                        continue;
                     }
                     let text = format!("{} is in a cluster in which no server has a slot", seed.target);
                     said.push(Error::unavailable(text));
@@ -86,7 +100,7 @@ impl Cluster {
                 Err(error) => said.push(error),
             }
         }
-        Err(none_of(said, self.sentinels.is_some()))
+        if is_there { Ok(()) } else { Err(none_of(said, self.sentinels.is_some())) }
     }
 
     async fn view_of_seed(&self, seed: &Endpoint) -> Result<View, Error> {
@@ -158,14 +172,14 @@ impl Cluster {
 
     /// Asks some servers side by side, others in each round, and takes in what each says as it comes.
     pub(super) async fn look(self: Arc<Self>, round: usize) {
-        let Ok(_turn) = self.looks.try_acquire() else { return };
         self.look_at(&self.sources(round)).await;
     }
 
     /// Asks these, and takes in what each says as it comes.
     pub(super) async fn look_at(&self, sources: &[Source]) {
-        // One that is not there must not keep the next round from those that are.
-        let limit = self.pattern.limits.command;
+        // Each is asked by one round at a time, so one that is not there keeps none from those that are. Two connections
+        // may have to be made.
+        let limit = (self.pattern.limits.connect + self.pattern.limits.command) * 2;
         let ask = async |source| tokio::time::timeout(limit, self.view(source)).await.ok().flatten();
         let mut asking: FuturesUnordered<_> = sources.iter().map(ask).collect();
         while let Some(answer) = asking.next().await {
@@ -192,8 +206,12 @@ impl Cluster {
         }
         let topology = self.topology.read();
         let primaries = topology.servers();
-        let replicas: BTreeSet<Place> =
-            primaries.iter().flat_map(|server| topology.replicas(*server)).map(|one| one.place.clone()).collect();
+        let replicas: BTreeSet<Place> = primaries
+            .iter()
+            .flat_map(|server| topology.replicas(*server))
+            .filter(|one| !one.is_failing)
+            .map(|one| one.place.clone())
+            .collect();
         drop(topology);
         let others: Vec<Endpoint> =
             replicas.iter().map(|place| self.endpoint(place)).chain(self.seeds.iter().cloned()).collect();

@@ -5,7 +5,7 @@
 //!
 //! 1. Another primary is taken when [`Reports`] say so, and it says itself that it is one.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::Weak, time::Duration};
 
 use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
@@ -15,6 +15,7 @@ use leasehold_protocol::{
     failure::Failure,
     sentinel_reports::{Report, Reports, Verdict},
     slot::SLOTS,
+    time::Time,
     topology::{Place, Primary, Replica, View},
 };
 use parking_lot::Mutex;
@@ -28,13 +29,16 @@ use crate::{
 /// The most Sentinels that are asked: those of the url, and those that they name.
 const MOST: usize = 64;
 
+/// For so long a Sentinel that does not answer, and those that it has named, are asked still.
+const REMEMBERED: Duration = Duration::from_secs(300);
+
 /// The Sentinels of a service.
 pub(super) struct Sentinels {
     service: String,
     /// Those of the url.
     seeds: Vec<Endpoint>,
-    /// Those that one of them has named last.
-    named: Mutex<Vec<Endpoint>>,
+    /// Those that each of them has named last.
+    named: Mutex<BTreeMap<String, (Time, Vec<Endpoint>)>>,
     reports: Mutex<Reports>,
 }
 
@@ -62,7 +66,7 @@ impl Sentinels {
     /// All of them, beginning with another one each round. One that goes by several addresses is there with each.
     pub(super) fn from(&self, round: usize) -> Vec<Endpoint> {
         let mut all = self.seeds.clone();
-        for one in &*self.named.lock() {
+        for one in self.named.lock().values().flat_map(|(_, named)| named) {
             let is_new = all.iter().all(|other| other.target.address != one.target.address);
             if is_new && all.len() < MOST {
                 all.push(one.clone());
@@ -92,7 +96,13 @@ impl Cluster {
         };
         let others = others.iter().map(|place| self.sentinel_at(asked, place));
         let report = Report { primary: primary.clone(), epoch, sentinels: others.len() + 1 };
-        *sentinels.named.lock() = others.chain([asked.clone()]).collect();
+        let (heard, named) = (self.now(), others.chain([asked.clone()]).collect());
+        {
+            let mut all = sentinels.named.lock();
+            all.insert(at.clone(), (heard, named));
+            // What one has named that has not answered for so long is forgotten.
+            all.retain(|_, (at, _)| heard.since(*at) < REMEMBERED);
+        }
         let (now, epoch_now) = {
             let topology = self.topology.read();
             let owner = topology.owner(0);
@@ -104,8 +114,11 @@ impl Cluster {
         let mut verdict = sentinels.reports.lock().heard(self.now(), name, report, ours);
         if verdict == Verdict::Perhaps {
             // Whether they say so for long enough is to be seen, unless ours says that it is none.
-            self.doubt();
-            if let Some(place) = now.as_ref().filter(|place| **place != primary) {
+            if self.listener.get().and_then(Weak::upgrade).is_some_and(|listener| listener.is_needed()) {
+                self.doubt();
+            }
+            let asking = self.ask_once("the primary whether it is one".into());
+            if let Some(place) = now.as_ref().filter(|place| **place != primary && asking.is_some()) {
                 if matches!(self.is_primary(place).await, Ok(false)) {
                     verdict = Verdict::BegunAnew;
                 }
@@ -118,9 +131,14 @@ impl Cluster {
         let name = |place: &Place| -> Box<str> { place.to_string().into() };
         let known = now.iter().chain([&primary]).map(name).collect();
         let (id, slots) = (name(&primary), vec![0..=SLOTS - 1]);
-        let replicas = replicas.into_iter().map(|place| Replica { id: name(&place), place }).collect();
+        let replicas =
+            replicas.into_iter().map(|place| Replica { id: name(&place), place, is_failing: false }).collect();
         let primaries = vec![Primary { id, place: Some(primary), epoch, slots, replicas }];
-        Ok(View { primaries, known, begins_anew: verdict == Verdict::BegunAnew })
+        Ok(View {
+            primaries,
+            known,
+            begins_anew: now.filter(|_| verdict == Verdict::BegunAnew).map(|now| (now, epoch_now)),
+        })
     }
 
     /// Whether it says that it is one.

@@ -32,7 +32,7 @@ pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
         }
     }
     let known: BTreeSet<Box<str>> = nodes.lines().filter_map(|line| Some(line.split_once(' ')?.0.into())).collect();
-    Some(View { primaries: primaries.into_values().collect(), known, begins_anew: false })
+    Some(View { primaries: primaries.into_values().collect(), known, begins_anew: None })
 }
 
 /// An entry of `CLUSTER SLOTS`.
@@ -73,8 +73,9 @@ fn words_of<'a>(line: &'a str, kind: &str) -> Option<[&'a str; 7]> {
 
 /// A line about a replica, and the name of its primary.
 fn replica<'a>(line: &'a str, host: &str) -> Option<(&'a str, Replica)> {
-    let [id, address, _flags, of, ..] = words_of(line, "slave").or_else(|| words_of(line, "replica"))?;
-    Some((of, Replica { id: id.into(), place: Place::read(address.split('@').next()?, host)? }))
+    let [id, address, flags, of, ..] = words_of(line, "slave").or_else(|| words_of(line, "replica"))?;
+    let is_failing = flags.split(',').any(|flag| matches!(flag, "fail" | "fail?"));
+    Some((of, Replica { id: id.into(), place: Place::read(address.split('@').next()?, host)?, is_failing }))
 }
 
 /// A line about a primary.
@@ -127,12 +128,17 @@ mod tests {
             array([array([0.into(), 99.into(), server(Some("h"), 7001, "aaa"), server(Some(""), 7003, "ccc")])]);
         let View { primaries, .. } = view(&first, &NODES.into(), "asked").unwrap();
         let of_a = primaries.iter().find(|primary| &*primary.id == "aaa").unwrap();
-        let at = |host: &str| [Replica { id: "ccc".into(), place: Place { host: host.into(), port: 7003 } }];
+        let at = |host: &str| {
+            [Replica { id: "ccc".into(), place: Place { host: host.into(), port: 7003 }, is_failing: false }]
+        };
         assert_eq!(of_a.replicas, at("asked"));
         // It replicates nothing yet.
         let View { primaries, .. } = view(&array([]), &NODES.into(), "asked").unwrap();
         let of_a = primaries.iter().find(|primary| &*primary.id == "aaa").unwrap();
         assert_eq!(of_a.replicas, at("127.0.0.1"));
+        let dead = NODES.replace("slave aaa", "slave,fail aaa");
+        let View { primaries, .. } = view(&array([]), &dead.as_str().into(), "asked").unwrap();
+        assert!(primaries.iter().flat_map(|primary| &primary.replicas).all(|replica| replica.is_failing));
     }
 
     #[test]

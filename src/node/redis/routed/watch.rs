@@ -14,7 +14,7 @@ use futures_util::{
 use leasehold_protocol::{failure::Redirection, key::Key, message::Shard, slot, time::Time, topology::Place};
 
 use super::{Cluster, leave_idle, pulse::Pulse, refresh::Source, sentinel::Sentinels};
-use crate::node::redis::transport::{is_answer, question};
+use crate::node::redis::transport::{Endpoint, is_answer, question};
 
 /// How often it is looked whether a primary answers what was asked of it.
 const TICK: Duration = Duration::from_millis(50);
@@ -25,7 +25,7 @@ const DOUBT: Duration = Duration::from_millis(1_500);
 
 /// The pause once a doubt has lasted for so long: it may last for as long as an outage.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
-const LONG_DOUBT: Duration = Duration::from_secs(15);
+const LONG_DOUBT: Duration = Duration::from_secs(60);
 
 /// At most so many Sentinels are asked at a time which server is the primary.
 const ASKED: usize = 5;
@@ -137,9 +137,12 @@ impl Cluster {
 
     /// Asks Sentinels side by side whether this is the primary still. If one names another, all say what they know.
     async fn cross_check_by_sentinels(&self, sentinels: &Sentinels, place: Option<Place>, round: usize) {
-        let Some(_asking) = self.ask_once("Sentinels who the primary is".into()) else { return };
-        let (all, limit) = (sentinels.from(round), self.pattern.limits.command);
-        let ask = async |sentinel| tokio::time::timeout(limit, self.primary_by(sentinel)).await.ok().flatten();
+        let (all, limits) = (sentinels.from(round), self.pattern.limits);
+        let ask = async |sentinel: &Endpoint| {
+            // One that hangs is asked again once it has answered, or will not.
+            let _asking = self.ask_once(format!("who it is: {}", sentinel.target))?;
+            tokio::time::timeout(limits.connect + limits.command, self.primary_by(sentinel)).await.ok().flatten()
+        };
         let mut asking: FuturesUnordered<_> = all.iter().take(ASKED).map(ask).collect();
         while let Some(primary) = asking.next().await {
             if primary.is_some() && primary != place {
@@ -164,6 +167,7 @@ impl Cluster {
             let others: Vec<Shard> = topology.servers().into_iter().filter(|other| *other != shard).collect();
             (topology.place(shard).cloned(), others, topology.replicas(shard).to_vec())
         };
+        let replicas: Vec<_> = replicas.into_iter().filter(|replica| !replica.is_failing).collect();
         if let Some(sentinels) = &self.sentinels {
             return self.cross_check_by_sentinels(sentinels, place, round).await;
         }

@@ -6,17 +6,20 @@
 --        acquire its lock, fence, token and TTL in ms
 -- Reply  as combined.lua's. -2 says too that a key is another server's, or on its way to one
 --
--- Atomic per lock as release.lua and acquire.lua are. Every command catches its error: an error of the whole call has
+-- Atomic per lock as release.lua and acquire.lua are. Every command but the first catches its error: an error of the whole call has
 -- changed nothing, and what is answered by -2 has changed nothing that the lone script would not find and repeat.
 local n, m, memory, at = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], 3
 local replies = {''}
 
--- The values of the locks before the first deletion, and below the floors before the first grant: two requests of one lock
--- are answered as by combined.lua.
-local values, floors = {}, {}
+-- All is read before the first write, so two requests of one lock are answered as by combined.lua.
+local values, floors, time = {}, {}, redis.call('TIME')
 for i = 1, n do
   values[i] = redis.pcall('GET', ARGV[at + 3 * i - 2])
 end
+for i = 1, m do
+  floors[i] = redis.pcall('GET', ARGV[at + 3 * n + 4 * i - 2])
+end
+
 for i = 1, n do
   local lock, queue, reply = ARGV[at + 1], ARGV[at + 2], -2
   if values[i] == ARGV[at + 3] and redis.pcall('EXISTS', queue) == 0 and type(redis.pcall('DEL', lock)) == 'number' then
@@ -27,12 +30,8 @@ for i = 1, n do
 end
 
 if m > 0 then
-  local time = redis.call('TIME')
   local drawn = time[1] .. string.sub('00000' .. time[2], -6)
   replies[1] = drawn
-  for i = 1, m do
-    floors[i] = redis.pcall('GET', ARGV[at + 4 * i - 2])
-  end
   for i = 1, m do
     local lock, fence, token, reply = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], -2
     local floor = floors[i]

@@ -56,6 +56,9 @@ const REST: Duration = Duration::from_secs(30);
 /// After so many batches of which nothing was served, a server is said not to serve any.
 const IN_VAIN: u32 = 2;
 
+/// A batch of so many has some request that is simple.
+const MANY: usize = 8;
+
 /// The most that waiting requests weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
 
@@ -384,6 +387,8 @@ impl Combining {
     fn landed(&self, batch: &Batch, outcome: Result<(Value, Way), Failure>) {
         let callers = self.state.lock().combiner.landed(batch);
         let repeated = outcome.as_ref().is_ok_and(|(_, way)| way.repeated);
+        // A server that is busy, or loads its data, may serve them later.
+        let is_refused = outcome.as_ref().is_err_and(Failure::is_refusal);
         let mut replies = match outcome {
             Ok((value, way)) => match reply::combined(&value, &batch.wants, way.overtaken) {
                 Some(replies) => Ok(replies.into_iter()),
@@ -392,7 +397,8 @@ impl Combining {
             Err(failure) => Err(after_failure(failure)),
         };
         let is_in_vain = replies.as_ref().is_ok_and(|replies| replies.as_slice().iter().all(Option::is_none));
-        self.note_batch(matches!(replies, Err(BatchVerdict::Alone)), is_in_vain);
+        // A few may have queues, all of them.
+        self.note_batch(is_refused, is_in_vain && batch.wants.len() >= MANY);
         for (caller, want) in callers.into_iter().zip(&batch.wants) {
             let told = match &mut replies {
                 Ok(replies) => match (replies.next().flatten(), want) {
