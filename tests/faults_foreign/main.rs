@@ -23,7 +23,7 @@ use std::{
 use leasehold::{Credentials, Keeper, Leases, LossReason, Owner, SystemClock, testing::Clock};
 use scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, alone, poll_once, subscribe};
 use support::{
-    Lag, Match, Nodes, Proxy, SIGNAL, Server, eventually_async,
+    Cluster, Lag, Match, Nodes, Proxy, SIGNAL, Server, eventually_async,
     scripts::{ACQUIRE, COMBINED},
     two_workers, within,
 };
@@ -42,6 +42,7 @@ async fn sprung(event: &str) {
 }
 
 /// Has the keeper tell this event, which goes wrong, and leaves everything as it was.
+#[allow(clippy::too_many_lines, reason = "a list")]
 async fn cause(event: &str, scene: &Scene) {
     let all = scene.servers.all();
     match event {
@@ -91,6 +92,26 @@ async fn cause(event: &str, scene: &Scene) {
             sprung(event).await;
             all[2].cont();
         }
+        "primary" | "topology" => {
+            let Servers::Cluster(cluster) = &scene.servers else { panic!("it is a cluster") };
+            let name = cluster.name_at(0, "victim");
+            if event == "primary" {
+                cluster.replica_of(0).wire().must(&["CLUSTER", "FAILOVER"]);
+            } else {
+                // That of the second is found by the keeper, which looks because of the first.
+                for name in [&name, &cluster.name_at(0, "unasked")] {
+                    cluster.move_slot(cluster.slot_of(name), 0, 1);
+                }
+            }
+            // Its server says that it is elsewhere.
+            let asking = async {
+                while !TRAP.has_sprung(event) {
+                    drop(scene.acquire(&name).await);
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            within(HANGS, &format!("the event {event}"), asking).await;
+        }
         "credentials" => {
             PROVIDER_FAILS.store(true, Ordering::SeqCst);
             while !TRAP.has_sprung(event) {
@@ -134,6 +155,8 @@ async fn cause(event: &str, scene: &Scene) {
 async fn scene(event: &str, keeper: Keeper) -> Scene {
     match event {
         "repair" | "node" => Scene::on(Servers::Quorum(Nodes::seasoned(3)), keeper).await,
+        "topology" => Scene::on(Servers::Cluster(Cluster::start(3, 0)), keeper).await,
+        "primary" => Scene::on(Servers::Cluster(Cluster::start(3, 1)), keeper).await,
         "crowded" => {
             let server = Server::start();
             server.wire().must(&["CONFIG", "SET", "tracking-table-max-keys", "4"]);
@@ -204,6 +227,8 @@ events! {
     connection: f91_the_subscriber_blocks_at_connection, f91_the_subscriber_panics_at_connection;
     repair: f91_the_subscriber_blocks_at_repair, f91_the_subscriber_panics_at_repair;
     node: f91_the_subscriber_blocks_at_node, f91_the_subscriber_panics_at_node;
+    primary: f91_the_subscriber_blocks_at_primary, f91_the_subscriber_panics_at_primary;
+    topology: f91_the_subscriber_blocks_at_topology, f91_the_subscriber_panics_at_topology;
     same_server: f91_the_subscriber_blocks_at_same_server, f91_the_subscriber_panics_at_same_server;
     events_dropped: f91_the_subscriber_blocks_at_events_dropped, f91_the_subscriber_panics_at_events_dropped;
 }

@@ -11,7 +11,7 @@ use leasehold::{Builder, Error, Keeper, Lease, LeaseHandle, Leases, LossReason, 
 use tokio::sync::oneshot;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use support::{Lag, Nodes, Proxy, SIGNAL, Server, Stamped, eventually_async, seen, stamped, within};
+use support::{Cluster, Lag, Nodes, Proxy, SIGNAL, Server, Stamped, Value, eventually_async, seen, stamped, within};
 
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 pub(crate) const COMMAND: Duration = Duration::from_millis(200);
@@ -205,6 +205,7 @@ pub(crate) fn poll_once<F: Future>(future: std::pin::Pin<&mut F>, waker: &Waker)
 pub(crate) enum Servers {
     One(Server),
     Quorum(Nodes),
+    Cluster(Cluster),
 }
 
 impl Servers {
@@ -212,6 +213,7 @@ impl Servers {
         match self {
             Self::One(server) => vec![server],
             Self::Quorum(nodes) => nodes.iter().collect(),
+            Self::Cluster(cluster) => cluster.servers().iter().collect(),
         }
     }
 
@@ -225,8 +227,10 @@ impl Servers {
 
     fn have(&self, key: &str) -> bool {
         let all = self.all();
-        let with = all.iter().filter(|server| server.wire().exists(key)).count();
-        with > all.len() / 2
+        // A server of a cluster refuses what another has.
+        let has = |server: &&&Server| matches!(server.wire().cmd(&["EXISTS", key]), Value::Int(1));
+        let with = all.iter().filter(has).count();
+        with > if matches!(self, Self::Cluster(_)) { 0 } else { all.len() / 2 }
     }
 }
 
@@ -249,6 +253,7 @@ impl Scene {
         let builder = match &servers {
             Servers::One(_) => Leases::builder().url(&*urls[0]),
             Servers::Quorum(_) => Leases::builder().quorum(urls).restart_delay(Duration::ZERO),
+            Servers::Cluster(cluster) => Leases::builder().url(cluster.url()),
         };
         Self::with(servers, None, builder, keeper).await
     }
