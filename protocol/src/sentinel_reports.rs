@@ -5,9 +5,9 @@
 //! 1. A larger epoch than ours is taken. (The driver asks first whether that server says itself that it is a primary.)
 //! 2. An epoch that is not larger is mostly that of a Sentinel which is behind the times: for a moment after each failover
 //!    most of them are. Or an operator has had all of them begin anew, with epochs from zero. So it is taken once more
-//!    than half have said it for [`BEGUN_ANEW`], and nobody has said ours, or something newer, meanwhile. Half of those
+//!    than half have said it for `BEGUN_ANEW`, and nobody has said ours, or something newer, meanwhile. Half of those
 //!    that there ever were: one that has just been made knows of no other.
-//! 3. The word of a Sentinel counts for [`LATELY`].
+//! 3. The word of a Sentinel counts for `LATELY`.
 
 use std::{collections::BTreeMap, time::Duration};
 
