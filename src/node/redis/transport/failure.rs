@@ -31,7 +31,7 @@ pub(crate) const CLUSTER: &str = "is part of a cluster, and keeps only some of t
 
 pub(crate) const NO_CLUSTER: &str = "is not part of a cluster: write redis://";
 
-pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: write redis-sentinel://host:26379/SERVICE";
+pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url must name the primary that it watches, or be a redis-sentinel://host/SERVICE";
 
 pub(crate) const NO_SENTINEL: &str = "is no Sentinel: write redis://, or redis-cluster:// for a part of a cluster";
 
