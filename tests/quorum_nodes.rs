@@ -96,9 +96,9 @@ async fn the_urls_are_checked_before_anything_is_sent() {
     let mut twice = urls(5);
     twice[3] = format!("redis://user:{SECRET}@node-1.invalid:6379/2");
     turned_down(builder(twice), config, &["quorum[1] and quorum[3]", "node-1.invalid:6379"]).await;
-    for scheme in ["redis-cluster", "redis-sentinel"] {
+    for (scheme, service) in [("redis-cluster", ""), ("redis-sentinel", "/locks")] {
         let mut several = urls(3);
-        several[2] = format!("{scheme}://user:{SECRET}@node-2.invalid");
+        several[2] = format!("{scheme}://user:{SECRET}@node-2.invalid{service}");
         turned_down(builder(several), config, &["quorum[2]", scheme, "stand-alone"]).await;
     }
     let mut mixed = urls(3);
