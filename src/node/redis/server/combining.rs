@@ -142,15 +142,15 @@ impl Combining {
 
     /// Whether requests go alone now, for the server does not serve them together.
     fn rests(&self) -> bool {
+        if self.packing == Packing::Keys {
+            return false;
+        }
         let until = self.rests_until.load(Ordering::Relaxed);
         until != 0 && self.connection.now() < Time::from_nanos(until)
     }
 
     /// A batch has come down: this server may not serve any.
     fn note_batch(&self, is_refused: bool, is_in_vain: bool) {
-        if self.packing == Packing::Keys {
-            return;
-        }
         let in_vain = if is_in_vain { self.in_vain.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
         if is_refused || in_vain >= IN_VAIN {
             self.rests_until.store((self.connection.now() + REST).as_nanos(), Ordering::Relaxed);
@@ -396,9 +396,11 @@ impl Combining {
             },
             Err(failure) => Err(after_failure(failure)),
         };
-        let is_in_vain = replies.as_ref().is_ok_and(|replies| replies.as_slice().iter().all(Option::is_none));
-        // A few may have queues, all of them.
-        self.note_batch(is_refused, is_in_vain && batch.wants.len() >= MANY);
+        if self.packing == Packing::Slots {
+            let is_in_vain = replies.as_ref().is_ok_and(|replies| replies.as_slice().iter().all(Option::is_none));
+            // A few may have queues, all of them.
+            self.note_batch(is_refused, is_in_vain && batch.wants.len() >= MANY);
+        }
         for (caller, want) in callers.into_iter().zip(&batch.wants) {
             let told = match &mut replies {
                 Ok(replies) => match (replies.next().flatten(), want) {
